@@ -21,9 +21,10 @@ pub struct BufferBytes {
 ///
 /// A request has 8 bytes for every id and every list, as it stands once as it is sent or received and once as
 /// it is looked up. Vectors travel in single precision, and their gradients back; a list of a row-wise table
-/// has a vector from every shard that has a row of it. Every rank announces to all others which rows of a
-/// data-parallel table its batch has, and sends their gradients; what reduces the gradient of the whole table
-/// instead, as TorchRec does, needs a dense one: the larger of both is taken. A single rank needs nothing.
+/// has a vector from every shard that has a row of it. Every rank tells all others which rows of a data-parallel
+/// table its batch has, with a bit for each row of the table at most; it sends their gradients to the ranks that sum
+/// them, and gets the sums of all ranks' rows. What reduces the gradient of the whole table instead, as TorchRec
+/// does, needs a dense one: the larger of both is taken. A single rank needs nothing.
 pub(crate) fn exchange_buffers(
     table: &Table,
     sharding_type: ShardingType,
@@ -40,9 +41,13 @@ pub(crate) fn exchange_buffers(
     let whole = |bytes: f64| bytes.ceil() as u64;
     if sharding_type == ShardingType::DataParallel {
         // At most: ids repeat.
-        let rows: f64 = table.lookups().map(|lookups| lookups.elements(lookups.distinct(samples)[1])).sum();
-        let sent = 2.0 * others * rows.min(table.rows as f64) * (2.0 * WORD_BYTES + vector_bytes);
-        return BufferBytes { serving: whole(sent.max(table.rows as f64 * vector_bytes)), asking: 0 };
+        let ids: f64 = table.lookups().map(|lookups| lookups.elements(lookups.distinct(samples)[1])).sum();
+        let (all, ranks) = (table.rows as f64, others + 1.0);
+        let (own, updated) = (ids.min(all), (ids * ranks).min(all));
+        let words = 2.0 * others * told_words(own, all) + ranks * own;
+        let vectors = 2.0 * (own + updated) * others / ranks;
+        let exchanged = words * WORD_BYTES + vectors * vector_bytes;
+        return BufferBytes { serving: whole(exchanged.max(all * vector_bytes)), asking: 0 };
     }
     let of_feature = |lookups: Lookups<'_>| {
         let [lists, ids] = lookups.distinct(samples);
@@ -56,6 +61,12 @@ pub(crate) fn exchange_buffers(
     };
     let asked: f64 = table.lookups().map(of_feature).sum();
     BufferBytes { serving: whole((others - 1.0) * asked), asking: whole(asked) }
+}
+
+/// Words that say which `rows` of a table of `table_rows` rows a rank's batch has: the rows, or a bit for each row of
+/// the table, if these are fewer words.
+pub(crate) fn told_words(rows: f64, table_rows: f64) -> f64 {
+    rows.min((table_rows / (8.0 * WORD_BYTES)).ceil())
 }
 
 /// How many of `lists` lists, with `ids` ids in all, have an id of which `part` of all, 0 to 1, are.
@@ -98,10 +109,11 @@ mod tests {
         let table = Table::new("t", 1000, 8);
         let quarter = of(&table, ShardingType::RowWise, 4);
         assert_eq!(quarter, BufferBytes { serving: 2 * 25 * (16 + 64), asking: 25 * (16 + 64) });
-        // A copy sends the rows of its own batch to all others: of a table of few rows, all of them.
+        // Of a table of few rows, all of them: a word of bits, and three quarters go to other ranks and come back.
         let few =
             of(&Table { pooling_factor: 1000.0, ..Table::new("few", 10, 8) }, ShardingType::DataParallel, 1);
-        assert!(few.serving.abs_diff(2 * 3 * 10 * (8 + 32)) <= 1 && few.asking == 0, "{few:?}");
+        let (words, vectors) = (2 * 3 + 4 * 10, 2 * (10 + 10) * 3 / 4);
+        assert!(few.serving.abs_diff(words * 4 + vectors * 32) <= 1 && few.asking == 0, "{few:?}");
         let many = of(&Table::new("many", 100_000, 8), ShardingType::DataParallel, 1);
         assert_eq!(many.serving, 100_000 * 32);
         assert_eq!(

@@ -400,7 +400,7 @@ mod tests {
         assert_fault(fault(copies(&[0])), "the data_parallel table `user` has no copy on rank 1");
         assert_fault(fault(copies(&[0, 0])), "the data_parallel table `user` has two copies on rank 0");
         // With both copies only the predicted bytes are left to be wrong.
-        assert_fault(fault(copies(&[1, 0])), "`memory_bytes` of rank 1 is 1800, its shards take 3240");
+        assert_fault(fault(copies(&[1, 0])), "`buffer_bytes` of rank 0 is 3840, it needs 4240");
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(crate) use self::kernels::{Bags, Jagged, Sums};
 pub(crate) use self::slots::Slots;
 pub(crate) use self::stage::{Staged, StagedSequences, Target};
 pub(crate) use self::tables::{DeviceTables, Held, LookedUp, concatenated};
-pub(crate) use self::travel::{Routes, RoutesParts, ServedParts, ServedRows};
+pub(crate) use self::travel::{Merged, ReducedRows, Routes, RoutesParts, ServedParts, ServedRows};
 pub(crate) use self::update::Update;
 use crate::{Error, Result};
 

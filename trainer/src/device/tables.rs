@@ -152,7 +152,7 @@ impl DeviceTables {
     ///
     /// [`Error::Device`](crate::Error::Device) if memory cannot be had or a kernel not be launched.
     pub(crate) fn serve(&self, served: &ServedRows) -> Result<[Tensor; 2]> {
-        let [pooled, sequences, _] = &served.rows;
+        let [pooled, sequences] = &served.rows;
         let pooled = match &served.bags {
             Some(bags) => self.accelerator.pool(&self.weights, pooled, bags)?,
             None => self.accelerator.empty(&[0, self.weights.dim()], Kind::Float)?,
@@ -172,8 +172,7 @@ impl DeviceTables {
         }
     }
 
-    /// The rows that others looked up, with their gradients, from those of what [`serve`](Self::serve) gave and those
-    /// of replicas' rows.
+    /// The rows that others looked up, with their gradients, from those of what [`serve`](Self::serve) gave.
     ///
     /// # Errors
     ///
@@ -181,18 +180,14 @@ impl DeviceTables {
     pub(crate) fn gradients_of(
         &self,
         served: &ServedRows,
-        [pooled, sequences, replicas]: [Tensor; 3],
+        [pooled, sequences]: [Tensor; 2],
     ) -> Result<(Tensor, Tensor)> {
         let accelerator = &self.accelerator;
         let pooled = match &served.bags {
             Some(bags) => accelerator.unpool(&pooled, bags, served.rows[0].numel() as i64)?,
             None => pooled,
         };
-        let replicas = match &served.replicas {
-            Some(sums) => accelerator.summed(&replicas, sums)?,
-            None => replicas,
-        };
-        Ok((Tensor::cat(&served.rows, 0), Tensor::cat(&[pooled, sequences, replicas], 0)))
+        Ok((Tensor::cat(&served.rows, 0), Tensor::cat(&[pooled, sequences], 0)))
     }
 
     /// Updates every row that was looked up, once: `rows` are those of all elements, whose gradients are those of

@@ -5,6 +5,7 @@
 //!                     their gradients ─▶ spread ═▶ owners
 //! others asked        rows of the shards here ─▶ pool, gather ═▶ whoever asked   (ServedRows)
 //!                     gradients ═▶ unpool ─▶ update
+//! of copies           gradients ═▶ sums ═▶ all ranks ─▶ update                    (ReducedRows)
 //! ```
 //!
 //! A double arrow is an exchange. Who gets which part of a message is known to the host; here are only places.
@@ -92,29 +93,21 @@ impl RouteSections {
     }
 }
 
-/// Keys in ascending order, each once, and the numbers of its places in theirs.
+/// Places in the order of their keys, and where those of each key end.
 #[derive(Debug, Default)]
 pub(crate) struct Merged {
-    pub(crate) keys: Vec<u64>,
     order: Vec<i32>,
     ends: Vec<i32>,
 }
 
 impl Merged {
-    /// Adds the places of keys, each with its number, behind those that are there.
-    pub(crate) fn add(&mut self, mut places: Vec<(u64, i32)>) {
-        let first = self.keys.len();
-        // Places of one key keep their order.
-        places.sort_by_key(|(key, _)| *key);
-        for (key, number) in places {
-            self.order.push(number);
-            if self.keys[first..].last() == Some(&key) {
-                self.ends.pop();
-            } else {
-                self.keys.push(key);
-            }
-            self.ends.push(self.order.len() as i32);
-        }
+    /// Of keys, each with the number of a place; places of one key keep their order.
+    pub(crate) fn new<K: Ord>(mut places: Vec<(K, i32)>) -> Self {
+        places.sort_by(|(key, _), (other, _)| key.cmp(other));
+        let ends =
+            (1..=places.len()).filter(|&end| end == places.len() || places[end].0 != places[end - 1].0);
+        let ends = ends.map(|end| end as i32).collect();
+        Self { ends, order: places.into_iter().map(|(_, number)| number).collect() }
     }
 
     fn pack(self, parcel: &mut Parcel<'_>) -> [Section; 2] {
@@ -135,7 +128,8 @@ pub(crate) struct Routes {
     pub(crate) pooled: Option<Route>,
     /// Of the sequences' elements, `[T, D]`.
     pub(crate) sequences: Option<Route>,
-    /// Of tables that every rank has a copy of: the elements of every table row, pooled ones and then sequences'.
+    /// Of tables that every rank has a copy of: the elements of every table row, pooled ones and then sequences', in the
+    /// order in which the rows' gradients are sent.
     pub(crate) replicas: Option<Sums>,
 }
 
@@ -158,7 +152,7 @@ impl RoutesParts {
         let mut parcel = Parcel::default();
         let pooled = self.pooled.pack(&mut parcel, bags);
         let sequences = self.sequences.pack(&mut parcel, elements);
-        let replicas = (!self.replicas.keys.is_empty()).then(|| self.replicas.pack(&mut parcel));
+        let replicas = (!self.replicas.ends.is_empty()).then(|| self.replicas.pack(&mut parcel));
         let delivery = slots.send(&parcel)?;
         let device = delivery.device();
         Ok(Routes {
@@ -181,12 +175,37 @@ impl Routes {
 #[derive(Debug)]
 pub(crate) struct ServedRows {
     _delivery: Delivery,
-    /// Row numbers of pooled elements, of sequences' elements, and of replicas' rows.
-    pub(super) rows: [Tensor; 3],
+    /// Row numbers of pooled elements, and of sequences' elements.
+    pub(super) rows: [Tensor; 2],
     /// Lists of the pooled elements.
     pub(super) bags: Option<Bags>,
-    /// Replicas: which of the gradients that arrive are one table row's.
-    pub(super) replicas: Option<Sums>,
+}
+
+/// The rows of tables that every rank has a copy of, whose gradients ranks sum and give to all.
+#[derive(Debug)]
+pub(crate) struct ReducedRows {
+    _delivery: Delivery,
+    /// `[rows]`, the row numbers, by the rank that sums the gradients.
+    pub(crate) rows: Tensor,
+    /// Which of the gradients that arrive are those of one row that this rank sums.
+    pub(crate) sums: Sums,
+}
+
+impl ReducedRows {
+    /// Copies it to the device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`](crate::Error::Device) if memory cannot be had.
+    pub(crate) fn send(arriving: Merged, rows: Vec<i32>, slots: &Slots) -> Result<Self> {
+        let mut parcel = Parcel::default();
+        let rows = parcel.ints(rows);
+        let sums = arriving.pack(&mut parcel);
+        let mut delivery = slots.send(&parcel)?;
+        delivery.arrive()?;
+        let device = delivery.device();
+        Ok(Self { rows: view(device, rows, Kind::Int), sums: sums_of(sums, device), _delivery: delivery })
+    }
 }
 
 /// The same while it is put together.
@@ -195,7 +214,6 @@ pub(crate) struct ServedParts {
     rows: [Vec<i32>; 2],
     factors: Option<Vec<f32>>,
     bags: JaggedParts,
-    replicas: Vec<(u64, i32)>,
 }
 
 impl ServedParts {
@@ -229,13 +247,6 @@ impl ServedParts {
         self.rows[1].extend(table_rows.iter().map(|&row| (first_row + i64::from(row)) as i32));
     }
 
-    /// Adds rows of a replica whose gradients will come.
-    pub(crate) fn add_replica(&mut self, first_row: i64, table_rows: &[u32]) {
-        let first = self.replicas.len() as i32;
-        let key = |(&row, number): (&u32, i32)| (first_row as u64 + u64::from(row), first + number);
-        self.replicas.extend(table_rows.iter().zip(0..).map(key));
-    }
-
     /// Copies it to the device.
     ///
     /// # Errors
@@ -243,16 +254,11 @@ impl ServedParts {
     /// [`Error::Device`](crate::Error::Device) if memory cannot be had.
     pub(crate) fn send(self, slots: &Slots) -> Result<ServedRows> {
         let mut parcel = Parcel::default();
-        let mut merged = Merged::default();
-        merged.add(self.replicas);
-        let of_replicas = merged.keys.iter().map(|key| *key as i32).collect();
-        let [pooled, sequences] = self.rows;
-        let rows = [pooled, sequences, of_replicas].map(|rows| parcel.ints(rows));
+        let rows = self.rows.map(|rows| parcel.ints(rows));
         let bags = self.bags.offsets.len();
         let scales = parcel.add(Part::Floats(vec![1.0; bags].into()));
         let jagged = self.bags.pack(&mut parcel);
         let factors = self.factors.map(|factors| parcel.add(Part::Floats(factors.into())));
-        let replicas = (!merged.keys.is_empty()).then(|| merged.pack(&mut parcel));
         let mut delivery = slots.send(&parcel)?;
         delivery.arrive()?;
         let device = delivery.device();
@@ -263,7 +269,6 @@ impl ServedParts {
                 scales: view(device, scales, Kind::Float),
                 factors: factors.map(|section| view(device, section, Kind::Float)),
             }),
-            replicas: replicas.map(|sections| sums_of(sections, device)),
             _delivery: delivery,
         })
     }

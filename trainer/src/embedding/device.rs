@@ -39,6 +39,8 @@ pub(crate) struct DeviceStore {
     served: Vec<Slots>,
     /// For the places of what other ranks look up for this one.
     routes: Slots,
+    /// For the rows of copies whose gradients ranks sum.
+    copies: Slots,
     /// Of the noise that weights of 16 bits are rounded with.
     seed: u64,
     /// By shard of the plan: how its rows are used, as far as the device was asked.
@@ -152,6 +154,7 @@ impl DeviceStore {
             served: widths.iter().map(|_| Slots::new(accelerator)).collect(),
             state_widths,
             routes: Slots::new(accelerator),
+            copies: Slots::new(accelerator),
             accelerator: accelerator.clone(),
             seed: 0,
         })
@@ -175,6 +178,11 @@ impl DeviceStore {
     /// The slots for [`Routes`](crate::device::Routes).
     pub(super) fn routes(&self) -> &Slots {
         &self.routes
+    }
+
+    /// The slots for [`ReducedRows`](crate::device::ReducedRows).
+    pub(super) fn copies(&self) -> &Slots {
+        &self.copies
     }
 
     /// Which of the [widths](Self::by_width) a shard has, and its first row there.

@@ -450,7 +450,7 @@ impl Embeddings {
             return Err(elsewhere(ON_DEVICE));
         };
         let step = *steps + 1;
-        exchange.update(&lookups.groups, &lookups.exchanged, gradients, sent.0, |work| {
+        exchange.update(&lookups.groups, &lookups.exchanged, gradients, sent.0, threads, |work| {
             threads.install(|| store.update(work, optimizer, step));
         })?;
         self.steps = step;

@@ -8,6 +8,8 @@
 //! Finite numbers beyond the type's largest one become that one (65,504 for `fp16`); infinities and NaN stay what they
 //! are.
 
+use std::borrow::Cow;
+
 use bytemuck::Pod;
 
 use super::simd::{Lanes, WIDTH, dispatched};
@@ -308,6 +310,14 @@ impl<'a> Elements<'a> {
         let mut values = vec![0.0; self.len()];
         self.widen(&mut values);
         values
+    }
+
+    /// The same, where they are if they are 32-bit floats.
+    pub fn floats(&self) -> Cow<'a, [f32]> {
+        match self {
+            Self::Fp32(values) => Cow::Borrowed(values),
+            narrow => Cow::Owned(narrow.to_f32()),
+        }
     }
 
     /// The bytes in memory.

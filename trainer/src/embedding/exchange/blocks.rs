@@ -3,7 +3,7 @@
 //! ```text
 //! pooled rows   values, rows, flags │ table rows [values] │ sizes [rows] │ offsets [rows], if rows overlap │ weights [values], if any
 //! sequence      values              │ table rows [values]
-//! replica       rows                │ table rows that will be updated [rows]
+//! replica       rows                │ table rows that will be updated [rows], or a bit for every table row
 //! ```
 //!
 //! Table rows count from the shard's first one. Rows that have no value in the shard are left out.
@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use super::super::lookup::{FeatureLookup, Rows};
 use super::super::shard::Shard;
+use super::copies::{decode_rows, encode_rows, reducer};
 
 /// A block has offsets, because its rows overlap.
 const OVERLAP: i32 = 1;
@@ -38,7 +39,7 @@ pub(super) enum Kind {
     Pooled(usize),
     /// Every value's vector of this feature.
     Sequence(usize),
-    /// Nothing: the rank has a replica. The table rows are announced whose gradients will come, once for all features.
+    /// Nothing: the rank has a replica. It says which table rows its batch looks up, once for all features.
     Replica,
 }
 
@@ -57,7 +58,7 @@ impl Kind {
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     /// The vectors of the answer: by number, the row or value of the feature that each belongs to. Of a replica, the
-    /// table rows.
+    /// table rows whose gradients the owner sums.
     pub(super) vectors: Vec<u32>,
 }
 
@@ -66,8 +67,8 @@ pub(super) struct Asked {
 pub(super) enum Served {
     /// Lists over the shard; `true` for a sequence.
     Lookup(FeatureLookup, bool),
-    /// Table rows of a replica.
-    Replica(Vec<u32>),
+    /// The table rows of a replica that the rank looks up, and how many of these this rank sums the gradients of.
+    Replica(Vec<u32>, usize),
 }
 
 impl Served {
@@ -76,14 +77,14 @@ impl Served {
         match self {
             Self::Lookup(lookup, true) => lookup.table_rows.len(),
             Self::Lookup(lookup, false) => lookup.rows.sizes.len(),
-            Self::Replica(_) => 0,
+            Self::Replica(..) => 0,
         }
     }
 
     /// Vectors of the gradient.
     pub(super) fn gradients(&self) -> usize {
         match self {
-            Self::Replica(rows) => rows.len(),
+            Self::Replica(_, summed) => *summed,
             Self::Lookup(..) => self.answers(),
         }
     }
@@ -107,11 +108,11 @@ pub(super) fn rows_of_replica(table: usize, features: &[&FeatureLookup]) -> Vec<
     rows
 }
 
-/// Appends what a batch's `features`, by number, ask of a shard to `words`; `replicas` are the
+/// Appends what a batch's `features`, by number, ask of a shard of one of `ranks` ranks to `words`; `replicas` are the
 /// [rows](rows_of_replica) of replicas, by table.
 pub(super) fn encode(
     block: &Block,
-    shard: &Shard,
+    (shard, ranks): (&Shard, usize),
     (features, replicas): (&[&FeatureLookup], &[Vec<u32>]),
     words: &mut Vec<i32>,
 ) -> Asked {
@@ -119,10 +120,10 @@ pub(super) fn encode(
         Kind::Pooled(feature) => encode_pooled(&shard.rows, features[feature], words),
         Kind::Sequence(feature) => encode_sequence(&shard.rows, features[feature], words),
         Kind::Replica => {
-            let rows = replicas[block.table].clone();
-            words.push(rows.len() as i32);
-            words.extend(rows.iter().map(|row| *row as i32));
-            Asked { vectors: rows }
+            let rows = &replicas[block.table];
+            encode_rows(rows, shard.rows.end, words);
+            let summed = rows.iter().filter(|row| reducer(**row, ranks) == shard.rank as usize);
+            Asked { vectors: summed.copied().collect() }
         }
     }
 }
@@ -179,16 +180,21 @@ fn encode_pooled(rows: &Range<u64>, feature: &FeatureLookup, words: &mut Vec<i32
     Asked { vectors }
 }
 
-/// Reads a block from the front of `words`, whose table rows must be below `rows`. `None` if it is malformed.
-pub(super) fn decode(block: &Block, rows: u64, words: &mut &[i32]) -> Option<Served> {
+/// Reads a block of a shard from the front of `words`, which one of `ranks` ranks asks this one for. `None` if it is
+/// malformed.
+pub(super) fn decode(block: &Block, (shard, ranks): (&Shard, usize), words: &mut &[i32]) -> Option<Served> {
+    let rows = shard.rows.end - shard.rows.start;
     let feature = match block.kind {
         Kind::Pooled(feature) => return decode_pooled(block, feature, rows, words),
-        Kind::Sequence(feature) => Some(feature),
-        Kind::Replica => None,
+        Kind::Sequence(feature) => feature,
+        Kind::Replica => {
+            let rows = decode_rows(rows, words)?;
+            let summed = rows.iter().filter(|row| reducer(**row, ranks) == shard.rank as usize).count();
+            return Some(Served::Replica(rows, summed));
+        }
     };
     let count = count(words)?;
     let table_rows = table_rows(take(words, count)?, rows)?;
-    let Some(feature) = feature else { return Some(Served::Replica(table_rows)) };
     // Every value is a row, so that each one's gradient counts.
     let rows = Rows { offsets: (0..count as i32).collect(), sizes: vec![1; count] };
     Some(Served::Lookup(lookup(block, feature, table_rows, None, rows), true))
@@ -286,10 +292,10 @@ mod tests {
         ) {
             let shard = Shard { table: 0, rank: 1, rows: start..20, columns: 0..4 };
             let mut words = Vec::new();
-            let asked = encode(&block(Kind::Pooled(0)), &shard, (&[&feature], &[]), &mut words);
+            let asked = encode(&block(Kind::Pooled(0)), (&shard, 2), (&[&feature], &[]), &mut words);
             words.extend(&rest);
             let mut left = words.as_slice();
-            let served = decode(&block(Kind::Pooled(0)), 20 - start, &mut left);
+            let served = decode(&block(Kind::Pooled(0)), (&shard, 2), &mut left);
             prop_assert_eq!(left, rest.as_slice());
             let Some(Served::Lookup(lookup, false)) = served else { panic!("{served:?}") };
             let mut answered = asked.vectors.iter().zip(lookup.rows.offsets.iter().zip(&lookup.rows.sizes)).peekable();
@@ -323,7 +329,8 @@ mod tests {
         fn malformed_blocks_are_refused(words in prop::collection::vec(-3_i32..9, 0..24), kind in 0..3) {
             let kind = [Kind::Pooled(0), Kind::Sequence(0), Kind::Replica][kind as usize];
             let mut left = words.as_slice();
-            if let Some(Served::Lookup(lookup, _)) = decode(&block(kind), 5, &mut left) {
+            let shard = Shard { table: 0, rank: 0, rows: 0..5, columns: 0..4 };
+            if let Some(Served::Lookup(lookup, _)) = decode(&block(kind), (&shard, 2), &mut left) {
                 prop_assert!(lookup.table_rows.iter().all(|row| *row < 5));
                 for (&offset, &size) in lookup.rows.offsets.iter().zip(&lookup.rows.sizes) {
                     prop_assert!(offset >= 0 && size >= 0 && (offset + size) as usize <= lookup.table_rows.len());

@@ -9,11 +9,13 @@ use std::sync::atomic::AtomicU64;
 use onefold_sharding::DataType;
 use tch::{Kind as Element, Tensor};
 
-use super::blocks::{Kind, Served};
-use super::{Asked, Encoded, Exchange, Request};
+use super::blocks::{Asked, Block, Kind, Served};
+use super::copies::{CopiedRows, reducer};
+use super::{Encoded, Exchange, Request};
 use crate::Result;
 use crate::device::{
-    Accelerator, LookedUp, Routes, RoutesParts, ServedParts, ServedRows, Staged, concatenated, guarded,
+    Accelerator, LookedUp, Merged, ReducedRows, Routes, RoutesParts, ServedParts, ServedRows, Staged,
+    concatenated, guarded,
 };
 use crate::distributed::Pending;
 use crate::embedding::device::{DeviceGradients, DeviceStore, TableStep};
@@ -25,8 +27,8 @@ pub(in crate::embedding) struct Destinations {
     routes: Routes,
     /// By owner: floats of answers, and of gradients.
     floats: [Vec<usize>; 2],
-    /// Floats of the gradients of replicas' rows, the last ones for every owner.
-    replicas: usize,
+    /// By owner: the gradients of replicas' rows among these floats, which are the last ones.
+    replicas: Vec<usize>,
 }
 
 /// What an exchange leaves for the way back.
@@ -36,10 +38,21 @@ pub(in crate::embedding) struct Travelled {
     /// By width.
     served: Vec<ServedRows>,
     counts: Counts,
+    copies: Option<Copies>,
 }
 
-/// By rank that asked, and width: vectors of each kind.
-type Counts = Vec<Vec<[usize; 3]>>;
+/// Tables that every rank has a copy of; they have the model's width.
+#[derive(Debug)]
+struct Copies {
+    rows: ReducedRows,
+    /// By rank: gradients that arrive from it.
+    arriving: Vec<usize>,
+    /// By reducer: rows whose gradients it sums.
+    reduced: Vec<usize>,
+}
+
+/// By rank that asked, and width: vectors of pooled rows and of sequences.
+type Counts = Vec<Vec<[usize; 2]>>;
 
 /// Gradients on their way to the owners.
 #[derive(Debug)]
@@ -86,24 +99,34 @@ impl Exchange {
             }
             (0..2).for_each(|way| floats[way].push(starts[way] - before[way]));
         }
-        // The same for every owner.
-        let mut replicas = 0;
-        for block in self.asks[self.rank()].iter().filter(|block| block.kind == Kind::Replica) {
-            let mut places = Vec::new();
+        let replicas = self.own_replicas(asked, staged, &mut parts);
+        let bags = staged.bags.as_ref().map_or(0, |bags| bags.jagged.rows as usize);
+        let elements = staged.sequences.iter().map(|block| block.elements as usize).sum();
+        Ok(Destinations { routes: parts.send(store.routes(), bags, elements)?, floats, replicas })
+    }
+
+    /// Adds the elements of every row of a replica that a batch looks up, in the order in which the rows' gradients are
+    /// sent. Returns the floats of the gradients, by owner.
+    fn own_replicas(&self, asked: &Encoded, staged: &Staged, parts: &mut RoutesParts) -> Vec<usize> {
+        let (mut places, mut floats) = (Vec::new(), vec![0; self.ranks()]);
+        let is_replica = |(_, block): &(usize, &Block)| block.kind == Kind::Replica;
+        for (number, block) in self.asks[self.rank()].iter().enumerate().filter(is_replica) {
             for feature in asked.features_of(block.table) {
                 let (place, rows) = (&staged.places[feature.feature], &feature.table_rows);
                 let first = if place.is_sequence() { staged.pooled_elements as i32 } else { 0 };
                 let covered = (0..).zip(rows).zip(feature.rows.covered(rows.len()));
-                let element =
-                    |((value, &row), _): ((u32, &u32), bool)| (u64::from(row), first + place.element(value));
+                let element = |((value, &row), _): ((u32, &u32), bool)| {
+                    ([reducer(row, self.ranks()), number, row as usize], first + place.element(value))
+                };
                 places.extend(covered.filter(|(_, covered)| *covered).map(element));
             }
-            parts.replicas.add(places);
-            replicas = parts.replicas.keys.len() * block.width;
         }
-        let bags = staged.bags.as_ref().map_or(0, |bags| bags.jagged.rows as usize);
-        let elements = staged.sequences.iter().map(|block| block.elements as usize).sum();
-        Ok(Destinations { routes: parts.send(store.routes(), bags, elements)?, floats, replicas })
+        for (floats, (blocks, asked)) in floats.iter_mut().zip(self.asks.iter().zip(&asked.asked)) {
+            let replicas = blocks.iter().zip(asked).filter(|(block, _)| block.kind == Kind::Replica);
+            *floats = replicas.map(|(block, asked)| asked.vectors.len() * block.width).sum();
+        }
+        parts.replicas = Merged::new(places);
+        floats
     }
 
     /// Looks up what all ranks asked for; `staged` is this rank's batch, and has arrived.
@@ -116,6 +139,7 @@ impl Exchange {
     ) -> Result<(LookedUp, Travelled)> {
         let asked = self.served(&mut request)?;
         let (served, counts) = self.serve(&asked, store)?;
+        let copies = self.reduced_rows(&asked, store)?;
         let accelerator = store.accelerator();
         let outputs = store.by_width().zip(&served).map(|((tables, _), served)| tables.serve(served));
         let outputs: Vec<[Tensor; 2]> = outputs.collect::<Result<_>>()?;
@@ -130,7 +154,7 @@ impl Exchange {
             }
         }
         let answers = concatenated(accelerator, &pieces, 1)?.view(-1);
-        let sizes = floats(&counts, store, 2);
+        let sizes = floats(&counts, store);
         let counter = &self.sent.answers;
         let (pending, received) =
             self.exchange_on_device(accelerator, &answers, &sizes, &destinations.floats[0], counter)?;
@@ -146,13 +170,13 @@ impl Exchange {
         if let (Some(route), Some(output)) = (&routes.sequences, &looked_up.sequences) {
             accelerator.collect(&received, route, None, output)?;
         }
-        Ok((looked_up, Travelled { destinations, served, counts }))
+        Ok((looked_up, Travelled { destinations, served, counts, copies }))
     }
 
     /// Copies what other ranks asked for to the device: by width, and how many vectors of each kind by rank and width.
     fn serve(&self, asked: &[Vec<Served>], store: &DeviceStore) -> Result<(Vec<ServedRows>, Counts)> {
         let mut parts: Vec<ServedParts> = store.by_width().map(|_| ServedParts::default()).collect();
-        let mut counts = vec![vec![[0; 3]; parts.len()]; asked.len()];
+        let mut counts = vec![vec![[0; 2]; parts.len()]; asked.len()];
         for ((blocks, served), counts) in self.serves.iter().zip(asked).zip(&mut counts) {
             for (block, served) in blocks.iter().zip(served) {
                 let (class, first_row) = store.place(block.shard);
@@ -164,13 +188,44 @@ impl Exchange {
                         parts.add_pooled(first_row, rows, &lookup.table_rows, weights);
                     }
                     Served::Lookup(lookup, true) => parts.add_sequence(first_row, &lookup.table_rows),
-                    Served::Replica(rows) => parts.add_replica(first_row, rows),
+                    Served::Replica(..) => continue,
                 }
-                counts[class][block.kind.place()] += served.gradients();
+                counts[class][block.kind.place()] += served.answers();
             }
         }
         let served = parts.into_iter().zip(store.by_width()).map(|(parts, (_, slots))| parts.send(slots));
         Ok((served.collect::<Result<_>>()?, counts))
+    }
+
+    /// Copies to the device which rows of copies this rank sums the gradients of. `None` without copies.
+    fn reduced_rows(&self, asked: &[Vec<Served>], store: &DeviceStore) -> Result<Option<Copies>> {
+        let copied = self.copied(asked);
+        if copied.is_empty() {
+            return Ok(None);
+        }
+        let (mut places, mut arriving) = (Vec::new(), vec![0; self.ranks()]);
+        for (rank, arriving) in arriving.iter_mut().enumerate() {
+            for (table, copied) in copied.iter().enumerate() {
+                let first = places.len() as i32;
+                let place = |(place, number): (&u32, i32)| ([table, *place as usize], first + number);
+                places.extend(copied.arriving[rank].iter().zip(0..).map(place));
+                *arriving += copied.arriving[rank].len();
+            }
+        }
+        let row = |reducer: usize| {
+            let of_table = move |copied: &CopiedRows| {
+                let (_, first) = store.place(copied.shard);
+                copied.rows[reducer]
+                    .iter()
+                    .map(move |row| (first + i64::from(*row)) as i32)
+                    .collect::<Vec<_>>()
+            };
+            copied.iter().flat_map(of_table)
+        };
+        let rows: Vec<Vec<i32>> = (0..self.ranks()).map(|reducer| row(reducer).collect()).collect();
+        let reduced = rows.iter().map(Vec::len).collect();
+        let rows = ReducedRows::send(Merged::new(places), rows.concat(), store.copies())?;
+        Ok(Some(Copies { rows, arriving, reduced }))
     }
 
     /// Begins to send the gradients of what [`lookup_on_device`](Self::lookup_on_device) gave.
@@ -183,8 +238,8 @@ impl Exchange {
     ) -> Result<Gradients> {
         let accelerator = store.accelerator();
         guarded(accelerator.torch(), || {
-            let Travelled { destinations: Destinations { routes, floats: asked, replicas }, counts, .. } =
-                travelled;
+            let Travelled { destinations, counts, copies, .. } = travelled;
+            let Destinations { routes, floats: asked, replicas } = destinations;
             let unpooled = store.whole().unpooled(staged, gradients.pooled.as_ref())?;
             let total: usize = asked[1].iter().sum();
             let values = accelerator.empty(&[total as i64], Element::Float)?;
@@ -203,13 +258,18 @@ impl Exchange {
                     .collect();
                 let elements = concatenated(accelerator, &elements, store.whole().width() as i64)?;
                 let sums = accelerator.summed(&elements, sums)?.view(-1);
-                let mut end = 0;
-                for floats in &asked[1] {
+                let (mut end, mut first) = (0, 0);
+                for (floats, own) in asked[1].iter().zip(replicas) {
                     end += floats;
-                    values.narrow(0, (end - replicas) as i64, *replicas as i64).copy_(&sums);
+                    let place = values.narrow(0, (end - own) as i64, *own as i64);
+                    place.shallow_clone().copy_(&sums.narrow(0, first as i64, *own as i64));
+                    first += own;
                 }
             }
-            let sizes = floats(counts, store, 3);
+            let mut sizes = floats(counts, store);
+            if let Some(Copies { arriving, .. }) = copies {
+                sizes.iter_mut().zip(arriving).for_each(|(size, rows)| *size += rows * store.whole().width());
+            }
             let (pending, received) =
                 self.exchange_on_device(accelerator, &values, &asked[1], &sizes, &self.sent.gradients)?;
             Ok(Gradients { pending, received, unpooled })
@@ -231,23 +291,35 @@ impl Exchange {
         let accelerator = store.accelerator().clone();
         let received = received.to_kind(Element::Float);
         let widths: Vec<usize> = store.by_width().map(|(tables, _)| tables.width()).collect();
-        let mut pieces: Vec<[Vec<Tensor>; 3]> = widths.iter().map(|_| Default::default()).collect();
-        let mut start = 0;
-        for of_asker in &travelled.counts {
-            for kind in 0..3 {
+        let mut pieces: Vec<[Vec<Tensor>; 2]> = widths.iter().map(|_| Default::default()).collect();
+        let (mut start, mut of_copies, dim) = (0, Vec::new(), store.whole().width() as i64);
+        let mut next = |vectors: usize, width: usize| {
+            let (vectors, width) = (vectors as i64, width as i64);
+            start += vectors * width;
+            received.narrow(0, start - vectors * width, vectors * width).view([vectors, width])
+        };
+        for (rank, of_asker) in travelled.counts.iter().enumerate() {
+            for kind in 0..2 {
                 for ((pieces, count), &width) in pieces.iter_mut().zip(of_asker).zip(&widths) {
-                    let (vectors, width) = (count[kind] as i64, width as i64);
-                    let own = received.narrow(0, start, vectors * width).view([vectors, width]);
-                    pieces[kind].push(own);
-                    start += vectors * width;
+                    pieces[kind].push(next(count[kind], width));
                 }
             }
+            if let Some(Copies { arriving, .. }) = &travelled.copies {
+                of_copies.push(next(arriving[rank], dim as usize));
+            }
         }
+        let sums = travelled.copies.as_ref().map(|copies| {
+            guarded(accelerator.torch(), || {
+                let gradients = concatenated(&accelerator, &of_copies, dim)?;
+                self.send_sums_on_device(copies, &gradients, &accelerator)
+            })
+        });
+        let mut sums = sums.transpose()?;
         for (class, (pieces, width)) in pieces.into_iter().zip(widths).enumerate() {
             let (rows, values) = guarded(accelerator.torch(), || {
                 let whole = |pieces: &Vec<Tensor>| concatenated(&accelerator, pieces, width as i64);
-                let [pooled, sequences, replicas] = &pieces;
-                let vectors = [whole(pooled)?, whole(sequences)?, whole(replicas)?];
+                let [pooled, sequences] = &pieces;
+                let vectors = [whole(pooled)?, whole(sequences)?];
                 let tables = store.by_width().nth(class).expect("there are tables of every width").0;
                 let (rows, values) = tables.gradients_of(&travelled.served[class], vectors)?;
                 if class + 1 < store.by_width().count() {
@@ -258,12 +330,36 @@ impl Exchange {
                     self.own_elements(staged, looked_up, &unpooled, gradients);
                 all_rows.push(rows);
                 all_values.push(values);
+                if let (Some(copies), Some((pending, sums))) = (&travelled.copies, sums.take()) {
+                    self.recorder.during(Activity::Gradients, || pending.wait())?;
+                    all_rows.push(copies.rows.rows.shallow_clone());
+                    all_values.push(copies.in_order(&sums, dim));
+                }
                 Ok((Tensor::cat(&all_rows, 0), Tensor::cat(&all_values, 0)))
             })?;
             let none = accelerator.empty(&[0, width as i64], Element::Float)?;
             store.update(class, &rows, [&values, &none], step)?;
         }
         Ok(())
+    }
+
+    /// Begins to give all ranks the sums that this one makes of the gradients of copies; those of ranks that have fewer
+    /// rows are followed by zeros.
+    fn send_sums_on_device(
+        &self,
+        copies: &Copies,
+        gradients: &Tensor,
+        accelerator: &Accelerator,
+    ) -> Result<(Pending, Tensor)> {
+        let (ranks, dim) = (self.ranks() as i64, gradients.size()[1]);
+        let longest = copies.reduced.iter().copied().max().unwrap_or(0) as i64;
+        let sums = accelerator.summed(gradients, &copies.rows.sums)?;
+        let padding = Tensor::zeros([longest - sums.size()[0], dim], (Element::Float, accelerator.torch()));
+        let sums = on_wire(&Tensor::cat(&[sums, padding], 0), self.dtype);
+        let gathered = accelerator.empty(&[ranks * longest, dim], sums.kind())?;
+        let pending = self.collectives.all_gather(&gathered, &sums)?;
+        self.count(&self.sent.gradients, &vec![longest * dim; ranks as usize], self.dtype.bytes());
+        Ok((pending, gathered))
     }
 
     /// The elements of a batch that are in tables which are here alone: their rows and gradients.
@@ -309,10 +405,20 @@ impl Exchange {
     }
 }
 
-/// Floats that each rank is sent, or sends, of the first so many kinds.
-fn floats(counts: &[Vec<[usize; 3]>], store: &DeviceStore, kinds: usize) -> Vec<usize> {
-    let of_width = |(count, (tables, _)): (&[usize; 3], (&crate::device::DeviceTables, _))| {
-        count[..kinds].iter().sum::<usize>() * tables.width()
+impl Copies {
+    /// The sums of all rows, `[rows, D]`, in the order of the rows, from those of all ranks with what follows them.
+    fn in_order(&self, gathered: &Tensor, dim: i64) -> Tensor {
+        let longest = gathered.size()[0] / self.reduced.len() as i64;
+        let own = |(reducer, rows): (i64, &usize)| gathered.narrow(0, reducer * longest, *rows as i64);
+        let pieces: Vec<Tensor> = (0..).zip(&self.reduced).map(own).collect();
+        Tensor::cat(&pieces, 0).to_kind(Element::Float).view([-1, dim])
+    }
+}
+
+/// Floats of the answers to each rank.
+fn floats(counts: &[Vec<[usize; 2]>], store: &DeviceStore) -> Vec<usize> {
+    let of_width = |(count, (tables, _)): (&[usize; 2], (&crate::device::DeviceTables, _))| {
+        count.iter().sum::<usize>() * tables.width()
     };
     counts.iter().map(|of_rank| of_rank.iter().zip(store.by_width()).map(of_width).sum()).collect()
 }

@@ -3,15 +3,18 @@
 //! ```text
 //! request   ids of distinct rows ═▶ owners                      (of the next batch, while this one is computed)
 //! answer    owners: pooled rows, values of sequences ═▶ whoever asked
-//! gradient  gradients of the answers ═▶ owners; of replicas' rows ═▶ all ranks
+//! gradient  gradients of the answers ═▶ owners; of replicas' rows ═▶ reducers
+//! sum       reducers: the sums of these over all ranks ═▶ all ranks
 //! ```
 //!
-//! A double arrow is one all-to-all for all groups. Which shard of which rank is asked for which feature is known from
+//! A double arrow is one operation for all groups, the last one an all-gather, the others all-to-alls. Which shard of which rank is asked for which feature is known from
 //! the plan alone ([`Block`]s), so that neither names nor sizes of answers are sent. Inverse indices stay where they
 //! are.
 
 mod blocks;
+mod copies;
 mod device;
+mod gradients;
 mod wire;
 
 use std::sync::Arc;
@@ -23,14 +26,14 @@ use rayon::prelude::*;
 use tch::{Device, Kind as Element, Tensor};
 
 use self::blocks::{Asked, Block, Kind, Served, decode, encode, rows_of_replica};
+use self::copies::CopiedRows;
 pub(super) use self::device::{Destinations, Gradients as DeviceGradients, Travelled};
 pub(super) use self::wire::Arriving;
 use self::wire::Outgoing;
 use super::lookup::{FeatureLookup, GroupLookup, Lookup, Received};
 use super::shard::Shard;
 use super::store::HostStore;
-use super::update::{Contribution, Upstream, summed};
-use super::{Layout, LookupGradients, Status};
+use super::{Layout, Status};
 use crate::distributed::{Collectives, Pending};
 use crate::kernels::element::Elements;
 use crate::kernels::pool::{Bags, pool_into, pool_some};
@@ -112,6 +115,7 @@ pub(super) struct Exchanged {
     asked: Vec<Vec<Asked>>,
     /// By rank that asked, and block.
     served: Vec<Vec<Served>>,
+    copied: Vec<CopiedRows>,
 }
 
 impl Encoded {
@@ -206,6 +210,10 @@ impl Exchange {
         self.collectives.rank() as usize
     }
 
+    fn ranks(&self) -> usize {
+        self.collectives.size() as usize
+    }
+
     /// The shard of this rank that has all of a table.
     pub(super) fn whole(&self, table: usize) -> Option<usize> {
         match self.locations[table] {
@@ -235,7 +243,8 @@ impl Exchange {
                 if features.is_empty() {
                     return Asked::default();
                 }
-                encode(block, &self.shards[block.shard], (&features, &replicas), &mut words)
+                let shard = (&self.shards[block.shard], self.ranks());
+                encode(block, shard, (&features, &replicas), &mut words)
             };
             let asked: Vec<Asked> = blocks.iter().map(of_block).collect();
             (words, asked)
@@ -305,10 +314,7 @@ impl Exchange {
         let mut served = Vec::with_capacity(splits.len());
         for (asker, (blocks, length)) in self.serves.iter().zip(&*splits).enumerate() {
             let (mut own, after) = rest.split_at(*length as usize);
-            let of_block = |block: &Block| {
-                let shard = &self.shards[block.shard];
-                decode(block, shard.rows.end - shard.rows.start, &mut own)
-            };
+            let of_block = |block: &Block| decode(block, (&self.shards[block.shard], self.ranks()), &mut own);
             let of_asker: Option<Vec<Served>> = blocks.iter().map(of_block).collect();
             let complete = of_asker.filter(|_| own.is_empty());
             served
@@ -316,6 +322,26 @@ impl Exchange {
             rest = after;
         }
         Ok(served)
+    }
+
+    /// The rows of tables that every rank has a copy of, in the order of their blocks.
+    fn copied(&self, served: &[Vec<Served>]) -> Vec<CopiedRows> {
+        // Every rank asks for them in the same order.
+        fn of_replicas(served: &[Served]) -> Vec<&[u32]> {
+            let rows = served.iter().filter_map(|served| match served {
+                Served::Replica(rows, _) => Some(rows.as_slice()),
+                Served::Lookup(..) => None,
+            });
+            rows.collect()
+        }
+        let of_ranks: Vec<Vec<&[u32]>> = served.iter().map(|served| of_replicas(served)).collect();
+        let blocks = self.serves[self.rank()].iter().filter(|block| block.kind == Kind::Replica);
+        let rows = |(place, block): (usize, &Block)| {
+            let own: Vec<&[u32]> = of_ranks.iter().map(|of_rank| of_rank[place]).collect();
+            let table_rows = self.shards[block.shard].rows.end;
+            CopiedRows::new((block.shard, block.width), table_rows, &own, self.rank())
+        };
+        blocks.collect::<Vec<_>>().into_par_iter().enumerate().with_max_len(1).map(rows).collect()
     }
 
     /// Looks up what all ranks asked for; `store` has this rank's shards.
@@ -327,6 +353,7 @@ impl Exchange {
         threads: &ThreadPool,
     ) -> Result<(Vec<Lookup>, Exchanged)> {
         let served = self.served(&mut request)?;
+        let copied = threads.install(|| self.copied(&served));
         let Encoded { groups, asked, .. } = request.encoded;
         let sizes = |(blocks, served): (&Vec<Block>, &Vec<Served>)| {
             blocks
@@ -353,7 +380,7 @@ impl Exchange {
             groups.map(|group| self.assembled(group, store, configs, &parts)).collect()
         });
         drop(parts);
-        Ok((groups, Exchanged { asked, served }))
+        Ok((groups, Exchanged { asked, served, copied }))
     }
 
     /// Writes pooled rows `[n, width]` or values' vectors.
@@ -367,7 +394,7 @@ impl Exchange {
                     table.weights().slice(row as usize * block.width, block.width).widen(vector);
                 });
             }
-            Served::Replica(_) => {}
+            Served::Replica(..) => {}
         }
     }
 
@@ -436,115 +463,6 @@ impl Exchange {
         }
         Lookup { pooled: vectors, pooled_features: pooled, sequences }
     }
-
-    /// Begins to send the gradients of what [`lookup`](Self::lookup) gave.
-    pub(super) fn send_gradients(
-        &self,
-        lookups: &[Lookup],
-        exchanged: &Exchanged,
-        gradients: &[LookupGradients],
-        store: &HostStore,
-        threads: &ThreadPool,
-    ) -> Result<Arriving> {
-        let sizes: Vec<Vec<usize>> = self
-            .asks
-            .iter()
-            .zip(&exchanged.asked)
-            .map(|(blocks, asked)| {
-                blocks.iter().zip(asked).map(|(block, asked)| asked.vectors.len() * block.width).collect()
-            })
-            .collect();
-        let sums = threads.install(|| self.sums_of_replicas(lookups, gradients, store));
-        let places = by_feature(lookups, gradients, self.feature_count());
-        let values = Outgoing::written(threads, &sizes, |owner, number, output| {
-            let (block, asked) = (&self.asks[owner][number], &exchanged.asked[owner][number]);
-            match block.kind {
-                Kind::Replica => output.copy_from_slice(&sums[block.table]),
-                Kind::Pooled(feature) | Kind::Sequence(feature) => {
-                    if let Some((feature, upstream)) = &places[feature] {
-                        upstream.write(block, feature, asked, output);
-                    }
-                }
-            }
-        });
-        let received_sizes: Vec<Vec<usize>> = self
-            .serves
-            .iter()
-            .zip(&exchanged.served)
-            .map(|(blocks, served)| {
-                blocks.iter().zip(served).map(|(block, served)| served.gradients() * block.width).collect()
-            })
-            .collect();
-        self.exchange(values, &received_sizes, &self.sent.gradients)
-    }
-
-    /// The gradients of replicas' rows, by table.
-    fn sums_of_replicas(
-        &self,
-        lookups: &[Lookup],
-        gradients: &[LookupGradients],
-        store: &HostStore,
-    ) -> Vec<Vec<f32>> {
-        let places = by_feature(lookups, gradients, self.feature_count());
-        let sum = |(location, features): (&Location, &Vec<usize>)| {
-            let Location::Replica(shard) = location else { return Vec::new() };
-            let table = store.table(*shard).expect("a replica is here");
-            let places = features.iter().filter_map(|feature| places[*feature]);
-            let contributions: Vec<_> =
-                places.map(|(feature, upstream)| Contribution::Feature(feature, upstream)).collect();
-            if contributions.is_empty() { Vec::new() } else { summed(contributions, table).1 }
-        };
-        self.locations.par_iter().zip(&self.features).with_max_len(1).map(sum).collect()
-    }
-
-    /// Waits for the gradients, and gives `apply` what each rank adds to the gradient of each of this rank's shards, in
-    /// the order of ranks.
-    pub(super) fn update(
-        &self,
-        lookups: &[Lookup],
-        exchanged: &Exchanged,
-        gradients: &[LookupGradients],
-        sent: Arriving,
-        apply: impl FnOnce(Vec<(usize, Contribution<'_>)>),
-    ) -> Result<()> {
-        let received = self.recorder.during(Activity::Gradients, || sent.wait())?;
-        let widened;
-        let received = match received.elements() {
-            Elements::Fp32(values) => values,
-            narrow => {
-                widened = narrow.to_f32();
-                &widened
-            }
-        };
-        let mut work: Vec<(usize, Contribution<'_>)> = Vec::new();
-        let places = by_feature(lookups, gradients, self.feature_count());
-        let mut rest = received;
-        for (asker, (blocks, served)) in self.serves.iter().zip(&exchanged.served).enumerate() {
-            if asker == self.rank() {
-                for (location, features) in self.locations.iter().zip(&self.features) {
-                    let Location::Here(shard) = location else { continue };
-                    let places = features.iter().filter_map(|feature| places[*feature]);
-                    let contribution =
-                        |(feature, upstream)| (*shard, Contribution::Feature(feature, upstream));
-                    work.extend(places.map(contribution));
-                }
-            }
-            for (block, served) in blocks.iter().zip(served) {
-                let (own, after) = rest.split_at(served.gradients() * block.width);
-                rest = after;
-                let contribution = match served {
-                    Served::Replica(rows) => Contribution::Rows(rows, own),
-                    Served::Lookup(lookup, true) => Contribution::Feature(lookup, Upstream::Values(own)),
-                    Served::Lookup(lookup, false) => {
-                        Contribution::Feature(lookup, Upstream::Pooled(own, 0, 1))
-                    }
-                };
-                work.push((block.shard, contribution));
-            }
-        }
-        apply(work);
-        Ok(())
-    }
 }
 
 impl Part<'_> {
@@ -562,56 +480,11 @@ impl Part<'_> {
     }
 }
 
-impl Upstream<'_> {
-    /// Writes the gradients of a block's vectors, `[n, width]`.
-    fn write(&self, block: &Block, feature: &FeatureLookup, asked: &Asked, output: &mut [f32]) {
-        let outputs = output.chunks_exact_mut(block.width).zip(&asked.vectors);
-        let dim = |width: usize| block.column..block.column + width;
-        match *self {
-            Upstream::Values(values) => {
-                let dim_of_table = values.len().checked_div(feature.table_rows.len()).unwrap_or(0);
-                for (output, &value) in outputs {
-                    output.copy_from_slice(&values[value as usize * dim_of_table..][dim(block.width)]);
-                }
-            }
-            Upstream::Pooled(values, slot, features) => {
-                let width = values.len().checked_div(feature.rows.sizes.len()).unwrap_or(0);
-                let start = slot * width.checked_div(features).unwrap_or(0);
-                for (output, &row) in outputs {
-                    let vector = &values[row as usize * width + start..][dim(block.width)];
-                    let size = feature.rows.sizes[row as usize];
-                    let scale = if feature.mean && size > 1 { 1.0 / size as f32 } else { 1.0 };
-                    output.iter_mut().zip(vector).for_each(|(output, value)| *output = scale * value);
-                }
-            }
-        }
-    }
-}
-
 /// The features of a batch, by number.
 fn in_order(groups: &[GroupLookup]) -> Vec<&FeatureLookup> {
     let mut features: Vec<&FeatureLookup> = groups.iter().flat_map(GroupLookup::features).collect();
     features.sort_by_key(|feature| feature.feature);
     features
-}
-
-/// By feature: what it looked up, and the gradient of its rows or values.
-fn by_feature<'a>(
-    lookups: &'a [Lookup],
-    gradients: &'a [LookupGradients],
-    count: usize,
-) -> Vec<Option<(&'a FeatureLookup, Upstream<'a>)>> {
-    let mut places = vec![None; count];
-    for (lookup, gradients) in lookups.iter().zip(gradients) {
-        let pooled = lookup.pooled_features.len();
-        for (slot, feature) in lookup.pooled_features.iter().enumerate() {
-            places[feature.feature] = Some((feature, Upstream::Pooled(&gradients.pooled, slot, pooled)));
-        }
-        for (feature, gradient) in lookup.sequences.iter().zip(&gradients.sequences) {
-            places[feature.feature] = Some((feature, Upstream::Values(gradient)));
-        }
-    }
-    places
 }
 
 /// By part and row: 1 + the number of its vector, or 0 where it has none.

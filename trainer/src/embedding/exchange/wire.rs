@@ -108,6 +108,16 @@ impl Exchange {
         self.count(counter, &sent, self.dtype.bytes());
         Ok(Arriving { pending, vectors: Arrived { values, dtype: self.dtype } })
     }
+
+    /// Begins to give vectors to all ranks, and to receive as many from each.
+    pub(super) fn gather(&self, outgoing: Outgoing, counter: &AtomicU64) -> Result<Arriving> {
+        let outgoing = outgoing.on_wire(self.dtype);
+        let (ranks, length) = (self.collectives.size() as usize, outgoing.numel());
+        let values = Tensor::empty([(ranks * length) as i64], (outgoing.kind(), Device::Cpu));
+        let pending = self.collectives.all_gather(&values, &outgoing)?;
+        self.count(counter, &vec![length as i64; ranks], self.dtype.bytes());
+        Ok(Arriving { pending, vectors: Arrived { values, dtype: self.dtype } })
+    }
 }
 
 /// Numbers of floats by rank, from those by rank and block.

@@ -42,6 +42,17 @@ fn group(rank: u32) -> Group {
     Group::try_new("g", None, vec![Feature::from_rows("a", &rows).unwrap()]).unwrap()
 }
 
+/// How many rows each rank's lists have.
+fn rows_of_ranks() -> Vec<usize> {
+    let of_rank = |rank| {
+        let mut ids = group(rank).features()[0].values().to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.len()
+    };
+    (0..RANKS).map(of_rank).collect()
+}
+
 /// Bytes of requests, and of answers and gradients, that all ranks together send in a step.
 fn sent(config: &FeatureConfig, plan: &Plan) -> [u64; 2] {
     let configs = [config.clone()];
@@ -81,9 +92,14 @@ fn plans_reserve_what_ranks_exchange() {
             let plan = plan.unwrap();
             plan.check(&tables, &topology).unwrap();
             let reserved: u64 = plan.ranks.iter().map(|rank| rank.buffer_bytes).sum();
-            // What one rank sends another receives; a request stands in each twice, as it travels and as it is looked up.
+            // What one rank sends another receives; a request stands in each twice, as it travels and as it is looked
+            // up. Of a copy every rank has the rows of all.
             let [requests, vectors] = sent(&config, &plan);
-            let exchanged = 2 * vectors + 4 * requests;
+            let looked_up = match kind {
+                ShardingType::DataParallel => RANKS as usize * rows_of_ranks().iter().sum::<usize>() * 4,
+                _ => 2 * requests as usize,
+            };
+            let exchanged = 2 * vectors + 2 * requests + looked_up as u64;
             let ratio = reserved as f64 / exchanged as f64;
             assert!(
                 (ratio - 1.0).abs() < 0.1,
