@@ -1,17 +1,17 @@
 //! `costs.parquet`: measured costs, that a cost model is trained on.
 //!
 //! A measured rank (kind `compute`) has a row for what it asks, and after it one for each of its shards; a measured
-//! exchange (kinds `forward` and `backward`) has one per rank. Rows of one sample follow each other.
+//! exchange (kinds `forward`, `backward` and `gather`) has one per rank. Rows of one sample follow each other.
 //!
 //! | column | type | of |
 //! |---|---|---|
 //! | `sample` | u64 | all: the measurement, counted from 0 |
-//! | `kind` | utf8 | all: `compute`, `forward`, `backward` |
+//! | `kind` | utf8 | all: `compute`, `forward`, `backward`, `gather` |
 //! | `ms` | f64 | all: the rank's step with its tables (the same in each of its rows); the rank's exchange |
 //! | `rows` … `copies` | f64 | shards: see [`ShardFeatures`] |
 //! | `bin_0` … `bin_16` | f64 | shards: the [access bins](AccessBins) |
 //! | `set` | f64 | the first row of a rank: the set of tables whose ranks were measured together |
-//! | `asked_ids`, `asked_lists`, `asked_bytes` | f64 | the first row of a rank: see [`AskedFeatures`] |
+//! | `asked_ids`, `asked_lists`, `asked_bytes`, `asked_requests` | f64 | the first row of a rank: see [`AskedFeatures`] |
 //! | `bytes` | f64 | exchanges: what crosses the rank's link |
 //! | `start_ms` | f64 | exchanges: how much later than the first rank it starts |
 //!
@@ -32,12 +32,12 @@ use crate::access::{ACCESS_BINS, AccessBins};
 use crate::cost::features::{AskedFeatures, ShardFeatures};
 use crate::{Error, Result};
 
-const VERSION: &str = "2";
+const VERSION: &str = "3";
 const VERSION_KEY: &str = "onefold.costs.version";
 const MACHINE_KEY: &str = "onefold.costs.machine";
 const SETS_KEY: &str = "onefold.costs.sets";
 const KERNEL_KEY: &str = "onefold.costs.kernel_version";
-const SHARD_COLUMNS: [&str; 10] = [
+const SHARD_COLUMNS: [&str; 11] = [
     "rows",
     "columns",
     "weight_bytes",
@@ -47,10 +47,14 @@ const SHARD_COLUMNS: [&str; 10] = [
     "lists",
     "vectors",
     "sent_vectors",
+    "askers",
     "copies",
 ];
+/// The kind of a rank's rows.
+pub(crate) const COMPUTE: &str = "compute";
 const SET_COLUMN: &str = "set";
-const ASKED_COLUMNS: [&str; AskedFeatures::COUNT] = ["asked_ids", "asked_lists", "asked_bytes"];
+const ASKED_COLUMNS: [&str; AskedFeatures::COUNT] =
+    ["asked_ids", "asked_lists", "asked_bytes", "asked_requests"];
 const EXCHANGE_COLUMNS: [&str; 2] = ["bytes", "start_ms"];
 
 /// The measured computation of a rank.
@@ -71,8 +75,25 @@ pub struct ComputeSample {
 pub enum Direction {
     /// Pooled vectors to the ranks whose samples need them.
     Forward,
-    /// Their gradients back.
+    /// Their gradients back, and those of data-parallel tables' rows to the ranks that sum them: for these the first
+    /// half of an all-reduce.
     Backward,
+    /// The sums of data-parallel tables' gradients to all ranks: the second half of an all-reduce.
+    Gather,
+}
+
+impl Direction {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Gather];
+
+    /// Its name, as in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Gather => "gather",
+        }
+    }
 }
 
 /// One rank of a measured exchange.
@@ -149,15 +170,12 @@ impl Costs {
         let mut rows = Vec::new();
         for (sample, measured) in (0..).zip(&self.compute) {
             let row =
-                |shard, asked| Row { sample, kind: "compute", ms: measured.ms, shard, asked, exchange: None };
+                |shard, asked| Row { sample, kind: COMPUTE, ms: measured.ms, shard, asked, exchange: None };
             rows.push(row(None, Some((measured.set, measured.asked))));
             rows.extend(measured.shards.iter().map(|shard| row(Some(*shard), None)));
         }
         for (sample, measured) in (self.compute.len() as u64..).zip(&self.exchanges) {
-            let kind = match measured.direction {
-                Direction::Forward => "forward",
-                Direction::Backward => "backward",
-            };
+            let kind = measured.direction.name();
             let row = |rank: &ExchangeRank| Row {
                 sample,
                 kind,
@@ -260,12 +278,10 @@ impl Costs {
         }
         let here = (columns.sample.value(i), columns.kind.value(i).to_owned());
         let goes_on = before.as_ref() == Some(&here);
-        let direction = match here.1.as_str() {
-            "compute" => None,
-            "forward" => Some(Direction::Forward),
-            "backward" => Some(Direction::Backward),
-            other => return Err(format!("`kind` is `{other}`")),
-        };
+        let direction = Direction::ALL.into_iter().find(|direction| direction.name() == here.1);
+        if direction.is_none() && here.1 != COMPUTE {
+            return Err(format!("`kind` is `{}`", here.1));
+        }
         *before = Some(here);
         let Some(direction) = direction else {
             // A sample begins with what it asks for.
@@ -304,6 +320,7 @@ fn numbers(shard: &ShardFeatures) -> [f64; SHARD_COLUMNS.len()] {
         shard.lists,
         shard.vectors,
         shard.sent_vectors,
+        shard.askers,
         shard.copies,
     ]
 }
@@ -364,11 +381,11 @@ impl<'a> Columns<'a> {
     }
 
     fn asked(&self, i: usize) -> Result<AskedFeatures, String> {
-        let [ids, lists, bytes] = ASKED_COLUMNS.map(|name| {
+        let [ids, lists, bytes, requests] = ASKED_COLUMNS.map(|name| {
             let value = self.number(name, i)?;
             if value < 0.0 { Err(format!("`{name}` is {value}")) } else { Ok(value) }
         });
-        Ok(AskedFeatures { ids: ids?, lists: lists?, bytes: bytes? })
+        Ok(AskedFeatures { ids: ids?, lists: lists?, bytes: bytes?, requests: requests? })
     }
 
     fn shard(&self, i: usize) -> Result<ShardFeatures, String> {
@@ -386,6 +403,7 @@ impl<'a> Columns<'a> {
             lists: self.number("lists", i)?,
             vectors: self.number("vectors", i)?,
             sent_vectors: self.number("sent_vectors", i)?,
+            askers: self.number("askers", i)?,
             copies: self.number("copies", i)?,
             access_bins: AccessBins(bins),
         };
@@ -411,10 +429,11 @@ mod tests {
             lists: 512.0,
             vectors: 512.0,
             sent_vectors: 256.0,
+            askers: 1.0,
             copies: 1.0,
             access_bins: AccessBins::uniform(1000, 5000.0),
         };
-        let asked = |ids| AskedFeatures { ids, lists: 7.0, bytes: 1e3 };
+        let asked = |ids| AskedFeatures { ids, lists: 7.0, bytes: 1e3, requests: 2.0 };
         let rank = |bytes| ExchangeRank { bytes, start_ms: 0.5, ms: bytes / 10.0 };
         Costs {
             machine: "a machine".into(),

@@ -1,15 +1,17 @@
 //! Trains the networks of a learned cost model on measured costs, and says how well they do.
 
+use std::ops::Range;
+
 use onefold_datasets::progress::Reporter;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use crate::cost::features::{AskedFeatures, FeatureSet};
+use crate::cost::features::{AskedFeatures, FeatureSet, ShardFeatures};
 use crate::cost::model_file::{Ablation, Fit, ModelFile, ModelReport, Repeated};
-use crate::cost::set_model::{EXCHANGE_WORK, SetModel, exchange_features, waiting_ms};
-use crate::costs::{Costs, Direction, ExchangeRank, ExchangeSample};
+use crate::cost::set_model::{EXCHANGE_WORK, SetModel, exchange_features, seen, waiting_ms};
+use crate::costs::{COMPUTE, Costs, Direction, ExchangeRank, ExchangeSample};
 use crate::nn::{Adam, Mlp};
 use crate::statistics::{Linear, kendall_tau, mean_squared_error, nonnegative_fit};
 use crate::{Error, Result};
@@ -36,8 +38,6 @@ impl Default for PretrainOptions {
     }
 }
 
-const COMPUTE: &str = "compute";
-
 /// NeuroShard's widths: a table's features → 128 → 32, summed → 64 → 1.
 const ENCODER: [usize; 2] = [128, 32];
 const HEAD: [usize; 2] = [64, 1];
@@ -45,8 +45,10 @@ const HEAD: [usize; 2] = [64, 1];
 const LEARNING_RATE: f32 = 1e-3;
 /// The same where the network has only to correct what the work says: smaller steps follow noise less.
 const CORRECTION_RATE: f32 = 3e-4;
-/// A sample's squared error counts in inverse proportion to its time, from this part of the mean time on: between
-/// absolute errors, which the longest sets would decide, and relative ones, which noise would.
+/// A sample's squared error is divided by this power of its time: between absolute errors (0), which the longest sets
+/// would decide, and relative ones (2), which noise would.
+const TIME_POWER: f64 = 1.5;
+/// Shorter times than this part of the mean count as it does.
 const LEAST_TIME: f64 = 0.01;
 const BATCH: usize = 256;
 /// Few samples make smaller batches, so that an epoch has about this many steps.
@@ -55,6 +57,9 @@ const STEPS: usize = 16;
 const CHUNK: usize = 16;
 /// Fewer samples say nothing about those that were held out.
 const MIN_SAMPLES: usize = 50;
+
+/// The places of the features that an item's work is made of, and of those of which the encoder sees logarithms.
+type Seen = (Vec<usize>, Range<usize>);
 
 /// A set of items and its time.
 struct Sample {
@@ -73,10 +78,10 @@ impl Sample {
     }
 }
 
-/// Trains a model on `costs`: the computation, and both directions of exchange where they were measured.
+/// Trains a model on `costs`: the computation, and the exchanges that were measured.
 ///
-/// The method is NeuroShard's (Zha et al., MLSys 2023): Adam minimises the squared error, here divided by the sample's
-/// time, in batches, and the parameters that do best on a tenth of the samples are kept. The report is of a
+/// The method is NeuroShard's (Zha et al., MLSys 2023): Adam minimises the squared error, here divided by the
+/// sample's time to the power of 1.5, in batches, and the parameters that do best on a tenth of the samples are kept. The report is of a
 /// cross-validation: every sample is predicted by networks that have not seen it, nor what was measured with it, where
 /// the paper holds out one tenth, whose few long sets would decide. The networks of the file are then trained once
 /// more, on all samples. The same costs, options and seed give the same bytes on any number of threads.
@@ -97,24 +102,24 @@ pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporte
         };
         costs.compute.iter().map(sample).collect()
     };
-    let work = options.features.work();
-    let (compute, mut report) = train(COMPUTE, &samples(options.features), &work, options, reporter)?;
+    let seen = |features: FeatureSet| (features.work(), features.amounts());
+    let (compute, mut report) =
+        train(COMPUTE, &samples(options.features), &seen(options.features), options, reporter)?;
     if options.ablation {
         for features in FeatureSet::ALL.into_iter().filter(|features| *features != options.features) {
-            let (_, other) = fit(COMPUTE, &samples(features), &features.work(), options, reporter)?;
+            let (_, other) = fit(COMPUTE, &samples(features), &seen(features), options, reporter)?;
             let deduplicated = other.deduplicated.map(|[fit, _]| fit);
             report.ablations.push(Ablation { features, test: other.test, deduplicated });
         }
     }
     let mut reports = vec![report];
-    let mut exchanges = [None, None];
-    for (slot, (name, direction)) in
-        exchanges.iter_mut().zip([("forward", Direction::Forward), ("backward", Direction::Backward)])
-    {
+    let mut exchanges = [const { None }; Direction::ALL.len()];
+    for (slot, direction) in exchanges.iter_mut().zip(Direction::ALL) {
         let measured = costs.exchanges.iter().filter(|sample| sample.direction == direction);
         let samples: Vec<Sample> = (0..).zip(measured).flat_map(exchange_samples).collect();
         if !samples.is_empty() {
-            let (model, report) = train(name, &samples, &EXCHANGE_WORK, options, reporter)?;
+            let (model, report) =
+                train(direction.name(), &samples, &(EXCHANGE_WORK.to_vec(), 0..0), options, reporter)?;
             *slot = Some(model);
             reports.push(report);
         }
@@ -140,15 +145,19 @@ fn exchange_samples((group, measured): (u64, &ExchangeSample)) -> Vec<Sample> {
     samples.map(sample).collect()
 }
 
-/// How well samples of `costs` that were measured again predict their second measurement: what noise leaves to any
-/// model. `None` if no set is in both.
+/// How well samples of `costs` that were measured again predict their second measurement, rank by rank: what noise
+/// leaves to any model. `None` if no set of tables is in both.
 pub fn repeatability(costs: &Costs, again: &Costs) -> Option<Repeated> {
+    fn sets(costs: &Costs) -> impl Iterator<Item = &[crate::ComputeSample]> {
+        costs.compute.chunk_by(|a, b| a.set == b.set)
+    }
+    fn plan(set: &[crate::ComputeSample]) -> impl Iterator<Item = (&[ShardFeatures], AskedFeatures)> {
+        set.iter().map(|rank| (rank.shards.as_slice(), rank.asked))
+    }
     let mut pairs = Vec::new();
-    for sample in &again.compute {
-        if let Some(first) =
-            costs.compute.iter().find(|first| (&first.shards, first.asked) == (&sample.shards, sample.asked))
-        {
-            pairs.push((first.ms, sample.ms));
+    for set in sets(again) {
+        if let Some(first) = sets(costs).find(|first| plan(first).eq(plan(set))) {
+            pairs.extend(first.iter().zip(set).map(|(first, second)| (first.ms, second.ms)));
         }
     }
     let (first, second): (Vec<f64>, Vec<f64>) = pairs.into_iter().unzip();
@@ -160,11 +169,11 @@ pub fn repeatability(costs: &Costs, again: &Costs) -> Option<Repeated> {
 fn train(
     name: &str,
     samples: &[Sample],
-    work: &[usize],
+    seen: &Seen,
     options: &PretrainOptions,
     reporter: &dyn Reporter,
 ) -> Result<(SetModel, ModelReport)> {
-    let (model, report) = fit(name, samples, work, options, reporter)?;
+    let (model, report) = fit(name, samples, seen, options, reporter)?;
     let (test, linear) = (report.test, report.linear);
     let better = [
         test.mse < linear.mse,
@@ -195,7 +204,7 @@ fn train(
 fn fit(
     name: &str,
     samples: &[Sample],
-    work: &[usize],
+    seen: &Seen,
     options: &PretrainOptions,
     reporter: &dyn Reporter,
 ) -> Result<(SetModel, ModelReport)> {
@@ -217,12 +226,12 @@ fn fit(
     for fold in 0..folds {
         let part = boundary(&order, fold, folds)..boundary(&order, fold + 1, folds);
         let others = [&order[..part.start], &order[part.end..]].concat();
-        let (model, train) = train_on(&others, work, options, &mut rng, reporter);
+        let (model, train) = train_on(&others, seen, options, &mut rng, reporter);
         let test = &order[part];
         network.extend(test.iter().map(|sample| model.predict_ms(&sample.items, &sample.asked)));
         line.extend(linear_predictions(train, test, &model));
     }
-    let (model, train) = train_on(&order, work, options, &mut rng, reporter);
+    let (model, train) = train_on(&order, seen, options, &mut rng, reporter);
     reporter.end();
     let deduplicated: Vec<bool> = order.iter().map(|sample| sample.deduplicated).collect();
     let all = vec![true; order.len()];
@@ -252,20 +261,20 @@ fn boundary(samples: &[&Sample], part: usize, parts: usize) -> usize {
 /// on.
 fn train_on<'a, 's>(
     samples: &'a [&'s Sample],
-    work: &[usize],
+    seen: &Seen,
     options: &PretrainOptions,
     rng: &mut ChaCha8Rng,
     reporter: &dyn Reporter,
 ) -> (SetModel, &'a [&'s Sample]) {
     let (validation, train) = samples.split_at(boundary(samples, 1, 10));
-    let mut model = untrained(train, work, rng);
+    let mut model = untrained(train, seen, rng);
     let mean_ms = train.iter().map(|sample| sample.ms).sum::<f64>() / train.len().max(1) as f64;
     let inputs = |chosen: &[&Sample]| -> Vec<Normalised> {
         chosen.iter().map(|sample| Normalised::of(sample, &model, mean_ms)).collect()
     };
     let (train_inputs, validation_inputs) = (inputs(train), inputs(validation));
     let mut training = Training::new(&model);
-    let first_rate = if work.is_empty() { LEARNING_RATE } else { CORRECTION_RATE };
+    let first_rate = if model.work.is_empty() { LEARNING_RATE } else { CORRECTION_RATE };
     let mut best = (loss(&model, &validation_inputs), model.encoder.clone(), model.head.clone());
     let mut indices: Vec<usize> = (0..train_inputs.len()).collect();
     for epoch in 0..options.epochs {
@@ -283,21 +292,22 @@ fn train_on<'a, 's>(
     }
     (model.encoder, model.head) = (best.1, best.2);
     model.least_output = least_output(&model, train);
-    if !work.is_empty() {
+    if !model.work.is_empty() {
         model.most_work = train.iter().map(|sample| sample.work(&model)).fold(0.0, f64::max);
     }
     (model, train)
 }
 
-/// The line's features: the sums of the items' normalised features, how many there are, and what is asked for.
+/// The line's features: the sums of the items' features, how many there are, and what is asked for.
 fn linear_predictions(train: &[&Sample], test: &[&Sample], model: &SetModel) -> Vec<f64> {
     let features = |sample: &Sample| {
         let mut sums = vec![0.0; model.mean.len() + 1];
         // Milliseconds for a million; the unit is without effect on a line.
         sums.extend(sample.asked.values().map(|value| value / 1e6));
         for item in &sample.items {
-            let normalised = model.normalise(item);
-            sums.iter_mut().zip(normalised).for_each(|(sum, x)| *sum += f64::from(x));
+            // Of one order of magnitude, as far as a line needs it.
+            let scaled = item.iter().zip(&model.most).map(|(x, most)| x / most.max(1e-9));
+            sums.iter_mut().zip(scaled).for_each(|(sum, x)| *sum += x);
         }
         sums[model.mean.len()] = sample.items.len() as f64;
         sums
@@ -329,18 +339,19 @@ impl Fit {
 
 /// How much a sample's error counts.
 fn importance(ms: f64, mean_ms: f64) -> f64 {
-    1.0 / (ms / mean_ms).max(LEAST_TIME)
+    1.0 / (ms / mean_ms).max(LEAST_TIME).powf(TIME_POWER)
 }
 
-/// Random weights, and a normalisation by the training samples; `work` are the features that an item's work is made of.
-fn untrained(train: &[&Sample], work: &[usize], rng: &mut ChaCha8Rng) -> SetModel {
+/// Random weights, and a normalisation by the training samples.
+fn untrained(train: &[&Sample], (work, amounts): &Seen, rng: &mut ChaCha8Rng) -> SetModel {
     let items = || train.iter().flat_map(|sample| &sample.items);
     let width = items().next().map_or(0, Vec::len);
     let count = items().count().max(1) as f64;
     let column = |i: usize| items().map(move |item| item[i]);
-    let mean: Vec<f64> = (0..width).map(|i| column(i).sum::<f64>() / count).collect();
+    let normal = |i: usize| column(i).map(move |x| seen(amounts, i, x));
+    let mean: Vec<f64> = (0..width).map(|i| normal(i).sum::<f64>() / count).collect();
     let deviation = |i: usize| {
-        let deviation = (column(i).map(|x| (x - mean[i]).powi(2)).sum::<f64>() / count).sqrt();
+        let deviation = (normal(i).map(|x| (x - mean[i]).powi(2)).sum::<f64>() / count).sqrt();
         // A feature that never changed carries nothing; any scale will do.
         if deviation > 1e-12 * mean[i].abs() { deviation } else { 1.0 }
     };
@@ -360,6 +371,7 @@ fn untrained(train: &[&Sample], work: &[usize], rng: &mut ChaCha8Rng) -> SetMode
         false => work_weights(train, work, width, scale_ms),
     };
     SetModel {
+        amounts: amounts.clone(),
         work,
         asked,
         least_output: 0.0,
@@ -456,7 +468,9 @@ fn run(model: &SetModel, sample: &Normalised) -> Run {
         codes.push(outputs);
     }
     let mut head = Vec::new();
-    model.head.forward(&sum, &mut head);
+    if !sample.items.is_empty() {
+        model.head.forward(&sum, &mut head);
+    }
     let output = head.last().and_then(|output| output.first()).copied().unwrap_or_default();
     Run { output: output + sample.added, sum, codes, head }
 }
@@ -515,6 +529,9 @@ impl Training {
 
 fn backward(model: &SetModel, sample: &Normalised, batch: usize, encoder: &mut Mlp, head: &mut Mlp) {
     let done = run(model, sample);
+    if sample.items.is_empty() {
+        return;
+    }
     let gradient = 2.0 * sample.importance * (done.output - sample.target) / batch as f32;
     let sum_gradient = model.head.backward(&done.sum, &done.head, vec![gradient], head);
     for ((item, work), outputs) in sample.items.iter().zip(&sample.work).zip(&done.codes) {

@@ -26,7 +26,7 @@ use crate::ranks::{self, RankOptions, Ranks};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProfileArguments {
-    /// Sets of tables to measure, about a second each
+    /// Sets of tables to measure, about two seconds each
     #[arg(long, value_name = "N", default_value_t = 500)]
     sets: usize,
     /// Measure the exchange between ranks, on as many as were started, and not sets of tables
@@ -38,7 +38,7 @@ pub(crate) struct ProfileArguments {
     /// With `--collectives`: the most bytes that the average rank exchanges at once
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "64MiB", requires = "collectives")]
     most_bytes: u64,
-    /// The most samples per step, over all ranks and before deduplication; sets have from 1,024 to this
+    /// The most samples per step, over all ranks and before deduplication; sets have from 1,024 for each rank to this
     #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
     /// The most memory of a set's tables

@@ -55,18 +55,19 @@ pub struct ProfileOptions {
 
 const WARM_UP: usize = 2;
 const TIMED: usize = 11;
-/// Of steps that take long, three are enough.
-const LEAST_TIMED: usize = 3;
-const ENOUGH_MS: u64 = 300;
+/// Of steps that take long, five are enough.
+const LEAST_TIMED: usize = 5;
+const ENOUGH_MS: u64 = 500;
 /// How long a rank waits for others that fill their tables.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Measures sets of tables: up to 15 for two ranks, rows and pooling factors from the [pool] of the planner's tasks,
 /// dimensions from 4 to 128, weights of 32 and 16 bits, any optimizer, pooled and unpooled, ids by Zipf's law with an
-/// exponent of 0.4 to 1.2, dedupe factors from 1 to 16, and from 1,024 samples to [`samples`](ProfileOptions::samples).
-/// They are divided at random: whole on a rank, in columns, in rows, or copied.
+/// exponent of 0.4 to 1.2, dedupe factors from 1 to 16, and from 1,024 samples a rank to
+/// [`samples`](ProfileOptions::samples) in all.
+/// Tables are divided at random: whole on a rank, in columns, in rows, or copied.
 ///
-/// Every rank gives a sample: its shards, what it asks for, and the median time of eleven steps, or of three that take
+/// Every rank gives a sample: its shards, what it asks for, and the median time of eleven steps, or of five that take
 /// long, after two that warm up. On the processor ranks are threads that take turns, and what their
 /// threads waited for it while other processes had it is taken off. A GPU is measured with all tables of a set whole on
 /// one rank; its step lasts until the GPU has ended it, and its batch was copied before.

@@ -118,6 +118,7 @@ fn measured(samples: usize, noise: bool) -> Costs {
             lists,
             vectors: lists,
             sent_vectors: 0.0,
+            askers: 1.0,
             copies: 1.0,
             access_bins: AccessBins::zipf(rows as u64, accesses, rng.random_range(0.2..1.2)),
         }
@@ -268,9 +269,9 @@ fn a_damaged_model_is_refused() {
         fs_err::write(dir.path("broken.json"), text.replacen(from, to, 1)).unwrap();
         ModelFile::load(&dir.path("broken.json")).unwrap_err().to_string()
     };
-    assert!(refused("\"format_version\": 4", "\"format_version\": 5").contains("format version 5"));
+    assert!(refused("\"format_version\": 5", "\"format_version\": 6").contains("format version 6"));
     assert!(refused("\"features\": \"full\"", "\"features\": \"neuroshard\"").contains("not of 21 features"));
-    assert!(refused("\"work\": [", "\"work\": [-1.0, ").contains("its work is not 48 weights of at least 0"));
+    assert!(refused("\"work\": [", "\"work\": [-1.0, ").contains("its work is not 44 weights of at least 0"));
     assert!(refused("\"inputs\": 128", "\"inputs\": 127").contains("broken.json`: the model `compute`: "));
     assert!(refused("\"machine\"", "\"maschine\"").contains("unknown field `maschine`"));
 }

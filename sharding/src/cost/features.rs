@@ -29,6 +29,8 @@ pub struct ShardFeatures {
     pub vectors: f64,
     /// Those of them that are copied to be sent to the ranks that asked for them, and whose gradients come back.
     pub sent_vectors: f64,
+    /// Ranks that ask for these.
+    pub askers: f64,
     /// Ranks that have a copy of the shard, look up their own samples in it, and apply the gradients of all of them: 1
     /// unless the table is data-parallel.
     pub copies: f64,
@@ -46,6 +48,8 @@ pub struct AskedFeatures {
     pub lists: f64,
     /// Bytes of the vectors that come back, whose gradients are sent.
     pub bytes: f64,
+    /// Requests: one for every feature of every shard.
+    pub requests: f64,
 }
 
 impl ShardFeatures {
@@ -59,10 +63,10 @@ impl ShardFeatures {
         let ranks = f64::from(topology.ranks);
         let copies = if load.sharding_type == ShardingType::DataParallel { ranks } else { 1.0 };
         // The owner looks up whole tables where they are; of parts it asks itself, too.
-        let sent_share = match copies > 1.0 || ranks == 1.0 {
+        let askers = match copies > 1.0 || ranks == 1.0 {
             true => 0.0,
-            false if load.is_whole() => (ranks - 1.0) / ranks,
-            false => 1.0,
+            false if load.is_whole() => ranks - 1.0,
+            false => ranks,
         };
         let samples = load.samples(topology, batch_size);
         table.lookups().map(move |lookups| {
@@ -76,7 +80,8 @@ impl ShardFeatures {
                 dedupe_factor: if served.lists > 0.0 { samples / served.lists } else { 1.0 },
                 lists: served.lists,
                 vectors: served.vectors,
-                sent_vectors: sent_share * served.vectors,
+                sent_vectors: askers / ranks * served.vectors,
+                askers,
                 copies,
                 access_bins: lookups.accesses(table.rows),
             }
@@ -86,6 +91,11 @@ impl ShardFeatures {
     /// Distinct rows that the shard's rank looks up in a step.
     pub(crate) fn distinct_rows(&self) -> f64 {
         self.distinct_rows_of(1.0)
+    }
+
+    /// Distinct rows that are updated in a step: of a copy those that any rank looks up.
+    pub(crate) fn updated_rows(&self) -> f64 {
+        self.distinct_rows_of(self.copies)
     }
 
     /// Of the lookups of so many ranks like this one.
@@ -111,6 +121,7 @@ impl ShardFeatures {
             ("lists", self.lists),
             ("vectors", self.vectors),
             ("sent_vectors", self.sent_vectors),
+            ("askers", self.askers),
             ("copies", self.copies),
         ];
         match values.into_iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
@@ -122,7 +133,7 @@ impl ShardFeatures {
 
 impl AskedFeatures {
     /// Numbers of it.
-    pub(crate) const COUNT: usize = 3;
+    pub(crate) const COUNT: usize = 4;
 
     /// For one shard.
     pub fn of(load: &ShardLoad<'_>, topology: &Topology, batch_size: u64) -> Self {
@@ -136,7 +147,7 @@ impl AskedFeatures {
             let ids = lookups.elements(ids);
             let vectors = load.served_of(&lookups, topology, batch_size).vectors / ranks;
             let bytes = vectors * load.shard.column_count() as f64 * ACTIVATION_BYTES;
-            sum.add(&Self { ids, lists, bytes });
+            sum.add(&Self { ids, lists, bytes, requests: 1.0 });
         }
         sum
     }
@@ -165,11 +176,12 @@ impl AskedFeatures {
         self.ids += other.ids;
         self.lists += other.lists;
         self.bytes += other.bytes;
+        self.requests += other.requests;
     }
 
     /// The numbers, in the order of the fields.
     pub(crate) fn values(&self) -> [f64; Self::COUNT] {
-        [self.ids, self.lists, self.bytes]
+        [self.ids, self.lists, self.bytes, self.requests]
     }
 }
 
@@ -181,7 +193,7 @@ pub enum FeatureSet {
     /// which there are always as many.
     Neuroshard,
     /// Those, and what follows from them with the dedupe factor and the batch: lists, ids, distinct rows, bytes read
-    /// and written, and logarithms, on which the place in the cache hierarchy depends.
+    /// and written. The encoder sees logarithms of amounts, on which the place in the cache hierarchy depends.
     #[default]
     Full,
     /// `Full` without reuse: all rows are taken as equally likely.
@@ -191,9 +203,11 @@ pub enum FeatureSet {
 }
 
 /// The places in [`OURS`] of what a shard's time grows with in proportion: the more of it, the longer.
-const WORK: Range<usize> = 1..13;
+const WORK: Range<usize> = 1..14;
+/// How many of [`OURS`], the first ones, are amounts, which differ by orders of magnitude.
+const AMOUNTS: usize = 18;
 const NEUROSHARD: [&str; 4] = ["dim", "pooling_factor", "row", "samples"];
-const OURS: [&str; 26] = [
+const OURS: [&str; 22] = [
     "dedupe_factor",
     "lists",
     "ids",
@@ -205,21 +219,17 @@ const OURS: [&str; 26] = [
     "sent_vectors",
     "sent_bytes",
     "own_rows",
-    "arriving_rows",
-    "arriving_bytes",
+    "told_rows",
+    "copied_bytes",
+    "askers",
+    "vectors",
+    "shard_bytes",
+    "row_state_bytes",
+    "copies",
     "hot_share",
     "sent_share",
-    "row_state_bytes",
     "is_narrow",
     "is_copied",
-    "log_rows",
-    "log_ids",
-    "log_shard_bytes",
-    "log_distinct_bytes",
-    "log_pooling_factor",
-    "log_dim",
-    "log_vectors",
-    "log_copies",
 ];
 
 impl FeatureSet {
@@ -248,6 +258,12 @@ impl FeatureSet {
     pub(crate) fn work(self) -> Vec<usize> {
         let before = ACCESS_BINS + NEUROSHARD.len();
         if self == Self::Neuroshard { Vec::new() } else { WORK.map(|place| before + place).collect() }
+    }
+
+    /// The places of amounts, of which an encoder sees logarithms. None for NeuroShard's features, which it sees as they
+    /// are.
+    pub(crate) fn amounts(self) -> Range<usize> {
+        if self == Self::Neuroshard { 0..0 } else { ACCESS_BINS..ACCESS_BINS + NEUROSHARD.len() + AMOUNTS }
     }
 
     /// The features of a shard, not yet normalised.
@@ -285,11 +301,13 @@ impl ShardFeatures {
     fn derived(&self) -> [f64; OURS.len()] {
         let ids = self.lists * self.pooling_factor;
         let (row_bytes, vector_bytes) = (self.columns * self.weight_bytes, self.columns * ACTIVATION_BYTES);
-        // A copy is updated with the rows of all ranks, each of which sends the rows of its batch to all others.
-        let (own, distinct) = (self.distinct_rows(), self.distinct_rows_of(self.copies));
-        let (sent_rows, arriving) =
-            if self.copies > 1.0 { (own, (self.copies - 1.0) * own) } else { (0.0, 0.0) };
-        let log = |x: f64| x.max(1.0).ln();
+        // A copy is updated with the rows of all ranks. Each tells all others which rows its batch has, sends their
+        // gradients to the ranks that sum them, and gets the sums.
+        let (own, distinct) = (self.distinct_rows(), self.updated_rows());
+        let (sent_rows, told, copied) = match self.copies > 1.0 {
+            true => (own, (self.copies - 1.0) * own, own + distinct),
+            false => (0.0, 0.0, 0.0),
+        };
         let share = |part: f64, of: f64| if of > 0.0 { part / of } else { 0.0 };
         let flag = |is: bool| f64::from(u8::from(is));
         [
@@ -304,22 +322,18 @@ impl ShardFeatures {
             self.sent_vectors,
             self.sent_vectors * vector_bytes,
             sent_rows,
-            arriving,
-            arriving * vector_bytes,
+            told,
+            copied * vector_bytes,
+            self.askers,
+            self.vectors,
+            self.rows * row_bytes,
+            self.state_bytes,
+            self.copies,
             // The part of lookups that finds a row looked up before in the step.
             if ids > 0.0 { 1.0 - own / ids } else { 0.0 },
             share(self.sent_vectors, self.vectors),
-            self.state_bytes,
             flag(self.weight_bytes < ACTIVATION_BYTES),
             flag(self.copies > 1.0),
-            log(self.rows),
-            log(ids),
-            log(self.rows * row_bytes),
-            log(distinct * row_bytes),
-            (1.0 + self.pooling_factor).ln(),
-            log(self.columns),
-            log(self.vectors),
-            log(self.copies),
         ]
     }
 }
@@ -364,10 +378,14 @@ mod tests {
         assert_eq!(neuroshard.encode(&features)[..], encoded[..21]);
         assert_eq!((neuroshard.names().len(), encoded[20]), (21, 200.0));
         let (names, work) = (FeatureSet::Full.names(), FeatureSet::Full.work());
-        assert_eq!((work.len(), neuroshard.work().len()), (12, 0));
-        assert_eq!([work[0], work[11]].map(|place| names[place].as_str()), ["lists", "arriving_bytes"]);
+        assert_eq!((work.len(), neuroshard.work().len()), (13, 0));
+        assert_eq!([work[0], work[12]].map(|place| names[place].as_str()), ["lists", "askers"]);
+        let amounts = FeatureSet::Full.amounts();
+        assert_eq!([names[amounts.start].as_str(), names[amounts.end - 1].as_str()], ["dim", "copies"]);
+        assert!(neuroshard.amounts().is_empty());
         let asked = AskedFeatures::of(&load, &topology, 100);
-        assert_eq!((asked.ids, asked.lists, asked.bytes), (150.0, 25.0, lists / 2.0 * 128.0));
+        assert_eq!(asked.values(), [150.0, 25.0, lists / 2.0 * 128.0, 1.0]);
+        assert_eq!(value("askers"), 2.0);
         let plain = FeatureSet::WithoutDedupe.encode(&features);
         assert_eq!((plain[20], plain[21], plain[22]), (200.0, 1.0, 200.0));
         let hot = ShardFeatures { access_bins: AccessBins::zipf(500, 49_152.0, 1.2), ..features };
@@ -395,12 +413,14 @@ mod tests {
             assert_eq!((features.weight_bytes, features.state_bytes), (2.0, 2.0 * 32.0 * 4.0));
             assert_eq!(value(features, "is_narrow"), 1.0);
         }
-        assert_eq!((whole.lists, whole.sent_vectors, whole.copies), (200.0, 150.0, 1.0));
-        assert_eq!((copy.lists, copy.sent_vectors, copy.copies), (50.0, 0.0, 4.0));
+        assert_eq!((whole.lists, whole.sent_vectors, whole.askers, whole.copies), (200.0, 150.0, 3.0, 1.0));
+        assert_eq!((copy.lists, copy.sent_vectors, copy.askers, copy.copies), (50.0, 0.0, 0.0, 4.0));
         // Both update the rows of 200 samples.
         let own = value(&copy, "own_rows");
         assert!((value(&whole, "distinct_rows") - value(&copy, "distinct_rows")).abs() < 1e-9);
-        assert_eq!((value(&copy, "arriving_rows"), value(&whole, "arriving_rows")), (3.0 * own, 0.0));
+        assert_eq!((value(&copy, "told_rows"), value(&whole, "told_rows")), (3.0 * own, 0.0));
+        let sums = value(&copy, "distinct_rows");
+        assert_eq!(value(&copy, "copied_bytes"), (own + sums) * 128.0);
         assert!((own / (100.0 * (1.0 - (-0.5f64).exp())) - 1.0).abs() < 0.05, "{own}");
     }
 
@@ -416,6 +436,7 @@ mod tests {
             lists: 1.0,
             vectors: 1.0,
             sent_vectors: 0.0,
+            askers: 0.0,
             copies: 1.0,
             access_bins: AccessBins([0.0; ACCESS_BINS]),
         };

@@ -105,10 +105,7 @@ impl ShardLoad<'_> {
         let columns = self.shard.column_count() as f64;
         if self.sharding_type == ShardingType::DataParallel {
             let reduced = self.gradient_bytes() * 2.0 * (ranks - 1.0) / ranks;
-            return Traffic {
-                forward: LinkBytes::default(),
-                backward: LinkBytes::slowest(topology, reduced),
-            };
+            return Traffic { backward: LinkBytes::slowest(topology, reduced), ..Traffic::default() };
         }
         let sent = self.work(topology, batch_size).vectors * columns * ACTIVATION_BYTES;
         let in_node = self.sharding_type == ShardingType::RowWise && self.within_node && nodes > 1;
@@ -117,7 +114,7 @@ impl ShardLoad<'_> {
         } else {
             LinkBytes::slowest(topology, sent)
         };
-        Traffic { forward: bytes, backward: bytes }
+        Traffic { forward: bytes, backward: bytes, gather: LinkBytes::default() }
     }
 }
 
@@ -163,6 +160,8 @@ pub struct Traffic {
     pub forward: LinkBytes,
     /// In the backward pass.
     pub backward: LinkBytes,
+    /// After it: sums of gradients that all ranks get, where these are not part of the backward pass.
+    pub gather: LinkBytes,
 }
 
 impl Traffic {
@@ -170,12 +169,19 @@ impl Traffic {
     pub fn add(&mut self, other: Self) {
         self.forward.add(other.forward);
         self.backward.add(other.backward);
+        self.gather.add(other.gather);
     }
 
     /// Takes a shard's away again.
     pub fn subtract(&mut self, other: Self) {
         self.forward.subtract(other.forward);
         self.backward.subtract(other.backward);
+        self.gather.subtract(other.gather);
+    }
+
+    /// All of it, by both kinds of links.
+    pub fn sum(&self) -> f64 {
+        self.forward.sum() + self.backward.sum() + self.gather.sum()
     }
 }
 

@@ -10,7 +10,7 @@ use crate::files::{self, FileKind};
 use crate::{Error, Result};
 
 pub(crate) const KIND: FileKind =
-    FileKind { version: 4, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
+    FileKind { version: 5, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
 
 /// Models that come with the program, by [name](ModelFile::SHIPPED).
 pub(crate) const MODELS: [(&str, &str); 1] = [("cpu", include_str!("../../models/cpu.json"))];
@@ -32,13 +32,14 @@ pub struct ModelFile {
     pub(crate) compute: SetModel,
     pub(crate) forward: Option<SetModel>,
     pub(crate) backward: Option<SetModel>,
+    pub(crate) gather: Option<SetModel>,
 }
 
 /// How well a network predicts held-out samples, beside a line through the same features.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelReport {
-    /// `compute`, `forward` or `backward`.
+    /// `compute`, `forward`, `backward` or `gather`.
     pub model: String,
     /// Samples that it was trained on.
     pub train_samples: usize,
@@ -135,6 +136,7 @@ impl ModelFile {
             ("compute", Some(&self.compute), self.features.names().len()),
             ("forward", self.forward.as_ref(), EXCHANGE_FEATURES),
             ("backward", self.backward.as_ref(), EXCHANGE_FEATURES),
+            ("gather", self.gather.as_ref(), EXCHANGE_FEATURES),
         ];
         models.into_iter().find_map(|(name, model, features)| {
             model?.fault(features).map(|fault| format!("the model `{name}`: {fault}"))
@@ -155,7 +157,7 @@ impl ModelFile {
         features: FeatureSet,
         reports: Vec<ModelReport>,
         compute: SetModel,
-        [forward, backward]: [Option<SetModel>; 2],
+        [forward, backward, gather]: [Option<SetModel>; 3],
     ) -> Self {
         Self {
             format_version: KIND.version,
@@ -166,6 +168,7 @@ impl ModelFile {
             compute,
             forward,
             backward,
+            gather,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The networks of a learned cost model: a network over a set of items.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::cost::features::AskedFeatures;
@@ -21,14 +23,18 @@ pub(crate) const EXCHANGE_WORK: [usize; 3] = [0, 1, 2];
 /// A set of more work than was measured is taken to cost in proportion: as a set of the most work that was, of the same
 /// kind, times how much more it is.
 ///
-/// What a rank does to ask for other vectors has weights of its own and is added to the end. Of what was measured, the
+/// A set without items costs nothing. What a rank does to ask for other vectors has weights of its own and is added to the end. Of what was measured, the
 /// least time per unit of work is kept: a set is never predicted to take less.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SetModel {
-    /// Mean and standard deviation of every feature, and its smallest and largest value, over the training samples.
+    /// The places of features of which the encoder sees ln(1 + x).
+    #[serde(default, skip_serializing_if = "Range::is_empty")]
+    pub(crate) amounts: Range<usize>,
+    /// Mean and standard deviation of every feature as the encoder sees it, over the training samples.
     pub(crate) mean: Vec<f64>,
     pub(crate) deviation: Vec<f64>,
+    /// The smallest and the largest value of every feature.
     pub(crate) least: Vec<f64>,
     pub(crate) most: Vec<f64>,
     /// Items of the largest training set.
@@ -68,7 +74,8 @@ impl SetModel {
     }
 
     pub(crate) fn normalise(&self, features: &[f64]) -> Vec<f32> {
-        let scaled = features.iter().zip(&self.mean).zip(&self.deviation);
+        let seen = features.iter().enumerate().map(|(i, x)| seen(&self.amounts, i, *x));
+        let scaled = seen.zip(&self.mean).zip(&self.deviation);
         scaled.map(|((x, mean), deviation)| ((x - mean) / deviation) as f32).collect()
     }
 
@@ -80,6 +87,9 @@ impl SetModel {
 
     /// What the network says of a set, and the set's work; both in units of the scale.
     pub(crate) fn output(&self, items: &[Vec<f64>]) -> (f64, f64) {
+        if items.is_empty() {
+            return (0.0, 0.0);
+        }
         let mut outputs = Vec::new();
         let mut sum = vec![0.0f32; self.head.layers.first().map_or(0, |layer| layer.inputs)];
         let mut work = 0.0;
@@ -126,6 +136,9 @@ impl SetModel {
         if columns.iter().any(|column| column.len() != features) {
             return Some(format!("its normalisation is not of {features} features"));
         }
+        if self.amounts.end > features {
+            return Some(format!("its amounts are not among {features} features"));
+        }
         let finite = columns.iter().all(|column| column.iter().all(|x| x.is_finite()));
         if !finite || self.deviation.iter().any(|x| *x <= 0.0) || !self.scale_ms.is_finite() {
             return Some("its normalisation holds numbers that cannot be".to_owned());
@@ -156,6 +169,11 @@ impl SetModel {
         }
         self.encoder.fault(features, code).or_else(|| self.head.fault(code, 1))
     }
+}
+
+/// A feature as the encoder sees it.
+pub(crate) fn seen(amounts: &Range<usize>, place: usize, value: f64) -> f64 {
+    if amounts.contains(&place) { value.max(0.0).ln_1p() } else { value }
 }
 
 /// What a network sees of a rank's part in an exchange, the same for any number of ranks: what it sends, what the

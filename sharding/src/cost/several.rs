@@ -43,7 +43,11 @@ impl LearnedCosts {
                 None => return Err(no_model(rank, hardware, &machines)),
             }
         }
-        let models = files.into_iter().map(|file| LearnedCost::new(file, topology, true));
+        // A model that no rank uses prices nothing.
+        let used: Vec<usize> = (0..files.len()).filter(|model| of_rank.contains(model)).collect();
+        of_rank.iter_mut().for_each(|model| *model = used.partition_point(|other| other < model));
+        let files = files.into_iter().enumerate().filter(|(number, _)| used.contains(number));
+        let models = files.map(|(_, file)| LearnedCost::new(file, topology, true));
         let models = models.collect::<Result<Vec<_>>>()?;
         let id = models.iter().map(CostModel::id).collect::<Vec<_>>().join(" and ");
         Ok(Self { id, models, of_rank })
@@ -116,9 +120,6 @@ impl CostModel for LearnedCosts {
     fn notes(&self, ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<String> {
         let mut notes = Vec::new();
         for (number, model) in self.models.iter().enumerate() {
-            if !self.of_rank.contains(&number) {
-                continue;
-            }
             let own = ranks.iter().zip(&self.of_rank);
             let own = own.map(|(loads, of)| if *of == number { loads.clone() } else { Vec::new() });
             let own: Vec<Vec<ShardLoad<'_>>> = own.collect();
@@ -196,8 +197,12 @@ mod tests {
         assert!(refused(vec![], &unknown).starts_with("there is no cost model"));
         let error = LearnedCost::new(slow.clone(), &unknown, false).unwrap_err().to_string();
         assert!(error.contains("ranks of the topology are of `new`, for which there is no model"), "{error}");
-        // The first model stands in.
-        let model = LearnedCosts::new(vec![slow, fast], &unknown, true).unwrap();
-        assert_eq!(model.of_rank, [0, 0]);
+        // The first model stands in, and the other one prices nothing.
+        let model = LearnedCosts::new(vec![slow.clone(), fast.clone()], &unknown, true).unwrap();
+        assert_eq!((model.of_rank.as_slice(), model.models.len()), (&[0, 0][..], 1));
+        let only_second = topology([Some("slow"), Some("slow")]);
+        let model = LearnedCosts::new(vec![fast, slow], &only_second, false).unwrap();
+        assert_eq!((model.of_rank.as_slice(), model.models.len()), (&[0, 0][..], 1));
+        assert!(model.id().contains("slow"), "{}", model.id());
     }
 }

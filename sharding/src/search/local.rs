@@ -236,8 +236,7 @@ impl<'a> State<'a> {
         let compute = problem.model.compute_ms(rank as u32, self.ranks.sum(rank), &change);
         let asking = self.ranks.asking_ms;
         let old = self.ranks.traffic[rank];
-        let sent = |traffic: crate::cost::Traffic| traffic.forward.sum() + traffic.backward.sum();
-        let ratio = if sent(old) > 0.0 { sent(traffic) / sent(old) } else { 1.0 };
+        let ratio = if old.sum() > 0.0 { traffic.sum() / old.sum() } else { 1.0 };
         Some(compute + asking + (self.costs[rank] - self.ranks.compute_ms[rank] - asking) * ratio)
     }
 

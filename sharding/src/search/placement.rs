@@ -139,10 +139,9 @@ impl Ranks {
         self.costs_ms(problem).into_iter().fold(0.0, f64::max)
     }
 
-    /// The bytes of both directions that a rank sends.
+    /// The bytes that a rank sends.
     fn sent(&self, rank: usize) -> f64 {
-        let traffic = &self.traffic[rank];
-        traffic.forward.sum() + traffic.backward.sum()
+        self.traffic[rank].sum()
     }
 }
 
@@ -202,10 +201,7 @@ fn by_cost(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
 fn greedy(problem: &Problem<'_>, units: &[Unit], order: &[usize], limit: f64) -> Option<Placement> {
     let total: f64 = units
         .iter()
-        .map(|unit| {
-            let traffic = problem.priced(unit).traffic;
-            (traffic.forward.sum() + traffic.backward.sum()) * problem.ranks_of(unit, 0).len() as f64
-        })
+        .map(|unit| problem.priced(unit).traffic.sum() * problem.ranks_of(unit, 0).len() as f64)
         .sum();
     // A sum in another order may come out a little higher than the mean allows.
     let most_sent = limit * total / problem.ranks as f64 * (1.0 + 1e-9);
@@ -236,7 +232,7 @@ fn best_place(
     taken: &[u32],
 ) -> Option<u32> {
     let priced = problem.priced(unit);
-    let sent = priced.traffic.forward.sum() + priced.traffic.backward.sum();
+    let sent = priced.traffic.sum();
     let everywhere = matches!(unit.kind, Kind::RowsOfAll | Kind::Copies);
     let compute_ms = |rank: usize| {
         let contribution = priced.contribution(problem.kinds[rank]);

@@ -99,7 +99,7 @@ impl CostModel for TorchrecCost {
         };
         let ranks = f64::from(topology.ranks);
         let reduced = load.gradient_bytes() * rounds * (ranks - 1.0) / ranks;
-        Traffic { forward: LinkBytes::default(), backward: LinkBytes::slowest(topology, reduced) }
+        Traffic { backward: LinkBytes::slowest(topology, reduced), ..Traffic::default() }
     }
 
     fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64 {

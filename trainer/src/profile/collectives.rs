@@ -41,8 +41,10 @@ const HEADER: i64 = 3;
 /// A forward exchange is what training does before a step's vectors are there: a header, requests to the ranks that own
 /// tables, and their answers. A backward one is an all-to-all of gradients to the owners. The bytes of a rank are those
 /// that it receives as an owner and those with which it answers; from 4 KiB to `most_bytes` on average, equal in one
-/// exchange of four, else up to all of them on one rank. In half of the exchanges ranks begin up to 20 ms after one
-/// another, as after unequal work. A rank's time is from its start to its end.
+/// exchange of four, else up to all of them on one rank. A gather, one exchange in five, gives every rank's sums of
+/// data-parallel tables' gradients to all ranks: with a backward exchange before it, it is an all-reduce. Its bytes are
+/// the same for all ranks. In half of the exchanges ranks begin up to 20 ms after one another, as after unequal work. A
+/// rank's time is from its start to its end.
 ///
 /// # Errors
 ///
@@ -86,18 +88,23 @@ impl Drawn {
     fn draw(rng: &mut ChaCha8Rng, options: &ExchangeOptions, ranks: usize, number: usize) -> Self {
         let most = (options.most_bytes as f64).max(LEAST_BYTES);
         let mean = LEAST_BYTES * (most / LEAST_BYTES).powf(rng.random::<f64>());
+        let direction = match rng.random_range(0..5) {
+            0 => Direction::Gather,
+            1 | 2 => Direction::Forward,
+            _ => Direction::Backward,
+        };
         // Powers of exponential variates: the higher, the more of the sum is one rank's.
-        let power = if number.is_multiple_of(4) { 0.0 } else { rng.random_range(0.2..3.0) };
+        let is_even = direction == Direction::Gather || number.is_multiple_of(4);
+        let power = if is_even { 0.0 } else { rng.random_range(0.2..3.0) };
         let shares: Vec<f64> =
             (0..ranks).map(|_| (-rng.random::<f64>().max(1e-9).ln()).powf(power)).collect();
         let sum: f64 = shares.iter().sum();
         let latest = if rng.random_bool(0.5) { 0.0 } else { LATEST_MS * rng.random::<f64>().powi(2) };
-        let direction = if rng.random_bool(0.5) { Direction::Forward } else { Direction::Backward };
         let mut of_rank = |share: &f64| {
             let bytes = mean * ranks as f64 * share / sum;
             let requests = match direction {
                 Direction::Forward => bytes * rng.random_range(0.02..0.5),
-                Direction::Backward => 0.0,
+                Direction::Backward | Direction::Gather => 0.0,
             };
             [requests, bytes - requests]
         };
@@ -133,7 +140,7 @@ impl Drawn {
         Ok(ExchangeSample { direction: self.direction, ranks })
     }
 
-    /// The all-to-alls of the exchange, one after the other.
+    /// The operations of the exchange, one after the other.
     fn messages(&self, rank: usize) -> Vec<Message> {
         let ranks = self.bytes.len();
         let owned = |kind: usize| -> Vec<f64> { self.bytes.iter().map(|bytes| bytes[kind]).collect() };
@@ -144,19 +151,28 @@ impl Drawn {
                 Message::to_owners(&owned(1), rank).reversed(),
             ],
             Direction::Backward => vec![Message::to_owners(&owned(1), rank)],
+            Direction::Gather => vec![Message::to_all(self.bytes[rank][1], ranks)],
         }
     }
 }
 
-/// An all-to-all as one rank sees it, in words of 4 bytes.
+/// An operation as one rank sees it, in words of 4 bytes.
 struct Message {
+    /// To each rank.
     sent: Vec<i64>,
     received: Vec<i64>,
+    /// Whether all ranks get the same words, by an all-gather. Otherwise it is an all-to-all.
+    is_gather: bool,
 }
 
 impl Message {
     fn even(words: i64, ranks: usize) -> Self {
-        Self { sent: vec![words; ranks], received: vec![words; ranks] }
+        Self { sent: vec![words; ranks], received: vec![words; ranks], is_gather: false }
+    }
+
+    /// Every rank sends as many bytes, in equal parts to all others, as on a ring.
+    fn to_all(bytes: f64, ranks: usize) -> Self {
+        Self { is_gather: true, ..Self::even((bytes / 4.0 / (ranks - 1) as f64) as i64, ranks) }
     }
 
     /// Each owner receives its bytes from the other ranks, from each as many.
@@ -167,18 +183,23 @@ impl Message {
         Self {
             sent: (0..bytes.len()).map(|owner| but_own(owner, words(owner))).collect(),
             received: (0..bytes.len()).map(|other| but_own(other, words(rank))).collect(),
+            is_gather: false,
         }
     }
 
     /// From the owners.
     fn reversed(self) -> Self {
-        Self { sent: self.received, received: self.sent }
+        Self { sent: self.received, received: self.sent, ..self }
     }
 
     fn send(&self, collectives: &Arc<dyn Collectives>) -> Result<()> {
         let words =
             |splits: &[i64]| Tensor::f_zeros([splits.iter().sum::<i64>()], (Kind::Float, Device::Cpu));
-        let (sent, received) = (words(&self.sent)?, words(&self.received)?);
+        let received = words(&self.received)?;
+        if self.is_gather {
+            return collectives.all_gather(&received, &words(&self.sent[..1])?)?.wait();
+        }
+        let sent = words(&self.sent)?;
         collectives.all_to_all(&received, &self.received, &sent, &self.sent)?.wait()
     }
 }
@@ -198,17 +219,20 @@ mod tests {
         assert!(of_ranks.iter().all(|samples| *samples == of_ranks[0]));
         let samples = &of_ranks[0];
         assert_eq!(samples.len(), 40);
-        let (mut directions, mut late, mut uneven) = ([0, 0], 0, 0);
+        let (mut directions, mut late, mut uneven) = ([0; Direction::ALL.len()], 0, 0);
         for sample in samples {
-            directions[usize::from(sample.direction == Direction::Backward)] += 1;
+            let place = Direction::ALL.iter().position(|direction| *direction == sample.direction);
+            directions[place.unwrap()] += 1;
             let bytes: Vec<f64> = sample.ranks.iter().map(|rank| rank.bytes).collect();
             let mean = bytes.iter().sum::<f64>() / 3.0;
             assert!((LEAST_BYTES * 0.999..=65_536.1).contains(&mean), "{mean}");
-            uneven += usize::from(bytes.iter().any(|bytes| *bytes > 1.5 * mean));
+            let is_uneven = bytes.iter().any(|bytes| *bytes > 1.5 * mean);
+            assert!(!(is_uneven && sample.direction == Direction::Gather), "{sample:?}");
+            uneven += usize::from(is_uneven);
             late += usize::from(sample.ranks.iter().any(|rank| rank.start_ms > 0.0));
             assert!(sample.ranks.iter().all(|rank| rank.ms > 0.0 && rank.start_ms >= 0.0), "{sample:?}");
         }
-        assert!(directions.iter().all(|count| *count > 8) && late > 8 && uneven > 8);
+        assert!(directions.iter().all(|count| *count > 4) && late > 8 && uneven > 8, "{directions:?}");
     }
 
     /// What a rank sends another is what that one receives.

@@ -19,10 +19,10 @@ pub(super) const MAX_TABLES: usize = 15;
 const COLUMNS: [u64; 6] = [4, 8, 16, 32, 64, 128];
 /// One in so many sets is of tables that are not deduplicated.
 const PLAIN_SETS: usize = 3;
-/// The fewest samples of a set's steps, over all ranks.
-const LEAST_SAMPLES: usize = 1024;
+/// The fewest samples of a set's steps for each of its ranks.
+const LEAST_SAMPLES: u64 = 1024;
 /// A set of more ids than this gets fewer samples, so that none takes seconds.
-const MAX_IDS: f64 = 8e6;
+const MAX_IDS: f64 = 16e6;
 /// The most copies of a table's rows, over all ranks: larger tables are not copied.
 const MAX_COPIED: u64 = 2_000_000;
 
@@ -65,7 +65,8 @@ pub(super) fn draw(
         tables.push(table);
     }
     let most = options.samples as f64;
-    let drawn = most.min(LEAST_SAMPLES as f64) * (most / LEAST_SAMPLES as f64).max(1.0).powf(rng.random());
+    let least = most.min((LEAST_SAMPLES * u64::from(ranks)) as f64);
+    let drawn = least * (most / least).powf(rng.random());
     let ids: f64 = tables.iter().map(|table| table.pooling_factor / table.dedupe_factor).sum();
     let batch_size = (drawn.min(MAX_IDS / ids.max(1e-9)) / f64::from(ranks)).floor().max(1.0) as u64;
     // Buffers need no room here.
@@ -216,7 +217,7 @@ mod tests {
             optimizers.push(tables[0].optimizer);
         }
         seen.sort_by(f64::total_cmp);
-        assert!(seen[20] < 2_048.0 && seen[100] > 3_000.0 && seen[180] > 12_000.0, "{seen:?}");
+        assert!(seen[20] < 6_144.0 && seen[100] > 6_000.0 && seen[180] > 16_000.0, "{seen:?}");
         let share = |kind| kinds.iter().filter(|other| **other == kind).count() as f64 / kinds.len() as f64;
         for kind in [ShardingType::ColumnWise, ShardingType::RowWise, ShardingType::DataParallel] {
             assert!(share(kind) > 0.05, "{kind:?} {}", share(kind));

@@ -8,7 +8,7 @@ use crate::device::Accelerator;
 use crate::kernels::processor;
 
 /// The processor's kernels. Raise it with any change that makes them faster or slower: models keep it.
-const CPU_KERNELS: &str = "cpu-4";
+const CPU_KERNELS: &str = "cpu-5";
 /// The GPU's.
 const GPU_KERNELS: &str = "gpu-1";
 

@@ -118,8 +118,8 @@ pub struct MeasuredRank {
 
 /// The parts of a step's computation.
 pub const PARTS: [&str; 4] = ["look up for others", "assemble, ask", "gradients", "update"];
-/// The exchanges between ranks. Requests are for the next step.
-pub const EXCHANGES: [&str; 3] = ["answers", "requests", "gradients"];
+/// The exchanges between ranks. Requests are for the next step; sums are those of data-parallel tables' gradients.
+pub const EXCHANGES: [&str; 4] = ["answers", "requests", "gradients", "sums"];
 
 /// A plan whose ranks were measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -287,10 +287,11 @@ fn measured_plan(
     }
 }
 
-/// Which of [`PARTS`] a turn belongs to: after the header of the requests nothing is computed.
-const PART_OF_TURN: [usize; 5] = [0, 1, 1, 2, 3];
-/// Which of [`EXCHANGES`] an exchange is: requests have a header.
-const EXCHANGE_OF: [usize; 4] = [0, 1, 1, 2];
+/// Which of [`PARTS`] a turn belongs to: after the header of the requests nothing is computed. The update of a plan
+/// without data-parallel tables is one turn.
+const PART_OF_TURN: [usize; 6] = [0, 1, 1, 2, 3, 3];
+/// Which of [`EXCHANGES`] an exchange is: requests have a header. Sums are there only of data-parallel tables.
+const EXCHANGE_OF: [usize; 5] = [0, 1, 1, 2, 3];
 
 /// Sums of what belongs together.
 fn joined(values: &[f64], group_of: &[usize], groups: usize) -> Vec<f64> {
@@ -370,7 +371,7 @@ fn available_bytes() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use onefold_datasets::progress::Silent;
-    use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, Topology};
+    use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, Shard, ShardingType, TablePlan, Topology};
 
     use super::*;
     use crate::distributed::Alone;
@@ -382,7 +383,14 @@ mod tests {
         let [one, five] = [1, 5].map(|ranks| Topology::h100(ranks, 1 << 30).unwrap());
         let whole = Beam::Full.plan(&tables, &one, &AnalyticCost, 1280).unwrap();
         let spread = Greedy::BySize.plan(&tables, &five, &AnalyticCost, 256).unwrap();
-        let plans = vec![("whole".into(), whole), ("spread".into(), spread)];
+        let copies = |table: &Table| TablePlan {
+            sharding_type: ShardingType::DataParallel,
+            shards: (0..5).map(|rank| Shard::whole(table, rank)).collect(),
+            ..TablePlan::table_wise(table, 0)
+        };
+        let copied = tables.iter().map(copies).collect();
+        let copied = Plan::predict("copied", &tables, copied, &five, &AnalyticCost, 256).unwrap();
+        let plans = vec![("whole".into(), whole), ("spread".into(), spread), ("copied".into(), copied)];
         vec![PlanSet { name: "task".into(), tables: file, plans }]
     }
 
@@ -393,7 +401,7 @@ mod tests {
         let alone = Arc::new(Alone) as Arc<dyn Collectives>;
         let found = measure_plans(&sets(), &machine, &alone, &options, &Silent).unwrap();
         let names: Vec<_> = found.iter().map(|plan| (plan.task.as_str(), plan.plan.as_str())).collect();
-        assert_eq!(names, [("task", "whole"), ("task", "spread")]);
+        assert_eq!(names, [("task", "whole"), ("task", "spread"), ("task", "copied")]);
         assert_eq!((found[0].ranks.len(), found[1].ranks.len()), (1, 5));
         for rank in found.iter().flat_map(|plan| &plan.ranks) {
             assert_eq!((rank.parts_ms.len(), rank.exchanges_ms.len()), (PARTS.len(), 0));
@@ -412,10 +420,15 @@ mod tests {
         };
         let of_ranks = on_threads(5, work).unwrap();
         assert!(of_ranks.iter().all(|measured| *measured == of_ranks[0]));
-        let plan = &of_ranks[0][0];
-        let slowest = plan.ranks.iter().map(|rank| rank.measured_ms).fold(0.0, f64::max);
-        assert!(plan.step_ms.unwrap() > 0.5 * slowest, "{plan:?}");
-        assert!(plan.ranks.iter().all(|rank| rank.exchanges_ms.len() == EXCHANGES.len()));
+        for plan in &of_ranks[0] {
+            let slowest = plan.ranks.iter().map(|rank| rank.measured_ms).fold(0.0, f64::max);
+            assert!(plan.step_ms.unwrap() > 0.5 * slowest, "{plan:?}");
+            for rank in &plan.ranks {
+                assert_eq!(rank.exchanges_ms.len(), EXCHANGES.len());
+                // The gradients of copies are summed, and the sums exchanged.
+                assert_eq!(rank.exchanges_ms[3] > 0.0, plan.plan == "copied", "{rank:?}");
+            }
+        }
         // The plan is for five ranks.
         let error = on_threads(2, work).unwrap_err().to_string();
         assert!(error.contains("this plan for `task` is for 5 ranks, and there are 2"), "{error}");
