@@ -171,6 +171,11 @@ impl Digest {
         self.0 = self.0.wrapping_add(sample.number());
     }
 
+    /// Adds one sample by its [number](SampleDigest::number).
+    pub fn add_number(&mut self, number: u128) {
+        self.0 = self.0.wrapping_add(number);
+    }
+
     /// Adds the samples of another digest.
     pub fn merge(&mut self, other: Self) {
         self.0 = self.0.wrapping_add(other.0);

@@ -224,6 +224,10 @@ pub enum Error {
         written: u64,
     },
 
+    /// Whoever gives the samples of a row group could not decode them.
+    #[error(transparent)]
+    Decoding(Box<dyn std::error::Error + Send + Sync>),
+
     /// An Arrow operation failed on data that had been checked: a bug of Onefold.
     #[error("internal error: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
     Internal(#[from] arrow::error::ArrowError),

@@ -68,7 +68,7 @@ pub use snapshot::{
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
 };
-pub use writer::{Commit, DatasetWriter, WriterOptions, Written};
+pub use writer::{BucketWriter, Commit, DatasetWriter, Decode, WriterOptions, Written, WrittenBucket};
 
 /// A random name of 16 hexadecimal digits, for files that no two writers may both write.
 pub(crate) fn random_name() -> String {

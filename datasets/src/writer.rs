@@ -5,14 +5,18 @@
 //!  write ─▶ conform, check the order, cut into row groups            the caller's thread
 //!             │ (a row group of rows, views as they came)
 //!             ▼
-//!           count + digest ─┐   every column: fold or expand, encode    `threads`, one row group at a time
+//!           count + digest ─┐   every column: fold or expand, encode    `threads` row groups at a time
 //!             ▼             └──────────▼
 //!           statistics by bucket     upload ─▶ SHA-256 ─▶ snapshot
 //! ```
 //!
+//! A [`BucketWriter`] writes one bucket of a partition; several may be at work at once. [`DatasetWriter::write`] takes
+//! samples bucket by bucket and uses one after the other.
+//!
 //! Files have names that no other writer uses, so writers never disturb each other, nor readers. A killed writer leaves
 //! files that no snapshot names; [`vacuum`](crate::vacuum) removes them.
 
+mod bucket;
 mod columns;
 mod count;
 mod data_file;
@@ -22,26 +26,23 @@ mod options;
 mod order;
 mod row_group;
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimestampMicrosecondType};
-use parquet::basic::ZstdLevel;
+use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
 
-use self::columns::FileColumns;
+pub use self::bucket::{BucketWriter, Decode, WrittenBucket};
+use self::bucket::{BucketWriters, Format};
 pub(crate) use self::count::Counter;
-use self::data_file::{DataFileWriter, Shared};
 pub use self::finish::Written;
 pub use self::options::{Commit, WriterOptions};
-use self::order::SampleOrder;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::Lists;
-use crate::schema::with_sample_keys;
-use crate::snapshot::{Bucket, Snapshot, latest_head};
+use crate::snapshot::{Snapshot, latest_head};
 use crate::storage::Storage;
 use crate::{
     Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
@@ -50,43 +51,40 @@ use crate::{
 
 /// The folder of the data files in a dataset.
 pub(crate) const DATA: &str = "data";
+/// Buckets that may be ended at the same time, for each thread.
+const CLOSING_PART: usize = 4;
 /// The folder of the vocabularies in a dataset.
 pub(crate) const VOCABULARIES: &str = "vocabularies";
-
-/// A row group has at most so many decoded bytes: ids of twice as many are addressed by 32-bit offsets.
-const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
 
 /// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
 /// before it removes the files it wrote.
 #[derive(Debug)]
 pub struct DatasetWriter {
-    storage: Storage,
-    /// A part of the names of all files that this writer writes, and no other.
-    attempt: String,
+    writers: BucketWriters,
     schema: Schema,
-    arrow_schema: SchemaRef,
     options: WriterOptions,
-    shared: Arc<Shared>,
     /// The newest snapshot when the writer was created, without its lists.
     base: Option<Snapshot>,
     /// What is written, by partition and bucket.
     written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
     vocabularies: BTreeMap<String, VocabularyFile>,
-    /// Paths of all files that were started, for the case that the writer fails.
+    /// Paths of all files that are complete, for the case that the writer fails.
     paths: Vec<String>,
     expected: Option<(u64, Digest)>,
-    /// The partition and bucket that are being written, and the order of their samples so far.
-    place: Option<(PartitionKey, u32)>,
-    order: SampleOrder,
-    open: Option<DataFileWriter>,
+    /// The buckets that samples came for.
+    entered: BTreeSet<(PartitionKey, u32)>,
+    open: Option<OpenBucket>,
+    /// Buckets that are ended on threads of their own.
+    closing: VecDeque<JoinHandle<Result<WrittenBucket>>>,
     finished: bool,
 }
 
-/// One bucket of a partition: its statistics and files.
+/// A bucket to which samples are written, and its samples that are not yet in a row group.
 #[derive(Debug)]
-struct WrittenBucket {
-    bucket: Bucket,
-    files: Vec<crate::DataFile>,
+struct OpenBucket {
+    place: (PartitionKey, u32),
+    writer: BucketWriter,
+    rows: Vec<RecordBatch>,
 }
 
 impl DatasetWriter {
@@ -113,29 +111,25 @@ impl DatasetWriter {
         let appended_to = base.as_ref().filter(|_| options.commit.keeps_others());
         options.buckets = appended_to.map_or(options.buckets, |base| base.buckets).clamp(1, MOST_BUCKETS);
         options.sample_keys = appended_to.map_or(options.sample_keys, |base| base.sample_keys);
-        let columns = FileColumns::new(&schema, &options)?;
-        let level = ZstdLevel::try_new(options.zstd_level)
-            .map_err(|error| Error::write_parquet(storage.location(), error))?;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1));
-        let pool =
-            pool.thread_name(|i| format!("onefold-write-{i}")).build().map_err(std::io::Error::other)?;
-        let dense = dense_columns(&schema);
-        let shared = Arc::new(Shared { columns, counter: Counter::new(&schema), dense, level, pool });
-        Ok(Self {
+        let format = Format::new(storage.location(), schema.clone(), options.clone())?;
+        let writers = BucketWriters {
             storage,
             attempt: random_name(),
-            arrow_schema: with_sample_keys(schema.to_arrow(), options.sample_keys),
+            format: Arc::new(format),
+            buckets: options.buckets,
+        };
+        Ok(Self {
+            writers,
             schema,
-            order: SampleOrder::new(options.order),
             options,
-            shared,
             base,
             written: BTreeMap::new(),
             vocabularies: BTreeMap::new(),
             paths: Vec::new(),
             expected: None,
-            place: None,
+            entered: BTreeSet::new(),
             open: None,
+            closing: VecDeque::new(),
             finished: false,
         })
     }
@@ -158,7 +152,8 @@ impl DatasetWriter {
     /// The dataset's partition columns, also if nothing is written.
     fn partition_columns(&self) -> Vec<&str> {
         let old = self.base.as_ref().filter(|_| self.options.commit.keeps_others());
-        match (old, self.written.keys().next()) {
+        let declared = self.written.keys().next().or(self.entered.first().map(|(key, _)| key));
+        match (old, declared) {
             (Some(old), _) if !old.partition_columns.is_empty() || old.statistics.samples > 0 => {
                 old.partition_columns.iter().map(String::as_str).collect()
             }
@@ -180,6 +175,7 @@ impl DatasetWriter {
         }
         if !self.options.commit.keeps_others() || self.base.is_none() {
             self.options.buckets = buckets;
+            self.writers.buckets = buckets;
         }
         Ok(())
     }
@@ -200,31 +196,18 @@ impl DatasetWriter {
         if batch.num_rows() == 0 {
             return Ok(());
         }
-        let batch = conform(batch, &self.arrow_schema)?;
+        let batch = conform(batch, &self.writers.format.columns_of_samples)?;
         let buckets = self.options.buckets;
         let bucket = |session: &i64| bucket_of_session(*session, buckets);
         let mut start = 0;
         for run in session_ids(&batch).chunk_by(|a, b| bucket(a) == bucket(b)) {
-            self.write_bucket(key, bucket(&run[0]), &batch.slice(start, run.len()))?;
+            self.enter(key, bucket(&run[0]))?;
+            if let Some(open) = &mut self.open {
+                open.append(&batch.slice(start, run.len()))?;
+            }
             start += run.len();
         }
         Ok(())
-    }
-
-    fn write_bucket(&mut self, key: &PartitionKey, bucket: u32, batch: &RecordBatch) -> Result<()> {
-        self.enter(key, bucket)?;
-        let (sessions, row_bytes) = (session_ids(batch), decoded_row_bytes(batch));
-        let starts = self.order.push(sessions, times(batch))?;
-        let (mut start, mut bytes) = (0, 0);
-        for row in 0..batch.num_rows() {
-            if self.row_group_is_full(bytes, starts[row]) {
-                self.append(batch, start..row, bytes)?;
-                self.end_row_group()?;
-                (start, bytes) = (row, 0);
-            }
-            bytes += row_bytes[row];
-        }
-        self.append(batch, start..batch.num_rows(), bytes)
     }
 
     /// Declares that what is written replaces this bucket of this partition, even if nothing is written to it. Needed
@@ -235,11 +218,8 @@ impl DatasetWriter {
     /// As [`write`](Self::write) for the partition and the bucket.
     pub fn replaces(&mut self, key: &PartitionKey, bucket: u32) -> Result<()> {
         self.check_place(key, bucket)?;
-        self.written
-            .entry(key.clone())
-            .or_default()
-            .entry(bucket)
-            .or_insert_with(|| WrittenBucket::new(bucket));
+        let in_partition = self.written.entry(key.clone()).or_default();
+        in_partition.entry(bucket).or_insert_with(|| WrittenBucket::empty(key.clone(), bucket));
         Ok(())
     }
 
@@ -250,9 +230,10 @@ impl DatasetWriter {
     ///
     /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if its file cannot be written.
     pub fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
-        let path = format!("{VOCABULARIES}/{}-{}.parquet", percent::encode(name), self.attempt);
+        let BucketWriters { storage, attempt, .. } = &self.writers;
+        let path = format!("{VOCABULARIES}/{}-{attempt}.parquet", percent::encode(name));
         self.paths.push(path.clone());
-        let file = vocabulary.write(&self.storage, &path)?;
+        let file = vocabulary.write(storage, &path)?;
         self.vocabularies.insert(name.to_owned(), file);
         Ok(())
     }
@@ -272,7 +253,7 @@ impl DatasetWriter {
         }
         let columns = self.partition_columns();
         if key.column_names().eq(columns.iter().copied())
-            || columns.is_empty() && self.written.is_empty() && !self.appends_to_samples()
+            || columns.is_empty() && self.is_empty() && !self.appends_to_samples()
         {
             return Ok(());
         }
@@ -285,19 +266,30 @@ impl DatasetWriter {
         Err(Error::Schema { message, hint: hint.to_owned() })
     }
 
+    /// Whether nothing was written or declared.
+    fn is_empty(&self) -> bool {
+        self.written.is_empty() && self.entered.is_empty()
+    }
+
     fn appends_to_samples(&self) -> bool {
         self.options.commit.keeps_others()
             && self.base.as_ref().is_some_and(|base| base.statistics.samples > 0)
     }
 
-    fn enter(&mut self, key: &PartitionKey, bucket: u32) -> Result<()> {
-        if self.place.as_ref().is_some_and(|(entered, number)| entered == key && *number == bucket) {
+    /// Begins a bucket of a partition; samples that are written one by one belong to it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Column`] if the bucket comes back after another one, [`Error::Schema`] if the partition columns are not
+    /// those of the dataset that is appended to, and the errors of [`write`](Self::write) for a bucket before.
+    pub fn enter(&mut self, key: &PartitionKey, bucket: u32) -> Result<()> {
+        if self.open.as_ref().is_some_and(|open| open.place.0 == *key && open.place.1 == bucket) {
             return Ok(());
         }
+        self.close_bucket()?;
         self.check_place(key, bucket)?;
-        let in_partition = self.written.entry(key.clone()).or_default();
-        let entered = in_partition.entry(bucket).or_insert_with(|| WrittenBucket::new(bucket));
-        if entered.bucket.samples > 0 {
+        let place = (key.clone(), bucket);
+        if !self.entered.insert(place.clone()) {
             return Err(Error::Column {
                 column: key.to_string(),
                 message: "the samples of the partition or of one of its buckets do not come together"
@@ -305,96 +297,88 @@ impl DatasetWriter {
                 hint: "sort the samples by partition and bucket before writing".to_owned(),
             });
         }
-        self.close_file()?;
-        self.place = Some((key.clone(), bucket));
-        self.order = SampleOrder::new(self.options.order);
+        let writer = self.writers.bucket(key, bucket);
+        self.open = Some(OpenBucket { place, writer, rows: Vec::new() });
         Ok(())
     }
 
-    /// Whether the current row group, with `bytes` more in it, ends before a sample that starts a session or not.
-    fn row_group_is_full(&self, bytes: usize, starts_session: bool) -> bool {
-        let bytes = bytes.saturating_add(self.open.as_ref().map_or(0, |open| open.group_bytes));
-        let target = self.options.row_group_bytes.clamp(1, MOST_ROW_GROUP_BYTES);
-        let boundary = starts_session || !self.options.order.is_clustered();
-        bytes >= target && boundary || bytes >= target.saturating_mul(2)
+    /// Announces the next sample of the bucket that was [entered](Self::enter), see [`BucketWriter::push`].
+    ///
+    /// # Errors
+    ///
+    /// As [`BucketWriter::push`].
+    pub fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
+        self.open.as_mut().map_or(Ok(false), |open| open.writer.push(session, time, bytes))
     }
 
-    /// Appends rows of `batch` with `bytes` decoded bytes to the current row group.
-    fn append(&mut self, batch: &RecordBatch, rows: std::ops::Range<usize>, bytes: usize) -> Result<()> {
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let rows = batch.slice(rows.start, rows.len());
-        let sessions = self.order.sessions();
-        let Some(written) = self.entered() else { return Ok(()) };
-        written.bucket.samples += rows.num_rows() as u64;
-        written.bucket.sessions = sessions;
-        if self.open.is_none() {
-            let path = self.next_path();
-            self.paths.push(path.clone());
-            self.open = Some(DataFileWriter::create(&self.storage, path, &self.shared)?);
-        }
-        if let Some(open) = &mut self.open {
-            open.append(rows, bytes);
+    /// Writes a row group of samples that were announced, see [`BucketWriter::write_row_group`].
+    ///
+    /// # Errors
+    ///
+    /// As [`BucketWriter::write_row_group`].
+    pub fn write_row_group(&mut self, decode: Decode) -> Result<()> {
+        self.open.as_mut().map_or(Ok(()), |open| open.writer.write_row_group(decode))
+    }
+
+    /// Waits until all samples that were written are in their files.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn complete(&mut self) -> Result<()> {
+        self.close_bucket()?;
+        while !self.closing.is_empty() {
+            self.add_closed()?;
         }
         Ok(())
     }
 
-    fn entered(&mut self) -> Option<&mut WrittenBucket> {
-        let (key, bucket) = self.place.as_ref()?;
-        self.written.get_mut(key)?.get_mut(bucket)
-    }
-
-    fn end_row_group(&mut self) -> Result<()> {
-        let Some(open) = &mut self.open else { return Ok(()) };
+    /// Ends the bucket that is open. What is left to do for its files is done on a thread of its own.
+    fn close_bucket(&mut self) -> Result<()> {
+        let Some(mut open) = self.open.take() else { return Ok(()) };
         open.end_row_group()?;
-        if open.file_bytes >= self.options.file_bytes {
-            self.close_file()?;
+        let end = move || open.writer.finish();
+        self.closing.push_back(std::thread::Builder::new().name("onefold-close".to_owned()).spawn(end)?);
+        while self.closing.len() > CLOSING_PART * self.options.threads.max(1) {
+            self.add_closed()?;
         }
         Ok(())
     }
 
-    /// The next data file's path in the dataset.
-    fn next_path(&self) -> String {
-        let Some((key, bucket)) = &self.place else { return String::new() };
-        let number =
-            self.written.get(key).and_then(|of| of.get(bucket)).map_or(0, |written| written.files.len());
-        let mut folders = vec![DATA.to_owned()];
-        folders.extend(Some(key.to_string()).filter(|key| !key.is_empty()));
-        folders.extend(bucket_folder(*bucket, self.options.buckets));
-        format!("{}/part-{number:05}-{}.parquet", folders.join("/"), self.attempt)
-    }
-
-    fn close_file(&mut self) -> Result<()> {
-        let Some(open) = self.open.take() else { return Ok(()) };
-        let (mut file, counts, dense) = open.finish()?;
-        let dense_names = self.schema.dense.clone();
-        let names: Vec<String> = self.schema.sparse_features().map(|feature| feature.name.clone()).collect();
-        let Some(written) = self.entered() else { return Ok(()) };
-        file.bucket = written.bucket.bucket;
-        let last_time =
-            file.row_groups.listed().into_iter().flatten().map(|row_group| row_group.last_time).max();
-        written.bucket.last_time = written.bucket.last_time.max(last_time);
-        written.files.push(file);
-        for (name, figures) in names.into_iter().zip(&counts.features) {
-            written.bucket.features.entry(name).or_default().merge(figures);
-        }
-        for (name, statistics) in dense_names.into_iter().zip(dense) {
-            match written.bucket.dense.entry(name) {
-                Entry::Vacant(first) => drop(first.insert(statistics)),
-                Entry::Occupied(mut before) => before.get_mut().merge(&statistics),
-            }
-        }
-        written.bucket.digest.merge(counts.digest);
+    /// Waits for the bucket that was closed first.
+    fn add_closed(&mut self) -> Result<()> {
+        let Some(thread) = self.closing.pop_front() else { return Ok(()) };
+        let written = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        self.paths.extend(written.files.iter().map(|file| file.path.clone()));
+        self.written.entry(written.key.clone()).or_default().insert(written.bucket.bucket, written);
         Ok(())
     }
 }
 
-impl WrittenBucket {
-    fn new(bucket: u32) -> Self {
-        let (features, dense, digest) = (BTreeMap::new(), BTreeMap::new(), Digest::default());
-        let bucket = Bucket { bucket, samples: 0, sessions: 0, features, dense, digest, last_time: None };
-        Self { bucket, files: Vec::new() }
+impl OpenBucket {
+    fn append(&mut self, batch: &RecordBatch) -> Result<()> {
+        let (sessions, times, bytes) = (session_ids(batch), times(batch), decoded_row_bytes(batch));
+        let mut start = 0;
+        for row in 0..batch.num_rows() {
+            if self.writer.push(sessions[row], times[row], bytes[row])? {
+                self.keep(batch, start..row);
+                self.end_row_group()?;
+                start = row;
+            }
+        }
+        self.keep(batch, start..batch.num_rows());
+        Ok(())
+    }
+
+    fn keep(&mut self, batch: &RecordBatch, rows: std::ops::Range<usize>) {
+        if !rows.is_empty() {
+            self.rows.push(batch.slice(rows.start, rows.len()));
+        }
+    }
+
+    fn end_row_group(&mut self) -> Result<()> {
+        let rows = std::mem::take(&mut self.rows);
+        if rows.is_empty() { Ok(()) } else { self.writer.write_row_group(Box::new(move || Ok(rows))) }
     }
 }
 
@@ -403,23 +387,15 @@ impl Drop for DatasetWriter {
         if self.finished {
             return;
         }
-        // A file that is being written is not there yet.
+        // Removes its files.
         drop(self.open.take());
-        self.storage.clean_up(std::mem::take(&mut self.paths));
-        self.storage.remove_empty_folders();
+        while !self.closing.is_empty() {
+            // The error that led here counts.
+            let _ = self.add_closed();
+        }
+        self.writers.storage.clean_up(std::mem::take(&mut self.paths));
+        self.writers.storage.remove_empty_folders();
     }
-}
-
-/// Where the dense features stand among the columns of [`Schema::to_arrow`].
-fn dense_columns(schema: &Schema) -> Vec<usize> {
-    let columns = schema.to_arrow();
-    schema.dense.iter().filter_map(|name| columns.index_of(name).ok()).collect()
-}
-
-/// The folder of a bucket in its partition; none where there is one bucket.
-fn bucket_folder(bucket: u32, buckets: u32) -> Option<String> {
-    let digits = (buckets - 1).to_string().len().max(3);
-    (buckets > 1).then(|| format!("bucket={bucket:0digits$}"))
 }
 
 /// The newest snapshot, if there is one and it may be replaced or appended to.

@@ -6,18 +6,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use datafusion::arrow::array::{AsArray, RecordBatch};
-use datafusion::arrow::datatypes::TimestampMicrosecondType;
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::count_of;
 use onefold_datasets::{
-    Commit, DatasetWriter, KeptColumn, KeptKind, Layout, Order, PartitionChoice, PartitionFilter,
-    PartitionKey, Schema, Snapshot, TIME_COLUMN, WriterOptions, Written,
+    Commit, DatasetWriter, Decode, KeptColumn, KeptKind, Layout, Order, PartitionChoice, PartitionFilter,
+    PartitionKey, Schema, Snapshot, WriterOptions, Written,
 };
 use serde::Serialize;
 
-use crate::cluster::{Clustering, partition_at};
+use crate::cluster::{Clustering, RowGroups, partition_at};
 use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
 use crate::engine::{self, EngineOptions};
 use crate::merge::MergeSummary;
@@ -185,10 +183,11 @@ impl Build<'_> {
             writer = self.writer(layout, order, &decided.schema)?;
         }
         writer.set_buckets(reading.buckets(&wanted))?;
-        if self.writes_the_samples_as_read() {
+        let expects = self.writes_the_samples_as_read();
+        if expects {
             writer.expect(samples, digest);
         }
-        let output = self.write(clustering, (&reading, &decided), writer, &choice).await?;
+        let output = self.write(clustering, (&reading, &decided), (writer, !expects), &choice).await?;
         Ok(self.summary(output, &decided, reading))
     }
 
@@ -261,30 +260,22 @@ impl Build<'_> {
         Ok(DatasetWriter::create(self.out, schema.clone(), options)?)
     }
 
-    /// Writes the samples and commits.
+    /// Writes the samples and commits. Samples are `digested` when they are decoded unless the writer knows which it has
+    /// to expect.
     async fn write(
         &self,
         clustering: Clustering<'_>,
         (reading, decided): (&Reading<'_>, &OutputPlan),
-        mut writer: DatasetWriter,
+        (mut writer, digested): (DatasetWriter, bool),
         choice: &PartitionChoice<'_>,
     ) -> Result<Output> {
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
         }
-        let mut given = Given::default();
-        let mut give = |partition: &PartitionKey, batch: RecordBatch| {
-            if !choice.matches(partition)? {
-                given.elsewhere += batch.num_rows() as u64;
-                return given.count_tails(self.config, partition, &batch, choice);
-            }
-            given.samples += batch.num_rows() as u64;
-            if given.partitions.last() != Some(partition) {
-                given.partitions.push(partition.clone());
-            }
-            Ok(writer.write(partition, &batch)?)
-        };
-        let counted = clustering.decode(decided.lists.clone(), self.reporter, &mut give).await?;
+        let writing = Writing { config: self.config, choice, writer, given: Given::default() };
+        let lists = (decided.lists.clone(), digested);
+        let (counted, (given, writer)) =
+            clustering.decode(lists, self.reporter, writing, Writing::finish).await?;
         let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
         if given.samples == 0 && !is_merge {
             let hint = format!("no sample is of a partition that `{}` chooses", self.options.partitions);
@@ -361,6 +352,49 @@ struct Output {
     cut_sessions: u64,
 }
 
+/// Passes samples to the writer, those of the partitions that are chosen.
+struct Writing<'a> {
+    config: &'a Config,
+    choice: &'a PartitionChoice<'a>,
+    writer: DatasetWriter,
+    given: Given,
+}
+
+impl Writing<'_> {
+    /// Waits until all samples are in their files.
+    fn finish(mut self) -> Result<(Given, DatasetWriter)> {
+        self.writer.complete()?;
+        Ok((self.given, self.writer))
+    }
+}
+
+impl RowGroups for Writing<'_> {
+    fn wants(&mut self, partition: &PartitionKey) -> Result<bool> {
+        Ok(self.choice.matches(partition)?)
+    }
+
+    fn leave_out(&mut self, partition: &PartitionKey, times: &[i64]) -> Result<()> {
+        self.given.elsewhere += times.len() as u64;
+        self.given.count_tails(self.config, partition, times, self.choice)
+    }
+
+    fn enter(&mut self, partition: &PartitionKey, bucket: u32) -> Result<()> {
+        if self.given.partitions.last() != Some(partition) {
+            self.given.partitions.push(partition.clone());
+        }
+        Ok(self.writer.enter(partition, bucket)?)
+    }
+
+    fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
+        self.given.samples += 1;
+        Ok(self.writer.push(session, time, bytes)?)
+    }
+
+    fn write_row_group(&mut self, decode: Decode) -> Result<()> {
+        Ok(self.writer.write_row_group(decode)?)
+    }
+}
+
 /// What went to the writer, and what did not.
 #[derive(Debug, Default)]
 struct Given {
@@ -377,11 +411,9 @@ impl Given {
         &mut self,
         config: &Config,
         partition: &PartitionKey,
-        batch: &RecordBatch,
+        times: &[i64],
         choice: &PartitionChoice<'_>,
     ) -> Result<()> {
-        let Some(times) = batch.column_by_name(TIME_COLUMN) else { return Ok(()) };
-        let times = times.as_primitive::<TimestampMicrosecondType>().values();
         // Nearly all samples lie in the partition of their session.
         let mut last: Option<(PartitionKey, bool)> = None;
         for time in times {

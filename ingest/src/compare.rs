@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::verify::ExpectedSamples;
-use onefold_datasets::{PartitionFilter, Problem, Snapshot};
+use onefold_datasets::{Decode, PartitionChoice, PartitionFilter, PartitionKey, Problem, Snapshot};
 use serde::Serialize;
 
+use crate::cluster::RowGroups;
 use crate::decide::{decide, has_features, vocabulary_kinds};
 use crate::engine::EngineOptions;
 use crate::reading::{Reading, ReadingOptions};
@@ -63,6 +64,47 @@ pub async fn compare(
     Ok(comparison)
 }
 
+/// About the decoded bytes of the samples that are counted together.
+const COUNTED_BYTES: usize = 32 << 20;
+
+/// Counts the samples of the partitions that are compared.
+struct Counting<'a> {
+    expected: ExpectedSamples<'a>,
+    choice: &'a PartitionChoice<'a>,
+    partition: PartitionKey,
+    session: Option<i64>,
+    bytes: usize,
+}
+
+impl RowGroups for Counting<'_> {
+    fn wants(&mut self, partition: &PartitionKey) -> Result<bool> {
+        Ok(self.choice.matches(partition)?)
+    }
+
+    fn leave_out(&mut self, _: &PartitionKey, _: &[i64]) -> Result<()> {
+        Ok(())
+    }
+
+    fn enter(&mut self, partition: &PartitionKey, _: u32) -> Result<()> {
+        (self.partition, self.session, self.bytes) = (partition.clone(), None, 0);
+        Ok(())
+    }
+
+    fn push(&mut self, session: i64, _: i64, bytes: usize) -> Result<bool> {
+        let begins = self.session.replace(session) != Some(session);
+        let ends = self.bytes >= COUNTED_BYTES && begins || self.bytes >= 2 * COUNTED_BYTES;
+        self.bytes = if ends { bytes } else { self.bytes + bytes };
+        Ok(ends)
+    }
+
+    fn write_row_group(&mut self, decode: Decode) -> Result<()> {
+        for samples in decode().map_err(onefold_datasets::Error::Decoding)? {
+            self.expected.add(&self.partition, &samples)?;
+        }
+        Ok(())
+    }
+}
+
 /// One run of a comparison.
 struct Compare<'a> {
     config: &'a Config,
@@ -90,14 +132,16 @@ impl Compare<'_> {
         let totals = reading.encode(&mut clustering, self.reporter).await?;
         let old = Some((self.directory, snapshot));
         let decided = decide(config, &reading, &mut totals.statistics, old).await?;
-        let mut expected = ExpectedSamples::new(snapshot, self.options.threads)?;
-        let mut count = |key: &_, samples| {
-            if choice.matches(key)? {
-                expected.add(key, &samples)?;
-            }
-            Ok(())
+        let counting = Counting {
+            expected: ExpectedSamples::new(snapshot, self.options.threads)?,
+            choice: &choice,
+            partition: PartitionKey::default(),
+            session: None,
+            bytes: 0,
         };
-        clustering.decode(decided.lists, self.reporter, &mut count).await?;
+        let lists = (decided.lists, true);
+        let (_, expected) =
+            clustering.decode(lists, self.reporter, counting, |counting| Ok(counting.expected)).await?;
         Ok(Comparison {
             samples: expected.samples(),
             problems: expected.problems(partitions)?,

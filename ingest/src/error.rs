@@ -31,7 +31,7 @@ pub enum Error {
 
     /// The dataset could not be written.
     #[error(transparent)]
-    Dataset(#[from] onefold_datasets::Error),
+    Dataset(onefold_datasets::Error),
 
     /// `dataset.toml` is invalid.
     #[error("`{}`: {message}\n  hint: {hint}", path.display())]
@@ -140,6 +140,19 @@ pub enum Error {
 
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl From<onefold_datasets::Error> for Error {
+    fn from(error: onefold_datasets::Error) -> Self {
+        match error {
+            // An error of this crate comes back through the writer.
+            onefold_datasets::Error::Decoding(own) => match own.downcast::<Self>() {
+                Ok(own) => *own,
+                Err(other) => Self::Dataset(onefold_datasets::Error::Decoding(other)),
+            },
+            error => Self::Dataset(error),
+        }
+    }
+}
 
 impl From<DataFusionError> for Error {
     fn from(error: DataFusionError) -> Self {

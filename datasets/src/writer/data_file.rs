@@ -1,212 +1,215 @@
 //! One Parquet file while it is written.
+//!
+//! ```text
+//! row group 0 ─▶ decode ─▶ choose encodings ─▶ count, encode ─┐
+//! row group 1 ─▶ decode ─▶ wait for these   ─▶ count, encode ─┼─ in their order ─▶ file ─▶ upload, SHA-256
+//! row group 2 ─▶ …                                            ┘
+//! ```
+//!
+//! Each row group has a thread of its own, which does its share of the work on the writer's pool. A row group that is
+//! alone is encoded by all threads of the pool, column by column.
 
+use std::collections::VecDeque;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::Float32Type;
-use parquet::arrow::arrow_writer::{ArrowColumnWriter, ArrowRowGroupWriterFactory};
+use futures::FutureExt;
+use futures::channel::oneshot;
+use futures::executor::block_on;
+use futures::future::Shared;
+use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowRowGroupWriterFactory};
 use parquet::arrow::{ArrowSchemaConverter, add_encoded_arrow_schema_to_metadata};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
-use rayon::ThreadPool;
 use rayon::prelude::*;
 
+use super::bucket::{Decode, Format};
 use super::columns::{FileColumns, leaf_path};
-use super::count::{Counter, Counts};
+use super::count::Counts;
 use super::encodings::Encoded;
 use super::row_group::{choose_encodings, encode};
 use super::{session_ids, times};
+use crate::conform::conform;
 use crate::dense::DenseSketch;
 use crate::storage::{HashingWriter, Storage};
 use crate::{DataFile, DenseStatistics, Error, Result, RowGroup, RowGroups};
 
-/// What all files of a dataset have in common.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) columns: FileColumns,
-    pub(super) counter: Counter,
-    /// The samples' columns of dense features.
-    pub(super) dense: Vec<usize>,
-    pub(super) level: ZstdLevel,
-    pub(super) pool: ThreadPool,
-}
-
-/// A data file that rows are appended to. A row group is gathered here and then encoded on a thread of its own, while
-/// the next one is gathered; there are never more than these two.
+/// A data file that row groups are appended to.
 #[derive(Debug)]
 pub(super) struct DataFileWriter {
     /// Relative to the dataset's directory.
     path: String,
-    encoder: State,
-    /// The rows of the current row group.
-    rows: Vec<RecordBatch>,
+    full_path: PathBuf,
+    format: Arc<Format>,
     /// Decoded bytes of the rows in the file.
-    pub(super) file_bytes: usize,
-    /// Decoded bytes of the rows in the current row group.
-    pub(super) group_bytes: usize,
-}
-
-/// Where the encoder is.
-#[derive(Debug)]
-enum State {
-    Idle(Box<Encoder>),
-    Busy(JoinHandle<Result<Box<Encoder>>>),
-    /// Lost by an error that was already given.
-    Failed,
-}
-
-/// Encodes row groups into a file.
-#[derive(Debug)]
-struct Encoder {
-    path: PathBuf,
-    shared: Arc<Shared>,
-    output: Output,
+    pub(super) bytes: usize,
+    /// The empty file, until the first row group takes it.
+    empty: Option<(HashingWriter, oneshot::Sender<Arc<ArrowRowGroupWriterFactory>>)>,
+    /// What makes the writers of columns, once the first row group has told how these are encoded.
+    factory: Shared<oneshot::Receiver<Arc<ArrowRowGroupWriterFactory>>>,
+    /// The row groups that are being encoded, in their order, and the number of those before them.
+    encoding: VecDeque<JoinHandle<Result<EncodedRowGroup>>>,
+    file: Option<Box<SerializedFileWriter<HashingWriter>>>,
     counts: Counts,
     /// By dense feature.
     dense: Vec<DenseSketch>,
     row_groups: Vec<RowGroup>,
 }
 
-/// A file, empty until the first row group has told how its columns are encoded.
-#[derive(Debug)]
-enum Output {
-    Empty(Box<HashingWriter>),
-    Begun(Box<SerializedFileWriter<HashingWriter>>, ArrowRowGroupWriterFactory),
-    Failed,
+/// A row group that can be appended to its file.
+struct EncodedRowGroup {
+    /// The file, if this is its first row group.
+    file: Option<Box<SerializedFileWriter<HashingWriter>>>,
+    chunks: Vec<ArrowColumnChunk>,
+    counts: Counts,
+    dense: Vec<DenseSketch>,
+    described: RowGroup,
 }
 
 impl DataFileWriter {
     /// Starts the file `path` of the dataset in `storage`.
-    pub(super) fn create(storage: &Storage, path: String, shared: &Arc<Shared>) -> Result<Self> {
+    pub(super) fn create(storage: &Storage, path: String, format: &Arc<Format>) -> Result<Self> {
         let upload = storage.upload(&path)?;
-        let output = Output::Empty(Box::new(HashingWriter::new(upload)));
-        let (path_shown, shared) = (storage.shown(&path), Arc::clone(shared));
-        let counts = shared.counter.nothing();
-        let dense = vec![DenseSketch::default(); shared.dense.len()];
-        let encoder = State::Idle(Box::new(Encoder {
-            path: path_shown,
-            shared,
-            output,
-            counts,
-            dense,
+        let (chosen, factory) = oneshot::channel();
+        Ok(Self {
+            full_path: storage.shown(&path),
+            path,
+            bytes: 0,
+            empty: Some((HashingWriter::new(upload), chosen)),
+            factory: factory.shared(),
+            encoding: VecDeque::new(),
+            file: None,
+            counts: format.counter.nothing(),
+            dense: vec![DenseSketch::default(); format.dense.len()],
             row_groups: Vec::new(),
-        }));
-        Ok(Self { path, encoder, rows: Vec::new(), file_bytes: 0, group_bytes: 0 })
+            format: Arc::clone(format),
+        })
     }
 
-    /// Appends `rows`, columns of [`Schema::to_arrow`](crate::Schema::to_arrow) with `bytes` decoded bytes, to the
-    /// current row group.
-    pub(super) fn append(&mut self, rows: RecordBatch, bytes: usize) {
-        self.group_bytes += bytes;
-        self.file_bytes += bytes;
-        self.rows.push(rows);
-    }
-
-    /// Ends the row group; the next rows start another. Errors of the one before appear here.
-    pub(super) fn end_row_group(&mut self) -> Result<()> {
-        self.group_bytes = 0;
-        let rows = std::mem::take(&mut self.rows);
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let mut encoder = self.encoder()?;
+    /// Starts to decode and encode the next row group, which has `bytes` decoded bytes. Waits while as many row groups
+    /// are encoded as there are threads.
+    pub(super) fn write_row_group(&mut self, bytes: usize, decode: Decode) -> Result<()> {
+        self.bytes += bytes;
+        let slot = block_on(Arc::clone(&self.format.slots).acquire_owned());
+        let slot = slot.map_err(|error| Error::write(&self.full_path, io::Error::other(error)))?;
+        let (path, format) = (self.full_path.clone(), Arc::clone(&self.format));
+        let number = self.row_groups.len() + self.encoding.len();
+        let (empty, factory) = (self.empty.take(), self.factory.clone());
         let work = move || {
-            let shared = Arc::clone(&encoder.shared);
-            shared.pool.install(|| encoder.write_row_group(&rows))?;
-            Ok(encoder)
+            let encoded = encode_row_group(&path, &format, number, decode, empty, factory);
+            drop(slot);
+            encoded
         };
         let thread = std::thread::Builder::new().name("onefold-encode".to_owned()).spawn(work)?;
-        self.encoder = State::Busy(thread);
+        self.encoding.push_back(thread);
         Ok(())
     }
 
-    /// The encoder, once it is free.
-    fn encoder(&mut self) -> Result<Box<Encoder>> {
-        match std::mem::replace(&mut self.encoder, State::Failed) {
-            State::Idle(encoder) => Ok(encoder),
-            State::Busy(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            State::Failed => Err(Error::write(&self.path, io::Error::other("it failed before"))),
+    /// Row groups that are being encoded or wait to be appended.
+    pub(super) fn encoding(&self) -> usize {
+        self.encoding.len()
+    }
+
+    /// Appends the row groups that are encoded.
+    pub(super) fn append_encoded(&mut self) -> Result<()> {
+        while self.encoding.front().is_some_and(JoinHandle::is_finished) {
+            self.append_next()?;
         }
+        Ok(())
+    }
+
+    /// Appends the next row group, once it is encoded; nothing if there is none.
+    pub(super) fn append_next(&mut self) -> Result<()> {
+        let Some(thread) = self.encoding.pop_front() else { return Ok(()) };
+        let encoded = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let EncodedRowGroup { file, chunks, counts, dense, mut described } = encoded;
+        let wrong = |error: ParquetError| Error::write_parquet(&self.full_path, error);
+        self.file = file.or(self.file.take());
+        let Some(file) = &mut self.file else { return Err(self.failed_before()) };
+        let mut row_group = file.next_row_group().map_err(wrong)?;
+        for chunk in chunks {
+            chunk.append_to_row_group(&mut row_group).map_err(wrong)?;
+        }
+        let written = row_group.close().map_err(wrong)?;
+        described.bytes_on_disk = u64::try_from(written.compressed_size()).unwrap_or(0);
+        self.counts.merge(&counts);
+        self.dense.iter_mut().zip(&dense).for_each(|(all, next)| all.merge(next));
+        self.row_groups.push(described);
+        Ok(())
     }
 
     /// Ends the file, which appears in the storage then; gives the statistics of its samples, those of dense features
     /// in the schema's order.
     pub(super) fn finish(mut self) -> Result<(DataFile, Counts, Vec<DenseStatistics>)> {
-        self.end_row_group()?;
-        let encoder = self.encoder()?;
-        let path = std::mem::take(&mut self.path);
-        let Encoder { path: full_path, output, counts, dense, row_groups, .. } = *encoder;
-        let Output::Begun(writer, _) = output else {
-            return Err(Error::write(full_path, io::Error::other("it has no rows")));
-        };
+        while self.encoding() > 0 {
+            self.append_next()?;
+        }
+        let Some(file) = self.file.take() else { return Err(self.failed_before()) };
         // Writes the footer.
-        let writer = writer.into_inner().map_err(|error| Error::write_parquet(&full_path, error))?;
-        let (bytes_on_disk, sha256) = writer.finish()?;
+        let file = file.into_inner().map_err(|error| Error::write_parquet(&self.full_path, error))?;
+        let (bytes_on_disk, sha256) = file.finish()?;
+        let row_groups = std::mem::take(&mut self.row_groups);
         let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
         let row_groups = RowGroups::Listed(row_groups);
+        let path = std::mem::take(&mut self.path);
         let file = DataFile { path, bucket: 0, samples, row_groups, bytes_on_disk, sha256 };
-        Ok((file, counts, dense.iter().map(DenseSketch::statistics).collect()))
+        let dense = self.dense.iter().map(DenseSketch::statistics).collect();
+        Ok((file, std::mem::replace(&mut self.counts, self.format.counter.nothing()), dense))
+    }
+
+    fn failed_before(&self) -> Error {
+        Error::write(&self.full_path, io::Error::other("it failed before"))
     }
 }
 
 impl Drop for DataFileWriter {
     fn drop(&mut self) {
-        // The encoder must not go on writing a file that is given up.
-        if let State::Busy(thread) = std::mem::replace(&mut self.encoder, State::Failed) {
+        // No thread must go on writing a file that is given up.
+        for thread in self.encoding.drain(..) {
             let _ = thread.join();
         }
     }
 }
 
-impl Encoder {
-    fn write_row_group(&mut self, rows: &[RecordBatch]) -> Result<()> {
-        let path = self.path.clone();
-        let wrong = |error: ParquetError| Error::write_parquet(&path, error);
-        let writers = self.column_writers(rows)?;
-        let shared = &self.shared;
-        let count = || rayon::join(|| shared.counter.count(rows), || sketch_dense(&shared.dense, rows));
-        let ((counts, dense), chunks) = rayon::join(count, || encode(&path, &shared.columns, rows, writers));
-        self.counts.merge(&counts);
-        self.dense.iter_mut().zip(&dense).for_each(|(all, next)| all.merge(next));
-        let Output::Begun(writer, _) = &mut self.output else { return Ok(()) };
-        let mut row_group = writer.next_row_group().map_err(wrong)?;
-        for chunk in chunks? {
-            chunk.append_to_row_group(&mut row_group).map_err(wrong)?;
-        }
-        let written = row_group.close().map_err(wrong)?;
-        let mut described = RowGroup {
-            values: counts.features.iter().map(|feature| feature.values).sum(),
-            bytes_on_disk: u64::try_from(written.compressed_size()).unwrap_or(0),
-            ..RowGroup::default()
-        };
-        rows.iter().for_each(|rows| described.add(session_ids(rows), times(rows)));
-        self.row_groups.push(described);
-        Ok(())
+/// Decodes and encodes row group `number` of a file. The first one gets the `empty` file, and begins it.
+fn encode_row_group(
+    path: &Path,
+    format: &Format,
+    number: usize,
+    decode: Decode,
+    empty: Option<(HashingWriter, oneshot::Sender<Arc<ArrowRowGroupWriterFactory>>)>,
+    factory: Shared<oneshot::Receiver<Arc<ArrowRowGroupWriterFactory>>>,
+) -> Result<EncodedRowGroup> {
+    let wrong = |error: ParquetError| Error::write_parquet(path, error);
+    let rows = decode().map_err(Error::Decoding)?;
+    let rows =
+        rows.iter().map(|rows| conform(rows, &format.columns_of_samples)).collect::<Result<Vec<_>>>()?;
+    let (columns, pool) = (&format.columns, &format.pool);
+    let mut file = None;
+    if let Some((empty, chosen)) = empty {
+        let encodings = pool.install(|| choose_encodings(path, columns, &rows, format.level))?;
+        let (begun, factory) = begin(empty, columns, format.level, &encodings).map_err(wrong)?;
+        file = Some(Box::new(begun));
+        // Nobody waits for it if there is only one row group.
+        let _ = chosen.send(Arc::new(factory));
     }
-
-    /// The writers of the next row group's columns, whose first rows decide how they are encoded.
-    fn column_writers(&mut self, rows: &[RecordBatch]) -> Result<Vec<ArrowColumnWriter>> {
-        let wrong = |error: ParquetError| Error::write_parquet(&self.path, error);
-        if let Output::Empty(_) = &self.output {
-            let Shared { columns, level, .. } = &*self.shared;
-            let encodings = choose_encodings(&self.path, columns, rows, *level)?;
-            let Output::Empty(file) = std::mem::replace(&mut self.output, Output::Failed) else {
-                return Ok(Vec::new());
-            };
-            self.output = begin(*file, columns, *level, &encodings).map_err(wrong)?;
-        }
-        match &self.output {
-            Output::Begun(writer, factory) => {
-                factory.create_column_writers(writer.flushed_row_groups().len()).map_err(wrong)
-            }
-            Output::Empty(_) | Output::Failed => Ok(Vec::new()),
-        }
-    }
+    // The thread that begins the file may fail, and says so itself.
+    let lost = |_| Error::write(path, io::Error::other("its first row group failed"));
+    // Waits outside of the pool, whose threads the first row group needs.
+    let writers = block_on(factory).map_err(lost)?.create_column_writers(number).map_err(wrong)?;
+    let count = || rayon::join(|| format.counter.count(&rows), || sketch_dense(&format.dense, &rows));
+    let ((counts, dense), chunks) =
+        pool.install(|| rayon::join(count, || encode(path, columns, &rows, writers)));
+    let values = counts.features.iter().map(|feature| feature.values).sum();
+    let mut described = RowGroup { values, ..RowGroup::default() };
+    rows.iter().for_each(|rows| described.add(session_ids(rows), times(rows)));
+    Ok(EncodedRowGroup { file, chunks: chunks?, counts, dense, described })
 }
 
 /// Sketches the dense features in the columns `dense` of a row group, each on one thread.
@@ -225,7 +228,7 @@ fn begin(
     columns: &FileColumns,
     level: ZstdLevel,
     encodings: &[Encoded],
-) -> Result<Output, ParquetError> {
+) -> Result<(SerializedFileWriter<HashingWriter>, ArrowRowGroupWriterFactory), ParquetError> {
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(level))
         .set_max_row_group_row_count(None)
@@ -243,5 +246,5 @@ fn begin(
     let schema = ArrowSchemaConverter::new().convert(&columns.file)?;
     let writer = SerializedFileWriter::new(file, schema.root_schema_ptr(), Arc::new(properties))?;
     let factory = ArrowRowGroupWriterFactory::new(&writer, Arc::clone(&columns.file));
-    Ok(Output::Begun(Box::new(writer), factory))
+    Ok((writer, factory))
 }

@@ -29,7 +29,7 @@ impl DatasetWriter {
     /// [`Error::Schema`] if a feature's vocabulary was not added; [`Error::Write`], [`Error::Store`] and
     /// [`Error::Parquet`] if a file or the snapshot cannot be written. The dataset is then as it was.
     pub fn finish(mut self) -> Result<Written> {
-        self.close_file()?;
+        self.complete()?;
         self.check_expected()?;
         let base = self.base.clone();
         let kept = base.as_ref().filter(|_| self.options.commit.keeps_others());
@@ -71,7 +71,7 @@ impl DatasetWriter {
             partitions: new,
             vocabularies,
         };
-        let snapshot = commit(&self.storage, base.as_ref(), &changes)?;
+        let snapshot = commit(&self.writers.storage, base.as_ref(), &changes)?;
         self.finished = true;
         Ok(Written { snapshot, changed: true, partitions })
     }
@@ -81,7 +81,7 @@ impl DatasetWriter {
         let Some(kept) = kept else { return Ok(BTreeMap::new()) };
         let mut old = BTreeMap::new();
         for key in self.written.keys() {
-            if let Some(partition) = find_partition(&self.storage, kept, key)? {
+            if let Some(partition) = find_partition(&self.writers.storage, kept, key)? {
                 old.insert(key.clone(), partition);
             }
         }
@@ -137,7 +137,7 @@ impl DatasetWriter {
         let lost: Vec<_> = lost.collect();
         let Some((key, before, now)) = lost.first() else { return Ok(()) };
         Err(Error::FewerSamples {
-            path: self.storage.location().to_owned(),
+            path: self.writers.storage.location().to_owned(),
             partition: key.to_string(),
             before: *before,
             now: *now,

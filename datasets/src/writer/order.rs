@@ -27,17 +27,12 @@ impl SampleOrder {
         self.sessions
     }
 
-    /// Adds samples; says for each whether it starts a run of samples of one session.
+    /// Adds the next sample; says whether it starts a run of samples of one session.
     ///
     /// # Errors
     ///
     /// [`Error::Column`] for a sample that belongs before the one that came before it.
-    pub(super) fn push(&mut self, sessions: &[i64], times: &[i64]) -> Result<Vec<bool>> {
-        let samples = sessions.iter().copied().zip(times.iter().copied());
-        samples.map(|(session, time)| self.sample(session, time)).collect()
-    }
-
-    fn sample(&mut self, session: i64, time: i64) -> Result<bool> {
+    pub(super) fn sample(&mut self, session: i64, time: i64) -> Result<bool> {
         let starts = self.last.is_none_or(|(last, _)| last != session);
         if let Some((last, last_time)) = self.last {
             let ascends = match (self.order, starts) {
@@ -79,9 +74,9 @@ mod tests {
     use super::*;
 
     fn check(order: Order, samples: &[(i64, i64)]) -> Result<(Vec<bool>, u64)> {
-        let (sessions, times): (Vec<i64>, Vec<i64>) = samples.iter().copied().unzip();
         let mut check = SampleOrder::new(order);
-        let starts = check.push(&sessions, &times)?;
+        let starts = samples.iter().map(|(session, time)| check.sample(*session, *time));
+        let starts = starts.collect::<Result<_>>()?;
         Ok((starts, check.sessions()))
     }
 

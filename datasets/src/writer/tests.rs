@@ -289,10 +289,10 @@ fn a_file_that_cannot_be_written_is_named_and_nothing_is_left() {
     // A file takes the place of the partition's folder.
     fs_err::create_dir(directory.path().join("data")).unwrap();
     fs_err::write(directory.path().join("data/split=a"), b"").unwrap();
-    let error = writer.write(&key, &samples()).unwrap_err();
+    writer.write(&key, &samples()).unwrap();
+    let error = writer.finish().unwrap_err();
     let named = |path: &Path| path.to_string_lossy().contains("data/split=a/part-00000-");
     assert!(matches!(&error, Error::Write { path, .. } if named(path)), "{error}");
-    drop(writer);
     let left: Vec<_> = fs_err::read_dir(directory.path().join("data"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name())

@@ -9,17 +9,16 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, TimeUnit};
 use onefold_datasets::digest::{Digest, SampleSeeds};
-use onefold_datasets::{
-    IdMap, KeptColumn, KeptKind, PartitionKey, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN,
-};
+use onefold_datasets::{IdMap, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
 
 use super::encode::EncoderOptions;
 use super::kept::{KeptBuilder, KeptValue};
 use super::record::{ChangedList, RecordReader, Shape};
 use super::timelines::Slice;
+use super::unfold::malformed;
+use crate::Result;
 use crate::merge::{KNOWN, LATE, OLD};
 use crate::statistics::IdCounts;
-use crate::{Error, Result};
 
 /// The most samples, and about the most new ids, of a batch for the writer.
 const BATCH_SAMPLES: usize = 8192;
@@ -36,7 +35,6 @@ pub(crate) struct ListColumn {
 /// A run of records of one session, in order.
 #[derive(Debug)]
 pub(super) struct SessionRun<'a> {
-    pub(super) partition: &'a PartitionKey,
     pub(super) session: i64,
     pub(super) times: &'a [i64],
     /// The hashes of the samples' keys, if they have some.
@@ -45,7 +43,7 @@ pub(super) struct SessionRun<'a> {
     pub(super) origins: Option<&'a [i64]>,
     pub(super) records: &'a BinaryArray,
     /// The parts of the timelines in which the run's windows lie, one for each timeline.
-    pub(super) slices: &'a [&'a Slice],
+    pub(super) slices: &'a [Arc<Slice>],
 }
 
 /// Decodes records that come in the order of the dataset.
@@ -59,18 +57,27 @@ pub(super) struct DeltaDecoder {
     /// The number of lists of the log.
     logged: usize,
     schema: SchemaRef,
-    /// The partition and session of the last sample.
-    session: Option<(PartitionKey, i64)>,
+    /// The session of the last sample.
+    session: Option<i64>,
     /// The chains of the current session that have begun and not ended.
     chains: HashMap<u64, Chain>,
     /// By timeline, the slice that is in the batch, or was in the batch before.
     placed: Vec<PlacedSlice>,
     batch: Batch,
     seeds: SampleSeeds,
-    samples: u64,
-    digest: Digest,
-    /// The ids of the lists from timelines.
-    timeline_ids: Vec<IdCounts>,
+    /// Whether lists are digested.
+    digested: bool,
+    totals: DecodedTotals,
+}
+
+/// The number and the digest of samples, and the ids of their lists from timelines.
+#[derive(Debug, Default)]
+pub(super) struct DecodedTotals {
+    pub(super) samples: u64,
+    /// Without the lists from timelines. Nothing is digested if nobody asks for it.
+    pub(super) digest: Digest,
+    /// By list.
+    pub(super) timeline_ids: Vec<IdCounts>,
 }
 
 /// The lists of the last sample of a chain.
@@ -139,9 +146,8 @@ impl DeltaDecoder {
             kept,
             logged: options.digested,
             seeds: options.seeds(),
-            samples: 0,
-            digest: Digest::default(),
-            timeline_ids: lists.iter().skip(options.digested).map(|_| IdCounts::new()).collect(),
+            digested: true,
+            totals: DecodedTotals::default(),
             lists,
             schema: Arc::new(ArrowSchema::new(fields)),
             session: None,
@@ -151,35 +157,27 @@ impl DeltaDecoder {
         }
     }
 
-    /// Adds samples, and passes complete batches, each of one partition, to `give`.
+    /// Says whether samples are digested; they are if nothing is said.
+    pub(super) fn with_digest(mut self, digested: bool) -> Self {
+        self.digested = digested;
+        self
+    }
+
+    /// Adds samples of a partition, and passes complete batches to `give`.
     ///
     /// # Errors
     ///
-    /// [`Error::Engine`] if a record is malformed, or the error of `give`.
-    pub(super) fn push(
-        &mut self,
-        run: &SessionRun<'_>,
-        give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
-    ) -> Result<()> {
-        let is_same = |(partition, session): &(PartitionKey, i64)| {
-            *session == run.session && partition == run.partition
-        };
-        if !self.session.as_ref().is_some_and(is_same) {
+    /// [`Error::Engine`](crate::Error::Engine) if a record is malformed.
+    pub(super) fn push(&mut self, run: &SessionRun<'_>, give: &mut dyn FnMut(RecordBatch)) -> Result<()> {
+        if self.session != Some(run.session) {
             self.chains.clear();
-            if self.session.as_ref().is_some_and(|(partition, _)| partition != run.partition) {
-                self.flush(give)?;
-            }
-            self.session = Some((run.partition.clone(), run.session));
+            self.session = Some(run.session);
         }
         for (row, time) in run.times.iter().enumerate() {
             if self.batch.times.len() >= BATCH_SAMPLES || self.batch.new_ids >= BATCH_IDS {
                 self.flush(give)?;
             }
-            self.sample(run, row, *time).ok_or_else(|| Error::Engine {
-                message: "a sorted record differs from what was written".to_owned(),
-                hint: "check the disk of the spill directory; if it is sound, this is a bug in Onefold; please report it"
-                    .to_owned(),
-            })?;
+            self.sample(run, row, *time).ok_or_else(malformed)?;
         }
         Ok(())
     }
@@ -189,11 +187,7 @@ impl DeltaDecoder {
     /// # Errors
     ///
     /// As [`push`](Self::push).
-    pub(super) fn flush(
-        &mut self,
-        give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
-    ) -> Result<()> {
-        let Some((partition, _)) = &self.session else { return Ok(()) };
+    pub(super) fn flush(&mut self, give: &mut dyn FnMut(RecordBatch)) -> Result<()> {
         if self.batch.times.is_empty() && self.batch.new_ids == 0 {
             return Ok(());
         }
@@ -208,28 +202,13 @@ impl DeltaDecoder {
         if batch.times.is_empty() {
             return Ok(());
         }
-        give(partition, batch.into_columns(&self.lists, &self.schema)?)
+        give(batch.into_columns(&self.lists, &self.schema)?);
+        Ok(())
     }
 
-    /// The number of samples so far.
-    pub(super) fn samples(&self) -> u64 {
-        self.samples
-    }
-
-    /// Their digest, without the lists from timelines.
-    pub(super) fn digest(&self) -> Digest {
-        self.digest
-    }
-
-    /// The ids of the lists from timelines, in their order.
-    pub(super) fn timeline_ids(&self) -> &[IdCounts] {
-        &self.timeline_ids
-    }
-
-    /// The bytes of the lists that are kept for chains outside of the batch.
-    pub(super) fn held_bytes(&self) -> usize {
-        let carried = self.chains.values().filter_map(|chain| chain.carried.as_ref());
-        carried.flatten().map(|ids| 8 * ids.len()).sum()
+    /// The totals of the samples since the last call.
+    pub(super) fn take_totals(&mut self) -> DecodedTotals {
+        mem::take(&mut self.totals)
     }
 
     /// The number of open chains of the current session.
@@ -268,7 +247,7 @@ impl DeltaDecoder {
                 let (offset, size) = lists.append(chain.spans[i], &changed)?;
                 self.batch.new_ids += lists.ids.len() - before;
                 chain.spans[i] = (offset, size);
-                if i < self.logged {
+                if i < self.logged && self.digested {
                     chain.parts[i] = self.seeds.list(i, &lists.ids[offset..][..size]);
                 }
             }
@@ -289,8 +268,8 @@ impl DeltaDecoder {
         if !record.ends_chain() {
             self.chains.insert(record.chain(), chain);
         }
-        self.digest.add(digest);
-        self.samples += 1;
+        self.totals.digest.add(digest);
+        self.totals.samples += 1;
         if origin == LATE { self.timeline_lists(run, &mut record.positions()) } else { Some(()) }
     }
 
@@ -320,7 +299,9 @@ impl DeltaDecoder {
             let is_new = placed.number != Some(slice.number);
             if is_new || placed.starts.is_empty() {
                 if is_new {
-                    let ids = &mut self.timeline_ids[lists.start - self.logged..];
+                    let all = &mut self.totals.timeline_ids;
+                    all.resize_with(self.lists.len() - self.logged, IdCounts::new);
+                    let ids = &mut all[lists.start - self.logged..];
                     ids.iter_mut().zip(&slice.columns).for_each(|(counts, ids)| counts.add(ids));
                 }
                 placed.number = Some(slice.number);

@@ -37,8 +37,10 @@ pub(super) struct EncoderOptions {
     pub(super) digested: usize,
     /// The number of the first worker among all whose records are sorted together: chains are numbered by worker.
     pub(super) first_worker: usize,
-    /// Numbers of timelines that are carried along.
-    pub(super) positions: usize,
+    /// For each timeline, whose positions are carried along, the number of lists that it makes.
+    pub(super) timelines: Vec<usize>,
+    /// Whether samples have keys.
+    pub(super) keyed: bool,
     /// The longest pause within a session, where a pause ends one.
     pub(super) gap_micros: Option<i64>,
     /// Whether samples refer to the one before: not where a session's samples will not stand together.
@@ -49,7 +51,7 @@ pub(super) struct EncoderOptions {
 
 impl EncoderOptions {
     pub(super) fn shape(&self) -> Shape {
-        Shape { floats: self.floats.len(), positions: self.positions, lists: self.lists.len() }
+        Shape { floats: self.floats.len(), positions: 2 * self.timelines.len(), lists: self.lists.len() }
     }
 
     /// The seeds of the samples' digests.
@@ -252,7 +254,8 @@ impl DeltaEncoder {
             last.chain = self.next_chain;
             self.next_chain += 1;
         }
-        sample.write(&mut self.record, last.chain, follows, &self.known);
+        let bytes = sample.decoded_bytes(&self.options);
+        sample.write(&mut self.record, (last.chain, follows), bytes, &self.known);
         sample.observe(statistics, same_session, last, &self.known);
         let before = last.bytes();
         sample.replace(statistics, same_session, last, &self.known)?;
@@ -325,9 +328,30 @@ impl Row<'_> {
         }
     }
 
+    /// The bytes that the sample takes decoded, with all of its lists, as the writer of datasets counts them.
+    fn decoded_bytes(self, options: &EncoderOptions) -> usize {
+        let numbers = 2 + options.kept.len() + usize::from(options.keyed);
+        let logged: usize = (0..options.lists.len()).map(|i| self.batch.list(i, self.row).len()).sum();
+        let windows = self.batch.positions.chunks_exact(2).zip(&options.timelines).map(|(places, lists)| {
+            lists * usize::try_from(places[1][self.row] - places[0][self.row]).unwrap_or(0)
+        });
+        let ids = logged + windows.sum::<usize>();
+        let texts = self.kept().flatten().map(|value| match value {
+            KeptValue::Text(text) => text.len(),
+            KeptValue::Integer(_) => 0,
+        });
+        4 * self.batch.floats.len() + 8 * (numbers + ids) + texts.sum::<usize>()
+    }
+
     /// Writes the record of the sample, which `follows` the one before in its chain or holds all of its lists.
-    fn write(self, record: &mut RecordWriter, chain: u64, follows: bool, known: &[usize]) {
-        record.start(chain, self.floats(), self.positions());
+    fn write(
+        self,
+        record: &mut RecordWriter,
+        (chain, follows): (u64, bool),
+        decoded_bytes: usize,
+        known: &[usize],
+    ) {
+        record.start(chain, decoded_bytes, self.floats(), self.positions());
         for (i, known) in known.iter().enumerate() {
             let list = self.batch.list(i, self.row);
             match *known {

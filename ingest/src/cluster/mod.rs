@@ -1,8 +1,8 @@
 //! Clustering: sorts samples from the order of a log into sessions, one after the other.
 //!
 //! ```text
-//! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, sort ──▶ decode ──slices of shared ids──▶ writer
-//!   (lists)            (encode, statistics)                   (the engine, spills)        (decode)
+//! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, sort ──▶ cut ──▶ decode ──▶ writer
+//!   (lists)            (encode, statistics)                   (the engine, spills)     (unfold)  (decode, by row group)
 //! ```
 //!
 //! A log repeats a user's lists in every sample, and a sort would move, spill and merge every copy. So the samples are
@@ -29,12 +29,13 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod timelines;
+mod unfold;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use datafusion::arrow::array::{Array, AsArray, RecordBatch};
-use datafusion::arrow::datatypes::{Int64Type, Schema as ArrowSchema};
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::{displayable, execute_stream};
@@ -42,18 +43,17 @@ use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_bytes;
-use onefold_datasets::{CountBudget, KeptColumn, PartitionKey, Sessions, SparseFeature, SparseKind};
+use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind};
 
-use self::convert::{ColumnNames, column};
-use self::decode::{DeltaDecoder, SessionRun};
+use self::convert::ColumnNames;
 use self::encode::EncoderOptions;
 use self::progress::Progress;
 use self::statistics::StatisticsOptions;
 use self::table::EncodingPass;
-use self::timelines::{SampleNumbers, Slice, Slices};
+use self::timelines::{SampleNumbers, Slices};
+use self::unfold::{Decoding, SortedRecords, Unfolding};
 use crate::ids::FeatureIds;
-use crate::merge::ORIGIN;
-use crate::sessionize::{self, KEY, SESSION, SampleOrder, TIME};
+use crate::sessionize::{self, SampleOrder};
 use crate::times::TimeLimits;
 use crate::{Config, Error, Result};
 
@@ -68,6 +68,7 @@ pub(crate) use self::partitions::partition_key;
 pub(crate) use self::statistics::SampleStatistics;
 use self::table::RECORDS_TABLE;
 pub(crate) use self::table::{DIGEST, RECORD};
+pub(crate) use self::unfold::RowGroups;
 
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(200);
@@ -109,6 +110,7 @@ pub(crate) struct Clustering<'a> {
     sorted: SendableRecordBatchStream,
     timelines: Vec<Slices>,
     numbers: SampleNumbers,
+    buckets: u32,
     /// The memory that decoding holds.
     reservation: MemoryReservation,
     /// The first sorted batch, which is there when all samples are encoded.
@@ -172,6 +174,7 @@ impl<'a> Clustering<'a> {
             sorted,
             timelines,
             numbers,
+            buckets: options.order.buckets,
             reservation,
             first: None,
             totals: None,
@@ -214,108 +217,91 @@ impl<'a> Clustering<'a> {
         }
     }
 
-    /// Passes the samples to `give` in the order of the dataset, in batches of one partition, and returns their
-    /// statistics. `lists` are the list columns. To be called after [`encode`](Self::encode), which must have given
-    /// samples.
+    /// Passes the records to `output` in the order of the dataset, cut into row groups. `lists` are the list columns. To
+    /// be called after [`encode`](Self::encode), which must have given samples. `finish` is called after the last row
+    /// group, and returns when all of them are decoded. Without `digested`, somebody else digests what is decoded.
     ///
     /// # Errors
     ///
-    /// Those of the engine and of `give`; [`Error::Engine`] if the samples that come out are not those that went in.
-    pub(crate) async fn decode(
+    /// Those of the engine and of `output`; [`Error::Engine`] if the samples that come out are not those that went in.
+    pub(crate) async fn decode<O: RowGroups, R>(
         mut self,
-        lists: Vec<ListColumn>,
+        (lists, digested): (Vec<ListColumn>, bool),
         reporter: &dyn Reporter,
-        give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
-    ) -> Result<SampleStatistics> {
+        mut output: O,
+        finish: impl FnOnce(O) -> Result<R>,
+    ) -> Result<(SampleStatistics, R)> {
         let mut totals =
             self.totals.take().ok_or_else(|| bug("samples are written before they are encoded"))?;
-        let keyed = !self.config.samples.key.is_empty();
-        let mut decoder = DeltaDecoder::new(&self.options, lists, keyed);
+        let mut unfolding = Unfolding::new(
+            self.config,
+            Decoding {
+                encoded: self.options.clone(),
+                lists,
+                keyed: self.options.keyed,
+                digested,
+                buckets: self.buckets,
+            },
+        );
         reporter.begin("writing", Some(totals.samples), "samples");
         let mut next = self.first.take();
         while let Some(records) = next {
-            let (slices, numbers) = (&mut self.timelines, &mut self.numbers);
-            decode_batch(self.config, &records, &mut decoder, slices, numbers, give).await?;
+            self.cut(&records, &mut unfolding, &mut output).await?;
             let slices = self.timelines.iter().map(Slices::bytes).sum::<usize>();
-            self.reservation.resize(decoder.held_bytes() + slices);
+            self.reservation.resize(unfolding.held_bytes() + slices);
             reporter.advance(records.num_rows() as u64);
             reporter.go_on()?;
             next = self.sorted.next().await.transpose()?;
         }
-        decoder.flush(give)?;
+        unfolding.leave(&mut output)?;
+        let result = finish(output)?;
         reporter.end();
-        if (decoder.samples(), decoder.digest()) != (totals.samples, totals.digest) {
+        let decoded = unfolding.totals();
+        if decoded.samples != totals.samples || digested && decoded.digest != totals.digest {
             return Err(Error::Engine {
                 message: format!(
                     "{} samples with digest {} were read, {} with digest {} came out of the sort",
-                    totals.samples,
-                    totals.digest,
-                    decoder.samples(),
-                    decoder.digest(),
+                    totals.samples, totals.digest, decoded.samples, decoded.digest,
                 ),
                 hint: "the query must give the same rows each time it is evaluated; if it does, check the disk of \
                        the spill directory"
                     .to_owned(),
             });
         }
-        totals.statistics.timeline_ids(decoder.timeline_ids());
-        Ok(totals.statistics)
+        totals.statistics.timeline_ids(&decoded.timeline_ids);
+        Ok((totals.statistics, result))
     }
-}
 
-/// Decodes the sessions of a sorted batch.
-async fn decode_batch(
-    config: &Config,
-    records: &RecordBatch,
-    decoder: &mut DeltaDecoder,
-    timelines: &mut [Slices],
-    numbers: &mut SampleNumbers,
-    give: &mut dyn FnMut(&PartitionKey, RecordBatch) -> Result<()>,
-) -> Result<()> {
-    let sessions = column(records, SESSION)?.as_primitive::<Int64Type>();
-    if sessions.null_count() > 0 {
-        return Err(Error::Engine {
-            message: format!("{} samples belong to no session", sessions.null_count()),
-            hint:
-                "the query must give the same rows each time it is evaluated; remove `random()` and the like"
-                    .to_owned(),
-        });
-    }
-    let times = column(records, TIME)?.as_primitive::<Int64Type>().values();
-    let bytes = column(records, RECORD)?.as_binary::<i32>();
-    let origins = numbers_of(records, ORIGIN);
-    let numbers = if timelines.is_empty() { Vec::new() } else { numbers.of(config, records, origins)? };
-    let keys = numbers_of(records, KEY);
-    for rows in partitions::session_runs(config, records)? {
-        let (partition, session) =
-            (partitions::partition_key(config, records, rows.start)?, sessions.value(rows.start));
-        let mut start = rows.start;
-        while start < rows.end {
-            let mut end = rows.end;
-            for timeline in timelines.iter_mut() {
-                timeline.reach(numbers[start]).await?;
-                let next = timeline.next().await?.unwrap_or(i64::MAX);
-                end = start + numbers[start..end].partition_point(|number| *number < next);
+    /// Cuts a sorted batch into row groups.
+    async fn cut(
+        &mut self,
+        batch: &RecordBatch,
+        unfolding: &mut Unfolding<'_>,
+        output: &mut dyn RowGroups,
+    ) -> Result<()> {
+        let records = Arc::new(SortedRecords::of(batch)?);
+        let numbers = match self.timelines.is_empty() {
+            true => Vec::new(),
+            false => self.numbers.of(self.config, batch, records.origins())?,
+        };
+        for (partition, bucket, rows) in unfolding.places(batch, &records)? {
+            unfolding.enter(&partition, bucket, output)?;
+            let mut start = rows.start;
+            while start < rows.end {
+                let mut end = rows.end;
+                for timeline in &mut self.timelines {
+                    timeline.reach(numbers[start]).await?;
+                    let next = timeline.next().await?.unwrap_or(i64::MAX);
+                    end = start + numbers[start..end].partition_point(|number| *number < next);
+                }
+                let slices: Vec<_> =
+                    self.timelines.iter().map(|timeline| Arc::clone(timeline.current())).collect();
+                unfolding.push(&records, start..end, &slices, output)?;
+                start = end;
             }
-            let run = SessionRun {
-                partition: &partition,
-                session,
-                times: &times[start..end],
-                keys: keys.map(|keys| &keys[start..end]),
-                origins: origins.map(|origins| &origins[start..end]),
-                records: &bytes.slice(start, end - start),
-                slices: &timelines.iter().map(Slices::current).collect::<Vec<&Slice>>(),
-            };
-            decoder.push(&run, give)?;
-            start = end;
         }
+        Ok(())
     }
-    Ok(())
-}
-
-/// A column of numbers without nulls, if it is there.
-fn numbers_of<'b>(records: &'b RecordBatch, name: &str) -> Option<&'b [i64]> {
-    records.column_by_name(name).map(|column| &column.as_primitive::<Int64Type>().values()[..])
 }
 
 /// Plans the encoding of the samples of [`sessionize::SAMPLES_VIEW`], and registers its records as [`RECORDS_TABLE`].
@@ -379,7 +365,8 @@ fn encoder_options(config: &Config, options: &ClusterOptions) -> EncoderOptions 
         kept: options.kept.clone(),
         digested: logged_lists(config).count(),
         first_worker: 0,
-        positions: 2 * config.timelines.len(),
+        timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
+        keyed: !config.samples.key.is_empty(),
         gap_micros: match config.session {
             Sessions::Key(_) => None,
             Sessions::Gap { gap_micros, .. } => Some(gap_micros),

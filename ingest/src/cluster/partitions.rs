@@ -9,14 +9,12 @@ use datafusion::arrow::temporal_conversions::timestamp_us_to_datetime;
 use onefold_datasets::PartitionKey;
 
 use super::convert::{cast, column, column_error, engine, required};
-use crate::sessionize::{SESSION, START, period_micros};
+use crate::sessionize::{START, period_micros};
 use crate::{Config, PartitionBy, Result};
 
-/// The ranges of rows of a sorted batch that belong to one session each.
-pub(super) fn session_runs(config: &Config, records: &RecordBatch) -> Result<Vec<std::ops::Range<usize>>> {
-    let mut keys = columns(config, records)?;
-    keys.push(Arc::clone(column(records, SESSION)?));
-    Ok(partition(&keys).map_err(engine)?.ranges())
+/// The ranges of rows of a sorted batch that belong to one partition each.
+pub(super) fn runs(config: &Config, records: &RecordBatch) -> Result<Vec<std::ops::Range<usize>>> {
+    Ok(partition(&columns(config, records)?).map_err(engine)?.ranges())
 }
 
 /// The columns of a sorted batch that tell partitions apart: those of the configuration and the start of the day or

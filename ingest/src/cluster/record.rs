@@ -1,11 +1,10 @@
 //! A sample as bytes: what changed since the sample before it. The engine sorts these records in place of the lists.
 //!
 //! ```text
-//! chain u64 │ floats 4 bytes each │ positions 8 bytes each │ one bit per list: changed? │ the changed lists │ kept values
-//!                                                                a changed list: length, ids stored (varints),
-//!                                                                bytes per id, the ids
-//!                                                                a kept value: 0 if null, or else 1 and
-//!                                                                an integer (varint) or a length (varint) and a text
+//! chain u64 │ decoded bytes u32 │ floats │ positions │ one bit per list: changed? │ the changed lists │ kept values
+//!                                4 bytes   8 bytes each
+//! a changed list: length, ids stored (varints), bytes per id, the ids
+//! a kept value:   0 if null, or else 1 and an integer (varint) or a length (varint) and a text
 //! ```
 //!
 //! A **chain** is a run of samples of one session each of which is described by its changes since the one before; its
@@ -28,6 +27,12 @@ pub(super) struct Shape {
     pub(super) floats: usize,
     pub(super) positions: usize,
     pub(super) lists: usize,
+}
+
+/// The decoded bytes of the sample of a record; `None` if that is malformed.
+pub(super) fn decoded_bytes(record: &[u8]) -> Option<usize> {
+    let (bytes, _) = record.get(8..)?.split_first_chunk::<4>()?;
+    Some(u32::from_le_bytes(*bytes) as usize)
 }
 
 /// Marks a record that was written as the last one of its chain.
@@ -70,15 +75,18 @@ impl RecordWriter {
         Self { shape, bytes: Vec::new(), bits: 0 }
     }
 
-    /// Starts a record and discards the one before. Numbers of chains are below 2^63.
+    /// Starts a record and discards the one before. Numbers of chains are below 2^63. The sample takes so many decoded
+    /// bytes.
     pub(super) fn start(
         &mut self,
         chain: u64,
+        decoded_bytes: usize,
         floats: impl Iterator<Item = f32>,
         positions: impl Iterator<Item = i64>,
     ) {
         self.bytes.clear();
         self.bytes.extend_from_slice(&chain.to_le_bytes());
+        self.bytes.extend_from_slice(&u32::try_from(decoded_bytes).unwrap_or(u32::MAX).to_le_bytes());
         floats.for_each(|float| self.bytes.extend_from_slice(&float.to_le_bytes()));
         positions.for_each(|position| self.bytes.extend_from_slice(&position.to_le_bytes()));
         self.bits = self.bytes.len();
@@ -128,6 +136,7 @@ impl<'a> RecordReader<'a> {
     /// Reads a record of `shape`; `None` if it is malformed.
     pub(super) fn new(shape: Shape, record: &'a [u8]) -> Option<Self> {
         let (chain, rest) = record.split_first_chunk::<8>()?;
+        let (_, rest) = rest.split_first_chunk::<4>()?;
         let mut number = *chain;
         number[ENDS_AT] &= !ENDS;
         let (floats, rest) = rest.split_at_checked(4 * shape.floats)?;
@@ -251,6 +260,7 @@ mod tests {
         fn records_are_read_as_they_were_written(
             chain in 0..1_u64 << 63,
             ends in any::<bool>(),
+            bytes in any::<u32>(),
             floats in prop::collection::vec(any::<f32>(), 0..4),
             positions in prop::collection::vec(any::<i64>(), 0..3),
             lists in prop::collection::vec(
@@ -261,8 +271,8 @@ mod tests {
         ) {
             let shape = Shape { floats: floats.len(), positions: positions.len(), lists: lists.len() };
             let mut writer = RecordWriter::new(shape);
-            writer.start(1, floats.iter().map(|float| float + 1.0), positions.iter().copied());
-            writer.start(chain, floats.iter().copied(), positions.iter().copied());
+            writer.start(1, 3, floats.iter().map(|float| float + 1.0), positions.iter().copied());
+            writer.start(chain, bytes as usize, floats.iter().copied(), positions.iter().copied());
             for (i, list) in lists.iter().enumerate() {
                 if let Some((length, stored)) = list {
                     writer.changed(i, *length, stored);
@@ -277,6 +287,7 @@ mod tests {
             if ends {
                 end_chain(&mut record);
             }
+            prop_assert_eq!(decoded_bytes(&record), Some(bytes as usize));
             let mut reader = RecordReader::new(shape, &record).unwrap();
             prop_assert_eq!((reader.chain(), reader.ends_chain()), (chain, ends));
             let bits = |floats: Vec<f32>| floats.into_iter().map(f32::to_bits).collect::<Vec<_>>();
@@ -318,7 +329,7 @@ mod tests {
         ] {
             let shape = Shape { floats: 0, positions: 0, lists: 1 };
             let mut writer = RecordWriter::new(shape);
-            writer.start(0, [].into_iter(), [].into_iter());
+            writer.start(0, 0, [].into_iter(), [].into_iter());
             writer.changed(0, 1, &[id]);
             let mut ids = Vec::new();
             let mut reader = RecordReader::new(shape, writer.bytes()).unwrap();
@@ -330,8 +341,9 @@ mod tests {
     #[test]
     fn malformed_records_are_noticed() {
         let shape = Shape { floats: 1, positions: 0, lists: 1 };
-        assert!(RecordReader::new(shape, &[0; 12]).is_none());
-        let mut reader = RecordReader::new(shape, &[1; 13]).unwrap();
+        assert!(RecordReader::new(shape, &[0; 16]).is_none());
+        assert_eq!(decoded_bytes(&[0; 11]), None);
+        let mut reader = RecordReader::new(shape, &[1; 17]).unwrap();
         assert!(reader.next_changed().is_none());
     }
 }

@@ -4,18 +4,21 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray,
+    UInt64Array,
 };
 use datafusion::arrow::datatypes::{Float32Type, Int64Type, UInt64Type};
-use onefold_datasets::{CountBudget, KeptColumn, KeptKind, PartitionKey};
+use onefold_datasets::{CountBudget, Decode, KeptColumn, KeptKind, PartitionKey};
 use proptest::prelude::*;
 
 use super::convert::{ColumnNames, Converter};
 use super::decode::{DeltaDecoder, ListColumn, SessionRun};
 use super::encode::{DeltaEncoder, EncoderOptions, SampleTotals};
 use super::statistics::StatisticsOptions;
+use super::table::{DIGEST, RECORD};
 use super::timelines::Slice;
+use super::unfold::{Decoding, RowGroups, SortedRecords, Unfolding};
 use crate::ids::IdForm;
-use crate::sessionize::TIME;
+use crate::sessionize::{SESSION, TIME};
 use crate::statistics::IdCounts;
 
 /// A sample: session, time, a number, a bag of ids and a sequence.
@@ -76,7 +79,8 @@ fn options(chained: bool, state_bytes: usize) -> EncoderOptions {
         kept: kept_columns(),
         digested: 2,
         first_worker: 0,
-        positions: 2,
+        timelines: vec![1],
+        keyed: false,
         gap_micros: None,
         chained,
         state_bytes,
@@ -151,7 +155,7 @@ fn decode(sorted: &[Sorted], options: &EncoderOptions, totals: &SampleTotals) ->
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
     let mut decoder = DeltaDecoder::new(options, vec![list("bag"), list("past"), list("seen")], false);
     let mut samples = Vec::new();
-    let mut give = |_: &PartitionKey, batch: RecordBatch| {
+    let mut give = |batch: RecordBatch| {
         for row in 0..batch.num_rows() {
             let number = |i: usize| batch.column(i).as_primitive::<Int64Type>().value(row);
             let time =
@@ -170,7 +174,6 @@ fn decode(sorted: &[Sorted], options: &EncoderOptions, totals: &SampleTotals) ->
             assert_eq!(found, kept(&sample));
             samples.push((sample, lists(7)));
         }
-        Ok(())
     };
     for run in sorted.chunk_by(|a, b| a.0 == b.0) {
         let first = run[0].1.saturating_sub(2).max(0);
@@ -179,23 +182,23 @@ fn decode(sorted: &[Sorted], options: &EncoderOptions, totals: &SampleTotals) ->
         // A session may come in several runs.
         for part in run.chunks(3) {
             let run = SessionRun {
-                partition: &PartitionKey::default(),
                 session: part[0].0,
                 times: &part.iter().map(|record| record.1).collect::<Vec<_>>(),
                 keys: None,
                 origins: None,
                 records: &BinaryArray::from_iter_values(part.iter().map(|record| &record.3)),
-                slices: &[&Slice {
+                slices: &[Arc::new(Slice {
                     number: run[0].0,
                     positions: positions.clone(),
                     columns: vec![Vec::clone(&items)],
-                }],
+                })],
             };
             decoder.push(&run, &mut give).unwrap();
         }
     }
     decoder.flush(&mut give).unwrap();
-    assert_eq!((decoder.samples(), decoder.digest()), (totals.samples, totals.digest));
+    let decoded = decoder.take_totals();
+    assert_eq!((decoded.samples, decoded.digest), (totals.samples, totals.digest));
     samples
 }
 
@@ -216,7 +219,109 @@ fn samples() -> impl Strategy<Value = Vec<Sample>> {
     })
 }
 
+/// Cuts samples into row groups of so many samples, wherever that is, and keeps how they are decoded.
+struct Cutting {
+    samples: usize,
+    pushed: usize,
+    row_groups: Vec<Decode>,
+}
+
+impl RowGroups for Cutting {
+    fn wants(&mut self, _: &PartitionKey) -> crate::Result<bool> {
+        Ok(true)
+    }
+
+    fn leave_out(&mut self, _: &PartitionKey, _: &[i64]) -> crate::Result<()> {
+        unreachable!("all partitions are wanted")
+    }
+
+    fn enter(&mut self, _: &PartitionKey, _: u32) -> crate::Result<()> {
+        Ok(())
+    }
+
+    fn push(&mut self, _: i64, _: i64, _: usize) -> crate::Result<bool> {
+        self.pushed += 1;
+        Ok(self.pushed > 1 && self.pushed % self.samples == 1 % self.samples)
+    }
+
+    fn write_row_group(&mut self, decode: Decode) -> crate::Result<()> {
+        self.row_groups.push(decode);
+        Ok(())
+    }
+}
+
+/// The lists of samples whose sorted records come in batches of `batch_rows`, and are decoded in row groups of
+/// `samples` samples, the last ones first.
+fn unfold(
+    sorted: &[Sorted],
+    options: &EncoderOptions,
+    (batch_rows, samples): (usize, usize),
+    totals: &SampleTotals,
+) -> Vec<(i64, Vec<i64>, Vec<i64>)> {
+    let text = "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\nkey = [\"session\"]\n\
+                time = \"time\"\n[features]\nitem = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
+    let config = crate::Config::parse(std::path::Path::new("dataset.toml"), text).unwrap();
+    let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
+    let lists = vec![list("bag"), list("past"), list("seen")];
+    let decoding = Decoding { encoded: options.clone(), lists, keyed: false, digested: true, buckets: 1 };
+    let mut unfolding = Unfolding::new(&config, decoding);
+    let mut output = Cutting { samples, pushed: 0, row_groups: Vec::new() };
+    let numbers = |of: fn(&Sorted) -> i64, rows: &[Sorted]| -> ArrayRef {
+        Arc::new(Int64Array::from_iter_values(rows.iter().map(of)))
+    };
+    unfolding.enter(&PartitionKey::default(), 0, &mut output).unwrap();
+    let last = sorted.iter().map(|record| record.1).max().unwrap_or(0);
+    let positions: Vec<i64> = (0..last).collect();
+    let columns = vec![positions.iter().map(|item| 2 * item).collect()];
+    let slice = Arc::new(Slice { number: 1, positions, columns });
+    for rows in sorted.chunks(batch_rows) {
+        let half = |half: usize| -> ArrayRef {
+            Arc::new(UInt64Array::from_iter_values(rows.iter().map(|record| record.2[half])))
+        };
+        let records: ArrayRef = Arc::new(BinaryArray::from_iter_values(rows.iter().map(|record| &record.3)));
+        let batch = RecordBatch::try_from_iter([
+            (SESSION, numbers(|record| record.0, rows)),
+            (TIME, numbers(|record| record.1, rows)),
+            (DIGEST[0], half(0)),
+            (DIGEST[1], half(1)),
+            (RECORD, records),
+        ]);
+        let records = Arc::new(SortedRecords::of(&batch.unwrap()).unwrap());
+        unfolding.push(&records, 0..rows.len(), &[Arc::clone(&slice)], &mut output).unwrap();
+    }
+    unfolding.leave(&mut output).unwrap();
+    let threads: Vec<_> = output
+        .row_groups
+        .into_iter()
+        .rev()
+        .map(|decode| std::thread::spawn(move || decode().unwrap()))
+        .collect();
+    let batches: Vec<_> = threads.into_iter().rev().flat_map(|thread| thread.join().unwrap()).collect();
+    let decoded = unfolding.totals();
+    assert_eq!((decoded.samples, decoded.digest), (totals.samples, totals.digest));
+    let lists = |batch: &RecordBatch, column: usize, row: usize| {
+        let lists = batch.column(column).as_list_view::<i32>();
+        lists.value(row).as_primitive::<Int64Type>().values().to_vec()
+    };
+    let rows = batches.iter().flat_map(|batch| (0..batch.num_rows()).map(move |row| (batch, row)));
+    let session = |batch: &RecordBatch, row: usize| batch.column(0).as_primitive::<Int64Type>().value(row);
+    rows.map(|(batch, row)| (session(batch, row), lists(batch, 6, row), lists(batch, 7, row))).collect()
+}
+
 proptest! {
+    #[test]
+    fn row_groups_are_decoded_in_any_order(
+        samples in samples(),
+        sizes in (1..20_usize, 1..9_usize),
+        chained in any::<bool>(),
+    ) {
+        let options = options(chained, 1 << 20);
+        let (sorted, totals) = encode(&samples, 7, &options, 2);
+        let whole = decode(&sorted, &options, &totals).into_iter();
+        let whole: Vec<_> = whole.map(|(sample, seen)| (sample.0, sample.4, seen)).collect();
+        prop_assert_eq!(unfold(&sorted, &options, sizes, &totals), whole);
+    }
+
     #[test]
     fn decoding_undoes_encoding(
         samples in samples(),
@@ -276,7 +381,7 @@ fn samples_in_time_order_become_what_changed() {
     ];
     let (sorted, totals) = encode(&samples, 10, &options(true, 1 << 20), 1);
     let bytes = |time: i64| sorted.iter().filter(|r| r.1 == time).map(|r| r.3.len()).collect::<Vec<_>>();
-    let empty = 8 + 4 + 16 + 1;
+    let empty = 8 + 4 + 4 + 16 + 1;
     // A kept value takes a byte, and if it is there, its number or length and its text.
     assert_eq!(bytes(1), [empty + 3 + 2 + 3 + 3 + 1 + (2 + 4)]);
     assert_eq!(bytes(2), [empty + 3 + 1 + 2 + (2 + 4)]);
@@ -291,19 +396,18 @@ fn samples_in_time_order_become_what_changed() {
 fn most_open(sorted: &[Sorted], options: &EncoderOptions) -> usize {
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
     let mut decoder = DeltaDecoder::new(options, vec![list("bag"), list("past"), list("seen")], false);
-    let slice = Slice { number: 1, positions: (0..5000).collect(), columns: vec![vec![7; 5000]] };
+    let slice = Arc::new(Slice { number: 1, positions: (0..5000).collect(), columns: vec![vec![7; 5000]] });
     let mut most = 0;
     for (session, time, _, record) in sorted {
         let run = SessionRun {
-            partition: &PartitionKey::default(),
             session: *session,
             times: &[*time],
             keys: None,
             origins: None,
             records: &BinaryArray::from_iter_values([record]),
-            slices: &[&slice],
+            slices: &[Arc::clone(&slice)],
         };
-        decoder.push(&run, &mut |_, _| Ok(())).unwrap();
+        decoder.push(&run, &mut |_| {}).unwrap();
         most = most.max(decoder.open_chains());
     }
     assert_eq!(decoder.open_chains(), 0, "every chain of a session ends with its last record");
@@ -337,27 +441,25 @@ fn batches_with_slices(samples: i64, length: i64, rows: i64) -> Vec<usize> {
     let list = ListColumn { name: "seen".into(), vocabulary: None };
     let mut decoder = DeltaDecoder::new(&options, vec![list], false);
     let mut sizes = Vec::new();
-    let mut give = |_: &PartitionKey, batch: RecordBatch| {
+    let mut give = |batch: RecordBatch| {
         sizes.push(batch.num_rows());
-        Ok(())
     };
-    let mut slice = Slice::default();
+    let mut slice = Arc::new(Slice::default());
     for sample in 0..samples {
         let start = sample * length;
         if slice.positions.last().is_none_or(|last| *last < start + length - 1) {
             let positions: Vec<i64> = (start..start + rows).collect();
-            slice = Slice { number: sample + 1, columns: vec![positions.clone()], positions };
+            slice = Arc::new(Slice { number: sample + 1, columns: vec![positions.clone()], positions });
         }
         let mut record = super::record::RecordWriter::new(options.shape());
-        record.start(0, [].into_iter(), [start, start + length].into_iter());
+        record.start(0, 0, [].into_iter(), [start, start + length].into_iter());
         let run = SessionRun {
-            partition: &PartitionKey::default(),
             session: 1,
             times: &[sample],
             keys: None,
             origins: None,
             records: &BinaryArray::from_iter_values([record.bytes()]),
-            slices: &[&slice],
+            slices: &[Arc::clone(&slice)],
         };
         decoder.push(&run, &mut give).unwrap();
     }
@@ -379,28 +481,28 @@ fn a_slice_may_begin_with_an_empty_window() {
     let mut decoder =
         DeltaDecoder::new(&options, vec![ListColumn { name: "seen".into(), vocabulary: None }], false);
     let mut lists: Vec<Vec<i64>> = Vec::new();
-    let mut give = |_: &PartitionKey, batch: RecordBatch| {
+    let mut give = |batch: RecordBatch| {
         let seen = batch.column(2).as_list_view::<i32>();
         let list = |row: usize| seen.value(row).as_primitive::<Int64Type>().values().to_vec();
         lists.extend((0..batch.num_rows()).map(list));
-        Ok(())
     };
-    let slices = [10, 20].map(|first| Slice {
-        number: first,
-        positions: (first..first + 3).collect(),
-        columns: vec![(first..first + 3).collect()],
+    let slices = [10, 20].map(|first| {
+        Arc::new(Slice {
+            number: first,
+            positions: (first..first + 3).collect(),
+            columns: vec![(first..first + 3).collect()],
+        })
     });
     for (time, (slice, start, end)) in (0..).zip([(0, 10, 12), (1, 0, 0), (1, 21, 23)]) {
         let mut record = super::record::RecordWriter::new(options.shape());
-        record.start(0, [].into_iter(), [start, end].into_iter());
+        record.start(0, 0, [].into_iter(), [start, end].into_iter());
         let run = SessionRun {
-            partition: &PartitionKey::default(),
             session: 1,
             times: &[time],
             keys: None,
             origins: None,
             records: &BinaryArray::from_iter_values([record.bytes()]),
-            slices: &[&slices[slice]],
+            slices: &[Arc::clone(&slices[slice])],
         };
         decoder.push(&run, &mut give).unwrap();
     }

@@ -36,18 +36,18 @@ pub(super) struct Slices {
     lists: Vec<String>,
     /// The batch being read, and its runs of rows of one slice that are left, the next one last.
     batch: Option<(RecordBatch, Vec<Range<usize>>)>,
-    current: Slice,
+    current: Arc<Slice>,
 }
 
 impl Slices {
     /// The slices in `rows`, the rows of [`sessionize::slices`](crate::sessionize::slices).
     pub(super) fn new(rows: SendableRecordBatchStream, lists: Vec<String>) -> Self {
         let columns = vec![Vec::new(); lists.len()];
-        Self { rows, lists, batch: None, current: Slice { columns, ..Slice::default() } }
+        Self { rows, lists, batch: None, current: Arc::new(Slice { columns, ..Slice::default() }) }
     }
 
     /// The slice that was reached last.
-    pub(super) fn current(&self) -> &Slice {
+    pub(super) fn current(&self) -> &Arc<Slice> {
         &self.current
     }
 
@@ -71,17 +71,18 @@ impl Slices {
                 break;
             }
             if self.current.number != number {
-                self.current.number = number;
-                self.current.positions.clear();
-                self.current.columns.iter_mut().for_each(Vec::clear);
+                // Samples that are not decoded yet may need the slice before.
+                let columns = vec![Vec::new(); self.lists.len()];
+                self.current = Arc::new(Slice { number, positions: Vec::new(), columns });
             }
             let Some((batch, runs)) = &mut self.batch else { break };
             let Some(rows) = runs.pop() else { break };
             let values = |name: &str| -> Result<&[i64]> {
                 Ok(&column(batch, name)?.as_primitive::<Int64Type>().values()[rows.clone()])
             };
-            self.current.positions.extend_from_slice(values(POSITION)?);
-            for (ids, name) in self.current.columns.iter_mut().zip(&self.lists) {
+            let current = Arc::make_mut(&mut self.current);
+            current.positions.extend_from_slice(values(POSITION)?);
+            for (ids, name) in current.columns.iter_mut().zip(&self.lists) {
                 ids.extend_from_slice(values(name)?);
             }
         }

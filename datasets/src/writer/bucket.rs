@@ -1,0 +1,291 @@
+//! Writes the samples of one bucket of a partition: cuts them into row groups and files.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use parquet::basic::ZstdLevel;
+use rayon::ThreadPool;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+
+use super::columns::FileColumns;
+use super::count::Counter;
+use super::data_file::DataFileWriter;
+use super::order::SampleOrder;
+use super::{DATA, WriterOptions};
+use crate::digest::Digest;
+use crate::schema::with_sample_keys;
+use crate::snapshot::Bucket;
+use crate::storage::Storage;
+use crate::{DataFile, Error, PartitionKey, Result, Schema};
+
+/// A row group has at most so many decoded bytes: ids of twice as many are addressed by 32-bit offsets.
+const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
+/// Row groups of a bucket that are encoded and wait for one before them, for each thread.
+const WAITING_PART: usize = 2;
+
+/// Gives the samples of a row group, in batches with the columns of [`Schema::to_arrow`] and, where the dataset has it,
+/// [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN); lists may be `ListView`s.
+pub type Decode = Box<
+    dyn FnOnce() -> std::result::Result<Vec<RecordBatch>, Box<dyn std::error::Error + Send + Sync>> + Send,
+>;
+
+/// What all files of a dataset have in common, and the threads that encode them.
+#[derive(Debug)]
+pub(super) struct Format {
+    schema: Schema,
+    pub(super) columns_of_samples: SchemaRef,
+    options: WriterOptions,
+    pub(super) columns: FileColumns,
+    pub(super) counter: Counter,
+    /// The samples' columns of dense features.
+    pub(super) dense: Vec<usize>,
+    pub(super) level: ZstdLevel,
+    pub(super) pool: ThreadPool,
+    /// One for each row group that may be decoded and encoded at a time, over all buckets.
+    pub(super) slots: Arc<Semaphore>,
+}
+
+impl Format {
+    /// The format of the files of a dataset at `location`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Schema`] for a column order that names no column; [`Error::Io`] if threads cannot be started.
+    pub(super) fn new(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
+        let columns = FileColumns::new(&schema, &options)?;
+        let level =
+            ZstdLevel::try_new(options.zstd_level).map_err(|error| Error::write_parquet(location, error))?;
+        let threads = options.threads.max(1);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let pool = pool.thread_name(|i| format!("onefold-write-{i}")).build();
+        Ok(Self {
+            columns_of_samples: with_sample_keys(schema.to_arrow(), options.sample_keys),
+            columns,
+            counter: Counter::new(&schema),
+            dense: dense_columns(&schema),
+            level,
+            pool: pool.map_err(std::io::Error::other)?,
+            slots: Arc::new(Semaphore::new(threads)),
+            schema,
+            options,
+        })
+    }
+}
+
+/// Where the dense features stand among the columns of [`Schema::to_arrow`].
+fn dense_columns(schema: &Schema) -> Vec<usize> {
+    let columns = schema.to_arrow();
+    schema.dense.iter().filter_map(|name| columns.index_of(name).ok()).collect()
+}
+
+/// Makes the writers of a dataset's buckets, which may be at work at the same time.
+#[derive(Debug, Clone)]
+pub(super) struct BucketWriters {
+    pub(super) storage: Storage,
+    /// A part of the names of all files, which no other writer uses.
+    pub(super) attempt: String,
+    pub(super) format: Arc<Format>,
+    pub(super) buckets: u32,
+}
+
+impl BucketWriters {
+    /// The writer of a bucket of a partition. A bucket has one writer.
+    pub(super) fn bucket(&self, key: &PartitionKey, bucket: u32) -> BucketWriter {
+        BucketWriter {
+            order: SampleOrder::new(self.format.options.order),
+            written: WrittenBucket::empty(key.clone(), bucket),
+            writers: self.clone(),
+            group_bytes: 0,
+            ended: None,
+            open: None,
+            ending: VecDeque::new(),
+            started: Vec::new(),
+        }
+    }
+}
+
+/// Writes the samples of one bucket of a partition. Its row groups are decoded and encoded in parallel, and appended to
+/// its files in their order: what is written depends neither on the number of threads nor on the batches.
+///
+/// The samples are announced one by one with [`push`](Self::push), which says where row groups end. The files appear in
+/// the storage as they become full; they are removed again if the writer is dropped before [`finish`](Self::finish).
+#[derive(Debug)]
+pub struct BucketWriter {
+    writers: BucketWriters,
+    order: SampleOrder,
+    /// Decoded bytes of the samples that were pushed since the last row group ended.
+    group_bytes: usize,
+    /// Decoded bytes of the row group that has ended and is still to be written.
+    ended: Option<usize>,
+    open: Option<DataFileWriter>,
+    /// Files that get no more row groups.
+    ending: VecDeque<DataFileWriter>,
+    /// The paths of all files that were started, for the case that the writer fails.
+    started: Vec<String>,
+    written: WrittenBucket,
+}
+
+/// The files of one bucket of a partition, and what is known of its samples: what a commit needs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WrittenBucket {
+    /// The partition.
+    pub key: PartitionKey,
+    /// The bucket and its statistics.
+    pub bucket: Bucket,
+    /// Its files, in their order.
+    pub files: Vec<DataFile>,
+}
+
+impl WrittenBucket {
+    /// A bucket without samples.
+    pub(super) fn empty(key: PartitionKey, bucket: u32) -> Self {
+        let (features, dense, digest) = (BTreeMap::new(), BTreeMap::new(), Digest::default());
+        let bucket = Bucket { bucket, samples: 0, sessions: 0, features, dense, digest, last_time: None };
+        Self { key, bucket, files: Vec::new() }
+    }
+}
+
+impl BucketWriter {
+    /// Announces the next sample, which has so many decoded bytes. If this gives `true`, a row group ends before the
+    /// sample, and has to be written with [`write_row_group`](Self::write_row_group) before the next one is pushed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Column`] for a sample that belongs before the one that came before it.
+    pub fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
+        let starts_session = self.order.sample(session, time)?;
+        let ends = self.row_group_is_full(starts_session);
+        if ends {
+            self.ended = Some(std::mem::take(&mut self.group_bytes));
+        }
+        self.group_bytes += bytes;
+        self.written.bucket.samples += 1;
+        Ok(ends)
+    }
+
+    /// Whether the current row group ends before a sample that starts a session or not.
+    fn row_group_is_full(&self, starts_session: bool) -> bool {
+        let options = &self.writers.format.options;
+        let target = options.row_group_bytes.clamp(1, MOST_ROW_GROUP_BYTES);
+        let boundary = starts_session || !options.order.is_clustered();
+        self.group_bytes >= target && boundary || self.group_bytes >= target.saturating_mul(2)
+    }
+
+    /// Writes a row group: the samples that were pushed since the row group before it; without the last one if that
+    /// begins the next row group. Returns while it is decoded and encoded, but waits while as many row groups are, over
+    /// all buckets, as there are threads.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if a file cannot be written, and the errors of
+    /// decoding, also for one of the row groups before.
+    pub fn write_row_group(&mut self, decode: Decode) -> Result<()> {
+        let bytes = self.ended.take().unwrap_or_else(|| std::mem::take(&mut self.group_bytes));
+        self.append_encoded()?;
+        if self.open.is_none() {
+            let path = self.next_path();
+            self.started.push(path.clone());
+            self.open = Some(DataFileWriter::create(&self.writers.storage, path, &self.writers.format)?);
+        }
+        if let Some(open) = &mut self.open {
+            open.write_row_group(bytes, decode)?;
+            if open.bytes >= self.writers.format.options.file_bytes {
+                self.ending.extend(self.open.take());
+            }
+        }
+        Ok(())
+    }
+
+    /// The next data file's path in the dataset.
+    fn next_path(&self) -> String {
+        let BucketWriters { attempt, buckets, .. } = &self.writers;
+        let (key, number) = (self.written.key.to_string(), self.started.len());
+        let mut folders = vec![DATA.to_owned()];
+        folders.extend(Some(key).filter(|key| !key.is_empty()));
+        folders.extend(bucket_folder(self.written.bucket.bucket, *buckets));
+        format!("{}/part-{number:05}-{attempt}.parquet", folders.join("/"))
+    }
+
+    /// Appends what is encoded; waits for the first row group if too many wait for it.
+    fn append_encoded(&mut self) -> Result<()> {
+        let most = WAITING_PART * self.writers.format.options.threads.max(1);
+        while let Some(mut first) = self.ending.pop_front() {
+            first.append_encoded()?;
+            if first.encoding() > 0 && self.waiting() + first.encoding() < most {
+                self.ending.push_front(first);
+                return Ok(());
+            }
+            self.close(first)?;
+        }
+        let Some(open) = &mut self.open else { return Ok(()) };
+        open.append_encoded()?;
+        while open.encoding() >= most {
+            open.append_next()?;
+        }
+        Ok(())
+    }
+
+    fn waiting(&self) -> usize {
+        self.ending.iter().chain(&self.open).map(DataFileWriter::encoding).sum()
+    }
+
+    fn close(&mut self, file: DataFileWriter) -> Result<()> {
+        let (mut file, counts, dense) = file.finish()?;
+        let WrittenBucket { bucket, files, .. } = &mut self.written;
+        let schema = &self.writers.format.schema;
+        file.bucket = bucket.bucket;
+        let last_time =
+            file.row_groups.listed().into_iter().flatten().map(|row_group| row_group.last_time).max();
+        bucket.last_time = bucket.last_time.max(last_time);
+        files.push(file);
+        for (feature, figures) in schema.sparse_features().zip(&counts.features) {
+            bucket.features.entry(feature.name.clone()).or_default().merge(figures);
+        }
+        for (name, statistics) in schema.dense.iter().zip(dense) {
+            match bucket.dense.entry(name.clone()) {
+                Entry::Vacant(first) => drop(first.insert(statistics)),
+                Entry::Occupied(mut before) => before.get_mut().merge(&statistics),
+            }
+        }
+        bucket.digest.merge(counts.digest);
+        Ok(())
+    }
+
+    /// Ends the files, after the last row group was written.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_row_group`](Self::write_row_group).
+    pub fn finish(mut self) -> Result<WrittenBucket> {
+        self.ending.extend(self.open.take());
+        while let Some(file) = self.ending.pop_front() {
+            self.close(file)?;
+        }
+        self.written.bucket.sessions = self.order.sessions();
+        self.started.clear();
+        let (key, bucket) = (self.written.key.clone(), self.written.bucket.bucket);
+        Ok(std::mem::replace(&mut self.written, WrittenBucket::empty(key, bucket)))
+    }
+}
+
+impl Drop for BucketWriter {
+    fn drop(&mut self) {
+        // A file that is being written is not there yet.
+        drop(self.open.take());
+        self.ending.clear();
+        if !self.started.is_empty() {
+            self.writers.storage.clean_up(std::mem::take(&mut self.started));
+        }
+    }
+}
+
+/// The folder of a bucket in its partition; none where there is one bucket.
+fn bucket_folder(bucket: u32, buckets: u32) -> Option<String> {
+    let digits = (buckets - 1).to_string().len().max(3);
+    (buckets > 1).then(|| format!("bucket={bucket:0digits$}"))
+}

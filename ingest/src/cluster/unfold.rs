@@ -1,0 +1,345 @@
+//! Cuts sorted records into row groups. The records of a row group are decoded where it is encoded, in parallel with
+//! others.
+//!
+//! ```text
+//! sorted records ─▶ cut into row groups ─▶ decode, encode ─┐
+//!                   in order, one thread   decode, encode ─┼─▶ file
+//!                                          decode, encode ─┘
+//! ```
+//!
+//! Where a row group ends follows from the decoded bytes that every record names. A row group begins with a session,
+//! so that its records can be decoded without those before it. Only where a session is larger than a row group does
+//! the next one take over the decoder of the one before.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use datafusion::arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBatch, UInt64Array};
+use datafusion::arrow::datatypes::{Int64Type, UInt64Type};
+use onefold_datasets::{Decode, PartitionKey, bucket_of_session};
+
+use super::convert::column;
+use super::decode::{DecodedTotals, DeltaDecoder, ListColumn, SessionRun};
+use super::encode::EncoderOptions;
+use super::record::decoded_bytes;
+use super::table::{DIGEST, RECORD};
+use super::timelines::Slice;
+use super::{bug, partitions};
+use crate::merge::{KNOWN, ORIGIN};
+use crate::sessionize::{KEY, SESSION, TIME};
+use crate::{Config, Error, Result};
+
+/// Takes the samples of a clustering, partition by partition and bucket by bucket.
+pub(crate) trait RowGroups {
+    /// Whether the samples of a partition are wanted.
+    fn wants(&mut self, partition: &PartitionKey) -> Result<bool>;
+
+    /// Counts samples of a partition that are not wanted, by their times.
+    fn leave_out(&mut self, partition: &PartitionKey, times: &[i64]) -> Result<()>;
+
+    /// Begins a bucket of a partition that is wanted.
+    fn enter(&mut self, partition: &PartitionKey, bucket: u32) -> Result<()>;
+
+    /// Announces the next sample of the bucket. If this gives `true`, a row group ends before the sample.
+    fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool>;
+
+    /// Takes the samples of a row group, decoded by `decode`.
+    fn write_row_group(&mut self, decode: Decode) -> Result<()>;
+}
+
+/// How records are decoded.
+#[derive(Debug)]
+pub(super) struct Decoding {
+    pub(super) encoded: EncoderOptions,
+    pub(super) lists: Vec<ListColumn>,
+    /// Whether samples have keys.
+    pub(super) keyed: bool,
+    /// Whether to digest what is decoded.
+    pub(super) digested: bool,
+    /// The number of buckets.
+    pub(super) buckets: u32,
+}
+
+/// Cuts records into row groups.
+pub(super) struct Unfolding<'a> {
+    config: &'a Config,
+    decoding: Arc<Decoding>,
+    place: Option<Place>,
+    /// The records since the last row group ended.
+    pieces: Vec<Piece>,
+    /// The session of the last sample.
+    session: Option<i64>,
+    /// Gives the decoder of the row group before, if this one begins within a session.
+    before: Option<Receiver<DeltaDecoder>>,
+    /// Samples that are not decoded.
+    left_out: DecodedTotals,
+    sender: Sender<DecodedTotals>,
+    decoded: Receiver<DecodedTotals>,
+}
+
+/// The bucket of a partition that samples come from.
+struct Place {
+    partition: PartitionKey,
+    bucket: u32,
+    wanted: bool,
+    /// Whether there was a sample.
+    entered: bool,
+}
+
+/// The columns of a sorted batch that samples are decoded from.
+#[derive(Debug)]
+pub(super) struct SortedRecords {
+    sessions: Int64Array,
+    times: Int64Array,
+    records: BinaryArray,
+    digests: [UInt64Array; 2],
+    keys: Option<Int64Array>,
+    origins: Option<Int64Array>,
+}
+
+/// Some records of a batch, and for each timeline the slice in which their windows lie.
+struct Piece {
+    records: Arc<SortedRecords>,
+    rows: Range<usize>,
+    slices: Vec<Arc<Slice>>,
+}
+
+impl SortedRecords {
+    /// The columns of a batch.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Engine`] if a sample belongs to no session.
+    pub(super) fn of(batch: &RecordBatch) -> Result<Self> {
+        let sessions = column(batch, SESSION)?.as_primitive::<Int64Type>();
+        if sessions.null_count() > 0 {
+            return Err(Error::Engine {
+                message: format!("{} samples belong to no session", sessions.null_count()),
+                hint: "the query must give the same rows each time it is evaluated; remove `random()` and the like"
+                    .to_owned(),
+            });
+        }
+        let numbers =
+            |name: &str| batch.column_by_name(name).map(|column| column.as_primitive::<Int64Type>().clone());
+        let half = |name: &str| Ok::<_, Error>(column(batch, name)?.as_primitive::<UInt64Type>().clone());
+        Ok(Self {
+            sessions: sessions.clone(),
+            times: column(batch, TIME)?.as_primitive::<Int64Type>().clone(),
+            records: column(batch, RECORD)?.as_binary::<i32>().clone(),
+            digests: [half(DIGEST[0])?, half(DIGEST[1])?],
+            keys: numbers(KEY),
+            origins: numbers(ORIGIN),
+        })
+    }
+
+    pub(super) fn origins(&self) -> Option<&[i64]> {
+        self.origins.as_ref().map(|origins| &origins.values()[..])
+    }
+
+    /// Whether a record is one of the samples, and not one that the dataset has already.
+    fn is_sample(&self, row: usize) -> bool {
+        self.origins.as_ref().is_none_or(|origins| origins.value(row) != KNOWN)
+    }
+
+    fn totals(&self, rows: Range<usize>) -> DecodedTotals {
+        let mut totals = DecodedTotals { samples: rows.len() as u64, ..DecodedTotals::default() };
+        for row in rows {
+            let [high, low] = self.digests.each_ref().map(|half| u128::from(half.value(row)));
+            totals.digest.add_number(high << 64 | low);
+        }
+        totals
+    }
+}
+
+impl<'a> Unfolding<'a> {
+    pub(super) fn new(config: &'a Config, decoding: Decoding) -> Self {
+        let (sender, decoded) = channel();
+        Self {
+            config,
+            decoding: Arc::new(decoding),
+            place: None,
+            pieces: Vec::new(),
+            session: None,
+            before: None,
+            left_out: DecodedTotals::default(),
+            sender,
+            decoded,
+        }
+    }
+
+    /// The runs of records of a sorted batch that are of one bucket of one partition each.
+    pub(super) fn places(
+        &self,
+        batch: &RecordBatch,
+        records: &SortedRecords,
+    ) -> Result<Vec<(PartitionKey, u32, Range<usize>)>> {
+        let (sessions, buckets) = (records.sessions.values(), self.decoding.buckets);
+        let bucket = |session: &i64| bucket_of_session(*session, buckets);
+        let mut places = Vec::new();
+        for rows in partitions::runs(self.config, batch)? {
+            let partition = partitions::partition_key(self.config, batch, rows.start)?;
+            let mut start = rows.start;
+            for run in sessions[rows].chunk_by(|a, b| bucket(a) == bucket(b)) {
+                places.push((partition.clone(), bucket(&run[0]), start..start + run.len()));
+                start += run.len();
+            }
+        }
+        Ok(places)
+    }
+
+    /// Goes to a bucket of a partition.
+    pub(super) fn enter(
+        &mut self,
+        partition: &PartitionKey,
+        bucket: u32,
+        output: &mut dyn RowGroups,
+    ) -> Result<()> {
+        if self.place.as_ref().is_some_and(|place| place.partition == *partition && place.bucket == bucket) {
+            return Ok(());
+        }
+        self.leave(output)?;
+        let wanted = output.wants(partition)?;
+        self.place = Some(Place { partition: partition.clone(), bucket, wanted, entered: false });
+        self.session = None;
+        Ok(())
+    }
+
+    /// Adds records of the bucket, whose windows lie in `slices`.
+    pub(super) fn push(
+        &mut self,
+        records: &Arc<SortedRecords>,
+        rows: Range<usize>,
+        slices: &[Arc<Slice>],
+        output: &mut dyn RowGroups,
+    ) -> Result<()> {
+        let Some(place) = &mut self.place else { return Ok(()) };
+        if !place.wanted {
+            self.left_out.merge(&records.totals(rows.clone()));
+            let samples = rows.filter(|row| records.is_sample(*row));
+            let times: Vec<i64> = samples.map(|row| records.times.value(row)).collect();
+            return output.leave_out(&place.partition, &times);
+        }
+        let mut start = rows.start;
+        for row in rows.clone().filter(|row| records.is_sample(*row)) {
+            if let Some(place) = self.place.as_mut().filter(|place| !place.entered) {
+                output.enter(&place.partition, place.bucket)?;
+                place.entered = true;
+            }
+            let session = records.sessions.value(row);
+            let bytes = decoded_bytes(records.records.value(row)).ok_or_else(malformed)?;
+            if output.push(session, records.times.value(row), bytes)? {
+                self.keep(records, start..row, slices);
+                self.end_row_group(self.session == Some(session), output)?;
+                start = row;
+            }
+            self.session = Some(session);
+        }
+        self.keep(records, start..rows.end, slices);
+        Ok(())
+    }
+
+    fn keep(&mut self, records: &Arc<SortedRecords>, rows: Range<usize>, slices: &[Arc<Slice>]) {
+        if !rows.is_empty() {
+            self.pieces.push(Piece { records: Arc::clone(records), rows, slices: slices.to_vec() });
+        }
+    }
+
+    /// Gives the records so far away as a row group. `continues` says whether the next one begins within a session.
+    fn end_row_group(&mut self, continues: bool, output: &mut dyn RowGroups) -> Result<()> {
+        let pieces = std::mem::take(&mut self.pieces);
+        let (decoding, before) = (Arc::clone(&self.decoding), self.before.take());
+        let (sender, after) = channel();
+        self.before = continues.then_some(after);
+        let (sender, totals) = (continues.then_some(sender), self.sender.clone());
+        output.write_row_group(Box::new(move || {
+            let mut decoder = match before {
+                None => DeltaDecoder::new(&decoding.encoded, decoding.lists.clone(), decoding.keyed)
+                    .with_digest(decoding.digested),
+                Some(before) => before.recv().map_err(|_| bug("the row group before was not decoded"))?,
+            };
+            let rows = decode(&mut decoder, &pieces)?;
+            // Nobody waits for them any more if the build has failed.
+            let _ = totals.send(decoder.take_totals());
+            if let Some(sender) = sender {
+                let _ = sender.send(decoder);
+            }
+            Ok(rows)
+        }))
+    }
+
+    /// Ends the bucket.
+    pub(super) fn leave(&mut self, output: &mut dyn RowGroups) -> Result<()> {
+        match self.place.take() {
+            Some(place) if place.entered => self.end_row_group(false, output),
+            // Records that the dataset has already.
+            _ => {
+                for piece in self.pieces.drain(..) {
+                    self.left_out.merge(&piece.records.totals(piece.rows));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The bytes of the records that wait for the end of their row group.
+    pub(super) fn held_bytes(&self) -> usize {
+        let of = |piece: &Piece| {
+            let offsets = piece.records.records.value_offsets();
+            (offsets[piece.rows.end] - offsets[piece.rows.start]) as usize
+        };
+        self.pieces.iter().map(of).sum()
+    }
+
+    /// The totals of all records, once all row groups are decoded.
+    pub(super) fn totals(self) -> DecodedTotals {
+        let Self { left_out: mut totals, sender, decoded, .. } = self;
+        drop(sender);
+        decoded.iter().for_each(|other| totals.merge(&other));
+        totals
+    }
+}
+
+/// Decodes the records of a row group.
+fn decode(decoder: &mut DeltaDecoder, pieces: &[Piece]) -> Result<Vec<RecordBatch>> {
+    let mut rows = Vec::new();
+    let mut give = |batch| rows.push(batch);
+    for Piece { records, rows, slices } in pieces {
+        let mut start = rows.start;
+        for run in records.sessions.values()[rows.clone()].chunk_by(|a, b| a == b) {
+            let range = start..start + run.len();
+            let run = SessionRun {
+                session: run[0],
+                times: &records.times.values()[range.clone()],
+                keys: records.keys.as_ref().map(|keys| &keys.values()[range.clone()]),
+                origins: records.origins().map(|origins| &origins[range.clone()]),
+                records: &records.records.slice(range.start, range.len()),
+                slices,
+            };
+            decoder.push(&run, &mut give)?;
+            start = range.end;
+        }
+    }
+    decoder.flush(&mut give)?;
+    Ok(rows)
+}
+
+/// The error that a record was changed.
+pub(super) fn malformed() -> Error {
+    Error::Engine {
+        message: "a sorted record differs from what was written".to_owned(),
+        hint: "check the disk of the spill directory; if it is sound, this is a bug in Onefold; please report it"
+            .to_owned(),
+    }
+}
+
+impl DecodedTotals {
+    fn merge(&mut self, other: &Self) {
+        self.samples += other.samples;
+        self.digest.merge(other.digest);
+        if self.timeline_ids.is_empty() {
+            self.timeline_ids.extend(other.timeline_ids.iter().map(|_| crate::statistics::IdCounts::new()));
+        }
+        self.timeline_ids.iter_mut().zip(&other.timeline_ids).for_each(|(ids, other)| ids.merge(other));
+    }
+}
