@@ -168,7 +168,7 @@ impl SampleDigest {
 impl Digest {
     /// Adds one sample.
     pub fn add(&mut self, sample: SampleDigest) {
-        self.0 = self.0.wrapping_add(sample.number());
+        self.add_number(sample.number());
     }
 
     /// Adds one sample by its [number](SampleDigest::number).

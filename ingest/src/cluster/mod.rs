@@ -235,13 +235,7 @@ impl<'a> Clustering<'a> {
             self.totals.take().ok_or_else(|| bug("samples are written before they are encoded"))?;
         let mut unfolding = Unfolding::new(
             self.config,
-            Decoding {
-                encoded: self.options.clone(),
-                lists,
-                keyed: self.options.keyed,
-                digested,
-                buckets: self.buckets,
-            },
+            Decoding { encoded: self.options.clone(), lists, digested, buckets: self.buckets },
         );
         reporter.begin("writing", Some(totals.samples), "samples");
         let mut next = self.first.take();

@@ -263,7 +263,7 @@ fn unfold(
     let config = crate::Config::parse(std::path::Path::new("dataset.toml"), text).unwrap();
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
     let lists = vec![list("bag"), list("past"), list("seen")];
-    let decoding = Decoding { encoded: options.clone(), lists, keyed: false, digested: true, buckets: 1 };
+    let decoding = Decoding { encoded: options.clone(), lists, digested: true, buckets: 1 };
     let mut unfolding = Unfolding::new(&config, decoding);
     let mut output = Cutting { samples, pushed: 0, row_groups: Vec::new() };
     let numbers = |of: fn(&Sorted) -> i64, rows: &[Sorted]| -> ArrayRef {

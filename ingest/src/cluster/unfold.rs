@@ -53,8 +53,6 @@ pub(crate) trait RowGroups {
 pub(super) struct Decoding {
     pub(super) encoded: EncoderOptions,
     pub(super) lists: Vec<ListColumn>,
-    /// Whether samples have keys.
-    pub(super) keyed: bool,
     /// Whether to digest what is decoded.
     pub(super) digested: bool,
     /// The number of buckets.
@@ -254,7 +252,7 @@ impl<'a> Unfolding<'a> {
         let (sender, totals) = (continues.then_some(sender), self.sender.clone());
         output.write_row_group(Box::new(move || {
             let mut decoder = match before {
-                None => DeltaDecoder::new(&decoding.encoded, decoding.lists.clone(), decoding.keyed)
+                None => DeltaDecoder::new(&decoding.encoded, decoding.lists.clone(), decoding.encoded.keyed)
                     .with_digest(decoding.digested),
                 Some(before) => before.recv().map_err(|_| bug("the row group before was not decoded"))?,
             };

@@ -84,7 +84,7 @@ impl LearnedCost {
         for (shards, asked) in ranks.iter().zip(asked) {
             let (output, work) = model.output(shards);
             faster += usize::from(!shards.is_empty() && output < model.least_output * work);
-            longest = longest.max(model.predict_ms(shards, asked));
+            longest = longest.max(model.ms((output, work), asked));
         }
         (faster, longest)
     }

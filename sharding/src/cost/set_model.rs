@@ -81,7 +81,11 @@ impl SetModel {
 
     /// The time of a set, by the plain definition, with what its rank asks for.
     pub(crate) fn predict_ms(&self, items: &[Vec<f64>], asked: &AskedFeatures) -> f64 {
-        let (output, work) = self.output(items);
+        self.ms(self.output(items), asked)
+    }
+
+    /// The same of what [`output`](Self::output) gives for the set.
+    pub(crate) fn ms(&self, (output, work): (f64, f64), asked: &AskedFeatures) -> f64 {
         (output.max(self.least_output * work).max(0.0) + self.asked_work(asked)) * self.scale_ms
     }
 

@@ -371,7 +371,7 @@ fn available_bytes() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use onefold_datasets::progress::Silent;
-    use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, Shard, ShardingType, TablePlan, Topology};
+    use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, TablePlan, Topology};
 
     use super::*;
     use crate::distributed::Alone;
@@ -383,12 +383,7 @@ mod tests {
         let [one, five] = [1, 5].map(|ranks| Topology::h100(ranks, 1 << 30).unwrap());
         let whole = Beam::Full.plan(&tables, &one, &AnalyticCost, 1280).unwrap();
         let spread = Greedy::BySize.plan(&tables, &five, &AnalyticCost, 256).unwrap();
-        let copies = |table: &Table| TablePlan {
-            sharding_type: ShardingType::DataParallel,
-            shards: (0..5).map(|rank| Shard::whole(table, rank)).collect(),
-            ..TablePlan::table_wise(table, 0)
-        };
-        let copied = tables.iter().map(copies).collect();
+        let copied = tables.iter().map(|table| TablePlan::data_parallel(table, 5)).collect();
         let copied = Plan::predict("copied", &tables, copied, &five, &AnalyticCost, 256).unwrap();
         let plans = vec![("whole".into(), whole), ("spread".into(), spread), ("copied".into(), copied)];
         vec![PlanSet { name: "task".into(), tables: file, plans }]

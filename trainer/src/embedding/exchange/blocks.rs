@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::super::lookup::{FeatureLookup, Rows};
 use super::super::shard::Shard;
-use super::copies::{decode_rows, encode_rows, reducer};
+use super::copies::{decode_rows, encode_rows, reduced_by};
 
 /// A block has offsets, because its rows overlap.
 const OVERLAP: i32 = 1;
@@ -122,8 +122,7 @@ pub(super) fn encode(
         Kind::Replica => {
             let rows = &replicas[block.table];
             encode_rows(rows, shard.rows.end, words);
-            let summed = rows.iter().filter(|row| reducer(**row, ranks) == shard.rank as usize);
-            Asked { vectors: summed.copied().collect() }
+            Asked { vectors: reduced_by(shard.rank as usize, rows, ranks).copied().collect() }
         }
     }
 }
@@ -189,7 +188,7 @@ pub(super) fn decode(block: &Block, (shard, ranks): (&Shard, usize), words: &mut
         Kind::Sequence(feature) => feature,
         Kind::Replica => {
             let rows = decode_rows(rows, words)?;
-            let summed = rows.iter().filter(|row| reducer(**row, ranks) == shard.rank as usize).count();
+            let summed = reduced_by(shard.rank as usize, &rows, ranks).count();
             return Some(Served::Replica(rows, summed));
         }
     };

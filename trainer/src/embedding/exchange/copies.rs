@@ -17,6 +17,11 @@ pub(super) fn reducer(row: u32, ranks: usize) -> usize {
     row as usize % ranks
 }
 
+/// The rows among `rows` whose gradients a rank sums.
+pub(super) fn reduced_by(rank: usize, rows: &[u32], ranks: usize) -> impl Iterator<Item = &u32> {
+    rows.iter().filter(move |row| reducer(**row, ranks) == rank)
+}
+
 /// The rows of one table that any rank looks up in a step; every rank has a copy of the table.
 #[derive(Debug)]
 pub(super) struct CopiedRows {
@@ -45,15 +50,14 @@ impl CopiedRows {
             rows[reducer(row, of_ranks.len())].push(row);
         }
         let arriving = of_ranks.iter().map(|of_rank| {
-            let own = of_rank.iter().filter(|row| reducer(**row, of_ranks.len()) == rank);
             let mut next = 0;
-            own.map(|row| {
+            let own = reduced_by(rank, of_rank, of_ranks.len()).map(|row| {
                 while rows[rank][next] != *row {
                     next += 1;
                 }
                 next as u32
-            })
-            .collect()
+            });
+            own.collect()
         });
         Self { shard, width, arriving: arriving.collect(), rows }
     }

@@ -78,8 +78,9 @@ impl Exchange {
     ) -> Result<Destinations> {
         let mut parts = RoutesParts::default();
         let mut floats = [Vec::new(), Vec::new()];
+        let mut replicas = vec![0; self.ranks()];
         let mut starts = [0, 0];
-        for (blocks, asked) in self.asks.iter().zip(&asked.asked) {
+        for ((blocks, asked), replicas) in self.asks.iter().zip(&asked.asked).zip(&mut replicas) {
             let before = starts;
             for (block, Asked { vectors }) in blocks.iter().zip(asked) {
                 let (column, width, size) = (block.column, block.width, vectors.len() * block.width);
@@ -92,23 +93,22 @@ impl Exchange {
                         let elements = vectors.iter().map(|&value| staged.places[feature].element(value));
                         parts.sequences.add(elements, column, width, starts);
                     }
-                    Kind::Replica => {}
+                    Kind::Replica => *replicas += size,
                 }
                 starts[0] += if block.kind == Kind::Replica { 0 } else { size };
                 starts[1] += size;
             }
             (0..2).for_each(|way| floats[way].push(starts[way] - before[way]));
         }
-        let replicas = self.own_replicas(asked, staged, &mut parts);
+        parts.replicas = self.own_replicas(asked, staged);
         let bags = staged.bags.as_ref().map_or(0, |bags| bags.jagged.rows as usize);
         let elements = staged.sequences.iter().map(|block| block.elements as usize).sum();
         Ok(Destinations { routes: parts.send(store.routes(), bags, elements)?, floats, replicas })
     }
 
-    /// Adds the elements of every row of a replica that a batch looks up, in the order in which the rows' gradients are
-    /// sent. Returns the floats of the gradients, by owner.
-    fn own_replicas(&self, asked: &Encoded, staged: &Staged, parts: &mut RoutesParts) -> Vec<usize> {
-        let (mut places, mut floats) = (Vec::new(), vec![0; self.ranks()]);
+    /// The elements of every row of a replica that a batch looks up, in the order in which the rows' gradients are sent.
+    fn own_replicas(&self, asked: &Encoded, staged: &Staged) -> Merged {
+        let mut places = Vec::new();
         let is_replica = |(_, block): &(usize, &Block)| block.kind == Kind::Replica;
         for (number, block) in self.asks[self.rank()].iter().enumerate().filter(is_replica) {
             for feature in asked.features_of(block.table) {
@@ -121,12 +121,7 @@ impl Exchange {
                 places.extend(covered.filter(|(_, covered)| *covered).map(element));
             }
         }
-        for (floats, (blocks, asked)) in floats.iter_mut().zip(self.asks.iter().zip(&asked.asked)) {
-            let replicas = blocks.iter().zip(asked).filter(|(block, _)| block.kind == Kind::Replica);
-            *floats = replicas.map(|(block, asked)| asked.vectors.len() * block.width).sum();
-        }
-        parts.replicas = Merged::new(places);
-        floats
+        Merged::new(places)
     }
 
     /// Looks up what all ranks asked for; `staged` is this rank's batch, and has arrived.

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use onefold_sharding::DataType;
 use rayon::ThreadPool;
 use rayon::prelude::*;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::Exchange;
 use crate::distributed::Pending;
@@ -102,8 +102,7 @@ impl Exchange {
     ) -> Result<Arriving> {
         let (sent, received) = (outgoing.splits.clone(), splits(received));
         let outgoing = outgoing.on_wire(self.dtype);
-        let kind = if self.dtype == DataType::Fp32 { Kind::Float } else { Kind::Int16 };
-        let values = Tensor::empty([received.iter().sum::<i64>()], (kind, Device::Cpu));
+        let values = Tensor::empty([received.iter().sum::<i64>()], (outgoing.kind(), Device::Cpu));
         let pending = self.collectives.all_to_all(&values, &received, &outgoing, &sent)?;
         self.count(counter, &sent, self.dtype.bytes());
         Ok(Arriving { pending, vectors: Arrived { values, dtype: self.dtype } })
