@@ -13,7 +13,7 @@ use crate::cost::model_file::{Ablation, Fit, ModelFile, ModelReport, Repeated};
 use crate::cost::set_model::{EXCHANGE_WORK, SetModel, exchange_features, seen, waiting_ms};
 use crate::costs::{COMPUTE, Costs, Direction, ExchangeRank, ExchangeSample};
 use crate::nn::{Adam, Mlp};
-use crate::statistics::{Linear, kendall_tau, mean_squared_error, nonnegative_fit};
+use crate::statistics::{Linear, kendall_deviation, kendall_tau, mean_squared_error, nonnegative_fit};
 use crate::{Error, Result};
 
 /// How to train.
@@ -88,7 +88,8 @@ impl Sample {
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for fewer than 50 samples or 2 folds, and if the networks do not beat lines through the same
+/// [`Error::Invalid`] for fewer than 50 samples or 2 folds, if the order of predictions may be chance, and if the
+/// networks do not beat lines through the same
 /// features on the held-out samples in two of three, squared error, Kendall's tau and relative error (an exchange's in
 /// one): such a model is not blessed.
 pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporter) -> Result<ModelFile> {
@@ -164,8 +165,8 @@ pub fn repeatability(costs: &Costs, again: &Costs) -> Option<Repeated> {
     (!first.is_empty()).then(|| Repeated { samples: first.len(), fit: Fit::of(&first, &second) })
 }
 
-/// As [`fit`], and refuses a model that does not beat a line in two of three, of an exchange in one: squared error,
-/// Kendall's tau and relative error.
+/// As [`fit`], and refuses a model whose order may be chance, or that does not beat a line in two of three, of an exchange
+/// in one: squared error, Kendall's tau and relative error.
 fn train(
     name: &str,
     samples: &[Sample],
@@ -175,6 +176,17 @@ fn train(
 ) -> Result<(SetModel, ModelReport)> {
     let (model, report) = fit(name, samples, seen, options, reporter)?;
     let (test, linear) = (report.test, report.linear);
+    let chance = 4.0 * kendall_deviation(samples.len());
+    if test.kendall_tau < chance {
+        return Err(Error::invalid(
+            format!(
+                "the {name} model learned nothing: Kendall's tau of what it predicts is {:.3}, and chance gives up to \
+                 {chance:.3}",
+                test.kendall_tau
+            ),
+            "check what was measured, and measure more samples",
+        ));
+    }
     let better = [
         test.mse < linear.mse,
         test.kendall_tau > linear.kendall_tau,
@@ -298,7 +310,8 @@ fn train_on<'a, 's>(
     (model, train)
 }
 
-/// The line's features: the sums of the items' features, how many there are, and what is asked for.
+/// A line's predictions, whose errors count as the network's do. Its features are the sums of the items' features, how
+/// many there are, and what is asked for.
 fn linear_predictions(train: &[&Sample], test: &[&Sample], model: &SetModel) -> Vec<f64> {
     let features = |sample: &Sample| {
         let mut sums = vec![0.0; model.mean.len() + 1];
@@ -314,7 +327,7 @@ fn linear_predictions(train: &[&Sample], test: &[&Sample], model: &SetModel) -> 
     };
     let rows: Vec<Vec<f64>> = train.iter().map(|sample| features(sample)).collect();
     let targets: Vec<f64> = train.iter().map(|sample| sample.ms).collect();
-    let line = Linear::fit(&rows, &targets);
+    let line = Linear::fit(&rows, &targets, &importances(train));
     test.iter().map(|sample| line.predict(&features(sample))).collect()
 }
 
@@ -342,6 +355,11 @@ fn importance(ms: f64, mean_ms: f64) -> f64 {
     1.0 / (ms / mean_ms).max(LEAST_TIME).powf(TIME_POWER)
 }
 
+fn importances(samples: &[&Sample]) -> Vec<f64> {
+    let mean_ms = samples.iter().map(|sample| sample.ms).sum::<f64>() / samples.len().max(1) as f64;
+    samples.iter().map(|sample| importance(sample.ms, mean_ms)).collect()
+}
+
 /// Random weights, and a normalisation by the training samples.
 fn untrained(train: &[&Sample], (work, amounts): &Seen, rng: &mut ChaCha8Rng) -> SetModel {
     let items = || train.iter().flat_map(|sample| &sample.items);
@@ -366,7 +384,7 @@ fn untrained(train: &[&Sample], (work, amounts): &Seen, rng: &mut ChaCha8Rng) ->
         last.weights.fill(0.0);
         last.bias.fill(0.0);
     }
-    let (work, asked) = match work.is_empty() {
+    let (work, asked, fixed) = match work.is_empty() {
         true => Default::default(),
         false => work_weights(train, work, width, scale_ms),
     };
@@ -374,6 +392,7 @@ fn untrained(train: &[&Sample], (work, amounts): &Seen, rng: &mut ChaCha8Rng) ->
         amounts: amounts.clone(),
         work,
         asked,
+        fixed,
         least_output: 0.0,
         most_work: 0.0,
         deviation: (0..width).map(deviation).collect(),
@@ -388,19 +407,18 @@ fn untrained(train: &[&Sample], (work, amounts): &Seen, rng: &mut ChaCha8Rng) ->
     }
 }
 
-/// Weights by which the work of a sample's items, and that of what it asks for, sums up to about its time, in units of
-/// `scale_ms`: non-negative least squares without intercept.
-fn work_weights(train: &[&Sample], work: &[usize], width: usize, scale_ms: f64) -> (Vec<f64>, Vec<f64>) {
+/// Weights by which the work of a sample's items, that of what it asks for, and what any rank's step costs sum up to
+/// about its time, in units of `scale_ms`: non-negative least squares.
+fn work_weights(train: &[&Sample], work: &[usize], width: usize, scale_ms: f64) -> (Vec<f64>, Vec<f64>, f64) {
     let row = |sample: &&Sample| -> Vec<f64> {
         let sum = |i: &usize| sample.items.iter().map(|item| item[*i]).sum::<f64>();
         let count = sample.items.len() as f64;
-        work.iter().map(sum).chain([count]).chain(sample.asked.values()).collect()
+        work.iter().map(sum).chain([count]).chain(sample.asked.values()).chain([1.0]).collect()
     };
     let rows: Vec<Vec<f64>> = train.iter().map(row).collect();
     let targets: Vec<f64> = train.iter().map(|sample| sample.ms / scale_ms).collect();
-    let mean_ms = train.iter().map(|sample| sample.ms).sum::<f64>() / train.len().max(1) as f64;
-    let counts: Vec<f64> = train.iter().map(|sample| importance(sample.ms, mean_ms)).collect();
-    let mut found = nonnegative_fit(&rows, &targets, &counts);
+    let mut found = nonnegative_fit(&rows, &targets, &importances(train));
+    let fixed = found.pop().unwrap_or_default();
     let asked = found.split_off(work.len() + 1);
     let mut weights = vec![0.0; width + 1];
     for (i, weight) in work.iter().chain([&width]).zip(found) {
@@ -408,16 +426,16 @@ fn work_weights(train: &[&Sample], work: &[usize], width: usize, scale_ms: f64) 
     }
     // An item without work must still be able to cost something.
     weights[width] = weights[width].max(1e-6);
-    (weights, asked)
+    (weights, asked, fixed)
 }
 
-/// The least output per unit of work among samples that do more for their own shards than to ask for others, but for one
-/// in fifty, whose time may be mistaken.
+/// The least output per unit of work among samples that do more for their own shards than besides, but for one in fifty,
+/// whose time may be mistaken.
 fn least_output(model: &SetModel, train: &[&Sample]) -> f64 {
     let of_sample = |sample: &&Sample| {
         let work = sample.work(model);
-        let asked = model.asked_work(&sample.asked);
-        (work > asked).then(|| (sample.ms / model.scale_ms - asked) / work)
+        let others = model.asked_work(&sample.asked) + model.fixed;
+        (work > others).then(|| (sample.ms / model.scale_ms - others) / work)
     };
     let mut outputs: Vec<f64> = train.iter().filter_map(of_sample).collect();
     outputs.sort_by(f64::total_cmp);
@@ -441,7 +459,7 @@ impl Normalised {
             items: sample.items.iter().map(|item| model.normalise(item)).collect(),
             work: sample.items.iter().map(|item| model.work(item)).collect(),
             added: sample.items.iter().map(|item| model.added_work(item) as f32).sum::<f32>()
-                + model.asked_work(&sample.asked) as f32,
+                + (model.asked_work(&sample.asked) + model.fixed) as f32,
             target: (sample.ms / model.scale_ms) as f32,
             importance: importance(sample.ms, mean_ms) as f32,
         }

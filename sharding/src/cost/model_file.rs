@@ -10,7 +10,7 @@ use crate::files::{self, FileKind};
 use crate::{Error, Result};
 
 pub(crate) const KIND: FileKind =
-    FileKind { version: 5, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
+    FileKind { version: 6, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
 
 /// Models that come with the program, by [name](ModelFile::SHIPPED).
 pub(crate) const MODELS: [(&str, &str); 1] = [("cpu", include_str!("../../models/cpu.json"))];

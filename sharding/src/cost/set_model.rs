@@ -23,8 +23,9 @@ pub(crate) const EXCHANGE_WORK: [usize; 3] = [0, 1, 2];
 /// A set of more work than was measured is taken to cost in proportion: as a set of the most work that was, of the same
 /// kind, times how much more it is.
 ///
-/// A set without items costs nothing. What a rank does to ask for other vectors has weights of its own and is added to the end. Of what was measured, the
-/// least time per unit of work is kept: a set is never predicted to take less.
+/// What a step costs a rank without items, and what a rank does to ask for other vectors, have weights of their own and
+/// are added at the end. Of what was measured, the least time per unit of work is kept: a set is never predicted to
+/// take less.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SetModel {
@@ -49,6 +50,9 @@ pub(crate) struct SetModel {
     /// Weights of the numbers of [`AskedFeatures`]; empty if nothing is asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) asked: Vec<f64>,
+    /// The output for a rank that has no items and asks for nothing.
+    #[serde(default)]
+    pub(crate) fixed: f64,
     /// The least output per unit of work that was measured, 0 to 1.
     #[serde(default)]
     pub(crate) least_output: f64,
@@ -86,7 +90,7 @@ impl SetModel {
 
     /// The same of what [`output`](Self::output) gives for the set.
     pub(crate) fn ms(&self, (output, work): (f64, f64), asked: &AskedFeatures) -> f64 {
-        (output.max(self.least_output * work).max(0.0) + self.asked_work(asked)) * self.scale_ms
+        (output.max(self.least_output * work).max(0.0) + self.asked_work(asked) + self.fixed) * self.scale_ms
     }
 
     /// What the network says of a set, and the set's work; both in units of the scale.
@@ -156,7 +160,7 @@ impl SetModel {
             || self
                 .asked
                 .iter()
-                .chain([&self.least_output, &self.most_work])
+                .chain([&self.fixed, &self.least_output, &self.most_work])
                 .any(|w| !w.is_finite() || *w < 0.0)
         {
             return Some(format!(

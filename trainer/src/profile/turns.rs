@@ -52,6 +52,8 @@ const TURN: u8 = 0;
 const OVER: u8 = 1;
 /// A rank has failed.
 const FAILED: u8 = 2;
+/// A rank sleeps until its turn.
+const READY: u8 = 3;
 
 impl Baton {
     fn new(collectives: &dyn Collectives) -> Result<Self> {
@@ -91,9 +93,13 @@ impl Baton {
         }
     }
 
-    /// Waits for this rank's turn.
+    /// Waits for this rank's turn. The first one begins when no other works any more.
     fn take(&self) -> Result<()> {
-        if self.rank == 0 { Ok(()) } else { self.wait_for(TURN) }
+        if self.rank == 0 {
+            return self.sockets.iter().skip(1).try_for_each(|_| self.wait_for(READY));
+        }
+        self.tell(0, READY)?;
+        self.wait_for(TURN)
     }
 
     /// Ends this rank's turn, and waits until all have had theirs.
