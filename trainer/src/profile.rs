@@ -69,9 +69,9 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// Tables are divided at random: whole on a rank, in columns, in rows, or copied.
 ///
 /// Every rank gives a sample: its shards, what it asks for, and the median time of 41 steps, or of those of three
-/// seconds if they are at least nine, after two that warm up. On the processor ranks are threads that take turns, and what their
-/// threads waited for it while other processes had it is taken off. A GPU is measured with all tables of a set whole on
-/// one rank; its step lasts until the GPU has ended it, and its batch was copied before.
+/// seconds if they are at least nine, after two that warm up. On the processor ranks are threads that take turns, and
+/// what their threads waited for it while other processes had it is taken off. A GPU is measured with all tables of a
+/// set whole on one rank; its step lasts until the GPU has ended it, and its batch was copied before.
 ///
 /// # Errors
 ///
