@@ -101,7 +101,7 @@ impl<'a> Reading<'a> {
     /// # Errors
     ///
     /// As [`Clustering::plan`].
-    pub(crate) async fn clustering(&self, wanted: &ReadingOptions) -> Result<Clustering<'a>> {
+    pub(crate) async fn clustering(&self, wanted: &ReadingOptions) -> Result<Clustering> {
         let columns = self.planned.wide.schema().as_arrow();
         Clustering::plan(self.config, &self.context, columns, &self.cluster_options(wanted)).await
     }
@@ -130,7 +130,7 @@ impl<'a> Reading<'a> {
     /// many as the declared steps counted.
     pub(crate) async fn encode<'c>(
         &self,
-        clustering: &'c mut Clustering<'_>,
+        clustering: &'c mut Clustering,
         reporter: &dyn Reporter,
     ) -> Result<&'c mut SampleTotals> {
         let totals = clustering.encode(reporter).await?;

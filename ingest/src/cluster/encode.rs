@@ -9,6 +9,7 @@ use datafusion::arrow::compute::take;
 use datafusion::arrow::datatypes::SchemaRef;
 use onefold_datasets::digest::{Digest, SampleDigest, SampleSeeds};
 use onefold_datasets::{KeptColumn, overlap};
+use serde::{Deserialize, Serialize};
 
 use super::chains::Chains;
 use super::convert::{Converted, engine};
@@ -24,7 +25,7 @@ const UNCHANGED: usize = usize::MAX;
 const OPEN_CHAINS_PART: usize = 64;
 
 /// How samples are delta-encoded.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct EncoderOptions {
     /// Names of the floats, in the records' order.
     pub(super) floats: Vec<String>,

@@ -136,7 +136,7 @@ impl OldSamples {
     }
 }
 
-impl<'a> Clustering<'a> {
+impl Clustering {
     /// The clustering of late samples and those of a dataset, whose records the query `ordered` sorts. `sessions` is
     /// the query of the late samples' sessions.
     ///
@@ -144,7 +144,7 @@ impl<'a> Clustering<'a> {
     ///
     /// Those of the engine.
     pub(crate) async fn merged(
-        config: &'a Config,
+        config: &Config,
         context: &SessionContext,
         columns: &datafusion::arrow::datatypes::Schema,
         options: &ClusterOptions,
@@ -152,7 +152,7 @@ impl<'a> Clustering<'a> {
         (sessions, ordered): (&str, &str),
     ) -> Result<Self> {
         let mut planned = Self::sorted(config, context, columns, options, sessions, ordered).await?;
-        planned.options = merged_options(config, options);
+        planned.cut.encoded = merged_options(config, options);
         planned.totals = Some(late.totals);
         planned.passes = old.map(|old| old.pass).into_iter().collect();
         Ok(planned)

@@ -235,7 +235,7 @@ pub(super) fn records_schema(names: &ColumnNames, samples: &ArrowSchema) -> Resu
 }
 
 /// Wraps an error of this crate so that it can pass through the engine.
-fn external(error: crate::Error) -> DataFusionError {
+pub(super) fn external(error: crate::Error) -> DataFusionError {
     DataFusionError::External(Box::new(error))
 }
 

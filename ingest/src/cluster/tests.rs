@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use super::convert::{ColumnNames, Converter};
 use super::decode::{DeltaDecoder, ListColumn, SessionRun};
 use super::encode::{DeltaEncoder, EncoderOptions, SampleTotals};
+use super::partitions::Partitions;
 use super::statistics::StatisticsOptions;
 use super::table::{DIGEST, RECORD};
 use super::timelines::Slice;
@@ -264,7 +265,7 @@ fn unfold(
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
     let lists = vec![list("bag"), list("past"), list("seen")];
     let decoding = Decoding { encoded: options.clone(), lists, keyed: false, digested: true, buckets: 1 };
-    let mut unfolding = Unfolding::new(&config, decoding);
+    let mut unfolding = Unfolding::new(Partitions::of(&config), decoding);
     let mut output = Cutting { samples, pushed: 0, row_groups: Vec::new() };
     let numbers = |of: fn(&Sorted) -> i64, rows: &[Sorted]| -> ArrayRef {
         Arc::new(Int64Array::from_iter_values(rows.iter().map(of)))

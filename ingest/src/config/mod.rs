@@ -80,7 +80,7 @@ pub struct Config {
 }
 
 /// How partitions are cut by time: by the start of the sample's session, so that no session spans two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitionBy {
     /// By day, `date=YYYY-MM-DD`, in UTC.

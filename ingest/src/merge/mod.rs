@@ -32,9 +32,7 @@ use serde::Serialize;
 
 use self::old::{OldDataset, PARTITION, Read};
 use self::sql::{BUCKET, COUNT, Sql};
-use crate::cluster::{
-    ClusterOptions, Clustering, LateSamples, OldSamples, list_names, partition_at, partition_key,
-};
+use crate::cluster::{ClusterOptions, Clustering, LateSamples, OldSamples, Partitions, list_names};
 use crate::decide::OutputPlan;
 use crate::reading::{Reading, ReadingOptions};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, START};
@@ -64,6 +62,7 @@ pub struct MergeSummary {
 /// A merge of the samples of a configuration into a dataset.
 pub(crate) struct Merge<'a> {
     config: &'a Config,
+    partitions: Partitions,
     context: SessionContext,
     columns: Arc<ArrowSchema>,
     options: ClusterOptions,
@@ -140,6 +139,7 @@ impl<'a> Merge<'a> {
         let instants = sessionize::instants(config, &columns)?;
         Ok(Self {
             config,
+            partitions: Partitions::of(config),
             context: reading.context.clone(),
             columns,
             sql: Sql { config, order: options.order, instants },
@@ -198,7 +198,7 @@ impl<'a> Merge<'a> {
         self.keep(sql::MOVED, &self.sql.moved()).await?;
         for batch in self.rows(&self.sql.grown_buckets()).await? {
             for row in 0..batch.num_rows() {
-                let key = partition_key(self.config, &batch, row)?;
+                let key = self.partitions.key(&batch, row)?;
                 if choice.matches(&key)? {
                     self.summary.samples_added += integer(&batch, COUNT, row).unsigned_abs();
                     self.changed.insert((key, integer(&batch, BUCKET, row) as u32));
@@ -229,7 +229,7 @@ impl<'a> Merge<'a> {
     /// # Errors
     ///
     /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read.
-    pub(crate) async fn cluster(&self, late: LateSamples, decided: &OutputPlan) -> Result<Clustering<'a>> {
+    pub(crate) async fn cluster(&self, late: LateSamples, decided: &OutputPlan) -> Result<Clustering> {
         let of_dataset = |(key, bucket): &(PartitionKey, u32)| self.old.bucket(key, *bucket);
         let buckets: BTreeSet<(usize, u32)> = self.changed.iter().filter_map(of_dataset).collect();
         let mut old = None;
@@ -250,7 +250,7 @@ impl<'a> Merge<'a> {
             for row in 0..batch.num_rows() {
                 let times = (integer(&batch, START, row), integer(&batch, sql::LAST, row));
                 let bucket = integer(&batch, BUCKET, row) as u32;
-                places.push((partition_key(self.config, &batch, row)?, bucket, times));
+                places.push((self.partitions.key(&batch, row)?, bucket, times));
             }
         }
         for (key, bucket, times) in places {
@@ -273,7 +273,7 @@ impl<'a> Merge<'a> {
         }
         let Sessions::Gap { gap_micros, .. } = self.config.session else { return true };
         let (low, high) = (low.saturating_sub(gap_micros), high.saturating_add(gap_micros));
-        let at = |time: i64| partition_at(self.config, key, time);
+        let at = |time: i64| self.partitions.at(key, time);
         if at(high).is_some_and(|last| partition.key > last) {
             return false;
         }
@@ -340,7 +340,7 @@ impl<'a> Merge<'a> {
 
     /// Adds the move of a session of the dataset to another partition, if it is one.
     fn add_move(&mut self, choice: &PartitionChoice<'_>, batch: &RecordBatch, row: usize) -> Result<()> {
-        let to = partition_key(self.config, batch, row)?;
+        let to = self.partitions.key(batch, row)?;
         let from = &self.old.snapshot.partitions[integer(batch, PARTITION, row) as usize].key;
         if to == *from {
             return Ok(());

@@ -1,5 +1,7 @@
 //! What is counted while samples are read, column by column; from it come the statistics when all samples are read.
 
+use serde::{Deserialize, Serialize};
+
 use super::distinct::DistinctIds;
 
 /// Counts of the columns of a query, over whole batches.
@@ -33,7 +35,7 @@ pub(crate) struct ListCounts {
 }
 
 /// The ids of a feature.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct IdCounts {
     /// The smallest and the largest id.
     pub(crate) range: Option<(i64, i64)>,
