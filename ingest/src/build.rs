@@ -1,6 +1,7 @@
 //! Runs a configuration: raw logs to a committed dataset.
 
 mod merge;
+mod parts;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,6 +15,8 @@ use onefold_datasets::{
     WriterOptions, Written,
 };
 use serde::Serialize;
+
+pub use self::parts::{Part, commit_parts, write_part};
 
 use crate::cluster::{Clustering, LeftOut, WriteSpec};
 use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
@@ -221,6 +224,7 @@ impl Build<'_> {
             order: self.layout_and_order(old).1,
             buckets: old.map(|old| old.buckets).or(options.buckets).or(config.buckets),
             observe_changes: options.groups == Groups::Auto,
+            only_bucket: None,
             about_samples: options.about_samples,
             vocabularies: match old {
                 Some(old) => vocabulary_kinds(self.out, old)?,
@@ -281,7 +285,8 @@ impl Build<'_> {
             cut: clustering.cut(digested),
         };
         let lists = decided.lists.clone();
-        let (counted, left_out) = clustering.write(spec, lists, self.reporter, &mut writer).await?;
+        let mut add = |bucket| Ok(writer.add(bucket)?);
+        let (counted, left_out) = clustering.write(spec, lists, self.reporter, &mut add).await?;
         let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
         let (samples, partitions) = writer.added();
         if samples == 0 && !is_merge {

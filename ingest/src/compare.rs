@@ -123,6 +123,7 @@ impl Compare<'_> {
             order: snapshot.order,
             buckets: Some(snapshot.buckets),
             observe_changes: false,
+            only_bucket: None,
             about_samples: None,
             vocabularies: vocabulary_kinds(self.directory, snapshot)?,
         };

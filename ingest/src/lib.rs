@@ -41,7 +41,7 @@ mod statistics;
 pub mod timeline;
 mod times;
 
-pub use build::{BuildOptions, BuildSummary, Groups, build};
+pub use build::{BuildOptions, BuildSummary, Groups, Part, build, commit_parts, write_part};
 pub use compare::{Comparison, compare};
 pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy, SourceConfig,

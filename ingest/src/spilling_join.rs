@@ -337,7 +337,11 @@ fn with_small_merges(context: &Arc<TaskContext>) -> Arc<TaskContext> {
     in_context(context, config.with_sort_spill_reservation_bytes(bytes), context.runtime_env())
 }
 
-fn in_context(context: &TaskContext, config: SessionConfig, runtime: Arc<RuntimeEnv>) -> Arc<TaskContext> {
+pub(crate) fn in_context(
+    context: &TaskContext,
+    config: SessionConfig,
+    runtime: Arc<RuntimeEnv>,
+) -> Arc<TaskContext> {
     Arc::new(TaskContext::new(
         context.task_id(),
         context.session_id(),

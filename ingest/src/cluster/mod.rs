@@ -20,17 +20,17 @@ mod convert;
 mod cut;
 mod decode;
 mod encode;
+mod fold;
 mod kept;
 mod merging;
 mod partitions;
-mod progress;
 mod record;
 mod record_batches;
 mod statistics;
-mod table;
 #[cfg(test)]
 mod tests;
 mod timelines;
+mod totals;
 mod unfold;
 mod write;
 
@@ -47,15 +47,14 @@ use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_bytes;
-use onefold_datasets::{CountBudget, DatasetWriter, KeptColumn, Sessions, SparseFeature, SparseKind};
+use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind, WrittenBucket};
 
 use self::convert::ColumnNames;
 use self::cut::{CutSpec, Cutter};
 use self::decode::DecodedTotals;
 use self::encode::EncoderOptions;
-use self::progress::Progress;
 use self::statistics::StatisticsOptions;
-use self::table::EncodingPass;
+use self::totals::TotalsReader;
 use self::write::{Outcome, WriteExec};
 use crate::config::TimelineConfig;
 use crate::ids::FeatureIds;
@@ -69,15 +68,17 @@ use self::convert::check_types;
 pub(crate) use self::convert::{column_error, engine};
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
+pub(crate) use self::fold::{DIGEST, RECORD};
+use self::fold::{FoldExec, FoldSpec};
 pub(crate) use self::kept::kept_columns;
-pub(crate) use self::merging::{LateSamples, OldSamples};
+pub(crate) use self::merging::{LateSamples, fold_old_samples};
 pub(crate) use self::partitions::Partitions;
 pub(crate) use self::statistics::SampleStatistics;
-use self::table::RECORDS_TABLE;
-pub(crate) use self::table::{DIGEST, RECORD};
 pub(crate) use self::unfold::RowGroups;
 pub(crate) use self::write::WriteSpec;
 
+/// The name of the table of records.
+const RECORDS_TABLE: &str = "__onefold_records";
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(200);
 /// A slice of a timeline takes about this part of [`ClusterOptions::state_bytes`]: one in so many.
@@ -111,9 +112,9 @@ pub(crate) struct ClusterOptions {
 pub(crate) struct Clustering {
     /// How what is sorted is cut into row groups.
     cut: CutSpec,
-    /// The passes that read and encode samples. The sort reads their records.
-    passes: Vec<Arc<EncodingPass>>,
-    progress: Arc<Progress>,
+    /// What folds the samples, if they are not folded yet. The sort reads its records.
+    fold: Option<Arc<FoldExec>>,
+    totals_of_records: TotalsReader,
     context: Arc<TaskContext>,
     sorted: SendableRecordBatchStream,
     /// The slices of every timeline.
@@ -136,13 +137,12 @@ impl Clustering {
         columns: &ArrowSchema,
         options: &ClusterOptions,
     ) -> Result<Self> {
-        let progress = Arc::new(Progress::default());
         let encoder = encoder_options(config, options);
-        let pass = encode_samples(config, context, columns, options, encoder, &progress).await?;
+        let fold = fold_samples(config, context, columns, options, encoder).await?;
         let sessions = sessionize::sessions(config, columns)?;
         let ordered = sessionize::ordered(config, options.order, &sessions, RECORDS_TABLE, &DIGEST);
         let mut planned = Self::sorted(config, context, columns, options, &sessions, &ordered).await?;
-        (planned.passes, planned.progress) = (vec![pass], progress);
+        planned.fold = Some(fold);
         Ok(planned)
     }
 
@@ -177,8 +177,8 @@ impl Clustering {
         };
         Ok(Self {
             cut,
-            passes: Vec::new(),
-            progress: Arc::default(),
+            fold: None,
+            totals_of_records: TotalsReader::new(&statistics_options(config, options), &options.budget),
             context: context.task_ctx(),
             sorted,
             slices,
@@ -195,32 +195,29 @@ impl Clustering {
     pub(crate) async fn encode(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut SampleTotals>> {
         reporter.begin("reading", None, "samples");
         let mut seen = 0;
-        let first = loop {
+        self.first = loop {
             match tokio::time::timeout(TICK, self.sorted.next()).await {
-                Ok(batch) => break batch,
+                Ok(None) => break None,
+                Ok(Some(batch)) => {
+                    let records = self.totals_of_records.read(&batch?)?;
+                    if records.num_rows() > 0 {
+                        break Some(records);
+                    }
+                }
                 Err(_) => {
-                    let samples = self.progress.samples();
+                    let (samples, bytes) = self.fold.as_ref().map_or((0, 0), |fold| fold.read());
                     reporter.advance(samples - seen);
                     seen = samples;
-                    reporter.note(&format!("{} decoded", format_bytes(self.progress.bytes())));
+                    reporter.note(&format!("{} decoded", format_bytes(bytes)));
                 }
             }
         };
         reporter.end();
-        self.first = first.transpose()?;
-        for pass in &self.passes {
-            match (&mut self.totals, pass.outcome()?) {
-                (_, None) if self.first.is_some() => {
-                    return Err(bug("the engine gave records before all samples were encoded"));
-                }
-                (Some(all), Some(totals)) => all.merge(totals)?,
-                (all, totals) => *all = all.take().or(totals),
-            }
+        match (&mut self.totals, self.totals_of_records.finish()?) {
+            (Some(all), Some(totals)) => all.merge(totals)?,
+            (all, totals) => *all = all.take().or(totals),
         }
-        match (&self.first, &mut self.totals) {
-            (Some(_), totals) => Ok(totals.as_mut()),
-            (None, _) => Ok(None),
-        }
+        Ok(self.totals.as_mut().filter(|_| self.first.is_some()))
     }
 
     /// How what is sorted is cut into row groups. Without `digested`, somebody else digests what is decoded.
@@ -228,7 +225,7 @@ impl Clustering {
         CutSpec { digested, ..self.cut.clone() }
     }
 
-    /// Writes the samples, and adds the buckets to `writer`. `lists` are the list columns. To be called after
+    /// Writes the samples, and gives the buckets to `add` when their files are complete. `lists` are the list columns. To be called after
     /// [`encode`](Self::encode), which must have given samples. Gives their statistics and what was not written.
     ///
     /// # Errors
@@ -239,7 +236,7 @@ impl Clustering {
         spec: WriteSpec,
         lists: Vec<ListColumn>,
         reporter: &dyn Reporter,
-        writer: &mut DatasetWriter,
+        add: &mut (dyn FnMut(WrittenBucket) -> Result<()> + Send),
     ) -> Result<(SampleStatistics, LeftOut)> {
         let (totals, digested) = (self.take_totals()?, spec.cut.digested);
         let slices = std::mem::take(&mut self.slices);
@@ -259,7 +256,7 @@ impl Clustering {
             let Some(rows) = next.transpose()? else { break };
             for outcome in Outcome::read(&rows)? {
                 match outcome {
-                    Outcome::Bucket(bucket) => writer.add(bucket)?,
+                    Outcome::Bucket(bucket) => add(bucket)?,
                     Outcome::LeftOut(others) => left_out.merge(others),
                     Outcome::Decoded(others) => decoded.merge(&others),
                 }
@@ -332,31 +329,28 @@ fn compared(mut read: SampleTotals, decoded: &DecodedTotals, digested: bool) -> 
     Ok(read.statistics)
 }
 
-/// Plans the encoding of the samples of [`sessionize::SAMPLES_VIEW`], and registers its records as [`RECORDS_TABLE`].
-async fn encode_samples(
+/// Plans the folding of the samples of [`sessionize::SAMPLES_VIEW`], and registers its records as [`RECORDS_TABLE`].
+async fn fold_samples(
     config: &Config,
     context: &SessionContext,
     columns: &ArrowSchema,
     options: &ClusterOptions,
     encoder: EncoderOptions,
-    progress: &Arc<Progress>,
-) -> Result<Arc<EncodingPass>> {
+) -> Result<Arc<FoldExec>> {
     check_types(config, columns)?;
     let samples = context.sql(&sessionize::samples(config, columns)?).await?;
     let input = samples.create_physical_plan().await?;
     tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
-    let pass = EncodingPass::new(
-        input,
-        with_batch_rows(context, options.query_batch_rows),
-        ColumnNames { time_limits: options.time_limits, ..column_names(config, options) },
+    let spec = FoldSpec {
+        names: ColumnNames { time_limits: options.time_limits, ..column_names(config, options) },
         encoder,
-        statistics_options(config, options),
-        options.threads.max(1),
-        Arc::clone(progress),
-    )?;
-    let pass = Arc::new(pass);
-    context.register_table(RECORDS_TABLE, Arc::new(pass.table()?))?;
-    Ok(pass)
+        statistics: statistics_options(config, options),
+        workers: Some(options.threads.max(1)),
+        batch_rows: options.query_batch_rows,
+    };
+    let fold = Arc::new(FoldExec::new(spec, options.budget.clone(), input)?);
+    context.register_table(RECORDS_TABLE, Arc::new(fold.table()?))?;
+    Ok(fold)
 }
 
 /// The columns of the samples' query by their use.
@@ -410,18 +404,10 @@ fn statistics_options(config: &Config, options: &ClusterOptions) -> StatisticsOp
     StatisticsOptions {
         vocabularies: config.vocabularies.keys().cloned().collect(),
         vocabulary_of: vocabulary_of.collect(),
-        budget: options.budget.clone(),
         timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
         changes: options.observe_changes,
         values: true,
     }
-}
-
-/// The engine's context with batches of so many rows.
-fn with_batch_rows(context: &SessionContext, rows: usize) -> Arc<TaskContext> {
-    let state = context.state();
-    let config = state.config().clone().with_batch_size(rows);
-    Arc::new(TaskContext::from(&state).with_session_config(config))
 }
 
 fn bug(message: &str) -> Error {

@@ -37,7 +37,7 @@ use tokio::sync::mpsc::Sender;
 use super::bucket_files::{BucketFiles, LeftOut};
 use super::cut::{CutSpec, Cutter};
 use super::decode::{DecodedTotals, ListColumn};
-use super::table::external;
+use super::fold::external;
 
 /// The column of a row about what was written.
 const OUTCOME: &str = "outcome";

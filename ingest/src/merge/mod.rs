@@ -32,7 +32,7 @@ use serde::Serialize;
 
 use self::old::{OldDataset, PARTITION, Read};
 use self::sql::{BUCKET, COUNT, Sql};
-use crate::cluster::{ClusterOptions, Clustering, LateSamples, OldSamples, Partitions, list_names};
+use crate::cluster::{ClusterOptions, Clustering, LateSamples, Partitions, fold_old_samples, list_names};
 use crate::decide::OutputPlan;
 use crate::reading::{Reading, ReadingOptions};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, START};
@@ -232,14 +232,12 @@ impl<'a> Merge<'a> {
     pub(crate) async fn cluster(&self, late: LateSamples, decided: &OutputPlan) -> Result<Clustering> {
         let of_dataset = |(key, bucket): &(PartitionKey, u32)| self.old.bucket(key, *bucket);
         let buckets: BTreeSet<(usize, u32)> = self.changed.iter().filter_map(of_dataset).collect();
-        let mut old = None;
         if !buckets.is_empty() {
-            old = Some(self.encode_old(&buckets, decided).await?);
+            self.encode_old(&buckets, decided).await?;
         }
-        let (sessions, ordered) = (self.sql.sessions(), self.sql.ordered(old.is_some()));
+        let (sessions, ordered) = (self.sql.sessions(), self.sql.ordered(!buckets.is_empty()));
         let (context, columns) = (&self.context, &self.columns);
-        Clustering::merged(self.config, context, columns, &self.options, (late, old), (&sessions, &ordered))
-            .await
+        Clustering::merged(self.config, context, columns, &self.options, late, (&sessions, &ordered)).await
     }
 
     /// The buckets of the dataset in which sessions of the late samples could be: those of their identities in
@@ -314,7 +312,7 @@ impl<'a> Merge<'a> {
                 found.insert((number, bucket));
             }
         }
-        let _old = self.encode_old(&found, decided).await?;
+        self.encode_old(&found, decided).await?;
         self.keep(sql::OLD_DIGESTS, &self.sql.old_digests()).await?;
         self.keep(sql::MARKS, &self.sql.marks()).await?;
         self.summary.samples_skipped = self.count(sql::MARKS).await?;
@@ -332,10 +330,10 @@ impl<'a> Merge<'a> {
     }
 
     /// Plans the encoding of the samples of some buckets of the dataset.
-    async fn encode_old(&self, buckets: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<OldSamples> {
+    async fn encode_old(&self, buckets: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<()> {
         self.read_old(sql::OLD_SAMPLES, buckets, Read::Samples(decided.originals.clone()))?;
         let (context, options) = (&self.context, &self.options);
-        OldSamples::plan(self.config, context, options, sql::OLD_SAMPLES, sql::OLD_RECORDS).await
+        fold_old_samples(self.config, context, options, sql::OLD_SAMPLES, sql::OLD_RECORDS).await
     }
 
     /// Adds the move of a session of the dataset to another partition, if it is one.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::distinct::DistinctIds;
 
 /// Counts of the columns of a query, over whole batches.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ColumnCounts {
     pub(crate) samples: u64,
     /// The first and the last time.
@@ -17,7 +17,7 @@ pub(crate) struct ColumnCounts {
 }
 
 /// Counts of a column of numbers.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct NumberCounts {
     pub(crate) min: f32,
     pub(crate) max: f32,
@@ -26,7 +26,7 @@ pub(crate) struct NumberCounts {
 }
 
 /// Counts of a column of lists.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct ListCounts {
     /// Samples without a list, or without a single id.
     pub(crate) null: u64,
