@@ -28,7 +28,7 @@ pub const TIME: &str = "__onefold_time";
 pub const START: &str = "__onefold_start";
 /// The id of a sample's session, see [`onefold_datasets::session_id`].
 pub const SESSION: &str = "__onefold_session";
-/// Whether a row of the table of records is a part of the [totals](crate::cluster) of its samples, and no record.
+/// Whether a row of the table of records is a part of the totals of its samples, and no record.
 pub const TOTALS: &str = "__onefold_totals";
 /// The hash of a sample's key, see [`onefold_datasets::SAMPLE_KEY_COLUMN`].
 pub const KEY: &str = "__onefold_key";
