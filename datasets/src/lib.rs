@@ -68,7 +68,10 @@ pub use snapshot::{
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
 };
-pub use writer::{BucketWriter, Commit, DatasetWriter, Decode, WriterOptions, Written, WrittenBucket};
+pub use writer::{
+    BucketWriter, BucketWriters, ClosingBuckets, Commit, DatasetWriter, Decode, WriterOptions, Written,
+    WrittenBucket,
+};
 
 /// A random name of 16 hexadecimal digits, for files that no two writers may both write.
 pub(crate) fn random_name() -> String {

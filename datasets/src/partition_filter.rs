@@ -11,11 +11,13 @@ use std::fmt;
 
 use arrow::compute::kernels::cast_utils::Parser;
 use arrow::datatypes::Date32Type;
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, PartitionKey, Result};
 
 /// How the values of a partition column compare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum PartitionType {
     /// As numbers: `07` equals `7`.
     Number,
@@ -32,7 +34,7 @@ pub enum PartitionType {
 }
 
 /// The partition columns of a dataset, in order, and how their values compare.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PartitionTypes(Vec<(String, PartitionType)>);
 
 impl PartitionTypes {
@@ -80,12 +82,38 @@ fn type_of(values: &BTreeSet<&str>) -> PartitionType {
 /// assert!(choice.matches(&keys[0]).unwrap() && choice.matches(&keys[1]).unwrap());
 /// assert!(!choice.matches(&keys[2]).unwrap());
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "Written", into = "Written")]
 pub struct PartitionFilter {
     text: String,
     conditions: Vec<Condition>,
     /// If there are any, only these partitions.
     keys: Option<BTreeSet<PartitionKey>>,
+}
+
+/// A filter as it is stored: its text, or the partitions.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Written {
+    Conditions(String),
+    Keys(BTreeSet<PartitionKey>),
+}
+
+impl From<PartitionFilter> for Written {
+    fn from(filter: PartitionFilter) -> Self {
+        filter.keys.map_or(Self::Conditions(filter.text), Self::Keys)
+    }
+}
+
+impl TryFrom<Written> for PartitionFilter {
+    type Error = Error;
+
+    fn try_from(written: Written) -> Result<Self> {
+        match written {
+            Written::Conditions(text) => Self::parse(&text),
+            Written::Keys(keys) => Ok(Self::of_keys(keys)),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

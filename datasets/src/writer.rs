@@ -11,12 +11,14 @@
 //! ```
 //!
 //! A [`BucketWriter`] writes one bucket of a partition; several may be at work at once. [`DatasetWriter::write`] takes
-//! samples bucket by bucket and uses one after the other.
+//! samples bucket by bucket and uses one after the other; [`DatasetWriter::add`] takes what [`BucketWriters`] elsewhere,
+//! also in other processes, have written.
 //!
 //! Files have names that no other writer uses, so writers never disturb each other, nor readers. A killed writer leaves
 //! files that no snapshot names; [`vacuum`](crate::vacuum) removes them.
 
 mod bucket;
+mod closing;
 mod columns;
 mod count;
 mod data_file;
@@ -26,16 +28,14 @@ mod options;
 mod order;
 mod row_group;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
 
-pub use self::bucket::{BucketWriter, Decode, WrittenBucket};
-use self::bucket::{BucketWriters, Format};
+pub use self::bucket::{BucketWriter, BucketWriters, Decode, WrittenBucket};
+pub use self::closing::ClosingBuckets;
 pub(crate) use self::count::Counter;
 pub use self::finish::Written;
 pub use self::options::{Commit, WriterOptions};
@@ -46,13 +46,11 @@ use crate::snapshot::{Snapshot, latest_head};
 use crate::storage::Storage;
 use crate::{
     Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
-    VocabularyFile, bucket_of_session, percent, random_name,
+    VocabularyFile, bucket_of_session, percent,
 };
 
 /// The folder of the data files in a dataset.
 pub(crate) const DATA: &str = "data";
-/// Buckets that may be ended at the same time, for each thread.
-const CLOSING_PART: usize = 4;
 /// The folder of the vocabularies in a dataset.
 pub(crate) const VOCABULARIES: &str = "vocabularies";
 
@@ -74,8 +72,7 @@ pub struct DatasetWriter {
     /// The buckets that samples came for.
     entered: BTreeSet<(PartitionKey, u32)>,
     open: Option<OpenBucket>,
-    /// Buckets that are ended on threads of their own.
-    closing: VecDeque<JoinHandle<Result<WrittenBucket>>>,
+    closing: ClosingBuckets,
     finished: bool,
 }
 
@@ -111,14 +108,9 @@ impl DatasetWriter {
         let appended_to = base.as_ref().filter(|_| options.commit.keeps_others());
         options.buckets = appended_to.map_or(options.buckets, |base| base.buckets).clamp(1, MOST_BUCKETS);
         options.sample_keys = appended_to.map_or(options.sample_keys, |base| base.sample_keys);
-        let format = Format::new(storage.location(), schema.clone(), options.clone())?;
-        let writers = BucketWriters {
-            storage,
-            attempt: random_name(),
-            format: Arc::new(format),
-            buckets: options.buckets,
-        };
+        let writers = BucketWriters::new(storage, schema.clone(), options.clone())?;
         Ok(Self {
+            closing: ClosingBuckets::new(&writers, options.threads),
             writers,
             schema,
             options,
@@ -129,7 +121,6 @@ impl DatasetWriter {
             expected: None,
             entered: BTreeSet::new(),
             open: None,
-            closing: VecDeque::new(),
             finished: false,
         })
     }
@@ -142,6 +133,20 @@ impl DatasetWriter {
     /// The snapshot that is appended to, without the partitions in its lists.
     pub fn appended_to(&self) -> Option<&Snapshot> {
         self.base.as_ref().filter(|_| self.options.commit.keeps_others())
+    }
+
+    /// How it is written: the options given, with the buckets and the sample keys of a dataset that is appended to.
+    pub fn options(&self) -> &WriterOptions {
+        &self.options
+    }
+
+    /// The samples that were written or added so far, in buckets that are complete, and the number of their partitions.
+    pub fn added(&self) -> (u64, usize) {
+        let samples = |buckets: &BTreeMap<u32, WrittenBucket>| -> u64 {
+            buckets.values().map(|bucket| bucket.bucket.samples).sum()
+        };
+        let all = self.written.values().map(samples).filter(|samples| *samples > 0);
+        all.fold((0, 0), |(all, partitions), samples| (all + samples, partitions + 1))
     }
 
     /// The number of buckets: that of the dataset that is appended to, or else that of the options.
@@ -276,13 +281,8 @@ impl DatasetWriter {
             && self.base.as_ref().is_some_and(|base| base.statistics.samples > 0)
     }
 
-    /// Begins a bucket of a partition; samples that are written one by one belong to it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Column`] if the bucket comes back after another one, [`Error::Schema`] if the partition columns are not
-    /// those of the dataset that is appended to, and the errors of [`write`](Self::write) for a bucket before.
-    pub fn enter(&mut self, key: &PartitionKey, bucket: u32) -> Result<()> {
+    /// Begins a bucket of a partition.
+    fn enter(&mut self, key: &PartitionKey, bucket: u32) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.place.0 == *key && open.place.1 == bucket) {
             return Ok(());
         }
@@ -302,56 +302,66 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Announces the next sample of the bucket that was [entered](Self::enter), see [`BucketWriter::push`].
+    /// Adds a bucket that one of the [`BucketWriters`] of the same location, schema and options has written. Its files
+    /// are removed if this writer is dropped before it has committed.
     ///
     /// # Errors
     ///
-    /// As [`BucketWriter::push`].
-    pub fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
-        self.open.as_mut().map_or(Ok(false), |open| open.writer.push(session, time, bytes))
+    /// [`Error::Schema`] if there is no such bucket, it was added or written before, or the partition columns are not
+    /// those of the dataset that is appended to.
+    pub fn add(&mut self, bucket: WrittenBucket) -> Result<()> {
+        let paths: Vec<String> = bucket.files.iter().map(|file| file.path.clone()).collect();
+        self.paths.extend(paths);
+        self.add_part(bucket)
     }
 
-    /// Writes a row group of samples that were announced, see [`BucketWriter::write_row_group`].
+    /// As [`add`](Self::add), but the files stay where they are if this writer is dropped, so that they can be committed
+    /// by another one.
     ///
     /// # Errors
     ///
-    /// As [`BucketWriter::write_row_group`].
-    pub fn write_row_group(&mut self, decode: Decode) -> Result<()> {
-        self.open.as_mut().map_or(Ok(()), |open| open.writer.write_row_group(decode))
+    /// As [`add`](Self::add).
+    pub fn add_part(&mut self, bucket: WrittenBucket) -> Result<()> {
+        self.check_place(&bucket.key, bucket.bucket.bucket)?;
+        if !self.entered.insert((bucket.key.clone(), bucket.bucket.bucket)) {
+            let (key, number) = (&bucket.key, bucket.bucket.bucket);
+            let partition = if key.columns().is_empty() { String::new() } else { format!(" of `{key}`") };
+            let message = format!("the bucket {number}{partition} was written twice");
+            let hint =
+                "commit what one writer has written of each bucket, and not of another one too".to_owned();
+            return Err(Error::Schema { message, hint });
+        }
+        self.put(bucket);
+        Ok(())
+    }
+
+    fn put(&mut self, bucket: WrittenBucket) {
+        self.written.entry(bucket.key.clone()).or_default().insert(bucket.bucket.bucket, bucket);
     }
 
     /// Waits until all samples that were written are in their files.
-    ///
-    /// # Errors
-    ///
-    /// As [`write`](Self::write).
-    pub fn complete(&mut self) -> Result<()> {
+    fn complete(&mut self) -> Result<()> {
         self.close_bucket()?;
-        while !self.closing.is_empty() {
-            self.add_closed()?;
-        }
-        Ok(())
+        let ended = self.closing.finish();
+        self.add_closed();
+        ended
     }
 
     /// Ends the bucket that is open. What is left to do for its files is done on a thread of its own.
     fn close_bucket(&mut self) -> Result<()> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         open.end_row_group()?;
-        let end = move || open.writer.finish();
-        self.closing.push_back(std::thread::Builder::new().name("onefold-close".to_owned()).spawn(end)?);
-        while self.closing.len() > CLOSING_PART * self.options.threads.max(1) {
-            self.add_closed()?;
-        }
+        self.closing.close(open.writer)?;
+        self.add_closed();
         Ok(())
     }
 
-    /// Waits for the bucket that was closed first.
-    fn add_closed(&mut self) -> Result<()> {
-        let Some(thread) = self.closing.pop_front() else { return Ok(()) };
-        let written = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        self.paths.extend(written.files.iter().map(|file| file.path.clone()));
-        self.written.entry(written.key.clone()).or_default().insert(written.bucket.bucket, written);
-        Ok(())
+    /// Adds the buckets that have ended.
+    fn add_closed(&mut self) {
+        while let Some(written) = self.closing.take() {
+            self.paths.extend(written.files.iter().map(|file| file.path.clone()));
+            self.put(written);
+        }
     }
 }
 
@@ -387,12 +397,10 @@ impl Drop for DatasetWriter {
         if self.finished {
             return;
         }
-        // Removes its files.
+        // Removes its files, also those of buckets that are being ended.
         drop(self.open.take());
-        while !self.closing.is_empty() {
-            // The error that led here counts.
-            let _ = self.add_closed();
-        }
+        let _ = self.closing.finish();
+        self.add_closed();
         self.writers.storage.clean_up(std::mem::take(&mut self.paths));
         self.writers.storage.remove_empty_folders();
     }

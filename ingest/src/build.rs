@@ -1,6 +1,7 @@
 //! Runs a configuration: raw logs to a committed dataset.
 
 mod merge;
+mod parts;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,12 +11,14 @@ use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::count_of;
 use onefold_datasets::{
-    Commit, DatasetWriter, Decode, KeptColumn, KeptKind, Layout, Order, PartitionChoice, PartitionFilter,
-    PartitionKey, Schema, Snapshot, WriterOptions, Written,
+    Commit, DatasetWriter, KeptColumn, KeptKind, Layout, Order, PartitionFilter, Schema, Snapshot,
+    WriterOptions, Written,
 };
 use serde::Serialize;
 
-use crate::cluster::{Clustering, RowGroups, partition_at};
+pub use self::parts::{Part, commit_parts, write_part};
+
+use crate::cluster::{Clustering, LeftOut, WriteSpec};
 use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
 use crate::engine::{self, EngineOptions};
 use crate::merge::MergeSummary;
@@ -172,7 +175,8 @@ impl Build<'_> {
         let mut writer = self.writer(layout, order, &self.first_schema(old.as_ref()))?;
         let wanted = self.wanted(old.as_ref())?;
         let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
-        let choice = options.partitions.choice(&reading.partition_types())?;
+        // Refuses what does not fit before any work.
+        options.partitions.choice(&reading.partition_types())?;
         let mut clustering = reading.clustering(&wanted).await?;
         let totals = reading.encode(&mut clustering, self.reporter).await?;
         let (samples, digest) = (totals.samples, totals.digest);
@@ -187,7 +191,7 @@ impl Build<'_> {
         if expects {
             writer.expect(samples, digest);
         }
-        let output = self.write(clustering, (&reading, &decided), (writer, !expects), &choice).await?;
+        let output = self.write(clustering, (&reading, &decided), (writer, !expects)).await?;
         Ok(self.summary(output, &decided, reading))
     }
 
@@ -220,6 +224,7 @@ impl Build<'_> {
             order: self.layout_and_order(old).1,
             buckets: old.map(|old| old.buckets).or(options.buckets).or(config.buckets),
             observe_changes: options.groups == Groups::Auto,
+            only_bucket: None,
             about_samples: options.about_samples,
             vocabularies: match old {
                 Some(old) => vocabulary_kinds(self.out, old)?,
@@ -264,20 +269,27 @@ impl Build<'_> {
     /// to expect.
     async fn write(
         &self,
-        clustering: Clustering<'_>,
+        clustering: Clustering,
         (reading, decided): (&Reading<'_>, &OutputPlan),
         (mut writer, digested): (DatasetWriter, bool),
-        choice: &PartitionChoice<'_>,
     ) -> Result<Output> {
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
         }
-        let writing = Writing { config: self.config, choice, writer, given: Given::default() };
-        let lists = (decided.lists.clone(), digested);
-        let (counted, (given, writer)) =
-            clustering.decode(lists, self.reporter, writing, Writing::finish).await?;
+        let spec = WriteSpec {
+            location: self.out.to_owned(),
+            schema: writer.schema().clone(),
+            options: writer.options().clone(),
+            filter: self.options.partitions.clone(),
+            types: reading.partition_types(),
+            cut: clustering.cut(digested),
+        };
+        let lists = decided.lists.clone();
+        let mut add = |bucket| Ok(writer.add(bucket)?);
+        let (counted, left_out) = clustering.write(spec, lists, self.reporter, &mut add).await?;
         let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
-        if given.samples == 0 && !is_merge {
+        let (samples, partitions) = writer.added();
+        if samples == 0 && !is_merge {
             let hint = format!("no sample is of a partition that `{}` chooses", self.options.partitions);
             return Err(Error::NoSamples { path: self.config.path.clone(), hint });
         }
@@ -285,7 +297,8 @@ impl Build<'_> {
         let cut_sessions = reading.cut_sessions().await?;
         let is_integer = |feature: &str| reading.ids.are_integers(feature);
         let statistics = BuildStatistics::new(self.config, &counted, &is_integer);
-        Ok(Output { written: writer.finish()?, given, statistics, cut_sessions })
+        let written = writer.finish()?;
+        Ok(Output { written, samples, partitions, left_out, statistics, cut_sessions })
     }
 
     /// What looks wrong in the samples.
@@ -304,7 +317,7 @@ impl Build<'_> {
     }
 
     fn summary(&self, output: Output, decided: &OutputPlan, reading: Reading<'_>) -> BuildSummary {
-        let Output { written, given, statistics: observed, cut_sessions } = output;
+        let Output { written, samples, partitions, left_out, statistics: observed, cut_sessions } = output;
         let snapshot = &written.snapshot;
         let statistics = &snapshot.statistics;
         let entries =
@@ -317,11 +330,11 @@ impl Build<'_> {
             snapshot: snapshot.snapshot,
             changed: written.changed,
             buckets: snapshot.buckets,
-            merged: self.merged_into_nothing(given.samples),
-            partitions_written: given.partitions.len(),
-            samples_written: given.samples,
-            samples_of_other_partitions: given.elsewhere,
-            samples_of_earlier_sessions: given.tails,
+            merged: self.merged_into_nothing(samples),
+            partitions_written: partitions,
+            samples_written: samples,
+            samples_of_other_partitions: left_out.samples,
+            samples_of_earlier_sessions: left_out.tails,
             files: snapshot.file_count(),
             bytes_on_disk: statistics.bytes_on_disk,
             layout: snapshot.layout,
@@ -347,88 +360,10 @@ impl Build<'_> {
 /// What a build committed, and what was observed on the way.
 struct Output {
     written: Written,
-    given: Given,
+    /// The samples that were written, and the number of their partitions.
+    samples: u64,
+    partitions: usize,
+    left_out: LeftOut,
     statistics: BuildStatistics,
     cut_sessions: u64,
-}
-
-/// Passes samples to the writer, those of the partitions that are chosen.
-struct Writing<'a> {
-    config: &'a Config,
-    choice: &'a PartitionChoice<'a>,
-    writer: DatasetWriter,
-    given: Given,
-}
-
-impl Writing<'_> {
-    /// Waits until all samples are in their files.
-    fn finish(mut self) -> Result<(Given, DatasetWriter)> {
-        self.writer.complete()?;
-        Ok((self.given, self.writer))
-    }
-}
-
-impl RowGroups for Writing<'_> {
-    fn wants(&mut self, partition: &PartitionKey) -> Result<bool> {
-        Ok(self.choice.matches(partition)?)
-    }
-
-    fn leave_out(&mut self, partition: &PartitionKey, times: &[i64]) -> Result<()> {
-        self.given.elsewhere += times.len() as u64;
-        self.given.count_tails(self.config, partition, times, self.choice)
-    }
-
-    fn enter(&mut self, partition: &PartitionKey, bucket: u32) -> Result<()> {
-        if self.given.partitions.last() != Some(partition) {
-            self.given.partitions.push(partition.clone());
-        }
-        Ok(self.writer.enter(partition, bucket)?)
-    }
-
-    fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
-        self.given.samples += 1;
-        Ok(self.writer.push(session, time, bytes)?)
-    }
-
-    fn write_row_group(&mut self, decode: Decode) -> Result<()> {
-        Ok(self.writer.write_row_group(decode)?)
-    }
-}
-
-/// What went to the writer, and what did not.
-#[derive(Debug, Default)]
-struct Given {
-    samples: u64,
-    partitions: Vec<PartitionKey>,
-    elsewhere: u64,
-    /// Samples with a time of a chosen partition whose session started in one that is not chosen, by that one.
-    tails: BTreeMap<String, u64>,
-}
-
-impl Given {
-    /// Counts samples of a partition that is not chosen whose own time lies in a partition that is.
-    fn count_tails(
-        &mut self,
-        config: &Config,
-        partition: &PartitionKey,
-        times: &[i64],
-        choice: &PartitionChoice<'_>,
-    ) -> Result<()> {
-        // Nearly all samples lie in the partition of their session.
-        let mut last: Option<(PartitionKey, bool)> = None;
-        for time in times {
-            let Some(own) = partition_at(config, partition, *time).filter(|own| own != partition) else {
-                continue;
-            };
-            let is_chosen = match &last {
-                Some((known, chosen)) if *known == own => *chosen,
-                _ => choice.matches(&own)?,
-            };
-            last = Some((own, is_chosen));
-            if is_chosen {
-                *self.tails.entry(partition.to_string()).or_default() += 1;
-            }
-        }
-        Ok(())
-    }
 }

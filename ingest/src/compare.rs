@@ -123,6 +123,7 @@ impl Compare<'_> {
             order: snapshot.order,
             buckets: Some(snapshot.buckets),
             observe_changes: false,
+            only_bucket: None,
             about_samples: None,
             vocabularies: vocabulary_kinds(self.directory, snapshot)?,
         };
@@ -132,16 +133,15 @@ impl Compare<'_> {
         let totals = reading.encode(&mut clustering, self.reporter).await?;
         let old = Some((self.directory, snapshot));
         let decided = decide(config, &reading, &mut totals.statistics, old).await?;
-        let counting = Counting {
+        let mut counting = Counting {
             expected: ExpectedSamples::new(snapshot, self.options.threads)?,
             choice: &choice,
             partition: PartitionKey::default(),
             session: None,
             bytes: 0,
         };
-        let lists = (decided.lists, true);
-        let (_, expected) =
-            clustering.decode(lists, self.reporter, counting, |counting| Ok(counting.expected)).await?;
+        clustering.decode(decided.lists, self.reporter, &mut counting).await?;
+        let expected = counting.expected;
         Ok(Comparison {
             samples: expected.samples(),
             problems: expected.problems(partitions)?,

@@ -57,6 +57,18 @@ pub enum Error {
         hint: String,
     },
 
+    /// A part of a dataset is missing, malformed, or does not fit to the others.
+    #[error(
+        "part `{}`: {message}\n  hint: write buckets with `onefold-ingest write`, all alike, and commit one part of each",
+        path.display()
+    )]
+    Part {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+
     /// A source has no files, or one that cannot be read.
     #[error("source `{source_name}`: `{}`: {message}\n  hint: {hint}", path.display())]
     Source {

@@ -1,9 +1,9 @@
 //! The batch ETL: raw logs in, a session-clustered dataset out.
 //!
 //! ```text
-//! dataset.toml ─▶ sources ─▶ samples ─▶ cluster: delta-encode ─▶ sort ─▶ decode ─▶ DatasetWriter
-//!    config       files,     joins,      by session    DataFusion,         onefold-datasets
-//!                 stores     or SQL                    spills
+//! dataset.toml ─▶ sources ─▶ samples ─▶ cluster: delta-encode ─▶ sort ─▶ WriteExec ─▶ commit
+//!    config       files,     joins,      by session    DataFusion, decode,      onefold-datasets
+//!                 stores     or SQL                    spills      encode
 //! ```
 //!
 //! [`Config`] is `dataset.toml`, checked. [`build()`] runs it on DataFusion, which does the joins, windows, sorts and
@@ -41,7 +41,7 @@ mod statistics;
 pub mod timeline;
 mod times;
 
-pub use build::{BuildOptions, BuildSummary, Groups, build};
+pub use build::{BuildOptions, BuildSummary, Groups, Part, build, commit_parts, write_part};
 pub use compare::{Comparison, compare};
 pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy, SourceConfig,

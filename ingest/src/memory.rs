@@ -1,30 +1,42 @@
-//! The engine's memory: DataFusion's fair pool, with a budget of its own for exchanges between threads.
+//! The engine's memory: a fair pool, with a budget of its own for exchanges between threads.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{
-    FairSpillPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation, human_readable_size,
+    MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation, human_readable_size,
 };
 
-/// DataFusion's [`FairSpillPool`], except that exchanges between threads (`RepartitionExec`) share a fixed budget.
+/// A pool that divides its bytes among all operators that can spill and hold something now.
 ///
-/// The fair pool divides its bytes among all operators that can spill. A query may have one exchange for every thread
-/// and step, nearly all of them empty; as members they would take most of the memory away from sorts. An exchange whose
+/// DataFusion's own fair pool counts all that are planned. A query has many, such as aggregations that have ended or have
+/// not begun, and would leave a sort a small part of the memory. What cannot spill may take all that is left.
+///
+/// A query may have one exchange (`RepartitionExec`) for every thread and step, nearly all of them empty. An exchange whose
 /// consumer is slow, or whose key is skewed, holds what its consumer has not taken. Once all exchanges together hold
 /// their budget, they write further batches to disk. `exchanges` makes that safe.
 #[derive(Debug)]
 pub(crate) struct EnginePool {
-    pool: FairSpillPool,
+    bytes: usize,
     exchange_limit: usize,
-    exchanged: AtomicUsize,
-    /// What every operator may hold, whatever the others hold.
-    minimum: usize,
+    held: Mutex<Held>,
 }
 
-/// Shares of the fair pool that no operator gets: sorts hold a little more than they reserve.
+/// What operators hold, in bytes.
+#[derive(Debug, Default)]
+struct Held {
+    /// Of those that can spill, by their numbers; without those that hold nothing.
+    spillable: HashMap<usize, usize>,
+    unspillable: usize,
+    exchanges: usize,
+}
+
+/// Shares of the pool that no operator gets, because sorts hold a little more than they reserve …
 const HEADROOM_SHARES: usize = 2;
+/// … but not more than so many bytes.
+const MOST_HEADROOM: usize = 512 << 20;
 /// Every operator may hold one of so many parts of the pool. An operator that starts late finds others that hold more
 /// than their share by now; a sort that holds nothing has nothing to spill, and would fail.
 const MINIMUM_PART: usize = 32;
@@ -35,12 +47,26 @@ impl EnginePool {
     /// A pool of so many bytes.
     pub(crate) fn new(bytes: usize) -> Self {
         let exchange_limit = bytes / EXCHANGE_PART;
-        let pool = FairSpillPool::new(bytes - exchange_limit);
-        for _ in 0..HEADROOM_SHARES {
-            pool.register(&MemoryConsumer::new("headroom").with_can_spill(true));
-        }
-        let minimum = (bytes - exchange_limit) / MINIMUM_PART;
-        Self { pool, exchange_limit, exchanged: AtomicUsize::new(0), minimum }
+        Self { bytes: bytes - exchange_limit, exchange_limit, held: Mutex::default() }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The bytes that nobody holds, without those of exchanges.
+    fn free(&self, held: &Held) -> usize {
+        let spillable: usize = held.spillable.values().sum();
+        self.bytes.saturating_sub(spillable + held.unspillable)
+    }
+
+    /// The bytes that an operator that can spill may hold.
+    fn share(&self, held: &Held, consumer: &MemoryConsumer) -> usize {
+        let shared = self.bytes.saturating_sub(held.unspillable);
+        let is_new = !held.spillable.contains_key(&consumer.id());
+        let operators = held.spillable.len() + usize::from(is_new);
+        let shares = shared / (operators + HEADROOM_SHARES);
+        shares.max(shared.saturating_sub(MOST_HEADROOM) / operators)
     }
 }
 
@@ -50,74 +76,81 @@ fn is_exchange(consumer: &MemoryConsumer) -> bool {
     consumer.name().starts_with("RepartitionExec") && consumer.can_spill()
 }
 
+impl Held {
+    /// The bytes of a consumer's kind, or its own if it can spill.
+    fn of(&mut self, consumer: &MemoryConsumer) -> &mut usize {
+        match consumer {
+            exchange if is_exchange(exchange) => &mut self.exchanges,
+            spilling if spilling.can_spill() => self.spillable.entry(spilling.id()).or_default(),
+            _ => &mut self.unspillable,
+        }
+    }
+}
+
 impl MemoryPool for EnginePool {
     fn name(&self) -> &str {
         "engine"
     }
 
-    fn register(&self, consumer: &MemoryConsumer) {
-        if !is_exchange(consumer) {
-            self.pool.register(consumer);
-        }
-    }
-
-    fn unregister(&self, consumer: &MemoryConsumer) {
-        if !is_exchange(consumer) {
-            self.pool.unregister(consumer);
-        }
-    }
-
     fn grow(&self, reservation: &MemoryReservation, additional: usize) {
-        if is_exchange(reservation.consumer()) {
-            self.exchanged.fetch_add(additional, Ordering::Relaxed);
-        } else {
-            self.pool.grow(reservation, additional);
+        if additional > 0 {
+            *self.held().of(reservation.consumer()) += additional;
         }
     }
 
     fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
-        if is_exchange(reservation.consumer()) {
-            self.exchanged.fetch_sub(shrink, Ordering::Relaxed);
-        } else {
-            self.pool.shrink(reservation, shrink);
+        let (mut held, consumer) = (self.held(), reservation.consumer());
+        let bytes = held.of(consumer);
+        *bytes = bytes.saturating_sub(shrink);
+        if *bytes == 0 {
+            held.spillable.remove(&consumer.id());
         }
     }
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> Result<()> {
-        if !is_exchange(reservation.consumer()) {
-            let result = self.pool.try_grow(reservation, additional);
-            if result.is_err() && reservation.size().saturating_add(additional) <= self.minimum {
-                self.pool.grow(reservation, additional);
-                return Ok(());
-            }
-            return result;
+        let (mut held, consumer) = (self.held(), reservation.consumer());
+        let wanted = reservation.size().saturating_add(additional);
+        let (fits, what) = if is_exchange(consumer) {
+            let all = held.exchanges.saturating_add(additional);
+            (
+                all <= self.exchange_limit,
+                (held.exchanges, self.exchange_limit, "exchanges between threads hold"),
+            )
+        } else {
+            let (free, minimum) = (self.free(&held), self.bytes / MINIMUM_PART);
+            let fair = !consumer.can_spill() || wanted <= self.share(&held, consumer);
+            let all = (self.bytes - free, self.bytes, "operators hold");
+            (fair && additional <= free || wanted <= minimum, all)
+        };
+        if !fits {
+            let (all, limit, what) = what;
+            return datafusion::common::resources_err!(
+                "{what} {} of {}; {} needs {} in all",
+                human_readable_size(all),
+                human_readable_size(limit),
+                consumer.name(),
+                human_readable_size(wanted)
+            );
         }
-        let grown = |held: usize| held.checked_add(additional).filter(|held| *held <= self.exchange_limit);
-        match self.exchanged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown) {
-            Ok(_) => Ok(()),
-            Err(held) => datafusion::common::resources_err!(
-                "exchanges between threads hold {} of {}",
-                human_readable_size(held),
-                human_readable_size(self.exchange_limit)
-            ),
+        if additional > 0 {
+            *held.of(consumer) += additional;
         }
+        Ok(())
     }
 
     fn reserved(&self) -> usize {
-        self.pool.reserved() + self.exchanged.load(Ordering::Relaxed)
+        let held = self.held();
+        held.spillable.values().sum::<usize>() + held.unspillable + held.exchanges
     }
 
     fn memory_limit(&self) -> MemoryLimit {
-        match self.pool.memory_limit() {
-            MemoryLimit::Finite(bytes) => MemoryLimit::Finite(bytes + self.exchange_limit),
-            other => other,
-        }
+        MemoryLimit::Finite(self.bytes + self.exchange_limit)
     }
 }
 
 impl fmt::Display for EnginePool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.pool.fmt(f)
+        write!(f, "{}({})", self.name(), human_readable_size(self.bytes))
     }
 }
 
@@ -156,8 +189,24 @@ mod tests {
         drop((late, merge));
         sort.try_grow(33).unwrap();
         let other = consumer("ExternalSorter[1]");
-        sort.shrink(933);
+        sort.shrink(433);
         assert!(other.try_grow(701).is_err(), "two sorts have two shares of four");
         other.try_grow(700).unwrap();
+        // One that holds nothing has no share.
+        sort.free();
+        other.try_grow(233).unwrap();
+        assert!(other.try_grow(1).is_err());
+    }
+
+    #[test]
+    fn a_large_pool_keeps_little_back() {
+        let pool: Arc<dyn MemoryPool> = Arc::new(EnginePool::new(16 << 30));
+        let sort = |part: usize| {
+            MemoryConsumer::new(format!("ExternalSorter[{part}]")).with_can_spill(true).register(&pool)
+        };
+        let (one, other) = (sort(0), sort(1));
+        one.try_grow(6 << 30).unwrap();
+        other.try_grow(6 << 30).unwrap();
+        assert!(one.try_grow(1 << 30).is_err(), "14 GiB less 512 MiB for both");
     }
 }

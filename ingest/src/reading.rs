@@ -24,6 +24,8 @@ pub(crate) struct ReadingOptions {
     pub(crate) buckets: Option<u32>,
     /// Whether to observe which lists change together.
     pub(crate) observe_changes: bool,
+    /// The bucket whose samples are read; those of all buckets if `None`.
+    pub(crate) only_bucket: Option<u32>,
     /// About how many samples, in whole sessions; all if `None`.
     pub(crate) about_samples: Option<u64>,
     /// The kinds of the vocabularies of the dataset that is appended to or compared with, if there is one.
@@ -66,8 +68,12 @@ impl<'a> Reading<'a> {
         let rows = samples::rows(&context, config).await?;
         let ids = FeatureIds::plan(config, &context, rows.schema().as_arrow(), &wanted.vocabularies, &budget);
         let ids = ids.await?;
-        let planned = samples::plan(&context, config).await?;
-        let share = register_samples(config, &context, &planned, wanted.about_samples).await?;
+        let mut planned = samples::plan(&context, config).await?;
+        if wanted.only_bucket.is_some() {
+            // Nothing has counted the samples of a bucket.
+            planned.expected = None;
+        }
+        let share = register_samples(config, &context, &planned, wanted).await?;
         let kept = kept_columns(config, planned.wide.schema().as_arrow())?;
         Ok(Self { config, options, sources, context, planned, share, budget, ids, kept })
     }
@@ -101,7 +107,7 @@ impl<'a> Reading<'a> {
     /// # Errors
     ///
     /// As [`Clustering::plan`].
-    pub(crate) async fn clustering(&self, wanted: &ReadingOptions) -> Result<Clustering<'a>> {
+    pub(crate) async fn clustering(&self, wanted: &ReadingOptions) -> Result<Clustering> {
         let columns = self.planned.wide.schema().as_arrow();
         Clustering::plan(self.config, &self.context, columns, &self.cluster_options(wanted)).await
     }
@@ -130,7 +136,7 @@ impl<'a> Reading<'a> {
     /// many as the declared steps counted.
     pub(crate) async fn encode<'c>(
         &self,
-        clustering: &'c mut Clustering<'_>,
+        clustering: &'c mut Clustering,
         reporter: &dyn Reporter,
     ) -> Result<&'c mut SampleTotals> {
         let totals = clustering.encode(reporter).await?;
@@ -169,24 +175,28 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Makes the samples views of the query, or those of the sessions that are taken; gives the share of these.
+/// Makes the samples views of the query, or those of the sessions that are taken, or of the bucket; gives the share of
+/// the sessions that are taken.
 async fn register_samples(
     config: &Config,
     context: &SessionContext,
     planned: &Samples,
-    about: Option<u64>,
+    wanted: &ReadingOptions,
 ) -> Result<f64> {
+    let about = wanted.about_samples;
     let all = match (about, planned.expected) {
         (None, _) => 0,
         (Some(_), Some(expected)) => expected,
         (Some(_), None) => planned.narrow.clone().count().await? as u64,
     };
     let (share, taken) = sessionize::taken(config, about.unwrap_or(0), all);
+    let of_bucket = wanted.buckets.zip(wanted.only_bucket);
+    let of_bucket = of_bucket.map(|(buckets, bucket)| sessionize::in_bucket(config, buckets, bucket));
     for (view, samples) in [(SAMPLES_VIEW, &planned.wide), (NARROW_VIEW, &planned.narrow)] {
-        let samples = match &taken {
-            None => samples.clone(),
-            Some(condition) => samples.clone().filter(samples.parse_sql_expr(condition)?)?,
-        };
+        let mut samples = samples.clone();
+        for condition in taken.iter().chain(&of_bucket) {
+            samples = samples.clone().filter(samples.parse_sql_expr(condition)?)?;
+        }
         context.register_table(view, samples.into_view())?;
     }
     Ok(share)
@@ -216,6 +226,7 @@ mod tests {
             order: Order::Session,
             buckets: None,
             observe_changes: false,
+            only_bucket: None,
             about_samples: None,
             vocabularies: BTreeMap::new(),
         };

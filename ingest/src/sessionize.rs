@@ -28,6 +28,8 @@ pub const TIME: &str = "__onefold_time";
 pub const START: &str = "__onefold_start";
 /// The id of a sample's session, see [`onefold_datasets::session_id`].
 pub const SESSION: &str = "__onefold_session";
+/// Whether a row of the table of records is a part of the totals of its samples, and no record.
+pub const TOTALS: &str = "__onefold_totals";
 /// The hash of a sample's key, see [`onefold_datasets::SAMPLE_KEY_COLUMN`].
 pub const KEY: &str = "__onefold_key";
 
@@ -42,7 +44,18 @@ pub struct SampleOrder {
 
 /// The bucket of a session, as SQL: [`onefold_datasets::bucket_of_session`].
 pub(crate) fn bucket(buckets: u32) -> String {
-    format!("(({SESSION} >> 47) * {buckets}) >> 16")
+    bucket_of(SESSION, buckets)
+}
+
+fn bucket_of(session: &str, buckets: u32) -> String {
+    format!("(({session} >> 47) * {buckets}) >> 16")
+}
+
+/// The condition that a sample is in a bucket, as SQL.
+pub(crate) fn in_bucket(config: &Config, buckets: u32, number: u32) -> String {
+    // The bucket follows from what of an identity decides the high bits of a session's id.
+    let id = format!("{SESSION_ID}({}, '')", whose(config));
+    format!("{} = {number}", bucket_of(&id, buckets))
 }
 
 /// The query that gives the samples of `config`: the columns that the dataset needs, [`TIME`], and [`KEY`] if samples
@@ -141,8 +154,8 @@ pub(crate) fn same_session(config: &Config) -> String {
     on.iter().map(|column| format!("n.{column} = s.{column}")).collect::<Vec<_>>().join(" AND ")
 }
 
-/// The query that orders `records`, a table of the [`key_columns`], [`TIME`] and others of the same samples: all of its
-/// columns with [`START`] and [`SESSION`]. The columns `last` order samples that no other column orders. `sessions` is
+/// The query that orders `records`, a table of the [`key_columns`], [`TIME`], [`TOTALS`] and others of the same samples:
+/// all of its columns with [`START`] and [`SESSION`], behind the totals. The columns `last` order samples that no other column orders. `sessions` is
 /// the query of [`sessions`].
 pub fn ordered(config: &Config, order: SampleOrder, sessions: &str, records: &str, last: &[&str]) -> String {
     let joined = format!(
@@ -152,8 +165,8 @@ pub fn ordered(config: &Config, order: SampleOrder, sessions: &str, records: &st
     sorted(config, order, &joined, None, last)
 }
 
-/// The query that sorts `samples`, a query with the [`key_columns`], [`TIME`], [`START`] and [`SESSION`], into the
-/// order of a dataset. The column `first` orders samples of one time before those of the configuration do, the columns
+/// The query that sorts `samples`, a query with the [`key_columns`], [`TIME`], [`TOTALS`], [`START`] and [`SESSION`],
+/// into the order of a dataset, behind the totals. The column `first` orders samples of one time before those of the configuration do, the columns
 /// `last` order samples that no other column orders.
 pub(crate) fn sorted(
     config: &Config,
@@ -168,7 +181,7 @@ pub(crate) fn sorted(
         within.insert(time, first.to_owned());
     }
     let last = last.iter().copied().map(str::to_owned).collect();
-    let keys = [place(config, order), within, last].concat();
+    let keys = [vec![format!("{TOTALS} DESC")], place(config, order), within, last].concat();
     format!("SELECT * FROM ({samples}) ORDER BY {}", first_of_each(keys).join(", "))
 }
 
@@ -435,7 +448,8 @@ mod tests {
             let narrow = context.table(SAMPLES_VIEW).await.unwrap().into_view();
             context.register_table(NARROW_VIEW, narrow).unwrap();
             let columns = context.table(SAMPLES_VIEW).await.unwrap().schema().as_arrow().clone();
-            let records = format!("({})", samples(&config, &columns).unwrap());
+            let samples = samples(&config, &columns).unwrap();
+            let records = format!("(SELECT *, FALSE AS {TOTALS} FROM ({samples}))");
             let order = SampleOrder { order, buckets: 1 };
             let sessions = sessions(&config, &columns).unwrap();
             let sql = ordered(&config, order, &sessions, &records, &["item"]);

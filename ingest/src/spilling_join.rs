@@ -337,7 +337,11 @@ fn with_small_merges(context: &Arc<TaskContext>) -> Arc<TaskContext> {
     in_context(context, config.with_sort_spill_reservation_bytes(bytes), context.runtime_env())
 }
 
-fn in_context(context: &TaskContext, config: SessionConfig, runtime: Arc<RuntimeEnv>) -> Arc<TaskContext> {
+pub(crate) fn in_context(
+    context: &TaskContext,
+    config: SessionConfig,
+    runtime: Arc<RuntimeEnv>,
+) -> Arc<TaskContext> {
     Arc::new(TaskContext::new(
         context.task_id(),
         context.session_id(),
@@ -351,7 +355,7 @@ fn in_context(context: &TaskContext, config: SessionConfig, runtime: Arc<Runtime
 }
 
 /// Rows that are there once, as a plan.
-fn once(rows: SendableRecordBatchStream) -> Result<Arc<dyn ExecutionPlan>> {
+pub(crate) fn once(rows: SendableRecordBatchStream) -> Result<Arc<dyn ExecutionPlan>> {
     let schema = rows.schema();
     let rows = Once { schema: Arc::clone(&schema), rows: Mutex::new(Some(rows)) };
     Ok(Arc::new(StreamingTableExec::try_new(schema, vec![Arc::new(rows)], None, [], false, None)?))
@@ -375,7 +379,7 @@ impl PartitionStream for Once {
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_else(|| {
-            let error = DataFusionError::Internal("the held side of a join is read twice".to_owned());
+            let error = DataFusionError::Internal("rows that are there once are read twice".to_owned());
             let schema = Arc::clone(&self.schema);
             Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::iter([Err(error)])))
         })

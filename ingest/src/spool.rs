@@ -8,10 +8,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use datafusion::arrow::array::AsArray;
-use datafusion::arrow::datatypes::Int64Type;
+use datafusion::arrow::datatypes::{Int64Type, SchemaRef};
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
+use datafusion::common::runtime::JoinSet;
 use datafusion::error::DataFusionError;
+use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::spill_file::SpillFile;
+use datafusion::physical_plan::ExecutionPlanProperties;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use futures::StreamExt;
 use parquet::arrow::ArrowWriter;
@@ -19,7 +22,8 @@ use parquet::file::properties::WriterProperties;
 
 use crate::{Error, Result};
 
-/// Rows, and about how many bytes, a row group of a spooled table has at most: few, because the writer holds one.
+/// Rows of a row group of a spooled table at most, and about how many bytes the row groups have that are being written:
+/// few, because they are in memory.
 const ROW_GROUP_ROWS: usize = 1 << 17;
 const ROW_GROUP_BYTES: usize = 16 << 20;
 
@@ -36,7 +40,8 @@ impl fmt::Debug for Spool {
 }
 
 impl Spool {
-    /// Runs `sql` and makes its rows, in their order, the table `name`.
+    /// Runs `sql` and makes its rows the table `name`. Every partition of the result is written by a task of its own into
+    /// a file of its own, so the table has the rows in no order.
     ///
     /// # Errors
     ///
@@ -45,28 +50,50 @@ impl Spool {
         tracing::debug!("{name}: {sql}");
         let rows = context.sql(sql).await?;
         let schema = Arc::new(rows.schema().as_arrow().clone());
-        let file = context.runtime_env().disk_manager.create_tmp_file(name)?;
-        let path = file.path().map(|path| path.to_string_lossy().into_owned());
-        let path =
-            path.ok_or_else(|| DataFusionError::Internal("temporary files are not local".to_owned()))?;
-        let properties =
-            WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS)).build();
-        let mut writer =
-            ArrowWriter::try_new(file.open_writer()?, schema, Some(properties)).map_err(unwritten)?;
-        let mut stream = rows.execute_stream().await?;
-        while let Some(batch) = stream.next().await {
-            writer.write(&batch?).map_err(unwritten)?;
-            if writer.memory_size() >= ROW_GROUP_BYTES {
-                writer.flush().map_err(unwritten)?;
-            }
+        let (plan, task) = (rows.create_physical_plan().await?, context.task_ctx());
+        let parts = plan.output_partitioning().partition_count();
+        let (mut paths, mut writers) = (Vec::with_capacity(parts), JoinSet::new());
+        for part in 0..parts {
+            let file = context.runtime_env().disk_manager.create_tmp_file(name)?;
+            let path = file.path().map(|path| path.to_string_lossy().into_owned());
+            paths.push(
+                path.ok_or_else(|| DataFusionError::Internal("temporary files are not local".to_owned()))?,
+            );
+            let rows = plan.execute(part, Arc::clone(&task))?;
+            writers.spawn(write(rows, Arc::clone(&schema), Arc::clone(&file), ROW_GROUP_BYTES / parts));
+            self.files.push(file);
         }
-        writer.into_inner().map_err(unwritten)?.finish()?;
-        self.files.push(file);
+        while let Some(written) = writers.join_next().await {
+            written.unwrap_or_else(|error| match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(error) => Err(DataFusionError::ExecutionJoin(Box::new(error)).into()),
+            })?;
+        }
         let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
-        let table = context.read_parquet(path, options).await?;
+        let table = context.read_parquet(paths, options).await?;
         context.register_table(name, table.into_view())?;
         Ok(())
     }
+}
+
+/// Writes rows to a file, in row groups of about so many bytes.
+async fn write(
+    mut rows: SendableRecordBatchStream,
+    schema: SchemaRef,
+    file: Arc<dyn SpillFile>,
+    row_group_bytes: usize,
+) -> Result<()> {
+    let properties = WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS)).build();
+    let mut writer =
+        ArrowWriter::try_new(file.open_writer()?, schema, Some(properties)).map_err(unwritten)?;
+    while let Some(batch) = rows.next().await {
+        writer.write(&batch?).map_err(unwritten)?;
+        if writer.memory_size() >= row_group_bytes {
+            writer.flush().map_err(unwritten)?;
+        }
+    }
+    writer.into_inner().map_err(unwritten)?.finish()?;
+    Ok(())
 }
 
 fn unwritten(error: parquet::errors::ParquetError) -> Error {

@@ -1,5 +1,7 @@
 //! Tests of appending: which partitions a dataset has, and what happens to two writers.
 
+use std::sync::Arc;
+
 use super::tests::{content, in_last_bucket};
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};

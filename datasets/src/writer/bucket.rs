@@ -21,7 +21,7 @@ use crate::digest::Digest;
 use crate::schema::with_sample_keys;
 use crate::snapshot::Bucket;
 use crate::storage::Storage;
-use crate::{DataFile, Error, PartitionKey, Result, Schema};
+use crate::{DataFile, Error, MOST_BUCKETS, PartitionKey, Result, Schema, random_name};
 
 /// A row group has at most so many decoded bytes: ids of twice as many are addressed by 32-bit offsets.
 const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
@@ -85,7 +85,7 @@ fn dense_columns(schema: &Schema) -> Vec<usize> {
 
 /// Makes the writers of a dataset's buckets, which may be at work at the same time.
 #[derive(Debug, Clone)]
-pub(super) struct BucketWriters {
+pub struct BucketWriters {
     pub(super) storage: Storage,
     /// A part of the names of all files, which no other writer uses.
     pub(super) attempt: String,
@@ -94,8 +94,23 @@ pub(super) struct BucketWriters {
 }
 
 impl BucketWriters {
+    /// Writers of buckets of the dataset in `storage`, as many as the options say. Several may write the same bucket in
+    /// turns or at the same time, as tasks that are tried again do: the names of their files differ. What they have
+    /// written becomes visible when one of them is [added](super::DatasetWriter::add) and committed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Schema`] for a schema that no dataset can have, or a column order that names no column; [`Error::Io`]
+    /// if threads cannot be started.
+    pub fn new(storage: Storage, schema: Schema, options: WriterOptions) -> Result<Self> {
+        schema.validate()?;
+        let buckets = options.buckets.clamp(1, MOST_BUCKETS);
+        let format = Arc::new(Format::new(storage.location(), schema, options)?);
+        Ok(Self { storage, attempt: random_name(), format, buckets })
+    }
+
     /// The writer of a bucket of a partition. A bucket has one writer.
-    pub(super) fn bucket(&self, key: &PartitionKey, bucket: u32) -> BucketWriter {
+    pub fn bucket(&self, key: &PartitionKey, bucket: u32) -> BucketWriter {
         BucketWriter {
             order: SampleOrder::new(self.format.options.order),
             written: WrittenBucket::empty(key.clone(), bucket),
@@ -280,6 +295,7 @@ impl Drop for BucketWriter {
         self.ending.clear();
         if !self.started.is_empty() {
             self.writers.storage.clean_up(std::mem::take(&mut self.started));
+            self.writers.storage.remove_empty_folders();
         }
     }
 }

@@ -1,9 +1,12 @@
 //! How a dataset is written.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Layout, Order, Sessions};
 
 /// What a writer does with a dataset that is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Commit {
     /// It is refused: nothing may be there.
     Create,
@@ -26,7 +29,7 @@ impl Commit {
 }
 
 /// How a dataset is written.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WriterOptions {
     /// How sparse features are stored. It does not change what the [`DatasetWriter`](crate::DatasetWriter) is given.
     pub layout: Layout,

@@ -57,6 +57,86 @@ fn written_row_groups(layout: Layout) -> (Snapshot, Vec<RecordBatch>) {
     (snapshot, groups)
 }
 
+#[test]
+fn what_is_written_depends_neither_on_threads_nor_on_batches() {
+    let written = |threads: usize, batch: usize| {
+        let directory = tempfile::tempdir().unwrap();
+        let options = WriterOptions {
+            threads,
+            layout: Layout::Folded,
+            row_group_bytes: 1_000,
+            file_bytes: 4_000,
+            ..WriterOptions::new(Order::Session)
+        };
+        let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
+        let samples = samples();
+        for start in (0..samples.num_rows()).step_by(batch) {
+            let rows = samples.slice(start, batch.min(samples.num_rows() - start));
+            writer.write(&PartitionKey::default(), &rows).unwrap();
+        }
+        let partition = writer.finish().unwrap().snapshot.partitions.remove(0);
+        let files: Vec<_> =
+            partition.files.into_iter().map(|file| (file.sha256, file.samples, file.row_groups)).collect();
+        (files, partition.features, partition.dense, partition.digest)
+    };
+    let expected = written(1, 1);
+    assert!(expected.0.len() > 5, "{} files", expected.0.len());
+    for (threads, batch) in [(1, 500), (2, 7), (8, 50)] {
+        assert_eq!(written(threads, batch), expected, "{threads} threads, batches of {batch}");
+    }
+}
+
+/// Writes the samples as one bucket, as a process without the dataset's writer does.
+fn part(root: &Path, options: &WriterOptions) -> WrittenBucket {
+    let writers = BucketWriters::new(Storage::open(root).unwrap(), schema(), options.clone()).unwrap();
+    let (mut bucket, samples) = (writers.bucket(&PartitionKey::default(), 0), samples());
+    let bytes = decoded_row_bytes(&samples);
+    for (row, (session, time)) in session_ids(&samples).iter().zip(times(&samples)).enumerate() {
+        assert!(!bucket.push(*session, *time, bytes[row]).unwrap(), "the row group is large enough");
+    }
+    bucket.write_row_group(Box::new(move || Ok(vec![samples]))).unwrap();
+    let mut closing = ClosingBuckets::new(&writers, 1);
+    closing.close(bucket).unwrap();
+    closing.finish().unwrap();
+    let written = closing.take().unwrap();
+    serde_json::from_str(&serde_json::to_string(&written).unwrap()).unwrap()
+}
+
+#[test]
+fn buckets_that_others_wrote_are_committed_like_written_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = |name: &str| directory.path().join(name);
+    let options = WriterOptions { layout: Layout::Folded, ..WriterOptions::new(Order::Session) };
+    let mut written = DatasetWriter::create(&root("written"), schema(), options.clone()).unwrap();
+    written.write(&PartitionKey::default(), &samples()).unwrap();
+    let written = written.finish().unwrap().snapshot.partitions.remove(0);
+    let added = part(&root("added"), &options);
+    let path = root("added").join(&added.files[0].path);
+
+    // One writer is given up, and the part stays.
+    let mut writer = DatasetWriter::create(&root("added"), schema(), options.clone()).unwrap();
+    writer.add_part(added.clone()).unwrap();
+    let twice = writer.add_part(added.clone()).unwrap_err().to_string();
+    assert!(twice.contains("the bucket 0 was written twice"), "{twice}");
+    drop(writer);
+    assert!(path.exists());
+
+    let mut writer = DatasetWriter::create(&root("added"), schema(), options.clone()).unwrap();
+    writer.add(added.clone()).unwrap();
+    assert_eq!(writer.added(), (added.bucket.samples, 1));
+    let mut added = writer.finish().unwrap().snapshot.partitions.remove(0);
+    assert_eq!(added.files[0].sha256, written.files[0].sha256);
+    added.files[0].path.clone_from(&written.files[0].path);
+    assert_eq!(added, written);
+
+    // A writer that is given up removes what was added to it.
+    let lost = part(&root("lost"), &options);
+    let mut writer = DatasetWriter::create(&root("lost"), schema(), options).unwrap();
+    writer.add(lost).unwrap();
+    drop(writer);
+    assert!(!root("lost").exists());
+}
+
 fn lists(group: &UnfoldedGroup, feature: usize) -> Vec<Vec<i64>> {
     let feature = &group.features[feature];
     let row =

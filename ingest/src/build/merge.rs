@@ -42,7 +42,7 @@ impl Build<'_> {
             // Nothing is written, so ids that only samples of other partitions have get no numbers.
             decided.vocabularies.clear();
         }
-        let output = self.write(clustering, (&reading, &decided), (writer, true), &choice).await?;
+        let output = self.write(clustering, (&reading, &decided), (writer, true)).await?;
         Ok(BuildSummary { merged: Some(merge.summary()), ..self.summary(output, &decided, reading) })
     }
 

@@ -11,6 +11,7 @@ use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
 use onefold_datasets::KeptColumn;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::kept::KeptArray;
@@ -63,7 +64,7 @@ impl Converted {
 }
 
 /// The columns of a query by their use.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct ColumnNames {
     /// Columns that are passed on unchanged.
     pub(super) keys: Vec<String>,

@@ -10,6 +10,7 @@ use datafusion::arrow::array::{
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, TimeUnit};
 use onefold_datasets::digest::{Digest, SampleSeeds};
 use onefold_datasets::{IdMap, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
+use serde::{Deserialize, Serialize};
 
 use super::encode::EncoderOptions;
 use super::kept::{KeptBuilder, KeptValue};
@@ -71,7 +72,7 @@ pub(super) struct DeltaDecoder {
 }
 
 /// The number and the digest of samples, and the ids of their lists from timelines.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct DecodedTotals {
     pub(super) samples: u64,
     /// Without the lists from timelines. Nothing is digested if nobody asks for it.

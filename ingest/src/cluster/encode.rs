@@ -2,13 +2,16 @@
 //! its session.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::mem;
 
 use datafusion::arrow::array::{ArrayRef, UInt32Array};
 use datafusion::arrow::compute::take;
 use datafusion::arrow::datatypes::SchemaRef;
 use onefold_datasets::digest::{Digest, SampleDigest, SampleSeeds};
-use onefold_datasets::{KeptColumn, overlap};
+use onefold_datasets::{CountBudget, KeptColumn, overlap};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::chains::Chains;
 use super::convert::{Converted, engine};
@@ -17,6 +20,7 @@ use super::record::{RecordWriter, Shape};
 use super::record_batches::{Pending, RecordBatches};
 use super::statistics::{Entered, SampleStatistics, StatisticsOptions};
 use crate::Result;
+use crate::statistics::ColumnCounts;
 
 /// Marks a list that did not change, in [`DeltaEncoder::known`].
 const UNCHANGED: usize = usize::MAX;
@@ -24,7 +28,7 @@ const UNCHANGED: usize = usize::MAX;
 const OPEN_CHAINS_PART: usize = 64;
 
 /// How samples are delta-encoded.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct EncoderOptions {
     /// Names of the floats, in the records' order.
     pub(super) floats: Vec<String>,
@@ -74,7 +78,7 @@ pub(super) struct DeltaEncoder {
     options: EncoderOptions,
     seeds: SampleSeeds,
     sessions: Sessions,
-    next_chain: u64,
+    chain_numbers: ChainNumbers,
     record: RecordWriter,
     records: RecordBatches,
     /// For every list of the current sample: how many of its first ids are the last ids of the list before, or
@@ -84,7 +88,7 @@ pub(super) struct DeltaEncoder {
 }
 
 /// The number, digest and statistics of the samples that were encoded.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SampleTotals {
     pub(crate) samples: u64,
     /// The digest of times, floats, kept values and the lists of the log. Lists from timelines are made later.
@@ -121,6 +125,33 @@ struct Last {
     entered: Entered,
 }
 
+/// Numbers chains, so that two chains of one session never have the same number.
+#[derive(Debug)]
+pub(super) struct ChainNumbers {
+    next: u64,
+    /// Numbers are hashes with this seed, where nobody knows which other workers have samples of the same sessions.
+    seed: Option<u64>,
+}
+
+impl ChainNumbers {
+    /// The numbers of a worker, of which there are at most 2^15, each with its own number.
+    pub(super) fn of_worker(worker: usize) -> Self {
+        Self { next: (worker as u64) << 48, seed: None }
+    }
+
+    /// Numbers that others have with a probability of 2^-63 for each pair.
+    pub(super) fn random() -> Self {
+        Self { next: 0, seed: Some(RandomState::new().hash_one(())) }
+    }
+
+    /// The number of the next chain, which is below 2^63.
+    fn next(&mut self) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.seed.map_or(number, |seed| xxh3_64_with_seed(&number.to_le_bytes(), seed) >> 1)
+    }
+}
+
 impl SampleTotals {
     /// Adds other samples.
     ///
@@ -135,17 +166,17 @@ impl SampleTotals {
 }
 
 impl DeltaEncoder {
-    /// The encoder of one worker. Its chains have other numbers than those of other workers. `schema` is the schema of
-    /// the records.
+    /// The encoder of one worker. Its chains have other numbers than those of other workers. Counts of ids take their
+    /// memory from a budget. `schema` is the schema of the records.
     ///
     /// # Errors
     ///
     /// [`Error::Engine`](crate::Error::Engine) if a key column has a type that cannot be compared.
     pub(super) fn new(
         options: EncoderOptions,
-        statistics: &StatisticsOptions,
+        (statistics, budget): (&StatisticsOptions, &CountBudget),
         schema: &SchemaRef,
-        worker: usize,
+        chain_numbers: ChainNumbers,
     ) -> Result<Self> {
         Ok(Self {
             seeds: options.seeds(),
@@ -155,14 +186,14 @@ impl DeltaEncoder {
                 recent_bytes: 0,
                 limit: options.state_bytes,
             },
-            next_chain: ((options.first_worker + worker) as u64) << 48,
+            chain_numbers,
             record: RecordWriter::new(options.shape()),
             records: RecordBatches::new(schema)?,
             known: vec![0; options.lists.len()],
             outcome: SampleTotals {
                 samples: 0,
                 digest: Digest::default(),
-                statistics: SampleStatistics::new(statistics),
+                statistics: SampleStatistics::new(statistics, budget),
             },
             options,
         })
@@ -205,10 +236,15 @@ impl DeltaEncoder {
         Ok(!some.is_empty())
     }
 
-    /// The totals of all samples, once all sessions are forgotten.
-    pub(super) fn finish(self) -> SampleTotals {
+    /// Adds counts of the columns of some samples.
+    pub(super) fn columns(&mut self, counts: &ColumnCounts) {
+        self.outcome.statistics.columns.merge(counts);
+    }
+
+    /// The totals of all samples, once all sessions are forgotten, and the records that were not taken.
+    pub(super) fn finish(self) -> (SampleTotals, RecordBatches) {
         debug_assert!(self.sessions.recent.is_empty() && self.sessions.older.is_empty());
-        self.outcome
+        (self.outcome, self.records)
     }
 
     /// Encodes a sample with these keys.
@@ -251,8 +287,7 @@ impl DeltaEncoder {
         let follows = self.options.chained && same_session && in_order && last.chains.extend(time, most_open);
         if !follows {
             last.chains.begin(time);
-            last.chain = self.next_chain;
-            self.next_chain += 1;
+            last.chain = self.chain_numbers.next();
         }
         let bytes = sample.decoded_bytes(&self.options);
         sample.write(&mut self.record, (last.chain, follows), bytes, &self.known);

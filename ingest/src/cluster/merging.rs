@@ -9,20 +9,22 @@ use std::sync::Arc;
 
 use datafusion::physical_plan::displayable;
 use datafusion::prelude::SessionContext;
+use futures::StreamExt;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{KeptColumn, SparseKind};
 
 use super::convert::ColumnNames;
 use super::encode::{EncoderOptions, SampleTotals};
-use super::progress::Progress;
+use super::fold::{DIGEST, FoldExec, FoldSpec, RECORD};
 use super::statistics::StatisticsOptions;
-use super::table::{EncodingPass, RECORDS_TABLE};
+use super::totals::TotalsReader;
 use super::{
-    ClusterOptions, Clustering, TICK, bug, encode_samples, encoder_options, list_names, with_batch_rows,
+    ClusterOptions, Clustering, RECORDS_TABLE, TICK, bug, encoder_options, fold_samples, list_names,
+    statistics_options,
 };
 use crate::ids::IdForm;
 use crate::merge::old::{self, OLD_SESSION, PARTITION, SEQUENCE};
-use crate::sessionize;
+use crate::sessionize::{self, TIME, TOTALS};
 use crate::spool::Spool;
 use crate::{Config, Result};
 
@@ -30,12 +32,6 @@ use crate::{Config, Result};
 #[derive(Debug)]
 pub(crate) struct LateSamples {
     pub(crate) totals: SampleTotals,
-}
-
-/// Samples of a dataset, whose records are a table that can be read once.
-#[derive(Debug)]
-pub(crate) struct OldSamples {
-    pass: Arc<EncodingPass>,
 }
 
 impl LateSamples {
@@ -54,89 +50,95 @@ impl LateSamples {
         (spool, table, number): (&mut Spool, &str, &str),
         reporter: &dyn Reporter,
     ) -> Result<Self> {
-        let progress = Arc::new(Progress::default());
         let encoder = merged_options(config, options);
-        let pass = encode_samples(config, context, columns, options, encoder, &progress).await?;
+        let fold = fold_samples(config, context, columns, options, encoder).await?;
+        let folded = format!("{table}_and_totals");
         let sql = format!("SELECT *, CAST(row_number() OVER () AS BIGINT) AS {number} FROM {RECORDS_TABLE}");
         reporter.begin("reading", None, "samples");
-        let mut work = pin!(spool.table(context, table, &sql));
+        let mut work = pin!(spool.table(context, &folded, &sql));
         let mut seen = 0;
         while tokio::time::timeout(TICK, &mut work)
             .await
             .map(|done| done.map(|()| false))
             .unwrap_or(Ok(true))?
         {
-            let samples = progress.samples();
+            let (samples, _) = fold.read();
             reporter.advance(samples - seen);
             seen = samples;
         }
         reporter.end();
-        let totals =
-            pass.outcome()?.ok_or_else(|| bug("the engine gave records before all samples were encoded"))?;
+        let mut totals = TotalsReader::new(&statistics_options(config, options), &options.budget);
+        let parts = format!(
+            "SELECT {TIME}, {}, arrow_cast({RECORD}, 'Binary') AS {RECORD}, {TOTALS} FROM {folded} WHERE {TOTALS} \
+             ORDER BY {TIME}",
+            DIGEST[0]
+        );
+        let mut parts = context.sql(&parts).await?.execute_stream().await?;
+        while let Some(parts) = parts.next().await.transpose()? {
+            totals.read(&parts)?;
+        }
+        let records = context.sql(&format!("SELECT * FROM {folded} WHERE NOT {TOTALS}")).await?;
+        context.register_table(table, records.into_view())?;
+        let totals = totals.finish()?.ok_or_else(|| bug("the samples have no totals"))?;
         Ok(Self { totals })
     }
 }
 
-impl OldSamples {
-    /// Plans the encoding of the samples of the table `samples`, which has the columns of [`old`]. Registers their
-    /// records as the table `records`: the columns of [`old::record_columns`], time, digest and record.
-    ///
-    /// # Errors
-    ///
-    /// Those of the engine.
-    pub(crate) async fn plan(
-        config: &Config,
-        context: &SessionContext,
-        options: &ClusterOptions,
-        samples: &str,
-        records: &str,
-    ) -> Result<Self> {
-        let input = context.table(samples).await?.create_physical_plan().await?;
-        tracing::debug!("samples of the dataset:\n{}", displayable(input.as_ref()).indent(false));
-        let encoder = EncoderOptions {
-            gap_micros: None,
-            first_worker: options.threads.max(1),
-            ..merged_options(config, options)
-        };
-        let lists = encoder.lists.len();
-        let kept = encoder.kept.iter().enumerate();
-        let kept = kept.map(|(i, column)| KeptColumn { name: old::kept_column(i), kind: column.kind });
-        let names = ColumnNames {
-            keys: old::record_columns(config),
-            identity: vec![PARTITION.to_owned(), OLD_SESSION.to_owned()],
-            order: if config.order.is_empty() { Vec::new() } else { vec![SEQUENCE.to_owned()] },
-            floats: (0..encoder.floats.len()).map(old::float_column).collect(),
-            lists: (0..lists).map(|list| (old::list_column(list), IdForm::Integers)).collect(),
-            positions: sessionize::position_columns(config),
-            kept: kept.collect(),
-            time_limits: None,
-        };
-        let statistics = StatisticsOptions {
-            vocabularies: Vec::new(),
-            vocabulary_of: vec![None; lists],
-            budget: options.budget.clone(),
-            timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
-            changes: false,
-            values: false,
-        };
-        let batches = with_batch_rows(context, options.query_batch_rows);
-        let pass = EncodingPass::new(
-            input,
-            batches,
-            names,
-            encoder,
-            statistics,
-            options.threads.max(1),
-            Arc::default(),
-        )?;
-        let pass = Arc::new(pass);
-        context.deregister_table(records)?;
-        context.register_table(records, Arc::new(pass.table()?))?;
-        Ok(Self { pass })
-    }
+/// Plans the folding of the samples of the table `samples`, which has the columns of [`old`]. Registers their
+/// records as the table `records`, which can be read once: the columns of [`old::record_columns`], time, digest, record,
+/// and whether it is a part of the totals.
+///
+/// # Errors
+///
+/// Those of the engine.
+pub(crate) async fn fold_old_samples(
+    config: &Config,
+    context: &SessionContext,
+    options: &ClusterOptions,
+    samples: &str,
+    records: &str,
+) -> Result<()> {
+    let input = context.table(samples).await?.create_physical_plan().await?;
+    tracing::debug!("samples of the dataset:\n{}", displayable(input.as_ref()).indent(false));
+    let encoder = EncoderOptions {
+        gap_micros: None,
+        first_worker: options.threads.max(1),
+        ..merged_options(config, options)
+    };
+    let lists = encoder.lists.len();
+    let kept = encoder.kept.iter().enumerate();
+    let kept = kept.map(|(i, column)| KeptColumn { name: old::kept_column(i), kind: column.kind });
+    let names = ColumnNames {
+        keys: old::record_columns(config),
+        identity: vec![PARTITION.to_owned(), OLD_SESSION.to_owned()],
+        order: if config.order.is_empty() { Vec::new() } else { vec![SEQUENCE.to_owned()] },
+        floats: (0..encoder.floats.len()).map(old::float_column).collect(),
+        lists: (0..lists).map(|list| (old::list_column(list), IdForm::Integers)).collect(),
+        positions: sessionize::position_columns(config),
+        kept: kept.collect(),
+        time_limits: None,
+    };
+    let statistics = StatisticsOptions {
+        vocabularies: Vec::new(),
+        vocabulary_of: vec![None; lists],
+        timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
+        changes: false,
+        values: false,
+    };
+    let spec = FoldSpec {
+        names,
+        encoder,
+        statistics,
+        workers: Some(options.threads.max(1)),
+        batch_rows: options.query_batch_rows,
+    };
+    let fold = Arc::new(FoldExec::new(spec, options.budget.clone(), input)?);
+    context.deregister_table(records)?;
+    context.register_table(records, Arc::new(fold.table()?))?;
+    Ok(())
 }
 
-impl<'a> Clustering<'a> {
+impl Clustering {
     /// The clustering of late samples and those of a dataset, whose records the query `ordered` sorts. `sessions` is
     /// the query of the late samples' sessions.
     ///
@@ -144,17 +146,16 @@ impl<'a> Clustering<'a> {
     ///
     /// Those of the engine.
     pub(crate) async fn merged(
-        config: &'a Config,
+        config: &Config,
         context: &SessionContext,
         columns: &datafusion::arrow::datatypes::Schema,
         options: &ClusterOptions,
-        (late, old): (LateSamples, Option<OldSamples>),
+        late: LateSamples,
         (sessions, ordered): (&str, &str),
     ) -> Result<Self> {
         let mut planned = Self::sorted(config, context, columns, options, sessions, ordered).await?;
-        planned.options = merged_options(config, options);
+        planned.cut.encoded = merged_options(config, options);
         planned.totals = Some(late.totals);
-        planned.passes = old.map(|old| old.pass).into_iter().collect();
         Ok(planned)
     }
 }

@@ -1,8 +1,8 @@
 //! Clustering: sorts samples from the order of a log into sessions, one after the other.
 //!
 //! ```text
-//! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, sort ──▶ cut ──▶ decode ──▶ writer
-//!   (lists)            (encode, statistics)                   (the engine, spills)     (unfold)  (decode, by row group)
+//! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, sort ──▶ cut ──▶ decode, encode ──▶ rows: buckets
+//!   (lists)            (encode, statistics)                   (the engine, spills)     (WriteExec, by row group)
 //! ```
 //!
 //! A log repeats a user's lists in every sample, and a sort would move, spill and merge every copy. So the samples are
@@ -14,62 +14,71 @@
 //! The encoder sees every sample once, before anything is written. So it also computes the digests, counts ids for
 //! vocabularies, and counts which lists change together ([`statistics`]).
 
+mod bucket_files;
 mod chains;
 mod convert;
+mod cut;
 mod decode;
 mod encode;
+mod fold;
 mod kept;
 mod merging;
 mod partitions;
-mod progress;
 mod record;
 mod record_batches;
 mod statistics;
-mod table;
 #[cfg(test)]
 mod tests;
 mod timelines;
+mod totals;
 mod unfold;
+mod write;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
-use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::execution::memory_pool::MemoryConsumer;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_plan::{displayable, execute_stream};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{ExecutionPlan, displayable, execute_stream};
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_bytes;
-use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind};
+use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind, WrittenBucket};
 
 use self::convert::ColumnNames;
+use self::cut::{CutSpec, Cutter};
+use self::decode::DecodedTotals;
 use self::encode::EncoderOptions;
-use self::progress::Progress;
 use self::statistics::StatisticsOptions;
-use self::table::EncodingPass;
-use self::timelines::{SampleNumbers, Slices};
-use self::unfold::{Decoding, SortedRecords, Unfolding};
+use self::totals::TotalsReader;
+use self::write::{Outcome, WriteExec};
+use crate::config::TimelineConfig;
 use crate::ids::FeatureIds;
 use crate::sessionize::{self, SampleOrder};
+use crate::spilling_join::once;
 use crate::times::TimeLimits;
 use crate::{Config, Error, Result};
 
+pub(crate) use self::bucket_files::LeftOut;
 use self::convert::check_types;
 pub(crate) use self::convert::{column_error, engine};
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
+pub(crate) use self::fold::{DIGEST, RECORD};
+use self::fold::{FoldExec, FoldSpec};
 pub(crate) use self::kept::kept_columns;
-pub(crate) use self::merging::{LateSamples, OldSamples};
-pub(crate) use self::partitions::partition_at;
-pub(crate) use self::partitions::partition_key;
+pub(crate) use self::merging::{LateSamples, fold_old_samples};
+pub(crate) use self::partitions::Partitions;
 pub(crate) use self::statistics::SampleStatistics;
-use self::table::RECORDS_TABLE;
-pub(crate) use self::table::{DIGEST, RECORD};
 pub(crate) use self::unfold::RowGroups;
+pub(crate) use self::write::WriteSpec;
 
+/// The name of the table of records.
+const RECORDS_TABLE: &str = "__onefold_records";
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(200);
 /// A slice of a timeline takes about this part of [`ClusterOptions::state_bytes`]: one in so many.
@@ -100,50 +109,46 @@ pub(crate) struct ClusterOptions {
 }
 
 /// Sorts the samples of a query into the order of a dataset.
-pub(crate) struct Clustering<'a> {
-    config: &'a Config,
-    /// How samples are encoded.
-    options: EncoderOptions,
-    /// The passes that read and encode samples. The sort reads their records.
-    passes: Vec<Arc<EncodingPass>>,
-    progress: Arc<Progress>,
+pub(crate) struct Clustering {
+    /// How what is sorted is cut into row groups.
+    cut: CutSpec,
+    /// What folds the samples, if they are not folded yet. The sort reads its records.
+    fold: Option<Arc<FoldExec>>,
+    totals_of_records: TotalsReader,
+    context: Arc<TaskContext>,
     sorted: SendableRecordBatchStream,
-    timelines: Vec<Slices>,
-    numbers: SampleNumbers,
-    buckets: u32,
-    /// The memory that decoding holds.
-    reservation: MemoryReservation,
+    /// The slices of every timeline.
+    slices: Vec<Arc<dyn ExecutionPlan>>,
     /// The first sorted batch, which is there when all samples are encoded.
     first: Option<RecordBatch>,
     /// The totals of all samples, once they are encoded.
     totals: Option<SampleTotals>,
 }
 
-impl<'a> Clustering<'a> {
+impl Clustering {
     /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads nothing.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] and [`Error::Column`] for columns that are missing or have a type that does not fit.
     pub(crate) async fn plan(
-        config: &'a Config,
+        config: &Config,
         context: &SessionContext,
         columns: &ArrowSchema,
         options: &ClusterOptions,
     ) -> Result<Self> {
-        let progress = Arc::new(Progress::default());
         let encoder = encoder_options(config, options);
-        let pass = encode_samples(config, context, columns, options, encoder, &progress).await?;
+        let fold = fold_samples(config, context, columns, options, encoder).await?;
         let sessions = sessionize::sessions(config, columns)?;
         let ordered = sessionize::ordered(config, options.order, &sessions, RECORDS_TABLE, &DIGEST);
         let mut planned = Self::sorted(config, context, columns, options, &sessions, &ordered).await?;
-        (planned.passes, planned.progress) = (vec![pass], progress);
+        planned.fold = Some(fold);
         Ok(planned)
     }
 
     /// The clustering of samples whose records `ordered` sorts. `sessions` is the query of their sessions.
     async fn sorted(
-        config: &'a Config,
+        config: &Config,
         context: &SessionContext,
         columns: &ArrowSchema,
         options: &ClusterOptions,
@@ -153,29 +158,30 @@ impl<'a> Clustering<'a> {
         let plan = context.sql(ordered).await?.create_physical_plan().await?;
         tracing::debug!("clustering:\n{}", displayable(plan.as_ref()).indent(false));
         let sorted = execute_stream(plan, context.task_ctx())?;
-        let mut timelines = Vec::new();
+        let mut slices = Vec::new();
         for (i, timeline) in config.timelines.iter().enumerate() {
             let ids = options.state_bytes / SLICE_PART / (8 * (timeline.columns.len() + 1));
             let ids = ids.clamp(FEWEST_SLICE_IDS, MOST_SLICE_IDS);
-            let slices = sessionize::slices(config, columns, options.order, sessions, i, ids)?;
-            let rows = context.sql(&slices).await?;
-            let lists = timeline.columns.iter().map(|(feature, _)| feature.clone());
-            timelines.push(Slices::new(rows.execute_stream().await?, lists.collect()));
+            let sql = sessionize::slices(config, columns, options.order, sessions, i, ids)?;
+            slices.push(context.sql(&sql).await?.create_physical_plan().await?);
         }
-        let numbered_by = sessionize::numbered_by(config, columns, options.order);
-        let numbers = SampleNumbers::new(numbered_by, options.order.buckets);
-        let reservation =
-            MemoryConsumer::new("decoding of samples").register(&context.runtime_env().memory_pool);
-        Ok(Self {
-            config,
-            options: encoder_options(config, options),
-            passes: Vec::new(),
-            progress: Arc::default(),
-            sorted,
-            timelines,
-            numbers,
+        let lists_of =
+            |timeline: &TimelineConfig| timeline.columns.iter().map(|(list, _)| list.clone()).collect();
+        let cut = CutSpec {
+            partitions: Partitions::of(config),
+            encoded: encoder_options(config, options),
+            digested: true,
             buckets: options.order.buckets,
-            reservation,
+            timelines: config.timelines.iter().map(lists_of).collect(),
+            numbered_by: sessionize::numbered_by(config, columns, options.order),
+        };
+        Ok(Self {
+            cut,
+            fold: None,
+            totals_of_records: TotalsReader::new(&statistics_options(config, options), &options.budget),
+            context: context.task_ctx(),
+            sorted,
+            slices,
             first: None,
             totals: None,
         })
@@ -189,140 +195,162 @@ impl<'a> Clustering<'a> {
     pub(crate) async fn encode(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut SampleTotals>> {
         reporter.begin("reading", None, "samples");
         let mut seen = 0;
-        let first = loop {
+        self.first = loop {
             match tokio::time::timeout(TICK, self.sorted.next()).await {
-                Ok(batch) => break batch,
+                Ok(None) => break None,
+                Ok(Some(batch)) => {
+                    let records = self.totals_of_records.read(&batch?)?;
+                    if records.num_rows() > 0 {
+                        break Some(records);
+                    }
+                }
                 Err(_) => {
-                    let samples = self.progress.samples();
+                    let (samples, bytes) = self.fold.as_ref().map_or((0, 0), |fold| fold.read());
                     reporter.advance(samples - seen);
                     seen = samples;
-                    reporter.note(&format!("{} decoded", format_bytes(self.progress.bytes())));
+                    reporter.note(&format!("{} decoded", format_bytes(bytes)));
                 }
             }
         };
         reporter.end();
-        self.first = first.transpose()?;
-        for pass in &self.passes {
-            match (&mut self.totals, pass.outcome()?) {
-                (_, None) if self.first.is_some() => {
-                    return Err(bug("the engine gave records before all samples were encoded"));
-                }
-                (Some(all), Some(totals)) => all.merge(totals)?,
-                (all, totals) => *all = all.take().or(totals),
-            }
+        match (&mut self.totals, self.totals_of_records.finish()?) {
+            (Some(all), Some(totals)) => all.merge(totals)?,
+            (all, totals) => *all = all.take().or(totals),
         }
-        match (&self.first, &mut self.totals) {
-            (Some(_), totals) => Ok(totals.as_mut()),
-            (None, _) => Ok(None),
-        }
+        Ok(self.totals.as_mut().filter(|_| self.first.is_some()))
     }
 
-    /// Passes the records to `output` in the order of the dataset, cut into row groups. `lists` are the list columns. To
-    /// be called after [`encode`](Self::encode), which must have given samples. `finish` is called after the last row
-    /// group, and returns when all of them are decoded. Without `digested`, somebody else digests what is decoded.
+    /// How what is sorted is cut into row groups. Without `digested`, somebody else digests what is decoded.
+    pub(crate) fn cut(&self, digested: bool) -> CutSpec {
+        CutSpec { digested, ..self.cut.clone() }
+    }
+
+    /// Writes the samples, and gives the buckets to `add` when their files are complete. `lists` are the list columns. To be called after
+    /// [`encode`](Self::encode), which must have given samples. Gives their statistics and what was not written.
     ///
     /// # Errors
     ///
-    /// Those of the engine and of `output`; [`Error::Engine`] if the samples that come out are not those that went in.
-    pub(crate) async fn decode<O: RowGroups, R>(
+    /// Those of the engine and of writing; [`Error::Engine`] if the samples that come out are not those that went in.
+    pub(crate) async fn write(
         mut self,
-        (lists, digested): (Vec<ListColumn>, bool),
+        spec: WriteSpec,
+        lists: Vec<ListColumn>,
         reporter: &dyn Reporter,
-        mut output: O,
-        finish: impl FnOnce(O) -> Result<R>,
-    ) -> Result<(SampleStatistics, R)> {
-        let mut totals =
-            self.totals.take().ok_or_else(|| bug("samples are written before they are encoded"))?;
-        let mut unfolding = Unfolding::new(
-            self.config,
-            Decoding { encoded: self.options.clone(), lists, digested, buckets: self.buckets },
-        );
+        add: &mut (dyn FnMut(WrittenBucket) -> Result<()> + Send),
+    ) -> Result<(SampleStatistics, LeftOut)> {
+        let (totals, digested) = (self.take_totals()?, spec.cut.digested);
+        let slices = std::mem::take(&mut self.slices);
+        let context = Arc::clone(&self.context);
+        let inputs = [once(self.records())?].into_iter().chain(slices).collect();
+        let plan = Arc::new(WriteExec::new(Arc::new(spec), lists, inputs));
         reporter.begin("writing", Some(totals.samples), "samples");
-        let mut next = self.first.take();
-        while let Some(records) = next {
-            self.cut(&records, &mut unfolding, &mut output).await?;
-            let slices = self.timelines.iter().map(Slices::bytes).sum::<usize>();
-            self.reservation.resize(unfolding.held_bytes() + slices);
-            reporter.advance(records.num_rows() as u64);
+        let mut rows = execute_stream(Arc::clone(&plan) as _, context)?;
+        let (mut decoded, mut left_out, mut seen) = (DecodedTotals::default(), LeftOut::default(), 0);
+        loop {
+            let next = tokio::time::timeout(TICK, rows.next()).await;
+            let samples = plan.samples();
+            reporter.advance(samples - seen);
             reporter.go_on()?;
-            next = self.sorted.next().await.transpose()?;
-        }
-        unfolding.leave(&mut output)?;
-        let result = finish(output)?;
-        reporter.end();
-        let decoded = unfolding.totals();
-        if decoded.samples != totals.samples || digested && decoded.digest != totals.digest {
-            return Err(Error::Engine {
-                message: format!(
-                    "{} samples with digest {} were read, {} with digest {} came out of the sort",
-                    totals.samples, totals.digest, decoded.samples, decoded.digest,
-                ),
-                hint: "the query must give the same rows each time it is evaluated; if it does, check the disk of \
-                       the spill directory"
-                    .to_owned(),
-            });
-        }
-        totals.statistics.timeline_ids(&decoded.timeline_ids);
-        Ok((totals.statistics, result))
-    }
-
-    /// Cuts a sorted batch into row groups.
-    async fn cut(
-        &mut self,
-        batch: &RecordBatch,
-        unfolding: &mut Unfolding<'_>,
-        output: &mut dyn RowGroups,
-    ) -> Result<()> {
-        let records = Arc::new(SortedRecords::of(batch)?);
-        let numbers = match self.timelines.is_empty() {
-            true => Vec::new(),
-            false => self.numbers.of(self.config, batch, records.origins())?,
-        };
-        for (partition, bucket, rows) in unfolding.places(batch, &records)? {
-            unfolding.enter(&partition, bucket, output)?;
-            let mut start = rows.start;
-            while start < rows.end {
-                let mut end = rows.end;
-                for timeline in &mut self.timelines {
-                    timeline.reach(numbers[start]).await?;
-                    let next = timeline.next().await?.unwrap_or(i64::MAX);
-                    end = start + numbers[start..end].partition_point(|number| *number < next);
+            seen = samples;
+            let Ok(next) = next else { continue };
+            let Some(rows) = next.transpose()? else { break };
+            for outcome in Outcome::read(&rows)? {
+                match outcome {
+                    Outcome::Bucket(bucket) => add(bucket)?,
+                    Outcome::LeftOut(others) => left_out.merge(others),
+                    Outcome::Decoded(others) => decoded.merge(&others),
                 }
-                let slices: Vec<_> =
-                    self.timelines.iter().map(|timeline| Arc::clone(timeline.current())).collect();
-                unfolding.push(&records, start..end, &slices, output)?;
-                start = end;
             }
         }
-        Ok(())
+        reporter.end();
+        Ok((compared(totals, &decoded, digested)?, left_out))
+    }
+
+    /// Passes the samples to `output`, as [`write`](Self::write) passes them to files.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write), and those of `output`.
+    pub(crate) async fn decode(
+        mut self,
+        lists: Vec<ListColumn>,
+        reporter: &dyn Reporter,
+        output: &mut dyn RowGroups,
+    ) -> Result<()> {
+        let totals = self.take_totals()?;
+        let slices = self.slices.drain(..).map(|plan| execute_stream(plan, Arc::clone(&self.context)));
+        let slices = slices.collect::<Result<Vec<_>, _>>()?;
+        let mut cutter = Cutter::new(&self.cut, lists, slices);
+        let held = MemoryConsumer::new("decoding of samples").register(self.context.memory_pool());
+        reporter.begin("comparing", Some(totals.samples), "samples");
+        let mut sorted = self.records();
+        while let Some(records) = sorted.next().await.transpose()? {
+            cutter.cut(&records, output).await?;
+            held.resize(cutter.held_bytes());
+            reporter.advance(records.num_rows() as u64);
+            reporter.go_on()?;
+        }
+        cutter.leave(output)?;
+        reporter.end();
+        compared(totals, &cutter.totals(), true).map(drop)
+    }
+
+    fn take_totals(&mut self) -> Result<SampleTotals> {
+        self.totals.take().ok_or_else(|| bug("samples are written before they are encoded"))
+    }
+
+    /// The sorted records.
+    fn records(self) -> SendableRecordBatchStream {
+        let schema = self.sorted.schema();
+        let records = futures::stream::iter(self.first.map(Ok)).chain(self.sorted);
+        Box::pin(RecordBatchStreamAdapter::new(schema, records))
     }
 }
 
-/// Plans the encoding of the samples of [`sessionize::SAMPLES_VIEW`], and registers its records as [`RECORDS_TABLE`].
-async fn encode_samples(
+/// The statistics of samples of which those were `decoded`.
+///
+/// # Errors
+///
+/// [`Error::Engine`] if these are others.
+fn compared(mut read: SampleTotals, decoded: &DecodedTotals, digested: bool) -> Result<SampleStatistics> {
+    if decoded.samples != read.samples || digested && decoded.digest != read.digest {
+        return Err(Error::Engine {
+            message: format!(
+                "{} samples with digest {} were read, {} with digest {} came out of the sort",
+                read.samples, read.digest, decoded.samples, decoded.digest,
+            ),
+            hint:
+                "the query must give the same rows each time it is evaluated; if it does, check the disk of \
+                   the spill directory"
+                    .to_owned(),
+        });
+    }
+    read.statistics.timeline_ids(&decoded.timeline_ids);
+    Ok(read.statistics)
+}
+
+/// Plans the folding of the samples of [`sessionize::SAMPLES_VIEW`], and registers its records as [`RECORDS_TABLE`].
+async fn fold_samples(
     config: &Config,
     context: &SessionContext,
     columns: &ArrowSchema,
     options: &ClusterOptions,
     encoder: EncoderOptions,
-    progress: &Arc<Progress>,
-) -> Result<Arc<EncodingPass>> {
+) -> Result<Arc<FoldExec>> {
     check_types(config, columns)?;
     let samples = context.sql(&sessionize::samples(config, columns)?).await?;
     let input = samples.create_physical_plan().await?;
     tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
-    let pass = EncodingPass::new(
-        input,
-        with_batch_rows(context, options.query_batch_rows),
-        ColumnNames { time_limits: options.time_limits, ..column_names(config, options) },
+    let spec = FoldSpec {
+        names: ColumnNames { time_limits: options.time_limits, ..column_names(config, options) },
         encoder,
-        statistics_options(config, options),
-        options.threads.max(1),
-        Arc::clone(progress),
-    )?;
-    let pass = Arc::new(pass);
-    context.register_table(RECORDS_TABLE, Arc::new(pass.table()?))?;
-    Ok(pass)
+        statistics: statistics_options(config, options),
+        workers: Some(options.threads.max(1)),
+        batch_rows: options.query_batch_rows,
+    };
+    let fold = Arc::new(FoldExec::new(spec, options.budget.clone(), input)?);
+    context.register_table(RECORDS_TABLE, Arc::new(fold.table()?))?;
+    Ok(fold)
 }
 
 /// The columns of the samples' query by their use.
@@ -376,18 +404,10 @@ fn statistics_options(config: &Config, options: &ClusterOptions) -> StatisticsOp
     StatisticsOptions {
         vocabularies: config.vocabularies.keys().cloned().collect(),
         vocabulary_of: vocabulary_of.collect(),
-        budget: options.budget.clone(),
         timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
         changes: options.observe_changes,
         values: true,
     }
-}
-
-/// The engine's context with batches of so many rows.
-fn with_batch_rows(context: &SessionContext, rows: usize) -> Arc<TaskContext> {
-    let state = context.state();
-    let config = state.config().clone().with_batch_size(rows);
-    Arc::new(TaskContext::from(&state).with_session_config(config))
 }
 
 fn bug(message: &str) -> Error {

@@ -7,55 +7,71 @@ use datafusion::arrow::compute::partition;
 use datafusion::arrow::datatypes::{DataType, Int64Type};
 use datafusion::arrow::temporal_conversions::timestamp_us_to_datetime;
 use onefold_datasets::PartitionKey;
+use serde::{Deserialize, Serialize};
 
 use super::convert::{cast, column, column_error, engine, required};
 use crate::sessionize::{START, period_micros};
 use crate::{Config, PartitionBy, Result};
 
-/// The ranges of rows of a sorted batch that belong to one partition each.
-pub(super) fn runs(config: &Config, records: &RecordBatch) -> Result<Vec<std::ops::Range<usize>>> {
-    Ok(partition(&columns(config, records)?).map_err(engine)?.ranges())
+/// What divides sessions into partitions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Partitions {
+    /// Columns of the samples.
+    columns: Vec<String>,
+    /// The part of time in which a session starts.
+    by: Option<PartitionBy>,
 }
 
-/// The columns of a sorted batch that tell partitions apart: those of the configuration and the start of the day or
-/// hour.
-pub(super) fn columns(config: &Config, records: &RecordBatch) -> Result<Vec<ArrayRef>> {
-    let starts = column(records, START)?.as_primitive::<Int64Type>().values();
-    let periods = starts.iter().map(|start| config.partition_by.map_or(0, |by| start_of_period(*start, by)));
-    let mut columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from_iter_values(periods))];
-    for name in &config.partition_columns {
-        columns.push(Arc::clone(column(records, name)?));
+impl Partitions {
+    pub(crate) fn of(config: &Config) -> Self {
+        Self { columns: config.partition_columns.clone(), by: config.partition_by }
     }
-    Ok(columns)
-}
 
-/// The partition of a row.
-///
-/// # Errors
-///
-/// [`Error::Column`](crate::Error::Column) if a partition column has no value there, or the session's start is not a
-/// date.
-pub(crate) fn partition_key(config: &Config, records: &RecordBatch, row: usize) -> Result<PartitionKey> {
-    let mut key = Vec::new();
-    for name in &config.partition_columns {
-        let value = records.slice(row, 1);
-        let text = cast(name, required(&value, name, name)?, &DataType::Utf8)?;
-        key.push((name.clone(), text.as_string::<i32>().value(0).to_owned()));
+    /// The ranges of rows of a sorted batch that belong to one partition each.
+    pub(super) fn runs(&self, records: &RecordBatch) -> Result<Vec<std::ops::Range<usize>>> {
+        Ok(partition(&self.columns(records)?).map_err(engine)?.ranges())
     }
-    if let Some(by) = config.partition_by {
-        let start = column(records, START)?.as_primitive::<Int64Type>().value(row);
-        key.extend(date_and_hour(start, by)?);
-    }
-    Ok(PartitionKey::new(key))
-}
 
-/// The partition of a session that starts at `micros` and has the other partition columns of `key`. `None` if
-/// partitions are not cut by time, or the time is not a date.
-pub(crate) fn partition_at(config: &Config, key: &PartitionKey, micros: i64) -> Option<PartitionKey> {
-    let made = date_and_hour(micros, config.partition_by?).ok()?;
-    let mut columns = key.columns()[..config.partition_columns.len()].to_vec();
-    columns.extend(made);
-    Some(PartitionKey::new(columns))
+    /// The columns of a sorted batch that tell partitions apart: those of the configuration and the start of the day or
+    /// hour.
+    pub(super) fn columns(&self, records: &RecordBatch) -> Result<Vec<ArrayRef>> {
+        let starts = column(records, START)?.as_primitive::<Int64Type>().values();
+        let periods = starts.iter().map(|start| self.by.map_or(0, |by| start_of_period(*start, by)));
+        let mut columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from_iter_values(periods))];
+        for name in &self.columns {
+            columns.push(Arc::clone(column(records, name)?));
+        }
+        Ok(columns)
+    }
+
+    /// The partition of a row.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Column`](crate::Error::Column) if a partition column has no value there, or the session's start is not
+    /// a date.
+    pub(crate) fn key(&self, records: &RecordBatch, row: usize) -> Result<PartitionKey> {
+        let mut key = Vec::new();
+        for name in &self.columns {
+            let value = records.slice(row, 1);
+            let text = cast(name, required(&value, name, name)?, &DataType::Utf8)?;
+            key.push((name.clone(), text.as_string::<i32>().value(0).to_owned()));
+        }
+        if let Some(by) = self.by {
+            let start = column(records, START)?.as_primitive::<Int64Type>().value(row);
+            key.extend(date_and_hour(start, by)?);
+        }
+        Ok(PartitionKey::new(key))
+    }
+
+    /// The partition of a session that starts at `micros` and has the other partition columns of `key`. `None` if
+    /// partitions are not cut by time, or the time is not a date.
+    pub(crate) fn at(&self, key: &PartitionKey, micros: i64) -> Option<PartitionKey> {
+        let made = date_and_hour(micros, self.by?).ok()?;
+        let mut columns = key.columns()[..self.columns.len()].to_vec();
+        columns.extend(made);
+        Some(PartitionKey::new(columns))
+    }
 }
 
 /// The start of the day or hour that holds `micros`.

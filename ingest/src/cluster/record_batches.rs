@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, BinaryBuilder, Int64Array, RecordBatch, UInt64Array};
+use datafusion::arrow::array::{
+    ArrayRef, BinaryBuilder, BooleanArray, BooleanBufferBuilder, Int64Array, RecordBatch, UInt64Array,
+    new_null_array,
+};
 use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::arrow::row::{RowConverter, Rows, SortField};
@@ -11,8 +14,8 @@ use super::convert::engine;
 use super::record::end_chain;
 use crate::Result;
 
-/// Columns of records that are not keys: the time, the two halves of the digest, and the record.
-const OTHER_COLUMNS: usize = 4;
+/// Columns of records that are not keys: the time, the two halves of the digest, the record, and the mark of totals.
+const OTHER_COLUMNS: usize = 5;
 /// The most rows, and about the most bytes, of a batch of records.
 const BATCH_ROWS: usize = 4096;
 const BATCH_BYTES: usize = 16 << 20;
@@ -37,6 +40,7 @@ pub(super) struct RecordBatches {
     times: Vec<i64>,
     digests: Vec<u128>,
     records: BinaryBuilder,
+    totals: BooleanBufferBuilder,
     bytes: usize,
     complete: Vec<RecordBatch>,
 }
@@ -62,7 +66,8 @@ impl Pending {
 }
 
 impl RecordBatches {
-    /// Records with the columns of `schema`: the keys, the time, the two halves of the digest, and the record.
+    /// Records with the columns of `schema`: the keys, the time, the two halves of the digest, the record, and the mark of
+    /// [totals](super::totals).
     pub(super) fn new(schema: &SchemaRef) -> Result<Self> {
         let keys = &schema.fields()[..schema.fields().len() - OTHER_COLUMNS];
         let keys = keys.iter().map(|field| SortField::new(field.data_type().clone()));
@@ -73,6 +78,7 @@ impl RecordBatches {
             times: Vec::new(),
             digests: Vec::new(),
             records: BinaryBuilder::new(),
+            totals: BooleanBufferBuilder::new(BATCH_ROWS),
             bytes: 0,
             complete: Vec::new(),
         })
@@ -88,11 +94,24 @@ impl RecordBatches {
         if ends {
             end_chain(&mut pending.record);
         }
-        self.keys.push(pending.keys.clone());
-        self.times.push(pending.time);
-        self.digests.push(pending.digest);
-        self.records.append_value(&pending.record);
-        self.bytes += pending.record.len();
+        self.row((pending.keys.clone(), pending.time, pending.digest), &pending.record, false)
+    }
+
+    /// Adds a part of a worker's totals.
+    pub(super) fn push_totals(&mut self, worker: u64, number: i64, part: &[u8]) -> Result<()> {
+        let fields = &self.schema.fields()[..self.schema.fields().len() - OTHER_COLUMNS];
+        let none: Vec<ArrayRef> = fields.iter().map(|field| new_null_array(field.data_type(), 1)).collect();
+        let keys = self.keys(&none)?.row(0).as_ref().to_vec();
+        self.row((keys, number, u128::from(worker) << 64), part, true)
+    }
+
+    fn row(&mut self, (keys, time, digest): (Vec<u8>, i64, u128), record: &[u8], totals: bool) -> Result<()> {
+        self.keys.push(keys);
+        self.times.push(time);
+        self.digests.push(digest);
+        self.records.append_value(record);
+        self.totals.append(totals);
+        self.bytes += record.len();
         if self.times.len() >= BATCH_ROWS || self.bytes >= BATCH_BYTES {
             self.complete_batch()?;
         }
@@ -125,6 +144,7 @@ impl RecordBatches {
         columns.push(Arc::new(Int64Array::from(std::mem::take(&mut self.times))));
         columns.extend([half(64), half(0)]);
         columns.push(Arc::new(self.records.finish()));
+        columns.push(Arc::new(BooleanArray::new(self.totals.finish(), None)));
         self.bytes = 0;
         self.complete.push(RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(engine)?);
         Ok(())

@@ -7,20 +7,19 @@
 use std::iter;
 
 use onefold_datasets::{CountBudget, VocabularyCounter};
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::groups::CoChange;
 use crate::statistics::{ColumnCounts, IdCounts, ListCounts};
 
 /// Which statistics to count.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct StatisticsOptions {
     /// Names of the vocabularies, whose ids are counted together.
     pub(super) vocabularies: Vec<String>,
     /// The vocabulary of each of the records' lists.
     pub(super) vocabulary_of: Vec<Option<usize>>,
-    /// Bytes for all counts.
-    pub(super) budget: CountBudget,
     /// The number of lists that each timeline makes.
     pub(super) timelines: Vec<usize>,
     /// Whether to count which lists change together.
@@ -30,10 +29,11 @@ pub(super) struct StatisticsOptions {
 }
 
 /// The statistics of samples.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SampleStatistics {
     vocabulary_of: Vec<Option<usize>>,
     /// Counts of each vocabulary's ids.
+    #[serde(skip)]
     pub(crate) counters: Vec<VocabularyCounter>,
     /// Sets of lists, then those of timelines, that changed together.
     pub(crate) changes: Option<CoChange>,
@@ -47,6 +47,7 @@ pub(crate) struct SampleStatistics {
     timelines: Vec<usize>,
     /// Samples whose window of each timeline is empty.
     empty_windows: Vec<u64>,
+    #[serde(skip)]
     set: Vec<u64>,
 }
 
@@ -58,9 +59,10 @@ pub(super) struct Entered {
 }
 
 impl SampleStatistics {
-    pub(super) fn new(wanted: &StatisticsOptions) -> Self {
+    /// No samples yet. Counts of ids take their memory from `budget`.
+    pub(super) fn new(wanted: &StatisticsOptions, budget: &CountBudget) -> Self {
         let lists = wanted.vocabulary_of.len() + wanted.timelines.iter().sum::<usize>();
-        let counter = |name: &String| VocabularyCounter::new(name, &wanted.budget);
+        let counter = |name: &String| VocabularyCounter::new(name, budget);
         let changes = wanted.changes.then(|| CoChange::new(lists));
         Self {
             vocabulary_of: wanted.vocabulary_of.clone(),

@@ -1,24 +1,35 @@
 //! Encoding, sorting and decoding gives the samples back, in order, whatever the order of the log and the memory.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray,
     UInt64Array,
 };
+use datafusion::arrow::compute::{filter_record_batch, not};
 use datafusion::arrow::datatypes::{Float32Type, Int64Type, UInt64Type};
-use onefold_datasets::{CountBudget, Decode, KeptColumn, KeptKind, PartitionKey};
+use datafusion::datasource::memory::MemorySourceConfig;
+use datafusion::physical_plan::collect;
+use onefold_datasets::{
+    CountBudget, Decode, KeptColumn, KeptKind, Order, PartitionKey, PartitionType, PartitionTypes,
+    WriterOptions,
+};
 use proptest::prelude::*;
 
 use super::convert::{ColumnNames, Converter};
+use super::cut::CutSpec;
 use super::decode::{DeltaDecoder, ListColumn, SessionRun};
-use super::encode::{DeltaEncoder, EncoderOptions, SampleTotals};
+use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions, SampleTotals};
+use super::fold::{DIGEST, FoldExec, FoldSpec, RECORD};
+use super::partitions::Partitions;
 use super::statistics::StatisticsOptions;
-use super::table::{DIGEST, RECORD};
 use super::timelines::Slice;
+use super::totals::TotalsReader;
 use super::unfold::{Decoding, RowGroups, SortedRecords, Unfolding};
+use super::write::WriteSpec;
 use crate::ids::IdForm;
-use crate::sessionize::{SESSION, TIME};
+use crate::sessionize::{SESSION, TIME, TOTALS};
 use crate::statistics::IdCounts;
 
 /// A sample: session, time, a number, a bag of ids and a sequence.
@@ -97,7 +108,6 @@ fn wanted() -> StatisticsOptions {
     StatisticsOptions {
         vocabularies: vec!["ids".into()],
         vocabulary_of: vec![Some(0), Some(0)],
-        budget: CountBudget::new(1 << 30),
         timelines: vec![1],
         changes: true,
         values: true,
@@ -116,8 +126,14 @@ fn encode(
     let mut sorted = Vec::new();
     let mut all: Option<SampleTotals> = None;
     for worker in 0..workers {
-        let records_schema = super::table::records_schema(&names(), &schema()).unwrap();
-        let mut encoder = DeltaEncoder::new(options.clone(), &wanted(), &records_schema, worker).unwrap();
+        let records_schema = super::fold::records_schema(&names(), &schema()).unwrap();
+        let mut encoder = DeltaEncoder::new(
+            options.clone(),
+            (&wanted(), &CountBudget::new(1 << 30)),
+            &records_schema,
+            ChainNumbers::of_worker(worker),
+        )
+        .unwrap();
         for samples in samples.chunks(batch_rows) {
             let batch = batch(samples);
             let converted = Converter::new(names(), &batch.schema()).unwrap().convert(&batch).unwrap();
@@ -126,7 +142,7 @@ fn encode(
         while encoder.forget_some().unwrap() {}
         encoder.records().complete_batch().unwrap();
         sorted.extend(encoder.records().take().iter().flat_map(read_records));
-        let totals = encoder.finish();
+        let (totals, _) = encoder.finish();
         match &mut all {
             None => all = Some(totals),
             Some(all) => all.merge(totals).unwrap(),
@@ -264,7 +280,7 @@ fn unfold(
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
     let lists = vec![list("bag"), list("past"), list("seen")];
     let decoding = Decoding { encoded: options.clone(), lists, digested: true, buckets: 1 };
-    let mut unfolding = Unfolding::new(&config, decoding);
+    let mut unfolding = Unfolding::new(Partitions::of(&config), decoding);
     let mut output = Cutting { samples, pushed: 0, row_groups: Vec::new() };
     let numbers = |of: fn(&Sorted) -> i64, rows: &[Sorted]| -> ArrayRef {
         Arc::new(Int64Array::from_iter_values(rows.iter().map(of)))
@@ -508,4 +524,97 @@ fn a_slice_may_begin_with_an_empty_window() {
     }
     decoder.flush(&mut give).unwrap();
     assert_eq!(lists, [vec![10, 11], vec![], vec![21, 22]]);
+}
+
+/// What the operator gives for samples in two parts, in batches of `batch_rows`, after its description was sent
+/// somewhere.
+fn folded(
+    samples: &[Sample],
+    batch_rows: usize,
+    options: &EncoderOptions,
+    workers: Option<usize>,
+) -> (Vec<Sorted>, SampleTotals) {
+    let (encoder, statistics) = (options.clone(), wanted());
+    let spec = FoldSpec { names: names(), encoder, statistics, workers, batch_rows: 4096 };
+    let spec: FoldSpec = serde_json::from_str(&serde_json::to_string(&spec).unwrap()).unwrap();
+    let mut parts = [Vec::new(), Vec::new()];
+    for (i, samples) in samples.chunks(batch_rows).enumerate() {
+        parts[i % 2].push(batch(samples));
+    }
+    let input = MemorySourceConfig::try_new_exec(&parts, schema(), None).unwrap();
+    let budget = CountBudget::new(1 << 30);
+    let fold = Arc::new(FoldExec::new(spec, budget.clone(), input).unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let rows = runtime.block_on(collect(Arc::clone(&fold) as _, Arc::default())).unwrap();
+    assert_eq!(fold.read().0, samples.len() as u64);
+    let (mut totals, mut sorted) = (TotalsReader::new(&wanted(), &budget), Vec::new());
+    for rows in rows {
+        let flags = rows.column_by_name(TOTALS).unwrap().as_boolean();
+        let parts = filter_record_batch(&rows, flags).unwrap();
+        assert_eq!(totals.read(&parts).unwrap().num_rows(), 0);
+        sorted.extend(read_records(&filter_record_batch(&rows, &not(flags).unwrap()).unwrap()));
+    }
+    sorted.sort();
+    (sorted, totals.finish().unwrap().unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn parts_that_share_workers_and_parts_alone_give_the_samples(
+        samples in samples(),
+        batch_rows in 1..20_usize,
+        state_bytes in prop_oneof![Just(1 << 20), 0..4_000_usize],
+    ) {
+        let options = options(true, state_bytes);
+        let (sorted, expected) = encode(&samples, batch_rows, &options, 1);
+        let whole = decode(&sorted, &options, &expected);
+        let counts = |totals: &SampleTotals| -> BTreeMap<i64, u64> {
+            totals.statistics.counters[0].counts().collect()
+        };
+        for workers in [Some(1), Some(3), None] {
+            let (sorted, totals) = folded(&samples, batch_rows, &options, workers);
+            prop_assert_eq!((totals.samples, totals.digest), (expected.samples, expected.digest));
+            prop_assert_eq!(counts(&totals), counts(&expected), "{:?}", workers);
+            prop_assert_eq!(totals.statistics.columns.samples, samples.len() as u64);
+            for list in 0..3 {
+                let ids = |totals: &SampleTotals| totals.statistics.ids[list].range;
+                prop_assert_eq!(ids(&totals), ids(&expected));
+            }
+            prop_assert_eq!(decode(&sorted, &options, &totals), whole.clone());
+        }
+    }
+}
+
+#[test]
+fn what_writes_buckets_is_described_completely() {
+    let text = "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\nuser = \"user\"\n\
+                gap = \"30m\"\ntime = \"time\"\n[partition]\ncolumns = [\"split\"]\nby = \"hour\"\n\
+                [features]\nitem = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
+    let config = crate::Config::parse(std::path::Path::new("dataset.toml"), text).unwrap();
+    let filter = "split=train,hour>=7".parse().unwrap();
+    let hour = ("hour".to_owned(), PartitionType::Number);
+    let spec = WriteSpec {
+        location: "s3://bucket/dataset".into(),
+        schema: config.schema.clone(),
+        options: WriterOptions {
+            sessions: Some(config.session.clone()),
+            ..WriterOptions::new(Order::SessionHash)
+        },
+        filter,
+        types: PartitionTypes::new([("split".to_owned(), PartitionType::Unknown), hour]),
+        cut: CutSpec {
+            partitions: Partitions::of(&config),
+            encoded: options(true, 7),
+            digested: true,
+            buckets: 5,
+            timelines: vec![vec!["seen".to_owned()]],
+            numbered_by: vec![TIME.to_owned()],
+        },
+    };
+    let sent: WriteSpec = serde_json::from_str(&serde_json::to_string(&spec).unwrap()).unwrap();
+    assert_eq!(format!("{sent:?}"), format!("{spec:?}"));
+    let chosen = |path| sent.chooses(&PartitionKey::parse(path).unwrap()).unwrap();
+    assert!(chosen("split=train/hour=07") && !chosen("split=train/hour=06") && !chosen("split=test/hour=07"));
 }

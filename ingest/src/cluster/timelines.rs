@@ -12,11 +12,11 @@ use futures::StreamExt;
 use onefold_datasets::bucket_of_session;
 
 use super::convert::{column, engine};
-use super::partitions;
+use super::partitions::Partitions;
+use crate::Result;
 use crate::merge::OLD;
 use crate::sessionize::SESSION;
 use crate::timeline::{FIRST, POSITION};
-use crate::{Config, Result};
 
 /// A part of a timeline that contains all windows of some consecutive samples: its rows by position, column by column.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -118,11 +118,11 @@ impl SampleNumbers {
     /// `origins`) need no slice: they are not counted, and have the number of the sample before them.
     pub(super) fn of(
         &mut self,
-        config: &Config,
+        partitions: &Partitions,
         records: &RecordBatch,
         origins: Option<&[i64]>,
     ) -> Result<Vec<i64>> {
-        let mut keys: Vec<ArrayRef> = partitions::columns(config, records)?;
+        let mut keys: Vec<ArrayRef> = partitions.columns(records)?;
         let sessions = column(records, SESSION)?.as_primitive::<Int64Type>().values();
         let buckets = sessions.iter().map(|session| bucket_of_session(*session, self.buckets));
         keys.push(Arc::new(UInt32Array::from_iter_values(buckets)));

@@ -19,16 +19,17 @@ use datafusion::arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBa
 use datafusion::arrow::datatypes::{Int64Type, UInt64Type};
 use onefold_datasets::{Decode, PartitionKey, bucket_of_session};
 
+use super::bug;
 use super::convert::column;
 use super::decode::{DecodedTotals, DeltaDecoder, ListColumn, SessionRun};
 use super::encode::EncoderOptions;
+use super::fold::{DIGEST, RECORD};
+use super::partitions::Partitions;
 use super::record::decoded_bytes;
-use super::table::{DIGEST, RECORD};
 use super::timelines::Slice;
-use super::{bug, partitions};
 use crate::merge::{KNOWN, ORIGIN};
 use crate::sessionize::{KEY, SESSION, TIME};
-use crate::{Config, Error, Result};
+use crate::{Error, Result};
 
 /// Takes the samples of a clustering, partition by partition and bucket by bucket.
 pub(crate) trait RowGroups {
@@ -60,8 +61,8 @@ pub(super) struct Decoding {
 }
 
 /// Cuts records into row groups.
-pub(super) struct Unfolding<'a> {
-    config: &'a Config,
+pub(super) struct Unfolding {
+    partitions: Partitions,
     decoding: Arc<Decoding>,
     place: Option<Place>,
     /// The records since the last row group ended.
@@ -150,11 +151,11 @@ impl SortedRecords {
     }
 }
 
-impl<'a> Unfolding<'a> {
-    pub(super) fn new(config: &'a Config, decoding: Decoding) -> Self {
+impl Unfolding {
+    pub(super) fn new(partitions: Partitions, decoding: Decoding) -> Self {
         let (sender, decoded) = channel();
         Self {
-            config,
+            partitions,
             decoding: Arc::new(decoding),
             place: None,
             pieces: Vec::new(),
@@ -175,8 +176,8 @@ impl<'a> Unfolding<'a> {
         let (sessions, buckets) = (records.sessions.values(), self.decoding.buckets);
         let bucket = |session: &i64| bucket_of_session(*session, buckets);
         let mut places = Vec::new();
-        for rows in partitions::runs(self.config, batch)? {
-            let partition = partitions::partition_key(self.config, batch, rows.start)?;
+        for rows in self.partitions.runs(batch)? {
+            let partition = self.partitions.key(batch, rows.start)?;
             let mut start = rows.start;
             for run in sessions[rows].chunk_by(|a, b| bucket(a) == bucket(b)) {
                 places.push((partition.clone(), bucket(&run[0]), start..start + run.len()));
@@ -332,7 +333,7 @@ pub(super) fn malformed() -> Error {
 }
 
 impl DecodedTotals {
-    fn merge(&mut self, other: &Self) {
+    pub(super) fn merge(&mut self, other: &Self) {
         self.samples += other.samples;
         self.digest.merge(other.digest);
         if self.timeline_ids.is_empty() {

@@ -19,15 +19,22 @@ struct Common {
     /// The dataset: a path or a URL, as `s3://bucket/folder`
     #[arg(long)]
     out: PathBuf,
+    /// Which features are deduplicated together
+    #[arg(long, value_enum, default_value_t = GroupsArgument::Given)]
+    groups: GroupsArgument,
+    #[command(flatten)]
+    how: HowArguments,
+}
+
+/// How samples are read and written.
+#[derive(Debug, clap::Args)]
+pub(super) struct HowArguments {
     /// How lists of ids are stored [default: as in the dataset, or `folded` in a new one]
     #[arg(long, value_enum)]
     layout: Option<LayoutArgument>,
     /// Order of the samples within a partition [default: that of the dataset, or `session` in a new one]
     #[arg(long, value_enum)]
     order: Option<OrderArgument>,
-    /// Which features are deduplicated together
-    #[arg(long, value_enum, default_value_t = GroupsArgument::Given)]
-    groups: GroupsArgument,
     /// How often jobs read each column, as lines `column,reads`: columns that are read most are stored first
     #[arg(long, value_name = "FILE")]
     popularity: Option<PathBuf>,
@@ -108,33 +115,41 @@ pub(crate) fn run_append(arguments: &AppendArguments, printer: &Printer) -> anyh
 
 fn run(arguments: &Common, commit: Commit, buckets: Option<u32>, printer: &Printer) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
-    let options = BuildOptions {
-        layout: arguments.layout.map(|layout| match layout {
-            LayoutArgument::Rows => Layout::Rows,
-            LayoutArgument::Folded => Layout::Folded,
-        }),
-        order: arguments.order.map(|order| match order {
-            OrderArgument::Session => Order::Session,
-            OrderArgument::SessionHash => Order::SessionHash,
-            OrderArgument::Arrival => Order::Arrival,
-        }),
-        groups: match arguments.groups {
-            GroupsArgument::Given => Groups::Given,
-            GroupsArgument::Auto => Groups::Auto,
-        },
-        column_order: match &arguments.popularity {
-            None => Vec::new(),
-            Some(path) => popularity::column_order(path, &config)?,
-        },
-        engine: arguments.engine.options(),
-        commit,
-        buckets,
-        about_samples: None,
-        partitions: arguments.partition.clone(),
+    let groups = match arguments.groups {
+        GroupsArgument::Given => Groups::Given,
+        GroupsArgument::Auto => Groups::Auto,
     };
+    let options = BuildOptions { groups, buckets, ..arguments.how.options(&config, commit)? };
     let work = build(&config, &arguments.out, &options, printer);
     let summary = run_async(options.engine.threads, work, printer)?;
     Ok(printer.summary(&describe(&summary, &arguments.out, commit), &summary)?)
+}
+
+impl HowArguments {
+    /// The options of a build with the groups and the buckets of the configuration.
+    pub(super) fn options(&self, config: &Config, commit: Commit) -> anyhow::Result<BuildOptions> {
+        Ok(BuildOptions {
+            layout: self.layout.map(|layout| match layout {
+                LayoutArgument::Rows => Layout::Rows,
+                LayoutArgument::Folded => Layout::Folded,
+            }),
+            order: self.order.map(|order| match order {
+                OrderArgument::Session => Order::Session,
+                OrderArgument::SessionHash => Order::SessionHash,
+                OrderArgument::Arrival => Order::Arrival,
+            }),
+            groups: Groups::Given,
+            column_order: match &self.popularity {
+                None => Vec::new(),
+                Some(path) => popularity::column_order(path, config)?,
+            },
+            engine: self.engine.options(),
+            commit,
+            buckets: None,
+            about_samples: None,
+            partitions: self.partition.clone(),
+        })
+    }
 }
 
 /// The statistics of the samples, and what looks wrong in them.

@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 use onefold_terminal::{CommandLine, OutputOptions, Printer};
 
-use super::{build, history, report, shard, vacuum, verify};
+use super::{build, history, parts, report, shard, vacuum, verify};
 
 /// Build session-clustered training datasets from raw logs
 #[derive(Debug, Parser)]
@@ -32,6 +32,16 @@ pub(crate) enum Command {
     /// those after midnight of sessions that began before it. Only the buckets that get samples are written anew.
     /// Example: onefold-ingest append logs/dataset.toml --out dataset --merge --partition date=2024-05-31
     Append(build::AppendArguments),
+    /// Write one bucket of a dataset; `commit` makes a dataset of all of them
+    ///
+    /// Any scheduler can so build a dataset on many machines, each of which needs only its bucket's samples. Samples of
+    /// other buckets are left out. Nothing is visible before the commit. Example: onefold-ingest write dataset.toml
+    /// segments/segment-00003-of-00016.parquet --bucket 3/16 --dataset s3://bucket/dataset --out s3://bucket/parts/3.json
+    Write(parts::WriteArguments),
+    /// Commit the buckets that `write` has written
+    ///
+    /// Example: onefold-ingest commit s3://bucket/dataset s3://bucket/parts
+    Commit(parts::CommitArguments),
     /// Split an arriving log by the hash of its keys into segments that compress better and cluster alone
     ///
     /// Logs that are split by the same key into as many segments match, segment by segment.
@@ -65,6 +75,8 @@ impl CommandLine for Cli {
         match &self.command {
             Command::Build(arguments) => build::run_build(arguments, printer),
             Command::Append(arguments) => build::run_append(arguments, printer),
+            Command::Write(arguments) => parts::run_write(arguments, printer),
+            Command::Commit(arguments) => parts::run_commit(arguments, printer),
             Command::Shard(arguments) => shard::run(arguments, printer),
             Command::Verify(arguments) => verify::run(arguments, printer),
             Command::History(arguments) => history::run(arguments, printer),

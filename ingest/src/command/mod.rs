@@ -3,6 +3,7 @@
 mod build;
 mod cli;
 mod history;
+mod parts;
 mod report;
 mod shard;
 mod statistics;

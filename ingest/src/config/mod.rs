@@ -80,7 +80,7 @@ pub struct Config {
 }
 
 /// How partitions are cut by time: by the start of the sample's session, so that no session spans two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitionBy {
     /// By day, `date=YYYY-MM-DD`, in UTC.
@@ -182,6 +182,33 @@ impl Config {
     /// unknown key, another version, no definition of a session or two, or invalid features.
     pub fn load(path: &Path) -> Result<Self> {
         Self::parse(path, &fs_err::read_to_string(path)?)
+    }
+
+    /// Makes the only source read these files, folders, patterns or URLs. Relative paths start at the working directory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if there are several sources; [`Error::Io`] if there is no working directory.
+    pub fn set_input(&mut self, paths: &[String]) -> Result<()> {
+        let mut sources = self.sources.values_mut();
+        let (Some(source), None) = (sources.next(), sources.next()) else {
+            let names: Vec<&str> = self.sources.keys().map(String::as_str).collect();
+            return Err(Error::Config {
+                path: self.path.clone(),
+                message: format!(
+                    "an input can stand for one source, and there are several: {}",
+                    names.join(", ")
+                ),
+                hint: "name the files in the configuration".to_owned(),
+            });
+        };
+        source.paths.clear();
+        for path in paths {
+            let is_url = onefold_datasets::storage::is_url(Path::new(path));
+            let path = if is_url { path.into() } else { std::path::absolute(path)? };
+            source.paths.push(path.to_string_lossy().into_owned());
+        }
+        Ok(())
     }
 
     /// Checks the text of a `dataset.toml` that is (or would be) at `path`.

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 /// Different sets of features that are counted before they are thinned.
 const MOST_SETS: usize = 32 << 10;
 
@@ -10,7 +12,7 @@ const MOST_SETS: usize = 32 << 10;
 /// Exact up to 32,768 different sets. Beyond that every change is kept with probability 1/2, 1/4, …, by a seeded
 /// choice: of any group the share of changes is then that of a random sample of at least 16,384 different sets, with a
 /// standard error below 0.4 %. How often a feature changes by itself stays exact.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CoChange {
     features: usize,
     samples: u64,
@@ -18,6 +20,7 @@ pub struct CoChange {
     /// Changes of each feature.
     changes: Vec<u64>,
     /// Set of features, as bits, → how often it changed; without the empty set.
+    #[serde(serialize_with = "pairs_of", deserialize_with = "of_pairs")]
     pub(super) sets: HashMap<Box<[u64]>, u64>,
     /// Changes are kept with probability 2^-thinned.
     pub(super) thinned: u32,
@@ -154,6 +157,15 @@ impl CoChange {
             self.thinned += 1;
         }
     }
+}
+
+/// The sets as pairs: not every format has maps with such keys.
+fn pairs_of<S: Serializer>(sets: &HashMap<Box<[u64]>, u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(sets)
+}
+
+fn of_pairs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashMap<Box<[u64]>, u64>, D::Error> {
+    Ok(Vec::<(Box<[u64]>, u64)>::deserialize(deserializer)?.into_iter().collect())
 }
 
 /// The positions of the bits that are set.

@@ -9,19 +9,21 @@ use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer};
 use datafusion::arrow::compute::{CastOptions, cast_with_options, take};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type, UInt64Type};
 use onefold_datasets::{TextIds, hash_id, with_decimal};
+use serde::{Deserialize, Serialize};
 
 use crate::cluster::column_error;
 use crate::{Error, Result};
 
 /// What becomes of the ids of a feature.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) enum IdForm {
     /// They are integers already, or booleans, which become 0 and 1.
     #[default]
     Integers,
     /// They become hashes.
     Hashes,
-    /// They become numbers that stand for texts.
+    /// They become numbers that stand for texts. These are in memory, so a plan with them cannot be sent elsewhere.
+    #[serde(skip)]
     Texts(Arc<TextIds>),
 }
 

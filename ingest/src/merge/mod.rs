@@ -32,9 +32,7 @@ use serde::Serialize;
 
 use self::old::{OldDataset, PARTITION, Read};
 use self::sql::{BUCKET, COUNT, Sql};
-use crate::cluster::{
-    ClusterOptions, Clustering, LateSamples, OldSamples, list_names, partition_at, partition_key,
-};
+use crate::cluster::{ClusterOptions, Clustering, LateSamples, Partitions, fold_old_samples, list_names};
 use crate::decide::OutputPlan;
 use crate::reading::{Reading, ReadingOptions};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, START};
@@ -64,6 +62,7 @@ pub struct MergeSummary {
 /// A merge of the samples of a configuration into a dataset.
 pub(crate) struct Merge<'a> {
     config: &'a Config,
+    partitions: Partitions,
     context: SessionContext,
     columns: Arc<ArrowSchema>,
     options: ClusterOptions,
@@ -140,6 +139,7 @@ impl<'a> Merge<'a> {
         let instants = sessionize::instants(config, &columns)?;
         Ok(Self {
             config,
+            partitions: Partitions::of(config),
             context: reading.context.clone(),
             columns,
             sql: Sql { config, order: options.order, instants },
@@ -198,7 +198,7 @@ impl<'a> Merge<'a> {
         self.keep(sql::MOVED, &self.sql.moved()).await?;
         for batch in self.rows(&self.sql.grown_buckets()).await? {
             for row in 0..batch.num_rows() {
-                let key = partition_key(self.config, &batch, row)?;
+                let key = self.partitions.key(&batch, row)?;
                 if choice.matches(&key)? {
                     self.summary.samples_added += integer(&batch, COUNT, row).unsigned_abs();
                     self.changed.insert((key, integer(&batch, BUCKET, row) as u32));
@@ -229,17 +229,15 @@ impl<'a> Merge<'a> {
     /// # Errors
     ///
     /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read.
-    pub(crate) async fn cluster(&self, late: LateSamples, decided: &OutputPlan) -> Result<Clustering<'a>> {
+    pub(crate) async fn cluster(&self, late: LateSamples, decided: &OutputPlan) -> Result<Clustering> {
         let of_dataset = |(key, bucket): &(PartitionKey, u32)| self.old.bucket(key, *bucket);
         let buckets: BTreeSet<(usize, u32)> = self.changed.iter().filter_map(of_dataset).collect();
-        let mut old = None;
         if !buckets.is_empty() {
-            old = Some(self.encode_old(&buckets, decided).await?);
+            self.encode_old(&buckets, decided).await?;
         }
-        let (sessions, ordered) = (self.sql.sessions(), self.sql.ordered(old.is_some()));
+        let (sessions, ordered) = (self.sql.sessions(), self.sql.ordered(!buckets.is_empty()));
         let (context, columns) = (&self.context, &self.columns);
-        Clustering::merged(self.config, context, columns, &self.options, (late, old), (&sessions, &ordered))
-            .await
+        Clustering::merged(self.config, context, columns, &self.options, late, (&sessions, &ordered)).await
     }
 
     /// The buckets of the dataset in which sessions of the late samples could be: those of their identities in
@@ -250,7 +248,7 @@ impl<'a> Merge<'a> {
             for row in 0..batch.num_rows() {
                 let times = (integer(&batch, START, row), integer(&batch, sql::LAST, row));
                 let bucket = integer(&batch, BUCKET, row) as u32;
-                places.push((partition_key(self.config, &batch, row)?, bucket, times));
+                places.push((self.partitions.key(&batch, row)?, bucket, times));
             }
         }
         for (key, bucket, times) in places {
@@ -273,7 +271,7 @@ impl<'a> Merge<'a> {
         }
         let Sessions::Gap { gap_micros, .. } = self.config.session else { return true };
         let (low, high) = (low.saturating_sub(gap_micros), high.saturating_add(gap_micros));
-        let at = |time: i64| partition_at(self.config, key, time);
+        let at = |time: i64| self.partitions.at(key, time);
         if at(high).is_some_and(|last| partition.key > last) {
             return false;
         }
@@ -314,7 +312,7 @@ impl<'a> Merge<'a> {
                 found.insert((number, bucket));
             }
         }
-        let _old = self.encode_old(&found, decided).await?;
+        self.encode_old(&found, decided).await?;
         self.keep(sql::OLD_DIGESTS, &self.sql.old_digests()).await?;
         self.keep(sql::MARKS, &self.sql.marks()).await?;
         self.summary.samples_skipped = self.count(sql::MARKS).await?;
@@ -332,15 +330,15 @@ impl<'a> Merge<'a> {
     }
 
     /// Plans the encoding of the samples of some buckets of the dataset.
-    async fn encode_old(&self, buckets: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<OldSamples> {
+    async fn encode_old(&self, buckets: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<()> {
         self.read_old(sql::OLD_SAMPLES, buckets, Read::Samples(decided.originals.clone()))?;
         let (context, options) = (&self.context, &self.options);
-        OldSamples::plan(self.config, context, options, sql::OLD_SAMPLES, sql::OLD_RECORDS).await
+        fold_old_samples(self.config, context, options, sql::OLD_SAMPLES, sql::OLD_RECORDS).await
     }
 
     /// Adds the move of a session of the dataset to another partition, if it is one.
     fn add_move(&mut self, choice: &PartitionChoice<'_>, batch: &RecordBatch, row: usize) -> Result<()> {
-        let to = partition_key(self.config, batch, row)?;
+        let to = self.partitions.key(batch, row)?;
         let from = &self.old.snapshot.partitions[integer(batch, PARTITION, row) as usize].key;
         if to == *from {
             return Ok(());

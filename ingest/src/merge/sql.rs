@@ -14,7 +14,7 @@ use crate::Config;
 use crate::cluster::{DIGEST, RECORD};
 use crate::session_ids::SESSION_ID;
 use crate::sessionize::{
-    self, KEY, SESSION, START, SampleOrder, TIME, bucket, identity, quoted, same_session,
+    self, KEY, SESSION, START, SampleOrder, TIME, TOTALS, bucket, identity, quoted, same_session,
 };
 
 /// The times of the samples of the dataset.
@@ -173,7 +173,10 @@ impl Sql<'_> {
 
     /// [`OLD_DIGESTS`].
     pub(super) fn old_digests(&self) -> String {
-        format!("SELECT {PARTITION}, {OLD_SESSION}, {TIME}, {} FROM {OLD_RECORDS}", DIGEST.join(", "))
+        format!(
+            "SELECT {PARTITION}, {OLD_SESSION}, {TIME}, {} FROM {OLD_RECORDS} WHERE NOT {TOTALS}",
+            DIGEST.join(", ")
+        )
     }
 
     /// [`MARKS`]: of several equal late samples as many are known as the dataset has.
@@ -330,7 +333,7 @@ impl Sql<'_> {
         late.extend(of("s", &rest));
         late.push(record("s"));
         let late = format!(
-            "SELECT {}, n.{START}, n.{SESSION}, s.{ORIGIN}, CAST(NULL AS BIGINT) AS {SEQUENCE} FROM ({}) n JOIN ({}) s ON {}",
+            "SELECT {}, n.{START}, n.{SESSION}, s.{ORIGIN}, CAST(NULL AS BIGINT) AS {SEQUENCE}, FALSE AS {TOTALS} FROM ({}) n JOIN ({}) s ON {}",
             late.join(", "),
             self.sessions(),
             self.marked(&wanted.join(", ")),
@@ -354,8 +357,8 @@ impl Sql<'_> {
                  ON m.{PARTITION} = o.{PARTITION} AND m.{OLD_SESSION} = o.{OLD_SESSION}"
             );
             all = format!(
-                "{all} UNION ALL SELECT {}, n.{START}, n.{SESSION}, CAST({OLD} AS BIGINT), s.{SEQUENCE} FROM ({place}) n \
-                 JOIN {OLD_RECORDS} s ON n.{PARTITION} = s.{PARTITION} AND n.{OLD_SESSION} = s.{OLD_SESSION}",
+                "{all} UNION ALL SELECT {}, n.{START}, n.{SESSION}, CAST({OLD} AS BIGINT), s.{SEQUENCE}, s.{TOTALS} FROM ({place}) n \
+                 RIGHT JOIN {OLD_RECORDS} s ON n.{PARTITION} = s.{PARTITION} AND n.{OLD_SESSION} = s.{OLD_SESSION}",
                 old.join(", ")
             );
         }

@@ -1,9 +1,11 @@
 //! What is counted while samples are read, column by column; from it come the statistics when all samples are read.
 
+use serde::{Deserialize, Serialize};
+
 use super::distinct::DistinctIds;
 
 /// Counts of the columns of a query, over whole batches.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ColumnCounts {
     pub(crate) samples: u64,
     /// The first and the last time.
@@ -15,7 +17,7 @@ pub(crate) struct ColumnCounts {
 }
 
 /// Counts of a column of numbers.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct NumberCounts {
     pub(crate) min: f32,
     pub(crate) max: f32,
@@ -24,7 +26,7 @@ pub(crate) struct NumberCounts {
 }
 
 /// Counts of a column of lists.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct ListCounts {
     /// Samples without a list, or without a single id.
     pub(crate) null: u64,
@@ -33,7 +35,7 @@ pub(crate) struct ListCounts {
 }
 
 /// The ids of a feature.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct IdCounts {
     /// The smallest and the largest id.
     pub(crate) range: Option<(i64, i64)>,

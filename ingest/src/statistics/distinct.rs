@@ -1,15 +1,34 @@
 //! Estimates of the number of distinct ids.
 
 use onefold_datasets::digest::scramble;
+use serde::{Deserialize, Serialize};
 
 /// Bits of a hash that choose a register: 2^12 registers have a standard error of 1.6 %.
 const REGISTER_BITS: u32 = 12;
 
 /// Estimates the number of distinct ids, in 4 KiB: HyperLogLog (Flajolet, Fusy, Gandouet and Meunier 2007).
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub(super) struct DistinctIds {
     /// For each register, the largest number of trailing zeros among its hashes, plus one.
     registers: Box<[u8; 1 << REGISTER_BITS]>,
+}
+
+/// As text: a character for each register, from `0` for 0 on.
+impl From<DistinctIds> for String {
+    fn from(ids: DistinctIds) -> Self {
+        ids.registers.iter().map(|register| char::from(b'0' + register)).collect()
+    }
+}
+
+impl TryFrom<String> for DistinctIds {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let registers = text.bytes().map(|byte| byte.checked_sub(b'0')).collect::<Option<Box<[u8]>>>();
+        let registers = registers.and_then(|registers| registers.try_into().ok());
+        registers.map(|registers| Self { registers }).ok_or("registers of distinct ids are malformed")
+    }
 }
 
 impl DistinctIds {
@@ -63,6 +82,8 @@ mod tests {
             }
             let [mut all, other] = halves;
             all.merge(&other);
+            let sent: DistinctIds = serde_json::from_str(&serde_json::to_string(&all).unwrap()).unwrap();
+            assert_eq!(sent.registers, all.registers);
             let estimate = all.estimate();
             assert!(estimate.abs_diff(distinct) as f64 <= 0.08 * distinct as f64, "{distinct}: {estimate}");
         }

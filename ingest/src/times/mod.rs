@@ -14,6 +14,7 @@ use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
 use datafusion::common::ScalarValue;
 use datafusion::functions_aggregate::expr_fn::{max, min};
 use datafusion::prelude::{DataFrame, ident};
+use serde::{Deserialize, Serialize};
 
 use self::micros::{Reading, Spec};
 pub(crate) use self::micros::{Zone, function, parse_with_format};
@@ -27,7 +28,7 @@ const FIRST_PLAUSIBLE: i64 = 7_305 * 86_400 * 1_000_000;
 const ROWS_SHOWN: usize = 1000;
 
 /// The range of accepted times, in microseconds since 1970. Both ends belong to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeLimits {
     /// The first accepted time.
     pub not_before: i64,

@@ -6,6 +6,7 @@ mod keep;
 mod logs;
 mod merge;
 mod partitions;
+mod parts;
 mod s3;
 mod samples;
 mod shard;

@@ -1,0 +1,83 @@
+//! Buckets that are ended while others are written.
+
+use std::collections::VecDeque;
+use std::thread::JoinHandle;
+
+use super::{BucketWriter, BucketWriters, WrittenBucket};
+use crate::Result;
+
+/// Buckets that may be ended at the same time, for each thread.
+const CLOSING_PART: usize = 4;
+
+/// Ends buckets on threads of their own, so that what is left to do for their files stops nobody.
+///
+/// The files of buckets that were ended and not [taken](Self::take) are removed when this is dropped.
+#[derive(Debug)]
+pub struct ClosingBuckets {
+    writers: BucketWriters,
+    most: usize,
+    closing: VecDeque<JoinHandle<Result<WrittenBucket>>>,
+    ended: VecDeque<WrittenBucket>,
+}
+
+impl ClosingBuckets {
+    /// No buckets yet, of these writers; `threads` are those that write.
+    pub fn new(writers: &BucketWriters, threads: usize) -> Self {
+        let (closing, ended) = Default::default();
+        Self { writers: writers.clone(), most: CLOSING_PART * threads.max(1), closing, ended }
+    }
+
+    /// Ends a bucket. Waits while too many others are being ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`BucketWriter::finish`], for one of the buckets before; [`Error::Io`](crate::Error::Io) if a thread cannot
+    /// be started.
+    pub fn close(&mut self, bucket: BucketWriter) -> Result<()> {
+        let end = move || bucket.finish();
+        self.closing.push_back(std::thread::Builder::new().name("onefold-close".to_owned()).spawn(end)?);
+        while self.closing.len() > self.most || self.closing.front().is_some_and(JoinHandle::is_finished) {
+            self.end_next()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all buckets have ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`BucketWriter::finish`].
+    pub fn finish(&mut self) -> Result<()> {
+        while !self.closing.is_empty() {
+            self.end_next()?;
+        }
+        Ok(())
+    }
+
+    /// A bucket that has ended, in the order in which they were closed.
+    pub fn take(&mut self) -> Option<WrittenBucket> {
+        self.ended.pop_front()
+    }
+
+    /// Waits for the bucket that was closed first.
+    fn end_next(&mut self) -> Result<()> {
+        let Some(thread) = self.closing.pop_front() else { return Ok(()) };
+        self.ended.push_back(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        Ok(())
+    }
+}
+
+impl Drop for ClosingBuckets {
+    fn drop(&mut self) {
+        for thread in self.closing.drain(..) {
+            // The error that led here counts.
+            self.ended.extend(thread.join().into_iter().flatten());
+        }
+        let files = self.ended.drain(..).flat_map(|bucket| bucket.files);
+        let paths: Vec<String> = files.map(|file| file.path).collect();
+        if !paths.is_empty() {
+            self.writers.storage.clean_up(paths);
+            self.writers.storage.remove_empty_folders();
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Builds a dataset bucket by bucket: any engine or scheduler that can run programs builds the parts, on as many
+//! machines as it likes, and one program commits them.
+//!
+//! ```text
+//! samples of bucket 0 ─▶ write ─▶ data files, part ─┐
+//! samples of bucket 1 ─▶ write ─▶ data files, part ─┼─▶ commit ─▶ snapshot
+//! samples of bucket 2 ─▶ write ─▶ data files, part ─┘
+//! ```
+//!
+//! A part says what was written of one bucket. Nothing is visible in the dataset before the commit. A part that is
+//! written again has other files; those of the part that is not committed go with
+//! [`vacuum`](onefold_datasets::vacuum).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::progress::Reporter;
+use onefold_datasets::storage::Storage;
+use onefold_datasets::{
+    Commit, DatasetWriter, Layout, Order, Schema, Sessions, WriterOptions, Written, WrittenBucket,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{Build, BuildOptions};
+use crate::cluster::WriteSpec;
+use crate::decide::decide;
+use crate::reading::{Reading, ReadingOptions};
+use crate::{Config, Error, Result, sources};
+
+/// The version of the format of parts that this program writes and reads.
+const FORMAT_VERSION: u32 = 1;
+
+/// What was written of one bucket: everything that a commit needs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// The version of this format.
+    pub format_version: u32,
+    /// The bucket.
+    pub bucket: u32,
+    /// The number of buckets of the dataset.
+    pub buckets: u32,
+    /// The schema of the samples.
+    pub schema: Schema,
+    /// How sparse features are stored.
+    pub layout: Layout,
+    /// The order of the samples.
+    pub order: Order,
+    /// What makes a session.
+    pub sessions: Sessions,
+    /// Whether samples have keys.
+    pub sample_keys: bool,
+    /// The samples that were written.
+    pub samples: u64,
+    /// What was written, by partition.
+    pub written: Vec<WrittenBucket>,
+}
+
+/// Writes the samples of `config` that are in `bucket` of so many buckets to the dataset at `out`, and gives the part
+/// that [`commit_parts`] needs. Samples of other buckets are left out. What `options` says of buckets, groups, commits
+/// and shares does not count.
+///
+/// # Errors
+///
+/// As [`build`](crate::build()); [`Error::Config`] if `config` has vocabularies, because these are made of the samples
+/// of all buckets, or the dataset has another number of buckets. Files that were written are removed.
+pub async fn write_part(
+    config: &Config,
+    out: &Path,
+    (bucket, buckets): (u32, u32),
+    options: &BuildOptions,
+    reporter: &dyn Reporter,
+) -> Result<Part> {
+    // The layout and the order are those of a dataset that is there.
+    let options = BuildOptions { commit: Commit::Append, ..options.clone() };
+    let mut written = Vec::new();
+    let build = Build { config, out, options: &options, reporter };
+    let part = build.part((bucket, buckets), &mut written).await;
+    match part {
+        Ok(part) => Ok(Part { written, ..part }),
+        Err(error) => {
+            let files = written.into_iter().flat_map(|bucket: WrittenBucket| bucket.files);
+            let paths: Vec<String> = files.map(|file| file.path).collect();
+            if !paths.is_empty() {
+                // The error that led here counts.
+                let _ = Storage::open(out)?.delete(paths);
+            }
+            Err(error)
+        }
+    }
+}
+
+impl Build<'_> {
+    /// Writes the samples of a bucket, which is `written` then. Gives the part without it.
+    async fn part(&self, place: (u32, u32), written: &mut Vec<WrittenBucket>) -> Result<Part> {
+        let Self { config, options, reporter, .. } = *self;
+        let (bucket, buckets) = place;
+        let refused = |message: String, hint: &str| {
+            Err(Error::Config { path: config.path.clone(), message, hint: hint.to_owned() })
+        };
+        if let Some(name) = config.vocabularies.keys().next() {
+            let message = format!("the vocabulary `{name}` is made of the samples of all buckets");
+            return refused(
+                message,
+                "give features without a vocabulary, as `ids = \"hash\"`, or use `build`",
+            );
+        }
+        let old = self.old_snapshot()?;
+        if let Some(old) = old.as_ref().filter(|old| old.buckets != buckets) {
+            let message = format!("the dataset has {} buckets, not {buckets}", old.buckets);
+            return refused(message, "write the buckets that the dataset has");
+        }
+        let (layout, order) = self.layout_and_order(old.as_ref());
+        let wanted = ReadingOptions {
+            buckets: Some(buckets),
+            only_bucket: Some(bucket),
+            observe_changes: false,
+            about_samples: None,
+            ..self.wanted(old.as_ref())?
+        };
+        let reading = Reading::plan(config, sources::find(config).await?, &options.engine, &wanted).await?;
+        options.partitions.choice(&reading.partition_types())?;
+        let sample_keys = old.map_or(!config.samples.key.is_empty(), |old| old.sample_keys);
+        let mut part = Part {
+            format_version: FORMAT_VERSION,
+            bucket,
+            buckets,
+            schema: Schema { kept: reading.kept.clone(), ..config.schema.clone() },
+            layout,
+            order,
+            sessions: config.session.clone(),
+            sample_keys,
+            samples: 0,
+            written: Vec::new(),
+        };
+        let mut clustering = reading.clustering(&wanted).await?;
+        let Some(totals) = clustering.encode(reporter).await? else { return Ok(part) };
+        let decided = decide(config, &reading, &mut totals.statistics, None).await?;
+        let spec = WriteSpec {
+            location: self.out.to_owned(),
+            schema: part.schema.clone(),
+            options: WriterOptions {
+                threads: options.engine.threads,
+                column_order: options.column_order.clone(),
+                ..part.options(Commit::Append)
+            },
+            filter: options.partitions.clone(),
+            types: reading.partition_types(),
+            cut: clustering.cut(true),
+        };
+        let mut add = |bucket: WrittenBucket| {
+            part.samples += bucket.bucket.samples;
+            written.push(bucket);
+            Ok(())
+        };
+        clustering.write(spec, decided.lists, reporter, &mut add).await?;
+        Ok(part)
+    }
+}
+
+impl Part {
+    /// Reads the parts at `location`: a file, or a folder whose files are parts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Part`] for what is no part; [`Error::Dataset`] if the location cannot be read.
+    pub fn read(location: &Path) -> Result<Vec<(PathBuf, Self)>> {
+        let (folder, name) = folder_and_name(location)?;
+        if let Some(bytes) = folder.read(&name)? {
+            return Ok(vec![(location.to_owned(), Self::parse(location, &bytes)?)]);
+        }
+        let folder = Storage::open(location)?;
+        let mut paths: Vec<String> = folder.list("", None)?.into_iter().map(|object| object.path).collect();
+        paths.sort();
+        if paths.is_empty() {
+            return Err(no_part(location, "it does not exist or is an empty folder"));
+        }
+        let mut parts = Vec::with_capacity(paths.len());
+        for path in paths {
+            let (shown, bytes) = (folder.shown(&path), folder.read(&path)?);
+            let bytes = bytes.ok_or_else(|| no_part(&shown, "it is gone"))?;
+            parts.push((shown.clone(), Self::parse(&shown, &bytes)?));
+        }
+        Ok(parts)
+    }
+
+    fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let wrong = |error: serde_json::Error| no_part(path, &error.to_string());
+        let part: Self = serde_json::from_slice(bytes).map_err(wrong)?;
+        if part.format_version != FORMAT_VERSION {
+            let message = format!(
+                "its `format_version` is {}, this program reads {FORMAT_VERSION}",
+                part.format_version
+            );
+            return Err(no_part(path, &message));
+        }
+        Ok(part)
+    }
+
+    /// Writes the part to a file, also over one that is there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`] if it cannot be written.
+    pub fn store(&self, location: &Path) -> Result<()> {
+        let (folder, name) = folder_and_name(location)?;
+        let text = serde_json::to_vec(self).map_err(|error| Error::Io(error.into()))?;
+        Ok(folder.replace(&name, text)?)
+    }
+
+    /// How the dataset of the part is written.
+    fn options(&self, commit: Commit) -> WriterOptions {
+        WriterOptions {
+            layout: self.layout,
+            commit,
+            sample_keys: self.sample_keys,
+            buckets: self.buckets,
+            sessions: Some(self.sessions.clone()),
+            ..WriterOptions::new(self.order)
+        }
+    }
+}
+
+/// Commits parts, one of each bucket, to the dataset at `out`, to which they were written.
+///
+/// # Errors
+///
+/// [`Error::Part`] if there are none, buckets are missing or there twice, parts do not fit together, or a file of one is
+/// not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and [`DatasetWriter::finish`]. The dataset is then as
+/// it was, and the parts can be committed later.
+pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> Result<Written> {
+    let Some((first_path, first)) = parts.first().cloned() else {
+        return Err(no_part(out, "there are no parts to commit"));
+    };
+    check_parts(&first_path, &first, &parts)?;
+    let storage = Storage::open(out)?;
+    let mut writer = DatasetWriter::create_in(storage.clone(), first.schema.clone(), first.options(commit))?;
+    if writer.buckets() != first.buckets {
+        let message = format!("it is of {} buckets, the dataset has {}", first.buckets, writer.buckets());
+        return Err(no_part(&first_path, &message));
+    }
+    for (path, part) in parts {
+        for bucket in part.written {
+            for file in &bucket.files {
+                let bytes = storage.head(&file.path)?.map(|object| object.bytes);
+                if bytes != Some(file.bytes_on_disk) {
+                    let what = bytes.map_or("is not there".to_owned(), |bytes| {
+                        format!("has {bytes} bytes in place of {}", file.bytes_on_disk)
+                    });
+                    let message = format!("its file `{}` {what}", storage.shown(&file.path).display());
+                    return Err(no_part(&path, &message));
+                }
+            }
+            writer.add_part(bucket)?;
+        }
+    }
+    Ok(writer.finish()?)
+}
+
+/// Checks that the parts are one of each bucket, and fit together.
+fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Result<()> {
+    let mut by_bucket: BTreeMap<u32, &Path> = BTreeMap::new();
+    for (path, part) in parts {
+        let what = [
+            ("number of buckets", part.buckets == first.buckets),
+            ("schema", part.schema == first.schema),
+            ("layout", part.layout == first.layout),
+            ("order", part.order == first.order),
+            ("definition of sessions", part.sessions == first.sessions),
+            ("use of sample keys", part.sample_keys == first.sample_keys),
+        ];
+        if let Some((what, _)) = what.iter().find(|(_, same)| !same) {
+            return Err(no_part(path, &format!("it has another {what} than `{}`", first_path.display())));
+        }
+        if let Some(other) = by_bucket.insert(part.bucket, path) {
+            let message = format!("bucket {} is also in `{}`", part.bucket, other.display());
+            return Err(no_part(path, &message));
+        }
+    }
+    let missing: Vec<u32> = (0..first.buckets).filter(|bucket| !by_bucket.contains_key(bucket)).collect();
+    let Some(bucket) = missing.first() else { return Ok(()) };
+    let message = format!(
+        "no part has bucket {bucket} of {}; {} of them {} missing",
+        first.buckets,
+        missing.len(),
+        if missing.len() == 1 { "is" } else { "are" },
+    );
+    Err(no_part(first_path, &message))
+}
+
+/// The folder that holds a file, and the file's name in it.
+fn folder_and_name(location: &Path) -> Result<(Storage, String)> {
+    let text = location.to_string_lossy();
+    let (folder, name) = text.trim_end_matches('/').rsplit_once('/').unwrap_or((".", &text));
+    let folder = if folder.is_empty() { "/" } else { folder };
+    Ok((Storage::open(Path::new(folder))?, name.to_owned()))
+}
+
+fn no_part(path: &Path, message: &str) -> Error {
+    Error::Part { path: path.to_owned(), message: message.to_owned() }
+}

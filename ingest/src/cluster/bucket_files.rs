@@ -1,0 +1,113 @@
+//! The files of the buckets whose records come one bucket after the other.
+
+use std::collections::BTreeMap;
+
+use onefold_datasets::storage::Storage;
+use onefold_datasets::{BucketWriter, BucketWriters, ClosingBuckets, Decode, PartitionKey, WrittenBucket};
+use serde::{Deserialize, Serialize};
+
+use super::unfold::RowGroups;
+use super::write::WriteSpec;
+use crate::Result;
+
+/// Samples that were not written, because their partitions were not chosen.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LeftOut {
+    pub(crate) samples: u64,
+    /// Of these, the samples with a time of a chosen partition whose session started in one that is not chosen, by that
+    /// one.
+    pub(crate) tails: BTreeMap<String, u64>,
+}
+
+impl LeftOut {
+    /// Adds what others left out.
+    pub(super) fn merge(&mut self, other: Self) {
+        self.samples += other.samples;
+        for (partition, samples) in other.tails {
+            *self.tails.entry(partition).or_default() += samples;
+        }
+    }
+}
+
+/// Writes the buckets of the partitions that are chosen.
+pub(super) struct BucketFiles<'a> {
+    spec: &'a WriteSpec,
+    writers: BucketWriters,
+    open: Option<BucketWriter>,
+    closing: ClosingBuckets,
+    left_out: LeftOut,
+}
+
+impl<'a> BucketFiles<'a> {
+    /// Nothing written yet.
+    ///
+    /// # Errors
+    ///
+    /// As [`Storage::open`] and [`BucketWriters::new`].
+    pub(super) fn create(spec: &'a WriteSpec) -> Result<Self> {
+        let storage = Storage::open(&spec.location)?;
+        let writers = BucketWriters::new(storage, spec.schema.clone(), spec.options.clone())?;
+        let closing = ClosingBuckets::new(&writers, spec.options.threads);
+        Ok(Self { spec, writers, open: None, closing, left_out: LeftOut::default() })
+    }
+
+    /// A bucket whose files are complete.
+    pub(super) fn take(&mut self) -> Option<WrittenBucket> {
+        self.closing.take()
+    }
+
+    /// Waits until all files are complete.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        self.close()?;
+        Ok(self.closing.finish()?)
+    }
+
+    /// The samples that were not written.
+    pub(super) fn left_out(&mut self) -> LeftOut {
+        std::mem::take(&mut self.left_out)
+    }
+
+    fn close(&mut self) -> Result<()> {
+        Ok(self.open.take().map_or(Ok(()), |open| self.closing.close(open))?)
+    }
+}
+
+impl RowGroups for BucketFiles<'_> {
+    fn wants(&mut self, partition: &PartitionKey) -> Result<bool> {
+        self.spec.chooses(partition)
+    }
+
+    /// Counts the samples, and those whose own time lies in a partition that is chosen.
+    fn leave_out(&mut self, partition: &PartitionKey, times: &[i64]) -> Result<()> {
+        self.left_out.samples += times.len() as u64;
+        // Nearly all samples lie in the partition of their session.
+        let mut last: Option<(PartitionKey, bool)> = None;
+        for time in times {
+            let own = self.spec.cut.partitions.at(partition, *time);
+            let Some(own) = own.filter(|own| own != partition) else { continue };
+            let is_chosen = match &last {
+                Some((known, chosen)) if *known == own => *chosen,
+                _ => self.spec.chooses(&own)?,
+            };
+            last = Some((own, is_chosen));
+            if is_chosen {
+                *self.left_out.tails.entry(partition.to_string()).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, partition: &PartitionKey, bucket: u32) -> Result<()> {
+        self.close()?;
+        self.open = Some(self.writers.bucket(partition, bucket));
+        Ok(())
+    }
+
+    fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
+        Ok(self.open.as_mut().map_or(Ok(false), |open| open.push(session, time, bytes))?)
+    }
+
+    fn write_row_group(&mut self, decode: Decode) -> Result<()> {
+        Ok(self.open.as_mut().map_or(Ok(()), |open| open.write_row_group(decode))?)
+    }
+}

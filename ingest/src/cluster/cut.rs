@@ -1,0 +1,100 @@
+//! Cuts the sorted records of buckets into row groups, in step with the slices of timelines that they need.
+
+use std::sync::Arc;
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::execution::SendableRecordBatchStream;
+use serde::{Deserialize, Serialize};
+
+use super::decode::{DecodedTotals, ListColumn};
+use super::encode::EncoderOptions;
+use super::partitions::Partitions;
+use super::timelines::{SampleNumbers, Slices};
+use super::unfold::{Decoding, RowGroups, SortedRecords, Unfolding};
+use crate::Result;
+
+/// How sorted records are cut and decoded.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct CutSpec {
+    pub(super) partitions: Partitions,
+    pub(super) encoded: EncoderOptions,
+    /// Whether to digest what is decoded.
+    pub(crate) digested: bool,
+    pub(super) buckets: u32,
+    /// The lists that each timeline makes.
+    pub(super) timelines: Vec<Vec<String>>,
+    /// The columns that number the samples of a bucket, where there are timelines.
+    pub(super) numbered_by: Vec<String>,
+}
+
+/// Cuts records that come in the order of the dataset.
+pub(super) struct Cutter {
+    partitions: Partitions,
+    unfolding: Unfolding,
+    timelines: Vec<Slices>,
+    numbers: SampleNumbers,
+}
+
+impl Cutter {
+    /// A cutter of records whose windows lie in `slices`, a stream for each timeline.
+    pub(super) fn new(
+        spec: &CutSpec,
+        lists: Vec<ListColumn>,
+        slices: impl IntoIterator<Item = SendableRecordBatchStream>,
+    ) -> Self {
+        let decoding = Decoding {
+            encoded: spec.encoded.clone(),
+            lists,
+            digested: spec.digested,
+            buckets: spec.buckets,
+        };
+        let slices = slices.into_iter().zip(&spec.timelines);
+        Self {
+            partitions: spec.partitions.clone(),
+            unfolding: Unfolding::new(spec.partitions.clone(), decoding),
+            timelines: slices.map(|(rows, lists)| Slices::new(rows, lists.clone())).collect(),
+            numbers: SampleNumbers::new(spec.numbered_by.clone(), spec.buckets),
+        }
+    }
+
+    /// Cuts the next sorted batch.
+    pub(super) async fn cut(&mut self, batch: &RecordBatch, output: &mut dyn RowGroups) -> Result<()> {
+        let records = Arc::new(SortedRecords::of(batch)?);
+        let numbers = match self.timelines.is_empty() {
+            true => Vec::new(),
+            false => self.numbers.of(&self.partitions, batch, records.origins())?,
+        };
+        for (partition, bucket, rows) in self.unfolding.places(batch, &records)? {
+            self.unfolding.enter(&partition, bucket, output)?;
+            let mut start = rows.start;
+            while start < rows.end {
+                let mut end = rows.end;
+                for timeline in &mut self.timelines {
+                    timeline.reach(numbers[start]).await?;
+                    let next = timeline.next().await?.unwrap_or(i64::MAX);
+                    end = start + numbers[start..end].partition_point(|number| *number < next);
+                }
+                let slices: Vec<_> =
+                    self.timelines.iter().map(|timeline| Arc::clone(timeline.current())).collect();
+                self.unfolding.push(&records, start..end, &slices, output)?;
+                start = end;
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes that wait for the end of a row group.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.unfolding.held_bytes() + self.timelines.iter().map(Slices::bytes).sum::<usize>()
+    }
+
+    /// Ends the last row group.
+    pub(super) fn leave(&mut self, output: &mut dyn RowGroups) -> Result<()> {
+        self.unfolding.leave(output)
+    }
+
+    /// The totals of all records, once all row groups are decoded.
+    pub(super) fn totals(self) -> DecodedTotals {
+        self.unfolding.totals()
+    }
+}

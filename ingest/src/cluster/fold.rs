@@ -1,0 +1,385 @@
+//! The operator that folds samples: samples in the order of the log in, delta records out, and behind them what was
+//! learned of the samples.
+//!
+//! ```text
+//! samples, part 0 ──convert──┐            ┌─▶ worker 0: sessions whose hash is 0 ─▶ records, then totals
+//! samples, part 1 ──convert──┼─ every ────┼─▶ worker 1: sessions whose hash is 1 ─▶ records, then totals
+//! samples, part 2 ──convert──┘  batch     └─▶ …
+//! ```
+//!
+//! Every worker shares the batches that have samples of its sessions, and is told which rows they are: the lists are
+//! not copied on the way. Where the parts of the samples are on several machines, each part is folded for itself.
+//!
+//! A [`FoldExec`] is described by a [`FoldSpec`], the memory for counts, and its input. What it learns leaves as rows
+//! behind the records ([`totals`](super::totals)).
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::common::runtime::JoinSet;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::stream::{RecordBatchReceiverStream, RecordBatchStreamAdapter};
+use datafusion::physical_plan::streaming::PartitionStream;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+};
+use futures::StreamExt;
+use onefold_datasets::CountBudget;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use super::convert::{ColumnNames, Converted, Converter};
+use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions};
+use super::record_batches::RecordBatches;
+use super::statistics::StatisticsOptions;
+use crate::sessionize::{TIME, TOTALS};
+use crate::spilling_join::in_context;
+use crate::statistics::ColumnCounts;
+
+/// The high and the low half of a sample's digest, which order samples that nothing else does.
+pub(crate) const DIGEST: [&str; 2] = ["__onefold_digest_high", "__onefold_digest_low"];
+/// A sample as [`record`](super::record) writes it.
+pub(crate) const RECORD: &str = "__onefold_record";
+
+/// The most batches that wait for a worker, or for the engine.
+const WAITING: usize = 2;
+/// The metrics that count samples and the bytes that they take in memory.
+const SAMPLES: &str = "samples";
+const BYTES: &str = "bytes";
+
+/// How samples are folded.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct FoldSpec {
+    pub(super) names: ColumnNames,
+    pub(super) encoder: EncoderOptions,
+    pub(super) statistics: StatisticsOptions,
+    /// The workers that share the samples of all parts of the input. If `None`, each part is folded for itself.
+    pub(super) workers: Option<usize>,
+    /// Rows of a batch of the input: fewer than a batch of records has, because they are wide.
+    pub(super) batch_rows: usize,
+}
+
+/// Folds the samples of its input.
+#[derive(Debug)]
+pub(crate) struct FoldExec {
+    fold: Arc<Fold>,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+/// What the workers share.
+#[derive(Debug)]
+struct Fold {
+    spec: FoldSpec,
+    /// The memory for the counts of vocabularies.
+    budget: CountBudget,
+    input: Arc<dyn ExecutionPlan>,
+    schema: SchemaRef,
+    started: Mutex<Option<Started>>,
+}
+
+/// What a worker is told.
+enum Told {
+    /// A batch, and the rows of it that are the worker's.
+    Samples(Arc<Converted>, Vec<u32>),
+    /// Counts of the columns of a part of the input. One of the workers is told.
+    Columns(ColumnCounts),
+}
+
+type Message = Result<Told>;
+
+/// The queues that workers have not taken yet, and the tasks that fill them.
+#[derive(Debug)]
+struct Started {
+    queues: Vec<Option<Receiver<Message>>>,
+    readers: Option<JoinSet<()>>,
+}
+
+impl fmt::Debug for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Told").finish_non_exhaustive()
+    }
+}
+
+impl FoldExec {
+    /// Folds the samples of `input`. Counts of ids take their memory from `budget`.
+    ///
+    /// # Errors
+    ///
+    /// If the input does not have the key columns.
+    pub(super) fn new(spec: FoldSpec, budget: CountBudget, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
+        let schema = records_schema(&spec.names, &input.schema())?;
+        let parts = spec.workers.unwrap_or_else(|| input.output_partitioning().partition_count());
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(Arc::clone(&schema)),
+            Partitioning::UnknownPartitioning(parts),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        let fold = Fold { spec, budget, input, schema, started: Mutex::new(None) };
+        Ok(Self {
+            fold: Arc::new(fold),
+            properties: Arc::new(properties),
+            metrics: ExecutionPlanMetricsSet::new(),
+        })
+    }
+
+    /// The samples that were read so far, and the bytes that they took in memory.
+    pub(super) fn read(&self) -> (u64, u64) {
+        let metrics = self.metrics.clone_inner();
+        let sum = |name| metrics.sum_by_name(name).map_or(0, |sum| sum.as_usize() as u64);
+        (sum(SAMPLES), sum(BYTES))
+    }
+
+    /// The table of its rows, as a leaf of the plans that read it: the plan of the samples is optimised already.
+    pub(super) fn table(self: &Arc<Self>) -> Result<StreamingTable> {
+        let part = |part| -> Arc<dyn PartitionStream> { Arc::new(Part { plan: Arc::clone(self), part }) };
+        let parts = self.properties.partitioning.partition_count();
+        StreamingTable::try_new(Arc::clone(&self.fold.schema), (0..parts).map(part).collect())
+    }
+}
+
+impl DisplayAs for FoldExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FoldSpec { names, workers, .. } = &self.fold.spec;
+        write!(f, "FoldExec: identity={:?}, workers={workers:?}", names.identity)
+    }
+}
+
+impl ExecutionPlan for FoldExec {
+    fn name(&self) -> &str {
+        "FoldExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.fold.input]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let [input] = &children[..] else {
+            return datafusion::common::internal_err!("samples to be folded are one plan");
+        };
+        let Fold { spec, budget, .. } = &*self.fold;
+        Ok(Arc::new(Self::new(spec.clone(), budget.clone(), Arc::clone(input))?))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let mut stream = RecordBatchReceiverStream::builder(Arc::clone(&self.fold.schema), WAITING);
+        let (fold, output) = (Arc::clone(&self.fold), stream.tx());
+        let count = |name| MetricBuilder::new(&self.metrics).counter(name, partition);
+        let counts = (count(SAMPLES), count(BYTES));
+        stream.spawn(async move {
+            let (queue, readers) = fold.start(partition, &context, &counts)?;
+            let worked = Arc::clone(&fold).work(partition, queue, output).await;
+            // One worker owns the readers. After a success they have ended; `join_all` passes on their panics.
+            if worked.is_ok()
+                && let Some(readers) = readers
+            {
+                readers.join_all().await;
+            }
+            worked
+        });
+        Ok(stream.build())
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+}
+
+impl Fold {
+    /// The queue of a worker. Where workers share the input, the first call starts the tasks that fill all queues, and
+    /// returns them too.
+    fn start(
+        self: &Arc<Self>,
+        worker: usize,
+        context: &Arc<TaskContext>,
+        counts: &(Count, Count),
+    ) -> Result<(Receiver<Message>, Option<JoinSet<()>>)> {
+        let config = context.session_config().clone().with_batch_size(self.spec.batch_rows);
+        let context = in_context(context, config, context.runtime_env());
+        let read = |readers: &mut JoinSet<()>, part: usize, workers: Vec<Sender<Message>>| {
+            readers.spawn(Arc::clone(self).read(part, workers, Arc::clone(&context), counts.clone()));
+        };
+        let Some(workers) = self.spec.workers else {
+            let (sender, queue) = channel(WAITING);
+            let mut readers = JoinSet::new();
+            read(&mut readers, worker, vec![sender]);
+            return Ok((queue, Some(readers)));
+        };
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = started.get_or_insert_with(|| {
+            let (senders, queues): (Vec<_>, Vec<_>) = (0..workers).map(|_| channel(WAITING)).unzip();
+            let mut readers = JoinSet::new();
+            for part in 0..self.input.output_partitioning().partition_count() {
+                read(&mut readers, part, senders.clone());
+            }
+            Started { queues: queues.into_iter().map(Some).collect(), readers: Some(readers) }
+        });
+        match started.queues[worker].take() {
+            Some(queue) => Ok((queue, started.readers.take())),
+            None => datafusion::common::internal_err!("the samples are read twice"),
+        }
+    }
+
+    /// Converts one part of the input for all workers. An error goes to the first of them.
+    async fn read(
+        self: Arc<Self>,
+        part: usize,
+        workers: Vec<Sender<Message>>,
+        context: Arc<TaskContext>,
+        counts: (Count, Count),
+    ) {
+        if let Err(error) = self.convert(part, &workers, context, counts).await {
+            // If the worker has stopped, the query has ended already.
+            let _ = workers[0].send(Err(error)).await;
+        }
+    }
+
+    async fn convert(
+        &self,
+        part: usize,
+        workers: &[Sender<Message>],
+        context: Arc<TaskContext>,
+        (samples, bytes): (Count, Count),
+    ) -> Result<()> {
+        let converter = Converter::new(self.spec.names.clone(), &self.input.schema()).map_err(external)?;
+        let mut batches = self.input.execute(part, context)?;
+        let mut columns = ColumnCounts::default();
+        while let Some(batch) = batches.next().await {
+            let batch = batch?;
+            samples.add(batch.num_rows());
+            bytes.add(batch.get_array_memory_size());
+            let converted = Arc::new(converter.convert(&batch).map_err(external)?);
+            columns.merge(&converted.counts);
+            let rows = converted.rows_by_worker(workers.len());
+            for (worker, rows) in workers.iter().zip(rows).filter(|(_, rows)| !rows.is_empty()) {
+                let told = Told::Samples(Arc::clone(&converted), rows);
+                if worker.send(Ok(told)).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        if self.spec.statistics.values && columns.samples > 0 {
+            // Nobody needs them if the worker has stopped.
+            let _ = workers[part % workers.len()].send(Ok(Told::Columns(columns))).await;
+        }
+        Ok(())
+    }
+
+    /// Encodes the samples of a worker.
+    async fn work(
+        self: Arc<Self>,
+        number: usize,
+        mut queue: Receiver<Message>,
+        output: Sender<Result<RecordBatch>>,
+    ) -> Result<()> {
+        let FoldSpec { encoder, statistics, workers, .. } = &self.spec;
+        let chains = match workers {
+            Some(_) => ChainNumbers::of_worker(encoder.first_worker + number),
+            None => ChainNumbers::random(),
+        };
+        let mut encoder =
+            DeltaEncoder::new(encoder.clone(), (statistics, &self.budget), &self.schema, chains)
+                .map_err(external)?;
+        while let Some(message) = queue.recv().await {
+            match message? {
+                Told::Samples(batch, rows) => encoder.encode(&batch, &rows).map_err(external)?,
+                Told::Columns(columns) => encoder.columns(&columns),
+            }
+            if !give(encoder.records(), &output).await {
+                return Ok(());
+            }
+        }
+        while encoder.forget_some().map_err(external)? {
+            if !give(encoder.records(), &output).await {
+                return Ok(());
+            }
+        }
+        let (totals, mut records) = encoder.finish();
+        for (place, part) in (0..).zip(totals.into_parts().map_err(external)?) {
+            records.push_totals(number as u64, place, &part).map_err(external)?;
+            if !give(&mut records, &output).await {
+                return Ok(());
+            }
+        }
+        records.complete_batch().map_err(external)?;
+        give(&mut records, &output).await;
+        Ok(())
+    }
+}
+
+/// Sends the complete batches to the engine; `false` if the engine has stopped reading.
+async fn give(records: &mut RecordBatches, output: &Sender<Result<RecordBatch>>) -> bool {
+    for records in records.take() {
+        if output.send(Ok(records)).await.is_err() {
+            return false;
+        }
+    }
+    true
+}
+
+/// The columns of records of samples that have the columns of `samples`, and of the totals behind them.
+pub(super) fn records_schema(names: &ColumnNames, samples: &ArrowSchema) -> Result<SchemaRef> {
+    let mut fields = Vec::new();
+    for key in &names.keys {
+        // Totals have no keys.
+        fields.push(Arc::new(samples.field_with_name(key)?.clone().with_nullable(true)));
+    }
+    fields.push(Arc::new(Field::new(TIME, DataType::Int64, false)));
+    fields.extend(DIGEST.map(|half| Arc::new(Field::new(half, DataType::UInt64, false))));
+    fields.push(Arc::new(Field::new(RECORD, DataType::Binary, false)));
+    fields.push(Arc::new(Field::new(TOTALS, DataType::Boolean, false)));
+    Ok(Arc::new(ArrowSchema::new(fields)))
+}
+
+/// Wraps an error of this crate so that it can pass through the engine.
+pub(super) fn external(error: crate::Error) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}
+
+/// A part of the rows of a [`FoldExec`].
+#[derive(Debug)]
+struct Part {
+    plan: Arc<FoldExec>,
+    part: usize,
+}
+
+impl PartitionStream for Part {
+    fn schema(&self) -> &SchemaRef {
+        &self.plan.fold.schema
+    }
+
+    fn execute(&self, context: Arc<TaskContext>) -> SendableRecordBatchStream {
+        self.plan.execute(self.part, context).unwrap_or_else(|error| {
+            let schema = Arc::clone(&self.plan.fold.schema);
+            Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::iter([Err(error)])))
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! The operator that writes buckets: sorted records in, rows about what was written out.
+//!
+//! ```text
+//! sorted records ──▶ cut ─▶ decode, fold, encode by row group ─▶ data files
+//! slices, by timeline ─┘                                    └──▶ rows: buckets, samples left out, totals
+//! ```
+//!
+//! A [`WriteExec`] is described by a [`WriteSpec`] and its inputs. What it learns leaves as rows, each of which is an
+//! [`Outcome`]; nothing is visible in the dataset before somebody commits the buckets. Files have names that no other
+//! run has, so a task that is tried again disturbs nothing.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::{Arc, LazyLock};
+
+use datafusion::arrow::array::{AsArray, RecordBatch, StringArray};
+use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::stream::RecordBatchReceiverStream;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+};
+use futures::StreamExt;
+use futures::future::{Either, select};
+use onefold_datasets::{PartitionFilter, PartitionKey, PartitionTypes, Schema, WriterOptions, WrittenBucket};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::Sender;
+
+use super::bucket_files::{BucketFiles, LeftOut};
+use super::cut::{CutSpec, Cutter};
+use super::decode::{DecodedTotals, ListColumn};
+use super::fold::external;
+
+/// The column of a row about what was written.
+const OUTCOME: &str = "outcome";
+/// Rows that wait for whoever reads them.
+const WAITING: usize = 2;
+/// The metric that counts the samples that are cut into row groups.
+const SAMPLES: &str = "samples";
+
+static SCHEMA: LazyLock<SchemaRef> =
+    LazyLock::new(|| Arc::new(ArrowSchema::new(vec![Field::new(OUTCOME, DataType::Utf8, false)])));
+
+/// How buckets are written.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct WriteSpec {
+    /// The dataset: a local path or a URL.
+    pub(crate) location: PathBuf,
+    pub(crate) schema: Schema,
+    pub(crate) options: WriterOptions,
+    /// The partitions that are written; samples of others are counted.
+    pub(crate) filter: PartitionFilter,
+    pub(crate) types: PartitionTypes,
+    pub(crate) cut: CutSpec,
+}
+
+impl WriteSpec {
+    /// Whether a partition is written.
+    pub(super) fn chooses(&self, partition: &PartitionKey) -> crate::Result<bool> {
+        Ok(self.filter.choice(&self.types)?.matches(partition)?)
+    }
+}
+
+/// What a row says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Outcome {
+    /// The files of a bucket are complete.
+    Bucket(WrittenBucket),
+    /// The samples of an input that were not written.
+    LeftOut(LeftOut),
+    /// The samples of an input that were decoded or left out.
+    Decoded(DecodedTotals),
+}
+
+impl Outcome {
+    fn row(&self) -> Result<RecordBatch> {
+        let text = serde_json::to_string(self).map_err(|error| DataFusionError::External(error.into()))?;
+        let column = Arc::new(StringArray::from_iter_values([text]));
+        Ok(RecordBatch::try_new(Arc::clone(&SCHEMA), vec![column])?)
+    }
+
+    /// What the rows of a batch say.
+    pub(super) fn read(rows: &RecordBatch) -> Result<Vec<Self>> {
+        let texts = rows.column(0).as_string::<i32>().iter().flatten();
+        let read = |text| serde_json::from_str(text).map_err(|error| DataFusionError::External(error.into()));
+        texts.map(read).collect()
+    }
+}
+
+/// Writes the buckets of its first input, records in the order of the dataset. The others are the slices of the
+/// timelines. Every partition of the inputs has whole buckets.
+#[derive(Debug)]
+pub(crate) struct WriteExec {
+    spec: Arc<WriteSpec>,
+    /// The list columns of samples, with the vocabularies that number their ids.
+    lists: Vec<ListColumn>,
+    inputs: Vec<Arc<dyn ExecutionPlan>>,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl WriteExec {
+    /// Writes the records of the first of `inputs`.
+    pub(super) fn new(
+        spec: Arc<WriteSpec>,
+        lists: Vec<ListColumn>,
+        inputs: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Self {
+        let parts = inputs.first().map_or(1, |input| input.output_partitioning().partition_count());
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(Arc::clone(&SCHEMA)),
+            Partitioning::UnknownPartitioning(parts),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        Self {
+            spec,
+            lists,
+            inputs,
+            properties: Arc::new(properties),
+            metrics: ExecutionPlanMetricsSet::new(),
+        }
+    }
+
+    /// The samples that were cut into row groups so far.
+    pub(super) fn samples(&self) -> u64 {
+        self.metrics.clone_inner().sum_by_name(SAMPLES).map_or(0, |samples| samples.as_usize() as u64)
+    }
+}
+
+impl DisplayAs for WriteExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WriteExec: location={}", self.spec.location.display())
+    }
+}
+
+impl ExecutionPlan for WriteExec {
+    fn name(&self) -> &str {
+        "WriteExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        self.inputs.iter().collect()
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false; self.inputs.len()]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(Self::new(Arc::clone(&self.spec), self.lists.clone(), children)))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let inputs = self.inputs.iter().map(|input| input.execute(partition, Arc::clone(&context)));
+        let mut inputs = inputs.collect::<Result<Vec<_>>>()?.into_iter();
+        let Some(sorted) = inputs.next() else {
+            return datafusion::common::internal_err!("there are no records to write");
+        };
+        let mut rows = RecordBatchReceiverStream::builder(Arc::clone(&SCHEMA), WAITING);
+        let mut writing = Writing {
+            cutter: Cutter::new(&self.spec.cut, self.lists.clone(), inputs),
+            sorted,
+            output: rows.tx(),
+            held: MemoryConsumer::new("decoding of samples").register(context.memory_pool()),
+            samples: MetricBuilder::new(&self.metrics).counter(SAMPLES, partition),
+        };
+        let (spec, runtime) = (Arc::clone(&self.spec), Handle::current());
+        // Writing waits for threads of its own and for the storage, which no thread of the engine should do.
+        rows.spawn_blocking(move || {
+            let mut files = BucketFiles::create(&spec).map_err(external)?;
+            if !runtime.block_on(writing.run(&mut files))? {
+                return Ok(());
+            }
+            let Writing { cutter, output, .. } = writing;
+            let last = [Outcome::LeftOut(files.left_out()), Outcome::Decoded(cutter.totals())];
+            for outcome in last {
+                // Nobody reads any more if this fails.
+                let _ = output.blocking_send(outcome.row());
+            }
+            Ok(())
+        });
+        Ok(rows.build())
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+}
+
+/// The writing of one partition of the inputs.
+struct Writing {
+    cutter: Cutter,
+    sorted: SendableRecordBatchStream,
+    output: Sender<Result<RecordBatch>>,
+    held: MemoryReservation,
+    samples: Count,
+}
+
+impl Writing {
+    /// Writes all records; `false` if nobody reads the rows any more.
+    async fn run(&mut self, files: &mut BucketFiles<'_>) -> Result<bool> {
+        loop {
+            let Some(next) = next_or_closed(&mut self.sorted, &self.output).await else { return Ok(false) };
+            let Some(records) = next.transpose()? else { break };
+            self.cutter.cut(&records, files).await.map_err(external)?;
+            self.held.resize(self.cutter.held_bytes());
+            self.samples.add(records.num_rows());
+            self.give(files).await?;
+        }
+        self.cutter.leave(files).map_err(external)?;
+        files.finish().map_err(external)?;
+        self.give(files).await?;
+        Ok(!self.output.is_closed())
+    }
+
+    /// Passes on the buckets whose files are complete.
+    async fn give(&mut self, files: &mut BucketFiles<'_>) -> Result<()> {
+        while let Ok(place) = self.output.reserve().await
+            && let Some(bucket) = files.take()
+        {
+            place.send(Outcome::Bucket(bucket).row());
+        }
+        Ok(())
+    }
+}
+
+/// The next batch, or `None` if nobody reads the output any more.
+async fn next_or_closed(
+    rows: &mut SendableRecordBatchStream,
+    output: &Sender<Result<RecordBatch>>,
+) -> Option<Option<Result<RecordBatch>>> {
+    match select(pin!(output.closed()), rows.next()).await {
+        Either::Left(_) => None,
+        Either::Right((next, _)) => Some(next),
+    }
+}

@@ -1,0 +1,171 @@
+//! Buckets that are written one by one, by processes that know nothing of each other, and committed together.
+
+use std::path::Path;
+use std::process::Command;
+
+use onefold_datasets::Snapshot;
+use serde_json::Value;
+
+use crate::logs::{Dir, ROWS, SELECT, columns, parquet, rows};
+
+const BUCKETS: usize = 4;
+
+/// A log and its configuration.
+fn log() -> Dir {
+    let dir = Dir::new();
+    dir.write("log.parquet", parquet(columns(&rows())));
+    dir.configure("[sources]\nlog = \"log.parquet\"", SELECT);
+    dir
+}
+
+fn write(dir: &Dir, bucket: usize, dataset: &str) -> Command {
+    let (place, part) = (format!("{bucket}/{BUCKETS}"), format!("{dataset}-parts/{bucket}.json"));
+    let dataset = ["--dataset", dataset, "--out", &part, "--bucket", &place];
+    dir.command(&[&["write", "dataset.toml", "--threads", "2", "--json"], &dataset[..]].concat())
+}
+
+fn ran(mut command: Command) -> Value {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
+}
+
+/// The files without the part of their names that no two writers share, with their checksums; and what is known of the
+/// samples.
+fn content(dataset: &Path) -> (Vec<(String, String)>, Vec<String>) {
+    let snapshot = Snapshot::load(dataset).unwrap();
+    let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
+    let files = files.map(|file| {
+        let name = file.path.rsplit_once('-').unwrap().0;
+        (name.to_owned(), file.sha256.clone())
+    });
+    let of = |partition: &onefold_datasets::Partition| {
+        format!("{:?} {:?} {:?} {:?}", partition.key, partition.buckets, partition.features, partition.dense)
+    };
+    (files.collect(), snapshot.partitions.iter().map(of).collect())
+}
+
+#[test]
+fn parts_make_the_dataset_that_a_build_makes() {
+    let dir = log();
+    let mut build = dir.program("built");
+    build.args(["--buckets", &BUCKETS.to_string()]);
+    dir.works(build, "built");
+    let samples = (0..BUCKETS).map(|bucket| ran(write(&dir, bucket, "dataset"))["samples"].as_i64().unwrap());
+    let samples: Vec<i64> = samples.collect();
+    assert_eq!(samples.iter().sum::<i64>(), ROWS);
+    assert!(!dir.path("dataset/snapshots").exists(), "nothing is visible before the commit");
+    // A task that is run again writes other files.
+    ran(write(&dir, 1, "dataset"));
+
+    let commit = ["commit", "dataset", "dataset-parts", "--json"];
+    let summary = ran(dir.command(&commit));
+    assert_eq!((&summary["samples"], &summary["changed"]), (&ROWS.into(), &true.into()));
+    assert_eq!(content(&dir.path("dataset")), content(&dir.path("built")));
+    ran(dir.command(&["verify", "dataset", "--json"]));
+
+    // Once more: the dataset is there, and has the samples.
+    dir.fails_as(dir.command(&commit), &["it is a dataset", "--overwrite"]);
+    let again = ran(dir.command(&[&commit[..], &["--append"]].concat()));
+    assert_eq!((&again["snapshot"], &again["changed"]), (&summary["snapshot"], &false.into()));
+    ran(dir.command(&["verify", "dataset", "--json"]));
+}
+
+#[test]
+fn parts_that_do_not_make_a_dataset_are_refused_and_kept() {
+    let dir = log();
+    for bucket in 0..BUCKETS {
+        ran(write(&dir, bucket, "dataset"));
+    }
+    let part = |bucket: usize| format!("dataset-parts/{bucket}.json");
+    let commit = |parts: &[String]| {
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        dir.command(&[&["commit", "dataset"], &parts[..]].concat())
+    };
+    let all: Vec<String> = (0..BUCKETS).map(part).collect();
+    dir.fails_as(commit(&all[..2]), &["no part has bucket 2 of 4; 2 of them are missing"]);
+    dir.fails_as(commit(&[&all[..], &all[..1]].concat()), &["bucket 0 is also in `dataset-parts/0.json`"]);
+    dir.fails_as(commit(&["nothing".to_owned()]), &["`nothing`", "it does not exist"]);
+    dir.write("other/0.json", "{\"format_version\": 7}");
+    dir.fails_as(commit(&["other".to_owned()]), &["other/0.json"]);
+
+    let text = fs_err::read_to_string(dir.path(part(3))).unwrap();
+    let mut other: Value = serde_json::from_str(&text).unwrap();
+    other["layout"] = "rows".into();
+    dir.write("other/3.json", other.to_string());
+    let others = [&all[..3], &["other/3.json".to_owned()]].concat();
+    dir.fails_as(commit(&others), &["`other/3.json`", "it has another layout than `dataset-parts/0.json`"]);
+
+    let written = all.iter().map(|part| fs_err::read_to_string(dir.path(part)).unwrap());
+    let paths = written.flat_map(|part| {
+        let part: Value = serde_json::from_str(&part).unwrap();
+        let buckets = part["written"].as_array().unwrap().clone().into_iter();
+        let files = buckets.flat_map(|bucket| bucket["files"].as_array().unwrap().clone());
+        files.map(|file| format!("dataset/{}", file["path"].as_str().unwrap())).collect::<Vec<_>>()
+    });
+    let paths: Vec<String> = paths.collect();
+    let bytes = fs_err::read(dir.path(&paths[0])).unwrap();
+    fs_err::remove_file(dir.path(&paths[0])).unwrap();
+    dir.fails_as(commit(&all), &[paths[0].as_str(), "is not there"]);
+    dir.write(&paths[0], &bytes[1..]);
+    dir.fails_as(commit(&all), &[paths[0].as_str(), "in place of"]);
+    assert!(!dir.path("dataset/snapshots").exists());
+
+    dir.write(&paths[0], bytes);
+    assert_eq!(ran(dir.command(&["commit", "dataset", "dataset-parts", "--json"]))["samples"], ROWS);
+}
+
+#[test]
+fn what_cannot_be_written_bucket_by_bucket_is_refused() {
+    let dir = log();
+    let misused = ["write", "dataset.toml", "--bucket", "4/4", "--dataset", "d", "--out", "p"];
+    let misused = dir.command(&misused).output().unwrap();
+    assert_eq!(misused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&misused.stderr).contains("no bucket 4 of 4"));
+    let config = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
+    let vocabulary = config.replace(
+        "request = { kind = \"sparse\" }",
+        "request = { kind = \"sparse\", vocabulary = \"frequency\" }",
+    );
+    dir.write("dataset.toml", vocabulary);
+    dir.fails_as(write(&dir, 0, "dataset"), &["is made of the samples of all buckets"]);
+    dir.write("dataset.toml", config);
+    let mut build = dir.program("dataset");
+    build.args(["--buckets", "2"]);
+    dir.works(build, "dataset");
+    dir.fails_as(write(&dir, 0, "dataset"), &["the dataset has 2 buckets, not 4"]);
+}
+
+/// Runs the example for Slurm as plain processes, as many at a time as there are buckets.
+#[test]
+fn the_example_for_slurm_builds_a_dataset() {
+    let dir = log();
+    let shard =
+        ["shard", "log.parquet", "--by", "user", "--segments", &BUCKETS.to_string(), "--out", "segments"];
+    assert!(dir.command(&shard).output().unwrap().status.success());
+    let program = Path::new(env!("CARGO_BIN_EXE_onefold-ingest"));
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(
+        [program.parent().unwrap().to_owned()].into_iter().chain(std::env::split_paths(&folders)),
+    );
+    let path = path.unwrap();
+    let task = |bucket: usize| {
+        let mut task = Command::new("bash");
+        task.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/slurm.sh")).current_dir(dir.path(""));
+        task.env("PATH", &path).env("CONFIG", "dataset.toml").env("DATASET", "dataset").env("PARTS", "parts");
+        task.env("SEGMENTS", dir.path("segments")).env("MEMORY_LIMIT", "256MiB");
+        task.env("SLURM_ARRAY_TASK_ID", bucket.to_string());
+        task.env("SLURM_ARRAY_TASK_COUNT", BUCKETS.to_string());
+        task.spawn().unwrap()
+    };
+    let tasks: Vec<_> = (0..BUCKETS).map(task).collect();
+    for mut task in tasks {
+        assert!(task.wait().unwrap().success());
+    }
+    assert_eq!(ran(dir.command(&["commit", "dataset", "parts", "--json"]))["samples"], ROWS);
+    let mut build = dir.program("built");
+    build.args(["--buckets", &BUCKETS.to_string()]);
+    dir.works(build, "built");
+    assert_eq!(content(&dir.path("dataset")), content(&dir.path("built")));
+}
