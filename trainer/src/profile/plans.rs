@@ -410,8 +410,8 @@ mod tests {
         let copied = tables.iter().map(|table| TablePlan::data_parallel(table, 5)).collect();
         let copied = Plan::predict("copied", &tables, copied, &five, &AnalyticCost, 256).unwrap();
         let again = Plan { search: "another".into(), ..spread.clone() };
-        let plans =
-            [("whole", whole), ("spread", spread), ("copied", copied), ("again", again)].map(|(name, plan)| (name.into(), plan));
+        let plans = [("whole", whole), ("spread", spread), ("copied", copied), ("again", again)]
+            .map(|(name, plan)| (name.into(), plan));
         let plans = plans.into();
         vec![PlanSet { name: "task".into(), tables: file, plans }]
     }
