@@ -42,12 +42,8 @@ impl Cutter {
         lists: Vec<ListColumn>,
         slices: impl IntoIterator<Item = SendableRecordBatchStream>,
     ) -> Self {
-        let decoding = Decoding {
-            encoded: spec.encoded.clone(),
-            lists,
-            digested: spec.digested,
-            buckets: spec.buckets,
-        };
+        let decoding =
+            Decoding { encoded: spec.encoded.clone(), lists, digested: spec.digested, buckets: spec.buckets };
         let slices = slices.into_iter().zip(&spec.timelines);
         Self {
             partitions: spec.partitions.clone(),
