@@ -279,7 +279,7 @@ fn train_on<'a, 's>(
 ) -> (SetModel, &'a [&'s Sample]) {
     let (validation, train) = samples.split_at(boundary(samples, 1, 10));
     let mut model = untrained(train, seen, rng);
-    let mean_ms = train.iter().map(|sample| sample.ms).sum::<f64>() / train.len().max(1) as f64;
+    let mean_ms = mean_ms(train);
     let inputs = |chosen: &[&Sample]| -> Vec<Normalised> {
         chosen.iter().map(|sample| Normalised::of(sample, &model, mean_ms)).collect()
     };
@@ -355,8 +355,12 @@ fn importance(ms: f64, mean_ms: f64) -> f64 {
 }
 
 fn importances(samples: &[&Sample]) -> Vec<f64> {
-    let mean_ms = samples.iter().map(|sample| sample.ms).sum::<f64>() / samples.len().max(1) as f64;
+    let mean_ms = mean_ms(samples);
     samples.iter().map(|sample| importance(sample.ms, mean_ms)).collect()
+}
+
+fn mean_ms(samples: &[&Sample]) -> f64 {
+    samples.iter().map(|sample| sample.ms).sum::<f64>() / samples.len().max(1) as f64
 }
 
 /// Random weights, and a normalisation by the training samples.
@@ -373,7 +377,7 @@ fn untrained(train: &[&Sample], (work, amounts): &Seen, rng: &mut ChaCha8Rng) ->
         if deviation > 1e-12 * mean[i].abs() { deviation } else { 1.0 }
     };
     let times = || train.iter().map(|sample| sample.ms);
-    let mean_ms = times().sum::<f64>() / train.len() as f64;
+    let mean_ms = mean_ms(train);
     let scale_ms = (times().map(|ms| (ms - mean_ms).powi(2)).sum::<f64>() / train.len() as f64).sqrt();
     let widths = |first: usize, rest: [usize; 2]| [first, rest[0], rest[1]];
     let scale_ms = if scale_ms > 0.0 { scale_ms } else { 1.0 };
