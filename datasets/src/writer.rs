@@ -310,8 +310,7 @@ impl DatasetWriter {
     /// [`Error::Schema`] if there is no such bucket, it was added or written before, or the partition columns are not
     /// those of the dataset that is appended to.
     pub fn add(&mut self, bucket: WrittenBucket) -> Result<()> {
-        let paths: Vec<String> = bucket.files.iter().map(|file| file.path.clone()).collect();
-        self.paths.extend(paths);
+        self.owns(&bucket);
         self.add_part(bucket)
     }
 
@@ -333,6 +332,11 @@ impl DatasetWriter {
         }
         self.put(bucket);
         Ok(())
+    }
+
+    /// The files of the bucket are removed if this is dropped.
+    fn owns(&mut self, bucket: &WrittenBucket) {
+        self.paths.extend(bucket.files.iter().map(|file| file.path.clone()));
     }
 
     fn put(&mut self, bucket: WrittenBucket) {
@@ -359,7 +363,7 @@ impl DatasetWriter {
     /// Adds the buckets that have ended.
     fn add_closed(&mut self) {
         while let Some(written) = self.closing.take() {
-            self.paths.extend(written.files.iter().map(|file| file.path.clone()));
+            self.owns(&written);
             self.put(written);
         }
     }

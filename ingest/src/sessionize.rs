@@ -155,8 +155,8 @@ pub(crate) fn same_session(config: &Config) -> String {
 }
 
 /// The query that orders `records`, a table of the [`key_columns`], [`TIME`], [`TOTALS`] and others of the same samples:
-/// all of its columns with [`START`] and [`SESSION`], behind the totals. The columns `last` order samples that no other column orders. `sessions` is
-/// the query of [`sessions`].
+/// all of its columns with [`START`] and [`SESSION`], behind the totals. The columns `last` order samples that no other
+/// column orders. `sessions` is the query of [`sessions`].
 pub fn ordered(config: &Config, order: SampleOrder, sessions: &str, records: &str, last: &[&str]) -> String {
     let joined = format!(
         "SELECT s.*, n.{START}, n.{SESSION} FROM ({sessions}) n RIGHT JOIN {records} s ON {}",
@@ -166,8 +166,8 @@ pub fn ordered(config: &Config, order: SampleOrder, sessions: &str, records: &st
 }
 
 /// The query that sorts `samples`, a query with the [`key_columns`], [`TIME`], [`TOTALS`], [`START`] and [`SESSION`],
-/// into the order of a dataset, behind the totals. The column `first` orders samples of one time before those of the configuration do, the columns
-/// `last` order samples that no other column orders.
+/// into the order of a dataset, behind the totals. The column `first` orders samples of one time before those of the
+/// configuration do, the columns `last` order samples that no other column orders.
 pub(crate) fn sorted(
     config: &Config,
     order: SampleOrder,

@@ -228,15 +228,15 @@ impl Part {
 /// not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and [`DatasetWriter::finish`]. The dataset is then as
 /// it was, and the parts can be committed later.
 pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> Result<Written> {
-    let Some((first_path, first)) = parts.first().cloned() else {
+    let Some((first_path, first)) = parts.first() else {
         return Err(no_part(out, "there are no parts to commit"));
     };
-    check_parts(&first_path, &first, &parts)?;
+    check_parts(first_path, first, &parts)?;
     let storage = Storage::open(out)?;
     let mut writer = DatasetWriter::create_in(storage.clone(), first.schema.clone(), first.options(commit))?;
     if writer.buckets() != first.buckets {
         let message = format!("it is of {} buckets, the dataset has {}", first.buckets, writer.buckets());
-        return Err(no_part(&first_path, &message));
+        return Err(no_part(first_path, &message));
     }
     for (path, part) in parts {
         for bucket in part.written {

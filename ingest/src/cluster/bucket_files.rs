@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use onefold_datasets::storage::Storage;
-use onefold_datasets::{BucketWriter, BucketWriters, ClosingBuckets, Decode, PartitionKey, WrittenBucket};
+use onefold_datasets::{
+    BucketWriter, BucketWriters, ClosingBuckets, Decode, PartitionChoice, PartitionKey, WrittenBucket,
+};
 use serde::{Deserialize, Serialize};
 
 use super::unfold::RowGroups;
@@ -32,6 +34,8 @@ impl LeftOut {
 /// Writes the buckets of the partitions that are chosen.
 pub(super) struct BucketFiles<'a> {
     spec: &'a WriteSpec,
+    /// The partitions that are written.
+    choice: PartitionChoice<'a>,
     writers: BucketWriters,
     open: Option<BucketWriter>,
     closing: ClosingBuckets,
@@ -43,12 +47,13 @@ impl<'a> BucketFiles<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Storage::open`] and [`BucketWriters::new`].
+    /// As [`Storage::open`], [`BucketWriters::new`] and [`WriteSpec::choice`].
     pub(super) fn create(spec: &'a WriteSpec) -> Result<Self> {
         let storage = Storage::open(&spec.location)?;
         let writers = BucketWriters::new(storage, spec.schema.clone(), spec.options.clone())?;
         let closing = ClosingBuckets::new(&writers, spec.options.threads);
-        Ok(Self { spec, writers, open: None, closing, left_out: LeftOut::default() })
+        let choice = spec.choice()?;
+        Ok(Self { spec, choice, writers, open: None, closing, left_out: LeftOut::default() })
     }
 
     /// A bucket whose files are complete.
@@ -74,7 +79,7 @@ impl<'a> BucketFiles<'a> {
 
 impl RowGroups for BucketFiles<'_> {
     fn wants(&mut self, partition: &PartitionKey) -> Result<bool> {
-        self.spec.chooses(partition)
+        Ok(self.choice.matches(partition)?)
     }
 
     /// Counts the samples, and those whose own time lies in a partition that is chosen.
@@ -87,7 +92,7 @@ impl RowGroups for BucketFiles<'_> {
             let Some(own) = own.filter(|own| own != partition) else { continue };
             let is_chosen = match &last {
                 Some((known, chosen)) if *known == own => *chosen,
-                _ => self.spec.chooses(&own)?,
+                _ => self.choice.matches(&own)?,
             };
             last = Some((own, is_chosen));
             if is_chosen {

@@ -118,18 +118,9 @@ impl FoldExec {
     pub(super) fn new(spec: FoldSpec, budget: CountBudget, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         let schema = records_schema(&spec.names, &input.schema())?;
         let parts = spec.workers.unwrap_or_else(|| input.output_partitioning().partition_count());
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(Arc::clone(&schema)),
-            Partitioning::UnknownPartitioning(parts),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
+        let properties = plan_properties(&schema, parts);
         let fold = Fold { spec, budget, input, schema, started: Mutex::new(None) };
-        Ok(Self {
-            fold: Arc::new(fold),
-            properties: Arc::new(properties),
-            metrics: ExecutionPlanMetricsSet::new(),
-        })
+        Ok(Self { fold: Arc::new(fold), properties, metrics: ExecutionPlanMetricsSet::new() })
     }
 
     /// The samples that were read so far, and the bytes that they took in memory.
@@ -357,6 +348,16 @@ pub(super) fn records_schema(names: &ColumnNames, samples: &ArrowSchema) -> Resu
     fields.push(Arc::new(Field::new(RECORD, DataType::Binary, false)));
     fields.push(Arc::new(Field::new(TOTALS, DataType::Boolean, false)));
     Ok(Arc::new(ArrowSchema::new(fields)))
+}
+
+/// The properties of an operator whose rows come as they are made, in no order, in so many partitions.
+pub(super) fn plan_properties(schema: &SchemaRef, partitions: usize) -> Arc<PlanProperties> {
+    Arc::new(PlanProperties::new(
+        EquivalenceProperties::new(Arc::clone(schema)),
+        Partitioning::UnknownPartitioning(partitions),
+        EmissionType::Incremental,
+        Boundedness::Bounded,
+    ))
 }
 
 /// Wraps an error of this crate so that it can pass through the engine.

@@ -1,7 +1,7 @@
 //! Clustering: sorts samples from the order of a log into sessions, one after the other.
 //!
 //! ```text
-//! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, sort ──▶ cut ──▶ decode, encode ──▶ rows: buckets
+//! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, sort ──▶ cut, decode, encode ──▶ buckets
 //!   (lists)            (encode, statistics)                   (the engine, spills)     (WriteExec, by row group)
 //! ```
 //!
@@ -225,8 +225,9 @@ impl Clustering {
         CutSpec { digested, ..self.cut.clone() }
     }
 
-    /// Writes the samples, and gives the buckets to `add` when their files are complete. `lists` are the list columns. To be called after
-    /// [`encode`](Self::encode), which must have given samples. Gives their statistics and what was not written.
+    /// Writes the samples, and gives the buckets to `add` when their files are complete. `lists` are the list columns. To
+    /// be called after [`encode`](Self::encode), which must have given samples. Gives their statistics and what was not
+    /// written.
     ///
     /// # Errors
     ///

@@ -615,6 +615,6 @@ fn what_writes_buckets_is_described_completely() {
     };
     let sent: WriteSpec = serde_json::from_str(&serde_json::to_string(&spec).unwrap()).unwrap();
     assert_eq!(format!("{sent:?}"), format!("{spec:?}"));
-    let chosen = |path| sent.chooses(&PartitionKey::parse(path).unwrap()).unwrap();
+    let chosen = |path| sent.choice().unwrap().matches(&PartitionKey::parse(path).unwrap()).unwrap();
     assert!(chosen("split=train/hour=07") && !chosen("split=train/hour=06") && !chosen("split=test/hour=07"));
 }

@@ -20,16 +20,17 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
 };
 use futures::StreamExt;
 use futures::future::{Either, select};
-use onefold_datasets::{PartitionFilter, PartitionKey, PartitionTypes, Schema, WriterOptions, WrittenBucket};
+use onefold_datasets::{
+    PartitionChoice, PartitionFilter, PartitionTypes, Schema, WriterOptions, WrittenBucket,
+};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
@@ -37,7 +38,7 @@ use tokio::sync::mpsc::Sender;
 use super::bucket_files::{BucketFiles, LeftOut};
 use super::cut::{CutSpec, Cutter};
 use super::decode::{DecodedTotals, ListColumn};
-use super::fold::external;
+use super::fold::{external, plan_properties};
 
 /// The column of a row about what was written.
 const OUTCOME: &str = "outcome";
@@ -63,9 +64,13 @@ pub(crate) struct WriteSpec {
 }
 
 impl WriteSpec {
-    /// Whether a partition is written.
-    pub(super) fn chooses(&self, partition: &PartitionKey) -> crate::Result<bool> {
-        Ok(self.filter.choice(&self.types)?.matches(partition)?)
+    /// The partitions that are written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`](crate::Error::Dataset) if the filter does not fit the partition columns.
+    pub(super) fn choice(&self) -> crate::Result<PartitionChoice<'_>> {
+        Ok(self.filter.choice(&self.types)?)
     }
 }
 
@@ -116,17 +121,11 @@ impl WriteExec {
         inputs: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Self {
         let parts = inputs.first().map_or(1, |input| input.output_partitioning().partition_count());
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(Arc::clone(&SCHEMA)),
-            Partitioning::UnknownPartitioning(parts),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
         Self {
             spec,
             lists,
             inputs,
-            properties: Arc::new(properties),
+            properties: plan_properties(&SCHEMA, parts),
             metrics: ExecutionPlanMetricsSet::new(),
         }
     }
