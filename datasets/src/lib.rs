@@ -70,11 +70,11 @@ pub use vocabulary::{
 };
 pub use writer::{
     BucketWriter, BucketWriters, ClosingBuckets, Commit, DatasetWriter, Decode, WriterOptions, Written,
-    WrittenBucket,
+    WrittenBucket, WORK,
 };
 
 /// A random name of 16 hexadecimal digits, for files that no two writers may both write.
-pub(crate) fn random_name() -> String {
+pub fn random_name() -> String {
     use std::hash::{BuildHasher, Hasher};
     // The keys of a `RandomState` come from the operating system, and differ with every one that is made.
     let random = || std::hash::RandomState::new().build_hasher().finish();

@@ -9,7 +9,7 @@ use crate::snapshot::{
     MANIFEST_FILE, SNAPSHOTS, head_at, named_files, not_a_dataset, numbers, snapshot_number, snapshot_path,
 };
 use crate::storage::{Object, Storage};
-use crate::writer::{DATA, VOCABULARIES};
+use crate::writer::{DATA, VOCABULARIES, WORK};
 use crate::{Error, Result};
 
 /// What a vacuum keeps.
@@ -61,7 +61,7 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     let is_old =
         |object: &Object| now.duration_since(object.modified).is_ok_and(|age| age >= options.older_than);
     // Listed before the snapshots: a file that is committed meanwhile is named by a snapshot that is read below.
-    let objects: Vec<Object> = [DATA, VOCABULARIES, SNAPSHOTS]
+    let objects: Vec<Object> = [DATA, VOCABULARIES, SNAPSHOTS, WORK]
         .into_iter()
         .map(|folder| storage.list(folder, None))
         .collect::<Result<Vec<_>>>()?

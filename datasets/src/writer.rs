@@ -53,6 +53,8 @@ use crate::{
 pub(crate) const DATA: &str = "data";
 /// The folder of the vocabularies in a dataset.
 pub(crate) const VOCABULARIES: &str = "vocabularies";
+/// The folder, in a dataset, of what a cluster keeps there while it builds.
+pub const WORK: &str = "work";
 
 /// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
 /// before it removes the files it wrote.

@@ -1,6 +1,7 @@
 //! Runs a configuration: raw logs to a committed dataset.
 
 mod merge;
+mod on_cluster;
 mod parts;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use serde::Serialize;
 
 pub use self::parts::{Part, commit_parts, write_part};
 
-use crate::cluster::{Clustering, LeftOut, WriteSpec};
+use crate::cluster::{Clustering, CutSpec, LeftOut, SampleStatistics, WriteSpec};
 use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
 use crate::engine::{self, EngineOptions};
 use crate::merge::MergeSummary;
@@ -165,6 +166,9 @@ impl Build<'_> {
         let sources = sources::find(config).await?;
         // Before any work: whether there may be a dataset at all.
         let old = self.old_snapshot()?;
+        if options.engine.cluster.is_some() {
+            self.check_cluster(old.is_some())?;
+        }
         if let Some(old) = &old {
             self.check_keys(old)?;
             if options.commit == Commit::Merge {
@@ -177,6 +181,9 @@ impl Build<'_> {
         let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
         // Refuses what does not fit before any work.
         options.partitions.choice(&reading.partition_types())?;
+        if let Some(cluster) = &options.engine.cluster {
+            return self.on_cluster(cluster, reading, &wanted, writer).await;
+        }
         let mut clustering = reading.clustering(&wanted).await?;
         let totals = reading.encode(&mut clustering, self.reporter).await?;
         let (samples, digest) = (totals.samples, totals.digest);
@@ -276,17 +283,33 @@ impl Build<'_> {
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
         }
-        let spec = WriteSpec {
+        let spec = self.write_spec(&writer, reading, clustering.cut(digested));
+        let lists = decided.lists.clone();
+        let mut add = |bucket| Ok(writer.add(bucket)?);
+        let (counted, left_out) = clustering.write(spec, lists, self.reporter, &mut add).await?;
+        self.commit(reading, writer, &counted, left_out).await
+    }
+
+    /// How the buckets of `writer` are written.
+    fn write_spec(&self, writer: &DatasetWriter, reading: &Reading<'_>, cut: CutSpec) -> WriteSpec {
+        WriteSpec {
             location: self.out.to_owned(),
             schema: writer.schema().clone(),
             options: writer.options().clone(),
             filter: self.options.partitions.clone(),
             types: reading.partition_types(),
-            cut: clustering.cut(digested),
-        };
-        let lists = decided.lists.clone();
-        let mut add = |bucket| Ok(writer.add(bucket)?);
-        let (counted, left_out) = clustering.write(spec, lists, self.reporter, &mut add).await?;
+            cut,
+        }
+    }
+
+    /// Commits the buckets that were added to `writer`. `counted` are the statistics of their samples.
+    async fn commit(
+        &self,
+        reading: &Reading<'_>,
+        writer: DatasetWriter,
+        counted: &SampleStatistics,
+        left_out: LeftOut,
+    ) -> Result<Output> {
         let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
         let (samples, partitions) = writer.added();
         if samples == 0 && !is_merge {
@@ -296,7 +319,7 @@ impl Build<'_> {
         // The last thing that can fail before the commit.
         let cut_sessions = reading.cut_sessions().await?;
         let is_integer = |feature: &str| reading.ids.are_integers(feature);
-        let statistics = BuildStatistics::new(self.config, &counted, &is_integer);
+        let statistics = BuildStatistics::new(self.config, counted, &is_integer);
         let written = writer.finish()?;
         Ok(Output { written, samples, partitions, left_out, statistics, cut_sessions })
     }

@@ -11,7 +11,7 @@ use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::storage::Storage;
 use onefold_datasets::{
-    FeatureGroup, OriginalKind, Schema, Snapshot, SparseFeature, Vocabulary, VocabularyCounter,
+    FeatureGroup, KeptColumn, OriginalKind, Schema, Snapshot, SparseFeature, Vocabulary, VocabularyCounter,
     VocabularyFile,
 };
 use serde::Serialize;
@@ -48,6 +48,20 @@ pub struct GroupSummary {
     pub dedupe_factor: f64,
     /// The reason for the choice.
     pub why: String,
+}
+
+impl OutputPlan {
+    /// The plan of a configuration whose groups are given and that has no vocabularies.
+    pub(crate) fn as_configured(config: &Config, kept: &[KeptColumn]) -> Self {
+        let list = |name: &str| ListColumn { name: name.to_owned(), vocabulary: None };
+        Self {
+            schema: Schema { kept: kept.to_vec(), ..config.schema.clone() },
+            lists: list_names(config).map(list).collect(),
+            originals: Vec::new(),
+            vocabularies: BTreeMap::new(),
+            groups: Vec::new(),
+        }
+    }
 }
 
 /// Makes the plan from the statistics of the samples, and takes the counts of ids out of them, so that their memory

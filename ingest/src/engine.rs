@@ -14,6 +14,7 @@ use crate::exchanges::SingleInputExchanges;
 use crate::ids::functions;
 use crate::memory::EnginePool;
 use crate::probe_lists::ProbeLists;
+use crate::remote::{Cluster, RunOnCluster, SessionCluster, Stores};
 use crate::spilling_join::{SortedJoins, SpillingJoins};
 use crate::{Config, Result, session_ids, signed_lengths};
 
@@ -40,6 +41,8 @@ pub struct EngineOptions {
     /// Bytes that temporary files may take together; the files are compressed then. If `None`, they are not, and may
     /// take the bytes that are free where operators spill, less a margin of a tenth or 4 GiB, whichever is smaller.
     pub spill_limit: Option<u64>,
+    /// The cluster that executes all plans; this process if `None`.
+    pub cluster: Option<Arc<dyn Cluster>>,
 }
 
 /// The largest margin that is left free on the disk, in bytes.
@@ -55,6 +58,10 @@ pub(crate) fn batch_rows(row_bytes: u64) -> usize {
 pub(crate) fn state_bytes(memory_limit: u64) -> usize {
     usize::try_from(memory_limit / 4).unwrap_or(usize::MAX)
 }
+
+/// On a cluster, every task holds the side of a join that has no lists where its files have at most so many bytes.
+/// Otherwise both sides are split by the join's keys.
+const MOST_HELD_BYTES: u64 = 64 << 20;
 
 /// How temporary files are compressed: where their bytes are limited, with LZ4. Records hold ids of few bytes, so that
 /// halves the files, but a build that spills much takes a fifth more time.
@@ -87,13 +94,19 @@ fn free_bytes(_: &Path) -> Option<u64> {
 }
 
 /// DataFusion's rules and ours: [`ProbeLists`] right after the rule that chooses the sides of joins, and at the end,
-/// but before the last check, those that replace what the others made.
-pub(crate) fn physical_rules() -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> {
+/// but before the last check, those that replace what the others made. Plans that a cluster executes have no exchanges
+/// between threads.
+pub(crate) fn physical_rules(
+    cluster: Option<&Arc<dyn Cluster>>,
+) -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> {
     let mut rules = PhysicalOptimizer::new().rules;
     let sides = rules.iter().position(|rule| rule.name() == "join_selection").map_or(0, |place| place + 1);
-    rules.insert(sides, Arc::new(ProbeLists));
+    rules.insert(sides, Arc::new(ProbeLists { held_bytes: cluster.map(|_| MOST_HELD_BYTES) }));
     let end = rules.len() - 1;
-    rules.insert(end, Arc::new(SingleInputExchanges));
+    match cluster {
+        Some(cluster) => rules.insert(end, Arc::new(RunOnCluster(Arc::clone(cluster)))),
+        None => rules.insert(end, Arc::new(SingleInputExchanges)),
+    }
     rules.insert(end, Arc::new(SpillingJoins));
     rules
 }
@@ -107,12 +120,16 @@ pub(crate) fn context(config: &Config, options: &EngineOptions) -> Result<Sessio
     if let Some(directory) = &options.spill_directory {
         runtime = runtime.with_temp_file_path(directory);
     }
+    if options.cluster.is_some() {
+        runtime = runtime.with_object_store_registry(Arc::new(Stores::default()));
+    }
     let runtime: Arc<RuntimeEnv> = runtime.with_max_temp_directory_size(spill_limit(options)).build_arc()?;
     // What every sort sets aside for merging its runs: DataFusion's 10 MiB, less where that would use up the limit.
     let threads = options.threads.max(1);
+    let partitions = options.cluster.as_ref().map_or(threads, |cluster| cluster.partitions().max(1));
     let merge_bytes = (limit / (8 * threads)).min(10 << 20);
     let mut session = SessionConfig::new()
-        .with_target_partitions(threads)
+        .with_target_partitions(partitions)
         .with_batch_size((limit / (threads * NARROW_BYTES)).clamp(64, NARROW_BATCH_ROWS))
         .with_sort_spill_reservation_bytes(merge_bytes)
         // One last sort, not one a thread and a merge of them: the sorts would use up the limit before the merge asks
@@ -123,11 +140,14 @@ pub(crate) fn context(config: &Config, options: &EngineOptions) -> Result<Sessio
         .with_information_schema(false)
         .with_extension(Arc::new(SortedJoins::default()));
     session.options_mut().execution.spill_compression = spill_compression(options);
+    if let Some(cluster) = &options.cluster {
+        session = session.with_extension(Arc::new(SessionCluster(Arc::clone(cluster))));
+    }
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(session)
         .with_runtime_env(runtime)
-        .with_physical_optimizer_rules(physical_rules())
+        .with_physical_optimizer_rules(physical_rules(options.cluster.as_ref()))
         .build();
     let context = SessionContext::new_with_state(state);
     signed_lengths::register(&context)?;
@@ -147,7 +167,7 @@ mod tests {
     use crate::Error;
 
     fn options(spill_directory: Option<PathBuf>, spill_limit: Option<u64>) -> EngineOptions {
-        EngineOptions { memory_limit: 8 << 20, threads: 2, spill_directory, spill_limit }
+        EngineOptions { memory_limit: 8 << 20, threads: 2, spill_directory, spill_limit, cluster: None }
     }
 
     /// Sorts more than fits into the memory limit.

@@ -85,7 +85,7 @@ mod tests {
                 SessionConfig::new().with_target_partitions(4).with_sort_spill_reservation_bytes(1 << 14),
             )
             .with_runtime_env(runtime.build_arc().unwrap())
-            .with_physical_optimizer_rules(physical_rules());
+            .with_physical_optimizer_rules(physical_rules(None));
         let context = SessionContext::new_with_state(state.build());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();

@@ -29,6 +29,8 @@ mod merge;
 pub mod popularity;
 mod probe_lists;
 mod reading;
+pub mod remote;
+mod row_digest;
 pub mod samples;
 mod session_ids;
 pub mod sessionize;

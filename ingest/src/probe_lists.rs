@@ -6,7 +6,7 @@
 //! scalars is always right. The records of samples, which are bytes, count as lists.
 //!
 //! That side is held once, for all partitions of the other. DataFusion would split both sides by a hash of the key, and
-//! splitting copies every list.
+//! splitting copies every list. On a cluster, every task holds the whole side, as far as its files are small.
 
 use std::sync::Arc;
 
@@ -14,6 +14,8 @@ use datafusion::arrow::datatypes::Schema;
 use datafusion::common::JoinType;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::config::ConfigOptions;
+use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig};
+use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::Result;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
@@ -21,22 +23,30 @@ use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
 
 /// Swaps the inputs of every hash join that would hold lists although its other side has none, and splits neither.
 #[derive(Debug)]
-pub(crate) struct ProbeLists;
+pub(crate) struct ProbeLists {
+    /// The most bytes of the files of a side that is held whole; no limit if `None`.
+    pub(crate) held_bytes: Option<u64>,
+}
 
 impl PhysicalOptimizerRule for ProbeLists {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
         let arrange = |plan: Arc<dyn ExecutionPlan>| {
             let Some(join) = plan.downcast_ref::<HashJoinExec>() else { return Ok(Transformed::no(plan)) };
             let lists = (has_lists(&join.left().schema()), has_lists(&join.right().schema()));
-            let mode = |join_type| match streams_once(join_type) {
+            let mode = |join_type, held| match streams_once(join_type) && self.holds(held) {
                 true => PartitionMode::CollectLeft,
+                // A cluster cannot join a side that every task has for itself in any other way.
+                false if self.held_bytes.is_some() => PartitionMode::Partitioned,
                 false => *join.partition_mode(),
             };
             match lists {
-                (true, false) => Ok(Transformed::yes(join.swap_inputs(mode(join.join_type().swap()))?)),
+                (true, false) => {
+                    let mode = mode(join.join_type().swap(), join.right());
+                    Ok(Transformed::yes(join.swap_inputs(mode)?))
+                }
                 (false, true) if *join.partition_mode() == PartitionMode::Partitioned => {
-                    let join = join.builder().with_partition_mode(mode(*join.join_type())).build()?;
-                    Ok(Transformed::yes(Arc::new(join)))
+                    let mode = mode(*join.join_type(), join.left());
+                    Ok(Transformed::yes(Arc::new(join.builder().with_partition_mode(mode).build()?)))
                 }
                 _ => Ok(Transformed::no(plan)),
             }
@@ -51,6 +61,24 @@ impl PhysicalOptimizerRule for ProbeLists {
     fn schema_check(&self) -> bool {
         true
     }
+}
+
+impl ProbeLists {
+    /// Whether a side of a join is held whole.
+    fn holds(&self, side: &Arc<dyn ExecutionPlan>) -> bool {
+        self.held_bytes.is_none_or(|most| file_bytes(side) <= most)
+    }
+}
+
+/// The bytes of all files that a plan reads.
+fn file_bytes(plan: &Arc<dyn ExecutionPlan>) -> u64 {
+    let scan = plan.downcast_ref::<DataSourceExec>();
+    let scan = scan.and_then(|scan| scan.data_source().downcast_ref::<FileScanConfig>());
+    let files = scan.iter().flat_map(|scan| &scan.file_groups).flat_map(FileGroup::iter);
+    let own: u64 = files.map(|file| file.range.as_ref().map_or(file.object_meta.size, |range| {
+        u64::try_from(range.end - range.start).unwrap_or(0)
+    })).sum();
+    own + plan.children().into_iter().map(file_bytes).sum::<u64>()
 }
 
 /// Whether a join of this type, seen from the side that it holds, gives no row for what finds no partner there.
@@ -83,7 +111,7 @@ mod tests {
         let state = SessionStateBuilder::new()
             .with_default_features()
             .with_config(config)
-            .with_physical_optimizer_rules(physical_rules());
+            .with_physical_optimizer_rules(physical_rules(None));
         let context = SessionContext::new_with_state(state.build());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let plan = runtime.block_on(async {

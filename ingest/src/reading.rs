@@ -1,6 +1,7 @@
 //! Reading all samples of a configuration, as a build and a comparison do: the engine, its plan, and its errors.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
@@ -8,9 +9,10 @@ use datafusion::prelude::SessionContext;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{CountBudget, KeptColumn, Order, OriginalKind, PartitionTypes, default_buckets};
 
-use crate::cluster::{ClusterOptions, Clustering, SampleTotals, kept_columns};
+use crate::cluster::{ClusterOptions, Clustering, RemoteClustering, SampleTotals, kept_columns};
 use crate::engine::{self, EngineOptions};
 use crate::ids::FeatureIds;
+use crate::remote::Cluster;
 use crate::samples::{self, Samples};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, SampleOrder};
 use crate::sources::{self, Source};
@@ -110,6 +112,20 @@ impl<'a> Reading<'a> {
     pub(crate) async fn clustering(&self, wanted: &ReadingOptions) -> Result<Clustering> {
         let columns = self.planned.wide.schema().as_arrow();
         Clustering::plan(self.config, &self.context, columns, &self.cluster_options(wanted)).await
+    }
+
+    /// Plans their clustering on a cluster.
+    ///
+    /// # Errors
+    ///
+    /// As [`RemoteClustering::plan`].
+    pub(crate) async fn clustering_on(
+        &self,
+        cluster: &Arc<dyn Cluster>,
+        wanted: &ReadingOptions,
+    ) -> Result<RemoteClustering> {
+        let (config, columns) = (self.config, self.planned.wide.schema().as_arrow());
+        RemoteClustering::plan(config, &self.context, columns, &self.cluster_options(wanted), cluster).await
     }
 
     /// How they are clustered.
@@ -221,7 +237,7 @@ mod tests {
     fn read(folder: &Path, counted: Option<u64>) -> Result<u64> {
         let config = Config::parse(&folder.join("dataset.toml"), CONFIG).unwrap();
         let options =
-            EngineOptions { memory_limit: 1 << 28, threads: 1, spill_directory: None, spill_limit: None };
+            EngineOptions { memory_limit: 1 << 28, threads: 1, spill_directory: None, spill_limit: None, cluster: None };
         let wanted = ReadingOptions {
             order: Order::Session,
             buckets: None,

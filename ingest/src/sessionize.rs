@@ -30,6 +30,8 @@ pub const START: &str = "__onefold_start";
 pub const SESSION: &str = "__onefold_session";
 /// Whether a row of the table of records is a part of the totals of its samples, and no record.
 pub const TOTALS: &str = "__onefold_totals";
+/// The bucket of a record.
+pub(crate) const BUCKET: &str = "__onefold_bucket";
 /// The hash of a sample's key, see [`onefold_datasets::SAMPLE_KEY_COLUMN`].
 pub const KEY: &str = "__onefold_key";
 
@@ -51,11 +53,16 @@ fn bucket_of(session: &str, buckets: u32) -> String {
     format!("(({session} >> 47) * {buckets}) >> 16")
 }
 
-/// The condition that a sample is in a bucket, as SQL.
-pub(crate) fn in_bucket(config: &Config, buckets: u32, number: u32) -> String {
+/// The bucket of a sample whose session is not known yet, as SQL.
+fn bucket_of_user(config: &Config, buckets: u32) -> String {
     // The bucket follows from what of an identity decides the high bits of a session's id.
     let id = format!("{SESSION_ID}({}, '')", whose(config));
-    format!("{} = {number}", bucket_of(&id, buckets))
+    bucket_of(&id, buckets)
+}
+
+/// The condition that a sample is in a bucket, as SQL.
+pub(crate) fn in_bucket(config: &Config, buckets: u32, number: u32) -> String {
+    format!("{} = {number}", bucket_of_user(config, buckets))
 }
 
 /// The query that gives the samples of `config`: the columns that the dataset needs, [`TIME`], and [`KEY`] if samples
@@ -163,6 +170,32 @@ pub fn ordered(config: &Config, order: SampleOrder, sessions: &str, records: &st
         same_session(config)
     );
     sorted(config, order, &joined, None, last)
+}
+
+/// The query that orders `records` as [`ordered`] does, and finds their sessions from the records themselves. `records`
+/// is a table that has all records of each user.
+pub(crate) fn ordered_with_sessions(
+    config: &Config,
+    order: SampleOrder,
+    records: &str,
+    last: &[&str],
+) -> String {
+    // One sort of the records by what identifies a session serves all windows, which need no more memory than a row.
+    let over = format!("OVER (PARTITION BY {} ORDER BY {TIME}", identity(config).join(", "));
+    let started = match &config.session {
+        Sessions::Key(_) => {
+            format!("SELECT *, min({TIME}) {over} ROWS UNBOUNDED PRECEDING) AS {START} FROM {records}")
+        }
+        Sessions::Gap { gap_micros, .. } => starts_by_pauses(&over, *gap_micros, records),
+    };
+    let samples = format!("SELECT *, {} AS {SESSION} FROM ({started})", session_id(config, START));
+    sorted(config, order, &samples, None, last)
+}
+
+/// The query of `records` with their [`BUCKET`]. Totals go to the first.
+pub(crate) fn with_buckets(config: &Config, buckets: u32, records: &str) -> String {
+    let bucket = bucket_of_user(config, buckets);
+    format!("SELECT *, CASE WHEN {TOTALS} THEN 0 ELSE {bucket} END AS {BUCKET} FROM {records}")
 }
 
 /// The query that sorts `samples`, a query with the [`key_columns`], [`TIME`], [`TOTALS`], [`START`] and [`SESSION`],
@@ -275,9 +308,12 @@ pub fn sessions(config: &Config, columns: &ArrowSchema) -> Result<String> {
 /// between the rows with one value of the columns `by` ends a session.
 fn starts_after_gaps(by: &str, gap_micros: i64, instants: &str) -> String {
     let over = format!("OVER (PARTITION BY {by} ORDER BY {TIME}");
-    let before = format!(
-        "SELECT *, lag({TIME}) {over}) AS __onefold_before FROM (SELECT DISTINCT * FROM ({instants}))"
-    );
+    starts_by_pauses(&over, gap_micros, &format!("(SELECT DISTINCT * FROM ({instants}))"))
+}
+
+/// The query of `rows` with their sessions' [`START`]. `over` is the beginning of a window over one user's rows by time.
+fn starts_by_pauses(over: &str, gap_micros: i64, rows: &str) -> String {
+    let before = format!("SELECT *, lag({TIME}) {over}) AS __onefold_before FROM {rows}");
     let begins = format!("CASE WHEN {TIME} - __onefold_before <= {gap_micros} THEN NULL ELSE {TIME} END");
     format!(
         "SELECT * EXCLUDE (__onefold_before), max({begins}) {over} ROWS UNBOUNDED PRECEDING) AS {START} FROM ({before})"

@@ -16,7 +16,6 @@
 
 mod log;
 mod route;
-mod row_digest;
 mod segment;
 
 use std::path::{Path, PathBuf};
@@ -33,7 +32,7 @@ use serde::Serialize;
 
 use self::log::Log;
 use self::route::Router;
-use self::row_digest::RowDigester;
+use crate::row_digest::RowDigester;
 use self::segment::{SegmentFile, Segments};
 use crate::{Error, Result};
 

@@ -35,7 +35,8 @@ use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+    DisplayAs, DisplayFormatType, Distribution, ExecutionPlan, ExecutionPlanProperties,
+    InputDistributionRequirements, Partitioning, PlanProperties,
 };
 use datafusion::prelude::SessionConfig;
 use futures::{StreamExt, TryStreamExt};
@@ -107,10 +108,18 @@ struct Running {
 }
 
 impl SpillingJoin {
-    fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
+    /// The spilling join of a plan that is a hash join.
+    pub(crate) fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
         let shared = hash_join(&plan).is_ok_and(|join| *join.partition_mode() == PartitionMode::CollectLeft);
         let cells = if shared { 1 } else { plan.output_partitioning().partition_count() };
         Self(Arc::new(Inner { plan, running: (0..cells).map(|_| OnceCell::new()).collect() }))
+    }
+}
+
+impl SpillingJoin {
+    /// The hash join that this stands in for.
+    pub(crate) fn hash_join(&self) -> Result<&HashJoinExec> {
+        hash_join(&self.0.plan)
     }
 }
 
@@ -157,7 +166,7 @@ async fn decide(join: &HashJoinExec, part: Option<usize>, context: &Arc<TaskCont
 impl DisplayAs for SpillingJoin {
     fn fmt_as(&self, form: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SpillingJoin: ")?;
-        hash_join(&self.0.plan).map_or(Ok(()), |join| join.fmt_as(form, f))
+        self.hash_join().map_or(Ok(()), |join| join.fmt_as(form, f))
     }
 }
 
@@ -174,6 +183,15 @@ impl ExecutionPlan for SpillingJoin {
         self.0.plan.children()
     }
 
+    /// Of the side that all partitions share, a machine that executes some of them needs all rows.
+    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
+        let held = match self.hash_join().is_ok_and(|join| *join.partition_mode() == PartitionMode::CollectLeft) {
+            true => Distribution::SinglePartition,
+            false => Distribution::UnspecifiedDistribution,
+        };
+        InputDistributionRequirements::new(vec![held, Distribution::UnspecifiedDistribution])
+    }
+
     fn apply_expressions(
         &self,
         visit: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
@@ -185,7 +203,7 @@ impl ExecutionPlan for SpillingJoin {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let join = hash_join(&self.0.plan)?.builder().with_new_children(children)?.build_exec()?;
+        let join = self.hash_join()?.builder().with_new_children(children)?.build_exec()?;
         Ok(Arc::new(Self::new(join)))
     }
 

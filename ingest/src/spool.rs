@@ -11,6 +11,7 @@ use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::{Int64Type, SchemaRef};
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::common::runtime::JoinSet;
+use datafusion::datasource::empty::EmptyTable;
 use datafusion::error::DataFusionError;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::spill_file::SpillFile;
@@ -20,22 +21,25 @@ use futures::StreamExt;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 
+use crate::remote::{OnCluster, WrittenRows, cluster_of, write_rows};
 use crate::{Error, Result};
 
 /// Rows of a row group of a spooled table at most, and about how many bytes the row groups have that are being written:
 /// few, because they are in memory.
 const ROW_GROUP_ROWS: usize = 1 << 17;
-const ROW_GROUP_BYTES: usize = 16 << 20;
+pub(crate) const ROW_GROUP_BYTES: usize = 16 << 20;
 
 /// The spooled tables of one plan. Their files live as long as this does.
 #[derive(Default)]
 pub(crate) struct Spool {
     files: Vec<Arc<dyn SpillFile>>,
+    /// What a cluster has written.
+    on_cluster: Vec<WrittenRows>,
 }
 
 impl fmt::Debug for Spool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spool").field("files", &self.files.len()).finish()
+        f.debug_struct("Spool").field("files", &self.files.len()).field("on_cluster", &self.on_cluster).finish()
     }
 }
 
@@ -50,7 +54,18 @@ impl Spool {
         tracing::debug!("{name}: {sql}");
         let rows = context.sql(sql).await?;
         let schema = Arc::new(rows.schema().as_arrow().clone());
-        let (plan, task) = (rows.create_physical_plan().await?, context.task_ctx());
+        let plan = rows.create_physical_plan().await?;
+        if let Some(cluster) = cluster_of(&context.copied_config()) {
+            let written = write_rows(&cluster, context, name, OnCluster::inner(plan)).await?;
+            let (locations, has_rows) = (written.locations(), !written.locations().is_empty());
+            self.on_cluster.push(written);
+            if has_rows {
+                return read(context, name, locations).await;
+            }
+            context.register_table(name, Arc::new(EmptyTable::new(schema)))?;
+            return Ok(());
+        }
+        let task = context.task_ctx();
         let parts = plan.output_partitioning().partition_count();
         let (mut paths, mut writers) = (Vec::with_capacity(parts), JoinSet::new());
         for part in 0..parts {
@@ -69,11 +84,21 @@ impl Spool {
                 Err(error) => Err(DataFusionError::ExecutionJoin(Box::new(error)).into()),
             })?;
         }
-        let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
-        let table = context.read_parquet(paths, options).await?;
-        context.register_table(name, table.into_view())?;
-        Ok(())
+        read(context, name, paths).await
     }
+}
+
+/// Makes the rows of files the table `name`.
+async fn read(context: &SessionContext, name: &str, paths: Vec<String>) -> Result<()> {
+    let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
+    let table = context.read_parquet(paths, options).await?;
+    context.register_table(name, table.into_view())?;
+    Ok(())
+}
+
+/// How rows are written.
+pub(crate) fn properties() -> WriterProperties {
+    WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS)).build()
 }
 
 /// Writes rows to a file, in row groups of about so many bytes.
@@ -83,9 +108,8 @@ async fn write(
     file: Arc<dyn SpillFile>,
     row_group_bytes: usize,
 ) -> Result<()> {
-    let properties = WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS)).build();
     let mut writer =
-        ArrowWriter::try_new(file.open_writer()?, schema, Some(properties)).map_err(unwritten)?;
+        ArrowWriter::try_new(file.open_writer()?, schema, Some(properties())).map_err(unwritten)?;
     while let Some(batch) = rows.next().await {
         writer.write(&batch?).map_err(unwritten)?;
         if writer.memory_size() >= row_group_bytes {
@@ -96,7 +120,7 @@ async fn write(
     Ok(())
 }
 
-fn unwritten(error: parquet::errors::ParquetError) -> Error {
+pub(crate) fn unwritten(error: parquet::errors::ParquetError) -> Error {
     let message = format!("a temporary file could not be written: {error}");
     match Error::from(DataFusionError::ParquetError(Box::new(error))) {
         full @ (Error::Spill { .. } | Error::SpillLimit { .. }) => full,

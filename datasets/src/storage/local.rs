@@ -23,7 +23,7 @@ impl Storage {
     }
 
     /// Removes local folders that hold nothing, as far as that is possible.
-    pub(crate) fn remove_empty_folders(&self) {
+    pub fn remove_empty_folders(&self) {
         let Some(local) = &self.local else { return };
         for folder in WRITTEN_FOLDERS {
             remove_empty_below(&local.join(folder));
@@ -42,8 +42,8 @@ impl Storage {
 }
 
 /// The folders that writers write to.
-const WRITTEN_FOLDERS: [&str; 3] =
-    [crate::writer::DATA, crate::writer::VOCABULARIES, crate::snapshot::SNAPSHOTS];
+const WRITTEN_FOLDERS: [&str; 4] =
+    [crate::writer::DATA, crate::writer::VOCABULARIES, crate::writer::WORK, crate::snapshot::SNAPSHOTS];
 
 /// Collects half-written files: `NAME#1` of an upload, `.NAME.tmp` of a file that was to be created.
 fn left_over_below(root: &Path, folder: &str, found: &mut Vec<Object>) -> io::Result<()> {

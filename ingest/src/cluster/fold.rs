@@ -14,6 +14,7 @@
 //! behind the records ([`totals`](super::totals)).
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use datafusion::arrow::array::RecordBatch;
@@ -67,6 +68,18 @@ pub(crate) struct FoldSpec {
     pub(super) batch_rows: usize,
 }
 
+impl FoldSpec {
+    /// Bytes that the last samples of a worker's sessions may take.
+    pub(crate) fn state_bytes(&self) -> usize {
+        self.encoder.state_bytes
+    }
+
+    /// Sets them.
+    pub(crate) fn set_state_bytes(&mut self, bytes: usize) {
+        self.encoder.state_bytes = bytes;
+    }
+}
+
 /// Folds the samples of its input.
 #[derive(Debug)]
 pub(crate) struct FoldExec {
@@ -115,12 +128,17 @@ impl FoldExec {
     /// # Errors
     ///
     /// If the input does not have the key columns.
-    pub(super) fn new(spec: FoldSpec, budget: CountBudget, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
+    pub(crate) fn new(spec: FoldSpec, budget: CountBudget, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         let schema = records_schema(&spec.names, &input.schema())?;
         let parts = spec.workers.unwrap_or_else(|| input.output_partitioning().partition_count());
         let properties = plan_properties(&schema, parts);
         let fold = Fold { spec, budget, input, schema, started: Mutex::new(None) };
         Ok(Self { fold: Arc::new(fold), properties, metrics: ExecutionPlanMetricsSet::new() })
+    }
+
+    /// How it folds.
+    pub(crate) fn spec(&self) -> &FoldSpec {
+        &self.fold.spec
     }
 
     /// The samples that were read so far, and the bytes that they took in memory.
@@ -292,9 +310,10 @@ impl Fold {
         output: Sender<Result<RecordBatch>>,
     ) -> Result<()> {
         let FoldSpec { encoder, statistics, workers, .. } = &self.spec;
-        let chains = match workers {
-            Some(_) => ChainNumbers::of_worker(encoder.first_worker + number),
-            None => ChainNumbers::random(),
+        let (worker, chains) = match workers {
+            Some(_) => (number as u64, ChainNumbers::of_worker(encoder.first_worker + number)),
+            // Nobody knows which other workers there are.
+            None => (random_number(), ChainNumbers::random()),
         };
         let mut encoder =
             DeltaEncoder::new(encoder.clone(), (statistics, &self.budget), &self.schema, chains)
@@ -315,7 +334,7 @@ impl Fold {
         }
         let (totals, mut records) = encoder.finish();
         for (place, part) in (0..).zip(totals.into_parts().map_err(external)?) {
-            records.push_totals(number as u64, place, &part).map_err(external)?;
+            records.push_totals(worker, place, &part).map_err(external)?;
             if !give(&mut records, &output).await {
                 return Ok(());
             }
@@ -324,6 +343,10 @@ impl Fold {
         give(&mut records, &output).await;
         Ok(())
     }
+}
+
+fn random_number() -> u64 {
+    RandomState::new().hash_one(0)
 }
 
 /// Sends the complete batches to the engine; `false` if the engine has stopped reading.
@@ -351,7 +374,7 @@ pub(super) fn records_schema(names: &ColumnNames, samples: &ArrowSchema) -> Resu
 }
 
 /// The properties of an operator whose rows come as they are made, in no order, in so many partitions.
-pub(super) fn plan_properties(schema: &SchemaRef, partitions: usize) -> Arc<PlanProperties> {
+pub(crate) fn plan_properties(schema: &SchemaRef, partitions: usize) -> Arc<PlanProperties> {
     Arc::new(PlanProperties::new(
         EquivalenceProperties::new(Arc::clone(schema)),
         Partitioning::UnknownPartitioning(partitions),

@@ -51,7 +51,8 @@ impl LateSamples {
         reporter: &dyn Reporter,
     ) -> Result<Self> {
         let encoder = merged_options(config, options);
-        let fold = fold_samples(config, context, columns, options, encoder).await?;
+        let fold = fold_samples(config, context, columns, options, encoder, Some(options.threads)).await?;
+        context.register_table(RECORDS_TABLE, Arc::new(fold.table()?))?;
         let folded = format!("{table}_and_totals");
         let sql = format!("SELECT *, CAST(row_number() OVER () AS BIGINT) AS {number} FROM {RECORDS_TABLE}");
         reporter.begin("reading", None, "samples");

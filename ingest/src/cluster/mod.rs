@@ -23,6 +23,7 @@ mod encode;
 mod fold;
 mod kept;
 mod merging;
+mod on_cluster;
 mod partitions;
 mod record;
 mod record_batches;
@@ -50,32 +51,35 @@ use onefold_datasets::units::format_bytes;
 use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind, WrittenBucket};
 
 use self::convert::ColumnNames;
-use self::cut::{CutSpec, Cutter};
+use self::cut::Cutter;
 use self::decode::DecodedTotals;
 use self::encode::EncoderOptions;
 use self::statistics::StatisticsOptions;
 use self::totals::TotalsReader;
-use self::write::{Outcome, WriteExec};
+use self::write::Outcome;
 use crate::config::TimelineConfig;
 use crate::ids::FeatureIds;
+use crate::remote::OnCluster;
 use crate::sessionize::{self, SampleOrder};
 use crate::spilling_join::once;
 use crate::times::TimeLimits;
 use crate::{Config, Error, Result};
 
 pub(crate) use self::bucket_files::LeftOut;
+pub(crate) use self::cut::CutSpec;
 use self::convert::check_types;
 pub(crate) use self::convert::{column_error, engine};
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
 pub(crate) use self::fold::{DIGEST, RECORD};
-use self::fold::{FoldExec, FoldSpec};
+pub(crate) use self::fold::{FoldExec, FoldSpec, plan_properties};
 pub(crate) use self::kept::kept_columns;
+pub(crate) use self::on_cluster::RemoteClustering;
 pub(crate) use self::merging::{LateSamples, fold_old_samples};
 pub(crate) use self::partitions::Partitions;
 pub(crate) use self::statistics::SampleStatistics;
 pub(crate) use self::unfold::RowGroups;
-pub(crate) use self::write::WriteSpec;
+pub(crate) use self::write::{WriteExec, WriteSpec};
 
 /// The name of the table of records.
 const RECORDS_TABLE: &str = "__onefold_records";
@@ -138,7 +142,8 @@ impl Clustering {
         options: &ClusterOptions,
     ) -> Result<Self> {
         let encoder = encoder_options(config, options);
-        let fold = fold_samples(config, context, columns, options, encoder).await?;
+        let fold = fold_samples(config, context, columns, options, encoder, Some(options.threads)).await?;
+        context.register_table(RECORDS_TABLE, Arc::new(fold.table()?))?;
         let sessions = sessionize::sessions(config, columns)?;
         let ordered = sessionize::ordered(config, options.order, &sessions, RECORDS_TABLE, &DIGEST);
         let mut planned = Self::sorted(config, context, columns, options, &sessions, &ordered).await?;
@@ -165,18 +170,8 @@ impl Clustering {
             let sql = sessionize::slices(config, columns, options.order, sessions, i, ids)?;
             slices.push(context.sql(&sql).await?.create_physical_plan().await?);
         }
-        let lists_of =
-            |timeline: &TimelineConfig| timeline.columns.iter().map(|(list, _)| list.clone()).collect();
-        let cut = CutSpec {
-            partitions: Partitions::of(config),
-            encoded: encoder_options(config, options),
-            digested: true,
-            buckets: options.order.buckets,
-            timelines: config.timelines.iter().map(lists_of).collect(),
-            numbered_by: sessionize::numbered_by(config, columns, options.order),
-        };
         Ok(Self {
-            cut,
+            cut: cut_spec(config, columns, options),
             fold: None,
             totals_of_records: TotalsReader::new(&statistics_options(config, options), &options.budget),
             context: context.task_ctx(),
@@ -260,6 +255,7 @@ impl Clustering {
                     Outcome::Bucket(bucket) => add(bucket)?,
                     Outcome::LeftOut(others) => left_out.merge(others),
                     Outcome::Decoded(others) => decoded.merge(&others),
+                    Outcome::Folded(..) => return Err(bug("totals were read before")),
                 }
             }
         }
@@ -330,28 +326,42 @@ fn compared(mut read: SampleTotals, decoded: &DecodedTotals, digested: bool) -> 
     Ok(read.statistics)
 }
 
-/// Plans the folding of the samples of [`sessionize::SAMPLES_VIEW`], and registers its records as [`RECORDS_TABLE`].
+/// How sorted records are cut into row groups.
+fn cut_spec(config: &Config, columns: &ArrowSchema, options: &ClusterOptions) -> CutSpec {
+    let lists_of =
+        |timeline: &TimelineConfig| timeline.columns.iter().map(|(list, _)| list.clone()).collect();
+    CutSpec {
+        partitions: Partitions::of(config),
+        encoded: encoder_options(config, options),
+        digested: true,
+        buckets: options.order.buckets,
+        timelines: config.timelines.iter().map(lists_of).collect(),
+        numbered_by: sessionize::numbered_by(config, columns, options.order),
+    }
+}
+
+/// Plans the folding of the samples of [`sessionize::SAMPLES_VIEW`] by so many workers together, or of each part of the
+/// samples for itself.
 async fn fold_samples(
     config: &Config,
     context: &SessionContext,
     columns: &ArrowSchema,
     options: &ClusterOptions,
     encoder: EncoderOptions,
+    workers: Option<usize>,
 ) -> Result<Arc<FoldExec>> {
     check_types(config, columns)?;
     let samples = context.sql(&sessionize::samples(config, columns)?).await?;
-    let input = samples.create_physical_plan().await?;
+    let input = OnCluster::inner(samples.create_physical_plan().await?);
     tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
     let spec = FoldSpec {
         names: ColumnNames { time_limits: options.time_limits, ..column_names(config, options) },
         encoder,
         statistics: statistics_options(config, options),
-        workers: Some(options.threads.max(1)),
+        workers: workers.map(|workers| workers.max(1)),
         batch_rows: options.query_batch_rows,
     };
-    let fold = Arc::new(FoldExec::new(spec, options.budget.clone(), input)?);
-    context.register_table(RECORDS_TABLE, Arc::new(fold.table()?))?;
-    Ok(fold)
+    Ok(Arc::new(FoldExec::new(spec, options.budget.clone(), input)?))
 }
 
 /// The columns of the samples' query by their use.

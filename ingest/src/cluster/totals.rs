@@ -78,17 +78,19 @@ impl TotalsReader {
     /// [`Error::Dataset`] if there are more distinct ids than may be counted, [`Error::Engine`] for something that is
     /// no part.
     pub(super) fn read(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
-        let flags = column(batch, TOTALS)?.as_boolean();
-        let parts = (0..batch.num_rows()).take_while(|row| flags.value(*row)).count();
-        let workers = column(batch, DIGEST[0])?.as_primitive::<UInt64Type>();
-        let records = column(batch, RECORD)?.as_binary::<i32>();
-        for row in 0..parts {
-            self.part(workers.value(row), records.value(row))?;
+        let (parts, records) = totals_before(batch)?;
+        for (worker, part) in parts {
+            self.part(worker, &part)?;
         }
-        Ok(batch.slice(parts, batch.num_rows() - parts))
+        Ok(records)
     }
 
-    fn part(&mut self, worker: u64, part: &[u8]) -> Result<()> {
+    /// Reads a part of the totals of a worker. Parts of one worker come in their order.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub(super) fn part(&mut self, worker: u64, part: &[u8]) -> Result<()> {
         match part.split_first() {
             Some((&SUMMARY, piece)) => {
                 self.summaries.entry(worker).or_default().extend_from_slice(piece);
@@ -130,6 +132,20 @@ impl TotalsReader {
         }
         Ok(all)
     }
+}
+
+/// The parts of totals at the beginning of a batch, each with its worker, and the records behind them.
+///
+/// # Errors
+///
+/// [`Error::Column`] if the batch is none of records.
+pub(super) fn totals_before(batch: &RecordBatch) -> Result<(Vec<(u64, Vec<u8>)>, RecordBatch)> {
+    let flags = column(batch, TOTALS)?.as_boolean();
+    let parts = (0..batch.num_rows()).take_while(|row| flags.value(*row)).count();
+    let workers = column(batch, DIGEST[0])?.as_primitive::<UInt64Type>();
+    let records = column(batch, RECORD)?.as_binary::<i32>();
+    let totals = (0..parts).map(|row| (workers.value(row), records.value(row).to_vec()));
+    Ok((totals.collect(), batch.slice(parts, batch.num_rows() - parts)))
 }
 
 fn malformed(error: &serde_json::Error) -> Error {

@@ -39,6 +39,7 @@ use super::bucket_files::{BucketFiles, LeftOut};
 use super::cut::{CutSpec, Cutter};
 use super::decode::{DecodedTotals, ListColumn};
 use super::fold::{external, plan_properties};
+use super::totals::totals_before;
 
 /// The column of a row about what was written.
 const OUTCOME: &str = "outcome";
@@ -84,6 +85,9 @@ pub(super) enum Outcome {
     LeftOut(LeftOut),
     /// The samples of an input that were decoded or left out.
     Decoded(DecodedTotals),
+    /// A part of the totals of the folded samples, from the worker with this number. Only on a cluster: here, whoever
+    /// sorts the records reads them.
+    Folded(u64, Vec<u8>),
 }
 
 impl Outcome {
@@ -115,7 +119,7 @@ pub(crate) struct WriteExec {
 
 impl WriteExec {
     /// Writes the records of the first of `inputs`.
-    pub(super) fn new(
+    pub(crate) fn new(
         spec: Arc<WriteSpec>,
         lists: Vec<ListColumn>,
         inputs: Vec<Arc<dyn ExecutionPlan>>,
@@ -128,6 +132,11 @@ impl WriteExec {
             properties: plan_properties(&SCHEMA, parts),
             metrics: ExecutionPlanMetricsSet::new(),
         }
+    }
+
+    /// What describes it, and its list columns.
+    pub(crate) fn parts(&self) -> (&WriteSpec, &[ListColumn]) {
+        (&self.spec, &self.lists)
     }
 
     /// The samples that were cut into row groups so far.
@@ -225,6 +234,15 @@ impl Writing {
         loop {
             let Some(next) = next_or_closed(&mut self.sorted, &self.output).await else { return Ok(false) };
             let Some(records) = next.transpose()? else { break };
+            let (totals, records) = totals_before(&records).map_err(external)?;
+            for (worker, part) in totals {
+                if self.output.send(Outcome::Folded(worker, part).row()).await.is_err() {
+                    return Ok(false);
+                }
+            }
+            if records.num_rows() == 0 {
+                continue;
+            }
             self.cutter.cut(&records, files).await.map_err(external)?;
             self.held.resize(self.cutter.held_bytes());
             self.samples.add(records.num_rows());

@@ -1,14 +1,17 @@
 //! `onefold-ingest build` and `append`.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::{BuildOptions, BuildSummary, Config, Groups, build, popularity};
 use clap::ValueEnum;
+use onefold_datasets::storage::is_url;
 use onefold_datasets::units::{count_of, format_bytes, format_count};
-use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter};
+use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter, WORK};
 use onefold_terminal::Printer;
 
 use super::statistics::table;
+use crate::remote::Cluster;
 use super::{EngineArguments, run_async};
 
 /// The arguments that `build` and `append` share.
@@ -47,7 +50,7 @@ pub(super) struct HowArguments {
 
 /// The arguments of `build`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct BuildArguments {
+pub struct BuildArguments {
     #[command(flatten)]
     common: Common,
     /// Replace the dataset that is at `--out`
@@ -60,7 +63,7 @@ pub(crate) struct BuildArguments {
 
 /// The arguments of `append`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct AppendArguments {
+pub struct AppendArguments {
     #[command(flatten)]
     common: Common,
     /// Replace partitions even if they then have fewer samples
@@ -97,30 +100,63 @@ enum GroupsArgument {
     Auto,
 }
 
-/// Runs `build`.
-pub(crate) fn run_build(arguments: &BuildArguments, printer: &Printer) -> anyhow::Result<()> {
+/// Connects a cluster that has this work folder.
+pub type ConnectCluster<'a> = dyn Fn(&Path) -> anyhow::Result<Arc<dyn Cluster>> + 'a;
+
+/// Runs `build`, on a cluster if there is one.
+///
+/// # Errors
+///
+/// Those of the build.
+pub fn run_build(
+    arguments: &BuildArguments,
+    cluster: Option<&ConnectCluster<'_>>,
+    printer: &Printer,
+) -> anyhow::Result<()> {
     let commit = if arguments.overwrite { Commit::Overwrite } else { Commit::Create };
-    run(&arguments.common, commit, arguments.buckets, printer)
+    run(&arguments.common, commit, arguments.buckets, cluster, printer)
 }
 
-/// Runs `append`.
-pub(crate) fn run_append(arguments: &AppendArguments, printer: &Printer) -> anyhow::Result<()> {
+/// Runs `append`, on a cluster if there is one.
+///
+/// # Errors
+///
+/// Those of the build.
+pub fn run_append(
+    arguments: &AppendArguments,
+    cluster: Option<&ConnectCluster<'_>>,
+    printer: &Printer,
+) -> anyhow::Result<()> {
     let commit = match (arguments.replace, arguments.merge) {
         (true, _) => Commit::Replace,
         (_, true) => Commit::Merge,
         _ => Commit::Append,
     };
-    run(&arguments.common, commit, None, printer)
+    run(&arguments.common, commit, None, cluster, printer)
 }
 
-fn run(arguments: &Common, commit: Commit, buckets: Option<u32>, printer: &Printer) -> anyhow::Result<()> {
+fn run(
+    arguments: &Common,
+    commit: Commit,
+    buckets: Option<u32>,
+    cluster: Option<&ConnectCluster<'_>>,
+    printer: &Printer,
+) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
     let groups = match arguments.groups {
         GroupsArgument::Given => Groups::Given,
         GroupsArgument::Auto => Groups::Auto,
     };
-    let options = BuildOptions { groups, buckets, ..arguments.how.options(&config, commit)? };
-    let work = build(&config, &arguments.out, &options, printer);
+    let mut options = BuildOptions { groups, buckets, ..arguments.how.options(&config, commit)? };
+    let mut out = arguments.out.clone();
+    if let Some(connect) = cluster {
+        if !is_url(&out) {
+            // Executors have another folder of their own.
+            out = std::path::absolute(out)?;
+        }
+        options.engine.cluster = Some(connect(&out.join(WORK))?);
+    }
+    let work = build(&config, &out, &options, printer);
     let summary = run_async(options.engine.threads, work, printer)?;
     Ok(printer.summary(&describe(&summary, &arguments.out, commit), &summary)?)
 }

@@ -73,8 +73,8 @@ impl CommandLine for Cli {
 
     fn run(&self, printer: &Printer) -> anyhow::Result<()> {
         match &self.command {
-            Command::Build(arguments) => build::run_build(arguments, printer),
-            Command::Append(arguments) => build::run_append(arguments, printer),
+            Command::Build(arguments) => build::run_build(arguments, None, printer),
+            Command::Append(arguments) => build::run_append(arguments, None, printer),
             Command::Write(arguments) => parts::run_write(arguments, printer),
             Command::Commit(arguments) => parts::run_commit(arguments, printer),
             Command::Shard(arguments) => shard::run(arguments, printer),

@@ -20,6 +20,7 @@ use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::parse_bytes;
 use onefold_terminal::Program;
 
+pub use self::build::{AppendArguments, BuildArguments, ConnectCluster, run_append, run_build};
 use crate::EngineOptions;
 
 /// The program, to be called in another program's process.
@@ -77,6 +78,7 @@ impl EngineArguments {
             threads: self.threads.map_or_else(available_threads, usize::from),
             spill_directory: self.spill_directory.clone(),
             spill_limit: self.spill_limit,
+            cluster: None,
         }
     }
 }

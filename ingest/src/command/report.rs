@@ -92,6 +92,7 @@ fn from_logs(
             threads: options.threads,
             spill_directory: arguments.scratch_directory.clone(),
             spill_limit: None,
+            cluster: None,
         },
         commit: Commit::Create,
         buckets: Some(1),

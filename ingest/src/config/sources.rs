@@ -9,7 +9,7 @@ use datafusion::logical_expr::Expr;
 use datafusion::prelude::SessionContext;
 use onefold_datasets::storage::S3Settings;
 use onefold_datasets::suggest;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The key of `[object_stores]` for buckets without an entry of their own.
 const ALL_BUCKETS: &str = "s3";
@@ -73,7 +73,7 @@ pub enum Format {
 }
 
 /// The compression of a whole CSV or JSON file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {
     /// Not compressed.
@@ -89,7 +89,7 @@ pub enum Compression {
 }
 
 /// The quote around CSV values that hold delimiters or line ends.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Quote {
     /// `"`. Lines that are one row with their quotes, but several rows without them, are an error.
     #[default]
@@ -112,7 +112,7 @@ impl Quote {
 }
 
 /// What to do with CSV rows that have fewer or more values than there are columns.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ragged {
     /// They are an error.

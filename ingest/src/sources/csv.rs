@@ -8,6 +8,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::config::{Quote, Ragged};
 
 /// A longer row is taken for the rest of a file whose quote is never closed.
@@ -18,7 +20,7 @@ pub(super) const NO_QUOTE: u8 = 0xff;
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// How a CSV file is checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CsvRules {
     pub(super) delimiter: u8,
     pub(super) quote: Quote,

@@ -21,6 +21,7 @@ use object_store::{
 use onefold_datasets::storage::{Explanation, Hints, Patience, RemoteStore, S3Settings, Service};
 
 use super::files::is_pattern;
+use super::sent::SentStore;
 use crate::config::{ObjectStores, credentials_hint};
 use crate::error::MessageAndHint;
 
@@ -33,6 +34,7 @@ pub(super) struct SourceStore {
     pub(super) url: String,
     /// The URL under which the store is registered with the engine.
     pub(super) engine_url: ObjectStoreUrl,
+    settings: S3Settings,
     service: Service,
     /// For reading data: retries for a minute when the store is busy.
     inner: Arc<dyn ObjectStore>,
@@ -63,7 +65,8 @@ impl Default for Stores {
         let disk: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new());
         let engine_url = ObjectStoreUrl::local_filesystem();
         let service = with_source_hints(Service::local_disk(), LOCAL_HINT.to_owned(), String::new());
-        let local = SourceStore::new(String::new(), engine_url, service, Arc::clone(&disk), disk);
+        let settings = S3Settings::default();
+        let local = SourceStore::new(String::new(), engine_url, settings, service, Arc::clone(&disk), disk);
         Self { local: Arc::new(local), buckets: BTreeMap::new() }
     }
 }
@@ -99,15 +102,30 @@ impl Stores {
     }
 }
 
+impl Stores {
+    /// The store that was sent.
+    ///
+    /// # Errors
+    ///
+    /// A message and a hint if its URL or settings are wrong.
+    pub(super) fn of_sent(sent: &SentStore) -> Result<Arc<SourceStore>, MessageAndHint> {
+        match sent.url.is_empty() {
+            true => Ok(Self::default().local),
+            false => Ok(Arc::new(SourceStore::connect(&sent.url, sent.settings.clone())?)),
+        }
+    }
+}
+
 impl SourceStore {
     fn new(
         url: String,
         engine_url: ObjectStoreUrl,
+        settings: S3Settings,
         service: Service,
         inner: Arc<dyn ObjectStore>,
         probe: Arc<dyn ObjectStore>,
     ) -> Self {
-        Self { url, engine_url, service, inner, probe, objects: Mutex::default() }
+        Self { url, engine_url, settings, service, inner, probe, objects: Mutex::default() }
     }
 
     /// Connects to the bucket `url`.
@@ -116,7 +134,7 @@ impl SourceStore {
         let engine_url = ObjectStoreUrl::parse(url).map_err(|error| (error.strip_backtrace(), hint()))?;
         let has_endpoint = settings.endpoint.is_some();
         let remote =
-            RemoteStore::of_url(engine_url.as_ref(), settings).map_err(|message| (message, hint()))?;
+            RemoteStore::of_url(engine_url.as_ref(), settings.clone()).map_err(|message| (message, hint()))?;
         let (remote, _) = remote.ok_or_else(|| (format!("sources cannot be read from `{url}`"), hint()))?;
         let mut service = remote.service();
         service = match url.starts_with("s3://") {
@@ -133,7 +151,12 @@ impl SourceStore {
             })
         };
         let (inner, probe) = (client(Patience::Long)?, client(Patience::Short)?);
-        Ok(Self::new(url.to_owned(), engine_url, service, inner, probe))
+        Ok(Self::new(url.to_owned(), engine_url, settings, service, inner, probe))
+    }
+
+    /// This as it is sent to another machine.
+    pub(super) fn sent(&self) -> SentStore {
+        SentStore { url: self.url.clone(), settings: self.settings.clone() }
     }
 
     /// A store for tests, of which no request fails for reasons of the network.
@@ -141,7 +164,8 @@ impl SourceStore {
     pub(super) fn of_tests(inner: Arc<dyn ObjectStore>) -> Self {
         let engine_url = ObjectStoreUrl::parse("s3://logs").unwrap();
         let service = with_source_hints(Service::s3(None, true), s3_settings_hint(false), credentials_hint());
-        Self::new("s3://logs".to_owned(), engine_url, service, Arc::clone(&inner), inner)
+        let settings = S3Settings::default();
+        Self::new("s3://logs".to_owned(), engine_url, settings, service, Arc::clone(&inner), inner)
     }
 
     /// The store with which objects are found.

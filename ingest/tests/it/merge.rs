@@ -197,6 +197,7 @@ impl Setup {
                 threads: 2,
                 spill_directory: None,
                 spill_limit: None,
+                cluster: None,
             },
             commit,
             about_samples: None,

@@ -11,7 +11,7 @@ use crate::Result;
 
 /// Digests rows, whatever their order and however they are cut into batches.
 #[derive(Debug)]
-pub(super) struct RowDigester {
+pub(crate) struct RowDigester {
     columns: Vec<Column>,
 }
 
@@ -24,7 +24,7 @@ struct Column {
 
 impl RowDigester {
     /// A digester of rows of these columns.
-    pub(super) fn new(schema: &SchemaRef) -> Result<Self> {
+    pub(crate) fn new(schema: &SchemaRef) -> Result<Self> {
         let column = |data_type: &DataType, name: &str| {
             let rows = match data_type {
                 DataType::List(item) | DataType::LargeList(item) if item.data_type().is_primitive() => None,
@@ -43,7 +43,14 @@ impl RowDigester {
     }
 
     /// The digest of the rows of `batch`.
-    pub(super) fn digest(&self, batch: &RecordBatch) -> Result<Digest> {
+    pub(crate) fn digest(&self, batch: &RecordBatch) -> Result<Digest> {
+        let mut digest = Digest::default();
+        self.rows(batch)?.into_iter().for_each(|row| digest.add(row));
+        Ok(digest)
+    }
+
+    /// The digest of each row of `batch`.
+    pub(crate) fn rows(&self, batch: &RecordBatch) -> Result<Vec<SampleDigest>> {
         let columns = self.columns.par_iter().zip(batch.columns());
         let parts: Result<Vec<Vec<u128>>, ArrowError> =
             columns.map(|(column, values)| column.parts(values)).collect();
@@ -51,9 +58,7 @@ impl RowDigester {
         for column in parts.map_err(onefold_datasets::Error::Internal)? {
             samples.iter_mut().zip(column).for_each(|(sample, part)| sample.add(part));
         }
-        let mut digest = Digest::default();
-        samples.into_iter().for_each(|sample| digest.add(sample));
-        Ok(digest)
+        Ok(samples)
     }
 }
 

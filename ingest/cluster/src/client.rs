@@ -1,0 +1,262 @@
+//! The client: sends a plan to a scheduler, waits, and fetches the rows from the executors.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ballista_core::client::BallistaClient;
+use ballista_core::config::BallistaConfig;
+use ballista_core::extension::{BallistaConfigGrpcEndpoint, SessionConfigExt};
+use ballista_core::serde::protobuf::execute_query_params::Query;
+use ballista_core::serde::protobuf::execute_query_result::Result as Submitted;
+use ballista_core::serde::protobuf::job_status::Status as JobStatus;
+use ballista_core::serde::protobuf::scheduler_grpc_client::SchedulerGrpcClient;
+use ballista_core::serde::protobuf::{
+    CancelJobParams, ExecuteQueryParams, GetJobStatusParams, KeyValuePair, PartitionLocation,
+};
+use ballista_core::utils::{GrpcClientConfig, create_grpc_client_endpoint};
+use ballista_core::version::{check_compatibility, insert_version_header, version_from_metadata};
+use ballista_core::BALLISTA_VERSION;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::prelude::SessionConfig;
+use datafusion_proto::physical_plan::AsExecutionPlan;
+use datafusion_proto::protobuf::PhysicalPlanNode;
+use futures::{StreamExt, TryStreamExt};
+use onefold_ingest::remote::Cluster;
+use tonic::transport::Channel;
+
+use crate::MESSAGE_BYTES;
+use crate::codec::PlanCodec;
+use crate::command::Address;
+use crate::tls::Tls;
+
+/// How often the scheduler is asked about a job: at first …
+const FIRST_WAIT: Duration = Duration::from_millis(10);
+/// … and at last.
+const LAST_WAIT: Duration = Duration::from_millis(250);
+/// The time that the scheduler has to hear that a job is not wanted any more.
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
+
+type Scheduler = SchedulerGrpcClient<Channel>;
+
+/// A cluster as its clients see it.
+#[derive(Debug)]
+pub(crate) struct Client {
+    scheduler: Address,
+    partitions: usize,
+    work_folder: PathBuf,
+    tls: Option<Tls>,
+    codec: Arc<PlanCodec>,
+}
+
+impl Client {
+    pub(crate) fn new(scheduler: Address, partitions: usize, work_folder: PathBuf, tls: Option<Tls>) -> Self {
+        Self { scheduler, partitions, work_folder, tls, codec: PlanCodec::new("client", None) }
+    }
+
+    async fn connect(&self) -> Result<Scheduler> {
+        let failed = |error: &dyn std::fmt::Display| {
+            failure(
+                format!("the scheduler {} cannot be reached: {error}", self.scheduler),
+                "check the address, and the certificates if it uses TLS; start one with `onefold-cluster scheduler`",
+            )
+        };
+        let config = GrpcClientConfig::from(&BallistaConfig::default());
+        let mut endpoint = create_grpc_client_endpoint(format!("http://{}", self.scheduler), Some(&config))
+            .map_err(|error| failed(&error))?;
+        if let Some(tls) = &self.tls {
+            endpoint = tls.endpoints()(endpoint).map_err(|error| failed(&error))?;
+        }
+        let channel = endpoint.connect().await.map_err(|error| failed(&with_causes(&error)))?;
+        Ok(SchedulerGrpcClient::new(channel)
+            .max_encoding_message_size(MESSAGE_BYTES as usize)
+            .max_decoding_message_size(MESSAGE_BYTES as usize))
+    }
+
+    /// Sends the plan, and gives the number of its job.
+    async fn submit(
+        &self,
+        scheduler: &mut Scheduler,
+        plan: Arc<dyn ExecutionPlan>,
+        config: &SessionConfig,
+    ) -> Result<String> {
+        let mut bytes = Vec::new();
+        PhysicalPlanNode::try_from_physical_plan(plan, self.codec.as_ref())?.try_encode(&mut bytes)?;
+        let config = settings(config.clone());
+        let entries = config.options().entries().into_iter();
+        let settings = entries.map(|entry| KeyValuePair { key: entry.key, value: entry.value }).collect();
+        let query = ExecuteQueryParams {
+            query: Some(Query::PhysicalPlan(bytes)),
+            settings,
+            session_id: onefold_datasets::random_name(),
+            operation_id: onefold_datasets::random_name(),
+        };
+        let mut request = tonic::Request::new(query);
+        insert_version_header(request.metadata_mut());
+        let response = scheduler.execute_query(request).await.map_err(|status| self.refused(&status))?;
+        check_compatibility(Some(BALLISTA_VERSION), version_from_metadata(response.metadata()))
+            .map_err(|message| failure(message, "run the same version everywhere"))?;
+        match response.into_inner().result {
+            Some(Submitted::Success(job)) => Ok(job.job_id),
+            Some(Submitted::Failure(error)) => Err(job_failure(&format!("{error:?}"))),
+            None => Err(failure("the scheduler gave no answer".to_owned(), "run it again")),
+        }
+    }
+
+    /// Waits for the end of a job, and says where its rows are.
+    async fn wait(&self, scheduler: &mut Scheduler, job: &str) -> Result<Vec<PartitionLocation>> {
+        let mut wait = FIRST_WAIT;
+        loop {
+            let request = GetJobStatusParams { job_id: job.to_owned() };
+            let status = scheduler.get_job_status(request).await.map_err(|status| self.refused(&status))?;
+            match status.into_inner().status.and_then(|status| status.status) {
+                Some(JobStatus::Successful(job)) => return Ok(job.partition_location),
+                Some(JobStatus::Failed(job)) => return Err(job_failure(&job.error)),
+                _ => tokio::time::sleep(wait).await,
+            }
+            wait = (wait * 3 / 2).min(LAST_WAIT);
+        }
+    }
+
+    fn refused(&self, status: &tonic::Status) -> DataFusionError {
+        let message = format!("the scheduler {} failed: {}", self.scheduler, status.message());
+        failure(message, "see its log; nothing was committed, so run the command again when it is back")
+    }
+}
+
+/// What the cluster needs to know beside a plan.
+fn settings(config: SessionConfig) -> SessionConfig {
+    config
+        .upgrade_for_ballista()
+        // Our plans are made for the static planner: the adaptive one knows nothing of our operators.
+        .with_ballista_adaptive_query_planner(false)
+        .with_ballista_grpc_client_max_message_size(MESSAGE_BYTES as usize)
+}
+
+#[async_trait]
+impl Cluster for Client {
+    fn partitions(&self) -> usize {
+        self.partitions
+    }
+
+    fn work_folder(&self) -> &Path {
+        &self.work_folder
+    }
+
+    async fn execute(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        config: &SessionConfig,
+    ) -> Result<SendableRecordBatchStream> {
+        let schema = plan.schema();
+        let mut scheduler = self.connect().await?;
+        let job = self.submit(&mut scheduler, plan, config).await?;
+        let mut running = RunningJob { scheduler: self.scheduler.clone(), tls: self.tls.clone(), job: Some(job.clone()) };
+        let locations = self.wait(&mut scheduler, &job).await?;
+        running.job = None;
+        let tls = self.tls.clone();
+        let rows = futures::stream::iter(locations)
+            .then(move |location| fetch(location, tls.clone()))
+            .try_flatten();
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
+    }
+}
+
+/// Fetches the rows of a partition from the executor that has them.
+async fn fetch(location: PartitionLocation, tls: Option<Tls>) -> Result<SendableRecordBatchStream> {
+    let incomplete = || DataFusionError::Internal("a partition's location is incomplete".to_owned());
+    let layout = location.layout();
+    let executor = location.executor_meta.ok_or_else(incomplete)?;
+    let partition = location.partition_id.ok_or_else(incomplete)?;
+    let port = u16::try_from(executor.port).map_err(|error| DataFusionError::External(error.into()))?;
+    let endpoint = tls.as_ref().map(|tls| Arc::new(BallistaConfigGrpcEndpoint::new(tls.endpoints())));
+    let config = GrpcClientConfig::from(&BallistaConfig::default());
+    let lost = |error: ballista_core::error::BallistaError| {
+        failure(
+            format!("the result of executor {}:{port} cannot be fetched: {error}", executor.host),
+            "run the command again; nothing was committed",
+        )
+    };
+    let mut client = BallistaClient::try_new(
+        &executor.host,
+        port,
+        MESSAGE_BYTES as usize,
+        tls.is_some(),
+        endpoint,
+        config.io_retries_times,
+        config.io_retry_wait_time_ms,
+        0,
+        0,
+    )
+    .await
+    .map_err(lost)?;
+    let partition = partition.into();
+    let rows = client.fetch_partition_proxied(
+        &executor.id,
+        &partition,
+        location.file_id,
+        layout,
+        &executor.host,
+        port,
+        true,
+    );
+    rows.await.map_err(lost)
+}
+
+/// A job that is ended when this is dropped.
+struct RunningJob {
+    scheduler: Address,
+    tls: Option<Tls>,
+    job: Option<String>,
+}
+
+impl Drop for RunningJob {
+    fn drop(&mut self) {
+        let Some(job) = self.job.take() else { return };
+        let client = Client::new(self.scheduler.clone(), 1, PathBuf::new(), self.tls.clone());
+        // The runtime that drops this may be about to end.
+        let cancel = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let Ok(runtime) = runtime else { return };
+            let cancelled = runtime.block_on(tokio::time::timeout(CANCEL_WAIT, async {
+                let request = CancelJobParams { job_id: job.clone() };
+                client.connect().await?.cancel_job(request).await.map_err(|status| client.refused(&status))
+            }));
+            if !matches!(cancelled, Ok(Ok(_))) {
+                tracing::warn!("job {job} could not be cancelled");
+            }
+        };
+        let _ = std::thread::spawn(cancel).join();
+    }
+}
+
+/// An error and its causes, in one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+fn failure(message: String, hint: &str) -> DataFusionError {
+    DataFusionError::External(Box::new(onefold_ingest::Error::Engine { message, hint: hint.to_owned() }))
+}
+
+/// The error of a job, as far as the executor's own message can be told from what Ballista and DataFusion put around it.
+fn job_failure(error: &str) -> DataFusionError {
+    const HINT: &str = "\n  hint: ";
+    let text = error.replace("\\n", "\n").replace("\\\"", "\"");
+    let inner = text.rfind("External error: ").map_or(text.as_str(), |at| &text[at + "External error: ".len()..]);
+    let (message, hint) = match inner.split_once(HINT) {
+        Some((message, hint)) => (message, hint.lines().next().unwrap_or(hint)),
+        None => (inner, "see the logs of the executors; nothing was committed"),
+    };
+    failure(format!("the cluster failed: {}", message.trim()), hint.trim_end_matches(['"', ')', ']', '}']))
+}

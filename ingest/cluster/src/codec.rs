@@ -1,0 +1,110 @@
+//! How plans are sent: Ballista's own operators as Ballista does it, those of `onefold-ingest` beside them.
+//!
+//! One of ours is `ofld`, then the version of the sender and the operator's text, each behind its length (four bytes,
+//! little-endian), then the part that DataFusion describes, if there is one.
+
+use std::sync::Arc;
+
+use ballista_core::serde::BallistaPhysicalExtensionCodec;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion_proto::physical_plan::{
+    AsExecutionPlan, PhysicalExtensionCodec, PhysicalProtoConverterExtension,
+};
+use datafusion_proto::protobuf::PhysicalPlanNode;
+use onefold_ingest::remote::{ExecutorMemory, Sent, read_operator, write_operator};
+
+const MAGIC: &[u8; 4] = b"ofld";
+/// The version of this program. Programs of different versions may mean different things by one text.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Sends and receives plans.
+#[derive(Debug)]
+pub(crate) struct PlanCodec {
+    ballista: BallistaPhysicalExtensionCodec,
+    /// What this process is, for messages.
+    role: &'static str,
+    /// What this process gives to operators; `None` if it executes none.
+    memory: Option<ExecutorMemory>,
+}
+
+impl PlanCodec {
+    pub(crate) fn new(role: &'static str, memory: Option<ExecutorMemory>) -> Arc<Self> {
+        Arc::new(Self { ballista: BallistaPhysicalExtensionCodec::default(), role, memory })
+    }
+
+    /// One of our operators; `None` if the bytes are not one.
+    fn read(
+        &self,
+        bytes: &[u8],
+        inputs: &[Arc<dyn ExecutionPlan>],
+        context: &TaskContext,
+    ) -> Option<Result<Arc<dyn ExecutionPlan>>> {
+        let rest = bytes.strip_prefix(MAGIC)?;
+        let read = || -> Result<Arc<dyn ExecutionPlan>> {
+            let (version, rest) = part(rest)?;
+            if version != VERSION.as_bytes() {
+                return Err(DataFusionError::Execution(format!(
+                    "the plan was made by onefold-cluster {}, but this {} is {VERSION}: run the same version everywhere",
+                    String::from_utf8_lossy(version),
+                    self.role,
+                )));
+            }
+            let (text, plan) = part(rest)?;
+            let plan = match plan {
+                [] => None,
+                plan => Some(<PhysicalPlanNode as AsExecutionPlan>::try_decode(plan)?.try_into_physical_plan(context, self)?),
+            };
+            read_operator(Sent { text: text.to_vec(), plan }, inputs, self.memory)
+        };
+        Some(read())
+    }
+}
+
+/// The part at the beginning of `bytes`, and what is behind it.
+fn part(bytes: &[u8]) -> Result<(&[u8], &[u8])> {
+    let cut = || -> Option<(&[u8], &[u8])> {
+        let (length, rest) = bytes.split_first_chunk::<4>()?;
+        rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+    };
+    cut().ok_or_else(|| DataFusionError::Internal("an operator was cut short".to_owned()))
+}
+
+fn push_part(bytes: &mut Vec<u8>, part: &[u8]) -> Result<()> {
+    let length = u32::try_from(part.len()).map_err(|error| DataFusionError::External(error.into()))?;
+    bytes.extend_from_slice(&length.to_le_bytes());
+    bytes.extend_from_slice(part);
+    Ok(())
+}
+
+impl PhysicalExtensionCodec for PlanCodec {
+    fn try_decode(
+        &self,
+        bytes: &[u8],
+        inputs: &[Arc<dyn ExecutionPlan>],
+        context: &TaskContext,
+        converter: &dyn PhysicalProtoConverterExtension,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        self.read(bytes, inputs, context)
+            .unwrap_or_else(|| self.ballista.try_decode(bytes, inputs, context, converter))
+    }
+
+    fn try_encode(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        bytes: &mut Vec<u8>,
+        converter: &dyn PhysicalProtoConverterExtension,
+    ) -> Result<()> {
+        let Some(Sent { text, plan }) = write_operator(&plan)? else {
+            return self.ballista.try_encode(plan, bytes, converter);
+        };
+        bytes.extend_from_slice(MAGIC);
+        push_part(bytes, VERSION.as_bytes())?;
+        push_part(bytes, &text)?;
+        if let Some(plan) = plan {
+            PhysicalPlanNode::try_from_physical_plan(plan, self)?.try_encode(bytes)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! An executor: runs the tasks of plans on one machine, within a memory limit.
+
+use std::net::{IpAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use arrow_flight::flight_service_server::FlightServiceServer;
+use ballista_core::JobId;
+use ballista_core::config::TaskSchedulingPolicy;
+use ballista_core::error::BallistaError;
+use ballista_core::execution_plans::sort_shuffle::SortShuffleWriterExec;
+use ballista_core::extension::SessionConfigExt;
+use ballista_core::registry::BallistaFunctionRegistry;
+use ballista_core::utils::create_grpc_server;
+use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine, QueryStageExecutor};
+use ballista_executor::executor_process::{ExecutorProcessConfig, start_executor_process};
+use ballista_executor::flight_service::BallistaFlightService;
+use datafusion::error::Result;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::prelude::SessionConfig;
+use onefold_datasets::process::available_threads;
+use onefold_datasets::units::parse_bytes;
+use onefold_ingest::remote::{Stores, executor_runtime, functions, of_run};
+
+use crate::MESSAGE_BYTES;
+use crate::codec::PlanCodec;
+use crate::identity::identify;
+use crate::command::Address;
+use crate::tls::{Tls, TlsArguments};
+
+/// Seconds between signs of life.
+const HEARTBEAT_SECONDS: u64 = 3;
+/// Seconds that a new executor waits for its scheduler.
+const CONNECT_SECONDS: u16 = 30;
+/// The rows that an exchange collects before it writes them may take one of so many parts of a thread's memory.
+const EXCHANGE_PART: u64 = 4;
+
+/// The arguments of `executor`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExecutorArguments {
+    /// The scheduler, as `HOST:PORT`
+    #[arg(long, value_name = "HOST:PORT")]
+    scheduler: Address,
+    /// Memory for the work of all tasks; sorts and exchanges write to disk beyond it
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
+    memory_limit: u64,
+    /// Directory for exchanges between machines, and for data that does not fit into memory
+    #[arg(long, value_name = "DIR")]
+    work_dir: PathBuf,
+    /// Number of threads [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    bind: IpAddr,
+    /// Name or address by which other processes reach this one [default: that of `--bind`]
+    #[arg(long, value_name = "HOST")]
+    host: Option<String>,
+    /// Port for exchanges; any free one if 0
+    #[arg(long, default_value_t = 50051)]
+    port: u16,
+    /// Port for the scheduler's tasks; any free one if 0
+    #[arg(long, default_value_t = 50052)]
+    task_port: u16,
+    #[command(flatten)]
+    tls: TlsArguments,
+}
+
+/// Runs an executor until it is told to end.
+pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
+    let threads = arguments.threads.map_or_else(available_threads, usize::from);
+    let tls = arguments.tls.load()?;
+    fs_err::create_dir_all(&arguments.work_dir)?;
+    let (runtime, memory) =
+        executor_runtime(arguments.memory_limit, threads, &arguments.work_dir, Arc::new(Stores::default()))?;
+    let exchange_bytes = arguments.memory_limit / threads as u64 / EXCHANGE_PART;
+    let port = free_port(arguments.bind, arguments.port)?;
+    let config = ExecutorProcessConfig {
+        bind_host: arguments.bind.to_string(),
+        external_host: Some(arguments.host.clone().unwrap_or_else(|| arguments.bind.to_string())),
+        port,
+        grpc_port: free_port(arguments.bind, arguments.task_port)?,
+        scheduler_host: arguments.scheduler.host.clone(),
+        scheduler_port: arguments.scheduler.port,
+        scheduler_connect_timeout_seconds: CONNECT_SECONDS,
+        vcores: threads,
+        task_scheduling_policy: policy(tls.as_ref()),
+        work_dir: Some(arguments.work_dir.to_string_lossy().into_owned()),
+        job_data_ttl_seconds: 24 * 3600,
+        job_data_clean_up_interval_seconds: 600,
+        grpc_max_decoding_message_size: MESSAGE_BYTES,
+        grpc_max_encoding_message_size: MESSAGE_BYTES,
+        executor_heartbeat_interval_seconds: HEARTBEAT_SECONDS,
+        // The pool is that of our runtime, which all tasks share.
+        memory_pool_size: Some(0),
+        override_execution_engine: Some(Arc::new(Engine {
+            inner: DefaultExecutionEngine::new(),
+            exchange_bytes: usize::try_from(exchange_bytes).unwrap_or(usize::MAX),
+        })),
+        override_function_registry: Some(Arc::new(registry()?)),
+        override_runtime_producer: Some(Arc::new(move |_: &SessionConfig| Ok(Arc::clone(&runtime)))),
+        override_config_producer: Some(config_producer(tls.as_ref())),
+        override_physical_codec: Some(PlanCodec::new("executor", Some(memory))),
+        override_arrow_flight_service: tls.as_ref().map(flight_service),
+        override_create_grpc_client_endpoint: tls.as_ref().map(Tls::endpoints),
+        ..ExecutorProcessConfig::default()
+    };
+    start_executor_process(Arc::new(config)).await.map_err(|error| {
+        anyhow::anyhow!("{error}").context(format!("the executor of scheduler {} stopped", arguments.scheduler))
+    })
+}
+
+/// Whether the scheduler sends tasks, or executors ask for them. With TLS they ask, because Ballista's servers of tasks
+/// know no TLS.
+pub(crate) fn policy(tls: Option<&Tls>) -> TaskSchedulingPolicy {
+    match tls {
+        Some(_) => TaskSchedulingPolicy::PullStaged,
+        None => TaskSchedulingPolicy::PushStaged,
+    }
+}
+
+/// Makes configurations of sessions.
+pub(crate) fn config_producer(tls: Option<&Tls>) -> ballista_core::ConfigProducer {
+    let endpoints = tls.map(Tls::endpoints);
+    Arc::new(move || {
+        let config = SessionConfig::new_with_ballista();
+        match &endpoints {
+            Some(endpoints) => config
+                .with_ballista_use_tls(true)
+                .with_ballista_override_create_grpc_client_endpoint(Arc::clone(endpoints)),
+            None => config,
+        }
+    })
+}
+
+/// DataFusion's functions and ours.
+fn registry() -> Result<BallistaFunctionRegistry> {
+    let mut registry = BallistaFunctionRegistry::default();
+    for function in functions()? {
+        registry.scalar_functions.insert(function.name().to_owned(), function);
+    }
+    Ok(registry)
+}
+
+/// `port`, or a free one if it is 0.
+fn free_port(address: IpAddr, port: u16) -> anyhow::Result<u16> {
+    let listener = TcpListener::bind((address, port))
+        .with_context(|| format!("port {port} of {address} cannot be listened on"))?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// Serves what exchanges have written, with TLS.
+fn flight_service(tls: &Tls) -> Arc<ballista_executor::ArrowFlightServerProvider> {
+    let tls = tls.clone();
+    Arc::new(move |work_dir, address, mut shutdown, config| {
+        let tls = tls.server();
+        tokio::spawn(async move {
+            let service = FlightServiceServer::new(BallistaFlightService::new(work_dir))
+                .max_decoding_message_size(MESSAGE_BYTES as usize)
+                .max_encoding_message_size(MESSAGE_BYTES as usize);
+            let mut server = create_grpc_server(&config).tls_config(tls).map_err(BallistaError::TonicError)?;
+            let serving = server.add_service(service).serve_with_shutdown(address, shutdown.recv());
+            serving.await.map_err(BallistaError::TonicError)
+        })
+    })
+}
+
+/// Ballista's engine, which also tells our operators which part of which run they are, and keeps the memory of exchanges
+/// within this machine's limit.
+struct Engine {
+    inner: DefaultExecutionEngine,
+    exchange_bytes: usize,
+}
+
+impl ExecutionEngine for Engine {
+    fn create_query_stage_exec(
+        &self,
+        job: JobId,
+        stage: usize,
+        task: usize,
+        partitions: Vec<usize>,
+        plan: Arc<dyn ExecutionPlan>,
+        work_dir: &str,
+        config: &SessionConfig,
+    ) -> Result<Arc<dyn QueryStageExecutor>> {
+        let plan = of_run(plan, task as u64, &identify)?;
+        let plan = match plan.downcast_ref::<SortShuffleWriterExec>() {
+            Some(writer) => Arc::new(SortShuffleWriterExec::try_new(
+                job.clone(),
+                stage,
+                Arc::clone(plan.children()[0]),
+                work_dir.to_owned(),
+                writer.shuffle_output_partitioning().clone(),
+                writer.config().clone().with_memory_limit_per_task_bytes(self.exchange_bytes),
+            )?),
+            None => plan,
+        };
+        self.inner.create_query_stage_exec(job, stage, task, partitions, plan, work_dir, config)
+    }
+}
+

@@ -1,0 +1,83 @@
+//! What clusters of any size build is what one process builds.
+
+use onefold_tests::{Dir, S3Server};
+
+use crate::fleet::{Fleet, contents};
+
+/// Logs of a workload, and the dataset that one process builds of them.
+fn built_here(workload: &str, samples: usize) -> Dir {
+    let dir = Dir::new();
+    dir.command(&format!("onefold-data generate --workload {workload} --samples {samples} --seed 3 --out logs")).works();
+    dir.command("onefold-ingest build logs/dataset.toml --buckets 5 --out here --threads 2").works();
+    dir
+}
+
+/// Builds the dataset on a cluster, and compares it with the one of one process, byte by byte.
+fn builds_the_same(dir: &Dir, executors: usize) {
+    let fleet = Fleet::new(dir, executors);
+    let summary = fleet.command(&format!("build logs/dataset.toml --buckets 5 --out there{executors}")).json();
+    let here = dir.command("onefold-ingest verify here").json();
+    assert_eq!(summary["samples"], here["samples"]);
+    let there = format!("there{executors}");
+    assert_eq!(contents(&dir.path(&there)), contents(&dir.path("here")), "{executors} executors");
+    assert!(!dir.path(format!("{there}/work")).exists(), "rows are left in the work folder");
+    dir.command(&format!("onefold-ingest verify {there}")).works();
+}
+
+#[test]
+fn one_two_and_three_executors_build_what_one_process_builds() {
+    let dir = built_here("rm1", 3000);
+    (1..=3).for_each(|executors| builds_the_same(&dir, executors));
+}
+
+#[test]
+fn every_workload_is_built() {
+    for workload in ["rm2", "rm3"] {
+        builds_the_same(&built_here(workload, 3000), 2);
+    }
+}
+
+#[test]
+fn logs_and_datasets_may_be_in_an_object_store() {
+    let (dir, server) = (built_here("rm1", 2000), S3Server::start());
+    for (name, bytes) in onefold_tests::files_below(&dir.path("logs")) {
+        server.put("logs", name.to_str().unwrap(), bytes);
+    }
+    let text = dir.text("logs/dataset.toml").replace("path = \"", "path = \"s3://logs/");
+    let paths = text.lines().map(|line| match line.split_once(" = \"") {
+        Some((name, file)) if file.ends_with(".parquet\"") => format!("{name} = \"s3://logs/{file}\n"),
+        _ => format!("{line}\n"),
+    });
+    dir.write("dataset.toml", paths.collect::<String>());
+    let fleet = Fleet::with(&dir, 2, Some(&server), "");
+    let summary = fleet.command("build dataset.toml --buckets 5 --out s3://logs/built").json();
+    assert!(summary["samples"].as_u64() > Some(1000), "{summary}");
+    let built = server.file("logs", "built");
+    assert_eq!(contents(&built), contents(&dir.path("here")));
+}
+
+#[test]
+fn days_are_appended_and_nothing_is_appended_twice() {
+    let dir = built_here("rm1", 2000);
+    dir.edit("logs/dataset.toml", "[session]", "[partition]\nby = \"hour\"\n\n[session]");
+    dir.command("onefold-ingest build logs/dataset.toml --buckets 3 --out hours --threads 2").works();
+    let fleet = Fleet::new(&dir, 2);
+    let first = fleet.command("append logs/dataset.toml --buckets 3 --out there").output();
+    assert_eq!(first.status.code(), Some(2), "an append has the buckets of the dataset");
+    fleet.command("build logs/dataset.toml --buckets 3 --out there").json();
+    assert_eq!(contents(&dir.path("there")), contents(&dir.path("hours")));
+    let again = fleet.command("append logs/dataset.toml --out there").json();
+    assert_eq!((&again["changed"], &again["snapshot"]), (&false.into(), &1.into()));
+    dir.command("onefold-ingest verify there").works();
+}
+
+#[test]
+fn what_a_cluster_cannot_do_is_refused_before_any_work() {
+    let dir = built_here("rm1", 500);
+    let fleet = Fleet::new(&dir, 1);
+    let groups = fleet.command("build logs/dataset.toml --out there --groups auto");
+    groups.fails(&["groups are found in one process", "`[features]`"]);
+    fleet.command("append logs/dataset.toml --out here --merge").fails(&["onefold-ingest append --merge"]);
+    fleet.command("build logs/dataset.toml --out here").fails(&["`here` is a dataset already"]);
+    fleet.command("build logs/nothing.toml --out there").fails(&["nothing.toml"]);
+}

@@ -1,0 +1,115 @@
+//! Processes that end in the middle of a build.
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use onefold_tests::Dir;
+
+use crate::fleet::{Fleet, contents};
+
+/// Logs, and the dataset that one process builds of them.
+fn built_here(samples: usize) -> Dir {
+    let dir = Dir::new();
+    dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 4 --out logs")).works();
+    dir.command("onefold-ingest build logs/dataset.toml --buckets 4 --out here --threads 2").works();
+    dir
+}
+
+const BUILD: &str = "build logs/dataset.toml --buckets 4 --out there";
+
+/// Waits for a build; gives whether it succeeded.
+fn ended(mut build: Child) -> bool {
+    build.wait().unwrap().success()
+}
+
+/// A dataset is whole, or nothing of it is visible; then the same command makes it.
+fn is_whole_or_can_be_built_again(dir: &Dir, fleet: &Fleet<'_>, succeeded: bool) {
+    assert_eq!(succeeded, dir.path("there/snapshots").exists(), "a failed build is not visible");
+    if !succeeded {
+        fleet.command(BUILD).json();
+    }
+    assert_eq!(contents(&dir.path("there")), contents(&dir.path("here")));
+    dir.command("onefold-ingest vacuum there --older-than 0s").works();
+    assert!(!dir.path("there/work").exists(), "a vacuum leaves rows in the work folder");
+    dir.command("onefold-ingest verify there").works();
+}
+
+/// An executor is killed after each of these parts of the time that a build takes.
+#[test]
+fn executors_may_be_killed_at_any_moment() {
+    let dir = built_here(6000);
+    let mut fleet = Fleet::new(&dir, 2);
+    let started = Instant::now();
+    fleet.command(BUILD).json();
+    let whole = started.elapsed();
+    for part in 1..=4 {
+        fs_err::remove_dir_all(dir.path("there")).unwrap();
+        let build = fleet.command(BUILD).spawn();
+        std::thread::sleep(whole * part / 5);
+        fleet.kill_executor();
+        fleet.start_executor();
+        let succeeded = ended(build);
+        is_whole_or_can_be_built_again(&dir, &fleet, succeeded);
+    }
+}
+
+#[test]
+fn a_build_fails_when_its_scheduler_is_killed_and_can_be_run_again() {
+    let dir = built_here(6000);
+    let mut fleet = Fleet::new(&dir, 1);
+    let build = fleet.command(BUILD).spawn_with_stderr();
+    std::thread::sleep(Duration::from_millis(700));
+    fleet.kill_scheduler();
+    let output = build.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("the scheduler") && error.contains("hint"), "{error}");
+    assert!(!dir.path("there/snapshots").exists());
+    fleet.restart_scheduler();
+    // An executor registers again when it hears of the new scheduler.
+    fleet.kill_executor();
+    fleet.start_executor();
+    is_whole_or_can_be_built_again(&dir, &fleet, false);
+}
+
+/// Two clients build the same dataset at once: one of them commits, and the other says that it is there.
+#[test]
+fn of_two_builds_of_one_dataset_one_wins() {
+    let dir = built_here(3000);
+    let fleet = Fleet::new(&dir, 2);
+    let builds = [(); 2].map(|()| fleet.command(BUILD).spawn_with_stderr());
+    let outputs = builds.map(|build| build.wait_with_output().unwrap());
+    let failed: Vec<String> = outputs
+        .iter()
+        .filter(|output| !output.status.success())
+        .map(|output| String::from_utf8_lossy(&output.stderr).into_owned())
+        .collect();
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert!(failed[0].contains("there"), "{failed:?}");
+    is_whole_or_can_be_built_again(&dir, &fleet, true);
+}
+
+#[test]
+fn errors_of_executors_name_the_file() {
+    let dir = built_here(500);
+    let log = dir.files().into_keys().find(|name| name.starts_with("logs") && name.extension().is_some_and(|e| e == "parquet"));
+    let log = log.unwrap();
+    let mut bytes = dir.read(&log);
+    // The first page of data, and not the footer.
+    bytes[40..2000].fill(0xff);
+    dir.write(&log, bytes);
+    let fleet = Fleet::new(&dir, 1);
+    let output = fleet.command(BUILD).output();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    let name = log.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(!output.status.success() && error.contains(&name) && error.contains("cannot be"), "{error}");
+    assert!(!dir.path("there/snapshots").exists());
+}
+
+#[test]
+fn a_scheduler_that_is_not_there_is_named() {
+    let dir = built_here(500);
+    let command = "onefold-cluster build logs/dataset.toml --out there --scheduler 127.0.0.1:1";
+    let output = dir.command(command).output();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("127.0.0.1:1 cannot be reached") && error.contains("onefold-cluster scheduler"), "{error}");
+}

@@ -1,0 +1,6 @@
+//! Builds on clusters of processes of this machine, compared with builds in one process.
+
+mod builds;
+mod faults;
+mod fleet;
+mod secure;

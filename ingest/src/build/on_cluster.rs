@@ -1,0 +1,65 @@
+//! Builds a dataset on a cluster: its executors read the logs and write the files, and this process commits them.
+
+use std::sync::Arc;
+
+use onefold_datasets::{Commit, DatasetWriter};
+
+use super::{Build, BuildSummary, Groups};
+use crate::decide::OutputPlan;
+use crate::reading::{Reading, ReadingOptions};
+use crate::remote::Cluster;
+use crate::{Error, Result};
+
+impl Build<'_> {
+    /// Refuses what a cluster cannot do, before anything is read.
+    pub(super) fn check_cluster(&self, has_dataset: bool) -> Result<()> {
+        let (config, options) = (self.config, self.options);
+        let locally = "build it with `onefold-ingest build`";
+        let (message, hint) = if let Some(name) = config.vocabularies.keys().next() {
+            let message = format!("the vocabulary `{name}` is made in one process, not on a cluster");
+            (message, format!("give features without a vocabulary, as `ids = \"hash\"`, or {locally}"))
+        } else if !config.timelines.is_empty() {
+            let message = "lists of `[[timelines]]` are made in one process, not on a cluster".to_owned();
+            (message, locally.to_owned())
+        } else if options.groups == Groups::Auto {
+            let message = "groups are found in one process, not on a cluster".to_owned();
+            (message, "build a part of the samples with `onefold-ingest build --groups auto`, and write its groups into \
+                       `[features]`"
+                .to_owned())
+        } else if options.commit == Commit::Merge && has_dataset {
+            ("late samples are merged in one process, not on a cluster".to_owned(), "use `onefold-ingest append --merge`".to_owned())
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config { path: config.path.clone(), message, hint })
+    }
+
+    /// Writes the samples on `cluster`, and commits them.
+    pub(super) async fn on_cluster(
+        &self,
+        cluster: &Arc<dyn Cluster>,
+        reading: Reading<'_>,
+        wanted: &ReadingOptions,
+        mut writer: DatasetWriter,
+    ) -> Result<BuildSummary> {
+        let decided = OutputPlan::as_configured(self.config, &reading.kept);
+        if decided.schema != *writer.schema() {
+            let options = writer.options().clone();
+            drop(writer);
+            writer = self.writer(options.layout, options.order, &decided.schema)?;
+        }
+        writer.set_buckets(reading.buckets(wanted))?;
+        let clustering = reading.clustering_on(cluster, wanted).await?;
+        // Records pass through other machines, so they are digested when they are decoded, too.
+        let spec = self.write_spec(&writer, &reading, clustering.cut());
+        let mut add = |bucket| Ok(writer.add(bucket)?);
+        let written = clustering.write(spec, decided.lists.clone(), self.reporter, &mut add).await?;
+        reading.check_count(written.as_ref().map_or(0, |written| written.samples), None)?;
+        let written = written.ok_or_else(|| reading.no_samples())?;
+        if self.writes_the_samples_as_read() {
+            writer.expect(written.samples, written.digest);
+        }
+        let output = self.commit(&reading, writer, &written.statistics, written.left_out).await?;
+        Ok(self.summary(output, &decided, reading))
+    }
+}

@@ -1,0 +1,230 @@
+//! Clustering on several machines: one job, whose rows say what was written.
+//!
+//! ```text
+//! samples, part by part ─▶ FoldExec ─▶ exchange by bucket ─▶ sessions, sort ─▶ WriteExec ─▶ outcomes
+//! ```
+//!
+//! Each machine folds its parts of the log for itself. After the exchange, all records of a user are in one partition,
+//! so sessions are found from the records; here, where one process has all samples, that is done beside.
+
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::{Schema as ArrowSchema, SchemaRef};
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::error::{DataFusionError, Result as EngineResult};
+use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
+use datafusion::physical_plan::projection::ProjectionExec;
+use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
+use datafusion::physical_plan::windows::BoundedWindowAggExec;
+use datafusion::physical_plan::{ExecutionPlan, Partitioning, execute_stream};
+use datafusion::prelude::SessionContext;
+use futures::StreamExt;
+use onefold_datasets::WrittenBucket;
+use onefold_datasets::progress::Reporter;
+
+use super::cut::CutSpec;
+use super::decode::{DecodedTotals, ListColumn};
+use super::encode::SampleTotals;
+use super::fold::DIGEST;
+use super::totals::TotalsReader;
+use super::write::{Outcome, WriteExec, WriteSpec};
+use super::{
+    ClusterOptions, LeftOut, RECORDS_TABLE, SampleStatistics, TICK, bug, compared, cut_spec, fold_samples,
+    statistics_options,
+};
+use crate::remote::{Cluster, Groups, OnCluster, checked_exchange};
+use crate::sessionize::{self, BUCKET};
+use crate::{Config, Result};
+
+/// Sorts the samples of a query into the order of a dataset, on a cluster.
+pub(crate) struct RemoteClustering {
+    cluster: Arc<dyn Cluster>,
+    context: SessionContext,
+    /// The sorted records, whose partitions have whole buckets.
+    sorted: Arc<dyn ExecutionPlan>,
+    cut: CutSpec,
+    totals: TotalsReader,
+}
+
+/// What a cluster wrote.
+pub(crate) struct WrittenSamples {
+    /// The samples that were folded, and their digest.
+    pub(crate) samples: u64,
+    pub(crate) digest: onefold_datasets::digest::Digest,
+    pub(crate) statistics: SampleStatistics,
+    pub(crate) left_out: LeftOut,
+}
+
+impl RemoteClustering {
+    /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Clustering::plan`](super::Clustering::plan).
+    pub(crate) async fn plan(
+        config: &Config,
+        context: &SessionContext,
+        columns: &ArrowSchema,
+        options: &ClusterOptions,
+        cluster: &Arc<dyn Cluster>,
+    ) -> Result<Self> {
+        let fold = fold_samples(config, context, columns, options, super::encoder_options(config, options), None).await?;
+        let sorted = sorted(config, context, options, fold, cluster.partitions()).await?;
+        Ok(Self {
+            cluster: Arc::clone(cluster),
+            context: context.clone(),
+            sorted,
+            cut: cut_spec(config, columns, options),
+            totals: TotalsReader::new(&statistics_options(config, options), &options.budget),
+        })
+    }
+
+    /// How what is sorted is cut into row groups.
+    pub(crate) fn cut(&self) -> CutSpec {
+        self.cut.clone()
+    }
+
+    /// Writes the samples, and gives the buckets to `add` when all files are complete. `lists` are the list columns.
+    /// Gives `None` if there are no samples.
+    ///
+    /// # Errors
+    ///
+    /// As [`Clustering::write`](super::Clustering::write).
+    pub(crate) async fn write(
+        mut self,
+        spec: WriteSpec,
+        lists: Vec<ListColumn>,
+        reporter: &dyn Reporter,
+        add: &mut (dyn FnMut(WrittenBucket) -> Result<()> + Send),
+    ) -> Result<Option<WrittenSamples>> {
+        let digested = spec.cut.digested;
+        let write = Arc::new(WriteExec::new(Arc::new(spec), lists, vec![self.sorted]));
+        let plan = Arc::new(OnCluster::new(self.cluster, write));
+        reporter.begin("building on the cluster", None, "samples");
+        let mut rows = execute_stream(plan, self.context.task_ctx())?;
+        let (mut decoded, mut left_out) = (DecodedTotals::default(), LeftOut::default());
+        loop {
+            let next = tokio::time::timeout(TICK, rows.next()).await;
+            reporter.go_on()?;
+            let Ok(next) = next else { continue };
+            let Some(rows) = next.transpose()? else { break };
+            for outcome in Outcome::read(&rows)? {
+                match outcome {
+                    Outcome::Bucket(bucket) => {
+                        reporter.advance(bucket.bucket.samples);
+                        add(bucket)?;
+                    }
+                    Outcome::LeftOut(others) => left_out.merge(others),
+                    Outcome::Decoded(others) => decoded.merge(&others),
+                    Outcome::Folded(worker, part) => self.totals.part(worker, &part)?,
+                }
+            }
+        }
+        reporter.end();
+        let Some(totals) = self.totals.finish()?.filter(|totals| totals.samples > 0) else { return Ok(None) };
+        let SampleTotals { samples, digest, .. } = totals;
+        let statistics = compared(totals, &decoded, digested)?;
+        Ok(Some(WrittenSamples { samples, digest, statistics, left_out }))
+    }
+}
+
+/// The records that `fold` makes, exchanged by bucket and sorted.
+async fn sorted(
+    config: &Config,
+    context: &SessionContext,
+    options: &ClusterOptions,
+    fold: Arc<dyn ExecutionPlan>,
+    partitions: usize,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let context = for_one_partition(context);
+    let with_buckets = sessionize::with_buckets(config, options.order.buckets, RECORDS_TABLE);
+    let records = over_partitions(&context, &with_buckets, fold).await?;
+    let column = records.schema().index_of(BUCKET).map_err(DataFusionError::from)?;
+    let key = Arc::new(Column::new(BUCKET, column));
+    let exchange = RepartitionExec::try_new(records, Partitioning::Hash(vec![key], partitions))?;
+    let groups = Groups { column, name: "bucket".to_owned() };
+    let records = checked_exchange(Arc::new(exchange), Some(groups))?;
+    let ordered = sessionize::ordered_with_sessions(config, options.order, RECORDS_TABLE, &DIGEST);
+    over_partitions(&context, &ordered, records).await
+}
+
+/// A session like `context` that plans for one partition, in this process.
+fn for_one_partition(context: &SessionContext) -> SessionContext {
+    let config = context.copied_config().with_target_partitions(1).with_create_default_catalog_and_schema(false);
+    let state = SessionStateBuilder::new_from_existing(context.state())
+        .with_config(config)
+        .with_physical_optimizer_rules(PhysicalOptimizer::new().rules)
+        .build();
+    SessionContext::new_with_state(state)
+}
+
+/// The plan of `sql`, a query over [`RECORDS_TABLE`], which is applied to each partition of `input`.
+async fn over_partitions(
+    context: &SessionContext,
+    sql: &str,
+    input: Arc<dyn ExecutionPlan>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let table = Placeholder(input.schema());
+    let table = StreamingTable::try_new(input.schema(), vec![Arc::new(table)])?;
+    context.register_table(RECORDS_TABLE, Arc::new(table))?;
+    let plan = context.sql(sql).await?.create_physical_plan().await;
+    context.deregister_table(RECORDS_TABLE)?;
+    let apply = |plan: Arc<dyn ExecutionPlan>| -> EngineResult<Transformed<Arc<dyn ExecutionPlan>>> {
+        let applied: Arc<dyn ExecutionPlan> = if let Some(leaf) = plan.downcast_ref::<StreamingTableExec>() {
+            of_columns(&input, &leaf.schema())?
+        } else if let Some(sort) = plan.downcast_ref::<SortExec>() {
+            let sorted = SortExec::new(sort.expr().clone(), Arc::clone(sort.input()));
+            Arc::new(sorted.with_fetch(sort.fetch()).with_preserve_partitioning(true))
+        } else if let Some(window) = plan.downcast_ref::<BoundedWindowAggExec>() {
+            let (exprs, order) = (window.window_expr().to_vec(), window.input_order_mode.clone());
+            Arc::new(BoundedWindowAggExec::try_new(exprs, Arc::clone(window.input()), order, true)?)
+        } else {
+            return Ok(Transformed::no(plan));
+        };
+        Ok(Transformed::yes(applied))
+    };
+    Ok(plan?.transform_up(apply).data()?)
+}
+
+/// The columns of `plan` that `schema` has.
+fn of_columns(plan: &Arc<dyn ExecutionPlan>, schema: &SchemaRef) -> EngineResult<Arc<dyn ExecutionPlan>> {
+    if plan.schema().fields() == schema.fields() {
+        return Ok(Arc::clone(plan));
+    }
+    let column = |name: &String| -> EngineResult<_> {
+        let column = Column::new_with_schema(name, &plan.schema())?;
+        Ok((Arc::new(column) as Arc<dyn datafusion::physical_expr::PhysicalExpr>, name.clone()))
+    };
+    let columns = schema.fields().iter().map(|field| column(field.name()));
+    let columns = columns.collect::<EngineResult<Vec<_>>>()?;
+    Ok(Arc::new(ProjectionExec::try_new(columns, Arc::clone(plan))?))
+}
+
+/// Rows that stand for others while a plan is made.
+#[derive(Debug)]
+struct Placeholder(SchemaRef);
+
+impl fmt::Display for Placeholder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Placeholder")
+    }
+}
+
+impl PartitionStream for Placeholder {
+    fn schema(&self) -> &SchemaRef {
+        &self.0
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let error = DataFusionError::External(Box::new(bug("a plan was executed before it had its input")));
+        let rows = futures::stream::iter([Err(error)]);
+        Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.0), rows))
+    }
+}

@@ -1,0 +1,525 @@
+//! Exchanges whose rows are digested on both sides.
+//!
+//! ```text
+//! rows ─▶ SentExec ─▶ exchange ─▶ ReceivedExec ─▶ the same rows
+//!         adds who sent a row,      keeps one run of each partition,
+//!         then counts and digests   compares counts and digests
+//! ```
+//!
+//! A cluster tries the tasks of a machine that is lost again, and Ballista 55 may then pass on what the lost task had
+//! written as well as what the new one wrote. So each row says which partition it comes from and which run of it; the
+//! receiver keeps the first run of a partition that it sees and drops the rows of the others. Behind its rows, a sender
+//! says to every receiver how many rows it sent there, and their digest. A difference fails the query.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, RecordBatch, UInt32Array, UInt64Array,
+};
+use datafusion::arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
+use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, UInt64Type};
+use datafusion::common::hash_utils::create_hashes;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::repartition::{REPARTITION_RANDOM_STATE, RepartitionExec};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+};
+use futures::StreamExt;
+use onefold_datasets::digest::{Digest, SampleDigest};
+use serde::{Deserialize, Serialize};
+
+use super::{external, partitions_of};
+use crate::row_digest::RowDigester;
+
+/// The column that says which partition sent a row.
+const SENDER: &str = "__onefold_sender";
+/// The column that says which run of it did.
+const RUN: &str = "__onefold_run";
+/// The column of what a sender says behind its rows: their number and digest. It is null for rows.
+const SENT: &str = "__onefold_sent";
+/// The columns that the check adds.
+const ADDED: usize = 3;
+
+/// The groups of rows that are compared: what a sender sends to one partition, or to one value of a column.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Groups {
+    /// The column.
+    pub(crate) column: usize,
+    /// What a message calls a value of it.
+    pub(crate) name: String,
+}
+
+/// `exchange`, an exchange of one input, with checks around it.
+///
+/// # Errors
+///
+/// If the rows have a column that cannot be digested.
+pub(crate) fn checked_exchange(
+    exchange: Arc<dyn ExecutionPlan>,
+    groups: Option<Groups>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let input = Arc::clone(exchange.children()[0]);
+    let schema = input.schema();
+    let (sent, partitioning) = match exchange.downcast_ref::<RepartitionExec>() {
+        Some(exchange) => {
+            let partitioning = exchange.partitioning().clone();
+            (SentExec::new(input, partitioning.clone(), groups.clone())?, partitioning)
+        }
+        None => (SentExec::to_one(input)?, Partitioning::UnknownPartitioning(1)),
+    };
+    let sent: Arc<dyn ExecutionPlan> = Arc::new(sent);
+    let exchanged: Arc<dyn ExecutionPlan> = match exchange.is::<RepartitionExec>() {
+        true => Arc::new(RepartitionExec::try_new(sent, partitioning.clone())?),
+        false => Arc::new(CoalescePartitionsExec::new(sent)),
+    };
+    Ok(Arc::new(ReceivedExec::new(exchanged, schema, partitioning, groups)))
+}
+
+/// Adds to rows who sent them, and behind them what was sent.
+#[derive(Debug)]
+pub(super) struct SentExec {
+    input: Arc<dyn ExecutionPlan>,
+    /// Where the exchange behind this sends a row.
+    pub(super) partitioning: Partitioning,
+    pub(super) groups: Option<Groups>,
+    /// What identifies the input's partitions in the whole plan, and the run, where a machine executes a part of it.
+    run: Option<(Vec<u64>, u64)>,
+    properties: Arc<PlanProperties>,
+}
+
+impl SentExec {
+    pub(super) fn new(
+        input: Arc<dyn ExecutionPlan>,
+        partitioning: Partitioning,
+        groups: Option<Groups>,
+    ) -> Result<Self> {
+        // Fails before anything is read.
+        RowDigester::new(&input.schema()).map_err(external)?;
+        let added = [
+            Field::new(SENDER, DataType::UInt64, false),
+            Field::new(RUN, DataType::UInt64, false),
+            Field::new(SENT, DataType::Binary, true),
+        ];
+        let fields = input.schema().fields().iter().cloned().chain(added.map(Arc::new)).collect::<Vec<_>>();
+        // Behind the rows come copies of some of them, so there is no order.
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(Arc::new(ArrowSchema::new(fields))),
+            Partitioning::UnknownPartitioning(partitions_of(input.as_ref())),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        Ok(Self { input, partitioning, groups, run: None, properties: Arc::new(properties) })
+    }
+
+    /// The rows go to one partition.
+    pub(super) fn to_one(input: Arc<dyn ExecutionPlan>) -> Result<Self> {
+        Self::new(input, Partitioning::UnknownPartitioning(1), None)
+    }
+
+    /// This in one run of a part of the plan, whose partitions these numbers identify.
+    pub(super) fn of_run(&self, partitions: Vec<u64>, run: u64) -> Self {
+        Self {
+            input: Arc::clone(&self.input),
+            partitioning: self.partitioning.clone(),
+            groups: self.groups.clone(),
+            run: Some((partitions, run)),
+            properties: Arc::clone(&self.properties),
+        }
+    }
+}
+
+impl DisplayAs for SentExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SentExec: to={}", self.partitioning)
+    }
+}
+
+impl ExecutionPlan for SentExec {
+    fn name(&self) -> &str {
+        "SentExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn apply_expressions(
+        &self,
+        visit: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        if let Partitioning::Hash(keys, _) = &self.partitioning {
+            for key in keys {
+                if visit(key)? == TreeNodeRecursion::Stop {
+                    return Ok(TreeNodeRecursion::Stop);
+                }
+            }
+        }
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = only(children)?;
+        Ok(Arc::new(Self {
+            run: self.run.clone(),
+            ..Self::new(input, self.partitioning.clone(), self.groups.clone())?
+        }))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let (number, run) = match &self.run {
+            Some((partitions, run)) => match partitions.get(partition) {
+                Some(number) => (*number, *run),
+                None => return datafusion::common::internal_err!("a partition has no number in the whole plan"),
+            },
+            None => (partition as u64, 0),
+        };
+        let schema = self.schema();
+        let sender = Sender {
+            sender: number,
+            run,
+            schema: Arc::clone(&schema),
+            partitioning: self.partitioning.clone(),
+            groups: self.groups.clone(),
+            digester: RowDigester::new(&self.input.schema()).map_err(external)?,
+            sent: BTreeMap::new(),
+        };
+        let rows = self.input.execute(partition, context)?;
+        let sent = futures::stream::try_unfold(Some((rows, sender)), |state| async {
+            let Some((mut rows, mut sender)) = state else { return Ok(None) };
+            match rows.next().await.transpose()? {
+                Some(batch) => Ok(Some((sender.send(&batch)?, Some((rows, sender))))),
+                None => Ok(sender.last()?.map(|last| (last, None))),
+            }
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, sent)))
+    }
+}
+
+/// What was sent of a group.
+#[derive(Debug)]
+struct SentGroup {
+    said: Said,
+    /// The first row, which takes what is said of the group to where its rows go.
+    first: RecordBatch,
+}
+
+/// What a sender says of the rows of a group.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Said {
+    group: u64,
+    rows: u64,
+    digest: Digest,
+}
+
+/// Sends the rows of one partition.
+#[derive(Debug)]
+struct Sender {
+    sender: u64,
+    run: u64,
+    schema: SchemaRef,
+    partitioning: Partitioning,
+    groups: Option<Groups>,
+    digester: RowDigester,
+    sent: BTreeMap<u64, SentGroup>,
+}
+
+impl Sender {
+    /// The rows of a batch, with their sender.
+    fn send(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let rows = batch.num_rows();
+        let samples = self.digester.rows(batch).map_err(external)?;
+        let groups = self.groups_of(batch)?;
+        for (row, (group, sample)) in groups.into_iter().zip(samples).enumerate() {
+            let sent = match self.sent.entry(group) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
+                    // A copy, because a slice would keep the batch.
+                    let first = take_record_batch(batch, &UInt32Array::from(vec![row as u32]))?;
+                    entry.insert(SentGroup { said: Said { group, ..Said::default() }, first })
+                }
+            };
+            sent.said.rows += 1;
+            sent.said.digest.add(sample);
+        }
+        self.with_added(batch, Arc::new(BinaryArray::new_null(rows)))
+    }
+
+    /// The groups of the rows of a batch.
+    fn groups_of(&self, batch: &RecordBatch) -> Result<Vec<u64>> {
+        if let Some(Groups { column, .. }) = &self.groups {
+            let values = cast(batch.column(*column), &DataType::UInt64)?;
+            let values = values.as_primitive::<UInt64Type>();
+            return Ok((0..values.len()).map(|row| values.value(row)).collect());
+        }
+        match &self.partitioning {
+            Partitioning::Hash(keys, partitions) => {
+                let keys = keys.iter().map(|key| key.evaluate(batch)?.into_array(batch.num_rows()));
+                let keys = keys.collect::<Result<Vec<ArrayRef>>>()?;
+                let mut hashes = vec![0; batch.num_rows()];
+                create_hashes(&keys, REPARTITION_RANDOM_STATE.random_state(), &mut hashes)?;
+                Ok(hashes.into_iter().map(|hash| hash % *partitions as u64).collect())
+            }
+            _ => Ok(vec![0; batch.num_rows()]),
+        }
+    }
+
+    /// What was sent, behind the last row; `None` if nothing was.
+    fn last(&mut self) -> Result<Option<RecordBatch>> {
+        let sent = std::mem::take(&mut self.sent);
+        let Some(some) = sent.values().next() else { return Ok(None) };
+        let rows = concat_batches(&some.first.schema(), sent.values().map(|sent| &sent.first))?;
+        let said = sent.values().map(|sent| serde_json::to_vec(&sent.said));
+        let said = said.collect::<Result<Vec<_>, _>>().map_err(|error| DataFusionError::External(error.into()))?;
+        let said = BinaryArray::from_iter_values(said);
+        self.with_added(&rows, Arc::new(said)).map(Some)
+    }
+
+    fn with_added(&self, batch: &RecordBatch, sent: ArrayRef) -> Result<RecordBatch> {
+        let number = |number| Arc::new(UInt64Array::from_value(number, batch.num_rows())) as ArrayRef;
+        let added = [number(self.sender), number(self.run), sent];
+        let columns = batch.columns().iter().cloned().chain(added).collect();
+        Ok(RecordBatch::try_new(Arc::clone(&self.schema), columns)?)
+    }
+}
+
+/// Keeps one run of every partition, checks that its rows are those that were sent, and removes what [`SentExec`] added.
+#[derive(Debug)]
+pub(super) struct ReceivedExec {
+    input: Arc<dyn ExecutionPlan>,
+    pub(super) groups: Option<Groups>,
+    properties: Arc<PlanProperties>,
+}
+
+impl ReceivedExec {
+    /// Receives rows of `schema` from an exchange.
+    pub(super) fn new(
+        input: Arc<dyn ExecutionPlan>,
+        schema: SchemaRef,
+        partitioning: Partitioning,
+        groups: Option<Groups>,
+    ) -> Self {
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(schema),
+            partitioning,
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        Self { input, groups, properties: Arc::new(properties) }
+    }
+
+    /// Receives what an exchange gives, without the columns that [`SentExec`] added.
+    pub(super) fn of_exchange(input: Arc<dyn ExecutionPlan>, groups: Option<Groups>) -> Self {
+        let schema = input.schema();
+        let fields = schema.fields()[..schema.fields().len() - ADDED].to_vec();
+        let partitioning = input.output_partitioning().clone();
+        Self::new(input, Arc::new(ArrowSchema::new(fields)), partitioning, groups)
+    }
+
+    /// The rows of `schema` among `rows`, which an exchange gives, once they are checked.
+    pub(super) fn check(
+        rows: SendableRecordBatchStream,
+        schema: SchemaRef,
+        groups: Option<Groups>,
+    ) -> Result<SendableRecordBatchStream> {
+        let digester = RowDigester::new(&schema).map_err(external)?;
+        let receiver = Receiver { schema: Arc::clone(&schema), groups, digester, senders: HashMap::new() };
+        let received = futures::stream::try_unfold((rows, receiver), |(mut rows, mut receiver)| async {
+            loop {
+                let Some(batch) = rows.next().await.transpose()? else {
+                    receiver.finish()?;
+                    return Ok(None);
+                };
+                let batch = receiver.receive(&batch)?;
+                if batch.num_rows() > 0 {
+                    return Ok(Some((batch, (rows, receiver))));
+                }
+            }
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, received)))
+    }
+}
+
+impl DisplayAs for ReceivedExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReceivedExec")
+    }
+}
+
+impl ExecutionPlan for ReceivedExec {
+    fn name(&self) -> &str {
+        "ReceivedExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(Self::of_exchange(only(children)?, self.groups.clone())))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        Self::check(self.input.execute(partition, context)?, self.schema(), self.groups.clone())
+    }
+}
+
+/// What came from a partition.
+#[derive(Debug)]
+struct Received {
+    run: u64,
+    /// By group; all rows are in one group if no column groups them.
+    groups: BTreeMap<u64, Said>,
+    /// What the sender says of the groups.
+    said: BTreeMap<u64, Said>,
+}
+
+/// Receives the rows of one partition.
+#[derive(Debug)]
+struct Receiver {
+    schema: SchemaRef,
+    groups: Option<Groups>,
+    digester: RowDigester,
+    /// By the partitions that send.
+    senders: HashMap<u64, Received>,
+}
+
+impl Receiver {
+    /// The rows of a batch that are kept.
+    fn receive(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let columns = batch.num_columns() - ADDED;
+        let senders = batch.column(columns).as_primitive::<UInt64Type>().clone();
+        let runs = batch.column(columns + 1).as_primitive::<UInt64Type>().clone();
+        let said = batch.column(columns + 2).as_binary::<i32>().clone();
+        let mut kept = vec![true; batch.num_rows()];
+        for row in 0..batch.num_rows() {
+            let run = runs.value(row);
+            let received = self.senders.entry(senders.value(row)).or_insert_with(|| Received {
+                run,
+                groups: BTreeMap::new(),
+                said: BTreeMap::new(),
+            });
+            kept[row] = received.run == run && said.is_null(row);
+            if received.run == run && said.is_valid(row) {
+                let said: Said = serde_json::from_slice(said.value(row))
+                    .map_err(|error| DataFusionError::External(error.into()))?;
+                received.said.insert(said.group, said);
+            }
+        }
+        let rows = RecordBatch::try_new(Arc::clone(&self.schema), batch.columns()[..columns].to_vec())?;
+        if kept.iter().all(|kept| *kept) {
+            self.count(&rows, senders.values().iter().copied())?;
+            return Ok(rows);
+        }
+        let rows = filter_record_batch(&rows, &BooleanArray::from(kept.clone()))?;
+        self.count(&rows, (0..kept.len()).filter(|row| kept[*row]).map(|row| senders.value(row)))?;
+        Ok(rows)
+    }
+
+    /// Counts and digests rows that are kept.
+    fn count(&mut self, rows: &RecordBatch, senders: impl Iterator<Item = u64>) -> Result<()> {
+        if rows.num_rows() == 0 {
+            return Ok(());
+        }
+        let groups = match &self.groups {
+            Some(Groups { column, .. }) => Some(cast(rows.column(*column), &DataType::UInt64)?),
+            None => None,
+        };
+        let samples: Vec<SampleDigest> = self.digester.rows(rows).map_err(external)?;
+        for (row, (sender, sample)) in senders.zip(samples).enumerate() {
+            let group = groups.as_ref().map_or(0, |groups| groups.as_primitive::<UInt64Type>().value(row));
+            let Some(received) = self.senders.get_mut(&sender) else { continue };
+            let counted = received.groups.entry(group).or_insert_with(|| Said { group, ..Said::default() });
+            counted.rows += 1;
+            counted.digest.add(sample);
+        }
+        Ok(())
+    }
+
+    /// Compares what came with what was sent.
+    fn finish(&self) -> Result<()> {
+        for (partition, received) in &self.senders {
+            let nothing = Said::default();
+            let pairs: Vec<(&Said, &Said)> = match self.groups {
+                Some(_) => {
+                    let groups = received.groups.keys().chain(received.said.keys());
+                    groups
+                        .map(|group| {
+                            let sent = received.said.get(group).unwrap_or(&nothing);
+                            (sent, received.groups.get(group).unwrap_or(&nothing))
+                        })
+                        .collect()
+                }
+                None => vec![(
+                    received.said.values().next().unwrap_or(&nothing),
+                    received.groups.values().next().unwrap_or(&nothing),
+                )],
+            };
+            for (sent, came) in pairs {
+                if (sent.rows, &sent.digest) != (came.rows, &came.digest) {
+                    return Err(external(self.difference(*partition, sent, came)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn difference(&self, partition: u64, sent: &Said, came: &Said) -> crate::Error {
+        let of = match &self.groups {
+            Some(Groups { name, .. }) => format!(" of {name} {}", sent.group.max(came.group)),
+            None => String::new(),
+        };
+        crate::Error::Engine {
+            message: format!(
+                "an exchange between machines changed rows{of}: partition {partition:016x} sent {} rows with digest {}, \
+                 {} rows with digest {} came",
+                sent.rows, sent.digest, came.rows, came.digest
+            ),
+            hint: "run it again; if it fails again, check the disks of the executors' `--work-dir`".to_owned(),
+        }
+    }
+}
+
+fn only(children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+    match <[_; 1]>::try_from(children) {
+        Ok([child]) => Ok(child),
+        Err(_) => datafusion::common::internal_err!("an exchange has one input"),
+    }
+}

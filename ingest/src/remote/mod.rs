@@ -1,0 +1,215 @@
+//! Execution of queries on a cluster in place of this process.
+//!
+//! ```text
+//! SQL ─▶ DataFusion's plan ─▶ checked exchanges ─▶ OnCluster ─▶ Cluster ─▶ rows
+//!                             exchange               the last rule    (ingest/cluster)
+//! ```
+//!
+//! A session that has a [`Cluster`] plans as any other. The last rule of its optimizer, [`RunOnCluster`], puts the plan
+//! of a query into an [`OnCluster`], which executes it on the cluster. So whoever collects the rows of a query need not
+//! know where it runs.
+//!
+//! What the cluster needs to send our operators is in [`operators`]: an operator is a text and, where DataFusion can
+//! describe a part of it, a plan.
+
+mod exchange;
+mod executor;
+mod operators;
+mod stores;
+mod work;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::config::ConfigOptions;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::limit::GlobalLimitExec;
+use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, displayable,
+};
+use datafusion::prelude::SessionConfig;
+use futures::TryStreamExt;
+
+pub(crate) use self::exchange::{Groups, checked_exchange};
+use self::exchange::{ReceivedExec, SentExec};
+pub use self::executor::{ExecutorMemory, executor_runtime};
+pub use self::operators::{Sent, functions, of_run, read_operator, write_operator};
+pub use self::stores::Stores;
+pub(crate) use self::work::{WrittenRows, write_rows};
+
+use crate::cluster::plan_properties;
+
+/// Processes on several machines that execute plans together.
+#[async_trait]
+pub trait Cluster: fmt::Debug + Send + Sync {
+    /// The number of partitions that the exchanges of a plan make.
+    fn partitions(&self) -> usize;
+
+    /// The folder for rows that several queries share: a path that all machines have, or a URL.
+    fn work_folder(&self) -> &Path;
+
+    /// Executes a plan, and gives the rows of its partitions, one partition after the other. To drop the rows is to end
+    /// the job.
+    ///
+    /// # Errors
+    ///
+    /// If the plan cannot be sent or fails.
+    async fn execute(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        config: &SessionConfig,
+    ) -> Result<SendableRecordBatchStream>;
+}
+
+/// The cluster of a session, as an extension of its configuration.
+#[derive(Debug)]
+pub(crate) struct SessionCluster(pub(crate) Arc<dyn Cluster>);
+
+/// The cluster of a session, if it has one.
+pub(crate) fn cluster_of(config: &SessionConfig) -> Option<Arc<dyn Cluster>> {
+    config.get_extension::<SessionCluster>().map(|cluster| Arc::clone(&cluster.0))
+}
+
+/// Makes every plan one that is executed on a cluster. The last rule of all.
+#[derive(Debug)]
+pub(crate) struct RunOnCluster(pub(crate) Arc<dyn Cluster>);
+
+impl PhysicalOptimizerRule for RunOnCluster {
+    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(OnCluster::new(Arc::clone(&self.0), check_exchanges(plan)?)))
+    }
+
+    fn name(&self) -> &str {
+        "run_on_cluster"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+/// Checks the rows of every exchange of a plan. Exchanges that keep an order are replaced by those that do not and a
+/// sort, because a cluster keeps no order.
+fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    let check = |plan: Arc<dyn ExecutionPlan>| {
+        if let Some(merge) = plan.downcast_ref::<SortPreservingMergeExec>() {
+            let gathered = Arc::new(CoalescePartitionsExec::new(Arc::clone(merge.input())));
+            let sorted = SortExec::new(merge.expr().clone(), checked_exchange(gathered, None)?);
+            return Ok(Transformed::yes(Arc::new(sorted.with_fetch(merge.fetch())) as Arc<dyn ExecutionPlan>));
+        }
+        if let Some(exchange) = plan.downcast_ref::<RepartitionExec>() {
+            if exchange.preserve_order() {
+                return datafusion::common::not_impl_err!("an exchange that keeps an order, on a cluster");
+            }
+            if !matches!(exchange.partitioning(), Partitioning::Hash(..)) {
+                // Nothing is gained by dealing rows out to other machines.
+                return Ok(Transformed::yes(Arc::clone(exchange.input())));
+            }
+            return Ok(Transformed::yes(checked_exchange(plan, None)?));
+        }
+        if let Some(gathered) = plan.downcast_ref::<CoalescePartitionsExec>() {
+            let received = checked_exchange(Arc::clone(&plan), None)?;
+            return Ok(Transformed::yes(match gathered.fetch() {
+                Some(_) => Arc::new(GlobalLimitExec::new(received, 0, gathered.fetch())),
+                None => received,
+            }));
+        }
+        Ok(Transformed::no(plan))
+    };
+    plan.transform_up(check).data()
+}
+
+/// A plan that is executed on a cluster: an operator without inputs.
+#[derive(Debug)]
+pub(crate) struct OnCluster {
+    cluster: Arc<dyn Cluster>,
+    plan: Arc<dyn ExecutionPlan>,
+    properties: Arc<PlanProperties>,
+}
+
+impl OnCluster {
+    /// Executes `plan` on `cluster`.
+    pub(crate) fn new(cluster: Arc<dyn Cluster>, plan: Arc<dyn ExecutionPlan>) -> Self {
+        let properties = plan_properties(&plan.schema(), 1);
+        Self { cluster, plan, properties }
+    }
+
+    /// The plan that is executed on the cluster.
+    pub(crate) fn plan(&self) -> &Arc<dyn ExecutionPlan> {
+        &self.plan
+    }
+
+    /// The plan that `plan` executes on a cluster; `plan` itself if it is not executed on one.
+    pub(crate) fn inner(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+        plan.downcast_ref::<Self>().map_or_else(|| Arc::clone(&plan), |on_cluster| Arc::clone(on_cluster.plan()))
+    }
+}
+
+impl DisplayAs for OnCluster {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OnCluster: {}", displayable(self.plan.as_ref()).one_line())
+    }
+}
+
+impl ExecutionPlan for OnCluster {
+    fn name(&self) -> &str {
+        "OnCluster"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        _: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let schema = self.plan.schema();
+        // What leaves the cluster is an exchange, too.
+        let sent: Arc<dyn ExecutionPlan> = Arc::new(SentExec::to_one(Arc::clone(&self.plan))?);
+        tracing::debug!("on the cluster:\n{}", displayable(sent.as_ref()).indent(false));
+        let cluster = Arc::clone(&self.cluster);
+        let received = Arc::clone(&schema);
+        let rows = futures::stream::once(async move {
+            let rows = cluster.execute(sent, context.session_config()).await?;
+            ReceivedExec::check(rows, received, None)
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows.try_flatten())))
+    }
+}
+
+/// Wraps an error so that it can pass through the engine.
+fn external(error: crate::Error) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}
+
+/// The number of partitions of a plan.
+fn partitions_of(plan: &dyn ExecutionPlan) -> usize {
+    plan.properties().output_partitioning().partition_count()
+}

@@ -1,0 +1,182 @@
+//! How operators are sent: each as a text, its inputs, and where DataFusion can describe a part of it, a plan.
+
+use std::sync::Arc;
+
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::FunctionRegistry;
+use datafusion::logical_expr::ScalarUDF;
+use datafusion::physical_plan::empty::EmptyExec;
+use datafusion::physical_plan::joins::HashJoinExec;
+use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning};
+use datafusion::prelude::SessionContext;
+use onefold_datasets::CountBudget;
+use serde::{Deserialize, Serialize};
+
+use super::ExecutorMemory;
+use super::exchange::{Groups, ReceivedExec, SentExec};
+use super::work::{WorkRowsExec, WorkRowsSpec};
+use crate::cluster::{FoldExec, FoldSpec, ListColumn, WriteExec, WriteSpec};
+use crate::ids;
+use crate::sources::SentScan;
+use crate::spilling_join::SpillingJoin;
+use crate::{session_ids, signed_lengths, times};
+
+/// An operator of this crate, as it is sent beside its inputs.
+#[derive(Debug)]
+pub struct Sent {
+    /// What describes it.
+    pub text: Vec<u8>,
+    /// A part of it that DataFusion describes: a plan of its own operators.
+    pub plan: Option<Arc<dyn ExecutionPlan>>,
+}
+
+/// What describes an operator.
+#[derive(Debug, Serialize, Deserialize)]
+enum Operator {
+    Fold(Box<FoldSpec>),
+    /// With the names of the list columns.
+    Write(Box<WriteSpec>, Vec<String>),
+    WorkRows(WorkRowsSpec),
+    /// The plan is an exchange by the same partitioning, if there are several partitions.
+    Sent(Option<Groups>),
+    Received(Option<Groups>),
+    /// The plan is the hash join, over empty inputs.
+    Join,
+    /// The plan is the scan by DataFusion's own format.
+    Scan(Box<SentScan>),
+}
+
+/// The operator as it is sent; `None` if it is none of this crate's.
+///
+/// # Errors
+///
+/// If the operator is one that no other machine can execute.
+pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
+    let (operator, part) = if let Some(fold) = plan.downcast_ref::<FoldExec>() {
+        (Operator::Fold(Box::new(fold.spec().clone())), None)
+    } else if let Some(write) = plan.downcast_ref::<WriteExec>() {
+        let (spec, lists) = write.parts();
+        if lists.iter().any(|list| list.vocabulary.is_some()) {
+            return datafusion::common::not_impl_err!("a vocabulary, on a cluster");
+        }
+        let lists = lists.iter().map(|list| list.name.clone()).collect();
+        (Operator::Write(Box::new(spec.clone()), lists), None)
+    } else if let Some(rows) = plan.downcast_ref::<WorkRowsExec>() {
+        (Operator::WorkRows(rows.spec().clone()), None)
+    } else if let Some(sent) = plan.downcast_ref::<SentExec>() {
+        let exchange = match &sent.partitioning {
+            Partitioning::Hash(..) => {
+                let input = empty(sent.children()[0]);
+                Some(Arc::new(RepartitionExec::try_new(input, sent.partitioning.clone())?) as Arc<dyn ExecutionPlan>)
+            }
+            _ => None,
+        };
+        (Operator::Sent(sent.groups.clone()), exchange)
+    } else if let Some(received) = plan.downcast_ref::<ReceivedExec>() {
+        (Operator::Received(received.groups.clone()), None)
+    } else if let Some(join) = plan.downcast_ref::<SpillingJoin>() {
+        let inputs = join.children().into_iter().map(empty).collect();
+        (Operator::Join, Some(join.hash_join()?.builder().with_new_children(inputs)?.build_exec()?))
+    } else if let Some((scan, plan)) = SentScan::of(plan)? {
+        (Operator::Scan(Box::new(scan)), Some(plan))
+    } else {
+        return Ok(None);
+    };
+    let text = serde_json::to_vec(&operator).map_err(unreadable)?;
+    Ok(Some(Sent { text, plan: part }))
+}
+
+/// The operator that was sent, over its inputs.
+///
+/// # Errors
+///
+/// If it is none of this crate's, or a part is missing.
+pub fn read_operator(
+    sent: Sent,
+    inputs: &[Arc<dyn ExecutionPlan>],
+    memory: Option<ExecutorMemory>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let operator: Operator = serde_json::from_slice(&sent.text).map_err(unreadable)?;
+    let input = || inputs.first().cloned().ok_or_else(|| missing("an input"));
+    let part = || sent.plan.clone().ok_or_else(|| missing("a plan"));
+    Ok(match operator {
+        Operator::Fold(mut spec) => {
+            // The memory is that of the machine that folds.
+            let bytes = memory.map_or(spec.state_bytes(), |memory| memory.state_bytes);
+            spec.set_state_bytes(bytes);
+            Arc::new(FoldExec::new(*spec, CountBudget::new(bytes as u64), input()?)?)
+        }
+        Operator::Write(spec, lists) => {
+            let lists = lists.into_iter().map(|name| ListColumn { name, vocabulary: None }).collect();
+            Arc::new(WriteExec::new(Arc::new(*spec), lists, inputs.to_vec()))
+        }
+        Operator::WorkRows(spec) => Arc::new(WorkRowsExec::new(spec, input()?)),
+        Operator::Sent(groups) => {
+            let partitioning = match &sent.plan {
+                Some(exchange) => exchange.output_partitioning().clone(),
+                None => Partitioning::UnknownPartitioning(1),
+            };
+            Arc::new(SentExec::new(input()?, partitioning, groups)?)
+        }
+        Operator::Received(groups) => Arc::new(ReceivedExec::of_exchange(input()?, groups)),
+        Operator::Join => {
+            let plan = part()?;
+            let join = plan.downcast_ref::<HashJoinExec>().ok_or_else(|| missing("a hash join"))?;
+            let join = join.builder().with_new_children(inputs.to_vec())?.recompute_properties().build_exec()?;
+            Arc::new(SpillingJoin::new(join))
+        }
+        Operator::Scan(scan) => scan.read(&part()?)?,
+    })
+}
+
+/// A part of a plan, as a machine executes it in one run. `identify` gives what identifies a partition of an operator
+/// in the whole plan: the same in every run.
+///
+/// # Errors
+///
+/// Those of `identify`.
+pub fn of_run(
+    plan: Arc<dyn ExecutionPlan>,
+    run: u64,
+    identify: &dyn Fn(&Arc<dyn ExecutionPlan>, usize) -> Result<u64>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    plan.transform_down(|plan| {
+        let Some(sent) = plan.downcast_ref::<SentExec>() else { return Ok(Transformed::no(plan)) };
+        let input = sent.children()[0];
+        let partitions = 0..input.output_partitioning().partition_count();
+        let partitions = partitions.map(|partition| identify(input, partition)).collect::<Result<_>>()?;
+        Ok(Transformed::yes(Arc::new(sent.of_run(partitions, run)) as Arc<dyn ExecutionPlan>))
+    })
+    .data()
+}
+
+/// Our SQL functions, which executors need.
+///
+/// # Errors
+///
+/// If DataFusion lacks a function that one of ours replaces.
+pub fn functions() -> Result<Vec<Arc<ScalarUDF>>> {
+    let context = SessionContext::new();
+    signed_lengths::register(&context)?;
+    context.register_udf(session_ids::function());
+    context.register_udf(times::function());
+    ids::functions::register(&context);
+    let names = context.udfs();
+    names.iter().map(|name| context.udf(name)).collect()
+}
+
+/// No rows of the columns of `plan`, in as many partitions.
+fn empty(plan: &Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+    let partitions = plan.output_partitioning().partition_count();
+    Arc::new(EmptyExec::new(plan.schema()).with_partitions(partitions))
+}
+
+fn unreadable(error: serde_json::Error) -> DataFusionError {
+    DataFusionError::External(format!("an operator cannot be sent: {error}").into())
+}
+
+fn missing(what: &str) -> DataFusionError {
+    DataFusionError::Internal(format!("an operator was sent without {what}"))
+}

@@ -1,0 +1,186 @@
+//! Rows that several queries share, in files of the cluster's work folder.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+
+use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema as ArrowSchema, SchemaRef};
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::stream::RecordBatchReceiverStream;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, collect,
+};
+use datafusion::prelude::SessionContext;
+use futures::StreamExt;
+use onefold_datasets::storage::Storage;
+use parquet::arrow::ArrowWriter;
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+
+use super::{Cluster, OnCluster, external, partitions_of};
+use crate::cluster::plan_properties;
+use crate::spool::{ROW_GROUP_BYTES, properties, unwritten};
+
+static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
+    let column = |name, data_type| Field::new(name, data_type, false);
+    Arc::new(ArrowSchema::new(vec![column("file", DataType::Utf8), column("rows", DataType::Int64)]))
+});
+
+/// Where rows are written.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct WorkRowsSpec {
+    /// The work folder.
+    folder: PathBuf,
+    /// What the rows are called.
+    name: String,
+}
+
+/// Files of rows that a cluster has written. They are removed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct WrittenRows {
+    storage: Storage,
+    files: Vec<String>,
+}
+
+impl WrittenRows {
+    /// The files' paths or URLs.
+    pub(crate) fn locations(&self) -> Vec<String> {
+        self.files.iter().map(|file| self.storage.shown(file).to_string_lossy().into_owned()).collect()
+    }
+}
+
+impl Drop for WrittenRows {
+    fn drop(&mut self) {
+        // What cannot be removed now goes with a vacuum.
+        let _ = self.storage.delete(std::mem::take(&mut self.files));
+        self.storage.remove_empty_folders();
+    }
+}
+
+/// Writes the rows of `plan` to files in the work folder, each partition to one.
+///
+/// # Errors
+///
+/// Those of the plan and of the storage.
+pub(crate) async fn write_rows(
+    cluster: &Arc<dyn Cluster>,
+    context: &SessionContext,
+    name: &str,
+    plan: Arc<dyn ExecutionPlan>,
+) -> crate::Result<WrittenRows> {
+    let folder = cluster.work_folder();
+    let storage = Storage::open(folder)?;
+    let spec = WorkRowsSpec { folder: folder.to_owned(), name: name.to_owned() };
+    let written = Arc::new(WorkRowsExec::new(spec, plan));
+    let on_cluster = Arc::new(OnCluster::new(Arc::clone(cluster), written));
+    let mut files = Vec::new();
+    for batch in collect(on_cluster, context.task_ctx()).await? {
+        let (paths, rows) = (batch.column(0).as_string::<i32>(), batch.column(1).as_primitive::<Int64Type>());
+        let full = paths.iter().flatten().zip(rows.values()).filter(|(_, rows)| **rows > 0);
+        files.extend(full.map(|(path, _)| path.to_owned()));
+    }
+    Ok(WrittenRows { storage, files })
+}
+
+/// Writes its input's partitions to files of the work folder, and gives a row about each.
+#[derive(Debug)]
+pub(super) struct WorkRowsExec {
+    spec: WorkRowsSpec,
+    input: Arc<dyn ExecutionPlan>,
+    properties: Arc<PlanProperties>,
+}
+
+impl WorkRowsExec {
+    pub(super) fn new(spec: WorkRowsSpec, input: Arc<dyn ExecutionPlan>) -> Self {
+        let properties = plan_properties(&SCHEMA, partitions_of(input.as_ref()));
+        Self { spec, input, properties }
+    }
+
+    pub(super) fn spec(&self) -> &WorkRowsSpec {
+        &self.spec
+    }
+}
+
+impl DisplayAs for WorkRowsExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WorkRowsExec: name={}", self.spec.name)
+    }
+}
+
+impl ExecutionPlan for WorkRowsExec {
+    fn name(&self) -> &str {
+        "WorkRowsExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        match <[_; 1]>::try_from(children) {
+            Ok([input]) => Ok(Arc::new(Self::new(self.spec.clone(), input))),
+            Err(_) => datafusion::common::internal_err!("rows to be written are one plan"),
+        }
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let rows = self.input.execute(partition, context)?;
+        let mut written = RecordBatchReceiverStream::builder(Arc::clone(&SCHEMA), 1);
+        let (spec, output, runtime) = (self.spec.clone(), written.tx(), Handle::current());
+        // The storage makes its callers wait.
+        written.spawn_blocking(move || {
+            let row = write(&spec, rows, &runtime)?;
+            // Nobody reads any more if this fails.
+            let _ = output.blocking_send(Ok(row));
+            Ok(())
+        });
+        Ok(written.build())
+    }
+}
+
+/// Writes rows to a file that no other run writes.
+fn write(spec: &WorkRowsSpec, mut rows: SendableRecordBatchStream, runtime: &Handle) -> Result<RecordBatch> {
+    let failed = |error: onefold_datasets::Error| external(error.into());
+    let storage = Storage::open(&spec.folder).map_err(failed)?;
+    let file = format!("{}-{}.parquet", spec.name, onefold_datasets::random_name());
+    let upload = storage.upload(&file).map_err(failed)?;
+    let mut writer = ArrowWriter::try_new(upload, rows.schema(), Some(properties()))
+        .map_err(|error| external(unwritten(error)))?;
+    let mut count = 0;
+    while let Some(batch) = runtime.block_on(rows.next()).transpose()? {
+        count += batch.num_rows();
+        writer.write(&batch).map_err(|error| external(unwritten(error)))?;
+        if writer.memory_size() >= ROW_GROUP_BYTES {
+            writer.flush().map_err(|error| external(unwritten(error)))?;
+        }
+    }
+    let upload = writer.into_inner().map_err(|error| external(unwritten(error)))?;
+    if count > 0 {
+        upload.finish().map_err(failed)?;
+    }
+    let count = i64::try_from(count).map_err(|error| DataFusionError::External(error.into()))?;
+    let columns = (Arc::new(StringArray::from(vec![file])), Arc::new(Int64Array::from(vec![count])));
+    Ok(RecordBatch::try_new(Arc::clone(&SCHEMA), vec![columns.0, columns.1])?)
+}

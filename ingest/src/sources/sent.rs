@@ -1,0 +1,190 @@
+//! Scans of source files as they are sent to other machines: DataFusion's own scan, and what this crate adds to it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use chrono::DateTime;
+use datafusion::common::config::CsvOptions;
+use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
+use datafusion::datasource::physical_plan::parquet::CachedParquetFileReaderFactory;
+use datafusion::datasource::physical_plan::{
+    CsvSource, FileGroup, FileScanConfig, FileScanConfigBuilder, FileSource, ParquetSource,
+};
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::cache::cache_manager::{CacheManager, CacheManagerConfig};
+use datafusion::physical_plan::ExecutionPlan;
+use object_store::ObjectMeta;
+use onefold_datasets::storage::S3Settings;
+use serde::{Deserialize, Serialize};
+
+use super::csv::{CsvRules, NO_QUOTE};
+use super::formats::engine_compression;
+use super::naming::{FileName, NamedFiles, NamingSource, Text};
+use super::stores::{SourceStore, Stores, VersionedStore};
+use super::text_store::SkippedRows;
+use crate::config::{Compression, Ragged};
+
+/// What DataFusion's own scan lacks of a scan of source files.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct SentScan {
+    source: String,
+    store: SentStore,
+    /// Whether the files are text; Parquet otherwise.
+    text: bool,
+    csv: Option<CsvRules>,
+    compression: Compression,
+    files: Vec<SentFile>,
+}
+
+/// A store. Credentials are those of whoever reads.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct SentStore {
+    /// Empty for the local disk.
+    pub(super) url: String,
+    pub(super) settings: S3Settings,
+}
+
+/// A file, in the version that was found.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct SentFile {
+    name: PathBuf,
+    location: String,
+    bytes: u64,
+    /// In microseconds since 1970.
+    modified: i64,
+    e_tag: Option<String>,
+}
+
+impl SentScan {
+    /// A scan of source files, and DataFusion's own part of it; `None` if `plan` is not one.
+    ///
+    /// # Errors
+    ///
+    /// If the scan leaves out rows and counts them: nobody else learns of the count.
+    pub(crate) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<(Self, Arc<dyn ExecutionPlan>)>> {
+        let Some(scan) = plan.downcast_ref::<DataSourceExec>() else { return Ok(None) };
+        let Some((scan, naming)) = scan.downcast_to_file_source::<NamingSource>() else { return Ok(None) };
+        let csv = naming.text.as_ref().and_then(|text| text.csv.as_ref()).map(|(rules, _)| *rules);
+        if csv.is_some_and(|rules| rules.ragged == Ragged::Skip) {
+            return datafusion::common::not_impl_err!(
+                "`ragged = \"skip\"` of `{}`, on a cluster",
+                naming.files.source
+            );
+        }
+        let mut files = Vec::new();
+        for file in scan.file_groups.iter().flat_map(FileGroup::iter) {
+            let name = file.extension::<FileName>().map_or_else(PathBuf::new, |name| name.0.clone());
+            let ObjectMeta { location, last_modified, size, .. } = &file.object_meta;
+            let (location, bytes) = (location.to_string(), *size);
+            let e_tag = file.object_meta.e_tag.clone();
+            files.push(SentFile { name, location, bytes, modified: last_modified.timestamp_micros(), e_tag });
+        }
+        files.sort_by(|a, b| a.location.cmp(&b.location));
+        files.dedup_by(|a, b| a.location == b.location);
+        let sent = Self {
+            source: naming.files.source.clone(),
+            store: naming.files.store.sent(),
+            text: naming.text.is_some(),
+            csv,
+            compression: compression_of(scan.file_compression_type),
+            files,
+        };
+        // A quote that is no text cannot be sent.
+        let inner = with_quote(&naming.inner, b'"');
+        let own = FileScanConfigBuilder::from(scan.clone()).with_source(inner).build();
+        Ok(Some((sent, DataSourceExec::from_data_source(own))))
+    }
+
+    /// The scan whose own part is `plan`.
+    pub(crate) fn read(self, plan: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+        let scan = plan.downcast_ref::<DataSourceExec>().and_then(|scan| {
+            let scan: Option<&FileScanConfig> = scan.data_source().downcast_ref();
+            scan.cloned()
+        });
+        let Some(scan) = scan else {
+            return datafusion::common::internal_err!("a scan was sent that is none of files");
+        };
+        let wrong = |(message, hint): (String, String)| {
+            let error = crate::Error::Source {
+                source_name: self.source.clone(),
+                path: PathBuf::from(&self.store.url),
+                message,
+                hint,
+            };
+            DataFusionError::External(Box::new(error))
+        };
+        let store = Stores::of_sent(&self.store).map_err(wrong)?;
+        for file in &self.files {
+            store.found(&ObjectMeta {
+                location: object_store::path::Path::parse(&file.location)?,
+                last_modified: DateTime::from_timestamp_micros(file.modified).unwrap_or_default(),
+                size: file.bytes,
+                e_tag: file.e_tag.clone(),
+                version: None,
+            });
+        }
+        let inner = self.format(&scan, &store);
+        let files = NamedFiles { source: self.source.clone(), store, typed: self.text };
+        let csv = self.csv.map(|rules| (rules, Arc::<SkippedRows>::default()));
+        let text = self.text.then_some(Text { csv });
+        let source = NamingSource { files: Arc::new(files), text, inner };
+        let groups = scan.file_groups.iter().map(|group| self.named(group)).collect();
+        let compression = engine_compression(self.compression);
+        let scan = FileScanConfigBuilder::from(scan)
+            .with_source(Arc::new(source))
+            .with_file_groups(groups)
+            .with_file_compression_type(compression)
+            .build();
+        Ok(DataSourceExec::from_data_source(scan))
+    }
+
+    /// The format of the scan, which reads the versions of files that `store` knows.
+    fn format(&self, scan: &FileScanConfig, store: &Arc<SourceStore>) -> Arc<dyn FileSource> {
+        let own = Arc::clone(&scan.file_source);
+        if let Some(rules) = &self.csv {
+            return with_quote(&own, rules.quote.character().unwrap_or(NO_QUOTE));
+        }
+        let Some(parquet) = (own.as_ref() as &dyn std::any::Any).downcast_ref::<ParquetSource>() else {
+            return own;
+        };
+        let cache = CacheManager::try_new(&CacheManagerConfig::default());
+        let Ok(cache) = cache.map(|cache| cache.get_file_metadata_cache()) else { return own };
+        let store = Arc::new(VersionedStore(Arc::clone(store)));
+        let factory = Arc::new(CachedParquetFileReaderFactory::new(store, cache));
+        Arc::new(parquet.clone().with_parquet_file_reader_factory(factory))
+    }
+
+    /// The files of a group, with the names that errors give them.
+    fn named(&self, group: &FileGroup) -> FileGroup {
+        let files = group.iter().map(|file| {
+            let location = file.object_meta.location.as_ref();
+            let known = self.files.binary_search_by(|known| known.location.as_str().cmp(location));
+            let name = known.map_or_else(|_| PathBuf::from(location), |at| self.files[at].name.clone());
+            file.clone().with_extension(FileName(name))
+        });
+        FileGroup::new(files.collect())
+    }
+}
+
+/// A format of CSV with another quote; other formats as they are.
+fn with_quote(format: &Arc<dyn FileSource>, quote: u8) -> Arc<dyn FileSource> {
+    let Some(csv) = (format.as_ref() as &dyn std::any::Any).downcast_ref::<CsvSource>() else {
+        return Arc::clone(format);
+    };
+    let options = CsvOptions {
+        has_header: Some(csv.has_header()),
+        delimiter: csv.delimiter(),
+        quote,
+        escape: csv.escape(),
+        newlines_in_values: Some(csv.newlines_in_values()),
+        ..CsvOptions::default()
+    };
+    Arc::new(csv.clone().with_csv_options(options))
+}
+
+fn compression_of(engine: FileCompressionType) -> Compression {
+    use Compression::{Bzip2, Gzip, Xz, Zstd};
+    let known = [Gzip, Bzip2, Xz, Zstd].into_iter();
+    known.map(|one| (one, engine_compression(one))).find(|(_, other)| *other == engine).map_or(Compression::None, |(one, _)| one)
+}
