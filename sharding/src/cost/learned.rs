@@ -60,20 +60,38 @@ impl LearnedCost {
         Ok(Self { id, bias, output, output_bias, file })
     }
 
-    /// The time of an exchange for every rank, by the network or, without one, bytes ÷ bandwidth.
-    fn exchange_ms(
+    /// The time of an exchange for every rank, all of which begin together, by the network or, without one, bytes ÷
+    /// bandwidth.
+    fn together_ms(
         model: Option<&SetModel>,
-        bytes: &[LinkBytes],
-        starts: &[f64],
+        bytes: impl Iterator<Item = LinkBytes>,
         topology: &Topology,
     ) -> Vec<f64> {
         let Some(model) = model else {
-            return bytes.iter().map(|bytes| link_ms(*bytes, topology)).collect();
+            return bytes.map(|bytes| link_ms(bytes, topology)).collect();
         };
-        let sums: Vec<f64> = bytes.iter().map(|bytes| bytes.sum()).collect();
+        let sums: Vec<f64> = bytes.map(LinkBytes::sum).collect();
         let asked = AskedFeatures::default();
-        let features = exchange_features(&sums).into_iter().zip(waiting_ms(starts));
-        features.map(|(features, waiting)| waiting + model.predict_ms(&[features], &asked)).collect()
+        let features = exchange_features(&sums).into_iter();
+        features.map(|features| model.predict_ms(&[features], &asked)).collect()
+    }
+
+    /// The backward exchange of every rank with what is gathered after it.
+    fn back_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
+        let backward = ranks.iter().map(|rank| rank.traffic.backward);
+        let mut back_ms = Self::together_ms(self.file.backward.as_ref(), backward, topology);
+        // Without data-parallel tables there is nothing to gather.
+        let gathered = ranks.iter().map(|rank| rank.traffic.gather);
+        if gathered.clone().any(|bytes| bytes.sum() > 0.0) {
+            let gather_ms = Self::together_ms(self.file.gather.as_ref(), gathered, topology);
+            back_ms.iter_mut().zip(gather_ms).for_each(|(back, gather)| *back += gather);
+        }
+        back_ms
+    }
+
+    fn out_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
+        let forward = ranks.iter().map(|rank| rank.traffic.forward);
+        Self::together_ms(self.file.forward.as_ref(), forward, topology)
     }
 
     /// How many ranks are predicted to be faster than anything measured, and the longest time of a rank; of the features
@@ -186,21 +204,23 @@ impl CostModel for LearnedCost {
         if ranks.len() == 1 {
             return vec![0.0];
         }
-        let backward: Vec<LinkBytes> = ranks.iter().map(|rank| rank.traffic.backward).collect();
-        let forward: Vec<LinkBytes> = ranks.iter().map(|rank| rank.traffic.forward).collect();
-        let together = vec![0.0; ranks.len()];
-        let mut back_ms = Self::exchange_ms(self.file.backward.as_ref(), &backward, &together, topology);
-        // Without data-parallel tables there is nothing to gather.
-        let gathered: Vec<LinkBytes> = ranks.iter().map(|rank| rank.traffic.gather).collect();
-        if gathered.iter().any(|bytes| bytes.sum() > 0.0) {
-            let gather_ms = Self::exchange_ms(self.file.gather.as_ref(), &gathered, &together, topology);
-            back_ms.iter_mut().zip(gather_ms).for_each(|(back, gather)| *back += gather);
+        let back_ms = self.back_ms(ranks, topology);
+        let mut out_ms = self.out_ms(ranks, topology);
+        if self.file.forward.is_some() {
+            // As in NeuroShard: ranks meet in the forward exchange after unequal work.
+            let starts: Vec<f64> =
+                ranks.iter().zip(&back_ms).map(|(rank, back)| rank.compute_ms + back).collect();
+            out_ms.iter_mut().zip(waiting_ms(&starts)).for_each(|(out, waiting)| *out += waiting);
         }
-        // As in NeuroShard: ranks meet in the forward exchange after unequal work.
-        let starts: Vec<f64> =
-            ranks.iter().zip(&back_ms).map(|(rank, back)| rank.compute_ms + back).collect();
-        let out_ms = Self::exchange_ms(self.file.forward.as_ref(), &forward, &starts, topology);
         back_ms.iter().zip(out_ms).map(|(back, out)| back + out).collect()
+    }
+
+    fn exchange_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
+        if ranks.len() == 1 {
+            return vec![0.0];
+        }
+        let out_ms = self.out_ms(ranks, topology);
+        self.back_ms(ranks, topology).iter().zip(out_ms).map(|(back, out)| back + out).collect()
     }
 
     fn notes(&self, ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<String> {
@@ -394,6 +414,22 @@ mod tests {
     }
 
     /// Ten times the work of the same kind takes ten times as long where no one has measured.
+    #[test]
+    fn ranks_wait_for_the_last_one_before_the_forward_exchange() {
+        let topology = Topology::h100(3, 1 << 30).unwrap();
+        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
+        let bytes = LinkBytes { intra: 3e6, inter: 0.0 };
+        let traffic = Traffic { forward: bytes, backward: bytes, gather: LinkBytes::default() };
+        let load = |compute_ms| RankLoad { compute_ms, traffic };
+        let loads = [5.0, 20.0, 0.0].map(load);
+        let alone = model.exchange_ms(&loads, &topology);
+        let together = model.communication_ms(&loads, &topology);
+        for (rank, waiting) in [15.0, 0.0, 20.0].into_iter().enumerate() {
+            assert!((together[rank] - alone[rank] - waiting).abs() < 1e-9, "{together:?} {alone:?}");
+        }
+        assert_eq!(model.exchange_ms(&loads[..1], &topology), [0.0]);
+    }
+
     #[test]
     fn more_work_than_was_measured_costs_in_proportion() {
         let model = model();

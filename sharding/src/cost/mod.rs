@@ -251,8 +251,14 @@ pub trait CostModel: Send + Sync {
     /// The computation of `rank`, whose contributions sum to `sum + added`, both `[width]`, in milliseconds per step.
     fn compute_ms(&self, rank: u32, sum: &[f64], added: &[f64]) -> f64;
 
-    /// The communication of every rank, in milliseconds per step.
+    /// The communication of every rank, in milliseconds per step, with the time that it waits for other ranks.
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64>;
+
+    /// The same without the time that a rank waits for others. With it an idle rank costs as much as the one that it
+    /// waits for; without it, a search sees which rank has most to do, and which have less.
+    fn exchange_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
+        self.communication_ms(ranks, topology)
+    }
 
     /// What one should know of a prediction for these ranks, as that they are unlike all that was measured.
     fn notes(&self, _ranks: &[Vec<ShardLoad<'_>>], _topology: &Topology, _batch_size: u64) -> Vec<String> {

@@ -56,6 +56,12 @@ impl LearnedCosts {
     fn model(&self, rank: u32) -> &LearnedCost {
         &self.models[self.of_rank[rank as usize]]
     }
+
+    /// For every rank what its own model says of it, of what each says of all.
+    fn of_own_model(&self, of_all: impl Fn(&LearnedCost) -> Vec<f64>) -> Vec<f64> {
+        let by_model: Vec<Vec<f64>> = self.models.iter().map(of_all).collect();
+        self.of_rank.iter().enumerate().map(|(rank, model)| by_model[*model][rank]).collect()
+    }
 }
 
 fn no_model(rank: u32, hardware: Option<&str>, machines: &[&str]) -> Error {
@@ -112,9 +118,11 @@ impl CostModel for LearnedCosts {
     }
 
     fn communication_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
-        let by_model: Vec<Vec<f64>> =
-            self.models.iter().map(|model| model.communication_ms(ranks, topology)).collect();
-        (0..ranks.len()).map(|rank| by_model[self.of_rank[rank]][rank]).collect()
+        self.of_own_model(|model| model.communication_ms(ranks, topology))
+    }
+
+    fn exchange_ms(&self, ranks: &[RankLoad], topology: &Topology) -> Vec<f64> {
+        self.of_own_model(|model| model.exchange_ms(ranks, topology))
     }
 
     fn notes(&self, ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<String> {

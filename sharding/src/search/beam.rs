@@ -28,8 +28,8 @@ pub enum Beam {
     /// shards of a table never share a rank, the grid ends with no limit at all, the beam ends after three levels
     /// without a better state, and its effort is bounded.
     Neuroshard,
-    /// Also row-wise over all ranks or those of one machine, data-parallel, and a local search on the most expensive
-    /// rank that begins at the best states and at the plan of every baseline.
+    /// Also row-wise over all ranks or those of one machine, data-parallel, and a local search on the busiest rank
+    /// that begins at the best states and at the plan of every baseline.
     Full,
 }
 

@@ -1,4 +1,4 @@
-//! Local search: take load off the most expensive rank as long as that helps.
+//! Local search: take load off the busiest rank as long as that helps.
 
 use std::collections::HashSet;
 
@@ -25,8 +25,9 @@ enum Move {
     Split(usize, u32),
 }
 
-/// Improves a placement: units of the most expensive rank go elsewhere, change places with others, or are halved and
-/// shared, whatever lowers the higher of the two ranks' costs most; until nothing does.
+/// Improves a placement: units of the busiest rank go elsewhere, change places with others, or are halved and shared,
+/// whatever lowers the higher of the two ranks' costs most; until nothing does. A rank's cost is here what the rank does
+/// itself, without its waiting for others.
 pub(crate) fn improve(problem: &Problem<'_>, placement: Placement) -> Placement {
     improve_within(problem, placement, Order::ByCost, &|_, _| true)
 }
@@ -61,6 +62,7 @@ struct State<'a> {
     units: Vec<Unit>,
     places: Vec<u32>,
     ranks: Ranks,
+    /// Of every rank, without its waiting for others.
     costs: Vec<f64>,
     /// What a rank has room for: see [`Problem::capacity`].
     capacity: Capacity<'a>,
@@ -75,7 +77,7 @@ impl<'a> State<'a> {
         let taken = placement.units.iter().zip(&placement.places);
         Self {
             problem,
-            costs: ranks.costs_ms(problem),
+            costs: ranks.busy_ms(problem),
             ranks,
             capacity: problem.capacity(&placement.units),
             taken: taken.map(|(unit, place)| (unit.table, *place)).collect(),
@@ -104,7 +106,7 @@ impl<'a> State<'a> {
             let target = self.target(change);
             let saved = [worst, target].map(|rank| self.ranks.saved(rank));
             self.apply(change);
-            let costs = self.ranks.costs_ms(self.problem);
+            let costs = self.ranks.busy_ms(self.problem);
             let most = costs.iter().copied().fold(0.0, f64::max);
             // Other ranks that were as expensive may still be; none may become more so.
             if costs[worst] < before * (1.0 - GAIN)
@@ -115,9 +117,9 @@ impl<'a> State<'a> {
             {
                 self.costs = costs;
                 self.keep(change, worst as u32);
-                if most < self.best.cost_ms {
-                    self.best =
-                        Placement { units: self.units.clone(), places: self.places.clone(), cost_ms: most };
+                let cost_ms = self.ranks.most_ms(self.problem);
+                if cost_ms < self.best.cost_ms {
+                    self.best = Placement { units: self.units.clone(), places: self.places.clone(), cost_ms };
                 }
                 return true;
             }
@@ -261,7 +263,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Makes a change of the most expensive rank the last word: what is kept besides units and ranks follows.
+    /// Makes a change of the busiest rank the last word: what is kept besides units and ranks follows.
     fn keep(&mut self, change: Move, worst: u32) {
         match change {
             Move::To(i, place) => self.take((self.units[i].table, worst), (self.units[i].table, place)),
@@ -282,7 +284,7 @@ impl<'a> State<'a> {
         self.taken.insert(found);
     }
 
-    /// Puts units back where they were before a change of the most expensive rank; not what stands on the ranks.
+    /// Puts units back where they were before a change of the busiest rank; not what stands on the ranks.
     fn undo(&mut self, change: Move, worst: u32) {
         match change {
             Move::To(i, _) => self.places[i] = worst,

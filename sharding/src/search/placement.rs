@@ -119,19 +119,23 @@ impl Ranks {
     }
 
     /// The cost of every rank.
-    pub(crate) fn costs_ms(&self, problem: &Problem<'_>) -> Vec<f64> {
-        let loads: Vec<RankLoad> = self
-            .compute_ms
-            .iter()
-            .zip(&self.traffic)
-            .map(|(compute_ms, traffic)| RankLoad { compute_ms: *compute_ms, traffic: *traffic })
-            .collect();
-        let communication = problem.model.communication_ms(&loads, problem.topology);
-        self.compute_ms
-            .iter()
-            .zip(communication)
-            .map(|(compute, communication)| compute + self.asking_ms + communication)
-            .collect()
+    fn costs_ms(&self, problem: &Problem<'_>) -> Vec<f64> {
+        self.with(problem.model.communication_ms(&self.loads(), problem.topology))
+    }
+
+    /// The same without the time that a rank waits for others: what it does itself.
+    pub(crate) fn busy_ms(&self, problem: &Problem<'_>) -> Vec<f64> {
+        self.with(problem.model.exchange_ms(&self.loads(), problem.topology))
+    }
+
+    fn loads(&self) -> Vec<RankLoad> {
+        let loads = self.compute_ms.iter().zip(&self.traffic);
+        loads.map(|(compute_ms, traffic)| RankLoad { compute_ms: *compute_ms, traffic: *traffic }).collect()
+    }
+
+    fn with(&self, communication: Vec<f64>) -> Vec<f64> {
+        let costs = self.compute_ms.iter().zip(communication);
+        costs.map(|(compute, communication)| compute + self.asking_ms + communication).collect()
     }
 
     /// The cost of the most expensive rank.
