@@ -69,8 +69,8 @@ pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
 };
 pub use writer::{
-    BucketWriter, BucketWriters, ClosingBuckets, Commit, DatasetWriter, Decode, WriterOptions, Written,
-    WrittenBucket, WORK,
+    BucketWriter, BucketWriters, ClosingBuckets, Commit, DatasetWriter, Decode, WORK, WriterOptions, Written,
+    WrittenBucket,
 };
 
 /// A random name of 16 hexadecimal digits, for files that no two writers may both write.

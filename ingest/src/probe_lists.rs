@@ -75,9 +75,13 @@ fn file_bytes(plan: &Arc<dyn ExecutionPlan>) -> u64 {
     let scan = plan.downcast_ref::<DataSourceExec>();
     let scan = scan.and_then(|scan| scan.data_source().downcast_ref::<FileScanConfig>());
     let files = scan.iter().flat_map(|scan| &scan.file_groups).flat_map(FileGroup::iter);
-    let own: u64 = files.map(|file| file.range.as_ref().map_or(file.object_meta.size, |range| {
-        u64::try_from(range.end - range.start).unwrap_or(0)
-    })).sum();
+    let own: u64 = files
+        .map(|file| {
+            file.range
+                .as_ref()
+                .map_or(file.object_meta.size, |range| u64::try_from(range.end - range.start).unwrap_or(0))
+        })
+        .sum();
     own + plan.children().into_iter().map(file_bytes).sum::<u64>()
 }
 

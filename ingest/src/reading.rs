@@ -236,8 +236,13 @@ mod tests {
     /// Reads three samples of which the steps are said to have counted `counted`.
     fn read(folder: &Path, counted: Option<u64>) -> Result<u64> {
         let config = Config::parse(&folder.join("dataset.toml"), CONFIG).unwrap();
-        let options =
-            EngineOptions { memory_limit: 1 << 28, threads: 1, spill_directory: None, spill_limit: None, cluster: None };
+        let options = EngineOptions {
+            memory_limit: 1 << 28,
+            threads: 1,
+            spill_directory: None,
+            spill_limit: None,
+            cluster: None,
+        };
         let wanted = ReadingOptions {
             order: Order::Session,
             buckets: None,

@@ -32,8 +32,8 @@ use serde::Serialize;
 
 use self::log::Log;
 use self::route::Router;
-use crate::row_digest::RowDigester;
 use self::segment::{SegmentFile, Segments};
+use crate::row_digest::RowDigester;
 use crate::{Error, Result};
 
 /// The file that marks a directory of segments. Because of the underscore, sources do not read it as data.

@@ -185,10 +185,11 @@ impl ExecutionPlan for SpillingJoin {
 
     /// Of the side that all partitions share, a machine that executes some of them needs all rows.
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
-        let held = match self.hash_join().is_ok_and(|join| *join.partition_mode() == PartitionMode::CollectLeft) {
-            true => Distribution::SinglePartition,
-            false => Distribution::UnspecifiedDistribution,
-        };
+        let held =
+            match self.hash_join().is_ok_and(|join| *join.partition_mode() == PartitionMode::CollectLeft) {
+                true => Distribution::SinglePartition,
+                false => Distribution::UnspecifiedDistribution,
+            };
         InputDistributionRequirements::new(vec![held, Distribution::UnspecifiedDistribution])
     }
 
@@ -494,7 +495,7 @@ mod tests {
             .with_default_features()
             .with_config(config)
             .with_runtime_env(runtime.build_arc().unwrap())
-            .with_physical_optimizer_rules(physical_rules());
+            .with_physical_optimizer_rules(physical_rules(None));
         let context = SessionContext::new_with_state(state.build());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();

@@ -39,7 +39,10 @@ pub(crate) struct Spool {
 
 impl fmt::Debug for Spool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spool").field("files", &self.files.len()).field("on_cluster", &self.on_cluster).finish()
+        f.debug_struct("Spool")
+            .field("files", &self.files.len())
+            .field("on_cluster", &self.on_cluster)
+            .finish()
     }
 }
 

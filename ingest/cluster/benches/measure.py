@@ -74,7 +74,7 @@ class Cluster:
         self.number += 1
         work = self.options.work / f"executor{self.number}"
         limits = ["--threads", self.options.threads, "--memory-limit", self.options.memory_limit]
-        address = ["--scheduler", f"127.0.0.1:{self.port}", "--port", 0, "--task-port", 0]
+        address = ["--scheduler", f"127.0.0.1:{self.port}", "--port", 0]
         self.executors.append(self.start("executor", *address, *limits, "--work-dir", work))
 
     def kill_executor(self, which):

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use ballista_core::BALLISTA_VERSION;
 use ballista_core::client::BallistaClient;
 use ballista_core::config::BallistaConfig;
 use ballista_core::extension::{BallistaConfigGrpcEndpoint, SessionConfigExt};
@@ -17,7 +18,6 @@ use ballista_core::serde::protobuf::{
 };
 use ballista_core::utils::{GrpcClientConfig, create_grpc_client_endpoint};
 use ballista_core::version::{check_compatibility, insert_version_header, version_from_metadata};
-use ballista_core::BALLISTA_VERSION;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::physical_plan::ExecutionPlan;
@@ -155,13 +155,13 @@ impl Cluster for Client {
         let schema = plan.schema();
         let mut scheduler = self.connect().await?;
         let job = self.submit(&mut scheduler, plan, config).await?;
-        let mut running = RunningJob { scheduler: self.scheduler.clone(), tls: self.tls.clone(), job: Some(job.clone()) };
+        let mut running =
+            RunningJob { scheduler: self.scheduler.clone(), tls: self.tls.clone(), job: Some(job.clone()) };
         let locations = self.wait(&mut scheduler, &job).await?;
         running.job = None;
         let tls = self.tls.clone();
-        let rows = futures::stream::iter(locations)
-            .then(move |location| fetch(location, tls.clone()))
-            .try_flatten();
+        let rows =
+            futures::stream::iter(locations).then(move |location| fetch(location, tls.clone())).try_flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
     }
 }
@@ -253,7 +253,8 @@ fn failure(message: String, hint: &str) -> DataFusionError {
 fn job_failure(error: &str) -> DataFusionError {
     const HINT: &str = "\n  hint: ";
     let text = error.replace("\\n", "\n").replace("\\\"", "\"");
-    let inner = text.rfind("External error: ").map_or(text.as_str(), |at| &text[at + "External error: ".len()..]);
+    let inner =
+        text.rfind("External error: ").map_or(text.as_str(), |at| &text[at + "External error: ".len()..]);
     let (message, hint) = match inner.split_once(HINT) {
         Some((message, hint)) => (message, hint.lines().next().unwrap_or(hint)),
         None => (inner, "see the logs of the executors; nothing was committed"),

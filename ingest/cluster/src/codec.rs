@@ -54,7 +54,10 @@ impl PlanCodec {
             let (text, plan) = part(rest)?;
             let plan = match plan {
                 [] => None,
-                plan => Some(<PhysicalPlanNode as AsExecutionPlan>::try_decode(plan)?.try_into_physical_plan(context, self)?),
+                plan => Some(
+                    <PhysicalPlanNode as AsExecutionPlan>::try_decode(plan)?
+                        .try_into_physical_plan(context, self)?,
+                ),
             };
             read_operator(Sent { text: text.to_vec(), plan }, inputs, self.memory)
         };

@@ -83,8 +83,12 @@ impl CommandLine for Cli {
         match &self.command {
             Command::Scheduler(arguments) => block_on(scheduler::run(arguments, printer)),
             Command::Executor(arguments) => block_on(executor::run(arguments)),
-            Command::Build(build) => run_build(&build.arguments, Some(&|folder| build.cluster(folder)), printer),
-            Command::Append(append) => run_append(&append.arguments, Some(&|folder| append.cluster(folder)), printer),
+            Command::Build(build) => {
+                run_build(&build.arguments, Some(&|folder| build.cluster(folder)), printer)
+            }
+            Command::Append(append) => {
+                run_append(&append.arguments, Some(&|folder| append.cluster(folder)), printer)
+            }
         }
     }
 }

@@ -25,10 +25,13 @@ use onefold_ingest::remote::{Stores, executor_runtime, functions, of_run};
 
 use crate::MESSAGE_BYTES;
 use crate::codec::PlanCodec;
-use crate::identity::identify;
 use crate::command::Address;
+use crate::identity::identify;
 use crate::tls::{Tls, TlsArguments};
 
+/// Executors ask for tasks. If the scheduler sent them, those of a lost executor could wait for ever in Ballista 55 (no
+/// event offers them to the others), and executors would need a server of their own for tasks, which knows no TLS.
+pub(crate) const POLICY: TaskSchedulingPolicy = TaskSchedulingPolicy::PullStaged;
 /// Seconds between signs of life.
 const HEARTBEAT_SECONDS: u64 = 3;
 /// Seconds that a new executor waits for its scheduler.
@@ -60,9 +63,6 @@ pub(crate) struct ExecutorArguments {
     /// Port for exchanges; any free one if 0
     #[arg(long, default_value_t = 50051)]
     port: u16,
-    /// Port for the scheduler's tasks; any free one if 0
-    #[arg(long, default_value_t = 50052)]
-    task_port: u16,
     #[command(flatten)]
     tls: TlsArguments,
 }
@@ -80,12 +80,11 @@ pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
         bind_host: arguments.bind.to_string(),
         external_host: Some(arguments.host.clone().unwrap_or_else(|| arguments.bind.to_string())),
         port,
-        grpc_port: free_port(arguments.bind, arguments.task_port)?,
         scheduler_host: arguments.scheduler.host.clone(),
         scheduler_port: arguments.scheduler.port,
         scheduler_connect_timeout_seconds: CONNECT_SECONDS,
         vcores: threads,
-        task_scheduling_policy: policy(tls.as_ref()),
+        task_scheduling_policy: POLICY,
         work_dir: Some(arguments.work_dir.to_string_lossy().into_owned()),
         job_data_ttl_seconds: 24 * 3600,
         job_data_clean_up_interval_seconds: 600,
@@ -107,17 +106,9 @@ pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
         ..ExecutorProcessConfig::default()
     };
     start_executor_process(Arc::new(config)).await.map_err(|error| {
-        anyhow::anyhow!("{error}").context(format!("the executor of scheduler {} stopped", arguments.scheduler))
+        anyhow::anyhow!("{error}")
+            .context(format!("the executor of scheduler {} stopped", arguments.scheduler))
     })
-}
-
-/// Whether the scheduler sends tasks, or executors ask for them. With TLS they ask, because Ballista's servers of tasks
-/// know no TLS.
-pub(crate) fn policy(tls: Option<&Tls>) -> TaskSchedulingPolicy {
-    match tls {
-        Some(_) => TaskSchedulingPolicy::PullStaged,
-        None => TaskSchedulingPolicy::PushStaged,
-    }
 }
 
 /// Makes configurations of sessions.
@@ -159,7 +150,8 @@ fn flight_service(tls: &Tls) -> Arc<ballista_executor::ArrowFlightServerProvider
             let service = FlightServiceServer::new(BallistaFlightService::new(work_dir))
                 .max_decoding_message_size(MESSAGE_BYTES as usize)
                 .max_encoding_message_size(MESSAGE_BYTES as usize);
-            let mut server = create_grpc_server(&config).tls_config(tls).map_err(BallistaError::TonicError)?;
+            let mut server =
+                create_grpc_server(&config).tls_config(tls).map_err(BallistaError::TonicError)?;
             let serving = server.add_service(service).serve_with_shutdown(address, shutdown.recv());
             serving.await.map_err(BallistaError::TonicError)
         })
@@ -199,4 +191,3 @@ impl ExecutionEngine for Engine {
         self.inner.create_query_stage_exec(job, stage, task, partitions, plan, work_dir, config)
     }
 }
-

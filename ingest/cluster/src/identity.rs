@@ -42,7 +42,9 @@ fn describe(plan: &Arc<dyn ExecutionPlan>, partition: usize, hasher: &mut Defaul
     }
     if let Some(scan) = plan.downcast_ref::<DataSourceExec>() {
         let scan = scan.data_source().downcast_ref::<FileScanConfig>();
-        for file in scan.and_then(|scan| scan.file_groups.get(partition)).iter().flat_map(|group| group.iter()) {
+        for file in
+            scan.and_then(|scan| scan.file_groups.get(partition)).iter().flat_map(|group| group.iter())
+        {
             let range = file.range.as_ref().map(|range| (range.start, range.end));
             (file.object_meta.location.as_ref(), range).hash(hasher);
         }

@@ -22,7 +22,7 @@ use tonic::transport::server::TcpIncoming;
 
 use crate::MESSAGE_BYTES;
 use crate::codec::PlanCodec;
-use crate::executor::{config_producer, policy};
+use crate::executor::{POLICY, config_producer};
 use crate::tls::{Tls, TlsArguments};
 
 /// Seconds between looks for executors that are lost.
@@ -67,7 +67,7 @@ pub(crate) async fn run(arguments: &SchedulerArguments, printer: &Printer) -> an
         external_host: host.clone(),
         bind_host: arguments.bind.to_string(),
         bind_port: address.port(),
-        scheduling_policy: policy(tls.as_ref()),
+        scheduling_policy: POLICY,
         finished_job_data_clean_up_interval_seconds: 60,
         grpc_server_max_decoding_message_size: MESSAGE_BYTES,
         grpc_server_max_encoding_message_size: MESSAGE_BYTES,

@@ -36,7 +36,8 @@ impl TlsArguments {
         else {
             return Ok(None);
         };
-        let read = |path: &PathBuf| fs_err::read(path).context("the files of `--tls-…` must be readable PEM files");
+        let read =
+            |path: &PathBuf| fs_err::read(path).context("the files of `--tls-…` must be readable PEM files");
         Ok(Some(Tls {
             identity: Identity::from_pem(read(certificate)?, read(key)?),
             authority: Certificate::from_pem(read(authority)?),

@@ -27,7 +27,10 @@ impl Build<'_> {
                        `[features]`"
                 .to_owned())
         } else if options.commit == Commit::Merge && has_dataset {
-            ("late samples are merged in one process, not on a cluster".to_owned(), "use `onefold-ingest append --merge`".to_owned())
+            (
+                "late samples are merged in one process, not on a cluster".to_owned(),
+                "use `onefold-ingest append --merge`".to_owned(),
+            )
         } else {
             return Ok(());
         };

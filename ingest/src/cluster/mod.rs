@@ -66,16 +66,16 @@ use crate::times::TimeLimits;
 use crate::{Config, Error, Result};
 
 pub(crate) use self::bucket_files::LeftOut;
-pub(crate) use self::cut::CutSpec;
 use self::convert::check_types;
 pub(crate) use self::convert::{column_error, engine};
+pub(crate) use self::cut::CutSpec;
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
 pub(crate) use self::fold::{DIGEST, RECORD};
 pub(crate) use self::fold::{FoldExec, FoldSpec, plan_properties};
 pub(crate) use self::kept::kept_columns;
-pub(crate) use self::on_cluster::RemoteClustering;
 pub(crate) use self::merging::{LateSamples, fold_old_samples};
+pub(crate) use self::on_cluster::RemoteClustering;
 pub(crate) use self::partitions::Partitions;
 pub(crate) use self::statistics::SampleStatistics;
 pub(crate) use self::unfold::RowGroups;

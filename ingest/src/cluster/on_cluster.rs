@@ -75,7 +75,9 @@ impl RemoteClustering {
         options: &ClusterOptions,
         cluster: &Arc<dyn Cluster>,
     ) -> Result<Self> {
-        let fold = fold_samples(config, context, columns, options, super::encoder_options(config, options), None).await?;
+        let fold =
+            fold_samples(config, context, columns, options, super::encoder_options(config, options), None)
+                .await?;
         let sorted = sorted(config, context, options, fold, cluster.partitions()).await?;
         Ok(Self {
             cluster: Arc::clone(cluster),
@@ -157,7 +159,8 @@ async fn sorted(
 
 /// A session like `context` that plans for one partition, in this process.
 fn for_one_partition(context: &SessionContext) -> SessionContext {
-    let config = context.copied_config().with_target_partitions(1).with_create_default_catalog_and_schema(false);
+    let config =
+        context.copied_config().with_target_partitions(1).with_create_default_catalog_and_schema(false);
     let state = SessionStateBuilder::new_from_existing(context.state())
         .with_config(config)
         .with_physical_optimizer_rules(PhysicalOptimizer::new().rules)

@@ -11,8 +11,8 @@ use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter, WOR
 use onefold_terminal::Printer;
 
 use super::statistics::table;
-use crate::remote::Cluster;
 use super::{EngineArguments, run_async};
+use crate::remote::Cluster;
 
 /// The arguments that `build` and `append` share.
 #[derive(Debug, clap::Args)]

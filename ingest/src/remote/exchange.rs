@@ -189,7 +189,9 @@ impl ExecutionPlan for SentExec {
         let (number, run) = match &self.run {
             Some((partitions, run)) => match partitions.get(partition) {
                 Some(number) => (*number, *run),
-                None => return datafusion::common::internal_err!("a partition has no number in the whole plan"),
+                None => {
+                    return datafusion::common::internal_err!("a partition has no number in the whole plan");
+                }
             },
             None => (partition as u64, 0),
         };
@@ -289,7 +291,8 @@ impl Sender {
         let Some(some) = sent.values().next() else { return Ok(None) };
         let rows = concat_batches(&some.first.schema(), sent.values().map(|sent| &sent.first))?;
         let said = sent.values().map(|sent| serde_json::to_vec(&sent.said));
-        let said = said.collect::<Result<Vec<_>, _>>().map_err(|error| DataFusionError::External(error.into()))?;
+        let said =
+            said.collect::<Result<Vec<_>, _>>().map_err(|error| DataFusionError::External(error.into()))?;
         let said = BinaryArray::from_iter_values(said);
         self.with_added(&rows, Arc::new(said)).map(Some)
     }
@@ -512,7 +515,8 @@ impl Receiver {
                  {} rows with digest {} came",
                 sent.rows, sent.digest, came.rows, came.digest
             ),
-            hint: "run it again; if it fails again, check the disks of the executors' `--work-dir`".to_owned(),
+            hint: "run it again; if it fails again, check the disks of the executors' `--work-dir`"
+                .to_owned(),
         }
     }
 }
@@ -521,5 +525,129 @@ fn only(children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>>
     match <[_; 1]>::try_from(children) {
         Ok([child]) => Ok(child),
         Err(_) => datafusion::common::internal_err!("an exchange has one input"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::array::{Int64Array, ListArray};
+    use datafusion::arrow::datatypes::Int64Type;
+    use datafusion::datasource::memory::MemorySourceConfig;
+    use datafusion::physical_expr::expressions::Column;
+    use datafusion::physical_plan::{collect, collect_partitioned};
+
+    use super::*;
+
+    /// Rows of a number, a list, and a bucket, which is the number modulo 3.
+    fn batch(numbers: std::ops::Range<i64>) -> RecordBatch {
+        let lists = numbers.clone().map(|number| (number % 4 > 0).then(|| (0..number % 4).map(Some)));
+        let lists = ListArray::from_iter_primitive::<Int64Type, _, _>(lists);
+        let buckets = Int64Array::from_iter_values(numbers.clone().map(|number| number % 3));
+        let columns: [(&str, ArrayRef); 3] = [
+            ("number", Arc::new(Int64Array::from_iter_values(numbers))),
+            ("list", Arc::new(lists)),
+            ("bucket", Arc::new(buckets)),
+        ];
+        RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true))).unwrap()
+    }
+
+    fn groups() -> Option<Groups> {
+        Some(Groups { column: 2, name: "bucket".to_owned() })
+    }
+
+    /// What a run of partition 7 sends: its rows, and what it says behind them.
+    fn sent(run: u64, rows: &RecordBatch) -> [RecordBatch; 2] {
+        let input = MemorySourceConfig::try_new_exec(&[vec![]], rows.schema(), None).unwrap();
+        let exec = SentExec::new(input, Partitioning::UnknownPartitioning(1), groups()).unwrap();
+        let mut sender = Sender {
+            sender: 7,
+            run,
+            schema: exec.schema(),
+            partitioning: Partitioning::UnknownPartitioning(1),
+            groups: groups(),
+            digester: RowDigester::new(&rows.schema()).unwrap(),
+            sent: BTreeMap::new(),
+        };
+        [sender.send(rows).unwrap(), sender.last().unwrap().unwrap()]
+    }
+
+    /// The numbers that are received, or the error.
+    fn received(batches: &[RecordBatch]) -> crate::Result<Vec<i64>> {
+        let schema = batch(0..0).schema();
+        let digester = RowDigester::new(&schema)?;
+        let mut receiver = Receiver { schema, groups: groups(), digester, senders: HashMap::new() };
+        let mut numbers = Vec::new();
+        for batch in batches {
+            let rows = receiver.receive(batch)?;
+            numbers.extend_from_slice(rows.column(0).as_primitive::<Int64Type>().values());
+        }
+        receiver.finish()?;
+        Ok(numbers)
+    }
+
+    #[test]
+    fn one_run_of_a_partition_is_kept() {
+        let [rows, said] = sent(1, &batch(0..10));
+        let [again, said_again] = sent(2, &batch(0..10));
+        let all: Vec<i64> = (0..10).collect();
+        assert_eq!(received(&[rows.clone(), said.clone()]).unwrap(), all);
+        // A part of what the other run sent is enough to be confused by.
+        let mixed = [rows.slice(0, 4), again.slice(0, 6), rows.slice(4, 6), said_again.clone(), said.clone()];
+        assert_eq!(received(&mixed).unwrap(), all);
+        assert_eq!(received(&[again, rows, said, said_again]).unwrap(), all);
+    }
+
+    #[test]
+    fn rows_that_are_lost_or_changed_are_found_and_named() {
+        let [rows, said] = sent(1, &batch(0..10));
+        let wrong = |batches: &[RecordBatch], bucket: &str| {
+            let error = received(batches).unwrap_err().to_string();
+            assert!(error.contains(bucket) && error.contains("--work-dir"), "{error}");
+        };
+        // Number 9 is in bucket 0.
+        wrong(&[rows.slice(0, 9), said.clone()], "of bucket 0");
+        wrong(&[rows.clone(), rows.slice(4, 1), said.clone()], "of bucket 1");
+        wrong(&[rows.clone()], "of bucket");
+        wrong(&[said], "of bucket");
+        // Numbers 0 and 3 are both of bucket 0, but have other lists.
+        let [other, said] = sent(1, &batch(3..4));
+        let [row, _] = sent(1, &batch(0..1));
+        wrong(&[row, said], "of bucket 0");
+        drop(other);
+    }
+
+    #[test]
+    fn exchanges_with_checks_give_the_same_rows() {
+        let context = Arc::new(TaskContext::default());
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let parts = [vec![batch(0..50), batch(50..60)], vec![], vec![batch(60..100)]];
+        let input: Arc<dyn ExecutionPlan> =
+            MemorySourceConfig::try_new_exec(&parts, batch(0..0).schema(), None).unwrap();
+        let key = Arc::new(Column::new("number", 0)) as Arc<dyn PhysicalExpr>;
+        let by_hash = RepartitionExec::try_new(Arc::clone(&input), Partitioning::Hash(vec![key], 4)).unwrap();
+        let gathered = CoalescePartitionsExec::new(input);
+        runtime.block_on(async {
+            let sorted = |batches: &[RecordBatch]| {
+                let values =
+                    batches.iter().flat_map(|batch| batch.column(0).as_primitive::<Int64Type>().values());
+                let mut numbers: Vec<i64> = values.copied().collect();
+                numbers.sort_unstable();
+                numbers
+            };
+            let plain = collect_partitioned(Arc::new(by_hash), Arc::clone(&context)).await.unwrap();
+            let key = Arc::new(Column::new("number", 0)) as Arc<dyn PhysicalExpr>;
+            let again = RepartitionExec::try_new(
+                MemorySourceConfig::try_new_exec(&parts, batch(0..0).schema(), None).unwrap(),
+                Partitioning::Hash(vec![key], 4),
+            );
+            let checked = checked_exchange(Arc::new(again.unwrap()), None).unwrap();
+            let checked = collect_partitioned(checked, Arc::clone(&context)).await.unwrap();
+            for (plain, checked) in plain.iter().zip(&checked) {
+                assert_eq!(sorted(plain), sorted(checked));
+            }
+            let checked = checked_exchange(Arc::new(gathered), None).unwrap();
+            let rows = collect(checked, Arc::clone(&context)).await.unwrap();
+            assert_eq!(sorted(&rows), (0..100).collect::<Vec<_>>());
+        });
     }
 }

@@ -106,7 +106,9 @@ fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan
         if let Some(merge) = plan.downcast_ref::<SortPreservingMergeExec>() {
             let gathered = Arc::new(CoalescePartitionsExec::new(Arc::clone(merge.input())));
             let sorted = SortExec::new(merge.expr().clone(), checked_exchange(gathered, None)?);
-            return Ok(Transformed::yes(Arc::new(sorted.with_fetch(merge.fetch())) as Arc<dyn ExecutionPlan>));
+            return Ok(
+                Transformed::yes(Arc::new(sorted.with_fetch(merge.fetch())) as Arc<dyn ExecutionPlan>),
+            );
         }
         if let Some(exchange) = plan.downcast_ref::<RepartitionExec>() {
             if exchange.preserve_order() {
@@ -152,7 +154,8 @@ impl OnCluster {
 
     /// The plan that `plan` executes on a cluster; `plan` itself if it is not executed on one.
     pub(crate) fn inner(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
-        plan.downcast_ref::<Self>().map_or_else(|| Arc::clone(&plan), |on_cluster| Arc::clone(on_cluster.plan()))
+        plan.downcast_ref::<Self>()
+            .map_or_else(|| Arc::clone(&plan), |on_cluster| Arc::clone(on_cluster.plan()))
     }
 }
 
@@ -182,10 +185,7 @@ impl ExecutionPlan for OnCluster {
         Ok(TreeNodeRecursion::Continue)
     }
 
-    fn with_new_children(
-        self: Arc<Self>,
-        _: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
+    fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         Ok(self)
     }
 

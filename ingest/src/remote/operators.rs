@@ -69,7 +69,8 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
         let exchange = match &sent.partitioning {
             Partitioning::Hash(..) => {
                 let input = empty(sent.children()[0]);
-                Some(Arc::new(RepartitionExec::try_new(input, sent.partitioning.clone())?) as Arc<dyn ExecutionPlan>)
+                Some(Arc::new(RepartitionExec::try_new(input, sent.partitioning.clone())?)
+                    as Arc<dyn ExecutionPlan>)
             }
             _ => None,
         };
@@ -124,7 +125,8 @@ pub fn read_operator(
         Operator::Join => {
             let plan = part()?;
             let join = plan.downcast_ref::<HashJoinExec>().ok_or_else(|| missing("a hash join"))?;
-            let join = join.builder().with_new_children(inputs.to_vec())?.recompute_properties().build_exec()?;
+            let join =
+                join.builder().with_new_children(inputs.to_vec())?.recompute_properties().build_exec()?;
             Arc::new(SpillingJoin::new(join))
         }
         Operator::Scan(scan) => scan.read(&part()?)?,

@@ -47,8 +47,9 @@ const FEATURE_KINDS: &str = "[features]\nitem = { kind = \"sparse\" }\nhistory =
 
 /// A context with the three logs as tables.
 async fn logs() -> SessionContext {
-    let state =
-        SessionStateBuilder::new().with_default_features().with_physical_optimizer_rules(physical_rules());
+    let state = SessionStateBuilder::new()
+        .with_default_features()
+        .with_physical_optimizer_rules(physical_rules(None));
     let context = SessionContext::new_with_state(state.build());
     for (name, rows) in [("features", FEATURES), ("events", EVENTS), ("users", USERS)] {
         context.sql(&format!("CREATE TABLE {name} AS {rows}")).await.unwrap();
@@ -344,7 +345,7 @@ fn two_threads() -> SessionContext {
     let state = SessionStateBuilder::new()
         .with_default_features()
         .with_config(config)
-        .with_physical_optimizer_rules(physical_rules());
+        .with_physical_optimizer_rules(physical_rules(None));
     SessionContext::new_with_state(state.build())
 }
 

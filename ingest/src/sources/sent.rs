@@ -186,5 +186,8 @@ fn with_quote(format: &Arc<dyn FileSource>, quote: u8) -> Arc<dyn FileSource> {
 fn compression_of(engine: FileCompressionType) -> Compression {
     use Compression::{Bzip2, Gzip, Xz, Zstd};
     let known = [Gzip, Bzip2, Xz, Zstd].into_iter();
-    known.map(|one| (one, engine_compression(one))).find(|(_, other)| *other == engine).map_or(Compression::None, |(one, _)| one)
+    known
+        .map(|one| (one, engine_compression(one)))
+        .find(|(_, other)| *other == engine)
+        .map_or(Compression::None, |(one, _)| one)
 }

@@ -133,8 +133,8 @@ impl SourceStore {
         let hint = || "correct the URL under `[sources]`".to_owned();
         let engine_url = ObjectStoreUrl::parse(url).map_err(|error| (error.strip_backtrace(), hint()))?;
         let has_endpoint = settings.endpoint.is_some();
-        let remote =
-            RemoteStore::of_url(engine_url.as_ref(), settings.clone()).map_err(|message| (message, hint()))?;
+        let remote = RemoteStore::of_url(engine_url.as_ref(), settings.clone())
+            .map_err(|message| (message, hint()))?;
         let (remote, _) = remote.ok_or_else(|| (format!("sources cannot be read from `{url}`"), hint()))?;
         let mut service = remote.service();
         service = match url.starts_with("s3://") {

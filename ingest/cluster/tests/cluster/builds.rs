@@ -7,7 +7,10 @@ use crate::fleet::{Fleet, contents};
 /// Logs of a workload, and the dataset that one process builds of them.
 fn built_here(workload: &str, samples: usize) -> Dir {
     let dir = Dir::new();
-    dir.command(&format!("onefold-data generate --workload {workload} --samples {samples} --seed 3 --out logs")).works();
+    dir.command(&format!(
+        "onefold-data generate --workload {workload} --samples {samples} --seed 3 --out logs"
+    ))
+    .works();
     dir.command("onefold-ingest build logs/dataset.toml --buckets 5 --out here --threads 2").works();
     dir
 }
@@ -15,7 +18,8 @@ fn built_here(workload: &str, samples: usize) -> Dir {
 /// Builds the dataset on a cluster, and compares it with the one of one process, byte by byte.
 fn builds_the_same(dir: &Dir, executors: usize) {
     let fleet = Fleet::new(dir, executors);
-    let summary = fleet.command(&format!("build logs/dataset.toml --buckets 5 --out there{executors}")).json();
+    let summary =
+        fleet.command(&format!("build logs/dataset.toml --buckets 5 --out there{executors}")).json();
     let here = dir.command("onefold-ingest verify here").json();
     assert_eq!(summary["samples"], here["samples"]);
     let there = format!("there{executors}");
@@ -57,15 +61,14 @@ fn logs_and_datasets_may_be_in_an_object_store() {
 }
 
 #[test]
-fn days_are_appended_and_nothing_is_appended_twice() {
+fn partitions_are_appended_and_nothing_is_appended_twice() {
     let dir = built_here("rm1", 2000);
-    dir.edit("logs/dataset.toml", "[session]", "[partition]\nby = \"hour\"\n\n[session]");
-    dir.command("onefold-ingest build logs/dataset.toml --buckets 3 --out hours --threads 2").works();
     let fleet = Fleet::new(&dir, 2);
-    let first = fleet.command("append logs/dataset.toml --buckets 3 --out there").output();
-    assert_eq!(first.status.code(), Some(2), "an append has the buckets of the dataset");
-    fleet.command("build logs/dataset.toml --buckets 3 --out there").json();
-    assert_eq!(contents(&dir.path("there")), contents(&dir.path("hours")));
+    // The first append makes the dataset, with the configuration's buckets.
+    dir.edit("logs/dataset.toml", "format_version = 1\n", "format_version = 1\n\n[dataset]\nbuckets = 5\n");
+    let first = fleet.command("append logs/dataset.toml --out there").json();
+    assert_eq!((&first["changed"], &first["snapshot"]), (&true.into(), &1.into()));
+    assert_eq!(contents(&dir.path("there")), contents(&dir.path("here")));
     let again = fleet.command("append logs/dataset.toml --out there").json();
     assert_eq!((&again["changed"], &again["snapshot"]), (&false.into(), &1.into()));
     dir.command("onefold-ingest verify there").works();
@@ -78,6 +81,18 @@ fn what_a_cluster_cannot_do_is_refused_before_any_work() {
     let groups = fleet.command("build logs/dataset.toml --out there --groups auto");
     groups.fails(&["groups are found in one process", "`[features]`"]);
     fleet.command("append logs/dataset.toml --out here --merge").fails(&["onefold-ingest append --merge"]);
-    fleet.command("build logs/dataset.toml --out here").fails(&["`here` is a dataset already"]);
+    fleet.command("build logs/dataset.toml --out here").fails(&["here` already exists", "--overwrite"]);
     fleet.command("build logs/nothing.toml --out there").fails(&["nothing.toml"]);
+}
+
+#[test]
+fn the_scheduler_tells_what_it_does() {
+    let dir = built_here("rm1", 500);
+    let fleet = Fleet::new(&dir, 1);
+    fleet.command("build logs/dataset.toml --buckets 5 --out there").json();
+    let (executors, jobs, metrics) =
+        (fleet.get("/api/executors"), fleet.get("/api/jobs"), fleet.get("/api/metrics"));
+    assert!(executors.contains("\"vcores\":1"), "{executors}");
+    assert!(jobs.contains("\"Completed\""), "{jobs}");
+    assert!(metrics.contains("job_completed_total 1"), "{metrics}");
 }

@@ -1,7 +1,7 @@
 //! Processes that end in the middle of a build.
 
 use std::process::Child;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use onefold_tests::Dir;
 
@@ -10,7 +10,8 @@ use crate::fleet::{Fleet, contents};
 /// Logs, and the dataset that one process builds of them.
 fn built_here(samples: usize) -> Dir {
     let dir = Dir::new();
-    dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 4 --out logs")).works();
+    dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 4 --out logs"))
+        .works();
     dir.command("onefold-ingest build logs/dataset.toml --buckets 4 --out here --threads 2").works();
     dir
 }
@@ -58,7 +59,7 @@ fn a_build_fails_when_its_scheduler_is_killed_and_can_be_run_again() {
     let dir = built_here(6000);
     let mut fleet = Fleet::new(&dir, 1);
     let build = fleet.command(BUILD).spawn_with_stderr();
-    std::thread::sleep(Duration::from_millis(700));
+    fleet.wait_for_jobs();
     fleet.kill_scheduler();
     let output = build.wait_with_output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -91,7 +92,10 @@ fn of_two_builds_of_one_dataset_one_wins() {
 #[test]
 fn errors_of_executors_name_the_file() {
     let dir = built_here(500);
-    let log = dir.files().into_keys().find(|name| name.starts_with("logs") && name.extension().is_some_and(|e| e == "parquet"));
+    let log = dir
+        .files()
+        .into_keys()
+        .find(|name| name.starts_with("logs") && name.extension().is_some_and(|e| e == "parquet"));
     let log = log.unwrap();
     let mut bytes = dir.read(&log);
     // The first page of data, and not the footer.
@@ -111,5 +115,26 @@ fn a_scheduler_that_is_not_there_is_named() {
     let command = "onefold-cluster build logs/dataset.toml --out there --scheduler 127.0.0.1:1";
     let output = dir.command(command).output();
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(error.contains("127.0.0.1:1 cannot be reached") && error.contains("onefold-cluster scheduler"), "{error}");
+    assert!(
+        error.contains("127.0.0.1:1 cannot be reached") && error.contains("onefold-cluster scheduler"),
+        "{error}"
+    );
+}
+
+/// A client that is told to end ends its job, so that executors are free for others.
+#[test]
+fn a_client_that_is_told_to_end_ends_its_job() {
+    let dir = built_here(6000);
+    let fleet = Fleet::new(&dir, 1);
+    let build = fleet.command(BUILD).spawn();
+    fleet.wait_for_jobs();
+    // The build is started by a program that ends it after a time, and passes the signal on.
+    let told = std::process::Command::new("kill").args(["-TERM", &build.id().to_string()]).status().unwrap();
+    assert!(told.success() && !ended(build));
+    let started = Instant::now();
+    while fleet.get("/api/jobs").contains("\"Running\"") {
+        assert!(started.elapsed().as_secs() < 60, "the job goes on");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    is_whole_or_can_be_built_again(&dir, &fleet, false);
 }

@@ -1,5 +1,6 @@
 //! A scheduler and executors as processes, and datasets that are compared.
 
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Child;
@@ -59,11 +60,29 @@ impl<'a> Fleet<'a> {
         }
     }
 
+    /// Waits until a job is at work.
+    pub(crate) fn wait_for_jobs(&self) {
+        let started = Instant::now();
+        while !self.get("/api/jobs").contains("\"Running\"") {
+            assert!(started.elapsed() < START, "no job begins");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// What the scheduler's REST API answers.
+    pub(crate) fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
     /// Starts another executor, of one thread.
     pub(crate) fn start_executor(&mut self) {
         self.started += 1;
         let command = self.dir.command(&format!(
-            "onefold-cluster executor --scheduler 127.0.0.1:{} --port 0 --task-port 0 --threads 1 --memory-limit 256MiB \
+            "onefold-cluster executor --scheduler 127.0.0.1:{} --port 0 --threads 1 --memory-limit 256MiB \
              --work-dir {} {}",
             self.port,
             self.scratch.path(self.started.to_string()).display(),

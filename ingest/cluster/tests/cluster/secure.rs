@@ -15,15 +15,25 @@ fn openssl(dir: &Dir, arguments: &str) {
 /// An authority, and a certificate for this machine that it signed.
 fn identity(dir: &Dir, name: &str) {
     dir.write(format!("{name}.ext"), "subjectAltName = DNS:localhost, IP:127.0.0.1\n");
-    openssl(dir, &format!("req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name}-authority -keyout {name}-ca.key -out {name}-ca.pem"));
+    openssl(
+        dir,
+        &format!(
+            "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name}-authority -keyout {name}-ca.key -out {name}-ca.pem"
+        ),
+    );
     openssl(dir, &format!("req -newkey rsa:2048 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"));
-    openssl(dir, &format!(
-        "x509 -req -days 2 -in {name}.csr -CA {name}-ca.pem -CAkey {name}-ca.key -CAcreateserial -extfile {name}.ext -out {name}.pem"
-    ));
+    openssl(
+        dir,
+        &format!(
+            "x509 -req -days 2 -in {name}.csr -CA {name}-ca.pem -CAkey {name}-ca.key -CAcreateserial -extfile {name}.ext -out {name}.pem"
+        ),
+    );
 }
 
 fn options(certificate: &str, authority: &str) -> String {
-    format!("--tls-certificate {certificate}.pem --tls-key {certificate}.key --tls-authority {authority}-ca.pem")
+    format!(
+        "--tls-certificate {certificate}.pem --tls-key {certificate}.key --tls-authority {authority}-ca.pem"
+    )
 }
 
 #[test]
@@ -39,17 +49,12 @@ fn all_connections_may_be_mutual_tls() {
 
     let build = "onefold-cluster build logs/dataset.toml --out other --scheduler";
     let address = fleet.address();
-    for (options, what) in [
-        // Signed by another authority.
-        (options("theirs", "ours"), "failed"),
-        // Does not know the scheduler's authority.
-        (options("ours", "theirs"), "cannot be reached"),
-        (String::new(), "cannot be reached"),
-    ] {
+    // Signed by another authority; does not know the scheduler's authority; no TLS.
+    for options in [options("theirs", "ours"), options("ours", "theirs"), String::new()] {
         let output = dir.command(&format!("{build} {address} {options}")).with_time_limit(60).output();
         let error = String::from_utf8_lossy(&output.stderr);
-        let refused = !output.status.success() && error.contains("the scheduler") && error.contains("hint");
-        assert!(refused && (error.contains(what) || error.contains("cannot be reached")), "{options}: {error}");
+        let refused = !output.status.success() && error.contains(&address) && error.contains("hint: ");
+        assert!(refused, "{options}: {error}");
         assert!(!dir.path("other/snapshots").exists());
     }
     let half = dir.command(&format!("{build} {address} --tls-certificate ours.pem")).output();
