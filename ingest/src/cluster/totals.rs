@@ -134,12 +134,15 @@ impl TotalsReader {
     }
 }
 
+/// A worker and a part of its totals.
+type WorkerPart = (u64, Vec<u8>);
+
 /// The parts of totals at the beginning of a batch, each with its worker, and the records behind them.
 ///
 /// # Errors
 ///
 /// [`Error::Column`] if the batch is none of records.
-pub(super) fn totals_before(batch: &RecordBatch) -> Result<(Vec<(u64, Vec<u8>)>, RecordBatch)> {
+pub(super) fn totals_before(batch: &RecordBatch) -> Result<(Vec<WorkerPart>, RecordBatch)> {
     let flags = column(batch, TOTALS)?.as_boolean();
     let parts = (0..batch.num_rows()).take_while(|row| flags.value(*row)).count();
     let workers = column(batch, DIGEST[0])?.as_primitive::<UInt64Type>();

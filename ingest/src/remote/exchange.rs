@@ -432,14 +432,14 @@ impl Receiver {
         let runs = batch.column(columns + 1).as_primitive::<UInt64Type>().clone();
         let said = batch.column(columns + 2).as_binary::<i32>().clone();
         let mut kept = vec![true; batch.num_rows()];
-        for row in 0..batch.num_rows() {
+        for (row, kept) in kept.iter_mut().enumerate() {
             let run = runs.value(row);
             let received = self.senders.entry(senders.value(row)).or_insert_with(|| Received {
                 run,
                 groups: BTreeMap::new(),
                 said: BTreeMap::new(),
             });
-            kept[row] = received.run == run && said.is_null(row);
+            *kept = received.run == run && said.is_null(row);
             if received.run == run && said.is_valid(row) {
                 let said: Said = serde_json::from_slice(said.value(row))
                     .map_err(|error| DataFusionError::External(error.into()))?;
@@ -607,7 +607,7 @@ mod tests {
         // Number 9 is in bucket 0.
         wrong(&[rows.slice(0, 9), said.clone()], "of bucket 0");
         wrong(&[rows.clone(), rows.slice(4, 1), said.clone()], "of bucket 1");
-        wrong(&[rows.clone()], "of bucket");
+        wrong(std::slice::from_ref(&rows), "of bucket");
         wrong(&[said], "of bucket");
         // Numbers 0 and 3 are both of bucket 0, but have other lists.
         let [other, said] = sent(1, &batch(3..4));

@@ -44,7 +44,7 @@ use futures::TryStreamExt;
 pub(crate) use self::exchange::{Groups, checked_exchange};
 use self::exchange::{ReceivedExec, SentExec};
 pub use self::executor::{ExecutorMemory, executor_runtime};
-pub use self::operators::{Sent, functions, of_run, read_operator, write_operator};
+pub use self::operators::{Identify, Sent, functions, of_run, read_operator, write_operator};
 pub use self::stores::Stores;
 pub(crate) use self::work::{WrittenRows, write_rows};
 

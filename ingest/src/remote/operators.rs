@@ -133,6 +133,9 @@ pub fn read_operator(
     })
 }
 
+/// Gives what identifies a partition of an operator in the whole plan.
+pub type Identify<'a> = dyn Fn(&Arc<dyn ExecutionPlan>, usize) -> Result<u64> + 'a;
+
 /// A part of a plan, as a machine executes it in one run. `identify` gives what identifies a partition of an operator
 /// in the whole plan: the same in every run.
 ///
@@ -142,7 +145,7 @@ pub fn read_operator(
 pub fn of_run(
     plan: Arc<dyn ExecutionPlan>,
     run: u64,
-    identify: &dyn Fn(&Arc<dyn ExecutionPlan>, usize) -> Result<u64>,
+    identify: &Identify<'_>,
 ) -> Result<Arc<dyn ExecutionPlan>> {
     plan.transform_down(|plan| {
         let Some(sent) = plan.downcast_ref::<SentExec>() else { return Ok(Transformed::no(plan)) };
