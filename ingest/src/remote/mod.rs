@@ -5,11 +5,11 @@
 //!                             exchange               the last rule    (ingest/cluster)
 //! ```
 //!
-//! A session that has a [`Cluster`] plans as any other. The last rule of its optimizer, [`RunOnCluster`], puts the plan
-//! of a query into an [`OnCluster`], which executes it on the cluster. So whoever collects the rows of a query need not
+//! A session that has a [`Cluster`] plans as any other. The last rule of its optimizer, `RunOnCluster`, puts the plan
+//! of a query into an `OnCluster`, which executes it on the cluster. So whoever collects the rows of a query need not
 //! know where it runs.
 //!
-//! What the cluster needs to send our operators is in [`operators`]: an operator is a text and, where DataFusion can
+//! What the cluster needs to send our operators is in `operators`: an operator is a text and, where DataFusion can
 //! describe a part of it, a plan.
 
 mod exchange;
