@@ -111,3 +111,42 @@ impl PhysicalExtensionCodec for PlanCodec {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a sender of this version sends of an operator with this text.
+    fn sent(version: &str, text: &str) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        push_part(&mut bytes, version.as_bytes()).unwrap();
+        push_part(&mut bytes, text.as_bytes()).unwrap();
+        bytes
+    }
+
+    fn error(bytes: &[u8]) -> String {
+        let codec = PlanCodec::new("executor", None);
+        let read = codec.read(bytes, &[], &TaskContext::default()).expect("one of our operators");
+        read.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn plans_of_another_version_are_refused_by_whoever_has_this_one() {
+        let error = error(&sent("0.0.9", "{}"));
+        assert!(
+            error.contains("onefold-cluster 0.0.9, but this executor is") && error.contains(VERSION),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn damaged_operators_are_errors() {
+        let whole = sent(VERSION, "{\"Received\":null}");
+        assert!(error(&whole).contains("without an input"));
+        for length in MAGIC.len()..whole.len() {
+            assert!(error(&whole[..length]).contains("cut short"), "{length}");
+        }
+        assert!(error(&sent(VERSION, "nonsense")).contains("cannot be sent"));
+        assert!(PlanCodec::new("client", None).read(b"other", &[], &TaskContext::default()).is_none());
+    }
+}
