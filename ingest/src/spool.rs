@@ -60,9 +60,9 @@ impl Spool {
         let plan = rows.create_physical_plan().await?;
         if let Some(cluster) = cluster_of(&context.copied_config()) {
             let written = write_rows(&cluster, context, name, OnCluster::inner(plan)).await?;
-            let (locations, has_rows) = (written.locations(), !written.locations().is_empty());
+            let locations = written.locations();
             self.on_cluster.push(written);
-            if has_rows {
+            if !locations.is_empty() {
                 return read(context, name, locations).await;
             }
             context.register_table(name, Arc::new(EmptyTable::new(schema)))?;

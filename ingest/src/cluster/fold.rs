@@ -384,7 +384,7 @@ pub(crate) fn plan_properties(schema: &SchemaRef, partitions: usize) -> Arc<Plan
 }
 
 /// Wraps an error of this crate so that it can pass through the engine.
-pub(super) fn external(error: crate::Error) -> DataFusionError {
+pub(crate) fn external(error: crate::Error) -> DataFusionError {
     DataFusionError::External(Box::new(error))
 }
 

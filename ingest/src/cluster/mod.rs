@@ -72,7 +72,7 @@ pub(crate) use self::cut::CutSpec;
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
 pub(crate) use self::fold::{DIGEST, RECORD};
-pub(crate) use self::fold::{FoldExec, FoldSpec, plan_properties};
+pub(crate) use self::fold::{FoldExec, FoldSpec, external, plan_properties};
 pub(crate) use self::kept::kept_columns;
 pub(crate) use self::merging::{LateSamples, fold_old_samples};
 pub(crate) use self::on_cluster::RemoteClustering;

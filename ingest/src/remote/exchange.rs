@@ -37,7 +37,7 @@ use futures::StreamExt;
 use onefold_datasets::digest::{Digest, SampleDigest};
 use serde::{Deserialize, Serialize};
 
-use super::{external, partitions_of};
+use crate::cluster::{external, plan_properties};
 use crate::row_digest::RowDigester;
 
 /// The column that says which partition sent a row.
@@ -111,13 +111,9 @@ impl SentExec {
         ];
         let fields = input.schema().fields().iter().cloned().chain(added.map(Arc::new)).collect::<Vec<_>>();
         // Behind the rows come copies of some of them, so there is no order.
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(Arc::new(ArrowSchema::new(fields))),
-            Partitioning::UnknownPartitioning(partitions_of(input.as_ref())),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
-        Ok(Self { input, partitioning, groups, run: None, properties: Arc::new(properties) })
+        let schema = Arc::new(ArrowSchema::new(fields));
+        let properties = plan_properties(&schema, input.output_partitioning().partition_count());
+        Ok(Self { input, partitioning, groups, run: None, properties })
     }
 
     /// The rows go to one partition.

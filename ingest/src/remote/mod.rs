@@ -25,7 +25,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::config::ConfigOptions;
-use datafusion::error::{DataFusionError, Result};
+use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
@@ -147,15 +147,10 @@ impl OnCluster {
         Self { cluster, plan, properties }
     }
 
-    /// The plan that is executed on the cluster.
-    pub(crate) fn plan(&self) -> &Arc<dyn ExecutionPlan> {
-        &self.plan
-    }
-
     /// The plan that `plan` executes on a cluster; `plan` itself if it is not executed on one.
     pub(crate) fn inner(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
         plan.downcast_ref::<Self>()
-            .map_or_else(|| Arc::clone(&plan), |on_cluster| Arc::clone(on_cluster.plan()))
+            .map_or_else(|| Arc::clone(&plan), |on_cluster| Arc::clone(&on_cluster.plan))
     }
 }
 
@@ -202,14 +197,4 @@ impl ExecutionPlan for OnCluster {
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows.try_flatten())))
     }
-}
-
-/// Wraps an error so that it can pass through the engine.
-fn external(error: crate::Error) -> DataFusionError {
-    DataFusionError::External(Box::new(error))
-}
-
-/// The number of partitions of a plan.
-fn partitions_of(plan: &dyn ExecutionPlan) -> usize {
-    plan.properties().output_partitioning().partition_count()
 }

@@ -11,7 +11,9 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
-use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, collect};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect,
+};
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::storage::Storage;
@@ -19,8 +21,8 @@ use parquet::arrow::ArrowWriter;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
-use super::{Cluster, OnCluster, external, partitions_of};
-use crate::cluster::plan_properties;
+use super::{Cluster, OnCluster};
+use crate::cluster::{external, plan_properties};
 use crate::spool::{ROW_GROUP_BYTES, properties, unwritten};
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
@@ -94,7 +96,7 @@ pub(super) struct WorkRowsExec {
 
 impl WorkRowsExec {
     pub(super) fn new(spec: WorkRowsSpec, input: Arc<dyn ExecutionPlan>) -> Self {
-        let properties = plan_properties(&SCHEMA, partitions_of(input.as_ref()));
+        let properties = plan_properties(&SCHEMA, input.output_partitioning().partition_count());
         Self { spec, input, properties }
     }
 

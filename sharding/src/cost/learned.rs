@@ -413,7 +413,6 @@ mod tests {
         assert!(eight.communication_ms > 1.2 * two.communication_ms, "{two:?} {eight:?}");
     }
 
-    /// Ten times the work of the same kind takes ten times as long where no one has measured.
     #[test]
     fn ranks_wait_for_the_last_one_before_the_forward_exchange() {
         let topology = Topology::h100(3, 1 << 30).unwrap();
@@ -430,6 +429,7 @@ mod tests {
         assert_eq!(model.exchange_ms(&loads[..1], &topology), [0.0]);
     }
 
+    /// Ten times the work of the same kind takes ten times as long where no one has measured.
     #[test]
     fn more_work_than_was_measured_costs_in_proportion() {
         let model = model();
