@@ -50,6 +50,7 @@
 //! | see what deduplication saves | [`Statistics`] |
 //! | prove that two ways of reading give the same | [`digest`] |
 //! | exchange batches with Arrow, hand them to TorchRec | [`Batch::to_record_batch`], [`KeyedJaggedTensor`] |
+//! | have a batch as one allocation | [`PackedBatch`] |
 //!
 //! Everything means what it does to the [expanded](Batch::expand) batch, and does it to distinct rows.
 //!
@@ -71,6 +72,7 @@ mod group;
 pub mod hash;
 mod kept;
 mod operations;
+mod packed;
 pub mod preprocess;
 pub mod reader;
 mod statistics;
@@ -84,6 +86,7 @@ pub use error::{Error, Result};
 pub use feature::Feature;
 pub use group::Group;
 pub use kept::KeptValues;
+pub use packed::{FeaturePlaces, GroupPlaces, KeptPlaces, PackedBatch, Places};
 pub use reader::{
     Batches, Dedupe, Plan, PlannedStream, Position, Rank, Reader, ReaderOptions, Shuffle, Split,
     StageFigures, Step, Tail, Within, Workers,

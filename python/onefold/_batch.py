@@ -89,7 +89,7 @@ class Batch(Generic[Array]):
     @staticmethod
     def of(block: Block) -> Batch[numpy.ndarray]:
         """The batch that a block has, as numpy arrays."""
-        return Batch(block, numpy.frombuffer(memoryview(block), dtype=numpy.uint8), block.spec())
+        return Batch(block, numpy.frombuffer(memoryview(block), dtype=numpy.uint8), json.loads(block.spec()))
 
     def _matrix(self, name: str) -> Array:
         width, start = self._spec[name.removesuffix("s") + "_width"], self._spec[name] // 4
@@ -188,7 +188,7 @@ class Batch(Generic[Array]):
     def _block_of_data(self) -> Block:
         """The block that holds the data on the CPU; a new one for a batch that was unpickled or copied."""
         if self._block is None:
-            self._block = Block(numpy.ascontiguousarray(self.numpy().data), self._spec)
+            self._block = Block(numpy.ascontiguousarray(self.numpy().data), json.dumps(self._spec))
         return self._block
 
     def expand(self) -> Batch[Array]:

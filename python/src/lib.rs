@@ -1,12 +1,11 @@
 //! The Python package of Onefold: what `onefold._onefold` holds.
 //!
-//! `reader` opens datasets and iterates over their batches, `block` lays a batch out in one allocation of `memory`,
-//! `allocator` keeps the process within its memory limit, `process` keeps threads and objects to the process that made
-//! them, `commands` runs the commands of the binaries, `errors` turns errors into exceptions. The package's modules in
-//! Python give them their face.
+//! `reader` opens datasets and iterates over their batches, each of which has one allocation of `memory`, `allocator`
+//! keeps the process within its memory limit, `process` keeps threads and objects to the process that made them,
+//! `commands` runs the commands of the binaries, `errors` turns errors into exceptions. The package's modules in Python
+//! give them their face.
 
 mod allocator;
-mod block;
 mod commands;
 mod errors;
 mod memory;

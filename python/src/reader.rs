@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 use arrow::array::{Array, StructArray};
 use arrow::datatypes::{Field, Schema};
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Batch, Batches, Dedupe, Error, Position, Rank, Shuffle, Step, Tail, Within};
+use onefold_ikjt::{Batches, Dedupe, Error, PackedBatch, Position, Rank, Shuffle, Step, Tail, Within};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyTuple};
+use pyo3::types::{PyCapsule, PyTuple};
 use pyo3_arrow::ffi::{to_array_pycapsules, to_schema_pycapsule};
 
-use crate::block::{Spec, pack, unpack};
 use crate::errors::{of_reader, wrong_option, wrong_process};
 use crate::memory::Memory;
 use crate::process::{OfProcess, use_remote_storage, workers};
@@ -185,15 +184,7 @@ impl Reader {
     fn resume(&self, py: Python<'_>, position: &str) -> PyResult<BatchIterator> {
         let position = to_position(py, position)?;
         let reader = self.get(py)?;
-        let widths = (reader.schema().dense.len(), reader.schema().labels.len());
-        let overlaps = reader.options().dedupe == Dedupe::Window;
-        let copy = move |batch: &Batch| {
-            let packed = pack(batch, widths, overlaps);
-            let bytes = packed.0.len() as u64;
-            (packed, bytes)
-        };
-        let batches =
-            py.detach(|| reader.resume_copied(&position, copy)).map_err(|error| of_reader(py, &error))?;
+        let batches = py.detach(|| reader.resume_packed(&position)).map_err(|error| of_reader(py, &error))?;
         let steps = batches.steps();
         let feed = Feed::start(batches).map_err(|error| of_reader(py, &error.into()))?;
         Ok(BatchIterator {
@@ -204,17 +195,14 @@ impl Reader {
     }
 }
 
-/// A batch as one allocation.
-type Packed = (Memory, Spec);
-
 /// A thread that waits for the reader's batches, so that the interpreter can stop waiting for it.
 struct Feed {
-    queue: Receiver<Option<Result<Box<Step<Packed>>, Error>>>,
+    queue: Receiver<Option<Result<Box<Step<PackedBatch>>, Error>>>,
     thread: JoinHandle<()>,
 }
 
 impl Feed {
-    fn start(mut batches: Batches<Packed>) -> std::io::Result<Self> {
+    fn start(mut batches: Batches<PackedBatch>) -> std::io::Result<Self> {
         let (sender, queue) = sync_channel(READY);
         let feed = move || {
             loop {
@@ -289,14 +277,14 @@ impl BatchIterator {
                 None => return Ok(None),
                 Some(Err(RecvTimeoutError::Timeout)) => py.check_signals()?,
                 Some(Ok(Some(Ok(step)))) => {
-                    let Step { batch: (memory, spec), position } = *step;
+                    let Step { batch, position } = *step;
                     self.progress
                         .get()
                         .0
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
                         .clone_from(&position);
-                    return Ok(Some(Block { memory: Arc::new(memory), spec, position: Some(position) }));
+                    return Ok(Some(Block { memory: Memory(batch), position: Some(position) }));
                 }
                 Some(Ok(None)) => {
                     self.close(py)?;
@@ -352,18 +340,17 @@ impl Drop for BatchIterator {
 /// A batch as one allocation.
 #[pyclass(frozen, module = "onefold._onefold")]
 pub(crate) struct Block {
-    memory: Arc<Memory>,
-    spec: Spec,
+    memory: Memory,
     position: Option<Position>,
 }
 
 #[pymethods]
 impl Block {
-    /// A block of such bytes, which are copied.
+    /// A block of such bytes, which are copied. `spec` is what another block gave.
     #[new]
-    fn new(py: Python<'_>, bytes: pyo3::buffer::PyBuffer<u8>, spec: Spec) -> PyResult<Self> {
-        let memory = Arc::new(Memory::copy_of(&bytes.to_vec(py)?));
-        Ok(Self { memory, spec, position: None })
+    fn new(py: Python<'_>, bytes: pyo3::buffer::PyBuffer<u8>, spec: &str) -> PyResult<Self> {
+        let memory = Memory::copy_of(&bytes.to_vec(py)?, spec).map_err(|error| of_reader(py, &error))?;
+        Ok(Self { memory, position: None })
     }
 
     /// # Safety
@@ -379,9 +366,9 @@ impl Block {
         if failed == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 
-    /// Where the parts stand, as a dict.
-    fn spec<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        (&self.spec).into_pyobject(py)
+    /// Where the parts stand, as JSON.
+    fn spec(&self) -> PyResult<String> {
+        to_json(self.memory.0.places())
     }
 
     /// The position after the batch, as JSON.
@@ -391,17 +378,16 @@ impl Block {
 
     #[getter]
     fn size(&self) -> usize {
-        self.spec.size
+        self.memory.0.places().size
     }
 
     /// Every sample with a copy of its lists.
     fn expand(&self, py: Python<'_>) -> PyResult<Self> {
-        let expanded = py.detach(|| {
-            let batch = unpack(&self.memory, &self.spec)?;
-            Ok(pack(&batch.expand(), (self.spec.dense_width, self.spec.label_width), false))
-        });
-        let (memory, spec) = expanded.map_err(|error: Error| of_reader(py, &error))?;
-        Ok(Self { memory: Arc::new(memory), spec, position: self.position.clone() })
+        let packed = &self.memory.0;
+        let widths = (packed.places().dense_width, packed.places().label_width);
+        let expanded = py.detach(|| Ok(PackedBatch::copy_of(&packed.unpack()?.expand(), widths, false)));
+        let expanded = expanded.map_err(|error: Error| of_reader(py, &error))?;
+        Ok(Self { memory: Memory(expanded), position: self.position.clone() })
     }
 
     /// The schema as an Arrow PyCapsule.
@@ -422,14 +408,14 @@ impl Block {
         let field =
             Field::new_struct("", schema.fields().clone(), false).with_metadata(schema.metadata().clone());
         let array = StructArray::from(rows);
-        debug_assert_eq!(array.len(), self.spec.size);
+        debug_assert_eq!(array.len(), self.size());
         Ok(to_array_pycapsules(py, field.into(), &array, requested_schema)?)
     }
 }
 
 impl Block {
     fn record_batch(&self, py: Python<'_>) -> PyResult<arrow::array::RecordBatch> {
-        let made = py.detach(|| unpack(&self.memory, &self.spec)?.to_record_batch());
+        let made = py.detach(|| self.memory.0.unpack()?.to_record_batch());
         made.map_err(|error| of_reader(py, &error))
     }
 }

@@ -1,6 +1,7 @@
 //! The keys of one `[[step]]`, taken one by one.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use onefold_datasets::suggest;
 use serde::Deserialize;
@@ -11,10 +12,47 @@ use super::problem::{Checked, Problem};
 
 /// The keys of a step.
 #[derive(Debug)]
-pub(super) struct Arguments {
+pub(super) struct Arguments<'a> {
     table: Table,
-    /// The directory of the file, to which paths in it are relative.
-    directory: PathBuf,
+    files: &'a mut TableFiles,
+}
+
+/// The texts of the files that steps name.
+#[derive(Debug)]
+pub(super) struct TableFiles {
+    /// The directory to which names are relative; `None` if all files that there are were read before.
+    directory: Option<PathBuf>,
+    texts: BTreeMap<String, String>,
+}
+
+impl TableFiles {
+    /// Files that are read when a step names them.
+    pub(super) fn of_directory(directory: PathBuf) -> Self {
+        Self { directory: Some(directory), texts: BTreeMap::new() }
+    }
+
+    /// Files that were read before, by their names.
+    pub(super) fn known(texts: BTreeMap<String, String>) -> Self {
+        Self { directory: None, texts }
+    }
+
+    /// The text of a file.
+    pub(super) fn text(&mut self, name: &str) -> Checked<&str> {
+        if let Some(directory) = self.directory.as_ref().filter(|_| !self.texts.contains_key(name)) {
+            let text = fs_err::read_to_string(directory.join(name)).map_err(|error| {
+                Problem::new(error.to_string(), "the path is relative to the `preprocess.toml`")
+            })?;
+            self.texts.insert(name.to_owned(), text);
+        }
+        let missing =
+            || Problem::new(format!("`{name}` did not come with the steps"), "send the pipeline again");
+        self.texts.get(name).map(String::as_str).ok_or_else(missing)
+    }
+
+    /// All files that were read.
+    pub(super) fn into_texts(self) -> BTreeMap<String, String> {
+        self.texts
+    }
 }
 
 /// A number, as it was written.
@@ -48,13 +86,13 @@ impl Number {
     }
 }
 
-impl Arguments {
-    pub(super) fn new(table: Table, directory: &Path) -> Self {
-        Self { table, directory: directory.to_owned() }
+impl<'a> Arguments<'a> {
+    pub(super) fn new(table: Table, files: &'a mut TableFiles) -> Self {
+        Self { table, files }
     }
 
-    pub(super) fn directory(&self) -> &Path {
-        &self.directory
+    pub(super) fn files(&mut self) -> &mut TableFiles {
+        self.files
     }
 
     /// Refuses every key that is not in `known`.

@@ -1,15 +1,16 @@
 //! `preprocess.toml`: the steps, each checked by itself.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chrono_tz::Tz;
 use onefold_datasets::suggest;
 use onefold_datasets::versioned::parse_toml;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::{Spanned, Table};
 
-use super::arguments::{Arguments, Number};
+use super::arguments::{Arguments, Number, TableFiles};
 use super::dense::{DenseOp, IdOp, bucketize, logit, onehot};
 use super::lists::{Cut, RowOp, enumerate, ngram};
 use super::local_hour;
@@ -24,9 +25,39 @@ const FORMAT_VERSION: u32 = 1;
 
 /// A `preprocess.toml` whose steps are each valid by themselves;
 /// [`Preprocessor::try_new`](super::Preprocessor::try_new) checks them against a schema.
-#[derive(Debug, Clone)]
+///
+/// Serialised, it is its text with the files that it names, so that another host reads the same steps.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(try_from = "Source", into = "Source")]
 pub struct PreprocessConfig {
     pub(super) steps: Vec<Step>,
+    source: Arc<Source>,
+}
+
+/// What a [`PreprocessConfig`] is made of.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Source {
+    /// Where the text comes from, for errors.
+    path: PathBuf,
+    text: String,
+    /// The texts of the files that steps name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    files: BTreeMap<String, String>,
+}
+
+impl TryFrom<Source> for PreprocessConfig {
+    type Error = Error;
+
+    fn try_from(source: Source) -> Result<Self> {
+        Self::from_parts(source.path, source.text, TableFiles::known(source.files))
+    }
+}
+
+impl From<PreprocessConfig> for Source {
+    fn from(config: PreprocessConfig) -> Self {
+        Arc::unwrap_or_clone(config.source)
+    }
 }
 
 /// One `[[step]]`.
@@ -184,22 +215,32 @@ impl PreprocessConfig {
     ///
     /// As [`load`](Self::load).
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
-        let hint = "a `preprocess.toml` has `format_version = 1` and `[[step]]` tables";
-        let file: File = parse_toml(text, FORMAT_VERSION, hint)
-            .map_err(|(message, hint)| Error::PreprocessFile { path: path.to_owned(), message, hint })?;
-        let shared: Arc<Path> = path.into();
         let directory = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        Self::from_parts(path.to_owned(), text.to_owned(), TableFiles::of_directory(directory))
+    }
+
+    fn from_parts(path: PathBuf, text: String, mut files: TableFiles) -> Result<Self> {
+        let hint = "a `preprocess.toml` has `format_version = 1` and `[[step]]` tables";
+        let file: File = parse_toml(&text, FORMAT_VERSION, hint)
+            .map_err(|(message, hint)| Error::PreprocessFile { path: path.clone(), message, hint })?;
+        let shared: Arc<Path> = path.as_path().into();
         let steps = file.step.into_iter().enumerate().map(|(index, step)| {
             let before = text.get(..step.span().start).unwrap_or_default();
             let line = 1 + before.bytes().filter(|byte| *byte == b'\n').count();
-            parse_step(Arc::clone(&shared), &directory, (index + 1, line), step.into_inner())
+            parse_step(Arc::clone(&shared), &mut files, (index + 1, line), step.into_inner())
         });
-        Ok(Self { steps: steps.collect::<Result<_>>()? })
+        let steps = steps.collect::<Result<_>>()?;
+        Ok(Self { steps, source: Arc::new(Source { path, text, files: files.into_texts() }) })
     }
 }
 
-fn parse_step(path: Arc<Path>, directory: &Path, (step, line): (usize, usize), table: Table) -> Result<Step> {
-    let mut arguments = Arguments::new(table, directory);
+fn parse_step(
+    path: Arc<Path>,
+    files: &mut TableFiles,
+    (step, line): (usize, usize),
+    table: Table,
+) -> Result<Step> {
+    let mut arguments = Arguments::new(table, files);
     let place = |op: &str| Place { path, line, step, op: op.into() };
     let name: String = match arguments.required("op") {
         Ok(name) => name,
@@ -378,8 +419,18 @@ mod tests {
         let step = "format_version = 1\n[[step]]\nop = 'map_id'\ninputs = ['x']\ntable_file = 'ids.txt'";
         fs_err::write(&file, step).unwrap();
         fs_err::write(directory.path().join("ids.txt"), "7\n-8\n").unwrap();
-        assert!(PreprocessConfig::load(&file).is_ok());
+        let config = PreprocessConfig::load(&file).unwrap();
+        let sent = serde_json::to_string(&config).unwrap();
         fs_err::write(directory.path().join("ids.txt"), "7\neight\n").unwrap();
+        let received: PreprocessConfig = serde_json::from_str(&sent).unwrap();
+        assert_eq!(
+            format!("{:?}", received.steps),
+            format!("{:?}", config.steps),
+            "the file came with the steps"
+        );
+        let without = sent.replace("ids.txt\":", "other.txt\":");
+        let message = serde_json::from_str::<PreprocessConfig>(&without).unwrap_err().to_string();
+        assert!(message.contains("`ids.txt` did not come with the steps"), "{message}");
         let message = PreprocessConfig::load(&file).unwrap_err().to_string();
         assert!(message.contains("ids.txt`, line 2: `eight` is no 64-bit integer"), "{message}");
     }

@@ -80,17 +80,14 @@ pub(super) fn map_id(arguments: &mut Arguments) -> Checked<ValueOp> {
     Ok(ValueOp::MapId(MapId { table: table.into(), length }))
 }
 
-fn read_table(arguments: &Arguments, file: &str) -> Checked<Vec<i64>> {
-    let path = arguments.directory().join(file);
-    let text = fs_err::read_to_string(&path)
-        .map_err(|error| Problem::new(error.to_string(), "the path is relative to the `preprocess.toml`"))?;
+fn read_table(arguments: &mut Arguments, file: &str) -> Checked<Vec<i64>> {
     let id = |(number, line): (usize, &str)| {
         line.trim().parse().map_err(|_| {
-            let message = format!("`{}`, line {}: `{line}` is no 64-bit integer", path.display(), number + 1);
+            let message = format!("`{file}`, line {}: `{line}` is no 64-bit integer", number + 1);
             Problem::new(message, "write one integer a line and nothing else")
         })
     };
-    text.lines().enumerate().map(id).collect()
+    arguments.files().text(file)?.lines().enumerate().map(id).collect()
 }
 
 /// Consecutive steps on one feature that run in one pass: `firstx` and `lastx` first, then id by id.

@@ -58,13 +58,13 @@ use self::convert::Conversion;
 use self::decode::{Decoding, RowGroup};
 use self::files::{Chosen, Files, Footers, Opener};
 use self::order::{Item, StreamOrder};
-use self::pipeline::{Finish, Steps, Work};
+use self::pipeline::{Finish, Packing, Steps, Work};
 use self::plan::{Counts, kept_counts, row_counts, stream_files};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::stages::Stages;
 use self::stream::{Stream, files_by_first_use};
 use crate::preprocess::{Preprocessor, Sampler};
-use crate::{Batch, Error, Result};
+use crate::{Batch, Error, PackedBatch, Result};
 
 pub use options::{Dedupe, ReaderOptions};
 pub use pipeline::{Batches, Step};
@@ -254,22 +254,18 @@ impl Reader {
         self.start(position, Finish::Shared(|batch| batch))
     }
 
-    /// As [`resume`](Self::resume), with a copy of every batch, in a form of the caller's, in its place. `copy` gives
-    /// it and its bytes, on the thread that made the batch, whose cache has it.
-    ///
-    /// Lists of the batch that `copy` is given may share ids also with [`Dedupe::Off`] and [`Dedupe::Exact`]: a copy of
-    /// every list is the first one that is made. The copy must not hold on to the batch's buffers, which the reader
-    /// takes for free afterwards.
+    /// As [`resume`](Self::resume), with every batch in one allocation. Where lists may share ids, they do so only with
+    /// [`Dedupe::Window`].
     ///
     /// # Errors
     ///
     /// As [`resume`](Self::resume).
-    pub fn resume_copied<T: Send + 'static>(
-        &self,
-        position: &Position,
-        copy: impl Fn(&Batch) -> (T, u64) + Send + Sync + 'static,
-    ) -> Result<Batches<T>> {
-        self.start(position, Finish::Copied(Box::new(copy)))
+    pub fn resume_packed(&self, position: &Position) -> Result<Batches<PackedBatch>> {
+        let packing = Packing {
+            widths: (self.schema.dense.len(), self.schema.labels.len()),
+            overlaps: self.options.dedupe == Dedupe::Window,
+        };
+        self.start(position, Finish::Packed(packing, |packed| packed))
     }
 
     /// What the reader was opened with.

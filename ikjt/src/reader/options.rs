@@ -24,7 +24,8 @@ pub enum Dedupe {
 }
 
 /// How a dataset is read.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ReaderOptions {
     /// Samples of a step, over all ranks. Every stream gives an equal part of them; the last steps of an epoch may have
     /// fewer.
@@ -56,6 +57,7 @@ pub struct ReaderOptions {
     pub table_rows: BTreeMap<String, u64>,
     /// Values that labels may have, by label: another one, or one that is no number, is an error that says where it
     /// stands.
+    #[serde(with = "ranges")]
     pub label_ranges: BTreeMap<String, RangeInclusive<f32>>,
     /// Whether batches carry their samples' times.
     pub timestamps: bool,
@@ -142,4 +144,53 @@ impl ReaderOptions {
 fn divisors(number: u32) -> String {
     let divisors = (1..=number).filter(|divisor| number.is_multiple_of(*divisor));
     divisors.map(|divisor| divisor.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Ranges of floats, whose ends may be infinite: JSON has no infinity, so they are texts.
+mod ranges {
+    use std::collections::BTreeMap;
+    use std::ops::RangeInclusive;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    type Ranges = BTreeMap<String, RangeInclusive<f32>>;
+
+    pub(super) fn serialize<S: Serializer>(ranges: &Ranges, serializer: S) -> Result<S::Ok, S::Error> {
+        let texts = |range: &RangeInclusive<f32>| (range.start().to_string(), range.end().to_string());
+        let texts = ranges.iter().map(|(name, range)| (name, texts(range)));
+        texts.collect::<BTreeMap<_, _>>().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ranges, D::Error> {
+        let texts = BTreeMap::<String, (String, String)>::deserialize(deserializer)?;
+        let number = |text: &str| text.parse::<f32>().map_err(serde::de::Error::custom);
+        let ranges =
+            texts.into_iter().map(|(name, (least, most))| Ok((name, number(&least)?..=number(&most)?)));
+        ranges.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_come_back_from_json() {
+        let options = ReaderOptions {
+            label_ranges: BTreeMap::from([
+                ("count".to_owned(), 0.0..=f32::INFINITY),
+                ("clicked".to_owned(), 0.1..=1.0),
+            ]),
+            shuffle: Some(super::super::Shuffle {
+                seed: u64::MAX,
+                row_groups: 4,
+                within: Default::default(),
+            }),
+            partitions: "split=train".parse().unwrap(),
+            ..ReaderOptions::new(2048)
+        };
+        let written = serde_json::to_string(&options).unwrap();
+        let read: ReaderOptions = serde_json::from_str(&written).unwrap();
+        assert_eq!(format!("{read:?}"), format!("{options:?}"));
+    }
 }

@@ -22,7 +22,7 @@ use super::position::Position;
 use super::stages::{StageFigures, Stages};
 use super::stream::Stream;
 use super::workers::Workers;
-use crate::{Batch, Error, Result};
+use crate::{Batch, Error, PackedBatch, Result};
 
 /// A result that another thread will send.
 pub(super) type Promise<T> = Receiver<Result<T>>;
@@ -36,16 +36,23 @@ type Delivery<T> = (T, Pieces, Reservation);
 pub(super) enum Finish<T> {
     /// A batch, which may share buffers with a row group.
     Shared(fn(Batch) -> T),
-    Copied(CopyBatch<T>),
+    /// A copy in one allocation, made on the thread that made the batch, whose cache has it.
+    Packed(Packing, fn(PackedBatch) -> T),
 }
 
-/// Makes a copy of a batch, and says its bytes.
-pub(super) type CopyBatch<T> = Box<dyn Fn(&Batch) -> (T, u64) + Send + Sync>;
+/// How a batch is copied.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Packing {
+    /// The dense features and labels of a sample.
+    pub(super) widths: (usize, usize),
+    /// Whether lists may share ids.
+    pub(super) overlaps: bool,
+}
 
 impl<T> Finish<T> {
     /// Copies of a batch that this makes.
     fn copies(&self) -> u64 {
-        u64::from(matches!(self, Self::Copied(_)))
+        u64::from(matches!(self, Self::Packed(..)))
     }
 
     /// What the caller gets, its bytes, and the row groups whose buffers it shares.
@@ -58,9 +65,11 @@ impl<T> Finish<T> {
                 let shared = if pieces.len() == 1 { pieces } else { Pieces::new() };
                 Ok((finish(batch), bytes, shared))
             }
-            Self::Copied(finish) => {
-                let (finished, bytes) = finish(&conversion.run_shared(&pieces, stages)?);
-                Ok((finished, bytes, Pieces::new()))
+            Self::Packed(packing, finish) => {
+                let batch = conversion.run_shared(&pieces, stages)?;
+                let packed = PackedBatch::copy_of(&batch, packing.widths, packing.overlaps);
+                let bytes = packed.memory().len() as u64;
+                Ok((finish(packed), bytes, Pieces::new()))
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use onefold_datasets::Layout;
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Batch, Dedupe, Feature, ReaderOptions};
+use onefold_ikjt::{Dedupe, Feature, ReaderOptions};
 
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -187,17 +187,13 @@ fn every_batch_is_canonical() {
     }
 }
 
-/// What copies are made of has the same samples, and no more ids than the batch: lists may share them.
+/// A batch in one allocation has the same samples, and lists share ids only in windows.
 #[test]
-fn copies_are_of_the_same_samples() {
+fn packed_batches_have_the_same_samples() {
     let config = "format_version = 1\n\
         [[step]]\nop = \"firstx\"\ninputs = [\"*\"]\ncount = 4\n\
         [[step]]\nop = \"sigrid_hash\"\ninputs = [\"*\"]\nmax = 1000\n";
     let preprocess = PreprocessConfig::parse(std::path::Path::new("preprocess.toml"), config).unwrap();
-    let ids = |batch: &Batch| -> usize {
-        let features = batch.groups().iter().flat_map(|group| group.features());
-        features.map(|feature| feature.values().len()).sum()
-    };
     for layout in [Layout::Rows, Layout::Folded] {
         let directory = tempfile::tempdir().unwrap();
         LOG.write(directory.path(), layout);
@@ -206,24 +202,17 @@ fn copies_are_of_the_same_samples() {
             let options = ReaderOptions { dedupe, preprocess: preprocess.cloned(), ..ReaderOptions::new(70) };
             let reader = open(directory.path(), options).unwrap();
             let batches = collect(reader.batches().unwrap());
-            let copy = move |batch: &Batch| ((samples_of(batch), ids(batch)), batch.bytes());
-            let copies = reader.resume_copied(&reader.position(0), copy).unwrap();
-            let copies: Vec<_> = copies.map(Result::unwrap).collect();
-            assert_eq!(copies.last().unwrap().position.step, batches.len() as u64);
-            assert_eq!(copies.len(), batches.len(), "{case}");
-            let mut shared = 0;
-            for (copy, batch) in copies.iter().zip(&batches) {
-                let (samples, ids_of_copy) = &copy.batch;
-                assert!(*samples == samples_of(batch), "{case}");
-                assert!(*ids_of_copy <= ids(batch), "{case}: {ids_of_copy} of {}", ids(batch));
-                shared += ids(batch) - ids_of_copy;
-                let features = batch.groups().iter().flat_map(|group| group.features());
-                let mut compact =
-                    features.map(|feature| feature.total_size() == feature.values().len() as u64);
-                assert!(dedupe == Dedupe::Window || compact.all(|is_compact| is_compact), "{case}");
+            let packed = reader.resume_packed(&reader.position(0)).unwrap();
+            let packed: Vec<_> = packed.map(Result::unwrap).collect();
+            assert_eq!(packed.last().unwrap().position.step, batches.len() as u64);
+            assert_eq!(packed.len(), batches.len(), "{case}");
+            for (packed, batch) in packed.iter().zip(&batches) {
+                let found = packed.batch.unpack().unwrap();
+                assert_eq!(&found, batch, "{case}");
+                let mut features = found.groups().iter().flat_map(|group| group.features());
+                let compact = features.all(|f| f.total_size() == f.values().len() as u64);
+                assert!(dedupe == Dedupe::Window || compact, "{case}");
             }
-            // Lists of a folded dataset overlap.
-            assert_eq!(shared > 0, layout == Layout::Folded && dedupe != Dedupe::Window, "{case}");
         }
     }
 }

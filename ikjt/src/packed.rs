@@ -1,0 +1,502 @@
+//! A batch as one allocation, key-major: what Python looks into, and what the preprocessing service sends.
+//!
+//! ```text
+//! dense │ labels │ weights │ timestamps │ kept columns │ inverse indices by group
+//! │ sizes │ offsets │ ids │ weights of ids
+//!   by group and feature, without gaps
+//! ```
+//!
+//! A kept column is a bitmap of the samples that have a value, if some have none, and its values as Arrow has them.
+//! Sections begin at multiples of 64 bytes. Sizes stand one after the other over all groups and features, and so do
+//! ids: the `lengths` and `values` of a KeyedJaggedTensor of one group, or of all of them, are views. Lists stand in
+//! the order of their rows; only windows that share ids keep the offsets that they have.
+
+use std::sync::Arc;
+
+use arrow::array::{Array as _, ArrayRef, AsArray as _, Int64Array, StringArray};
+use arrow::buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow::datatypes::{ArrowNativeType, Int64Type};
+use serde::{Deserialize, Serialize};
+
+use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
+
+/// Where sections begin: enough for any type here, and for a cache line. Arrow aligns its buffers so, too.
+const ALIGNMENT: usize = 64;
+
+/// A batch as one allocation.
+#[derive(Debug, Clone)]
+pub struct PackedBatch {
+    /// At least 64 bytes at an address that is a multiple of 64.
+    memory: Buffer,
+    places: Places,
+}
+
+/// Where the parts of a batch stand in its memory; offsets in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Places {
+    /// Samples.
+    pub size: usize,
+    /// Dense features of a sample.
+    pub dense_width: usize,
+    /// Labels of a sample.
+    pub label_width: usize,
+    /// `f32`, `[B, D]` row-major.
+    pub dense: usize,
+    /// `f32`, `[B, L]` row-major.
+    pub labels: usize,
+    /// `f32`, `[B]`.
+    pub weights: Option<usize>,
+    /// `i64`, `[B]`.
+    pub timestamps: Option<usize>,
+    /// Columns that are no features.
+    pub kept: Vec<KeptPlaces>,
+    /// `i32`, over all features.
+    pub sizes: usize,
+    /// `i32`, over all features; where a list starts among its feature's ids.
+    pub offsets: usize,
+    /// `i64`, over all features.
+    pub values: usize,
+    /// `f32`, over the features that have weights.
+    pub value_weights: usize,
+    /// The groups, in order.
+    pub groups: Vec<GroupPlaces>,
+}
+
+/// A kept column in [`Places`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeptPlaces {
+    /// The column's name.
+    pub name: String,
+    /// A bit of every sample, the lowest of a byte first: whether it has a value. `None` if all have.
+    pub validity: Option<usize>,
+    /// `i64` of every sample; of texts `i32`, where each begins, and where the last one ends.
+    pub values: usize,
+    /// Of texts, where their UTF-8 begins, and how many bytes it has.
+    pub texts: Option<(usize, usize)>,
+}
+
+/// A group in [`Places`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupPlaces {
+    /// The group's name.
+    pub name: String,
+    /// Its rows.
+    pub rows: usize,
+    /// `i32`, of every sample.
+    pub inverse: Option<usize>,
+    /// The features, in order.
+    pub features: Vec<FeaturePlaces>,
+}
+
+/// A feature in [`Places`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeaturePlaces {
+    /// The feature's name.
+    pub name: String,
+    /// Its ids.
+    pub values: usize,
+    /// Whether ids have weights.
+    pub weighted: bool,
+    /// Whether its lists stand one after the other: no list shares an id with another one.
+    pub packed: bool,
+}
+
+/// How the lists of a feature are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lists {
+    /// They stand one after the other already.
+    Packed,
+    /// Each is copied to its place.
+    Scattered,
+    /// They go on sharing ids.
+    Overlapping,
+}
+
+impl Lists {
+    /// How the lists of `feature` are copied, which share ids in the copy only if they may.
+    fn of(feature: &Feature, overlaps: bool) -> Self {
+        let mut next = 0;
+        let mut packed = true;
+        for (offset, size) in feature.offsets().iter().zip(feature.sizes().iter()) {
+            packed &= *offset as usize == next || *size == 0;
+            next += *size as usize;
+        }
+        match packed && next == feature.values().len() {
+            true => Self::Packed,
+            false if overlaps && next > feature.values().len() => Self::Overlapping,
+            false => Self::Scattered,
+        }
+    }
+}
+
+impl PackedBatch {
+    /// A copy of a batch in memory of its own. `widths` are the dense features and labels of a sample, which a batch
+    /// without samples does not know; `overlaps` says whether lists that share ids go on to.
+    pub fn copy_of(batch: &Batch, widths: (usize, usize), overlaps: bool) -> Self {
+        let of_group = |group: &Group| group.features().iter().map(|f| Lists::of(f, overlaps)).collect();
+        let kinds: Vec<Vec<Lists>> = batch.groups().iter().map(of_group).collect();
+        let places = places(batch, widths, &kinds);
+        let end = places.value_weights + 4 * weighted_values(&places);
+        let mut sections = Sections(MutableBuffer::with_capacity(end.max(1).next_multiple_of(ALIGNMENT)));
+        sections.copy_samples(batch, &places);
+        sections.copy_lists(batch, &places, &kinds);
+        sections.end_at(end.max(1).next_multiple_of(ALIGNMENT));
+        Self { memory: sections.0.into(), places }
+    }
+
+    /// A batch of these bytes, which are copied unless they begin at a multiple of 64; [`unpack`](Self::unpack) checks
+    /// what they are.
+    pub fn new(memory: Buffer, places: Places) -> Self {
+        let aligned = memory.as_ptr().align_offset(ALIGNMENT) == 0 && memory.len() >= ALIGNMENT;
+        let copy = || {
+            let mut copy = MutableBuffer::with_capacity(memory.len().max(1).next_multiple_of(ALIGNMENT));
+            copy.extend_from_slice(&memory);
+            copy.resize(memory.len().max(1).next_multiple_of(ALIGNMENT), 0);
+            copy.into()
+        };
+        Self { memory: if aligned { memory } else { copy() }, places }
+    }
+
+    /// The bytes: at least 64, at an address that is a multiple of 64.
+    pub fn memory(&self) -> &Buffer {
+        &self.memory
+    }
+
+    /// Where the parts of the batch stand in the memory.
+    pub fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// The bytes, and where the parts of the batch stand in them.
+    pub fn into_parts(self) -> (Buffer, Places) {
+        (self.memory, self.places)
+    }
+
+    /// The batch that stands in the memory, without a copy.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invariant`] if what stands there is no batch.
+    pub fn unpack(&self) -> Result<Batch> {
+        let (view, places) = (View(&self.memory), &self.places);
+        let size = places.size;
+        let mut next = NextLists { lists: 0, values: places.values, weights: places.value_weights };
+        let groups = places.groups.iter().map(|group| view.group(places, group, &mut next));
+        let groups = groups.collect::<Result<_>>()?;
+        Batch::try_new(BatchParts {
+            size,
+            dense: view.matrix(places.dense, size, places.dense_width)?,
+            labels: view.matrix(places.labels, size, places.label_width)?,
+            weights: places.weights.map(|start| view.at(start, size)).transpose()?,
+            timestamps: places.timestamps.map(|start| view.at(start, size)).transpose()?,
+            kept: places.kept.iter().map(|column| view.kept(column, size)).collect::<Result<_>>()?,
+            groups,
+        })
+    }
+}
+
+/// The ids that have weights.
+fn weighted_values(places: &Places) -> usize {
+    let features = places.groups.iter().flat_map(|group| &group.features);
+    features.filter(|feature| feature.weighted).map(|feature| feature.values).sum()
+}
+
+/// Where the parts of `batch` will stand.
+fn places(batch: &Batch, widths: (usize, usize), kinds: &[Vec<Lists>]) -> Places {
+    let size = batch.size();
+    let mut end = 0_usize;
+    let mut section = |length: usize, width: usize| {
+        let start = end.next_multiple_of(ALIGNMENT);
+        end = start + length * width;
+        start
+    };
+    let dense = section(batch.dense().len(), 4);
+    let labels = section(batch.labels().len(), 4);
+    let weights = batch.weights().map(|weights| section(weights.len(), 4));
+    let timestamps = batch.timestamps().map(|times| section(times.len(), 8));
+    let kept = batch.kept().iter().map(|column| KeptPlaces {
+        name: column.name.to_string(),
+        validity: column.values.nulls().map(|nulls| section(nulls.len().div_ceil(8), 1)),
+        values: match text_offsets(column) {
+            None => section(size, 8),
+            Some(offsets) => section(offsets.len(), 4),
+        },
+        texts: text_offsets(column).map(|offsets| {
+            let length = (offsets[size] - offsets[0]) as usize;
+            (section(length, 1), length)
+        }),
+    });
+    let kept = kept.collect();
+    let groups = batch.groups().iter().zip(kinds).map(|(group, kinds)| GroupPlaces {
+        name: group.name().to_owned(),
+        rows: group.rows(),
+        inverse: group.inverse().map(|inverse| section(inverse.len(), 4)),
+        features: group.features().iter().zip(kinds).map(|(f, kind)| feature_places(f, *kind)).collect(),
+    });
+    let groups: Vec<GroupPlaces> = groups.collect();
+    let lists: usize = groups.iter().map(|group| group.rows * group.features.len()).sum();
+    let features = || groups.iter().flat_map(|group| &group.features);
+    let ids = features().map(|feature| feature.values).sum();
+    let weighted = features().filter(|feature| feature.weighted).map(|feature| feature.values).sum();
+    Places {
+        size,
+        dense_width: widths.0,
+        label_width: widths.1,
+        dense,
+        labels,
+        weights,
+        timestamps,
+        kept,
+        sizes: section(lists, 4),
+        offsets: section(lists, 4),
+        values: section(ids, 8),
+        value_weights: section(weighted, 4),
+        groups,
+    }
+}
+
+/// Where the texts of a kept column begin, and where the last one ends; `None` if it has integers.
+fn text_offsets(column: &KeptValues) -> Option<&[i32]> {
+    column.values.as_string_opt::<i32>().map(StringArray::value_offsets)
+}
+
+fn feature_places(feature: &Feature, kind: Lists) -> FeaturePlaces {
+    let packed: usize = feature.sizes().iter().map(|size| *size as usize).sum();
+    FeaturePlaces {
+        name: feature.name().to_owned(),
+        values: if kind == Lists::Overlapping { feature.values().len() } else { packed },
+        weighted: feature.weights().is_some(),
+        packed: kind != Lists::Overlapping,
+    }
+}
+
+/// The memory of a batch as it is written, from its first byte to its last one.
+struct Sections(MutableBuffer);
+
+impl Sections {
+    /// Zeros up to `place`, which is not before the end.
+    fn end_at(&mut self, place: usize) {
+        self.0.resize(place, 0);
+    }
+
+    /// A section of these values.
+    fn put<T: ArrowNativeType>(&mut self, start: usize, values: &[T]) {
+        self.end_at(start);
+        self.0.extend_from_slice(values);
+    }
+
+    /// What every sample has.
+    fn copy_samples(&mut self, batch: &Batch, places: &Places) {
+        self.put(places.dense, batch.dense());
+        self.put(places.labels, batch.labels());
+        if let (Some(start), Some(weights)) = (places.weights, batch.weights()) {
+            self.put(start, weights);
+        }
+        if let (Some(start), Some(times)) = (places.timestamps, batch.timestamps()) {
+            self.put(start, times);
+        }
+        for (column, kept) in batch.kept().iter().zip(&places.kept) {
+            self.copy_kept(column, kept);
+        }
+        for (group, of_group) in batch.groups().iter().zip(&places.groups) {
+            if let (Some(start), Some(inverse)) = (of_group.inverse, group.inverse()) {
+                self.put(start, inverse);
+            }
+        }
+    }
+
+    fn copy_kept(&mut self, column: &KeptValues, places: &KeptPlaces) {
+        let values = &column.values;
+        if let (Some(start), Some(nulls)) = (places.validity, values.nulls()) {
+            let bit = |i: usize| u8::from(i < nulls.len() && nulls.is_valid(i)) << (i % 8);
+            let byte = |first: usize| (first..first + 8).map(bit).fold(0, |byte, bit| byte | bit);
+            let bytes: Vec<u8> = (0..nulls.len()).step_by(8).map(byte).collect();
+            self.put(start, &bytes);
+        }
+        match (places.texts, values.as_string_opt::<i32>()) {
+            (Some((start, length)), Some(texts)) => {
+                let first = texts.value_offsets()[0];
+                let offsets: Vec<i32> = texts.value_offsets().iter().map(|offset| offset - first).collect();
+                self.put(places.values, &offsets);
+                self.put(start, &texts.value_data()[first as usize..][..length]);
+            }
+            _ => self.put(places.values, values.as_primitive::<Int64Type>().values()),
+        }
+    }
+
+    /// Sizes, offsets, ids and their weights.
+    fn copy_lists(&mut self, batch: &Batch, places: &Places, kinds: &[Vec<Lists>]) {
+        let features = || {
+            let of_group = batch.groups().iter().zip(kinds);
+            of_group.flat_map(|(group, kinds)| group.features().iter().zip(kinds.iter().copied()))
+        };
+        self.end_at(places.sizes);
+        features().for_each(|(feature, _)| self.0.extend_from_slice(feature.sizes()));
+        self.end_at(places.offsets);
+        for (feature, kind) in features() {
+            match kind {
+                Lists::Overlapping => self.0.extend_from_slice(feature.offsets()),
+                Lists::Packed | Lists::Scattered => self.copy_starts(feature.sizes()),
+            }
+        }
+        self.end_at(places.values);
+        features().for_each(|(feature, kind)| self.copy_items(feature, feature.values(), kind));
+        self.end_at(places.value_weights);
+        for (feature, kind) in features() {
+            feature.weights().iter().for_each(|weights| self.copy_items(feature, weights, kind));
+        }
+    }
+
+    /// The starts of lists of these sizes that stand one after the other.
+    fn copy_starts(&mut self, sizes: &[i32]) {
+        let mut next = 0;
+        for size in sizes {
+            self.0.push(next);
+            next += size;
+        }
+    }
+
+    /// The ids of a feature, or their weights.
+    fn copy_items<T: ArrowNativeType>(&mut self, feature: &Feature, items: &[T], kind: Lists) {
+        match kind {
+            Lists::Packed | Lists::Overlapping => self.0.extend_from_slice(items),
+            Lists::Scattered => {
+                for (offset, size) in feature.offsets().iter().zip(feature.sizes().iter()) {
+                    self.0.extend_from_slice(&items[*offset as usize..][..*size as usize]);
+                }
+            }
+        }
+    }
+}
+
+/// Bytes that may be anything: a network or Python may have written them.
+struct View<'a>(&'a Buffer);
+
+/// Where the lists of the next feature stand.
+struct NextLists {
+    /// The lists before them.
+    lists: usize,
+    /// The byte of their first id.
+    values: usize,
+    /// The byte of its weight.
+    weights: usize,
+}
+
+impl View<'_> {
+    fn at<T: ArrowNativeType>(&self, start: usize, length: usize) -> Result<ScalarBuffer<T>> {
+        let end = length.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(start));
+        if end.is_none_or(|end| end > self.0.len()) || !start.is_multiple_of(size_of::<T>()) {
+            let message = format!("{length} values at byte {start} of {}", self.0.len());
+            return Err(Error::invariant("packed batch", message));
+        }
+        Ok(ScalarBuffer::new(self.0.slice(start), 0, length))
+    }
+
+    fn matrix(&self, start: usize, rows: usize, width: usize) -> Result<ScalarBuffer<f32>> {
+        let message = || Error::invariant("packed batch", format!("{rows} samples of {width} values"));
+        self.at(start, rows.checked_mul(width).ok_or_else(message)?)
+    }
+
+    fn group(&self, places: &Places, group: &GroupPlaces, next: &mut NextLists) -> Result<Group> {
+        let too_large = || Error::invariant("packed batch", "its lists end after its memory");
+        let place = |start: usize, count: usize, width: usize| {
+            count.checked_mul(width).and_then(|bytes| bytes.checked_add(start)).ok_or_else(too_large)
+        };
+        let feature = |feature: &FeaturePlaces| {
+            let items = self.at::<i64>(next.values, feature.values)?;
+            next.values = place(next.values, feature.values, 8)?;
+            let weights =
+                feature.weighted.then(|| self.at::<f32>(next.weights, feature.values)).transpose()?;
+            next.weights = place(next.weights, if feature.weighted { feature.values } else { 0 }, 4)?;
+            let offsets = self.at::<i32>(place(places.offsets, next.lists, 4)?, group.rows)?;
+            let sizes = self.at::<i32>(place(places.sizes, next.lists, 4)?, group.rows)?;
+            next.lists = place(next.lists, group.rows, 1)?;
+            Feature::try_new(feature.name.as_str(), items, weights, offsets, sizes)
+        };
+        let features = group.features.iter().map(feature).collect::<Result<_>>()?;
+        let inverse = group.inverse.map(|start| self.at::<i32>(start, places.size)).transpose()?;
+        Group::try_new(group.name.as_str(), inverse, features)
+    }
+
+    /// The kept column `places` of `size` samples.
+    fn kept(&self, places: &KeptPlaces, size: usize) -> Result<KeptValues> {
+        let bits = places.validity.map(|start| self.at::<u8>(start, size.div_ceil(8))).transpose()?;
+        let nulls = bits.map(|bits| NullBuffer::new(BooleanBuffer::new(bits.into_inner(), 0, size)));
+        let values: ArrayRef = match places.texts {
+            None => Arc::new(Int64Array::new(self.at(places.values, size)?, nulls)),
+            Some((start, length)) => {
+                let wrong =
+                    |message: String| Error::invariant(format!("kept column `{}`", places.name), message);
+                let offsets = self.at::<i32>(places.values, size.saturating_add(1))?;
+                if offsets[0] < 0 || !offsets.is_sorted() {
+                    return Err(wrong("its texts do not stand one after the other".to_owned()));
+                }
+                let texts = self.at::<u8>(start, length)?.into_inner();
+                let texts = StringArray::try_new(OffsetBuffer::new(offsets), texts, nulls);
+                Arc::new(texts.map_err(|error| wrong(error.to_string()))?)
+            }
+        };
+        Ok(KeptValues::new(places.name.as_str(), values))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::arbitrary::batches;
+
+    proptest! {
+        #[test]
+        fn a_batch_comes_back(batch in batches(), overlaps: bool) {
+            let widths = (batch.dense_width(), batch.label_width());
+            let packed = PackedBatch::copy_of(&batch, widths, overlaps);
+            prop_assert_eq!(packed.memory.len() % ALIGNMENT, 0);
+            let shifted = [&[0], &packed.memory[..]].concat();
+            let moved = PackedBatch::new(Buffer::from(shifted).slice(1), packed.places.clone());
+            prop_assert_eq!(moved.unpack().unwrap(), batch.clone());
+            prop_assert_eq!(packed.unpack().unwrap(), batch);
+            let written = serde_json::to_string(&packed.places).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Places>(&written).unwrap(), packed.places);
+        }
+
+        #[test]
+        fn whatever_stands_in_memory_is_a_batch_or_an_error(
+            batch in batches(),
+            flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+            lengths in prop::collection::vec((0_usize..8, any::<prop::sample::Index>(), 0_usize..usize::MAX), 0..3),
+        ) {
+            let widths = (batch.dense_width(), batch.label_width());
+            let PackedBatch { memory, mut places } = PackedBatch::copy_of(&batch, widths, true);
+            let mut bytes = memory.to_vec();
+            for (place, value) in flips {
+                let place = place.index(bytes.len());
+                bytes[place] = value;
+            }
+            for (field, _, value) in lengths {
+                match field {
+                    0 => places.size = value,
+                    1 => places.dense = value,
+                    2 => places.values = value,
+                    3 => places.sizes = value,
+                    4 => places.dense_width = value,
+                    5 => places.groups.iter_mut().for_each(|group| group.rows = value),
+                    6 => places.groups.iter_mut().for_each(|group| group.inverse = Some(value)),
+                    _ => places
+                        .groups
+                        .iter_mut()
+                        .flat_map(|group| &mut group.features)
+                        .for_each(|feature| feature.values = value),
+                }
+            }
+            if let Ok(found) = PackedBatch::new(Buffer::from(bytes), places).unpack() {
+                let _ = found.expand();
+            }
+        }
+    }
+}
