@@ -26,6 +26,16 @@ pub fn peak_rss_bytes() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// The processor time that this process has used, in seconds; `None` where the kernel does not tell.
+pub fn cpu_seconds() -> Option<f64> {
+    let status = fs_err::read_to_string("/proc/self/stat").ok()?;
+    // The second field is the program's name in parentheses, which may contain anything.
+    let fields = status.rsplit_once(')')?.1.split_ascii_whitespace();
+    // User and system time are the 14th and 15th field, in hundredths of a second on every Linux.
+    let ticks = fields.skip(11).take(2).map(|field| field.parse::<u64>().ok());
+    Some(ticks.sum::<Option<u64>>()? as f64 / 100.0)
+}
+
 /// How many threads the machine offers: the default of every `--threads`.
 pub fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
@@ -40,6 +50,15 @@ mod tests {
         let caught = |panic: fn()| catch_unwind(panic).unwrap_err();
         assert_eq!(panic_text(&*caught(|| panic!("fixed"))), "fixed");
         assert_eq!(panic_text(&*caught(|| panic!("number {}", 7))), "number 7");
+    }
+
+    #[test]
+    fn the_kernel_tells_processor_time() {
+        let before = cpu_seconds().unwrap();
+        let started = std::time::Instant::now();
+        while cpu_seconds().unwrap() == before {
+            assert!(started.elapsed().as_secs() < 60, "a busy process uses processor time");
+        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! A batch of samples.
 
 use arrow::buffer::ScalarBuffer;
+use onefold_datasets::Schema;
 
-use crate::{Error, Group, KeptValues, Result};
+use crate::{Error, Feature, Group, KeptValues, Result};
 
 /// What a [`Batch`] is made of.
 #[derive(Debug, Clone)]
@@ -135,6 +136,28 @@ impl Batch {
         4 * floats as u64 + 8 * times as u64 + kept + self.groups.iter().map(Group::bytes).sum::<u64>()
     }
 
+    /// That the batch has the features, labels and groups of `schema`, and weights if `has_weights`.
+    pub(crate) fn check_schema(&self, schema: &Schema, has_weights: bool) -> Result<()> {
+        let expect = |place: &str, expected: usize, found: usize| match expected == found {
+            true => Ok(()),
+            false => Err(Error::invariant(place, format!("the schema has {expected}, the batch {found}"))),
+        };
+        if self.size > 0 {
+            expect("dense features", schema.dense.len(), self.dense_width())?;
+            expect("labels", schema.labels.len(), self.label_width())?;
+        }
+        expect("sample weights", usize::from(has_weights), usize::from(self.weights.is_some()))?;
+        expect("groups", schema.groups.len(), self.groups.len())?;
+        for (expected, group) in schema.groups.iter().zip(&self.groups) {
+            let names = expected.features.iter().map(|feature| feature.name.as_str());
+            if expected.name != group.name() || !names.eq(group.features().iter().map(Feature::name)) {
+                let message = format!("the batch has `{}`, or other features than the schema", group.name());
+                return Err(Error::invariant(format!("group `{}`", expected.name), message));
+            }
+        }
+        Ok(())
+    }
+
     /// The batch with every group expanded: what the batch means.
     pub fn expand(&self) -> Self {
         Self { groups: self.groups.iter().map(Group::expand).collect(), ..self.clone() }
@@ -148,7 +171,6 @@ mod tests {
     use arrow::array::{ArrayRef, Float32Array, Int64Array};
 
     use super::*;
-    use crate::Feature;
 
     #[test]
     fn every_broken_invariant_is_named() {

@@ -113,6 +113,15 @@ pub enum Error {
         hint: String,
     },
 
+    /// What a preprocessing service answers in place of batches, or that it does not answer.
+    #[error("{message}")]
+    Service {
+        /// What is wrong.
+        kind: ServiceErrorKind,
+        /// What a process of the service says, with its hint.
+        message: String,
+    },
+
     /// Options that cannot work with this dataset.
     #[error("{message}\n  hint: {hint}")]
     Options {
@@ -121,6 +130,17 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
+}
+
+/// What is wrong with a request to a preprocessing service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServiceErrorKind {
+    /// The request: its options, its version, what it proves its sender with.
+    Options,
+    /// The data that it asks for, or the answer.
+    Data,
+    /// There was no answer.
+    Unreachable,
 }
 
 /// A result with this crate's [`Error`].

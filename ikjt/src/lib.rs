@@ -75,6 +75,7 @@ mod operations;
 mod packed;
 pub mod preprocess;
 pub mod reader;
+pub mod service;
 mod statistics;
 mod window;
 
@@ -82,7 +83,7 @@ pub use batch::{Batch, BatchParts};
 pub use batch_digest::digest;
 pub use convert::{GROUP_KEY, KEPT_KEY, KeyedJaggedTensor};
 pub use dedupe::deduplicate;
-pub use error::{Error, Result};
+pub use error::{Error, Result, ServiceErrorKind};
 pub use feature::Feature;
 pub use group::Group;
 pub use kept::KeptValues;

@@ -1,6 +1,6 @@
 //! Errors of the libraries as exceptions of `onefold._errors`.
 
-use onefold_ikjt::Error;
+use onefold_ikjt::{Error, ServiceErrorKind};
 use onefold_terminal::{Failure, FailureKind};
 use pyo3::prelude::*;
 
@@ -22,6 +22,11 @@ pub(crate) fn of_reader(py: Python<'_>, error: &Error) -> PyErr {
         | Error::Mismatch { .. }
         | Error::Invariant { .. } => "DataError",
         Error::Io(_) => "StorageError",
+        Error::Service { kind, .. } => match kind {
+            ServiceErrorKind::Options => "OptionsError",
+            ServiceErrorKind::Data => "DataError",
+            ServiceErrorKind::Unreachable => "StorageError",
+        },
         _ => "OnefoldError",
     };
     exception(py, class, &error.to_string())

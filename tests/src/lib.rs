@@ -12,6 +12,7 @@
 //!
 //! With the feature `s3` there is an S3 server, too: `S3Server`.
 
+mod certificates;
 #[cfg(feature = "s3")]
 mod s3;
 

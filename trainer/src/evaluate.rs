@@ -10,6 +10,7 @@ use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{PartitionFilter, Schema, Snapshot, hash_id};
+use onefold_ikjt::reader::load_snapshot;
 use onefold_ikjt::reader::{DEFAULT_MEMORY_LIMIT, Rank};
 use onefold_ikjt::{Batch, Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, IdPolicy};
@@ -165,7 +166,7 @@ pub(crate) fn open(
         Some(filter) => filter.clone(),
         None => config.eval_partitions()?.unwrap_or_default(),
     };
-    let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
+    let snapshot = load_snapshot(dataset, options.snapshot)?;
     let preprocessing = Preprocessing::of_run(config, &description.files(run)?)?;
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     description.check_vocabularies(dataset, &snapshot, run)?;

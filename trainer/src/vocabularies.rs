@@ -9,6 +9,7 @@ use std::path::Path;
 
 use onefold_datasets::Snapshot;
 use onefold_datasets::vocabulary::Vocabulary;
+use onefold_ikjt::reader::stored_at;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -34,6 +35,10 @@ pub(crate) fn of_snapshot(
     dataset: &Path,
     snapshot: &Snapshot,
 ) -> Result<BTreeMap<String, VocabularyIdentity>> {
+    if snapshot.vocabularies.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let dataset = &stored_at(dataset)?;
     let identity = |(name, file): (&String, &onefold_datasets::vocabulary::VocabularyFile)| {
         let digest = Vocabulary::load(dataset, snapshot, name)?.digest(file.entries);
         let originals = digest.expect("a vocabulary has as many entries as its file");
@@ -60,7 +65,7 @@ pub(crate) fn check_continued(
         if same_file {
             continue;
         }
-        let digest = Vocabulary::load(dataset, snapshot, name)?.digest(identity.entries);
+        let digest = Vocabulary::load(&stored_at(dataset)?, snapshot, name)?.digest(identity.entries);
         if digest.as_ref() != Some(&identity.originals) {
             return Err(Error::Run {
                 path: run.to_owned(),

@@ -16,7 +16,7 @@ mod local;
 mod ranges;
 mod remote;
 mod retry;
-mod runtime;
+pub mod runtime;
 mod upload;
 
 use std::collections::VecDeque;

@@ -1,5 +1,5 @@
-//! The threads that wait for storage. One small runtime per process serves every dataset and every reader: requests
-//! run on it, and decoding does not wait on threads that could compute.
+//! The threads that wait for storage and for services. One small runtime per process serves every dataset and every
+//! reader: requests run on it, and decoding does not wait on threads that could compute.
 
 use std::future::Future;
 use std::io;
@@ -27,7 +27,7 @@ struct OfProcess {
 /// # Errors
 ///
 /// The operating system's error if its threads cannot be started.
-pub(super) fn handle() -> io::Result<&'static Handle> {
+pub fn handle() -> io::Result<&'static Handle> {
     static FIRST: OnceLock<Box<OfProcess>> = OnceLock::new();
     let (process, mut link) = (process::id(), &FIRST);
     loop {
@@ -57,7 +57,7 @@ fn start() -> io::Result<Runtime> {
 /// # Errors
 ///
 /// The operating system's error if the threads cannot be started, or if the request panicked.
-pub(super) fn wait<T: Send + 'static>(request: impl Future<Output = T> + Send + 'static) -> io::Result<T> {
+pub fn wait<T: Send + 'static>(request: impl Future<Output = T> + Send + 'static) -> io::Result<T> {
     let (sender, receiver) = sync_channel(1);
     handle()?.spawn(async move {
         // The caller waits below, so somebody receives.

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::preprocess::PreprocessConfig;
+use crate::reader::load_snapshot;
 use crate::{Dedupe, Rank, Reader, ReaderOptions, Shuffle, Tail, Within, Workers};
 use clap::{Parser, Subcommand, ValueEnum};
+use onefold_datasets::PartitionFilter;
 use onefold_datasets::process::available_threads;
 use onefold_datasets::units::parse_bytes;
-use onefold_datasets::{PartitionFilter, Snapshot};
 use onefold_terminal::OutputOptions;
 
 /// Read datasets as deduplicated batches
@@ -60,7 +61,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Reading {
-    /// The dataset: a path or a URL, as `s3://bucket/folder`
+    /// The dataset: a path, a URL as `s3://bucket/folder`, or by a preprocessing service `grpc://HOST:PORT/LOCATION`
     pub(crate) dataset: PathBuf,
     /// The number of the snapshot to read [default: the newest]
     #[arg(long, value_name = "SNAPSHOT")]
@@ -151,7 +152,7 @@ impl Reading {
 
     /// With batches that carry all columns that the dataset keeps, and their samples' times if `timestamps`.
     pub(crate) fn open_with_kept(&self, timestamps: bool) -> anyhow::Result<Reader> {
-        let schema = Snapshot::load_at(&self.dataset, self.at)?.schema;
+        let schema = load_snapshot(&self.dataset, self.at)?.schema;
         let kept = schema.kept_names().map(str::to_owned).collect();
         self.open_with(ReaderOptions { timestamps, kept, ..self.options()? })
     }
@@ -192,7 +193,7 @@ impl Reading {
         if let Some(size) = self.global_batch_size {
             return Ok(size);
         }
-        let samples = Snapshot::load_at(&self.dataset, self.at)?.chosen_samples(&self.partitions)?;
+        let samples = load_snapshot(&self.dataset, self.at)?.chosen_samples(&self.partitions)?;
         let streams = self.streams.unwrap_or(self.rank.world_size).max(1);
         let of_stream = usize::try_from(samples).unwrap_or(usize::MAX) / streams;
         Ok(of_stream.clamp(1, 2048).saturating_mul(streams))

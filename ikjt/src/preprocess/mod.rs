@@ -125,28 +125,11 @@ impl Preprocessor {
 
     /// That `batch` is of the input schema.
     fn check(&self, batch: &Batch) -> Result<()> {
-        let schema = &self.input;
-        let expect = |place: &str, expected: usize, found: usize| match expected == found {
-            true => Ok(()),
-            false => Err(Error::invariant(place, format!("the schema has {expected}, the batch {found}"))),
-        };
-        if batch.size() > 0 {
-            expect("dense features", schema.dense.len(), batch.dense_width())?;
-            expect("labels", schema.labels.len(), batch.label_width())?;
-        }
-        // With those that sampling has made.
-        expect("sample weights", self.output.weight.iter().len(), batch.weights().iter().len())?;
+        // With the weights that sampling has made.
+        batch.check_schema(&self.input, self.output.weight.is_some())?;
         if self.needs_timestamps && batch.timestamps().is_none() {
             let message = "the batch has none, but a step of the preprocessing needs them";
             return Err(Error::invariant("timestamps", message));
-        }
-        expect("groups", schema.groups.len(), batch.groups().len())?;
-        for (expected, group) in schema.groups.iter().zip(batch.groups()) {
-            let names = expected.features.iter().map(|feature| feature.name.as_str());
-            if expected.name != group.name() || !names.eq(group.features().iter().map(|f| f.name())) {
-                let message = format!("the batch has `{}`, or other features than the schema", group.name());
-                return Err(Error::invariant(format!("group `{}`", expected.name), message));
-            }
         }
         Ok(())
     }

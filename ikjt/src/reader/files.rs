@@ -26,11 +26,24 @@ pub(super) struct Chosen {
     pub(super) first: u64,
 }
 
-/// The files that the reader's options choose.
+/// The files of the partitions that the reader's options choose, in the order of the snapshot.
+pub(super) fn choose(snapshot: &Snapshot, options: &ReaderOptions) -> Result<Vec<Chosen>> {
+    let mut files = Vec::new();
+    let mut first = 0_u64;
+    for (partition, chosen) in snapshot.select(&options.partitions)?.into_iter().enumerate() {
+        for file in &chosen.files {
+            files.push(Chosen { file: file.clone(), partition, first });
+            first = first.saturating_add(file.samples);
+        }
+    }
+    Ok(files)
+}
+
+/// The chosen files in their storage.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) storage: Storage,
-    pub(super) files: Vec<Chosen>,
+    pub(super) files: Arc<Vec<Chosen>>,
     pub(super) columns: WantedColumns,
     pub(super) verify: bool,
     pub(super) known: KnownFiles,
@@ -82,14 +95,14 @@ impl Footers {
 }
 
 impl Files {
-    /// The files of the partitions that `options` choose, to read the columns of `schema`.
-    pub(super) fn choose(
+    /// The `chosen` files of a snapshot, to read the columns of `schema`.
+    pub(super) fn new(
         storage: Storage,
-        snapshot: &Snapshot,
-        schema: &Schema,
+        chosen: Arc<Vec<Chosen>>,
+        (snapshot, schema): (&Snapshot, &Schema),
         options: &ReaderOptions,
         footers: Footers,
-    ) -> Result<Self> {
+    ) -> Self {
         let all = match snapshot.layout {
             Layout::Rows => snapshot.schema.to_arrow(),
             Layout::Folded => snapshot.schema.to_folded_arrow(),
@@ -101,22 +114,14 @@ impl Files {
         if options.timestamps {
             extra.push(TIME_COLUMN);
         }
-        let mut files = Vec::new();
-        let mut first = 0_u64;
-        for (partition, chosen) in snapshot.select(&options.partitions)?.into_iter().enumerate() {
-            for file in &chosen.files {
-                files.push(Chosen { file: file.clone(), partition, first });
-                first = first.saturating_add(file.samples);
-            }
-        }
-        Ok(Self {
+        Self {
             storage,
-            files,
+            files: chosen,
             columns: WantedColumns::new(all, schema, &extra),
             verify: options.verify,
             known: KnownFiles::default(),
             footers,
-        })
+        }
     }
 
     /// Verifies a file, unless that is known already, and reads its footer; what was read is kept in `kept`.

@@ -32,6 +32,7 @@
 mod budget;
 mod convert;
 mod decode;
+mod fetched;
 mod file;
 mod files;
 mod kept;
@@ -41,6 +42,7 @@ mod order;
 mod pipeline;
 mod plan;
 mod position;
+mod source;
 mod stages;
 mod stream;
 mod workers;
@@ -50,26 +52,30 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{FeatureGroup, KeptColumn, KeptKind, SESSION_COLUMN, Schema, Snapshot, suggest};
 
 use self::budget::{Account, Granted};
 use self::convert::Conversion;
 use self::decode::{Decoding, RowGroup};
-use self::files::{Chosen, Files, Footers, Opener};
+use self::fetched::{Fetched, block_steps, checked};
+use self::files::{Chosen, Files, Footers, Opener, choose};
 use self::order::{Item, StreamOrder};
 use self::pipeline::{Finish, Packing, Steps, Work};
-use self::plan::{Counts, kept_counts, row_counts, stream_files};
+use self::plan::{Counts, stream_files};
 use self::position::{POSITION_VERSION, wrong_position};
+use self::source::{Place, Source, sample_counts};
 use self::stages::Stages;
 use self::stream::{Stream, files_by_first_use};
 use crate::preprocess::{Preprocessor, Sampler};
+use crate::service::Fetch;
+use crate::service::protocol::{Job, SampleCounts};
 use crate::{Batch, Error, PackedBatch, Result};
 
 pub use options::{Dedupe, ReaderOptions};
 pub use pipeline::{Batches, Step};
 pub use plan::{Plan, PlannedStream, Split};
 pub use position::{Position, Rank, Shuffle, Tail, Within};
+pub use source::{load_snapshot, stored_at};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
 
@@ -95,7 +101,8 @@ pub struct Reader {
     preprocessor: Option<Arc<Preprocessor>>,
     options: ReaderOptions,
     workers: Workers,
-    files: Arc<Files>,
+    chosen: Arc<Vec<Chosen>>,
+    source: Source,
     /// The files of every stream.
     streams: Vec<Vec<usize>>,
     /// What sampling keeps in the epoch that was planned last.
@@ -103,16 +110,17 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens the dataset at `location`, a local path or a URL. Later commits do not change what the reader reads.
+    /// Opens the dataset at `location`: a local path, the URL of an object store, or that of a preprocessing service, as
+    /// `grpc://HOST:PORT/s3://bucket/dataset`. Later commits do not change what the reader reads.
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if there is no dataset or the filter chooses nothing, [`Error::Options`] for options that
+    /// [`Error::Service`] for what a service says; [`Error::Dataset`] if there is no dataset or the filter chooses nothing, [`Error::Options`] for options that
     /// cannot work (a batch larger than what is to be read, a feature or kept column that the dataset does not have,
     /// streams that do not divide the buckets), [`Error::Preprocess`] for a pipeline that does not fit the dataset.
     pub fn open(location: &Path, options: ReaderOptions, workers: &Workers) -> Result<Self> {
-        let storage = Storage::open(location)?;
-        let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
+        let place = Place::open(location)?;
+        let snapshot = place.snapshot(options.snapshot)?;
         let samples = snapshot.chosen_samples(&options.partitions)?;
         options.check(snapshot.buckets)?;
         // Every stream has an equal part of a batch, if only one sample.
@@ -141,9 +149,26 @@ impl Reader {
         let mut options = options;
         options.timestamps |=
             preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
-        let footers = Footers::new(workers.memory_limit() / FOOTERS_SHARE);
-        let files = Arc::new(Files::choose(storage, &snapshot, &source_schema, &options, footers)?);
-        let streams = stream_files(&files, options.streams());
+        let chosen = Arc::new(choose(&snapshot, &options)?);
+        let streams = stream_files(&chosen, options.streams());
+        let source = match place {
+            Place::Storage(storage) => {
+                let footers = Footers::new(workers.memory_limit() / FOOTERS_SHARE);
+                let columns = (&snapshot, &source_schema);
+                Source::Storage(Arc::new(Files::new(
+                    storage,
+                    Arc::clone(&chosen),
+                    columns,
+                    &options,
+                    footers,
+                )))
+            }
+            Place::Service(service) => {
+                let options = ReaderOptions { snapshot: Some(snapshot.snapshot), ..options.clone() };
+                let dataset = service.location().to_owned();
+                Source::Service(service, Arc::new(Job { dataset, options }))
+            }
+        };
         let (workers, kept) = (workers.clone(), Mutex::default());
         Ok(Self {
             snapshot,
@@ -153,7 +178,8 @@ impl Reader {
             preprocessor,
             options,
             workers,
-            files,
+            chosen,
+            source,
             streams,
             kept,
         })
@@ -184,7 +210,7 @@ impl Reader {
         let kept = self.kept_counts(epoch)?;
         let samples = |file: usize| match &kept {
             Some(kept) => kept[&file].iter().sum(),
-            None => self.files.files[file].file.samples,
+            None => self.chosen[file].file.samples,
         };
         let of_streams =
             self.streams.iter().map(|files| files.iter().map(|file| samples(*file)).sum::<u64>());
@@ -211,7 +237,7 @@ impl Reader {
         let orders = self.orders(epoch, 0..self.streams.len())?;
         let steps = self.steps(epoch)?;
         let split = |item: &Item| Split {
-            path: self.files.files[item.file].file.path.clone(),
+            path: self.chosen[item.file].file.path.clone(),
             row_group: item.row_group,
             rows: 0..item.rows,
         };
@@ -261,11 +287,52 @@ impl Reader {
     ///
     /// As [`resume`](Self::resume).
     pub fn resume_packed(&self, position: &Position) -> Result<Batches<PackedBatch>> {
+        self.start(position, self.packed())
+    }
+
+    /// As [`resume_packed`](Self::resume_packed), up to the step `end`: row groups that only later steps need are not
+    /// read.
+    ///
+    /// # Errors
+    ///
+    /// As [`resume`](Self::resume); [`Error::Options`] if the epoch has fewer steps.
+    pub fn steps_packed(&self, position: &Position, end: u64) -> Result<Batches<PackedBatch>> {
+        let steps = self.steps(position.epoch)?;
+        if end > steps {
+            return Err(wrong_position("step", &end, &steps));
+        }
+        self.start_steps(position, end, self.packed())
+    }
+
+    /// The samples of a split as [`read`](Self::read) gives them, in one allocation.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn read_packed(&self, split: &Split, epoch: u64) -> Result<PackedBatch> {
+        let widths = (self.schema.dense.len(), self.schema.labels.len());
+        let batch = self.read(split, epoch)?;
+        Ok(PackedBatch::copy_of(&batch, widths, self.options.dedupe == Dedupe::Window))
+    }
+
+    /// The samples of the row groups of all chosen files, and those that sampling keeps in an epoch: what a preprocessing
+    /// service tells its clients.
+    ///
+    /// # Errors
+    ///
+    /// As [`plan`](Self::plan).
+    pub fn sample_counts(&self, epoch: u64) -> Result<SampleCounts> {
+        let all: Vec<usize> = (0..self.chosen.len()).collect();
+        let rows = self.source.row_counts(&self.chosen, &all, &self.workers)?;
+        Ok(sample_counts(rows, self.kept_counts(epoch)?.map(|kept| (*kept).clone())))
+    }
+
+    fn packed(&self) -> Finish<PackedBatch> {
         let packing = Packing {
             widths: (self.schema.dense.len(), self.schema.labels.len()),
             overlaps: self.options.dedupe == Dedupe::Window,
         };
-        self.start(position, Finish::Packed(packing, |packed| packed))
+        Finish::Packed(packing, |packed| packed)
     }
 
     /// What the reader was opened with.
@@ -274,18 +341,46 @@ impl Reader {
     }
 
     fn start<T: Send + 'static>(&self, position: &Position, finish: Finish<T>) -> Result<Batches<T>> {
-        self.check(position)?;
         let steps = self.steps(position.epoch)?;
-        if position.step > steps {
-            return Err(wrong_position("step", &position.step, &steps));
+        self.start_steps(position, steps, finish)
+    }
+
+    /// Starts reading at `position`, up to the step `end`.
+    fn start_steps<T: Send + 'static>(
+        &self,
+        position: &Position,
+        end: u64,
+        finish: Finish<T>,
+    ) -> Result<Batches<T>> {
+        self.check(position)?;
+        if position.step > end {
+            return Err(wrong_position("step", &position.step, &end));
         }
         let orders = self.orders(position.epoch, self.own_streams())?;
         let each = self.samples_of_step();
-        let start = position.step.saturating_mul(each);
-        let streams: Vec<Stream> = orders.into_iter().map(|order| Stream::new(order, start)).collect();
-        let opener = Opener::new(Arc::clone(&self.files), files_by_first_use(&streams), streams.len() + 1);
-        let work = self.work(position.epoch);
-        Batches::start(work, Steps { streams, each, steps }, opener, position.clone(), finish)
+        match &self.source {
+            Source::Storage(files) => {
+                let start = position.step.saturating_mul(each);
+                let streams: Vec<Stream> =
+                    orders.into_iter().map(|order| Stream::new(order, start)).collect();
+                let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
+                let work = self.work(files, position.epoch);
+                Batches::start(work, Steps { streams, each, steps: end }, opener, position.clone(), finish)
+            }
+            Source::Service(service, job) => {
+                let fetch = Fetch {
+                    service: Arc::clone(service),
+                    job: Arc::clone(job),
+                    epoch: position.epoch,
+                    steps: position.step..end,
+                    block_steps: block_steps(&orders, each, self.options.shuffle),
+                    ahead: 1,
+                };
+                let (workers, schema) = (self.workers.clone(), self.schema.clone());
+                let fetched = Fetched { fetch, workers, schema, batch_bytes: self.expected_batch_bytes() };
+                fetched.start(position.clone(), end, finish)
+            }
+        }
     }
 
     /// The samples of a split, deduplicated and preprocessed as a batch of an epoch; reading it needs nothing but its
@@ -296,6 +391,15 @@ impl Reader {
     /// [`Error::Options`] for a split of other files or rows, and if it does not fit into the memory limit; otherwise
     /// what is wrong with the file.
     pub fn read(&self, split: &Split, epoch: u64) -> Result<Batch> {
+        match &self.source {
+            Source::Storage(files) => self.read_from(files, split, epoch),
+            Source::Service(service, job) => {
+                checked(&Fetch::split(service, job, epoch, split)?, &self.schema)
+            }
+        }
+    }
+
+    fn read_from(&self, files: &Arc<Files>, split: &Split, epoch: u64) -> Result<Batch> {
         let wrong = || Error::Options {
             message: format!(
                 "there are no rows {:?} of row group {} of `{}` to read",
@@ -303,10 +407,9 @@ impl Reader {
             ),
             hint: "take splits of a plan of this reader".to_owned(),
         };
-        let file =
-            self.files.files.iter().position(|chosen| chosen.file.path == split.path).ok_or_else(wrong)?;
-        let work = self.work(epoch);
-        let mut opener = Opener::new(Arc::clone(&self.files), VecDeque::from([(file, true)]), 1);
+        let file = self.chosen.iter().position(|chosen| chosen.file.path == split.path).ok_or_else(wrong)?;
+        let work = self.work(files, epoch);
+        let mut opener = Opener::new(Arc::clone(files), VecDeque::from([(file, true)]), 1);
         let open = opener.file(file, &work, true)?.ok_or_else(pipeline::ended)?;
         let rows = open.footer.row_counts()?;
         let fits = rows
@@ -315,7 +418,7 @@ impl Reader {
         if !fits {
             return Err(wrong());
         }
-        let first = self.files.files[file].first + rows[..split.row_group].iter().sum::<u64>();
+        let first = self.chosen[file].first + rows[..split.row_group].iter().sum::<u64>();
         let row_group = RowGroup { file: open, index: split.row_group, first };
         let bytes = row_group.decoding_bytes();
         let reservation = match work.account.reserve(bytes) {
@@ -364,10 +467,7 @@ impl Reader {
 
     /// The samples of a stream before sampling.
     fn stream_samples(&self, stream: usize) -> u64 {
-        self.streams[stream]
-            .iter()
-            .map(|file| self.files.files[*file].file.samples)
-            .fold(0, u64::saturating_add)
+        self.streams[stream].iter().map(|file| self.chosen[*file].file.samples).fold(0, u64::saturating_add)
     }
 
     /// The samples that a stream gives to a step.
@@ -383,8 +483,9 @@ impl Reader {
     /// The orders of some streams in an epoch.
     fn orders(&self, epoch: u64, wanted: impl Iterator<Item = usize> + Clone) -> Result<Vec<StreamOrder>> {
         let kept = self.kept_counts(epoch)?;
-        let files = wanted.clone().flat_map(|stream| self.streams[stream].iter().copied());
-        let rows = row_counts(&self.files, files.collect(), &self.workers.pool)?;
+        let files: Vec<usize> =
+            wanted.clone().flat_map(|stream| self.streams[stream].iter().copied()).collect();
+        let rows = self.source.row_counts(&self.chosen, &files, &self.workers)?;
         let order = |stream: usize| {
             let items = self.streams[stream].iter().flat_map(|file| {
                 let kept = kept.as_ref().map(|kept| kept[file].as_slice());
@@ -397,7 +498,7 @@ impl Reader {
 
     /// The row groups of a file, which have `rows` rows, of which sampling leaves `kept`.
     fn items(&self, file: usize, rows: &[u64], kept: Option<&[u64]>) -> Vec<Item> {
-        let Chosen { partition, first, .. } = &self.files.files[file];
+        let Chosen { partition, first, .. } = &self.chosen[file];
         let mut next = *first;
         let items = rows.iter().enumerate().map(|(row_group, &rows)| {
             next += rows;
@@ -414,14 +515,13 @@ impl Reader {
         if let Some((_, kept)) = known().as_ref().filter(|(of, _)| *of == epoch) {
             return Ok(Some(Arc::clone(kept)));
         }
-        let rows = row_counts(&self.files, (0..self.files.files.len()).collect(), &self.workers.pool)?;
-        let labels = &self.source_schema.labels;
-        let kept = Arc::new(kept_counts(&self.files, &rows, sampler, labels, epoch, &self.workers.pool)?);
+        let sampling = (sampler, self.source_schema.labels.as_slice());
+        let kept = Arc::new(self.source.kept_counts(&self.chosen, sampling, epoch, &self.workers)?);
         *known() = Some((epoch, Arc::clone(&kept)));
         Ok(Some(kept))
     }
 
-    fn work(&self, epoch: u64) -> Work {
+    fn work(&self, files: &Files, epoch: u64) -> Work {
         let options = &self.options;
         let memory_limit = self.workers.memory_limit();
         Work {
@@ -448,7 +548,7 @@ impl Reader {
                 label_ranges: options.label_ranges.clone(),
             }),
             stages: Arc::new(Stages::default()),
-            reads_ahead: if self.files.storage.local().is_some() { 1 } else { REMOTE_READS_AHEAD },
+            reads_ahead: if files.storage.local().is_some() { 1 } else { REMOTE_READS_AHEAD },
             headroom: self
                 .expected_batch_bytes()
                 .saturating_mul(self.workers.threads() as u64 + 1)

@@ -7,6 +7,7 @@
 //! slow caller stops the scheduler, and with it the decoding.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ pub(super) type Promise<T> = Receiver<Result<T>>;
 /// A finished batch on its way, with the row groups whose buffers it shares, and its memory, which counts until the
 /// caller has it. Dropped in this order, so that the row groups' memory is free when the scheduler hears of the
 /// batch's.
-type Delivery<T> = (T, Pieces, Reservation);
+pub(super) type Delivery<T> = (T, Pieces, Reservation);
 
 /// How a batch becomes what the caller gets.
 pub(super) enum Finish<T> {
@@ -139,7 +140,21 @@ pub struct Batches<T = Batch> {
     stages: Arc<Stages>,
     position: Position,
     steps: u64,
-    waited: Duration,
+    waited: Waited,
+}
+
+/// How long a caller has waited, as the thread that makes its batches sees it, too.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Waited(Arc<AtomicU64>);
+
+impl Waited {
+    pub(super) fn get(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Relaxed))
+    }
+
+    fn since(&self, started: Instant) {
+        self.0.fetch_add(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
 }
 
 /// What an epoch's threads share.
@@ -176,8 +191,7 @@ impl<T: Send + 'static> Batches<T> {
         finish: Finish<T>,
     ) -> Result<Self> {
         let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
-        let (sender, queue) = sync_channel(2 * work.workers.threads());
-        let all = steps.steps;
+        let (room, all) = (2 * work.workers.threads(), steps.steps);
         let Steps { streams, each, .. } = steps;
         let scheduler = Scheduler {
             work,
@@ -188,18 +202,33 @@ impl<T: Send + 'static> Batches<T> {
             steps: all,
             finish: Arc::new(finish),
         };
-        let scheduler = std::thread::Builder::new()
-            .name("onefold-schedule".to_owned())
-            .spawn(move || scheduler.run(&sender))?;
-        let (queue, scheduler) = (Some(queue), Some(scheduler));
-        Ok(Self { queue, scheduler, account, stages, position, steps: all, waited: Duration::ZERO })
+        Self::of_thread("onefold-schedule", room, (account, stages), position, all, |queue, _| {
+            scheduler.run(&queue)
+        })
+    }
+
+    /// Batches that a thread of their own sends, at most `room` ahead.
+    pub(super) fn of_thread(
+        name: &str,
+        room: usize,
+        (account, stages): (Arc<Account>, Arc<Stages>),
+        position: Position,
+        steps: u64,
+        run: impl FnOnce(Queue<T>, Waited) + Send + 'static,
+    ) -> Result<Self> {
+        let (sender, queue) = sync_channel(room);
+        let waited = Waited::default();
+        let of_thread = waited.clone();
+        let thread =
+            std::thread::Builder::new().name(name.to_owned()).spawn(move || run(sender, of_thread))?;
+        Ok(Self { queue: Some(queue), scheduler: Some(thread), account, stages, position, steps, waited })
     }
 }
 
 impl<T> Batches<T> {
     /// How long [`next`](Iterator::next) has waited for batches so far.
     pub fn waited(&self) -> Duration {
-        self.waited
+        self.waited.get()
     }
 
     /// The steps of the epoch, the same on all ranks, also those before the position where this began.
@@ -234,7 +263,7 @@ impl<T> Iterator for Batches<T> {
             })),
             None => self.ended().err().map(Err),
         };
-        self.waited += started.elapsed();
+        self.waited.since(started);
         if !matches!(step, Some(Ok(_))) {
             self.queue = None;
         }
@@ -288,7 +317,8 @@ enum Begun {
     NoRoom,
 }
 
-type Queue<T> = SyncSender<Promise<Delivery<T>>>;
+/// Where batches wait for the caller.
+pub(super) type Queue<T> = SyncSender<Promise<Delivery<T>>>;
 
 impl<T: Send + 'static> Scheduler<T> {
     /// Sends promises until the epoch or the caller's interest ends.

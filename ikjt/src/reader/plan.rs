@@ -2,14 +2,13 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::decode::RowGroup;
 use super::file::OpenFile;
-use super::files::Files;
+use super::files::{Chosen, Files};
 use super::kept::KeptFile;
 use crate::Result;
 use crate::preprocess::Sampler;
@@ -53,14 +52,19 @@ pub struct Split {
 /// Samples by row group, of some of the chosen files.
 pub(super) type Counts = HashMap<usize, Vec<u64>>;
 
-/// The rows of the row groups of the files `wanted`: from the snapshot, or from the footers of files whose row groups
-/// it does not describe.
-pub(super) fn row_counts(files: &Files, wanted: Vec<usize>, pool: &rayon::ThreadPool) -> Result<Counts> {
-    let of_file = |file: usize| match files.files[file].file.row_groups.listed() {
-        Some(row_groups) => Ok((file, row_groups.iter().map(|row_group| row_group.samples).collect())),
-        None => Ok((file, files.footer(file, &KeptFile::default())?.row_counts()?)),
+/// The rows of the row groups of the files `wanted`, as the snapshot describes them; `None` if it does not.
+pub(super) fn described_counts(chosen: &[Chosen], wanted: &[usize]) -> Option<Counts> {
+    let of_file = |file: &usize| {
+        let row_groups = chosen[*file].file.row_groups.listed()?;
+        Some((*file, row_groups.iter().map(|row_group| row_group.samples).collect()))
     };
-    pool.install(|| wanted.into_par_iter().map(of_file).collect())
+    wanted.iter().map(of_file).collect()
+}
+
+/// The rows of the row groups of the files `wanted`, from their footers.
+pub(super) fn footer_counts(files: &Files, wanted: &[usize], pool: &rayon::ThreadPool) -> Result<Counts> {
+    let of_file = |file: &usize| Ok((*file, files.footer(*file, &KeptFile::default())?.row_counts()?));
+    pool.install(|| wanted.par_iter().map(of_file).collect())
 }
 
 /// Of the row groups `counts`, the samples that sampling keeps in an epoch. `labels` are the schema's.
@@ -97,12 +101,12 @@ pub(super) fn kept_counts(
 }
 
 /// The chosen files of every stream: bucket by bucket within a partition, partition by partition.
-pub(super) fn stream_files(files: &Arc<Files>, streams: usize) -> Vec<Vec<usize>> {
+pub(super) fn stream_files(chosen: &[Chosen], streams: usize) -> Vec<Vec<usize>> {
     let mut of_streams = vec![Vec::new(); streams];
-    let mut ordered: Vec<usize> = (0..files.files.len()).collect();
-    ordered.sort_by_key(|file| (files.files[*file].partition, files.files[*file].file.bucket));
+    let mut ordered: Vec<usize> = (0..chosen.len()).collect();
+    ordered.sort_by_key(|file| (chosen[*file].partition, chosen[*file].file.bucket));
     for file in ordered {
-        of_streams[files.files[file].file.bucket as usize % streams].push(file);
+        of_streams[chosen[file].file.bucket as usize % streams].push(file);
     }
     of_streams
 }

@@ -8,6 +8,7 @@ use onefold_datasets::units::{format_bytes, format_count};
 use onefold_datasets::{FeatureGroup, Partition, PartitionFilter, Schema, Snapshot, suggest};
 use onefold_ikjt::ReaderOptions;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
+use onefold_ikjt::reader::load_snapshot;
 use onefold_sharding::{
     ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdPolicy, Table, TableFile, claim_output,
     measure_features, tables_of, torchrec,
@@ -101,7 +102,7 @@ fn shared(of_features: Vec<Table>, configs: &[FeatureConfig]) -> Vec<Table> {
 impl<'a> Training<'a> {
     fn load(config_path: &'a Path, data: &'a Path) -> Result<Self> {
         let config = TrainConfig::load(config_path)?;
-        let snapshot = Snapshot::load(data)?;
+        let snapshot = load_snapshot(data, None)?;
         let in_config = || format!("`{}`", config_path.display());
         let steps = config.data.preprocess.as_ref();
         let steps = steps.map(|path| PreprocessConfig::load(&config.directory().join(path)));

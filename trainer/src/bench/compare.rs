@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use onefold_datasets::Snapshot;
 use onefold_datasets::progress::Reporter;
 use onefold_ikjt::Dedupe;
+use onefold_ikjt::reader::load_snapshot;
 use onefold_raw_logs::generate::Workload;
 use serde::Serialize;
 
@@ -51,7 +51,7 @@ pub struct Comparison {
 ///
 /// As [`bench`](super::bench()), and [`Error::Device`](crate::Error::Device) if the device fails.
 pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter) -> Result<Vec<Comparison>> {
-    let snapshot = Snapshot::load(dataset).map_err(onefold_ikjt::Error::from)?;
+    let snapshot = load_snapshot(dataset, None)?;
     let mut config = reference_model(options.workload, &snapshot.schema, dataset)?;
     // At the full rates the first steps overshoot, and a rounding grows to a part in a thousand within ten of them, on one
     // device as well.

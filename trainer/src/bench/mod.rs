@@ -13,10 +13,11 @@ mod reference;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use onefold_datasets::Schema;
 use onefold_datasets::process::peak_rss_bytes;
 use onefold_datasets::progress::Reporter;
-use onefold_datasets::{Schema, Snapshot};
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
+use onefold_ikjt::reader::load_snapshot;
 use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, Workers, deduplicate, fold_windows};
 use onefold_raw_logs::generate::Workload;
 use onefold_sharding::FeatureConfig;
@@ -114,7 +115,7 @@ struct Measured {
 /// [`Error::Config`] if the dataset is not one of the workload or has too few samples, or for a precision that the device
 /// does not gain by; [`Error::Read`] for damaged data.
 pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
-    let snapshot = Snapshot::load(dataset).map_err(onefold_ikjt::Error::from)?;
+    let snapshot = load_snapshot(dataset, None)?;
     let mut config = reference_model(options.workload, &snapshot.schema, dataset)?;
     config.train.precision = options.precision;
     let torch_device = options.device.as_ref().map_or(tch::Device::Cpu, Accelerator::torch);

@@ -31,6 +31,7 @@ use std::sync::Arc;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::storage::{Created, Storage};
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
+use onefold_ikjt::reader::load_snapshot;
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, Plan};
 
@@ -200,7 +201,7 @@ impl<'a> Prepared<'a> {
     /// [`Error::Read`] for a dataset or preprocessing that cannot be read; [`Error::Memory`] for a model beyond the
     /// memory limit.
     pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
-        let snapshot = Snapshot::load_at(dataset, options.snapshot).map_err(onefold_ikjt::Error::from)?;
+        let snapshot = load_snapshot(dataset, options.snapshot)?;
         let preprocessing = Preprocessing::of(config)?;
         let schema = Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?;
         let earlier = options.warm_start.as_ref().map(Earlier::load).transpose()?;

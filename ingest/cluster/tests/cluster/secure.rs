@@ -1,34 +1,8 @@
 //! Mutual TLS.
 
-use std::process::Command;
-
 use onefold_tests::Dir;
 
 use crate::fleet::{Fleet, contents};
-
-fn openssl(dir: &Dir, arguments: &str) {
-    let mut words = arguments.split_whitespace();
-    let output = Command::new("openssl").args(&mut words).current_dir(dir.root()).output().unwrap();
-    assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// An authority, and a certificate for this machine that it signed.
-fn identity(dir: &Dir, name: &str) {
-    dir.write(format!("{name}.ext"), "subjectAltName = DNS:localhost, IP:127.0.0.1\n");
-    openssl(
-        dir,
-        &format!(
-            "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name}-authority -keyout {name}-ca.key -out {name}-ca.pem"
-        ),
-    );
-    openssl(dir, &format!("req -newkey rsa:2048 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"));
-    openssl(
-        dir,
-        &format!(
-            "x509 -req -days 2 -in {name}.csr -CA {name}-ca.pem -CAkey {name}-ca.key -CAcreateserial -extfile {name}.ext -out {name}.pem"
-        ),
-    );
-}
 
 fn options(certificate: &str, authority: &str) -> String {
     format!(
@@ -41,8 +15,8 @@ fn all_connections_may_be_mutual_tls() {
     let dir = Dir::new();
     dir.command("onefold-data generate --workload rm1 --samples 500 --seed 4 --out logs").works();
     dir.command("onefold-ingest build logs/dataset.toml --buckets 4 --out here --threads 2").works();
-    identity(&dir, "ours");
-    identity(&dir, "theirs");
+    dir.certificate("ours", "ours", 2);
+    dir.certificate("theirs", "theirs", 2);
     let fleet = Fleet::with(&dir, 2, None, &options("ours", "ours"));
     fleet.command("build logs/dataset.toml --buckets 4 --out there").json();
     assert_eq!(contents(&dir.path("there")), contents(&dir.path("here")));

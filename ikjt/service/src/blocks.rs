@@ -1,0 +1,413 @@
+//! The blocks of steps that a worker computes, and those that it keeps for clients that come later.
+//!
+//! A block that several clients ask for is computed once. Its batches wait in memory until every client has had them;
+//! a complete block stays until its memory is needed, the one that was read longest ago first. Jobs share the memory: a
+//! job that is slow to take its batches stops its own blocks and no others. The first block of a job goes on for as long
+//! as a client waits for its next batch, whatever the others hold.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use arrow_flight::FlightData;
+use bytes::Bytes;
+use onefold_ikjt::service::protocol::{BatchHeader, Block, MOST_MESSAGE_BYTES};
+use onefold_ikjt::{PackedBatch, Position, Reader};
+use tokio::sync::Notify;
+use tonic::Status;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::jobs::to_status;
+use crate::messages::WorkerFigures;
+
+/// Blocks that are computed at the same time. Each uses all threads; a second one computes while the first one waits for
+/// storage.
+const RUNNING: usize = 2;
+
+/// The blocks of a worker.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    /// Bytes that batches may take, but for a batch of each job's first block.
+    limit: u64,
+    state: Mutex<State>,
+    /// Memory came free, or somebody lost interest.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: HashMap<u64, Entry>,
+    /// The entry to which new clients of a block come.
+    by_block: HashMap<Block, u64>,
+    /// Blocks that are computed now, without those that wait for memory.
+    running: usize,
+    bytes: u64,
+    /// Counts events, to tell earlier from later ones, and gives names.
+    clock: u64,
+    /// When a block of each job was begun last.
+    begun: HashMap<String, u64>,
+    figures: WorkerFigures,
+}
+
+#[derive(Debug)]
+struct Entry {
+    block: Block,
+    reader: Arc<Reader>,
+    /// The step of the first of the batches.
+    first: u64,
+    batches: VecDeque<Message>,
+    progress: Progress,
+    /// The next step of each client.
+    clients: HashMap<u64, u64>,
+    /// When a client had a batch of it last.
+    used: u64,
+    more: Arc<Notify>,
+}
+
+#[derive(Debug)]
+enum Progress {
+    Waiting,
+    Running,
+    Complete,
+    Failed(Status),
+}
+
+/// A batch as it is sent.
+#[derive(Debug, Clone)]
+pub(crate) struct Message {
+    header: Bytes,
+    body: Bytes,
+    samples: u64,
+}
+
+/// The memory of a batch, which is sent without a copy.
+struct Body(PackedBatch);
+
+impl AsRef<[u8]> for Body {
+    fn as_ref(&self) -> &[u8] {
+        self.0.memory()
+    }
+}
+
+impl Message {
+    /// The message of a batch.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` if the batch is larger than a message.
+    pub(crate) fn new(step: u64, batch: PackedBatch) -> Result<Self, Status> {
+        let bytes = batch.memory().len();
+        if bytes > MOST_MESSAGE_BYTES {
+            return Err(Status::invalid_argument(format!(
+                "the batch of step {step} has {bytes} bytes, and a message has at most {MOST_MESSAGE_BYTES}\n  hint: \
+                 lower the option `global_batch_size`, or read fewer features"
+            )));
+        }
+        let places = batch.places().clone();
+        let samples = places.size as u64;
+        let header = BatchHeader { step, checksum: xxh3_64(batch.memory()), places };
+        let header = serde_json::to_vec(&header).map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Self { header: header.into(), body: Bytes::from_owner(Body(batch)), samples })
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.header.len() + self.body.len()) as u64
+    }
+}
+
+impl From<Message> for FlightData {
+    fn from(message: Message) -> Self {
+        FlightData { app_metadata: message.header, data_body: message.body, ..FlightData::default() }
+    }
+}
+
+impl Entry {
+    /// What a client gets for a step; `None` if it has to wait.
+    fn message(&self, step: u64) -> Option<Result<Message, Status>> {
+        match (self.batches.get((step - self.first) as usize), &self.progress) {
+            (Some(message), _) => Some(Ok(message.clone())),
+            (None, Progress::Failed(status)) => Some(Err(status.clone())),
+            (None, _) => None,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.batches.iter().map(Message::bytes).sum()
+    }
+
+    /// Whether a client waits for the next batch, or nobody is left.
+    fn is_awaited(&self) -> bool {
+        let end = self.first + self.batches.len() as u64;
+        self.clients.values().max().is_none_or(|next| *next >= end)
+    }
+
+    fn is_complete(&self) -> bool {
+        matches!(self.progress, Progress::Complete)
+    }
+}
+
+impl State {
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn remove(&mut self, id: u64) {
+        let Some(entry) = self.entries.remove(&id) else { return };
+        self.bytes -= entry.bytes();
+        if self.by_block.get(&entry.block) == Some(&id) {
+            self.by_block.remove(&entry.block);
+        }
+    }
+
+    /// The block to compute next: of the job whose turn it is, the first.
+    fn next_waiting(&self) -> Option<u64> {
+        let waiting = self.entries.iter().filter(|(_, entry)| matches!(entry.progress, Progress::Waiting));
+        let turn = |entry: &Entry| {
+            let begun = self.begun.get(&entry.block.job).copied().unwrap_or(0);
+            (begun, entry.block.epoch, entry.block.steps.start)
+        };
+        waiting.min_by_key(|(_, entry)| turn(entry)).map(|(id, _)| *id)
+    }
+
+    /// Whether an entry may have so many bytes more.
+    fn may_grow(&self, id: u64, bytes: u64, limit: u64) -> bool {
+        let Some(entry) = self.entries.get(&id) else { return true };
+        let active = || self.entries.values().filter(|entry| !entry.clients.is_empty());
+        let of_job = || active().filter(|other| other.block.job == entry.block.job);
+        let place = |entry: &Entry| (entry.block.epoch, entry.block.steps.start);
+        let is_first = of_job().map(place).min().is_none_or(|first| place(entry) <= first);
+        if is_first && entry.is_awaited() {
+            return true;
+        }
+        let jobs =
+            active().map(|entry| entry.block.job.as_str()).collect::<std::collections::HashSet<_>>().len();
+        let share = limit / jobs.max(1) as u64;
+        self.bytes + bytes <= limit && of_job().map(Entry::bytes).sum::<u64>() + bytes <= share
+    }
+
+    /// Frees the memory of a block that nobody reads, or else of batches that all clients of a block have had. Whether
+    /// there was something to free.
+    fn free_some(&mut self) -> bool {
+        let unread = self.entries.iter().filter(|(_, entry)| entry.clients.is_empty() && entry.is_complete());
+        if let Some((&id, _)) = unread.min_by_key(|(_, entry)| entry.used) {
+            self.remove(id);
+            return true;
+        }
+        let mut freed = 0;
+        for entry in self.entries.values_mut() {
+            let Some(&needed) = entry.clients.values().min() else { continue };
+            while entry.first < needed
+                && let Some(message) = entry.batches.pop_front()
+            {
+                entry.first += 1;
+                freed += message.bytes();
+            }
+        }
+        self.bytes -= freed;
+        freed > 0
+    }
+}
+
+impl Blocks {
+    /// Batches take at most `limit` bytes, but for one of each job.
+    pub(crate) fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { limit, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks that clients read, or wait for.
+    pub(crate) fn active(&self) -> usize {
+        self.state().entries.values().filter(|entry| !entry.clients.is_empty()).count()
+    }
+
+    pub(crate) fn figures(&self) -> WorkerFigures {
+        let state = self.state();
+        WorkerFigures { bytes_kept: state.bytes, ..state.figures.clone() }
+    }
+
+    /// The batches of a block from the step `from` on, for one client.
+    pub(crate) fn read(self: &Arc<Self>, block: Block, from: u64, reader: Arc<Reader>) -> Subscription {
+        let mut state = self.state();
+        let client = state.tick();
+        let known = state.by_block.get(&block).copied().filter(|id| {
+            let entry = &state.entries[id];
+            entry.first <= from && !matches!(entry.progress, Progress::Failed(_))
+        });
+        let id = known.unwrap_or(client);
+        if known.is_none() {
+            let (end, more) = (block.steps.end, Arc::new(Notify::new()));
+            let first = from.min(end);
+            let progress = if first == end { Progress::Complete } else { Progress::Waiting };
+            state.by_block.insert(block.clone(), id);
+            let (batches, clients) = (VecDeque::new(), HashMap::new());
+            state
+                .entries
+                .insert(id, Entry { block, reader, first, batches, progress, clients, used: id, more });
+        }
+        let mut end = from;
+        if let Some(entry) = state.entries.get_mut(&id) {
+            entry.clients.insert(client, from);
+            end = entry.block.steps.end;
+        }
+        self.begin_next(&mut state);
+        Subscription { blocks: Arc::clone(self), id, client, next: from, end }
+    }
+
+    /// Begins to compute waiting blocks.
+    fn begin_next(self: &Arc<Self>, state: &mut State) {
+        while state.running < RUNNING
+            && let Some(id) = state.next_waiting()
+        {
+            let now = state.tick();
+            let Some(entry) = state.entries.get_mut(&id) else { return };
+            entry.progress = Progress::Running;
+            state.begun.insert(entry.block.job.clone(), now);
+            let (reader, first, block) = (Arc::clone(&entry.reader), entry.first, entry.block.clone());
+            let position = Position { step: first, ..reader.position(block.epoch) };
+            state.running += 1;
+            let blocks = Arc::clone(self);
+            let compute = move || {
+                let computed = blocks.compute(id, &reader, &position, block.steps.end);
+                blocks.finished(id, computed);
+            };
+            if let Err(error) = std::thread::Builder::new().name("onefold-block".to_owned()).spawn(compute) {
+                state.running -= 1;
+                self.fail(state, id, Status::unavailable(format!("a thread cannot be started: {error}")));
+            }
+        }
+    }
+
+    fn compute(
+        self: &Arc<Self>,
+        id: u64,
+        reader: &Reader,
+        position: &Position,
+        end: u64,
+    ) -> Result<(), Status> {
+        let mut step = position.step;
+        let batches = reader.steps_packed(position, end).map_err(|error| to_status(&error))?;
+        for batch in batches {
+            let message = Message::new(step, batch.map_err(|error| to_status(&error))?.batch)?;
+            step += 1;
+            if !self.add(id, message) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a batch to a block once there is memory for it. Whether somebody wants more.
+    fn add(self: &Arc<Self>, id: u64, message: Message) -> bool {
+        let (bytes, samples) = (message.bytes(), message.samples);
+        let mut state = self.state();
+        state.figures.batches_computed += 1;
+        state.figures.samples_computed += samples;
+        let mut paused = false;
+        while state.bytes + bytes > self.limit || !state.may_grow(id, bytes, self.limit) {
+            if state.bytes + bytes > self.limit && state.free_some() {
+                continue;
+            }
+            if state.may_grow(id, bytes, self.limit) {
+                break;
+            }
+            if !paused {
+                // Another block may need less.
+                paused = true;
+                state.running -= 1;
+                self.begin_next(&mut state);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.running += usize::from(paused);
+        let Some(entry) = state.entries.get_mut(&id) else { return false };
+        entry.batches.push_back(message);
+        entry.more.notify_waiters();
+        state.bytes += bytes;
+        true
+    }
+
+    /// The end of a block's computation.
+    fn finished(self: &Arc<Self>, id: u64, computed: Result<(), Status>) {
+        let mut state = self.state();
+        state.running -= 1;
+        match computed {
+            Err(status) => self.fail(&mut state, id, status),
+            Ok(()) => {
+                if let Some(entry) = state.entries.get_mut(&id) {
+                    entry.progress = Progress::Complete;
+                    entry.more.notify_waiters();
+                }
+            }
+        }
+        self.begin_next(&mut state);
+        self.changed.notify_all();
+    }
+
+    /// Tells the clients of a block what is wrong, and forgets the block.
+    fn fail(&self, state: &mut State, id: u64, status: Status) {
+        let Some(entry) = state.entries.get_mut(&id) else { return };
+        entry.progress = Progress::Failed(status);
+        entry.more.notify_waiters();
+        let block = entry.block.clone();
+        if state.by_block.get(&block) == Some(&id) {
+            state.by_block.remove(&block);
+        }
+    }
+}
+
+/// A client's way through a block.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    blocks: Arc<Blocks>,
+    id: u64,
+    client: u64,
+    next: u64,
+    end: u64,
+}
+
+impl Subscription {
+    /// The next batch; `None` after the last one.
+    pub(crate) async fn next(&mut self) -> Option<Result<FlightData, Status>> {
+        if self.next >= self.end {
+            return None;
+        }
+        loop {
+            let more = {
+                let mut state = self.blocks.state();
+                let now = state.tick();
+                let entry = state.entries.get_mut(&self.id)?;
+                if let Some(message) = entry.message(self.next) {
+                    self.next += 1;
+                    entry.clients.insert(self.client, self.next);
+                    entry.used = now;
+                    self.blocks.changed.notify_all();
+                    if let Ok(message) = &message {
+                        state.figures.batches_sent += 1;
+                        state.figures.bytes_sent += message.bytes();
+                    }
+                    return Some(message.map(FlightData::from));
+                }
+                // From here on it hears of what comes.
+                Arc::clone(&entry.more).notified_owned()
+            };
+            more.await;
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut state = self.blocks.state();
+        if let Some(entry) = state.entries.get_mut(&self.id) {
+            entry.clients.remove(&self.client);
+            if entry.clients.is_empty() && !entry.is_complete() {
+                state.remove(self.id);
+            }
+        }
+        self.blocks.begin_next(&mut state);
+        self.blocks.changed.notify_all();
+    }
+}

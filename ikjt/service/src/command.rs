@@ -1,0 +1,204 @@
+//! The command line of `onefold-serve`.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use clap::{Parser, Subcommand};
+use onefold_datasets::units::{format_bytes, format_count};
+use onefold_ikjt::service::protocol::Question;
+use onefold_ikjt::service::{Failure, Network};
+use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
+use tokio::net::TcpListener;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use crate::flight::{Answers, server};
+use crate::master::MasterArguments;
+use crate::messages::{AskStatus, Drain, Status};
+use crate::security::{Proof, SecurityArguments};
+use crate::worker::WorkerArguments;
+use crate::{master, worker};
+
+/// The program.
+pub const PROGRAM: Program = Program::of::<Cli>();
+
+/// Run a preprocessing service, whose hosts read, deduplicate and transform batches for trainers
+///
+/// A trainer, `onefold-read` and the Python package read a dataset through it by a URL in the dataset's place:
+/// `grpc://HOST:PORT/s3://bucket/dataset`.
+#[derive(Debug, Parser)]
+#[command(name = "onefold-serve", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the master, which tells clients which worker to ask
+    ///
+    /// It writes nothing down: if it ends and is started again, workers and clients find it and go on. Example:
+    /// onefold-serve master --listen 10.0.0.1:7070 --dataset clicks=s3://bucket/clicks
+    Master(MasterArguments),
+    /// Run a worker, which reads datasets and sends batches
+    ///
+    /// Example: onefold-serve worker --master 10.0.0.1:7070 --listen 10.0.0.2:7071 --memory-limit 64GiB
+    Worker(WorkerArguments),
+    /// Show the workers of a service, and its clients
+    ///
+    /// Example: onefold-serve status --master 10.0.0.1:7070 --json
+    Status(Asking),
+    /// Let a worker end once its clients have read what it computes
+    ///
+    /// Example: onefold-serve drain 10.0.0.2:7071 --master 10.0.0.1:7070
+    Drain {
+        /// The worker, as `HOST:PORT`
+        worker: String,
+        #[command(flatten)]
+        asking: Asking,
+    },
+}
+
+/// Which master is asked, and how.
+#[derive(Debug, clap::Args)]
+struct Asking {
+    /// The master, as `HOST:PORT`
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7070")]
+    master: String,
+    #[command(flatten)]
+    security: SecurityArguments,
+}
+
+/// What `--json` prints when a process listens.
+#[derive(serde::Serialize)]
+pub(crate) struct Listening {
+    pub(crate) address: String,
+}
+
+impl CommandLine for Cli {
+    fn output(&self) -> OutputOptions {
+        self.output
+    }
+
+    fn run(&self, printer: &Printer) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let done = match &self.command {
+            Command::Master(arguments) => runtime.block_on(master::run(arguments, printer)),
+            Command::Worker(arguments) => runtime.block_on(worker::run(arguments, printer)),
+            Command::Status(asking) => runtime.block_on(show_status(asking, printer)),
+            Command::Drain { worker, asking } => runtime.block_on(drain(worker, asking, printer)),
+        };
+        // Threads that still read files end with the process.
+        runtime.shutdown_background();
+        done
+    }
+}
+
+/// Answers on a port.
+pub(crate) async fn serve<A: Answers>(
+    listener: TcpListener,
+    answers: Arc<A>,
+    proof: &Proof,
+) -> anyhow::Result<()> {
+    let mut builder = Server::builder().http2_keepalive_interval(Some(std::time::Duration::from_secs(10)));
+    if let Some(tls) = proof.server_tls() {
+        builder = builder.tls_config(tls)?;
+    }
+    let flight = tonic::service::interceptor::InterceptedService::new(server(answers), proof.guard());
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    Ok(builder.add_service(flight).serve_with_incoming(incoming).await?)
+}
+
+/// Waits until the process is told to end.
+pub(crate) async fn told_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (terminated, interrupted) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    let (Ok(mut terminated), Ok(mut interrupted)) = (terminated, interrupted) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminated.recv() => {},
+        _ = interrupted.recv() => {},
+    }
+}
+
+/// Asks the master once.
+async fn ask<Q: Question>(asking: &Asking, question: &Q) -> anyhow::Result<Q::Answer> {
+    let proof = asking.security.load()?;
+    let network = Network::new(&proof.security, proof.secure)?;
+    network.ask(&asking.master, question).await.map_err(|failure| match failure {
+        Failure::Final(error) => error.into(),
+        Failure::Passing(message) => anyhow::anyhow!(
+            "no master answers at `{}`: {message}\n  hint: start one with `onefold-serve master`, or name another one \
+             with `--master`",
+            asking.master
+        ),
+        Failure::UnknownJob => anyhow::anyhow!("`{}` is no master", asking.master),
+    })
+}
+
+async fn show_status(asking: &Asking, printer: &Printer) -> anyhow::Result<()> {
+    let status = ask(asking, &AskStatus {}).await?;
+    Ok(printer.summary(&describe(&status), &status)?)
+}
+
+fn describe(status: &Status) -> String {
+    let mut text = format!(
+        "Onefold {}, up {:.0} s, {} leases, {} workers, {} clients",
+        status.version,
+        status.uptime_seconds,
+        format_count(status.leases),
+        status.workers.len(),
+        status.clients.len()
+    );
+    for (name, location) in &status.datasets {
+        let _ = write!(text, "\ndataset {name:<22} {location}");
+    }
+    for worker in &status.workers {
+        let figures = &worker.figures;
+        let _ = write!(
+            text,
+            "\nworker  {:<22} {} threads, {} blocks, {} samples computed, {} sent, {} of batches kept{}",
+            worker.address,
+            worker.threads,
+            worker.blocks,
+            format_count(figures.samples_computed),
+            format_bytes(figures.bytes_sent),
+            format_bytes(figures.bytes_kept),
+            if worker.draining { ", draining" } else { "" }
+        );
+    }
+    for client in &status.clients {
+        let share = 100.0 * client.waited_seconds / client.seconds.max(f64::MIN_POSITIVE);
+        let _ = write!(
+            text,
+            "\nclient  {:<22} job {}, {} samples, {}, waiting {share:.0} % of the time, {}",
+            client.client,
+            client.job.get(..8).unwrap_or(&client.job),
+            format_count(client.samples),
+            format_bytes(client.bytes),
+            client.dataset
+        );
+    }
+    text
+}
+
+async fn drain(worker: &str, asking: &Asking, printer: &Printer) -> anyhow::Result<()> {
+    ask(asking, &Drain { worker: worker.to_owned() }).await?;
+    let text = format!("worker {worker} ends when its clients have read what it computes");
+    Ok(printer.summary(&text, &Listening { address: worker.to_owned() })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

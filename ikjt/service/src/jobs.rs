@@ -1,0 +1,98 @@
+//! The jobs that a worker knows, and their readers.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use onefold_datasets::Error as DatasetError;
+use onefold_ikjt::service::protocol::Job;
+use onefold_ikjt::{Error, Reader, Workers};
+use tokio::sync::OnceCell;
+use tonic::{Code, Status};
+
+/// The most jobs that are remembered. A client whose job was forgotten sends it again.
+const MOST_JOBS: usize = 256;
+
+/// The jobs of a worker, all of which share its threads and its memory.
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    workers: Workers,
+    known: Mutex<HashMap<String, Known>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    job: Job,
+    reader: Arc<OnceCell<Arc<Reader>>>,
+    used: Instant,
+}
+
+impl Jobs {
+    pub(crate) fn new(workers: Workers) -> Self {
+        Self { workers, known: Mutex::default() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers a job.
+    pub(crate) fn define(&self, job: Job) {
+        let (key, used) = (job.key(), Instant::now());
+        let mut known = self.known();
+        known.entry(key).or_insert_with(|| Known { job, reader: Arc::default(), used }).used = used;
+        if known.len() > MOST_JOBS {
+            let oldest = known.iter().min_by_key(|(_, known)| known.used).map(|(key, _)| key.clone());
+            oldest.map(|key| known.remove(&key));
+        }
+    }
+
+    /// The reader of a job, which is opened when it is first needed.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for a job that the worker does not know; otherwise what is wrong with the dataset.
+    pub(crate) async fn reader(&self, key: &str) -> Result<Arc<Reader>, Status> {
+        let (job, reader) = {
+            let mut known = self.known();
+            let known =
+                known.get_mut(key).ok_or_else(|| Status::not_found("this job was not defined here"))?;
+            known.used = Instant::now();
+            (known.job.clone(), Arc::clone(&known.reader))
+        };
+        let workers = self.workers.clone();
+        let open =
+            || blocking(move || Reader::open(Path::new(&job.dataset), job.options, &workers).map(Arc::new));
+        reader.get_or_try_init(open).await.cloned()
+    }
+}
+
+/// Does `work` on a thread that may wait.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> onefold_ikjt::Result<T> + Send + 'static,
+) -> Result<T, Status> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| to_status(&error))
+}
+
+/// An error of the reader as it is sent: the code says who can do something about it.
+pub(crate) fn to_status(error: &Error) -> Status {
+    let code = match error {
+        Error::Options { .. } | Error::Preprocess { .. } | Error::PreprocessFile { .. } => {
+            Code::InvalidArgument
+        }
+        Error::Corrupt { .. }
+        | Error::IdOutsideTable { .. }
+        | Error::LabelOutsideRange { .. }
+        | Error::Mismatch { .. }
+        | Error::Invariant { .. } => Code::DataLoss,
+        // Another worker, or this one later, may be able to read what this one cannot read now.
+        Error::Io(_) | Error::Dataset(DatasetError::Io(_) | DatasetError::Read { .. }) => Code::Unavailable,
+        Error::Dataset(
+            DatasetError::Snapshot { .. } | DatasetError::Damaged(_) | DatasetError::Changed { .. },
+        ) => Code::DataLoss,
+        _ => Code::InvalidArgument,
+    };
+    Status::new(code, error.to_string())
+}

@@ -1,0 +1,9 @@
+//! `onefold-serve`: the master and the workers of a preprocessing service.
+
+use std::process::ExitCode;
+
+onefold_allocator::use_jemalloc!(onefold_allocator::ONE_ARENA);
+
+fn main() -> ExitCode {
+    onefold_serve::PROGRAM.main(std::env::args_os())
+}

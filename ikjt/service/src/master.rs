@@ -1,0 +1,189 @@
+//! The master: tells clients which worker to ask.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use futures::stream::StreamExt;
+use onefold_ikjt::service::protocol::{ClientState, Lease, Open, Question, Ticket, VERSION};
+use onefold_terminal::Printer;
+use tonic::Status as GrpcStatus;
+
+use crate::command::{Listening, serve, told_to_end};
+use crate::flight::{Answers, Batches, answer};
+use crate::messages::{AskStatus, Drain, Heartbeat, Status};
+use crate::placement::Placement;
+use crate::security::SecurityArguments;
+
+/// A client that was not heard of for so long is gone.
+const GONE_AFTER: Duration = Duration::from_secs(30);
+
+/// The arguments of `master`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct MasterArguments {
+    /// Address to listen on; any free port if it is 0
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070")]
+    pub(crate) listen: SocketAddr,
+    /// A dataset that clients may name, as `clicks=s3://bucket/clicks`; as often as there are datasets
+    #[arg(long = "dataset", value_name = "NAME=LOCATION", value_parser = parse_dataset)]
+    pub(crate) datasets: Vec<(String, String)>,
+    /// Answer for the datasets of `--dataset` alone, and not for any location that clients name
+    #[arg(long)]
+    pub(crate) only_named: bool,
+    #[command(flatten)]
+    pub(crate) security: SecurityArguments,
+}
+
+fn parse_dataset(text: &str) -> Result<(String, String), String> {
+    let dataset = text.split_once('=').map(|(name, location)| (name.to_owned(), location.to_owned()));
+    dataset
+        .filter(|(name, location)| !name.is_empty() && !name.contains('/') && !location.is_empty())
+        .ok_or_else(|| "expected `NAME=LOCATION`, with a name without slashes".to_owned())
+}
+
+/// Runs the master until it is told to end.
+pub(crate) async fn run(arguments: &MasterArguments, printer: &Printer) -> anyhow::Result<()> {
+    let proof = arguments.security.load()?;
+    let mut datasets = BTreeMap::new();
+    for (name, location) in &arguments.datasets {
+        if let Some(other) = datasets.insert(name.clone(), location.clone()) {
+            bail!(
+                "two datasets have the name `{name}`: `{other}` and `{location}`\n  hint: give each dataset a name of \
+                 its own"
+            );
+        }
+    }
+    let listener = tokio::net::TcpListener::bind(arguments.listen)
+        .await
+        .with_context(|| format!("`{}` cannot be listened on", arguments.listen))?;
+    let address = listener.local_addr()?.to_string();
+    let master = Arc::new(Master {
+        datasets,
+        only_named: arguments.only_named,
+        started: Instant::now(),
+        placement: Mutex::default(),
+        clients: Mutex::default(),
+    });
+    let scheme = if proof.secure { "grpcs" } else { "grpc" };
+    let text = format!("master at {address}: datasets are read at {scheme}://{address}/DATASET");
+    printer.summary(&text, &Listening { address })?;
+    tokio::select! {
+        served = serve(listener, master, &proof) => served,
+        () = told_to_end() => Ok(()),
+    }
+}
+
+struct Master {
+    datasets: BTreeMap<String, String>,
+    only_named: bool,
+    started: Instant,
+    placement: Mutex<Placement>,
+    clients: Mutex<HashMap<String, (ClientState, Instant)>>,
+}
+
+impl Master {
+    fn placement(&self) -> MutexGuard<'_, Placement> {
+        self.placement.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn clients(&self) -> MutexGuard<'_, HashMap<String, (ClientState, Instant)>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The location of a dataset that a client names.
+    fn location(&self, dataset: String) -> Result<String, GrpcStatus> {
+        if let Some(location) = self.datasets.get(&dataset) {
+            return Ok(location.clone());
+        }
+        if !self.only_named && dataset.contains('/') {
+            return Ok(dataset);
+        }
+        let names: Vec<_> = self.datasets.keys().map(|name| format!("`{name}`")).collect();
+        let hint = match (names.is_empty(), self.only_named) {
+            (false, _) => format!("the datasets are {}", names.join(", ")),
+            (true, true) => "start the master with `--dataset NAME=LOCATION`".to_owned(),
+            (true, false) => "write a URL or a path with a slash, as `s3://bucket/folder`".to_owned(),
+        };
+        Err(GrpcStatus::invalid_argument(format!(
+            "the preprocessing service has no dataset `{dataset}`\n  hint: {hint}"
+        )))
+    }
+
+    fn heard_of(&self, client: ClientState) {
+        let now = Instant::now();
+        let mut clients = self.clients();
+        clients.retain(|_, (_, seen)| now.duration_since(*seen) < GONE_AFTER);
+        clients.insert(client.client.clone(), (client, now));
+    }
+
+    fn lease(&self, lease: Lease) -> Result<String, GrpcStatus> {
+        if let Some(client) = lease.client {
+            self.heard_of(client);
+        }
+        let worker = self.placement().lease(&lease.place, &lease.avoid, Instant::now());
+        worker.ok_or_else(|| GrpcStatus::unavailable("the preprocessing service has no worker"))
+    }
+
+    fn status(&self) -> Status {
+        let now = Instant::now();
+        let placement = self.placement();
+        let mut clients: Vec<_> = self
+            .clients()
+            .values()
+            .filter(|(_, seen)| now.duration_since(*seen) < GONE_AFTER)
+            .map(|(client, _)| client.clone())
+            .collect();
+        clients.sort_by(|a, b| (&a.dataset, &a.job, &a.client).cmp(&(&b.dataset, &b.job, &b.client)));
+        Status {
+            version: VERSION.to_owned(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            datasets: self.datasets.clone(),
+            leases: placement.leases(),
+            workers: placement.workers(now),
+            clients,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Answers for Master {
+    async fn act(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, GrpcStatus> {
+        match action {
+            Open::ACTION => answer(body, async |question: Open| self.location(question.dataset)).await,
+            Lease::ACTION => answer(body, async |question: Lease| self.lease(question)).await,
+            ClientState::ACTION => {
+                answer(body, async |client: ClientState| {
+                    self.heard_of(client);
+                    Ok(())
+                })
+                .await
+            }
+            Heartbeat::ACTION => {
+                answer(body, async |question: Heartbeat| {
+                    Ok(self.placement().heard(question.worker, Instant::now()))
+                })
+                .await
+            }
+            AskStatus::ACTION => answer(body, async |_: AskStatus| Ok(self.status())).await,
+            Drain::ACTION => {
+                answer(body, async |question: Drain| {
+                    match self.placement().drain(&question.worker, Instant::now()) {
+                        true => Ok(()),
+                        false => Err(GrpcStatus::invalid_argument(format!(
+                            "there is no worker `{}`\n  hint: `onefold-serve status` lists the workers",
+                            question.worker
+                        ))),
+                    }
+                })
+                .await
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn get(&self, _: Ticket) -> Result<Batches, GrpcStatus> {
+        Ok(futures::stream::empty().boxed())
+    }
+}

@@ -1,0 +1,89 @@
+//! What workers and people say to the master, and the master to them.
+
+use std::collections::BTreeMap;
+
+use onefold_ikjt::service::protocol::{ClientState, Question};
+use serde::{Deserialize, Serialize};
+
+/// To the master: a worker is there.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Heartbeat {
+    pub(crate) worker: WorkerState,
+}
+
+impl Question for Heartbeat {
+    const ACTION: &'static str = "heartbeat";
+    type Answer = Orders;
+}
+
+/// What a worker is to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Orders {
+    /// To end when nobody reads its blocks any more.
+    pub(crate) drain: bool,
+}
+
+/// A worker as the master sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct WorkerState {
+    /// `HOST:PORT`, by which clients reach it.
+    pub(crate) address: String,
+    pub(crate) threads: usize,
+    pub(crate) memory_limit_bytes: u64,
+    /// Blocks that are asked for and not complete.
+    pub(crate) blocks: usize,
+    /// Whether it gets no further blocks, and ends when those that it has were read.
+    pub(crate) draining: bool,
+    #[serde(flatten)]
+    pub(crate) figures: WorkerFigures,
+}
+
+/// What a worker has done since it was started.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct WorkerFigures {
+    /// Batches that it computed.
+    pub(crate) batches_computed: u64,
+    /// Samples in them.
+    pub(crate) samples_computed: u64,
+    /// Batches that it sent, computed or kept.
+    pub(crate) batches_sent: u64,
+    /// Bytes of them.
+    pub(crate) bytes_sent: u64,
+    /// Bytes of batches in memory.
+    pub(crate) bytes_kept: u64,
+    /// Processor time of the process.
+    pub(crate) cpu_seconds: f64,
+}
+
+/// To the master: what the service does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AskStatus {}
+
+impl Question for AskStatus {
+    const ACTION: &'static str = "status";
+    type Answer = Status;
+}
+
+/// What the service does.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Status {
+    pub(crate) version: String,
+    pub(crate) uptime_seconds: f64,
+    /// Datasets by their names.
+    pub(crate) datasets: BTreeMap<String, String>,
+    pub(crate) leases: u64,
+    pub(crate) workers: Vec<WorkerState>,
+    pub(crate) clients: Vec<ClientState>,
+}
+
+/// To the master: a worker is to end when nobody reads its blocks any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Drain {
+    /// The worker's address.
+    pub(crate) worker: String,
+}
+
+impl Question for Drain {
+    const ACTION: &'static str = "drain";
+    type Answer = ();
+}

@@ -1,0 +1,175 @@
+//! Which worker computes what. Pure state: nothing here sends or waits.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use crate::messages::{Orders, WorkerState};
+
+/// A worker that has not named itself for so long is lost.
+const LOST_AFTER: Duration = Duration::from_secs(3);
+
+/// The most places whose workers are remembered: those that were asked for last.
+const MOST_PLACES: usize = 1 << 18;
+
+/// The workers that there are, and what each of them was asked to compute.
+#[derive(Debug, Default)]
+pub(crate) struct Placement {
+    workers: BTreeMap<String, Worker>,
+    /// The worker of each place, and the places in the order in which they were first asked for.
+    places: HashMap<String, String>,
+    oldest: VecDeque<String>,
+    /// Workers that are to end.
+    drained: HashSet<String>,
+    leases: u64,
+}
+
+#[derive(Debug)]
+struct Worker {
+    state: WorkerState,
+    seen: Instant,
+    /// What it was given since it named its blocks last.
+    given: usize,
+}
+
+impl Worker {
+    fn is_there(&self, now: Instant) -> bool {
+        now.duration_since(self.seen) < LOST_AFTER
+    }
+
+    /// Blocks for each of its threads.
+    fn load(&self) -> f64 {
+        (self.state.blocks + self.given) as f64 / self.state.threads.max(1) as f64
+    }
+}
+
+impl Placement {
+    /// A worker names itself.
+    pub(crate) fn heard(&mut self, state: WorkerState, now: Instant) -> Orders {
+        let drain = self.drained.contains(&state.address);
+        self.workers.insert(state.address.clone(), Worker { state, seen: now, given: 0 });
+        Orders { drain }
+    }
+
+    /// The worker for a place: the one that it had, or the one with the least to do. Workers to `avoid` are chosen only
+    /// where there are no others. `None` if there is no worker.
+    pub(crate) fn lease(&mut self, place: &str, avoid: &[String], now: Instant) -> Option<String> {
+        self.workers.retain(|_, worker| worker.is_there(now));
+        let may = |worker: &Worker| !worker.state.draining && !self.drained.contains(&worker.state.address);
+        let is_avoided = |worker: &Worker| avoid.contains(&worker.state.address);
+        let known = self.places.get(place).and_then(|address| self.workers.get(address));
+        let chosen = match known.filter(|worker| may(worker) && !is_avoided(worker)) {
+            Some(worker) => worker.state.address.clone(),
+            None => {
+                let candidates = self.workers.values().filter(|worker| may(worker));
+                let least = candidates
+                    .min_by(|a, b| is_avoided(a).cmp(&is_avoided(b)).then(a.load().total_cmp(&b.load())));
+                least?.state.address.clone()
+            }
+        };
+        self.leases += 1;
+        self.remember(place, &chosen);
+        Some(chosen)
+    }
+
+    fn remember(&mut self, place: &str, worker: &str) {
+        match self.places.get_mut(place) {
+            Some(known) if known == worker => return,
+            Some(known) => worker.clone_into(known),
+            None => {
+                self.places.insert(place.to_owned(), worker.to_owned());
+                self.oldest.push_back(place.to_owned());
+            }
+        }
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.given += 1;
+        }
+        while self.places.len() > MOST_PLACES
+            && let Some(oldest) = self.oldest.pop_front()
+        {
+            self.places.remove(&oldest);
+        }
+    }
+
+    /// A worker is to end. Whether there is such a worker.
+    pub(crate) fn drain(&mut self, worker: &str, now: Instant) -> bool {
+        let there = self.workers.get(worker).is_some_and(|worker| worker.is_there(now));
+        if there {
+            self.drained.insert(worker.to_owned());
+        }
+        there
+    }
+
+    /// The workers that are there.
+    pub(crate) fn workers(&self, now: Instant) -> Vec<WorkerState> {
+        let there = self.workers.values().filter(|worker| worker.is_there(now));
+        there.map(|worker| worker.state.clone()).collect()
+    }
+
+    /// How often a worker was asked for.
+    pub(crate) fn leases(&self) -> u64 {
+        self.leases
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(address: &str, threads: usize, blocks: usize) -> WorkerState {
+        WorkerState {
+            address: address.to_owned(),
+            threads,
+            memory_limit_bytes: 1 << 30,
+            blocks,
+            draining: false,
+            figures: Default::default(),
+        }
+    }
+
+    #[test]
+    fn the_worker_with_the_least_to_do_is_chosen_and_kept() {
+        let (mut placement, now) = (Placement::default(), Instant::now());
+        assert_eq!(placement.lease("a", &[], now), None);
+        placement.heard(worker("one", 1, 0), now);
+        placement.heard(worker("three", 3, 0), now);
+        let lease = |placement: &mut Placement, place: &str| placement.lease(place, &[], now).unwrap();
+        let given: Vec<_> = (0..8).map(|block| lease(&mut placement, &block.to_string())).collect();
+        assert_eq!(given.iter().filter(|worker| *worker == "one").count(), 2, "{given:?}");
+        assert_eq!(given, (0..8).map(|block| lease(&mut placement, &block.to_string())).collect::<Vec<_>>());
+        placement.heard(worker("three", 3, 100), now);
+        assert_eq!(lease(&mut placement, "8"), "one");
+    }
+
+    #[test]
+    fn lost_avoided_and_drained_workers_are_not_chosen() {
+        let (mut placement, start) = (Placement::default(), Instant::now());
+        placement.heard(worker("one", 1, 0), start);
+        placement.heard(worker("two", 1, 9), start);
+        let lease = |placement: &mut Placement, avoid: &[&str], now| {
+            let avoid: Vec<String> = avoid.iter().map(|worker| (*worker).to_owned()).collect();
+            placement.lease("place", &avoid, now).unwrap()
+        };
+        assert_eq!(lease(&mut placement, &[], start), "one");
+        assert_eq!(lease(&mut placement, &["one"], start), "two");
+        assert_eq!(lease(&mut placement, &[], start), "two", "the place has moved");
+        assert_eq!(lease(&mut placement, &["one", "two"], start), "one", "there is no other");
+        let later = start + LOST_AFTER;
+        placement.heard(worker("two", 1, 9), later);
+        assert_eq!(lease(&mut placement, &[], later), "two");
+        placement.heard(worker("three", 1, 99), later);
+        assert!(placement.drain("two", later) && !placement.drain("one", later));
+        assert_eq!(placement.heard(worker("two", 1, 9), later), Orders { drain: true });
+        assert_eq!(lease(&mut placement, &[], later), "three");
+    }
+
+    #[test]
+    fn only_the_last_places_are_remembered() {
+        let (mut placement, now) = (Placement::default(), Instant::now());
+        placement.heard(worker("one", 1, 0), now);
+        for place in 0..MOST_PLACES + 10 {
+            placement.lease(&place.to_string(), &[], now);
+        }
+        assert_eq!((placement.places.len(), placement.oldest.len()), (MOST_PLACES, MOST_PLACES));
+        assert!(!placement.places.contains_key("9") && placement.places.contains_key("10"));
+    }
+}

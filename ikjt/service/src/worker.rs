@@ -1,0 +1,208 @@
+//! A worker: reads datasets and sends batches.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use anyhow::Context;
+use futures::stream::{self, StreamExt};
+use onefold_datasets::process::{available_threads, cpu_seconds};
+use onefold_datasets::progress::Reporter;
+use onefold_datasets::units::parse_bytes;
+use onefold_ikjt::Workers;
+use onefold_ikjt::reader::load_snapshot;
+use onefold_ikjt::service::protocol::{CountSamples, Define, FindSnapshot, Question, Ticket};
+use onefold_ikjt::service::{Failure, Network};
+use onefold_terminal::Printer;
+use tonic::Status;
+
+use crate::blocks::{Blocks, Message, Subscription};
+use crate::command::{Listening, serve, told_to_end};
+use crate::flight::{Answers, Batches, answer};
+use crate::jobs::{Jobs, blocking};
+use crate::messages::{Heartbeat, WorkerFigures, WorkerState};
+use crate::security::SecurityArguments;
+
+/// How often a worker names itself.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+
+/// How long a worker that is to end waits for clients that still read from it.
+const DRAINING: Duration = Duration::from_secs(60);
+
+/// The arguments of `worker`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct WorkerArguments {
+    /// The master, as `HOST:PORT`
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) master: String,
+    /// Address to listen on; any free port if it is 0
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
+    pub(crate) listen: SocketAddr,
+    /// Name or address by which clients reach this process [default: that of `--listen`]
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// Memory for row groups and batches
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "2GiB")]
+    pub(crate) memory_limit: u64,
+    /// Threads that decode, deduplicate and preprocess [default: all that the machine has]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) security: SecurityArguments,
+}
+
+/// Runs a worker until it is told to end, or to drain.
+pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyhow::Result<()> {
+    let proof = arguments.security.load()?;
+    let threads = arguments.threads.map_or_else(available_threads, usize::from);
+    // One half for reading, and one for batches that wait for clients.
+    let half = arguments.memory_limit / 2;
+    let workers = Workers::new(threads, half)?;
+    let worker = Arc::new(Worker {
+        jobs: Jobs::new(workers),
+        blocks: Blocks::new(half),
+        draining: AtomicBool::new(false),
+    });
+    let network = Network::new(&proof.security, proof.secure)?;
+    let listener = tokio::net::TcpListener::bind(arguments.listen)
+        .await
+        .with_context(|| format!("`{}` cannot be listened on", arguments.listen))?;
+    let port = listener.local_addr()?.port();
+    let host = arguments.host.clone().unwrap_or_else(|| arguments.listen.ip().to_string());
+    let address = match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    };
+    let state = || WorkerState {
+        address: address.clone(),
+        threads,
+        memory_limit_bytes: arguments.memory_limit,
+        blocks: worker.blocks.active(),
+        draining: worker.draining.load(Relaxed),
+        figures: worker.figures(),
+    };
+    printer.summary(&format!("worker at {address}"), &Listening { address: address.clone() })?;
+    tokio::select! {
+        served = serve(listener, Arc::clone(&worker), &proof) => served,
+        failed = name_itself(&network, &arguments.master, state, &worker, printer) => failed,
+        () = drained(&worker) => Ok(()),
+    }
+}
+
+/// Tells the master again and again that the worker is there. Ends only with what the master refuses.
+async fn name_itself(
+    network: &Network,
+    master: &str,
+    state: impl Fn() -> WorkerState,
+    worker: &Worker,
+    printer: &Printer,
+) -> anyhow::Result<()> {
+    let mut lost = false;
+    loop {
+        match network.ask(master, &Heartbeat { worker: state() }).await {
+            Ok(orders) => {
+                if std::mem::take(&mut lost) {
+                    printer.note(&format!("the master at `{master}` answers again"));
+                }
+                if orders.drain {
+                    worker.draining.store(true, Relaxed);
+                }
+            }
+            Err(Failure::Final(error)) => return Err(error.into()),
+            Err(Failure::Passing(message)) if !lost => {
+                lost = true;
+                printer.note(&format!("the master at `{master}` does not answer, trying again: {message}"));
+            }
+            Err(_) => (),
+        }
+        tokio::time::sleep(HEARTBEAT).await;
+    }
+}
+
+/// Waits until the worker was told to end and nobody reads from it any more.
+async fn drained(worker: &Worker) {
+    tokio::select! {
+        () = told_to_end() => worker.draining.store(true, Relaxed),
+        () = async {
+            while !worker.draining.load(Relaxed) {
+                tokio::time::sleep(HEARTBEAT).await;
+            }
+        } => (),
+    }
+    let idle = async {
+        // The master hears of it first.
+        loop {
+            tokio::time::sleep(2 * HEARTBEAT).await;
+            if worker.blocks.active() == 0 {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = idle => (),
+        () = told_to_end() => (),
+        () = tokio::time::sleep(DRAINING) => (),
+    }
+}
+
+struct Worker {
+    jobs: Jobs,
+    blocks: Arc<Blocks>,
+    draining: AtomicBool,
+}
+
+impl Worker {
+    fn figures(&self) -> WorkerFigures {
+        WorkerFigures { cpu_seconds: cpu_seconds().unwrap_or(0.0), ..self.blocks.figures() }
+    }
+}
+
+#[tonic::async_trait]
+impl Answers for Worker {
+    async fn act(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, Status> {
+        match action {
+            FindSnapshot::ACTION => {
+                answer(body, async |question: FindSnapshot| {
+                    let FindSnapshot { location, number } = question;
+                    blocking(move || load_snapshot(location.as_ref(), number)).await
+                })
+                .await
+            }
+            Define::ACTION => {
+                answer(body, async |question: Define| {
+                    self.jobs.define(question.job);
+                    Ok(())
+                })
+                .await
+            }
+            CountSamples::ACTION => {
+                answer(body, async |question: CountSamples| {
+                    let reader = self.jobs.reader(&question.job).await?;
+                    blocking(move || reader.sample_counts(question.epoch)).await
+                })
+                .await
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn get(&self, ticket: Ticket) -> Result<Batches, Status> {
+        match ticket {
+            Ticket::Steps { block, from } => {
+                let reader = self.jobs.reader(&block.job).await?;
+                let subscription = self.blocks.read(block, from, reader);
+                let next = async |mut subscription: Subscription| {
+                    subscription.next().await.map(|message| (message, subscription))
+                };
+                Ok(stream::unfold(subscription, next).boxed())
+            }
+            Ticket::Split { job, epoch, split } => {
+                let reader = self.jobs.reader(&job).await?;
+                let batch = blocking(move || reader.read_packed(&split, epoch)).await?;
+                let message = Message::new(0, batch)?;
+                Ok(stream::iter([Ok(message.into())]).boxed())
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Whatever becomes of workers and master, every batch comes exactly once, with the same bytes.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use onefold_ikjt::{Reader, ReaderOptions, Shuffle, Within};
+use onefold_tests::{BUCKET, Fault, S3Server, When};
+
+use crate::fleet::Fleet;
+use crate::reading::{bytes_of, dataset, workers};
+
+/// Epochs that are read again and again while something happens to the service.
+const EPOCHS: u64 = 3;
+
+/// Reads epochs by `url` until `faults` is over, and compares every byte with what the local reader of `local` gives.
+fn read_during(url: &str, local: &Path, faults: impl FnOnce()) {
+    let shuffle = Some(Shuffle { seed: 5, row_groups: 2, within: Within::Epoch });
+    let options = ReaderOptions { shuffle, ..ReaderOptions::new(64) };
+    let local = Reader::open(local, options.clone(), &workers()).unwrap();
+    let expected: Vec<_> = (0..EPOCHS).map(|epoch| bytes_of(&local, epoch, 0)).collect();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let served = Reader::open(Path::new(url), options, &workers()).unwrap();
+            let mut epochs = 0;
+            while !over.load(Relaxed) || epochs < EPOCHS {
+                let epoch = epochs % EPOCHS;
+                assert!(
+                    bytes_of(&served, epoch, 0) == expected[epoch as usize],
+                    "epoch {epoch} after {epochs} others"
+                );
+                epochs += 1;
+            }
+        });
+        faults();
+        over.store(true, Relaxed);
+        reading.join().unwrap();
+    });
+}
+
+/// Numbers that look random, so that kills come at any moment.
+fn pauses() -> impl Iterator<Item = Duration> {
+    let step = |state: &mut u64| {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        Some(Duration::from_millis((*state >> 33) % 150))
+    };
+    std::iter::successors(Some(9_u64), |state| Some(*state)).scan(9_u64, move |state, _| step(state))
+}
+
+#[test]
+fn killed_workers_and_masters_change_nothing() {
+    let dir = dataset();
+    let mut fleet = Fleet::new(&dir, 2);
+    fleet.wait_for_workers(2);
+    read_during(&fleet.url("data"), &dir.path("data"), || {
+        for (kill, pause) in pauses().take(12).enumerate() {
+            std::thread::sleep(pause);
+            if kill % 4 == 3 {
+                fleet.kill_master();
+                std::thread::sleep(pause);
+                fleet.restart_master();
+            } else {
+                fleet.kill_worker();
+                fleet.start_worker();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_stopped_worker_is_left_behind() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 2);
+    fleet.wait_for_workers(2);
+    read_during(&fleet.url("data"), &dir.path("data"), || {
+        std::thread::sleep(Duration::from_millis(200));
+        fleet.signal(0, "STOP");
+        std::thread::sleep(Duration::from_secs(8));
+        fleet.signal(0, "CONT");
+        std::thread::sleep(Duration::from_secs(1));
+    });
+}
+
+#[test]
+fn a_drained_worker_ends_and_is_not_missed() {
+    let dir = dataset();
+    let mut fleet = Fleet::new(&dir, 2);
+    fleet.wait_for_workers(2);
+    read_during(&fleet.url("data"), &dir.path("data"), || {
+        fleet.signal(0, "TERM");
+        fleet.wait_for_end();
+        fleet.wait_for_workers(1);
+        let last = fleet.status()["workers"][0]["address"].as_str().unwrap().to_owned();
+        fleet.start_worker();
+        fleet.wait_for_workers(2);
+        let drain = format!("onefold-serve drain {last} --master {}", fleet.address());
+        assert_eq!(fleet.command(&drain).json()["address"], last);
+        fleet.wait_for_end();
+    });
+}
+
+#[test]
+fn a_failing_object_store_changes_nothing() {
+    let dir = dataset();
+    let server = S3Server::start();
+    for (name, bytes) in onefold_tests::files_below(&dir.path("data")) {
+        server.put(BUCKET, &format!("data/{}", name.display()), bytes);
+    }
+    let fleet = Fleet::with(&dir, 2, Some(&server), "", "");
+    fleet.wait_for_workers(2);
+    let url = format!("grpc://{}/s3://{BUCKET}/data", fleet.address());
+    read_during(&url, &dir.path("data"), || {
+        for fault in [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::Truncate] {
+            server.inject("", fault, When::Always);
+            std::thread::sleep(Duration::from_millis(700));
+            server.heal();
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    });
+}

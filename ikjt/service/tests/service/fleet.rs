@@ -1,0 +1,149 @@
+//! A master and workers as processes.
+
+use std::net::{TcpListener, TcpStream};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use onefold_tests::{Dir, S3Server, TestCommand};
+use serde_json::Value;
+
+/// The time that a process has to start to listen.
+const START: Duration = Duration::from_secs(60);
+
+/// A service. Its processes end with it.
+pub(crate) struct Fleet<'a> {
+    dir: &'a Dir,
+    server: Option<&'a S3Server>,
+    options: String,
+    port: u16,
+    master: Child,
+    workers: Vec<Child>,
+}
+
+impl<'a> Fleet<'a> {
+    /// A master and so many workers of one thread.
+    pub(crate) fn new(dir: &'a Dir, workers: usize) -> Self {
+        Self::with(dir, workers, None, "", "")
+    }
+
+    /// The same with an S3 server that workers reach, options that all processes get, and those of the master.
+    pub(crate) fn with(
+        dir: &'a Dir,
+        workers: usize,
+        server: Option<&'a S3Server>,
+        options: &str,
+        of_master: &str,
+    ) -> Self {
+        let port = free_port();
+        let options = options.to_owned();
+        let master = dir.command(&master_line(port, &format!("{options} {of_master}"))).spawn();
+        let mut fleet = Self { dir, server, options, port, master, workers: Vec::new() };
+        fleet.wait_for_master();
+        (0..workers).for_each(|_| fleet.start_worker());
+        fleet
+    }
+
+    fn wait_for_master(&self) {
+        let started = Instant::now();
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            assert!(started.elapsed() < START, "the master does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Starts another worker.
+    pub(crate) fn start_worker(&mut self) {
+        let line = format!(
+            "onefold-serve worker --master {} --threads 1 --memory-limit 256MiB {}",
+            self.address(),
+            self.options
+        );
+        let command = self.dir.command(&line);
+        let command = match self.server {
+            Some(server) => command.with_s3(server),
+            None => command,
+        };
+        self.workers.push(command.spawn());
+    }
+
+    /// Kills the oldest worker, as the kernel does when memory ends.
+    pub(crate) fn kill_worker(&mut self) {
+        end(&mut self.workers.remove(0));
+    }
+
+    /// Sends a signal to a worker, by its place among those that live.
+    pub(crate) fn signal(&self, worker: usize, signal: &str) {
+        let process = self.workers[worker].id().to_string();
+        let sent = std::process::Command::new("kill").args(["-s", signal, &process]).status().unwrap();
+        assert!(sent.success(), "{signal}");
+    }
+
+    /// Waits until the oldest worker has ended by itself.
+    pub(crate) fn wait_for_end(&mut self) {
+        let started = Instant::now();
+        while self.workers[0].try_wait().unwrap().is_none() {
+            assert!(started.elapsed() < START, "the worker does not end");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(self.workers.remove(0).wait().unwrap().success());
+    }
+
+    /// Kills the master.
+    pub(crate) fn kill_master(&mut self) {
+        end(&mut self.master);
+    }
+
+    /// Starts the master again, on the same port.
+    pub(crate) fn restart_master(&mut self) {
+        self.master = self.dir.command(&master_line(self.port, &self.options)).spawn();
+    }
+
+    /// `HOST:PORT` of the master.
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The URL of a dataset in the folder.
+    pub(crate) fn url(&self, dataset: &str) -> String {
+        format!("grpc://{}/{}", self.address(), self.dir.path(dataset).display())
+    }
+
+    /// What the master says of the service.
+    pub(crate) fn status(&self) -> Value {
+        self.command(&format!("onefold-serve status --master {} {}", self.address(), self.options)).json()
+    }
+
+    /// Waits until the service has so many workers.
+    pub(crate) fn wait_for_workers(&self, workers: usize) {
+        let started = Instant::now();
+        while self.status()["workers"].as_array().map(Vec::len) != Some(workers) {
+            assert!(started.elapsed() < START, "there are no {workers} workers: {}", self.status());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A command in the folder, which is killed if it hangs.
+    pub(crate) fn command(&self, line: &str) -> TestCommand {
+        self.dir.command(line).with_time_limit(120)
+    }
+}
+
+impl Drop for Fleet<'_> {
+    fn drop(&mut self) {
+        self.workers.iter_mut().chain([&mut self.master]).for_each(end);
+    }
+}
+
+fn end(process: &mut Child) {
+    // It may have ended.
+    let _ = process.kill();
+    let _ = process.wait();
+}
+
+fn master_line(port: u16, options: &str) -> String {
+    format!("onefold-serve master --listen 127.0.0.1:{port} {options}")
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}

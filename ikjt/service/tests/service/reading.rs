@@ -1,0 +1,148 @@
+//! What comes through the service is what the local reader gives.
+
+use std::path::Path;
+
+use onefold_ikjt::preprocess::PreprocessConfig;
+use onefold_ikjt::{Dedupe, Rank, Reader, ReaderOptions, Shuffle, Tail, Within, Workers};
+use onefold_tests::Dir;
+
+use crate::fleet::Fleet;
+
+const PIPELINE: &str = r#"format_version = 1
+
+[[step]]
+op = "firstx"
+inputs = ["*"]
+count = 7
+
+[[step]]
+op = "map_id"
+inputs = ["user_00"]
+table_file = "table.txt"
+
+[[step]]
+op = "log1p"
+inputs = ["dense_00"]
+"#;
+
+const SAMPLING: &str = r#"
+[[step]]
+op = "sampling"
+label = "label"
+keep = { "0" = 0.5 }
+seed = 7
+"#;
+
+/// A folder with a dataset of rm1's proportions in 16 buckets, and pipelines.
+pub(crate) fn dataset() -> Dir {
+    let dir = Dir::new();
+    dir.command("onefold-data generate --workload rm1 --samples 6000 --seed 3 --out logs").works();
+    dir.command("onefold-ingest build logs/dataset.toml --layout folded --buckets 16 --out data").works();
+    let names = dir.command("onefold-read head data").json();
+    assert!(names["shown"][0]["sparse"]["user_00"].is_array(), "{names}");
+    dir.write("table.txt", "5\n6\n7\n");
+    dir.write("steps.toml", PIPELINE);
+    dir.write("sampling.toml", format!("{PIPELINE}{SAMPLING}"));
+    dir
+}
+
+pub(crate) fn workers() -> Workers {
+    Workers::new(2, 1 << 29).unwrap()
+}
+
+/// The bytes of every batch of an epoch, and the positions after them.
+fn bytes(location: &Path, options: &ReaderOptions, epoch: u64, from: u64) -> Vec<(Vec<u8>, u64)> {
+    bytes_of(&Reader::open(location, options.clone(), &workers()).unwrap(), epoch, from)
+}
+
+/// The same for a reader.
+pub(crate) fn bytes_of(reader: &Reader, epoch: u64, from: u64) -> Vec<(Vec<u8>, u64)> {
+    let position = onefold_ikjt::Position { step: from, ..reader.position(epoch) };
+    let steps = reader.resume_packed(&position).unwrap().map(Result::unwrap);
+    steps.map(|step| (step.batch.memory().to_vec(), step.position.step)).collect()
+}
+
+#[test]
+fn every_way_of_reading_gives_the_same_bytes() {
+    let dir = dataset();
+    let preprocess = |name: &str| Some(PreprocessConfig::load(&dir.path(name)).unwrap());
+    let shuffle = |within| Some(Shuffle { seed: 5, row_groups: 3, within });
+    let options = ReaderOptions::new(64);
+    let cases = [
+        options.clone(),
+        ReaderOptions { dedupe: Dedupe::Off, preprocess: preprocess("steps.toml"), ..options.clone() },
+        ReaderOptions { dedupe: Dedupe::Window, timestamps: true, verify: false, ..options.clone() },
+        ReaderOptions { dedupe: Dedupe::Window, shuffle: shuffle(Within::Epoch), ..options.clone() },
+        ReaderOptions {
+            preprocess: preprocess("sampling.toml"),
+            shuffle: shuffle(Within::Partition),
+            ..options.clone()
+        },
+        ReaderOptions {
+            streams: Some(8),
+            tail: Tail::Drop,
+            features: Some(vec!["user_00".to_owned()]),
+            ..options.clone()
+        },
+        ReaderOptions { kept: vec!["session_id".to_owned()], ..options.clone() },
+    ];
+    for workers in [1, 2] {
+        let fleet = Fleet::new(&dir, workers);
+        fleet.wait_for_workers(workers);
+        for (case, options) in cases.iter().enumerate() {
+            let ranks = if options.streams.is_some() { 4 } else { 1 };
+            for rank in 0..ranks {
+                let options = ReaderOptions { rank: Rank { rank, world_size: ranks }, ..options.clone() };
+                for (epoch, from) in [(0, 0), (3, 17)] {
+                    let local = bytes(&dir.path("data"), &options, epoch, from);
+                    let served = bytes(Path::new(&fleet.url("data")), &options, epoch, from);
+                    assert!(!local.is_empty(), "case {case}");
+                    assert!(
+                        served == local,
+                        "case {case}, rank {rank} of {ranks}, epoch {epoch}, {workers} workers"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_reader_says_of_an_epoch_is_the_same() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    let preprocess = Some(PreprocessConfig::load(&dir.path("sampling.toml")).unwrap());
+    let options = ReaderOptions { preprocess, ..ReaderOptions::new(64) };
+    let local = Reader::open(&dir.path("data"), options.clone(), &workers()).unwrap();
+    let served = Reader::open(Path::new(&fleet.url("data")), options, &workers()).unwrap();
+    assert_eq!(served.snapshot(), local.snapshot());
+    assert_eq!(served.schema(), local.schema());
+    assert_eq!(served.samples(), local.samples());
+    assert_eq!(served.position(2), local.position(2));
+    let plan = local.plan(2).unwrap();
+    assert_eq!(served.plan(2).unwrap(), plan);
+    for split in &plan.streams[0].splits[..3] {
+        let (served, local) = (served.read_packed(split, 2).unwrap(), local.read_packed(split, 2).unwrap());
+        assert!(served.places() == local.places() && served.memory() == local.memory());
+    }
+}
+
+#[test]
+fn commands_read_by_url() {
+    let dir = dataset();
+    let fleet = Fleet::with(&dir, 2, None, "", &format!("--dataset clicks={}", dir.path("data").display()));
+    let digest = |dataset: &str, more: &str| {
+        let line = format!("onefold-read digest {dataset} --by-step --global-batch-size 96 {more}");
+        let mut digest = fleet.command(&line).json();
+        digest.as_object_mut().unwrap().remove("wall_seconds");
+        digest
+    };
+    let named = format!("grpc://{}/clicks", fleet.address());
+    for more in ["", "--dedupe off --preprocess steps.toml", "--dedupe window --shuffle 3"] {
+        assert_eq!(digest(&named, more), digest("data", more), "{more}");
+    }
+    let head = |dataset: &str| fleet.command(&format!("onefold-read head {dataset} --batch 2")).works();
+    assert_eq!(head(&named), head("data"));
+    let bench = fleet.command(&format!("onefold-read bench {named}")).json();
+    assert_eq!(bench["samples"], 6000);
+}

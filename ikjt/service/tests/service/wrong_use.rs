@@ -1,0 +1,88 @@
+//! What is wrong is said once, to the one who can do something about it.
+
+use onefold_tests::{Dir, TestCommand};
+
+use crate::fleet::Fleet;
+use crate::reading::dataset;
+
+#[test]
+fn wrong_requests_have_one_clear_error() {
+    let dir = dataset();
+    let data = dir.path("data").display().to_string();
+    let fleet = Fleet::with(&dir, 1, None, "", &format!("--dataset clicks={data}"));
+    fleet.wait_for_workers(1);
+    let host = fleet.address();
+    let read = |dataset: &str, more: &str| {
+        fleet.command(&format!("onefold-read digest grpc://{host}/{dataset} {more}"))
+    };
+    read("clicks", "").works();
+    read("views", "").fails(&["no dataset `views`", "the datasets are `clicks`"]);
+    read("/nowhere/data", "").fails(&["`/nowhere/data` is not a dataset"]);
+    read("clicks", "--at 7").fails(&["snapshot 7"]);
+    read("clicks", "--features user_99").fails(&["no sparse feature `user_99`"]);
+    read("clicks", "--rank 0/3").fails(&["3 streams"]);
+    dir.write("wrong.toml", "format_version = 1\n[[step]]\nop = \"log1p\"\ninputs = [\"label\"]\n");
+    read("clicks", "--preprocess wrong.toml").fails(&["wrong.toml", "line 2"]);
+    fleet.command("onefold-read digest grpc://127.0.0.1/clicks").fails(&["the host has no port"]);
+    let status = fleet.command(&format!("onefold-serve drain 127.0.0.1:1 --master {host}"));
+    status.fails(&["no worker `127.0.0.1:1`"]);
+    fleet.command("onefold-serve status --master 127.0.0.1:1").fails(&["no master answers at `127.0.0.1:1`"]);
+}
+
+#[test]
+fn damaged_data_is_named() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    fleet.wait_for_workers(1);
+    let file = onefold_tests::files_below(&dir.path("data/data")).into_keys().next().unwrap();
+    let file = dir.path("data/data").join(file);
+    let mut bytes = fs_err::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs_err::write(&file, bytes).unwrap();
+    let name = file.file_name().unwrap().to_str().unwrap();
+    fleet.command(&format!("onefold-read digest {}", fleet.url("data"))).fails(&[name, "SHA-256"]);
+}
+
+#[test]
+fn a_master_refuses_two_datasets_of_one_name() {
+    let dir = Dir::new();
+    let master =
+        dir.command("onefold-serve master --listen 127.0.0.1:0 --dataset a=s3://b/c --dataset a=s3://b/d");
+    master.with_time_limit(30).fails(&["two datasets have the name `a`", "`s3://b/c` and `s3://b/d`"]);
+    let nobody = dir.command("onefold-read digest grpc://127.0.0.1:1/clicks").with_time_limit(60);
+    nobody
+        .fails(&["the preprocessing service at `127.0.0.1:1`", "onefold-serve status --master 127.0.0.1:1"]);
+}
+
+fn tls(certificate: &str, authority: &str) -> String {
+    format!(
+        "--tls-certificate {certificate}.pem --tls-key {certificate}.key --tls-authority {authority}-ca.pem"
+    )
+}
+
+#[test]
+fn only_those_with_certificate_and_token_are_answered() {
+    let dir = dataset();
+    dir.certificate("ours", "ours", 2);
+    dir.certificate("old", "ours", 0);
+    dir.certificate("theirs", "theirs", 2);
+    dir.write("token", "a-long-random-text\n");
+    let fleet = Fleet::with(&dir, 1, None, &format!("{} --token-file token", tls("ours", "ours")), "");
+    fleet.wait_for_workers(1);
+    let url = fleet.url("data").replace("grpc://", "grpcs://");
+    let read = |certificate: &str, authority: &str, token: &str| -> TestCommand {
+        fleet
+            .command(&format!("onefold-read digest {url}"))
+            .with_variable("ONEFOLD_TLS_CERTIFICATE", &format!("{certificate}.pem"))
+            .with_variable("ONEFOLD_TLS_KEY", &format!("{certificate}.key"))
+            .with_variable("ONEFOLD_TLS_AUTHORITY", &format!("{authority}-ca.pem"))
+            .with_variable("ONEFOLD_TOKEN", token)
+    };
+    assert_eq!(read("ours", "ours", "a-long-random-text").json()["samples"], 6000);
+    read("ours", "ours", "guessed").fails(&["the token is missing or unknown", "ONEFOLD_TOKEN"]);
+    read("ours", "theirs", "a-long-random-text").fails(&["no TLS connection", "UnknownIssuer"]);
+    read("theirs", "ours", "a-long-random-text").fails(&["no TLS connection"]);
+    read("old", "ours", "a-long-random-text").fails(&["no TLS connection", "Expired"]);
+    fleet.command(&format!("onefold-read digest {}", fleet.url("data"))).fails(&[&fleet.address()]);
+}

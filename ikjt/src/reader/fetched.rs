@@ -1,0 +1,110 @@
+//! Batches that the workers of a preprocessing service make, in place of this process's threads.
+
+use std::sync::Arc;
+
+use onefold_datasets::Schema;
+
+use super::budget::Account;
+use super::convert::Pieces;
+use super::order::StreamOrder;
+use super::pipeline::{Batches, Finish, Queue, Waited, promise};
+use super::position::{Position, Shuffle};
+use super::stages::Stages;
+use super::workers::Workers;
+use crate::service::{Fetch, wrong_batch};
+use crate::{Batch, Error, PackedBatch, Result};
+
+/// Row groups of every stream that a block covers, at least: at its ends a worker decodes row groups of which it needs
+/// only a part.
+const ROW_GROUPS_IN_BLOCK: u64 = 4;
+
+/// Blocks that are on their way at the same time, at most: as many workers can compute for one client.
+const MOST_BLOCKS: u64 = 16;
+
+/// The steps of a block, for streams that are read in these orders and give `each` samples to a step.
+pub(super) fn block_steps(orders: &[StreamOrder], each: u64, shuffle: Option<Shuffle>) -> u64 {
+    let mixed = shuffle.map_or(0, |shuffle| shuffle.row_groups as u64);
+    let of_stream = |order: &StreamOrder| {
+        let row_groups = order.items.len() as u64;
+        let row_group = order.samples().checked_div(row_groups).unwrap_or(0);
+        ROW_GROUPS_IN_BLOCK.saturating_add(mixed).saturating_mul(row_group) / each
+    };
+    orders.iter().map(of_stream).max().unwrap_or(0).max(1)
+}
+
+/// An epoch that a service reads.
+pub(super) struct Fetched {
+    pub(super) fetch: Fetch,
+    pub(super) workers: Workers,
+    /// The schema of the batches.
+    pub(super) schema: Schema,
+    /// About what a batch takes.
+    pub(super) batch_bytes: u64,
+}
+
+impl Fetched {
+    /// Starts to fetch the batches from `position` on.
+    pub(super) fn start<T: Send + 'static>(
+        mut self,
+        position: Position,
+        steps: u64,
+        finish: Finish<T>,
+    ) -> Result<Batches<T>> {
+        let account = Account::open(&self.workers.budget);
+        // Two batches of every block that is on its way wait here.
+        let blocks = account.budget().total() / 2 / (3 * self.batch_bytes.max(1));
+        self.fetch.ahead = blocks.clamp(1, MOST_BLOCKS) as usize;
+        let (of_thread, room) = (Arc::clone(&account), 2 * self.workers.threads());
+        let run =
+            move |queue: Queue<T>, waited: Waited| self.run(&of_thread, &queue, &waited, Arc::new(finish));
+        Batches::of_thread(
+            "onefold-fetch",
+            room,
+            (account, Arc::new(Stages::default())),
+            position,
+            steps,
+            run,
+        )
+    }
+
+    fn run<T: Send + 'static>(
+        self,
+        account: &Arc<Account>,
+        queue: &Queue<T>,
+        waited: &Waited,
+        finish: Arc<Finish<T>>,
+    ) {
+        let schema = Arc::new(self.schema);
+        let pool = &self.workers.pool;
+        let fetched = self.fetch.run(&mut |packed| {
+            let reservation = account.reserve_batch(packed.memory().len() as u64)?;
+            let (schema, finish) = (Arc::clone(&schema), Arc::clone(&finish));
+            let made = move || Ok((finish.of_packed(packed, &schema)?, Pieces::new(), reservation));
+            queue.send(promise(pool, made)).ok().map(|()| waited.get())
+        });
+        if let Err(error) = fetched {
+            let _ = queue.send(promise(pool, move || Err(error)));
+        }
+    }
+}
+
+impl<T> Finish<T> {
+    /// What the caller gets of a batch that came over the network.
+    fn of_packed(&self, packed: PackedBatch, schema: &Schema) -> Result<T> {
+        let batch = checked(&packed, schema)?;
+        Ok(match self {
+            Self::Shared(finish) => finish(batch),
+            Self::Packed(_, finish) => finish(packed),
+        })
+    }
+}
+
+/// The batch in `packed`, which must be one of `schema`.
+///
+/// # Errors
+///
+/// [`Error::Service`] if it is something else.
+pub(super) fn checked(packed: &PackedBatch, schema: &Schema) -> Result<Batch> {
+    let check = |batch: Batch| batch.check_schema(schema, schema.weight.is_some()).map(|()| batch);
+    packed.unpack().and_then(check).map_err(|error: Error| wrong_batch(&error))
+}

@@ -1,0 +1,80 @@
+//! URLs of datasets that a service reads.
+
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// The scheme of a service without TLS, and of one with it.
+const SCHEMES: [(&str, bool); 2] = [("grpc://", false), ("grpcs://", true)];
+
+/// Where a dataset is read by a service: `grpc://HOST:PORT/DATASET`, where the dataset is a location as the workers read
+/// it, or a name that the master knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceAddress {
+    /// `HOST:PORT` of the master.
+    pub master: String,
+    /// Whether connections use TLS: the scheme is `grpcs`.
+    pub secure: bool,
+    /// What follows the host.
+    pub dataset: String,
+}
+
+impl ServiceAddress {
+    /// The parts of a location; `None` if it is not that of a service.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`] if the host, the port or the dataset is missing.
+    pub fn parse(location: &Path) -> Result<Option<Self>> {
+        let Some(text) = location.to_str() else { return Ok(None) };
+        let Some((rest, secure)) =
+            SCHEMES.iter().find_map(|(scheme, secure)| Some((text.strip_prefix(scheme)?, *secure)))
+        else {
+            return Ok(None);
+        };
+        let wrong = |message: &str| {
+            Error::Options {
+            message: format!("`{text}` is no dataset of a preprocessing service: {message}"),
+            hint: "write `grpc://HOST:PORT/DATASET`, as `grpc://reader:7070/s3://bucket/folder`, or with two slashes \
+                   before the path of a local dataset"
+                .to_owned(),
+        }
+        };
+        let (master, dataset) = rest.split_once('/').unwrap_or((rest, ""));
+        let port = master.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then_some(port));
+        if !port.is_some_and(|port| port.parse::<u16>().is_ok_and(|port| port > 0)) {
+            return Err(wrong("the host has no port"));
+        }
+        if dataset.is_empty() {
+            return Err(wrong("it names no dataset"));
+        }
+        Ok(Some(Self { master: master.to_owned(), secure, dataset: dataset.to_owned() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_told_from_other_locations() {
+        let parse = |text: &str| ServiceAddress::parse(Path::new(text));
+        let address = |master: &str, secure, dataset: &str| {
+            Some(ServiceAddress { master: master.to_owned(), secure, dataset: dataset.to_owned() })
+        };
+        assert_eq!(parse("data/set").unwrap(), None);
+        assert_eq!(parse("s3://bucket/folder").unwrap(), None);
+        assert_eq!(parse("grpc://host:1/s3://b/f").unwrap(), address("host:1", false, "s3://b/f"));
+        assert_eq!(parse("grpcs://[::1]:7070/clicks").unwrap(), address("[::1]:7070", true, "clicks"));
+        assert_eq!(parse("grpc://host:1//data/set").unwrap(), address("host:1", false, "/data/set"));
+        for (wrong, message) in [
+            ("grpc://host/clicks", "no port"),
+            ("grpc://:1/clicks", "no port"),
+            ("grpc://host:0/clicks", "no port"),
+            ("grpc://host:1", "no dataset"),
+            ("grpc://host:1/", "no dataset"),
+        ] {
+            assert!(parse(wrong).unwrap_err().to_string().contains(message), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Questions about a dataset that a service reads, and their answers.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use arrow_flight::FlightData;
+use onefold_datasets::Snapshot;
+use onefold_datasets::storage::runtime;
+use tonic::Streaming;
+
+use super::address::ServiceAddress;
+use super::network::{Failure, Network};
+use super::protocol::{CountSamples, Define, FindSnapshot, Job, Lease, Open, Question, SampleCounts, Ticket};
+use super::security::Security;
+use crate::{Error, Result, ServiceErrorKind};
+
+/// How long a client waits for a service that does not answer when it opens a dataset.
+const OPENING: Duration = Duration::from_secs(15);
+
+/// How long a client waits for a service that has answered before: for a master or workers that start again.
+pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The processes of a service, as a client knows them.
+#[derive(Debug)]
+pub(crate) struct Service {
+    address: ServiceAddress,
+    network: Network,
+    /// The dataset's location, as workers read it.
+    location: OnceLock<String>,
+}
+
+impl Service {
+    /// The service at `address`, once its master has answered.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Service`] if it does not answer, or not to this client.
+    pub(crate) fn connect(address: ServiceAddress) -> Result<Arc<Self>> {
+        let security = Security::of_environment()?;
+        let service = Arc::new(Self {
+            network: Network::new(&security, address.secure)?,
+            location: OnceLock::new(),
+            address,
+        });
+        let location = Self::open(Arc::clone(&service))?;
+        service.location.get_or_init(|| location);
+        Ok(service)
+    }
+
+    /// The dataset's location, as workers read it.
+    pub(crate) fn location(&self) -> &str {
+        self.location.get().map_or("", String::as_str)
+    }
+
+    /// `HOST:PORT` of the master.
+    pub(super) fn master(&self) -> &str {
+        &self.address.master
+    }
+
+    /// A snapshot of the dataset.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Service`] if the dataset has no such snapshot, or the service does not answer.
+    pub(crate) fn snapshot(self: &Arc<Self>, number: Option<u64>) -> Result<Snapshot> {
+        let location = self.location().to_owned();
+        self.ask_a_worker(&location.clone(), None, FindSnapshot { location, number })
+    }
+
+    /// The samples of a job's row groups in an epoch.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Service`] for what the worker says, and if the service does not answer.
+    pub(crate) fn counts(self: &Arc<Self>, job: &Job, epoch: u64) -> Result<SampleCounts> {
+        let key = job.key();
+        self.ask_a_worker(&key, Some(job), CountSamples { job: key.clone(), epoch })
+    }
+
+    /// Asks the master for the dataset's location.
+    fn open(service: Arc<Self>) -> Result<String> {
+        runtime::wait(async move {
+            let mut tries = Tries::new(OPENING);
+            let ServiceAddress { master, dataset, .. } = &service.address;
+            let question = Open { dataset: dataset.clone() };
+            loop {
+                match service.ask_master(&question).await {
+                    Ok(location) => return Ok(location),
+                    Err(Failure::Final(error)) => return Err(error),
+                    Err(Failure::Passing(message)) => tries.again(master, message).await?,
+                    Err(Failure::UnknownJob) => return Err(unexpected()),
+                }
+            }
+        })?
+    }
+
+    /// Asks whichever worker the master names for `place`; it hears of the job first if it does not know it.
+    fn ask_a_worker<Q: Question + Sync>(
+        self: &Arc<Self>,
+        place: &str,
+        job: Option<&Job>,
+        question: Q,
+    ) -> Result<Q::Answer> {
+        let (service, job, place) = (Arc::clone(self), job.cloned(), place.to_owned());
+        runtime::wait(async move {
+            let mut tries = Tries::new(PATIENCE);
+            let mut avoid = Vec::new();
+            loop {
+                let lease = Lease { place: place.clone(), avoid: avoid.clone(), client: None };
+                let failure = match service.ask_master(&lease).await {
+                    Err(failure) => failure,
+                    Ok(worker) => match service.ask_about(&worker, job.as_ref(), &question).await {
+                        Ok(answer) => return Ok(answer),
+                        Err(failure) => {
+                            avoid = vec![worker];
+                            failure
+                        }
+                    },
+                };
+                match failure {
+                    Failure::Final(error) => return Err(error),
+                    Failure::Passing(message) => tries.again(&service.address.master, message).await?,
+                    Failure::UnknownJob => return Err(unexpected()),
+                }
+            }
+        })?
+    }
+
+    /// Asks a worker about a job, which is sent if the worker does not know it.
+    async fn ask_about<Q: Question>(
+        &self,
+        worker: &str,
+        job: Option<&Job>,
+        question: &Q,
+    ) -> Result<Q::Answer, Failure> {
+        match (self.network.ask(worker, question).await, job) {
+            (Err(Failure::UnknownJob), Some(job)) => {
+                self.network.ask(worker, &Define { job: job.clone() }).await?;
+                self.network.ask(worker, question).await
+            }
+            (answer, _) => answer,
+        }
+    }
+
+    /// The batches that a worker sends; it hears of the job first if it does not know it.
+    pub(super) async fn get(
+        &self,
+        worker: &str,
+        job: &Job,
+        ticket: &Ticket,
+    ) -> Result<Streaming<FlightData>, Failure> {
+        match self.network.get(worker, ticket).await {
+            Err(Failure::UnknownJob) => {
+                self.network.ask(worker, &Define { job: job.clone() }).await?;
+                self.network.get(worker, ticket).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// Asks the master.
+    pub(super) async fn ask_master<Q: Question>(&self, question: &Q) -> Result<Q::Answer, Failure> {
+        self.network.ask(self.master(), question).await
+    }
+}
+
+/// Tries with growing pauses between them.
+#[derive(Debug)]
+pub(super) struct Tries {
+    until: Instant,
+    patience: Duration,
+    pause: Duration,
+}
+
+impl Tries {
+    /// Tries for so long.
+    pub(super) fn new(patience: Duration) -> Self {
+        Self { until: Instant::now() + patience, patience, pause: Duration::from_millis(20) }
+    }
+
+    /// Starts anew after a success.
+    pub(super) fn succeeded(&mut self) {
+        *self = Self::new(self.patience);
+    }
+
+    /// Waits before the next try.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Service`] with what went wrong last, if the time is over.
+    pub(super) async fn again(&mut self, master: &str, message: String) -> Result<()> {
+        if Instant::now() + self.pause > self.until {
+            let message = format!(
+                "the preprocessing service at `{master}` gave nothing for {} seconds: {message}\n  hint: start its \
+                 master and workers (`onefold-serve status --master {master}` shows them), or correct the URL",
+                self.patience.as_secs()
+            );
+            return Err(Error::Service { kind: ServiceErrorKind::Unreachable, message });
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (2 * self.pause).min(Duration::from_secs(1));
+        Ok(())
+    }
+}
+
+/// The error for a worker that knows nothing of a job right after it was told.
+pub(super) fn unexpected() -> Error {
+    let message =
+        "a worker of the preprocessing service does not know the job that it was asked about".to_owned();
+    Error::Service { kind: ServiceErrorKind::Data, message }
+}

@@ -1,0 +1,331 @@
+//! The batches of an epoch, fetched from workers: each exactly once and in order, whatever becomes of workers and
+//! master.
+//!
+//! An epoch is divided into **blocks** of steps. The client asks the master which worker computes a block, and that
+//! worker for its batches; it keeps several blocks on their way, so that several workers compute at the same time, and
+//! hands on the batches of the first one. Which bytes a batch has is decided by the job and its step alone. So the
+//! remedy for everything that can go wrong is the same: to ask another worker for what is missing.
+//!
+//! ```text
+//!           first block                      further blocks, each from a worker of its own
+//! caller ◀── batch │ batch │ batch ◀─ worker    batch │ batch ◀─ worker    batch │ batch ◀─ worker
+//!                     │ nothing comes for long:
+//!                     └─ the same steps from another worker; whichever is first is taken
+//! ```
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::buffer::Buffer;
+use arrow_flight::FlightData;
+use onefold_datasets::storage::runtime;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::client::{PATIENCE, Service, Tries, unexpected};
+use super::network::{Failure, malformed};
+use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Ticket};
+use crate::{Error, PackedBatch, Result, Split};
+
+/// Batches of a block that wait here before their turn. Further ones wait at the worker.
+const READY: usize = 2;
+
+/// A worker that gives nothing for so long is a straggler, unless it has been faster than this before.
+const STRAGGLES_AFTER: Duration = Duration::from_secs(5);
+
+/// The least time after which a worker is a straggler.
+const LEAST_STRAGGLE: Duration = Duration::from_millis(500);
+
+/// How many times the usual time between batches makes a straggler.
+const STRAGGLE_FACTOR: u32 = 20;
+
+/// What is fetched.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    pub(crate) service: Arc<Service>,
+    pub(crate) job: Arc<Job>,
+    pub(crate) epoch: u64,
+    /// The steps to fetch.
+    pub(crate) steps: Range<u64>,
+    /// Steps of a block.
+    pub(crate) block_steps: u64,
+    /// Blocks that are on their way at the same time.
+    pub(crate) ahead: usize,
+}
+
+/// Takes a batch, and says how long the caller has waited for batches; `None` if the caller is gone.
+pub(crate) type Deliver<'a> = dyn FnMut(PackedBatch) -> Option<Duration> + Send + 'a;
+
+impl Fetch {
+    /// Fetches all batches, each of which goes to `deliver`; ends early if the caller does not go on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Service`] for what a worker says about the job or its data, and if no batch comes for a long time.
+    pub(crate) fn run(&self, deliver: &mut Deliver<'_>) -> Result<()> {
+        let client = ClientState {
+            client: onefold_datasets::random_name(),
+            job: self.job.key(),
+            dataset: self.job.dataset.clone(),
+            samples: 0,
+            bytes: 0,
+            seconds: 0.0,
+            waited_seconds: 0.0,
+        };
+        let running = Running { fetch: self, began: Instant::now(), client, usual: None };
+        runtime::handle()?.block_on(running.run(deliver))
+    }
+
+    /// The samples of a split.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    pub(crate) fn split(
+        service: &Arc<Service>,
+        job: &Arc<Job>,
+        epoch: u64,
+        split: &Split,
+    ) -> Result<PackedBatch> {
+        let ticket = Ticket::Split { job: job.key(), epoch, split: split.clone() };
+        let place = format!("{}/{}", split.path, split.row_group);
+        let (service, job) = (Arc::clone(service), Arc::clone(job));
+        runtime::wait(async move {
+            let mut tries = Tries::new(PATIENCE);
+            let mut avoid = Vec::new();
+            loop {
+                let lease = Lease { place: place.clone(), avoid: avoid.clone(), client: None };
+                let mut stream = Stream::open(&service, &job, lease, ticket.clone());
+                match stream.next().await {
+                    Some(Ok((_, batch))) => return Ok(batch),
+                    Some(Err(Failure::Final(error))) => return Err(error),
+                    Some(Err(Failure::UnknownJob)) => return Err(unexpected()),
+                    Some(Err(Failure::Passing(message))) => tries.again(service.master(), message).await?,
+                    None => tries.again(service.master(), ended_early(&stream)).await?,
+                }
+                avoid = stream.worker().into_iter().collect();
+            }
+        })?
+    }
+}
+
+fn ended_early(stream: &Stream) -> String {
+    format!("the worker `{}` ended before its batches did", stream.worker().unwrap_or_default())
+}
+
+/// An epoch that is being fetched.
+struct Running<'a> {
+    fetch: &'a Fetch,
+    began: Instant,
+    client: ClientState,
+    /// How long a batch that was waited for took, in the mean of the last ones.
+    usual: Option<Duration>,
+}
+
+impl Running<'_> {
+    async fn run(mut self, deliver: &mut Deliver<'_>) -> Result<()> {
+        let Range { start, end } = self.fetch.steps;
+        let block_of = |step: u64| step - step % self.fetch.block_steps;
+        let mut coming: VecDeque<(Range<u64>, u64, Stream)> = VecDeque::new();
+        let mut next = start;
+        loop {
+            while coming.len() < self.fetch.ahead.max(1) && next < end {
+                let block = block_of(next)..block_of(next).saturating_add(self.fetch.block_steps).min(end);
+                let stream = self.open(&block, next, Vec::new());
+                let from = std::mem::replace(&mut next, block.end);
+                coming.push_back((block, from, stream));
+            }
+            let Some((block, from, stream)) = coming.pop_front() else { return Ok(()) };
+            if !self.block(&block, from, stream, deliver).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Asks for the batches of a block, from a step on.
+    fn open(&self, block: &Range<u64>, from: u64, avoid: Vec<String>) -> Stream {
+        let Fetch { service, job, epoch, .. } = self.fetch;
+        let block = Block { job: self.client.job.clone(), epoch: *epoch, steps: block.clone() };
+        let lease = Lease { place: block.place(), avoid, client: Some(self.state()) };
+        Stream::open(service, job, lease, Ticket::Steps { block, from })
+    }
+
+    fn state(&self) -> ClientState {
+        ClientState { seconds: self.began.elapsed().as_secs_f64(), ..self.client.clone() }
+    }
+
+    /// Hands on the batches of a block from a step on; whether the caller goes on.
+    async fn block(
+        &mut self,
+        block: &Range<u64>,
+        from: u64,
+        stream: Stream,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<bool> {
+        let mut sources = Sources { first: stream, second: None };
+        let mut tries = Tries::new(PATIENCE);
+        let mut step = from;
+        while step < block.end {
+            let asked = Instant::now();
+            match sources.next(self.straggles_after()).await {
+                Next::Batch(Ok((found, batch))) if found == step => {
+                    tries.succeeded();
+                    self.took(asked.elapsed());
+                    self.client.samples += batch.places().size as u64;
+                    self.client.bytes += batch.memory().len() as u64;
+                    step += 1;
+                    let Some(waited) = deliver(batch) else { return Ok(false) };
+                    self.client.waited_seconds = waited.as_secs_f64();
+                }
+                Next::Batch(Ok((found, _))) => {
+                    let message = format!("the batch of step {found} came in place of that of step {step}");
+                    tries.again(self.fetch.service.master(), message).await?;
+                    sources = Sources { first: self.open(block, step, sources.workers()), second: None };
+                }
+                Next::Batch(Err(Failure::Final(error))) => return Err(error),
+                Next::Batch(Err(Failure::UnknownJob)) => return Err(unexpected()),
+                Next::Batch(Err(Failure::Passing(message))) => {
+                    let avoid = sources.workers();
+                    tries.again(self.fetch.service.master(), message).await?;
+                    sources = Sources { first: self.open(block, step, avoid), second: None };
+                }
+                Next::Nothing => sources.second = Some(self.open(block, step, sources.workers())),
+                Next::OneFailed => (),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The time after which a worker is a straggler.
+    fn straggles_after(&self) -> Duration {
+        self.usual
+            .map_or(STRAGGLES_AFTER, |usual| (STRAGGLE_FACTOR * usual).clamp(LEAST_STRAGGLE, STRAGGLES_AFTER))
+    }
+
+    /// A batch was waited for.
+    fn took(&mut self, time: Duration) {
+        self.usual = Some(self.usual.map_or(time, |usual| (usual * 7 + time) / 8));
+    }
+}
+
+/// Where the batches of a block come from: one worker, and another one if the first gives nothing.
+struct Sources {
+    first: Stream,
+    second: Option<Stream>,
+}
+
+/// What comes next.
+enum Next {
+    Batch(Result<(u64, PackedBatch), Failure>),
+    /// Nothing came for long.
+    Nothing,
+    /// One of two workers failed.
+    OneFailed,
+}
+
+impl Sources {
+    /// What comes first from either; the other one is given up then. Of one that failed the other one is left.
+    async fn next(&mut self, patience: Duration) -> Next {
+        let Some(second) = &mut self.second else {
+            return match tokio::time::timeout(patience, self.first.next()).await {
+                Ok(Some(batch)) => Next::Batch(batch),
+                Ok(None) => Next::Batch(Err(Failure::Passing(ended_early(&self.first)))),
+                Err(_) => Next::Nothing,
+            };
+        };
+        let (second_came, batch) = tokio::select! {
+            batch = self.first.next() => (false, batch),
+            batch = second.next() => (true, batch),
+        };
+        let succeeded = matches!(batch, Some(Ok(_)));
+        if let Some(second) = self.second.take().filter(|_| second_came == succeeded) {
+            self.first = second;
+        }
+        match batch {
+            Some(Ok(batch)) => Next::Batch(Ok(batch)),
+            Some(Err(Failure::Final(error))) => Next::Batch(Err(Failure::Final(error))),
+            _ => Next::OneFailed,
+        }
+    }
+
+    /// The workers that are asked.
+    fn workers(&self) -> Vec<String> {
+        let streams = [Some(&self.first), self.second.as_ref()];
+        streams.into_iter().flatten().filter_map(Stream::worker).collect()
+    }
+}
+
+/// Batches on their way from one worker.
+struct Stream {
+    batches: mpsc::Receiver<Result<(u64, PackedBatch), Failure>>,
+    worker: Arc<std::sync::OnceLock<String>>,
+    task: AbortHandle,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Stream {
+    /// Asks the master for a worker, and the worker for batches.
+    fn open(service: &Arc<Service>, job: &Arc<Job>, lease: Lease, ticket: Ticket) -> Self {
+        let (sender, batches) = mpsc::channel(READY);
+        let worker = Arc::new(std::sync::OnceLock::new());
+        let (service, job, of_task) = (Arc::clone(service), Arc::clone(job), Arc::clone(&worker));
+        let task = tokio::spawn(async move {
+            if let Err(failure) = receive(&service, &job, lease, ticket, &of_task, &sender).await {
+                let _ = sender.send(Err(failure)).await;
+            }
+        });
+        Self { batches, worker, task: task.abort_handle() }
+    }
+
+    async fn next(&mut self) -> Option<Result<(u64, PackedBatch), Failure>> {
+        self.batches.recv().await
+    }
+
+    /// The worker, once the master has named one.
+    fn worker(&self) -> Option<String> {
+        self.worker.get().cloned()
+    }
+}
+
+async fn receive(
+    service: &Service,
+    job: &Job,
+    lease: Lease,
+    ticket: Ticket,
+    worker: &std::sync::OnceLock<String>,
+    batches: &mpsc::Sender<Result<(u64, PackedBatch), Failure>>,
+) -> Result<(), Failure> {
+    let address = service.ask_master(&lease).await?;
+    let address = worker.get_or_init(|| address);
+    let mut messages = service.get(address, job, &ticket).await?;
+    while let Some(message) = messages.message().await? {
+        if batches.send(Ok(to_batch(message)?)).await.is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// The batch of a message, and its step.
+fn to_batch(message: FlightData) -> Result<(u64, PackedBatch), Failure> {
+    let header: BatchHeader = serde_json::from_slice(&message.app_metadata)
+        .map_err(|error| malformed("the header of a batch", &error))?;
+    if xxh3_64(&message.data_body) != header.checksum {
+        return Err(Failure::Passing("a batch arrived damaged".to_owned()));
+    }
+    Ok((header.step, PackedBatch::new(Buffer::from(message.data_body), header.places)))
+}
+
+/// The error for a batch that is not what was asked for.
+pub(crate) fn wrong_batch(error: &Error) -> Error {
+    let message = format!("the preprocessing service sent something else than a batch of the job: {error}");
+    Error::Service { kind: crate::ServiceErrorKind::Data, message }
+}

@@ -1,0 +1,184 @@
+//! Connections to the processes of a service.
+
+use std::collections::HashMap;
+use std::error::Error as _;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use arrow_flight::flight_service_client::FlightServiceClient;
+use arrow_flight::{Action, FlightData, Ticket as FlightTicket};
+use onefold_datasets::storage::runtime;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+use tonic::{Code, Status, Streaming};
+
+use super::protocol::{MOST_MESSAGE_BYTES, Question, Ticket};
+use super::security::{Credentials, Security};
+use crate::{Error, Result, ServiceErrorKind};
+
+/// How long a process may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// How often an open connection is tried, and how long the answer may take: a host that is gone, or a process that was
+/// stopped, is noticed so.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
+/// How long one question may take; to read a snapshot takes longest.
+const QUESTION: Duration = Duration::from_secs(120);
+
+/// What a connection may have on its way, so that a batch does not wait for the answer to the one before.
+const WINDOW_BYTES: u32 = 8 << 20;
+
+/// What a message may have beside a batch.
+const HEADER_BYTES: usize = 64 << 20;
+
+type Client = FlightServiceClient<InterceptedService<Channel, Credentials>>;
+
+/// Why a request failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// It would fail again.
+    Final(Error),
+    /// It may succeed later, or elsewhere.
+    Passing(String),
+    /// The worker does not know the job: it was started again, or has forgotten it.
+    UnknownJob,
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        let message = describe(&status);
+        if message.contains("certificate") || message.contains("received fatal alert") {
+            let message = format!(
+                "no TLS connection to the preprocessing service can be made: {message}\n  hint: `ONEFOLD_TLS_AUTHORITY` \
+                 must name the certificate of the authority that signed the service's, and `ONEFOLD_TLS_CERTIFICATE` \
+                 and `ONEFOLD_TLS_KEY` a valid certificate that the service accepts"
+            );
+            return Self::Final(Error::Service { kind: ServiceErrorKind::Options, message });
+        }
+        let kind = match status.code() {
+            Code::NotFound => return Self::UnknownJob,
+            Code::InvalidArgument
+            | Code::FailedPrecondition
+            | Code::Unauthenticated
+            | Code::PermissionDenied
+            | Code::Unimplemented
+            | Code::OutOfRange => ServiceErrorKind::Options,
+            Code::DataLoss => ServiceErrorKind::Data,
+            _ => return Self::Passing(message),
+        };
+        Self::Final(Error::Service { kind, message })
+    }
+}
+
+/// What a status says, with its causes: those of a failed connection say why.
+fn describe(status: &Status) -> String {
+    let mut message = status.message().to_owned();
+    let mut source = status.source();
+    while let Some(error) = source {
+        let text = error.to_string();
+        if !message.contains(&text) {
+            message = if message.is_empty() { text } else { format!("{message}: {text}") };
+        }
+        source = error.source();
+    }
+    message
+}
+
+/// Connections to processes, by their addresses.
+#[derive(Debug)]
+pub struct Network {
+    credentials: Credentials,
+    tls: Option<ClientTlsConfig>,
+    channels: Mutex<HashMap<String, Channel>>,
+}
+
+impl Network {
+    /// No connection yet; `secure` says whether connections use TLS.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`] for a token that cannot be sent.
+    pub fn new(security: &Security, secure: bool) -> Result<Self> {
+        let tls = secure.then(|| security.tls());
+        Ok(Self { credentials: security.credentials()?, tls, channels: Mutex::default() })
+    }
+
+    /// A client of the process at `host`.
+    fn client(&self, host: &str) -> Result<Client> {
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let channel = match channels.get(host) {
+            Some(channel) => channel.clone(),
+            None => {
+                let channel = self.channel(host)?;
+                channels.insert(host.to_owned(), channel.clone());
+                channel
+            }
+        };
+        let service = InterceptedService::new(channel, self.credentials.clone());
+        Ok(FlightServiceClient::new(service).max_decoding_message_size(MOST_MESSAGE_BYTES + HEADER_BYTES))
+    }
+
+    /// A connection, which is made when it is first needed, and again when it broke.
+    fn channel(&self, host: &str) -> Result<Channel> {
+        let wrong = |error: tonic::transport::Error| {
+            let message = match error.source() {
+                Some(source) => format!("`{host}`: {error}: {source}"),
+                None => format!("`{host}`: {error}"),
+            };
+            Error::Service { kind: ServiceErrorKind::Options, message }
+        };
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let mut endpoint = Endpoint::from_shared(format!("{scheme}://{host}")).map_err(wrong)?;
+        if let Some(tls) = &self.tls {
+            endpoint = endpoint.tls_config(tls.clone()).map_err(wrong)?;
+        }
+        let endpoint = endpoint
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(4 * WINDOW_BYTES);
+        // Hyper's connections start tasks where they are made.
+        let _entered = runtime::handle()?.enter();
+        Ok(endpoint.connect_lazy())
+    }
+
+    /// Asks the process at `host`, as `HOST:PORT`.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`].
+    pub async fn ask<Q: Question>(&self, host: &str, question: &Q) -> Result<Q::Answer, Failure> {
+        let body = serde_json::to_vec(question).map_err(|error| malformed("a question", &error))?;
+        let action = Action::new(Q::ACTION, body);
+        let mut client = self.client(host).map_err(Failure::Final)?;
+        let asked = async {
+            let mut answers = client.do_action(action).await?.into_inner();
+            let mut answer = Vec::new();
+            while let Some(part) = answers.message().await? {
+                answer.extend_from_slice(&part.body);
+            }
+            Ok::<_, Status>(answer)
+        };
+        let answer = tokio::time::timeout(QUESTION, asked).await;
+        let answer = answer.map_err(|_| Failure::Passing(format!("`{host}` does not answer")))??;
+        serde_json::from_slice(&answer).map_err(|error| malformed("an answer", &error))
+    }
+
+    /// The batches that the worker at `host` sends.
+    pub(super) async fn get(&self, host: &str, ticket: &Ticket) -> Result<Streaming<FlightData>, Failure> {
+        let body = serde_json::to_vec(ticket).map_err(|error| malformed("a ticket", &error))?;
+        let ticket = FlightTicket { ticket: body.into() };
+        let answer = self.client(host).map_err(Failure::Final)?.do_get(ticket).await;
+        Ok(answer?.into_inner())
+    }
+}
+
+/// The error for something that is not what its sender's version writes.
+pub(super) fn malformed(what: &str, error: &dyn std::fmt::Display) -> Failure {
+    let message = format!("{what} of the preprocessing service cannot be read: {error}");
+    Failure::Final(Error::Service { kind: ServiceErrorKind::Data, message })
+}

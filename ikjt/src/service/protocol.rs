@@ -1,0 +1,213 @@
+//! What the client, the master and the workers of a preprocessing service say to each other.
+//!
+//! It is Arrow Flight: questions and answers are the JSON bodies of `DoAction`, and batches are the messages of
+//! `DoGet`, one message a batch. A message's metadata is a [`BatchHeader`], and its body is the memory of a
+//! [`PackedBatch`](crate::PackedBatch) as it is.
+
+use std::ops::Range;
+
+use onefold_datasets::Snapshot;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::{Places, ReaderOptions, Split};
+
+/// The version of this program. All processes of a service have the same one, and so have its clients: only then do
+/// they read datasets in the same way.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The metadata in which every request names its sender's version.
+pub const VERSION_KEY: &str = "onefold-version";
+
+/// The most bytes of a message, and so of a batch: gRPC itself ends at 2 GiB.
+pub const MOST_MESSAGE_BYTES: usize = 1 << 30;
+
+/// The bytes of one of the messages into which long answers are divided.
+pub const ANSWER_BYTES: usize = 1 << 20;
+
+/// A question that a process answers.
+pub trait Question: Serialize + DeserializeOwned + Send + 'static {
+    /// The type of the action.
+    const ACTION: &'static str;
+    /// What is answered.
+    type Answer: Serialize + DeserializeOwned + Send + 'static;
+}
+
+/// To the master: which dataset is meant, by a name or a location.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Open {
+    /// What stands behind the host in a client's URL.
+    pub dataset: String,
+}
+
+impl Question for Open {
+    const ACTION: &'static str = "open";
+    /// The location of the dataset, as workers read it.
+    type Answer = String;
+}
+
+/// To the master: which worker answers for something. Equal places have the same worker as long as it lives, so that
+/// what it has computed for one client is there for the next.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lease {
+    /// What is asked for: a [block](Block::place), or a job or dataset that something is asked about.
+    pub place: String,
+    /// Workers that did not give it.
+    pub avoid: Vec<String>,
+    /// The client that reads blocks, and how it fares.
+    pub client: Option<ClientState>,
+}
+
+impl Question for Lease {
+    const ACTION: &'static str = "lease";
+    /// The address of the worker: `HOST:PORT`.
+    type Answer = String;
+}
+
+/// To the master: how a client fares, while it has no block to ask for.
+impl Question for ClientState {
+    const ACTION: &'static str = "client";
+    type Answer = ();
+}
+
+/// A client as the master sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClientState {
+    /// A random name.
+    pub client: String,
+    /// The [key](Job::key) of its job.
+    pub job: String,
+    /// The dataset's location.
+    pub dataset: String,
+    /// Samples that it has received.
+    pub samples: u64,
+    /// Bytes that it has received.
+    pub bytes: u64,
+    /// Seconds since it began.
+    pub seconds: f64,
+    /// Seconds of them in which its caller waited for a batch.
+    pub waited_seconds: f64,
+}
+
+/// Steps that a worker computes together.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Block {
+    /// The [key](Job::key) of the job.
+    pub job: String,
+    /// The epoch.
+    pub epoch: u64,
+    /// The steps of the epoch.
+    pub steps: Range<u64>,
+}
+
+impl Block {
+    /// The block's place in a [`Lease`].
+    pub fn place(&self) -> String {
+        format!("{}/{}/{}", self.job, self.epoch, self.steps.start)
+    }
+}
+
+/// To a worker: the snapshot of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindSnapshot {
+    /// The dataset's location.
+    pub location: String,
+    /// The number of the snapshot; the newest one if `None`.
+    pub number: Option<u64>,
+}
+
+impl Question for FindSnapshot {
+    const ACTION: &'static str = "snapshot";
+    type Answer = Snapshot;
+}
+
+/// What a client reads: everything that decides which bytes its batches have.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    /// The location of the dataset.
+    pub dataset: String,
+    /// How it is read. The snapshot is one with a number.
+    pub options: ReaderOptions,
+}
+
+impl Job {
+    /// A name for the job, the same for equal jobs: a part of the SHA-256 of its JSON.
+    ///
+    /// # Panics
+    ///
+    /// Never: the parts of a job can be written as JSON.
+    pub fn key(&self) -> String {
+        let text = serde_json::to_vec(self).expect("a job is JSON");
+        let digest = Sha256::digest(&text);
+        digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// To a worker: a job that blocks of will be asked for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Define {
+    /// The job.
+    pub job: Job,
+}
+
+impl Question for Define {
+    const ACTION: &'static str = "define";
+    type Answer = ();
+}
+
+/// To a worker: the samples of row groups, where the snapshot does not say them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CountSamples {
+    /// The [key](Job::key) of the job.
+    pub job: String,
+    /// The epoch, in which sampling may keep other samples than in another one.
+    pub epoch: u64,
+}
+
+impl Question for CountSamples {
+    const ACTION: &'static str = "count";
+    type Answer = SampleCounts;
+}
+
+/// The samples of row groups, by file in the order of the job's files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampleCounts {
+    /// All of them.
+    pub rows: Vec<Vec<u64>>,
+    /// Those that sampling keeps; `None` if nothing is dropped.
+    pub kept: Option<Vec<Vec<u64>>>,
+}
+
+/// The ticket of a `DoGet`: which batches a worker sends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ticket {
+    /// Those of a block, from a step on.
+    Steps {
+        /// The block.
+        block: Block,
+        /// The first step to send.
+        from: u64,
+    },
+    /// The samples of a split.
+    Split {
+        /// The [key](Job::key) of the job.
+        job: String,
+        /// The epoch, which matters to sampling.
+        epoch: u64,
+        /// The split.
+        split: Split,
+    },
+}
+
+/// What a message says about its batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchHeader {
+    /// The step of the epoch; 0 for a split.
+    pub step: u64,
+    /// The XXH3 of the body.
+    pub checksum: u64,
+    /// Where the parts of the batch stand in the body.
+    pub places: Places,
+}

@@ -1,0 +1,95 @@
+//! What a process shows and accepts: certificates, and a token.
+
+use std::env;
+use std::path::PathBuf;
+
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+use tonic::{Request, Status};
+
+use super::protocol::{VERSION, VERSION_KEY};
+use crate::{Error, Result};
+
+/// The environment's names for what a client shows and accepts.
+const AUTHORITY: &str = "ONEFOLD_TLS_AUTHORITY";
+const CERTIFICATE: &str = "ONEFOLD_TLS_CERTIFICATE";
+const KEY: &str = "ONEFOLD_TLS_KEY";
+const TOKEN: &str = "ONEFOLD_TOKEN";
+
+/// What a client of a service shows and accepts. It comes from the environment, as an object store's credentials do.
+#[derive(Debug, Clone, Default)]
+pub struct Security {
+    /// The certificate of the authority that signed the servers' ones (PEM).
+    pub authority: Option<Vec<u8>>,
+    /// This process's certificate and its private key (PEM), if servers ask for one.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+    /// The token that proves that the client may read.
+    pub token: Option<String>,
+}
+
+impl Security {
+    /// What the environment says: the variables `ONEFOLD_TLS_AUTHORITY`, `ONEFOLD_TLS_CERTIFICATE` and
+    /// `ONEFOLD_TLS_KEY` name PEM files, `ONEFOLD_TOKEN` is a token.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] for a file that cannot be read, [`Error::Options`] for a certificate without a key, or a key
+    /// without a certificate.
+    pub fn of_environment() -> Result<Self> {
+        let file = |name: &str| env::var_os(name).map(|path| fs_err::read(PathBuf::from(path))).transpose();
+        let identity = match (file(CERTIFICATE)?, file(KEY)?) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => {
+                return Err(Error::Options {
+                    message: format!("only one of `{CERTIFICATE}` and `{KEY}` is set"),
+                    hint: "set both to PEM files, or none".to_owned(),
+                });
+            }
+        };
+        Ok(Self { authority: file(AUTHORITY)?, identity, token: env::var(TOKEN).ok() })
+    }
+
+    /// How connections are encrypted.
+    pub(super) fn tls(&self) -> ClientTlsConfig {
+        let mut tls = ClientTlsConfig::new();
+        if let Some(authority) = &self.authority {
+            tls = tls.ca_certificate(Certificate::from_pem(authority));
+        }
+        if let Some((certificate, key)) = &self.identity {
+            tls = tls.identity(Identity::from_pem(certificate, key));
+        }
+        tls
+    }
+
+    /// What every request says.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`] for a token with other characters than visible ASCII.
+    pub(super) fn credentials(&self) -> Result<Credentials> {
+        let token = self.token.as_ref().map(|token| format!("Bearer {token}").parse()).transpose();
+        let token = token.map_err(|_| Error::Options {
+            message: format!("the token of `{TOKEN}` has other characters than visible ASCII"),
+            hint: "give the text of the service's token file, without line breaks".to_owned(),
+        })?;
+        Ok(Credentials { token })
+    }
+}
+
+/// What a client says in every request: its version, and its token.
+#[derive(Debug, Clone)]
+pub struct Credentials {
+    token: Option<MetadataValue<Ascii>>,
+}
+
+impl Interceptor for Credentials {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request.metadata_mut().insert(VERSION_KEY, MetadataValue::from_static(VERSION));
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}

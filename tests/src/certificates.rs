@@ -1,0 +1,36 @@
+//! Certificates for tests of TLS, made by `openssl`.
+
+use std::process::Command;
+
+use crate::Dir;
+
+impl Dir {
+    /// Makes `NAME.pem` and `NAME.key`, a certificate for this machine that is valid for so many days (one of no days has
+    /// expired when it is used), and `AUTHORITY-ca.pem`, the certificate of the authority that signed it, if there is
+    /// none yet.
+    #[track_caller]
+    pub fn certificate(&self, name: &str, authority: &str, days: u32) {
+        if !self.path(format!("{authority}-ca.pem")).exists() {
+            self.openssl(&format!(
+                "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={authority}-authority -keyout {authority}-ca.key \
+                 -out {authority}-ca.pem"
+            ));
+        }
+        self.write(format!("{name}.ext"), "subjectAltName = DNS:localhost, IP:127.0.0.1\n");
+        self.openssl(&format!(
+            "req -newkey rsa:2048 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"
+        ));
+        self.openssl(&format!(
+            "x509 -req -days {days} -in {name}.csr -CA {authority}-ca.pem -CAkey {authority}-ca.key -CAcreateserial \
+             -extfile {name}.ext -out {name}.pem"
+        ));
+    }
+
+    #[track_caller]
+    fn openssl(&self, arguments: &str) {
+        let words = arguments.split_whitespace();
+        let output = Command::new("openssl").args(words).current_dir(self.root()).output().expect("openssl");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "openssl {arguments}: {errors}");
+    }
+}
