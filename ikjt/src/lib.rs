@@ -89,7 +89,7 @@ pub use group::Group;
 pub use kept::KeptValues;
 pub use packed::{FeaturePlaces, GroupPlaces, KeptPlaces, PackedBatch, Places};
 pub use reader::{
-    Batches, Dedupe, Plan, PlannedStream, Position, Rank, Reader, ReaderOptions, Shuffle, Split,
+    Batches, Dedupe, Horizon, Plan, PlannedStream, Position, Rank, Reader, ReaderOptions, Shuffle, Split,
     StageFigures, Step, Tail, Within, Workers,
 };
 pub use statistics::{Figures, GroupStatistics, Statistics};

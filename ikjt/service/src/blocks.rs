@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use arrow_flight::FlightData;
 use bytes::Bytes;
 use onefold_ikjt::service::protocol::{BatchHeader, Block, MOST_MESSAGE_BYTES};
-use onefold_ikjt::{PackedBatch, Position, Reader};
+use onefold_ikjt::{Horizon, PackedBatch, Position, Reader, StageFigures};
 use tokio::sync::Notify;
 use tonic::Status;
 use xxhash_rust::xxh3::xxh3_64;
@@ -43,8 +43,10 @@ struct State {
     bytes: u64,
     /// Counts events, to tell earlier from later ones, and gives names.
     clock: u64,
-    /// When a block of each job was begun last.
+    /// When blocks of each job were begun last.
     begun: HashMap<String, u64>,
+    /// What is computed now, by number.
+    runs: HashMap<u64, Run>,
     figures: WorkerFigures,
 }
 
@@ -61,6 +63,19 @@ struct Entry {
     /// When a client had a batch of it last.
     used: u64,
     more: Arc<Notify>,
+}
+
+/// Blocks that follow each other, which are computed in one go: at the ends of a run a row group is decoded of which
+/// only a part is needed.
+#[derive(Debug)]
+struct Run {
+    job: String,
+    epoch: u64,
+    /// The step after its last block.
+    end: u64,
+    horizon: Horizon,
+    /// Its blocks that are not complete, in order.
+    entries: VecDeque<u64>,
 }
 
 #[derive(Debug)]
@@ -105,13 +120,26 @@ impl Message {
         let places = batch.places().clone();
         let samples = places.size as u64;
         let header = BatchHeader { step, checksum: xxh3_64(batch.memory()), places };
-        let header = serde_json::to_vec(&header).map_err(|error| Status::internal(error.to_string()))?;
+        let mut header = serde_json::to_vec(&header).map_err(|error| Status::internal(error.to_string()))?;
+        header.resize(header.len() + padding(header.len(), bytes), b' ');
         Ok(Self { header: header.into(), body: Bytes::from_owner(Body(batch)), samples })
     }
 
     fn bytes(&self) -> u64 {
         (self.header.len() + self.body.len()) as u64
     }
+}
+
+/// The spaces after a header with which the body begins at a multiple of 64 in the encoded message: where a client
+/// receives that into memory of its own, it need not copy the batch to align it.
+fn padding(header: usize, body: usize) -> usize {
+    // A field of protocol buffers is its tag, its length and its bytes; the body's tag, 1000, takes two bytes.
+    let length_bytes = |length: usize| (usize::BITS - length.leading_zeros()).max(1).div_ceil(7) as usize;
+    let start = |padding: usize| {
+        let header = header + padding;
+        1 + length_bytes(header) + header + 2 + length_bytes(body)
+    };
+    (0..128).find(|padding| start(*padding).is_multiple_of(64)).unwrap_or(0)
 }
 
 impl From<Message> for FlightData {
@@ -134,10 +162,14 @@ impl Entry {
         self.batches.iter().map(Message::bytes).sum()
     }
 
+    /// The step of the batch that is computed next.
+    fn next_batch(&self) -> u64 {
+        self.first + self.batches.len() as u64
+    }
+
     /// Whether a client waits for the next batch, or nobody is left.
     fn is_awaited(&self) -> bool {
-        let end = self.first + self.batches.len() as u64;
-        self.clients.values().max().is_none_or(|next| *next >= end)
+        self.clients.values().max().is_none_or(|next| *next >= self.next_batch())
     }
 
     fn is_complete(&self) -> bool {
@@ -161,12 +193,58 @@ impl State {
 
     /// The block to compute next: of the job whose turn it is, the first.
     fn next_waiting(&self) -> Option<u64> {
-        let waiting = self.entries.iter().filter(|(_, entry)| matches!(entry.progress, Progress::Waiting));
         let turn = |entry: &Entry| {
             let begun = self.begun.get(&entry.block.job).copied().unwrap_or(0);
             (begun, entry.block.epoch, entry.block.steps.start)
         };
-        waiting.min_by_key(|(_, entry)| turn(entry)).map(|(id, _)| *id)
+        self.waiting().min_by_key(|(_, entry)| turn(entry)).map(|(id, _)| *id)
+    }
+
+    fn waiting(&self) -> impl Iterator<Item = (&u64, &Entry)> {
+        self.entries.iter().filter(|(_, entry)| matches!(entry.progress, Progress::Waiting))
+    }
+
+    /// Adds waiting blocks that follow a run's last one to the run.
+    fn extend(&mut self, run: u64) {
+        let Some(run) = self.runs.get_mut(&run) else { return };
+        loop {
+            let follows = |entry: &Entry| {
+                matches!(entry.progress, Progress::Waiting)
+                    && (entry.block.job.as_str(), entry.block.epoch) == (run.job.as_str(), run.epoch)
+                    && entry.next_batch() == run.end
+            };
+            let Some((id, entry)) = self.entries.iter_mut().find(|(_, entry)| follows(entry)) else { return };
+            entry.progress = Progress::Running;
+            run.end = entry.block.steps.end;
+            run.horizon.move_to(run.end);
+            run.entries.push_back(*id);
+        }
+    }
+
+    /// A block whose run ended is computed by another one.
+    fn wait_again(&mut self, id: u64) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        entry.progress = match entry.next_batch() == entry.block.steps.end {
+            true => Progress::Complete,
+            false => Progress::Waiting,
+        };
+        entry.more.notify_waiters();
+    }
+
+    /// The block of a run that a step belongs to. Blocks before it are complete.
+    fn entry_of(&mut self, run: u64, step: u64) -> Option<u64> {
+        let run = self.runs.get_mut(&run)?;
+        while let Some(id) = run.entries.front().copied() {
+            // A block that nobody wants any more ends the run.
+            let entry = self.entries.get_mut(&id)?;
+            if step < entry.block.steps.end {
+                return Some(id);
+            }
+            entry.progress = Progress::Complete;
+            entry.more.notify_waiters();
+            run.entries.pop_front();
+        }
+        None
     }
 
     /// Whether an entry may have so many bytes more.
@@ -231,7 +309,7 @@ impl Blocks {
     /// The batches of a block from the step `from` on, for one client.
     pub(crate) fn read(self: &Arc<Self>, block: Block, from: u64, reader: Arc<Reader>) -> Subscription {
         let mut state = self.state();
-        let client = state.tick();
+        let (client, job) = (state.tick(), block.job.clone());
         let known = state.by_block.get(&block).copied().filter(|id| {
             let entry = &state.entries[id];
             entry.first <= from && !matches!(entry.progress, Progress::Failed(_))
@@ -252,6 +330,10 @@ impl Blocks {
             entry.clients.insert(client, from);
             end = entry.block.steps.end;
         }
+        // A run goes on unless others wait for their turn.
+        let others = state.waiting().any(|(_, entry)| entry.block.job != job);
+        let runs: Vec<u64> = state.runs.keys().copied().collect();
+        runs.into_iter().filter(|_| !others).for_each(|run| state.extend(run));
         self.begin_next(&mut state);
         Subscription { blocks: Arc::clone(self), id, client, next: from, end }
     }
@@ -261,50 +343,67 @@ impl Blocks {
         while state.running < RUNNING
             && let Some(id) = state.next_waiting()
         {
-            let now = state.tick();
+            let run = state.tick();
             let Some(entry) = state.entries.get_mut(&id) else { return };
             entry.progress = Progress::Running;
-            state.begun.insert(entry.block.job.clone(), now);
-            let (reader, first, block) = (Arc::clone(&entry.reader), entry.first, entry.block.clone());
+            let (reader, first, block) = (Arc::clone(&entry.reader), entry.next_batch(), entry.block.clone());
+            state.begun.insert(block.job.clone(), run);
             let position = Position { step: first, ..reader.position(block.epoch) };
+            let (horizon, entries) = (Horizon::at(block.steps.end), VecDeque::from([id]));
+            let Block { job, epoch, steps } = block;
+            state.runs.insert(run, Run { job, epoch, end: steps.end, horizon: horizon.clone(), entries });
+            state.extend(run);
             state.running += 1;
             let blocks = Arc::clone(self);
             let compute = move || {
-                let computed = blocks.compute(id, &reader, &position, block.steps.end);
-                blocks.finished(id, computed);
+                let computed = blocks.compute(run, &reader, position, &horizon);
+                blocks.finished(run, computed);
             };
             if let Err(error) = std::thread::Builder::new().name("onefold-block".to_owned()).spawn(compute) {
-                state.running -= 1;
-                self.fail(state, id, Status::unavailable(format!("a thread cannot be started: {error}")));
+                let status = Status::unavailable(format!("a thread cannot be started: {error}"));
+                self.end_run(state, run, Err(status));
             }
         }
     }
 
+    /// Computes the blocks of a run.
     fn compute(
         self: &Arc<Self>,
-        id: u64,
+        run: u64,
         reader: &Reader,
-        position: &Position,
-        end: u64,
+        mut position: Position,
+        horizon: &Horizon,
     ) -> Result<(), Status> {
-        let mut step = position.step;
-        let batches = reader.steps_packed(position, end).map_err(|error| to_status(&error))?;
-        for batch in batches {
-            let message = Message::new(step, batch.map_err(|error| to_status(&error))?.batch)?;
-            step += 1;
-            if !self.add(id, message) {
+        let mut batches =
+            reader.packed_until(&position, horizon.clone()).map_err(|error| to_status(&error))?;
+        let mut counted = StageFigures::default();
+        while let Some(batch) = batches.next() {
+            let message = Message::new(position.step, batch.map_err(|error| to_status(&error))?.batch)?;
+            let stages = batches.stages();
+            self.count(&stages.since(&counted));
+            counted = stages;
+            if !self.add(run, position.step, message) {
                 break;
             }
+            position.step += 1;
         }
+        // So that the last block is known to be complete.
+        self.state().entry_of(run, position.step);
         Ok(())
     }
 
-    /// Adds a batch to a block once there is memory for it. Whether somebody wants more.
-    fn add(self: &Arc<Self>, id: u64, message: Message) -> bool {
+    fn count(&self, stages: &StageFigures) {
+        let figures = &mut self.state().figures;
+        figures.stages = figures.stages.and(stages);
+    }
+
+    /// Adds a batch to its block once there is memory for it. Whether somebody wants more.
+    fn add(self: &Arc<Self>, run: u64, step: u64, message: Message) -> bool {
         let (bytes, samples) = (message.bytes(), message.samples);
         let mut state = self.state();
         state.figures.batches_computed += 1;
         state.figures.samples_computed += samples;
+        let Some(id) = state.entry_of(run, step) else { return false };
         let mut paused = false;
         while state.bytes + bytes > self.limit || !state.may_grow(id, bytes, self.limit) {
             if state.bytes + bytes > self.limit && state.free_some() {
@@ -329,21 +428,25 @@ impl Blocks {
         true
     }
 
-    /// The end of a block's computation.
-    fn finished(self: &Arc<Self>, id: u64, computed: Result<(), Status>) {
+    /// The end of a run's computation.
+    fn finished(self: &Arc<Self>, run: u64, computed: Result<(), Status>) {
         let mut state = self.state();
-        state.running -= 1;
-        match computed {
-            Err(status) => self.fail(&mut state, id, status),
-            Ok(()) => {
-                if let Some(entry) = state.entries.get_mut(&id) {
-                    entry.progress = Progress::Complete;
-                    entry.more.notify_waiters();
-                }
-            }
-        }
+        self.end_run(&mut state, run, computed);
         self.begin_next(&mut state);
         self.changed.notify_all();
+    }
+
+    /// Blocks of the run that are not complete wait again, or fail.
+    fn end_run(&self, state: &mut State, run: u64, computed: Result<(), Status>) {
+        state.running -= 1;
+        let Some(run) = state.runs.remove(&run) else { return };
+        for (place, id) in run.entries.into_iter().enumerate() {
+            match &computed {
+                // What is wrong with the first block is not wrong with the others.
+                Err(status) if place == 0 => self.fail(state, id, status.clone()),
+                _ => state.wait_again(id),
+            }
+        }
     }
 
     /// Tells the clients of a block what is wrong, and forgets the block.
@@ -409,5 +512,26 @@ impl Drop for Subscription {
         }
         self.blocks.begin_next(&mut state);
         self.blocks.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_are_aligned_in_encoded_messages() {
+        for header in (0..300).chain([16_200, 16_383, 16_384, 70_000]) {
+            for body in [64, 128, 16_384, 1 << 21] {
+                let message = Message {
+                    header: vec![b' '; header + padding(header, body)].into(),
+                    body: vec![7; body].into(),
+                    samples: 0,
+                };
+                let encoded = prost::Message::encode_to_vec(&FlightData::from(message));
+                assert_eq!((encoded.len() - body) % 64, 0, "{header} {body}");
+                assert!(encoded[encoded.len() - body..].iter().all(|byte| *byte == 7));
+            }
+        }
     }
 }

@@ -3,12 +3,14 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use axum::Router;
 use clap::{Parser, Subcommand};
 use onefold_datasets::units::{format_bytes, format_count};
 use onefold_ikjt::service::protocol::Question;
 use onefold_ikjt::service::{Failure, Network};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use tokio::net::TcpListener;
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
@@ -96,19 +98,22 @@ impl CommandLine for Cli {
     }
 }
 
-/// Answers on a port.
+/// Answers on a port: questions, and requests for pages.
 pub(crate) async fn serve<A: Answers>(
     listener: TcpListener,
     answers: Arc<A>,
     proof: &Proof,
+    pages: Router,
 ) -> anyhow::Result<()> {
-    let mut builder = Server::builder().http2_keepalive_interval(Some(std::time::Duration::from_secs(10)));
+    let keep_alive = std::time::Duration::from_secs(10);
+    let mut builder = Server::builder().accept_http1(true).http2_keepalive_interval(Some(keep_alive));
     if let Some(tls) = proof.server_tls() {
         builder = builder.tls_config(tls)?;
     }
     let flight = tonic::service::interceptor::InterceptedService::new(server(answers), proof.guard());
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    Ok(builder.add_service(flight).serve_with_incoming(incoming).await?)
+    let routes = pages.merge(Routes::new(flight).prepare().into_axum_router());
+    Ok(builder.add_routes(Routes::from(routes)).serve_with_incoming(incoming).await?)
 }
 
 /// Waits until the process is told to end.

@@ -19,10 +19,12 @@
 mod blocks;
 mod command;
 mod flight;
+mod http;
 mod jobs;
 mod master;
 mod messages;
 mod placement;
+mod rates;
 mod security;
 mod worker;
 

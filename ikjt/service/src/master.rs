@@ -7,18 +7,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use futures::stream::StreamExt;
-use onefold_ikjt::service::protocol::{ClientState, Lease, Open, Question, Ticket, VERSION};
+use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, Ticket, VERSION};
 use onefold_terminal::Printer;
 use tonic::Status as GrpcStatus;
 
 use crate::command::{Listening, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
-use crate::messages::{AskStatus, Drain, Heartbeat, Status};
-use crate::placement::Placement;
+use crate::http;
+use crate::messages::{AskStatus, ClientRate, Drain, Heartbeat, Status};
+use crate::placement::{Earlier, Placement};
+use crate::rates::Limit;
 use crate::security::SecurityArguments;
 
 /// A client that was not heard of for so long is gone.
-const GONE_AFTER: Duration = Duration::from_secs(30);
+const GONE_AFTER: Duration = Duration::from_secs(10);
 
 /// The arguments of `master`.
 #[derive(Debug, Clone, clap::Args)]
@@ -67,20 +69,49 @@ pub(crate) async fn run(arguments: &MasterArguments, printer: &Printer) -> anyho
         clients: Mutex::default(),
     });
     let scheme = if proof.secure { "grpcs" } else { "grpc" };
-    let text = format!("master at {address}: datasets are read at {scheme}://{address}/DATASET");
+    let page = if proof.secure { "https" } else { "http" };
+    let text = format!(
+        "master at {address}: datasets are read at {scheme}://{address}/DATASET, status page at {page}://{address}/"
+    );
     printer.summary(&text, &Listening { address })?;
     tokio::select! {
-        served = serve(listener, master, &proof) => served,
+        served = serve(listener, Arc::clone(&master), &proof, http::routes(&proof, move || master.status())) => served,
         () = told_to_end() => Ok(()),
     }
 }
 
-struct Master {
+pub(crate) struct Master {
     datasets: BTreeMap<String, String>,
     only_named: bool,
     started: Instant,
     placement: Mutex<Placement>,
-    clients: Mutex<HashMap<String, (ClientState, Instant)>>,
+    clients: Mutex<HashMap<String, Client>>,
+}
+
+struct Client {
+    state: ClientState,
+    seen: Instant,
+    /// What it was a few seconds before.
+    earlier: Earlier<ClientState>,
+}
+
+impl Client {
+    fn rate(&self) -> ClientRate {
+        let (now, then) = (&self.state, &self.earlier.what);
+        // Of a client that has just begun, since its beginning.
+        let begins = now.seconds <= then.seconds;
+        let seconds = if begins { now.seconds } else { now.seconds - then.seconds };
+        let since = |now: f64, then: f64| {
+            let amount = if begins { now } else { now - then };
+            if seconds > 0.0 { amount / seconds } else { 0.0 }
+        };
+        ClientRate {
+            client: now.client.clone(),
+            samples_per_second: since(now.samples as f64, then.samples as f64),
+            bytes_per_second: since(now.bytes as f64, then.bytes as f64),
+            waiting_share: since(now.waited_seconds, then.waited_seconds),
+        }
+    }
 }
 
 impl Master {
@@ -88,7 +119,7 @@ impl Master {
         self.placement.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn clients(&self) -> MutexGuard<'_, HashMap<String, (ClientState, Instant)>> {
+    fn clients(&self) -> MutexGuard<'_, HashMap<String, Client>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -114,35 +145,46 @@ impl Master {
     fn heard_of(&self, client: ClientState) {
         let now = Instant::now();
         let mut clients = self.clients();
-        clients.retain(|_, (_, seen)| now.duration_since(*seen) < GONE_AFTER);
-        clients.insert(client.client.clone(), (client, now));
+        clients.retain(|_, client| now.duration_since(client.seen) < GONE_AFTER);
+        let earlier = match clients.remove(&client.client) {
+            Some(known) => known.earlier.then(known.state, known.seen),
+            None => Earlier::new(client.clone(), now),
+        };
+        clients.insert(client.client.clone(), Client { state: client, seen: now, earlier });
     }
 
-    fn lease(&self, lease: Lease) -> Result<String, GrpcStatus> {
+    fn lease(&self, lease: Lease) -> Result<Leased, GrpcStatus> {
         if let Some(client) = lease.client {
             self.heard_of(client);
         }
-        let worker = self.placement().lease(&lease.place, &lease.avoid, Instant::now());
-        worker.ok_or_else(|| GrpcStatus::unavailable("the preprocessing service has no worker"))
+        let mut placement = self.placement();
+        let worker = placement.lease(&lease.place, &lease.avoid, Instant::now());
+        let leased = worker.map(|worker| Leased { worker, workers: placement.count() });
+        leased.ok_or_else(|| GrpcStatus::unavailable("the preprocessing service has no worker"))
     }
 
-    fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let now = Instant::now();
         let placement = self.placement();
-        let mut clients: Vec<_> = self
-            .clients()
-            .values()
-            .filter(|(_, seen)| now.duration_since(*seen) < GONE_AFTER)
-            .map(|(client, _)| client.clone())
-            .collect();
-        clients.sort_by(|a, b| (&a.dataset, &a.job, &a.client).cmp(&(&b.dataset, &b.job, &b.client)));
+        let known = self.clients();
+        let mut clients: Vec<&Client> =
+            known.values().filter(|client| now.duration_since(client.seen) < GONE_AFTER).collect();
+        clients.sort_by_key(|client| {
+            let ClientState { dataset, job, client, .. } = &client.state;
+            (dataset, job, client)
+        });
+        let (worker_rates, client_rates): (_, Vec<_>) =
+            (placement.rates(now), clients.iter().map(|client| client.rate()).collect());
         Status {
             version: VERSION.to_owned(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             datasets: self.datasets.clone(),
             leases: placement.leases(),
             workers: placement.workers(now),
-            clients,
+            clients: clients.iter().map(|client| client.state.clone()).collect(),
+            limit: Limit::of(&worker_rates, &client_rates),
+            worker_rates,
+            client_rates,
         }
     }
 }

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use onefold_ikjt::StageFigures;
 use onefold_ikjt::service::protocol::{ClientState, Question};
 use serde::{Deserialize, Serialize};
+
+use crate::rates::Limit;
 
 /// To the master: a worker is there.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,6 +56,34 @@ pub(crate) struct WorkerFigures {
     pub(crate) bytes_kept: u64,
     /// Processor time of the process.
     pub(crate) cpu_seconds: f64,
+    /// Where the time of the reader's threads went.
+    #[serde(flatten)]
+    pub(crate) stages: StageFigures,
+}
+
+/// What a worker does a second, over the last seconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct WorkerRate {
+    pub(crate) address: String,
+    pub(crate) threads: usize,
+    /// Processor seconds a second.
+    pub(crate) busy_threads: f64,
+    pub(crate) samples_computed_per_second: f64,
+    pub(crate) bytes_sent_per_second: f64,
+    /// Of the batches that were sent, those that were there already: another client had asked for them.
+    pub(crate) shared_share: f64,
+    /// Seconds a second, summed over the reader's threads.
+    pub(crate) stages: StageFigures,
+}
+
+/// What a client gets a second, over the last seconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ClientRate {
+    pub(crate) client: String,
+    pub(crate) samples_per_second: f64,
+    pub(crate) bytes_per_second: f64,
+    /// The share of the time in which its caller waits for a batch.
+    pub(crate) waiting_share: f64,
 }
 
 /// To the master: what the service does.
@@ -74,6 +105,9 @@ pub(crate) struct Status {
     pub(crate) leases: u64,
     pub(crate) workers: Vec<WorkerState>,
     pub(crate) clients: Vec<ClientState>,
+    pub(crate) worker_rates: Vec<WorkerRate>,
+    pub(crate) client_rates: Vec<ClientRate>,
+    pub(crate) limit: Limit,
 }
 
 /// To the master: a worker is to end when nobody reads its blocks any more.

@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::messages::{Orders, WorkerState};
+use crate::messages::{Orders, WorkerFigures, WorkerRate, WorkerState};
 
 /// A worker that has not named itself for so long is lost.
 const LOST_AFTER: Duration = Duration::from_secs(3);
+
+/// Rates are over one to two times this.
+const RATES_OVER: Duration = Duration::from_secs(2);
 
 /// The most places whose workers are remembered: those that were asked for last.
 const MOST_PLACES: usize = 1 << 18;
@@ -23,10 +26,38 @@ pub(crate) struct Placement {
     leases: u64,
 }
 
+/// What something was a few seconds ago, to say how fast it changes.
+#[derive(Debug, Clone)]
+pub(crate) struct Earlier<T> {
+    pub(crate) what: T,
+    pub(crate) when: Instant,
+    /// What comes next in its place.
+    newer: Option<(T, Instant)>,
+}
+
+impl<T> Earlier<T> {
+    pub(crate) fn new(what: T, when: Instant) -> Self {
+        Self { what, when, newer: None }
+    }
+
+    /// After something was so at `when`.
+    pub(crate) fn then(self, what: T, when: Instant) -> Self {
+        match self.newer {
+            None => Self { newer: Some((what, when)), ..self },
+            Some((newer, since)) if when.duration_since(since) >= RATES_OVER => {
+                Self { what: newer, when: since, newer: Some((what, when)) }
+            }
+            newer => Self { newer, ..self },
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Worker {
     state: WorkerState,
     seen: Instant,
+    /// What it had done some seconds before.
+    earlier: Earlier<WorkerFigures>,
     /// What it was given since it named its blocks last.
     given: usize,
 }
@@ -34,6 +65,24 @@ struct Worker {
 impl Worker {
     fn is_there(&self, now: Instant) -> bool {
         now.duration_since(self.seen) < LOST_AFTER
+    }
+
+    fn rate(&self) -> WorkerRate {
+        let (figures, earlier) = (&self.state.figures, &self.earlier.what);
+        let seconds = self.seen.duration_since(self.earlier.when).as_secs_f64();
+        let per_second = |amount: f64| if seconds > 0.0 { amount.max(0.0) / seconds } else { 0.0 };
+        let counted = |of: fn(&WorkerFigures) -> u64| of(figures).saturating_sub(of(earlier)) as f64;
+        let sent = counted(|figures| figures.batches_sent);
+        let shared = (sent - counted(|figures| figures.batches_computed)).max(0.0);
+        WorkerRate {
+            address: self.state.address.clone(),
+            threads: self.state.threads,
+            busy_threads: per_second(figures.cpu_seconds - earlier.cpu_seconds),
+            samples_computed_per_second: per_second(counted(|figures| figures.samples_computed)),
+            bytes_sent_per_second: per_second(counted(|figures| figures.bytes_sent)),
+            shared_share: if sent > 0.0 { shared / sent } else { 0.0 },
+            stages: figures.stages.since(&earlier.stages).scaled(per_second(1.0)),
+        }
     }
 
     /// Blocks for each of its threads.
@@ -46,7 +95,11 @@ impl Placement {
     /// A worker names itself.
     pub(crate) fn heard(&mut self, state: WorkerState, now: Instant) -> Orders {
         let drain = self.drained.contains(&state.address);
-        self.workers.insert(state.address.clone(), Worker { state, seen: now, given: 0 });
+        let earlier = match self.workers.remove(&state.address) {
+            Some(known) => known.earlier.then(known.state.figures, known.seen),
+            None => Earlier::new(state.figures.clone(), now),
+        };
+        self.workers.insert(state.address.clone(), Worker { state, seen: now, earlier, given: 0 });
         Orders { drain }
     }
 
@@ -105,6 +158,16 @@ impl Placement {
         there.map(|worker| worker.state.clone()).collect()
     }
 
+    /// What the workers that are there do a second.
+    pub(crate) fn rates(&self, now: Instant) -> Vec<WorkerRate> {
+        self.workers.values().filter(|worker| worker.is_there(now)).map(Worker::rate).collect()
+    }
+
+    /// How many workers there are, with those that were lost since the last lease.
+    pub(crate) fn count(&self) -> usize {
+        self.workers.len()
+    }
+
     /// How often a worker was asked for.
     pub(crate) fn leases(&self) -> u64 {
         self.leases
@@ -160,6 +223,20 @@ mod tests {
         assert!(placement.drain("two", later) && !placement.drain("one", later));
         assert_eq!(placement.heard(worker("two", 1, 9), later), Orders { drain: true });
         assert_eq!(lease(&mut placement, &[], later), "three");
+    }
+
+    #[test]
+    fn rates_are_those_of_the_last_seconds() {
+        let (mut placement, start) = (Placement::default(), Instant::now());
+        for second in 0..20_u32 {
+            let mut state = worker("one", 2, 0);
+            let done = if second < 10 { 0 } else { second - 10 };
+            state.figures.samples_computed = 100 * u64::from(done);
+            state.figures.cpu_seconds = 1.5 * f64::from(done);
+            placement.heard(state, start + Duration::from_secs(second.into()));
+        }
+        let rates = placement.rates(start + Duration::from_secs(19));
+        assert_eq!((rates[0].samples_computed_per_second, rates[0].busy_threads), (100.0, 1.5));
     }
 
     #[test]

@@ -86,12 +86,19 @@ pub(crate) struct Guard {
     token: Option<std::sync::Arc<str>>,
 }
 
+impl Guard {
+    /// Whether somebody who sends this is answered.
+    pub(crate) fn admits(&self, authorization: Option<&str>) -> bool {
+        self.token.as_ref().is_none_or(|token| {
+            authorization.is_some_and(|found| is_same(found.as_bytes(), token.as_bytes()))
+        })
+    }
+}
+
 impl Interceptor for Guard {
     fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
         let text = |key| request.metadata().get(key).and_then(|value| value.to_str().ok());
-        if let Some(token) = &self.token
-            && !text("authorization").is_some_and(|found| is_same(found.as_bytes(), token.as_bytes()))
-        {
+        if !self.admits(text("authorization")) {
             let message = "the token is missing or unknown\n  hint: set `ONEFOLD_TOKEN` to the text of the service's \
                            token file, or give `--token-file`";
             return Err(Status::unauthenticated(message));

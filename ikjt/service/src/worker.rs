@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context;
+use axum::Router;
 use futures::stream::{self, StreamExt};
 use onefold_datasets::process::{available_threads, cpu_seconds};
 use onefold_datasets::progress::Reporter;
@@ -84,7 +85,7 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     };
     printer.summary(&format!("worker at {address}"), &Listening { address: address.clone() })?;
     tokio::select! {
-        served = serve(listener, Arc::clone(&worker), &proof) => served,
+        served = serve(listener, Arc::clone(&worker), &proof, Router::new()) => served,
         failed = name_itself(&network, &arguments.master, state, &worker, printer) => failed,
         () = drained(&worker) => Ok(()),
     }

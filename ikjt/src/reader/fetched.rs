@@ -11,7 +11,7 @@ use super::pipeline::{Batches, Finish, Queue, Waited, promise};
 use super::position::{Position, Shuffle};
 use super::stages::Stages;
 use super::workers::Workers;
-use crate::service::{Fetch, wrong_batch};
+use crate::service::{Fetch, block_bytes, wrong_batch};
 use crate::{Batch, Error, PackedBatch, Result};
 
 /// Row groups of every stream that a block covers, at least: at its ends a worker decodes row groups of which it needs
@@ -51,8 +51,7 @@ impl Fetched {
         finish: Finish<T>,
     ) -> Result<Batches<T>> {
         let account = Account::open(&self.workers.budget);
-        // Two batches of every block that is on its way wait here.
-        let blocks = account.budget().total() / 2 / (3 * self.batch_bytes.max(1));
+        let blocks = account.budget().total() / 2 / block_bytes(self.batch_bytes);
         self.fetch.ahead = blocks.clamp(1, MOST_BLOCKS) as usize;
         let (of_thread, room) = (Arc::clone(&account), 2 * self.workers.threads());
         let run =

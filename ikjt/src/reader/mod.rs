@@ -72,7 +72,7 @@ use crate::service::protocol::{Job, SampleCounts};
 use crate::{Batch, Error, PackedBatch, Result};
 
 pub use options::{Dedupe, ReaderOptions};
-pub use pipeline::{Batches, Step};
+pub use pipeline::{Batches, Horizon, Step};
 pub use plan::{Plan, PlannedStream, Split};
 pub use position::{Position, Rank, Shuffle, Tail, Within};
 pub use source::{load_snapshot, stored_at};
@@ -290,18 +290,13 @@ impl Reader {
         self.start(position, self.packed())
     }
 
-    /// As [`resume_packed`](Self::resume_packed), up to the step `end`: row groups that only later steps need are not
-    /// read.
+    /// As [`resume_packed`](Self::resume_packed), up to a horizon: row groups that only later steps need are not read.
     ///
     /// # Errors
     ///
-    /// As [`resume`](Self::resume); [`Error::Options`] if the epoch has fewer steps.
-    pub fn steps_packed(&self, position: &Position, end: u64) -> Result<Batches<PackedBatch>> {
-        let steps = self.steps(position.epoch)?;
-        if end > steps {
-            return Err(wrong_position("step", &end, &steps));
-        }
-        self.start_steps(position, end, self.packed())
+    /// As [`resume`](Self::resume).
+    pub fn packed_until(&self, position: &Position, horizon: Horizon) -> Result<Batches<PackedBatch>> {
+        self.start_until(position, horizon, self.packed())
     }
 
     /// The samples of a split as [`read`](Self::read) gives them, in one allocation.
@@ -341,20 +336,20 @@ impl Reader {
     }
 
     fn start<T: Send + 'static>(&self, position: &Position, finish: Finish<T>) -> Result<Batches<T>> {
-        let steps = self.steps(position.epoch)?;
-        self.start_steps(position, steps, finish)
+        self.start_until(position, Horizon::at(u64::MAX), finish)
     }
 
-    /// Starts reading at `position`, up to the step `end`.
-    fn start_steps<T: Send + 'static>(
+    /// Starts reading at `position`.
+    fn start_until<T: Send + 'static>(
         &self,
         position: &Position,
-        end: u64,
+        horizon: Horizon,
         finish: Finish<T>,
     ) -> Result<Batches<T>> {
         self.check(position)?;
-        if position.step > end {
-            return Err(wrong_position("step", &position.step, &end));
+        let steps = self.steps(position.epoch)?;
+        if position.step > steps {
+            return Err(wrong_position("step", &position.step, &steps));
         }
         let orders = self.orders(position.epoch, self.own_streams())?;
         let each = self.samples_of_step();
@@ -365,20 +360,21 @@ impl Reader {
                     orders.into_iter().map(|order| Stream::new(order, start)).collect();
                 let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
                 let work = self.work(files, position.epoch);
-                Batches::start(work, Steps { streams, each, steps: end }, opener, position.clone(), finish)
+                let steps = Steps { streams, each, steps, horizon };
+                Batches::start(work, steps, opener, position.clone(), finish)
             }
             Source::Service(service, job) => {
                 let fetch = Fetch {
                     service: Arc::clone(service),
                     job: Arc::clone(job),
                     epoch: position.epoch,
-                    steps: position.step..end,
+                    steps: position.step..steps.min(horizon.step()),
                     block_steps: block_steps(&orders, each, self.options.shuffle),
                     ahead: 1,
                 };
                 let (workers, schema) = (self.workers.clone(), self.schema.clone());
                 let fetched = Fetched { fetch, workers, schema, batch_bytes: self.expected_batch_bytes() };
-                fetched.start(position.clone(), end, finish)
+                fetched.start(position.clone(), steps, finish)
             }
         }
     }

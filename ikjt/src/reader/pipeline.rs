@@ -179,6 +179,28 @@ pub(super) struct Steps {
     pub(super) each: u64,
     /// The steps of the epoch.
     pub(super) steps: u64,
+    pub(super) horizon: Horizon,
+}
+
+/// The step before which reading ends. It may be moved on while batches are read: those who read ahead go on if they
+/// have not ended before.
+#[derive(Debug, Clone)]
+pub struct Horizon(Arc<AtomicU64>);
+
+impl Horizon {
+    /// Reading ends before `step`.
+    pub fn at(step: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(step)))
+    }
+
+    /// Reading ends before `step`, which is not before where it would have ended.
+    pub fn move_to(&self, step: u64) {
+        self.0.fetch_max(step, Relaxed);
+    }
+
+    pub(super) fn step(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
 }
 
 impl<T: Send + 'static> Batches<T> {
@@ -192,7 +214,7 @@ impl<T: Send + 'static> Batches<T> {
     ) -> Result<Self> {
         let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
         let (room, all) = (2 * work.workers.threads(), steps.steps);
-        let Steps { streams, each, .. } = steps;
+        let Steps { streams, each, horizon, .. } = steps;
         let scheduler = Scheduler {
             work,
             opener,
@@ -200,6 +222,7 @@ impl<T: Send + 'static> Batches<T> {
             each,
             step: position.step,
             steps: all,
+            horizon,
             finish: Arc::new(finish),
         };
         Self::of_thread("onefold-schedule", room, (account, stages), position, all, |queue, _| {
@@ -291,6 +314,7 @@ struct Scheduler<T> {
     /// The next step.
     step: u64,
     steps: u64,
+    horizon: Horizon,
     finish: Arc<Finish<T>>,
 }
 
@@ -329,7 +353,7 @@ impl<T: Send + 'static> Scheduler<T> {
     }
 
     fn deliver(&mut self, queue: &Queue<T>) -> Result<(), Stop> {
-        while self.step < self.steps {
+        while self.step < self.end() {
             let mut pieces = Pieces::new();
             for stream in 0..self.streams.len() {
                 let wanted = self.left(stream).min(self.each);
@@ -344,9 +368,14 @@ impl<T: Send + 'static> Scheduler<T> {
         Ok(())
     }
 
+    /// The step before which reading ends, as far as is known.
+    fn end(&self) -> u64 {
+        self.steps.min(self.horizon.step())
+    }
+
     /// The samples of a stream from the next step on.
     fn left(&self, stream: usize) -> u64 {
-        let end = self.streams[stream].samples().min(self.steps * self.each);
+        let end = self.streams[stream].samples().min(self.end() * self.each);
         end.saturating_sub(self.step * self.each)
     }
 

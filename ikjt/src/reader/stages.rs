@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Counters that the reader's threads add to.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(super) struct Stages {
 }
 
 /// Time by stage, summed over the reader's threads, and bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageFigures {
     /// Checksums of files that were read for the first time.
     pub verify_seconds: f64,
@@ -40,6 +40,47 @@ pub struct StageFigures {
     pub bytes_verified: u64,
     /// Bytes read to decode, without those that were still in memory after they were read for a checksum.
     pub bytes_read: u64,
+}
+
+impl StageFigures {
+    /// What was done since `earlier`, after what these figures say was done.
+    pub fn since(&self, earlier: &Self) -> Self {
+        self.with(earlier, |now, then| now - then, u64::saturating_sub)
+    }
+
+    /// Both together.
+    pub fn and(&self, other: &Self) -> Self {
+        self.with(other, |a, b| a + b, u64::saturating_add)
+    }
+
+    /// So many times as much.
+    pub fn scaled(&self, factor: f64) -> Self {
+        Self {
+            verify_seconds: self.verify_seconds * factor,
+            read_seconds: self.read_seconds * factor,
+            decode_seconds: self.decode_seconds * factor,
+            arrange_seconds: self.arrange_seconds * factor,
+            cut_seconds: self.cut_seconds * factor,
+            deduplicate_seconds: self.deduplicate_seconds * factor,
+            preprocess_seconds: self.preprocess_seconds * factor,
+            bytes_verified: (self.bytes_verified as f64 * factor) as u64,
+            bytes_read: (self.bytes_read as f64 * factor) as u64,
+        }
+    }
+
+    fn with(&self, other: &Self, seconds: fn(f64, f64) -> f64, bytes: fn(u64, u64) -> u64) -> Self {
+        Self {
+            verify_seconds: seconds(self.verify_seconds, other.verify_seconds),
+            read_seconds: seconds(self.read_seconds, other.read_seconds),
+            decode_seconds: seconds(self.decode_seconds, other.decode_seconds),
+            arrange_seconds: seconds(self.arrange_seconds, other.arrange_seconds),
+            cut_seconds: seconds(self.cut_seconds, other.cut_seconds),
+            deduplicate_seconds: seconds(self.deduplicate_seconds, other.deduplicate_seconds),
+            preprocess_seconds: seconds(self.preprocess_seconds, other.preprocess_seconds),
+            bytes_verified: bytes(self.bytes_verified, other.bytes_verified),
+            bytes_read: bytes(self.bytes_read, other.bytes_read),
+        }
+    }
 }
 
 impl Stages {

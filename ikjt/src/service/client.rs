@@ -10,7 +10,9 @@ use tonic::Streaming;
 
 use super::address::ServiceAddress;
 use super::network::{Failure, Network};
-use super::protocol::{CountSamples, Define, FindSnapshot, Job, Lease, Open, Question, SampleCounts, Ticket};
+use super::protocol::{
+    CountSamples, Define, FindSnapshot, Job, Lease, Leased, Open, Question, SampleCounts, Ticket,
+};
 use super::security::Security;
 use crate::{Error, Result, ServiceErrorKind};
 
@@ -109,13 +111,15 @@ impl Service {
                 let lease = Lease { place: place.clone(), avoid: avoid.clone(), client: None };
                 let failure = match service.ask_master(&lease).await {
                     Err(failure) => failure,
-                    Ok(worker) => match service.ask_about(&worker, job.as_ref(), &question).await {
-                        Ok(answer) => return Ok(answer),
-                        Err(failure) => {
-                            avoid = vec![worker];
-                            failure
+                    Ok(Leased { worker, .. }) => {
+                        match service.ask_about(&worker, job.as_ref(), &question).await {
+                            Ok(answer) => return Ok(answer),
+                            Err(failure) => {
+                                avoid = vec![worker];
+                                failure
+                            }
                         }
-                    },
+                    }
                 };
                 match failure {
                     Failure::Final(error) => return Err(error),

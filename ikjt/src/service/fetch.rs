@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arrow::buffer::Buffer;
@@ -26,12 +26,24 @@ use tokio::task::AbortHandle;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::client::{PATIENCE, Service, Tries, unexpected};
-use super::network::{Failure, malformed};
-use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Ticket};
+use super::network::{BLOCK_WINDOW, Failure, malformed};
+use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Leased, Ticket};
 use crate::{Error, PackedBatch, Result, Split};
 
 /// Batches of a block that wait here before their turn. Further ones wait at the worker.
 const READY: usize = 2;
+
+/// The bytes that a block on its way takes here, for batches of `batch_bytes`: batches that wait, one that arrives, and
+/// what the network holds.
+pub(crate) fn block_bytes(batch_bytes: u64) -> u64 {
+    batch_bytes.saturating_mul(READY as u64 + 1).saturating_add(u64::from(BLOCK_WINDOW))
+}
+
+/// Blocks that are on their way from each worker: it begins the next one while the client reads the one before.
+const BLOCKS_OF_WORKER: usize = 2;
+
+/// How often a client says how it fares.
+const REPORT: Duration = Duration::from_secs(1);
 
 /// A worker that gives nothing for so long is a straggler, unless it has been faster than this before.
 const STRAGGLES_AFTER: Duration = Duration::from_secs(5);
@@ -52,7 +64,7 @@ pub(crate) struct Fetch {
     pub(crate) steps: Range<u64>,
     /// Steps of a block.
     pub(crate) block_steps: u64,
-    /// Blocks that are on their way at the same time.
+    /// Blocks that are on their way at the same time, at most.
     pub(crate) ahead: usize,
 }
 
@@ -75,7 +87,14 @@ impl Fetch {
             seconds: 0.0,
             waited_seconds: 0.0,
         };
-        let running = Running { fetch: self, began: Instant::now(), client, usual: None };
+        let running = Running {
+            fetch: self,
+            began: Instant::now(),
+            client,
+            reported: Instant::now(),
+            ahead: BLOCKS_OF_WORKER,
+            usual: None,
+        };
         runtime::handle()?.block_on(running.run(deliver))
     }
 
@@ -121,6 +140,9 @@ struct Running<'a> {
     fetch: &'a Fetch,
     began: Instant,
     client: ClientState,
+    reported: Instant,
+    /// Blocks that keep all workers busy.
+    ahead: usize,
     /// How long a batch that was waited for took, in the mean of the last ones.
     usual: Option<Duration>,
 }
@@ -132,7 +154,7 @@ impl Running<'_> {
         let mut coming: VecDeque<(Range<u64>, u64, Stream)> = VecDeque::new();
         let mut next = start;
         loop {
-            while coming.len() < self.fetch.ahead.max(1) && next < end {
+            while coming.len() < self.ahead.clamp(1, self.fetch.ahead.max(1)) && next < end {
                 let block = block_of(next)..block_of(next).saturating_add(self.fetch.block_steps).min(end);
                 let stream = self.open(&block, next, Vec::new());
                 let from = std::mem::replace(&mut next, block.end);
@@ -174,11 +196,15 @@ impl Running<'_> {
                 Next::Batch(Ok((found, batch))) if found == step => {
                     tries.succeeded();
                     self.took(asked.elapsed());
+                    if let Some(leased) = sources.first.worker.get() {
+                        self.ahead = BLOCKS_OF_WORKER * leased.workers;
+                    }
                     self.client.samples += batch.places().size as u64;
                     self.client.bytes += batch.memory().len() as u64;
                     step += 1;
                     let Some(waited) = deliver(batch) else { return Ok(false) };
                     self.client.waited_seconds = waited.as_secs_f64();
+                    self.report();
                 }
                 Next::Batch(Ok((found, _))) => {
                     let message = format!("the batch of step {found} came in place of that of step {step}");
@@ -197,6 +223,18 @@ impl Running<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// Tells the master once a second how the client fares. Whether it hears of it matters to nobody here.
+    fn report(&mut self) {
+        if self.reported.elapsed() < REPORT {
+            return;
+        }
+        self.reported = Instant::now();
+        let (service, state) = (Arc::clone(&self.fetch.service), self.state());
+        tokio::spawn(async move {
+            let _ = service.ask_master(&state).await;
+        });
     }
 
     /// The time after which a worker is a straggler.
@@ -261,7 +299,7 @@ impl Sources {
 /// Batches on their way from one worker.
 struct Stream {
     batches: mpsc::Receiver<Result<(u64, PackedBatch), Failure>>,
-    worker: Arc<std::sync::OnceLock<String>>,
+    worker: Arc<OnceLock<Leased>>,
     task: AbortHandle,
 }
 
@@ -275,7 +313,7 @@ impl Stream {
     /// Asks the master for a worker, and the worker for batches.
     fn open(service: &Arc<Service>, job: &Arc<Job>, lease: Lease, ticket: Ticket) -> Self {
         let (sender, batches) = mpsc::channel(READY);
-        let worker = Arc::new(std::sync::OnceLock::new());
+        let worker = Arc::new(OnceLock::new());
         let (service, job, of_task) = (Arc::clone(service), Arc::clone(job), Arc::clone(&worker));
         let task = tokio::spawn(async move {
             if let Err(failure) = receive(&service, &job, lease, ticket, &of_task, &sender).await {
@@ -291,7 +329,7 @@ impl Stream {
 
     /// The worker, once the master has named one.
     fn worker(&self) -> Option<String> {
-        self.worker.get().cloned()
+        self.worker.get().map(|leased| leased.worker.clone())
     }
 }
 
@@ -300,12 +338,12 @@ async fn receive(
     job: &Job,
     lease: Lease,
     ticket: Ticket,
-    worker: &std::sync::OnceLock<String>,
+    worker: &OnceLock<Leased>,
     batches: &mpsc::Sender<Result<(u64, PackedBatch), Failure>>,
 ) -> Result<(), Failure> {
-    let address = service.ask_master(&lease).await?;
-    let address = worker.get_or_init(|| address);
-    let mut messages = service.get(address, job, &ticket).await?;
+    let leased = service.ask_master(&lease).await?;
+    let leased = worker.get_or_init(|| leased);
+    let mut messages = service.get(&leased.worker, job, &ticket).await?;
     while let Some(message) = messages.message().await? {
         if batches.send(Ok(to_batch(message)?)).await.is_err() {
             return Ok(());

@@ -14,6 +14,6 @@ mod security;
 
 pub use address::ServiceAddress;
 pub(crate) use client::Service;
-pub(crate) use fetch::{Fetch, wrong_batch};
+pub(crate) use fetch::{Fetch, block_bytes, wrong_batch};
 pub use network::{Failure, Network};
 pub use security::{Credentials, Security};

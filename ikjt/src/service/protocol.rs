@@ -61,8 +61,16 @@ pub struct Lease {
 
 impl Question for Lease {
     const ACTION: &'static str = "lease";
-    /// The address of the worker: `HOST:PORT`.
-    type Answer = String;
+    type Answer = Leased;
+}
+
+/// The worker that answers for something.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leased {
+    /// Its address: `HOST:PORT`.
+    pub worker: String,
+    /// All workers that there are.
+    pub workers: usize,
 }
 
 /// To the master: how a client fares, while it has no block to ask for.

@@ -33,11 +33,11 @@ keep = { "0" = 0.5 }
 seed = 7
 "#;
 
-/// A folder with a dataset of rm1's proportions in 16 buckets, and pipelines.
+/// A folder with a dataset of rm1's proportions in 64 buckets, and pipelines.
 pub(crate) fn dataset() -> Dir {
     let dir = Dir::new();
     dir.command("onefold-data generate --workload rm1 --samples 6000 --seed 3 --out logs").works();
-    dir.command("onefold-ingest build logs/dataset.toml --layout folded --buckets 16 --out data").works();
+    dir.command("onefold-ingest build logs/dataset.toml --layout folded --buckets 64 --out data").works();
     let names = dir.command("onefold-read head data").json();
     assert!(names["shown"][0]["sparse"]["user_00"].is_array(), "{names}");
     dir.write("table.txt", "5\n6\n7\n");

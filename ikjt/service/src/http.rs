@@ -1,0 +1,253 @@
+//! What people and Prometheus see of a service: a status page, metrics, and the status as JSON.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Query, Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, REFRESH};
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use onefold_datasets::units::{format_bytes, format_count};
+use onefold_page::svg::{Bar, bars};
+use onefold_page::text::{escape, percent};
+use onefold_page::{STYLE, document, section};
+use serde::Deserialize;
+
+use crate::messages::{Status, WorkerRate};
+use crate::security::{Guard, Proof};
+
+/// How the status page is laid out, beyond what all pages have.
+const TABLES: &str = "table{border-collapse:collapse;width:100%;font-size:.9rem}\
+    th,td{text-align:right;padding:.25rem .6rem;border-bottom:1px solid var(--line)}\
+    th:first-child,td:first-child{text-align:left;font-family:monospace}\n";
+
+/// How often a browser asks again, in seconds.
+const REFRESH_SECONDS: &str = "2";
+
+/// The pages of a service whose status `status` gives. With a token they are shown to those alone who send it, in a
+/// header or as `?token=…`.
+pub(crate) fn routes(proof: &Proof, status: impl Fn() -> Status + Clone + Send + Sync + 'static) -> Router {
+    let (of_page, of_metrics, of_json) = (status.clone(), status.clone(), status);
+    let html = [(CONTENT_TYPE, "text/html; charset=utf-8"), (REFRESH, REFRESH_SECONDS)];
+    let text = [(CONTENT_TYPE, "text/plain; version=0.0.4")];
+    Router::new()
+        .route("/", get(async move || (html, page(&of_page()))))
+        .route("/metrics", get(async move || (text, metrics(&of_metrics()))))
+        .route("/status.json", get(async move || axum::Json(of_json())))
+        .layer(from_fn_with_state(Arc::new(proof.guard()), guarded))
+}
+
+#[derive(Deserialize)]
+struct Token {
+    token: Option<String>,
+}
+
+async fn guarded(
+    State(guard): State<Arc<Guard>>,
+    Query(Token { token }): Query<Token>,
+    headers: HeaderMap,
+    request: Request,
+    next: Next,
+) -> Response {
+    let header = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    match guard.admits(header.or(token.map(|token| format!("Bearer {token}"))).as_deref()) {
+        true => next.run(request).await,
+        false => (StatusCode::UNAUTHORIZED, "give the service's token as `?token=…`\n").into_response(),
+    }
+}
+
+/// The status page.
+fn page(status: &Status) -> String {
+    let lead = format!(
+        "Onefold {}, up {}. {}",
+        escape(&status.version),
+        duration(status.uptime_seconds),
+        status.limit.explain()
+    );
+    let style = format!("{STYLE}{TABLES}");
+    let body = [
+        format!("<h1>Preprocessing service</h1>\n<p>{lead}</p>"),
+        clients(status),
+        workers(status),
+        stages(&status.worker_rates),
+        datasets(status),
+    ];
+    document("Onefold preprocessing service", &style, &body)
+}
+
+fn duration(seconds: f64) -> String {
+    let seconds = seconds as u64;
+    match (seconds / 3600, seconds / 60 % 60) {
+        (0, 0) => format!("{seconds} s"),
+        (0, minutes) => format!("{minutes} min"),
+        (hours, minutes) => format!("{hours} h {minutes} min"),
+    }
+}
+
+fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let row = |cells: Vec<String>| {
+        let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
+        format!("<tr>{cells}</tr>\n")
+    };
+    let heads: String = heads.iter().map(|head| format!("<th>{head}</th>")).collect();
+    format!("<table>\n<tr>{heads}</tr>\n{}</table>", rows.map(row).collect::<String>())
+}
+
+fn clients(status: &Status) -> String {
+    let rows = status.clients.iter().zip(&status.client_rates).map(|(client, rate)| {
+        vec![
+            client.dataset.clone(),
+            client.job.get(..8).unwrap_or(&client.job).to_owned(),
+            format_count(rate.samples_per_second as u64),
+            format!("{}/s", format_bytes(rate.bytes_per_second as u64)),
+            percent(rate.waiting_share),
+            format_count(client.samples),
+        ]
+    });
+    let heads = ["dataset", "job", "samples/s", "bytes", "waiting", "samples"];
+    let lead = "Jobs of equal names read the same batches, which are computed once. Waiting is the share of the time in \
+                which a trainer has no batch.";
+    section("Clients", lead, &table(&heads, rows))
+}
+
+fn workers(status: &Status) -> String {
+    let rows = status.workers.iter().zip(&status.worker_rates).map(|(worker, rate)| {
+        let draining = if worker.draining { " (draining)" } else { "" };
+        vec![
+            format!("{}{draining}", worker.address),
+            format!("{:.1} of {}", rate.busy_threads, worker.threads),
+            worker.blocks.to_string(),
+            format_count(rate.samples_computed_per_second as u64),
+            format!("{}/s", format_bytes(rate.bytes_sent_per_second as u64)),
+            percent(rate.shared_share),
+            format_bytes(worker.figures.bytes_kept),
+        ]
+    });
+    let heads = ["worker", "busy threads", "blocks", "samples/s", "sent", "shared", "kept"];
+    let lead = format!(
+        "{} leases so far. Shared is the part of what a worker sends that it had computed for another client, or in an \
+         epoch before.",
+        format_count(status.leases)
+    );
+    section("Workers", &lead, &table(&heads, rows))
+}
+
+/// Where the workers' time goes.
+fn stages(rates: &[WorkerRate]) -> String {
+    let sum = |of: fn(&WorkerRate) -> f64| rates.iter().map(of).sum::<f64>();
+    let stages = [
+        ("verify", sum(|rate| rate.stages.verify_seconds)),
+        ("read", sum(|rate| rate.stages.read_seconds)),
+        ("decode", sum(|rate| rate.stages.decode_seconds)),
+        ("arrange", sum(|rate| rate.stages.arrange_seconds)),
+        ("cut", sum(|rate| rate.stages.cut_seconds)),
+        ("deduplicate", sum(|rate| rate.stages.deduplicate_seconds)),
+        ("preprocess", sum(|rate| rate.stages.preprocess_seconds)),
+    ];
+    let bar = |(label, seconds): &(&'static str, f64)| Bar {
+        label,
+        value: *seconds,
+        text: format!("{seconds:.2}"),
+        class: "folded",
+    };
+    let plot = bars("Threads by stage", &stages.iter().map(bar).collect::<Vec<_>>(), 110.0);
+    section(
+        "Stages",
+        "Threads of all workers that are busy with each stage, on average over the last seconds.",
+        &plot,
+    )
+}
+
+fn datasets(status: &Status) -> String {
+    if status.datasets.is_empty() {
+        return String::new();
+    }
+    let rows = status.datasets.iter().map(|(name, location)| vec![name.clone(), location.clone()]);
+    section("Datasets", "Clients may name these.", &table(&["name", "location"], rows))
+}
+
+/// The metrics, as Prometheus reads them.
+fn metrics(status: &Status) -> String {
+    let mut text = String::new();
+    let mut family = |name: &str, kind: &str, help: &str, values: Vec<(String, f64)>| {
+        let _ = writeln!(text, "# HELP onefold_serve_{name} {help}\n# TYPE onefold_serve_{name} {kind}");
+        for (labels, value) in values {
+            let _ = writeln!(text, "onefold_serve_{name}{labels} {value}");
+        }
+    };
+    family(
+        "leases_total",
+        "counter",
+        "Blocks that were leased.",
+        vec![(String::new(), status.leases as f64)],
+    );
+    family("workers", "gauge", "Workers that are there.", vec![(String::new(), status.workers.len() as f64)]);
+    family("clients", "gauge", "Clients that read.", vec![(String::new(), status.clients.len() as f64)]);
+    let workers = |of: fn(&crate::messages::WorkerState) -> f64| {
+        let label = |address: &str| format!("{{worker=\"{}\"}}", quoted(address));
+        status.workers.iter().map(|worker| (label(&worker.address), of(worker))).collect()
+    };
+    let counters: [(&str, &str, fn(&crate::messages::WorkerState) -> f64); 5] = [
+        ("batches_computed_total", "Batches that were computed.", |w| w.figures.batches_computed as f64),
+        ("samples_computed_total", "Samples of them.", |w| w.figures.samples_computed as f64),
+        ("batches_sent_total", "Batches that were sent.", |w| w.figures.batches_sent as f64),
+        ("bytes_sent_total", "Bytes of them.", |w| w.figures.bytes_sent as f64),
+        ("cpu_seconds_total", "Processor time of the worker.", |w| w.figures.cpu_seconds),
+    ];
+    for (name, help, of) in counters {
+        family(name, "counter", help, workers(of));
+    }
+    family("kept_bytes", "gauge", "Bytes of batches in memory.", workers(|w| w.figures.bytes_kept as f64));
+    family("blocks", "gauge", "Blocks that clients read or wait for.", workers(|w| w.blocks as f64));
+    let rates = status.clients.iter().zip(&status.client_rates);
+    let labelled = rates.map(|(client, rate)| {
+        let (name, dataset) = (quoted(&client.client), quoted(&client.dataset));
+        (format!("{{client=\"{name}\",dataset=\"{dataset}\"}}"), rate)
+    });
+    let clients: Vec<_> = labelled.collect();
+    let of = |of: fn(&crate::messages::ClientRate) -> f64| {
+        clients.iter().map(|(labels, rate)| (labels.clone(), of(rate))).collect()
+    };
+    family(
+        "client_samples_per_second",
+        "gauge",
+        "Samples that a client receives.",
+        of(|r| r.samples_per_second),
+    );
+    family(
+        "client_waiting_share",
+        "gauge",
+        "Time in which a client waits for a batch.",
+        of(|r| r.waiting_share),
+    );
+    text
+}
+
+/// The value of a label.
+fn quoted(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_from_outside_are_escaped() {
+        let mut status = Status::default();
+        status.datasets.insert("a".to_owned(), "<script>".to_owned());
+        assert!(page(&status).contains("&lt;script&gt;") && !page(&status).contains("<script>"));
+        assert_eq!(quoted("a\"b\\c"), "a\\\"b\\\\c");
+    }
+
+    #[test]
+    fn metrics_are_lines_of_names_and_numbers() {
+        for line in metrics(&Status::default()).lines().filter(|line| !line.starts_with('#')) {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert!(name.starts_with("onefold_serve_") && value.parse::<f64>().is_ok(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What the service does a second, and what limits it. Pure functions of what workers and clients say.
+
+use onefold_ikjt::StageFigures;
+use serde::{Deserialize, Serialize};
+
+use crate::messages::{ClientRate, WorkerRate};
+
+/// Waiting for less than this share of the time is no waiting.
+const WAITS: f64 = 0.1;
+
+/// Workers that use more than this share of their threads have no time left.
+const BUSY: f64 = 0.75;
+
+/// What keeps trainers from getting batches faster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Limit {
+    /// Nobody reads.
+    #[default]
+    Nothing,
+    /// Trainers do not wait for batches.
+    Trainer,
+    /// Workers read and verify files.
+    Storage,
+    /// Workers decode.
+    Decode,
+    /// Workers deduplicate and preprocess.
+    Transform,
+    /// Workers have time left, and so has their storage.
+    Network,
+}
+
+impl Limit {
+    /// What limits clients of `clients`, which `workers` work for.
+    pub(crate) fn of(workers: &[WorkerRate], clients: &[ClientRate]) -> Self {
+        let waiting = clients.iter().map(|client| client.waiting_share).sum::<f64>();
+        if clients.is_empty() {
+            return Self::Nothing;
+        }
+        if waiting < WAITS * clients.len() as f64 {
+            return Self::Trainer;
+        }
+        let threads = workers.iter().map(|worker| worker.threads as f64).sum::<f64>();
+        let used = workers.iter().map(|worker| worker.busy_threads).sum::<f64>();
+        let sum = |of: fn(&StageFigures) -> f64| workers.iter().map(|worker| of(&worker.stages)).sum::<f64>();
+        let storage = sum(|stages| stages.read_seconds + stages.verify_seconds);
+        let decode = sum(|stages| stages.decode_seconds + stages.arrange_seconds);
+        let transform =
+            sum(|stages| stages.cut_seconds + stages.deduplicate_seconds + stages.preprocess_seconds);
+        match used >= BUSY * threads {
+            true if decode >= transform => Self::Decode,
+            true => Self::Transform,
+            false if storage > decode + transform => Self::Storage,
+            false => Self::Network,
+        }
+    }
+
+    /// What to do about it.
+    pub(crate) fn explain(self) -> &'static str {
+        match self {
+            Self::Nothing => "Nobody reads.",
+            Self::Trainer => "Trainers get batches as fast as they take them.",
+            Self::Storage => {
+                "Workers wait for storage: more workers, or a storage that is nearer, would help."
+            }
+            Self::Decode => "Workers spend their time on decoding: more workers would help.",
+            Self::Transform => {
+                "Workers spend their time on deduplicating and preprocessing: more workers would help."
+            }
+            Self::Network => {
+                "Workers and storage have time left: the network, or what the client does with batches, limits."
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_found() {
+        let worker =
+            |busy_threads, stages| WorkerRate { threads: 4, busy_threads, stages, ..WorkerRate::default() };
+        let client = |waiting_share| ClientRate { waiting_share, ..ClientRate::default() };
+        let decoding =
+            StageFigures { decode_seconds: 3.0, preprocess_seconds: 1.0, ..StageFigures::default() };
+        let transforming =
+            StageFigures { preprocess_seconds: 4.0, decode_seconds: 1.0, ..StageFigures::default() };
+        let reading = StageFigures { read_seconds: 9.0, decode_seconds: 1.0, ..StageFigures::default() };
+        let waits = [client(0.5)];
+        assert_eq!(Limit::of(&[worker(4.0, decoding)], &[]), Limit::Nothing);
+        assert_eq!(Limit::of(&[worker(4.0, decoding)], &[client(0.05)]), Limit::Trainer);
+        assert_eq!(Limit::of(&[worker(3.9, decoding)], &waits), Limit::Decode);
+        assert_eq!(Limit::of(&[worker(3.9, transforming)], &waits), Limit::Transform);
+        assert_eq!(Limit::of(&[worker(0.5, reading)], &waits), Limit::Storage);
+        assert_eq!(Limit::of(&[worker(0.5, decoding)], &waits), Limit::Network);
+    }
+}
