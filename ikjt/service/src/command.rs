@@ -15,11 +15,12 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use crate::flight::{Answers, server};
+use crate::local::LocalArguments;
 use crate::master::MasterArguments;
 use crate::messages::{AskStatus, Drain, Status};
 use crate::security::{Proof, SecurityArguments};
 use crate::worker::WorkerArguments;
-use crate::{master, worker};
+use crate::{local, master, worker};
 
 /// The program.
 pub const PROGRAM: Program = Program::of::<Cli>();
@@ -48,6 +49,10 @@ enum Command {
     ///
     /// Example: onefold-serve worker --master 10.0.0.1:7070 --listen 10.0.0.2:7071 --memory-limit 64GiB
     Worker(WorkerArguments),
+    /// Run a master and workers on this machine, which end together
+    ///
+    /// Example: onefold-serve local --workers 2 --dataset clicks=data/clicks
+    Local(LocalArguments),
     /// Show the workers of a service, and its clients
     ///
     /// Example: onefold-serve status --master 10.0.0.1:7070 --json
@@ -89,6 +94,7 @@ impl CommandLine for Cli {
         let done = match &self.command {
             Command::Master(arguments) => runtime.block_on(master::run(arguments, printer)),
             Command::Worker(arguments) => runtime.block_on(worker::run(arguments, printer)),
+            Command::Local(arguments) => runtime.block_on(local::run(arguments, printer)),
             Command::Status(asking) => runtime.block_on(show_status(asking, printer)),
             Command::Drain { worker, asking } => runtime.block_on(drain(worker, asking, printer)),
         };

@@ -22,7 +22,7 @@ use crate::security::{Guard, Proof};
 /// How the status page is laid out, beyond what all pages have.
 const TABLES: &str = "table{border-collapse:collapse;width:100%;font-size:.9rem}\
     th,td{text-align:right;padding:.25rem .6rem;border-bottom:1px solid var(--line)}\
-    th:first-child,td:first-child{text-align:left;font-family:monospace}\n";
+    th:first-child,td:first-child{text-align:left}td:first-child{font-family:monospace}\n";
 
 /// How often a browser asks again, in seconds.
 const REFRESH_SECONDS: &str = "2";

@@ -21,6 +21,7 @@ mod command;
 mod flight;
 mod http;
 mod jobs;
+mod local;
 mod master;
 mod messages;
 mod placement;

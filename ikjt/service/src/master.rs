@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use futures::stream::StreamExt;
 use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, Ticket, VERSION};
 use onefold_terminal::Printer;
+use tokio::net::TcpListener;
 use tonic::Status as GrpcStatus;
 
 use crate::command::{Listening, serve, told_to_end};
@@ -47,36 +48,57 @@ fn parse_dataset(text: &str) -> Result<(String, String), String> {
 
 /// Runs the master until it is told to end.
 pub(crate) async fn run(arguments: &MasterArguments, printer: &Printer) -> anyhow::Result<()> {
+    serve_on(listen(arguments).await?, arguments, printer).await
+}
+
+/// Where the master will answer.
+pub(crate) async fn listen(arguments: &MasterArguments) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(arguments.listen).await;
+    listener.with_context(|| {
+        format!("`{}` cannot be listened on\n  hint: choose another port with `--listen`", arguments.listen)
+    })
+}
+
+/// Answers until the process is told to end.
+pub(crate) async fn serve_on(
+    listener: TcpListener,
+    arguments: &MasterArguments,
+    printer: &Printer,
+) -> anyhow::Result<()> {
     let proof = arguments.security.load()?;
-    let mut datasets = BTreeMap::new();
-    for (name, location) in &arguments.datasets {
-        if let Some(other) = datasets.insert(name.clone(), location.clone()) {
-            bail!(
-                "two datasets have the name `{name}`: `{other}` and `{location}`\n  hint: give each dataset a name of \
-                 its own"
-            );
-        }
-    }
-    let listener = tokio::net::TcpListener::bind(arguments.listen)
-        .await
-        .with_context(|| format!("`{}` cannot be listened on", arguments.listen))?;
     let address = listener.local_addr()?.to_string();
     let master = Arc::new(Master {
-        datasets,
+        datasets: arguments.datasets()?,
         only_named: arguments.only_named,
         started: Instant::now(),
         placement: Mutex::default(),
         clients: Mutex::default(),
     });
-    let scheme = if proof.secure { "grpcs" } else { "grpc" };
-    let page = if proof.secure { "https" } else { "http" };
+    let (scheme, page) = if proof.secure { ("grpcs", "https") } else { ("grpc", "http") };
     let text = format!(
         "master at {address}: datasets are read at {scheme}://{address}/DATASET, status page at {page}://{address}/"
     );
     printer.summary(&text, &Listening { address })?;
+    let answers = Arc::clone(&master);
     tokio::select! {
-        served = serve(listener, Arc::clone(&master), &proof, http::routes(&proof, move || master.status())) => served,
+        served = serve(listener, answers, &proof, http::routes(&proof, move || master.status())) => served,
         () = told_to_end() => Ok(()),
+    }
+}
+
+impl MasterArguments {
+    /// The datasets that clients may name.
+    fn datasets(&self) -> anyhow::Result<BTreeMap<String, String>> {
+        let mut datasets = BTreeMap::new();
+        for (name, location) in &self.datasets {
+            if let Some(other) = datasets.insert(name.clone(), location.clone()) {
+                bail!(
+                    "two datasets have the name `{name}`: `{other}` and `{location}`\n  hint: give each dataset a \
+                     name of its own"
+                );
+            }
+        }
+        Ok(datasets)
     }
 }
 
@@ -109,7 +131,8 @@ impl Client {
             client: now.client.clone(),
             samples_per_second: since(now.samples as f64, then.samples as f64),
             bytes_per_second: since(now.bytes as f64, then.bytes as f64),
-            waiting_share: since(now.waited_seconds, then.waited_seconds),
+            // What is reported while the caller waits counts a wait that began before.
+            waiting_share: since(now.waited_seconds, then.waited_seconds).min(1.0),
         }
     }
 }

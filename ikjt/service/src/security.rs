@@ -1,5 +1,6 @@
 //! What a process shows, and whom it answers.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
@@ -37,6 +38,19 @@ pub(crate) struct Proof {
 }
 
 impl SecurityArguments {
+    /// The same for another process, as arguments.
+    pub(crate) fn to_arguments(&self) -> Vec<OsString> {
+        let files = [
+            ("--tls-certificate", &self.tls_certificate),
+            ("--tls-key", &self.tls_key),
+            ("--tls-authority", &self.tls_authority),
+            ("--token-file", &self.token_file),
+        ];
+        let given =
+            files.into_iter().filter_map(|(flag, file)| Some([flag.into(), file.clone()?.into_os_string()]));
+        given.flatten().collect()
+    }
+
     /// Reads the files.
     pub(crate) fn load(&self) -> anyhow::Result<Proof> {
         let read =

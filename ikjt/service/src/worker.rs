@@ -49,6 +49,9 @@ pub(crate) struct WorkerArguments {
     /// Threads that decode, deduplicate and preprocess [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
+    /// End when stdin is closed, as it is when the process that started this one ends
+    #[arg(long, hide = true)]
+    pub(crate) until_stdin_closes: bool,
     #[command(flatten)]
     pub(crate) security: SecurityArguments,
 }
@@ -66,9 +69,9 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
         draining: AtomicBool::new(false),
     });
     let network = Network::new(&proof.security, proof.secure)?;
-    let listener = tokio::net::TcpListener::bind(arguments.listen)
-        .await
-        .with_context(|| format!("`{}` cannot be listened on", arguments.listen))?;
+    let listener = tokio::net::TcpListener::bind(arguments.listen).await.with_context(|| {
+        format!("`{}` cannot be listened on\n  hint: choose another port with `--listen`", arguments.listen)
+    })?;
     let port = listener.local_addr()?.port();
     let host = arguments.host.clone().unwrap_or_else(|| arguments.listen.ip().to_string());
     let address = match host.contains(':') {
@@ -88,6 +91,7 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
         served = serve(listener, Arc::clone(&worker), &proof, Router::new()) => served,
         failed = name_itself(&network, &arguments.master, state, &worker, printer) => failed,
         () = drained(&worker) => Ok(()),
+        () = stdin_closed(), if arguments.until_stdin_closes => Ok(()),
     }
 }
 
@@ -119,6 +123,17 @@ async fn name_itself(
         }
         tokio::time::sleep(HEARTBEAT).await;
     }
+}
+
+/// Waits until nobody can write to stdin any more.
+async fn stdin_closed() {
+    let (sender, closed) = tokio::sync::oneshot::channel();
+    // A thread of its own, because a runtime that ends waits for those that read for it.
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        let _ = sender.send(());
+    });
+    let _ = closed.await;
 }
 
 /// Waits until the worker was told to end and nobody reads from it any more.

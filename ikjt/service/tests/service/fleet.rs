@@ -8,7 +8,7 @@ use onefold_tests::{Dir, S3Server, TestCommand};
 use serde_json::Value;
 
 /// The time that a process has to start to listen.
-const START: Duration = Duration::from_secs(60);
+pub(crate) const START: Duration = Duration::from_secs(60);
 
 /// A service. Its processes end with it.
 pub(crate) struct Fleet<'a> {
@@ -144,6 +144,6 @@ fn master_line(port: u16, options: &str) -> String {
     format!("onefold-serve master --listen 127.0.0.1:{port} {options}")
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -2,5 +2,6 @@
 
 mod faults;
 mod fleet;
+mod local;
 mod reading;
 mod wrong_use;
