@@ -74,8 +74,8 @@ struct Run {
     /// The step after its last block.
     end: u64,
     horizon: Horizon,
-    /// Its blocks that are not complete, in order.
-    entries: VecDeque<u64>,
+    /// Its blocks that are not complete, in order, and the steps after their last ones.
+    entries: VecDeque<(u64, u64)>,
 }
 
 #[derive(Debug)]
@@ -217,34 +217,18 @@ impl State {
             entry.progress = Progress::Running;
             run.end = entry.block.steps.end;
             run.horizon.move_to(run.end);
-            run.entries.push_back(*id);
+            run.entries.push_back((*id, run.end));
         }
     }
 
-    /// A block whose run ended is computed by another one.
-    fn wait_again(&mut self, id: u64) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        entry.progress = match entry.next_batch() == entry.block.steps.end {
-            true => Progress::Complete,
-            false => Progress::Waiting,
-        };
-        entry.more.notify_waiters();
-    }
-
-    /// The block of a run that a step belongs to. Blocks before it are complete.
+    /// The block of a run that a step belongs to; `None` if there is none any more: nobody wants it.
     fn entry_of(&mut self, run: u64, step: u64) -> Option<u64> {
-        let run = self.runs.get_mut(&run)?;
-        while let Some(id) = run.entries.front().copied() {
-            // A block that nobody wants any more ends the run.
-            let entry = self.entries.get_mut(&id)?;
-            if step < entry.block.steps.end {
-                return Some(id);
-            }
-            entry.progress = Progress::Complete;
-            entry.more.notify_waiters();
-            run.entries.pop_front();
+        let entries = &mut self.runs.get_mut(&run)?.entries;
+        // Those before it are complete.
+        while entries.front().is_some_and(|(_, end)| *end <= step) {
+            entries.pop_front();
         }
-        None
+        entries.front().map(|(id, _)| *id).filter(|id| self.entries.contains_key(id))
     }
 
     /// Whether an entry may have so many bytes more.
@@ -349,7 +333,7 @@ impl Blocks {
             let (reader, first, block) = (Arc::clone(&entry.reader), entry.next_batch(), entry.block.clone());
             state.begun.insert(block.job.clone(), run);
             let position = Position { step: first, ..reader.position(block.epoch) };
-            let (horizon, entries) = (Horizon::at(block.steps.end), VecDeque::from([id]));
+            let (horizon, entries) = (Horizon::at(block.steps.end), VecDeque::from([(id, block.steps.end)]));
             let Block { job, epoch, steps } = block;
             state.runs.insert(run, Run { job, epoch, end: steps.end, horizon: horizon.clone(), entries });
             state.extend(run);
@@ -387,8 +371,6 @@ impl Blocks {
             }
             position.step += 1;
         }
-        // So that the last block is known to be complete.
-        self.state().entry_of(run, position.step);
         Ok(())
     }
 
@@ -423,6 +405,9 @@ impl Blocks {
         state.running += usize::from(paused);
         let Some(entry) = state.entries.get_mut(&id) else { return false };
         entry.batches.push_back(message);
+        if entry.next_batch() == entry.block.steps.end {
+            entry.progress = Progress::Complete;
+        }
         entry.more.notify_waiters();
         state.bytes += bytes;
         true
@@ -436,15 +421,19 @@ impl Blocks {
         self.changed.notify_all();
     }
 
-    /// Blocks of the run that are not complete wait again, or fail.
+    /// Blocks of the run that are not complete wait for another run; the one that failed fails.
     fn end_run(&self, state: &mut State, run: u64, computed: Result<(), Status>) {
         state.running -= 1;
         let Some(run) = state.runs.remove(&run) else { return };
-        for (place, id) in run.entries.into_iter().enumerate() {
-            match &computed {
-                // What is wrong with the first block is not wrong with the others.
-                Err(status) if place == 0 => self.fail(state, id, status.clone()),
-                _ => state.wait_again(id),
+        let mut failed = computed.err();
+        for (id, _) in run.entries {
+            let Some(entry) = state.entries.get_mut(&id).filter(|entry| !entry.is_complete()) else {
+                continue;
+            };
+            entry.progress = Progress::Waiting;
+            // What is wrong with one block need not be wrong with the next.
+            if let Some(status) = failed.take() {
+                self.fail(state, id, status);
             }
         }
     }

@@ -9,7 +9,7 @@ use onefold_datasets::storage::runtime;
 use tonic::Streaming;
 
 use super::address::ServiceAddress;
-use super::network::{Failure, Network};
+use super::network::{Failure, Network, TLS_HINT};
 use super::protocol::{
     CountSamples, Define, FindSnapshot, Job, Lease, Leased, Open, Question, SampleCounts, Ticket,
 };
@@ -89,6 +89,10 @@ impl Service {
                 match service.ask_master(&question).await {
                     Ok(location) => return Ok(location),
                     Err(Failure::Final(error)) => return Err(error),
+                    // A server may close a connection before it says why it refuses a certificate.
+                    Err(Failure::Passing(message)) if service.address.secure => {
+                        tries.again(master, format!("{message}{TLS_HINT}")).await?;
+                    }
                     Err(Failure::Passing(message)) => tries.again(master, message).await?,
                     Err(Failure::UnknownJob) => return Err(unexpected()),
                 }

@@ -40,6 +40,11 @@ const FRAME_BYTES: u32 = 1 << 20;
 /// What a message may have beside a batch.
 const HEADER_BYTES: usize = 64 << 20;
 
+/// What may be wrong with a TLS connection.
+pub(super) const TLS_HINT: &str = "\n  hint: `ONEFOLD_TLS_AUTHORITY` must name the certificate of the authority that \
+    signed the service's, and `ONEFOLD_TLS_CERTIFICATE` and `ONEFOLD_TLS_KEY` a valid certificate that the service \
+    accepts";
+
 type Client = FlightServiceClient<InterceptedService<Channel, Credentials>>;
 
 /// Why a request failed.
@@ -57,11 +62,8 @@ impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         let message = describe(&status);
         if message.contains("certificate") || message.contains("received fatal alert") {
-            let message = format!(
-                "no TLS connection to the preprocessing service can be made: {message}\n  hint: `ONEFOLD_TLS_AUTHORITY` \
-                 must name the certificate of the authority that signed the service's, and `ONEFOLD_TLS_CERTIFICATE` \
-                 and `ONEFOLD_TLS_KEY` a valid certificate that the service accepts"
-            );
+            let message =
+                format!("no TLS connection to the preprocessing service can be made: {message}{TLS_HINT}");
             return Self::Final(Error::Service { kind: ServiceErrorKind::Options, message });
         }
         let kind = match status.code() {

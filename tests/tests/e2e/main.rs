@@ -25,6 +25,7 @@ mod ranks;
 mod remote;
 mod row_groups;
 mod samples;
+mod service;
 mod tied;
 mod torchrec;
 mod training;
