@@ -19,7 +19,8 @@ STATE_VERSION = 1
 class Dataset:
     """A dataset as an iterable of batches: every `iter()` gives the batches of the next epoch.
 
-    `location` is a path or a URL (`s3://…`, or `grpc://HOST:PORT/…` of a preprocessing service). All threads are inside: there is nothing to gain from worker processes.
+    `location` is a path or a URL (`s3://…`, or `grpc://HOST:PORT/…` of a preprocessing service). All threads are
+    inside: there is nothing to gain from worker processes.
 
     - `global_batch_size`: samples of a step over all ranks.
     - `rank`, `world_size`: which of the processes that read the dataset together this one is.

@@ -16,7 +16,7 @@ use onefold_page::text::{escape, percent};
 use onefold_page::{STYLE, document, section};
 use serde::Deserialize;
 
-use crate::messages::{Status, WorkerRate};
+use crate::messages::{ClientRate, Status, WorkerRate, WorkerState};
 use crate::security::{Guard, Proof};
 
 /// How the status page is laid out, beyond what all pages have.
@@ -169,6 +169,9 @@ fn datasets(status: &Status) -> String {
     section("Datasets", "Clients may name these.", &table(&["name", "location"], rows))
 }
 
+/// A number of a worker.
+type Count = fn(&WorkerState) -> f64;
+
 /// The metrics, as Prometheus reads them.
 fn metrics(status: &Status) -> String {
     let mut text = String::new();
@@ -186,11 +189,11 @@ fn metrics(status: &Status) -> String {
     );
     family("workers", "gauge", "Workers that are there.", vec![(String::new(), status.workers.len() as f64)]);
     family("clients", "gauge", "Clients that read.", vec![(String::new(), status.clients.len() as f64)]);
-    let workers = |of: fn(&crate::messages::WorkerState) -> f64| {
+    let workers = |of: Count| {
         let label = |address: &str| format!("{{worker=\"{}\"}}", quoted(address));
         status.workers.iter().map(|worker| (label(&worker.address), of(worker))).collect()
     };
-    let counters: [(&str, &str, fn(&crate::messages::WorkerState) -> f64); 5] = [
+    let counters: [(&str, &str, Count); 5] = [
         ("batches_computed_total", "Batches that were computed.", |w| w.figures.batches_computed as f64),
         ("samples_computed_total", "Samples of them.", |w| w.figures.samples_computed as f64),
         ("batches_sent_total", "Batches that were sent.", |w| w.figures.batches_sent as f64),
@@ -208,7 +211,7 @@ fn metrics(status: &Status) -> String {
         (format!("{{client=\"{name}\",dataset=\"{dataset}\"}}"), rate)
     });
     let clients: Vec<_> = labelled.collect();
-    let of = |of: fn(&crate::messages::ClientRate) -> f64| {
+    let of = |of: fn(&ClientRate) -> f64| {
         clients.iter().map(|(labels, rate)| (labels.clone(), of(rate))).collect()
     };
     family(

@@ -230,7 +230,7 @@ mod tests {
         let (mut placement, start) = (Placement::default(), Instant::now());
         for second in 0..20_u32 {
             let mut state = worker("one", 2, 0);
-            let done = if second < 10 { 0 } else { second - 10 };
+            let done = second.saturating_sub(10);
             state.figures.samples_computed = 100 * u64::from(done);
             state.figures.cpu_seconds = 1.5 * f64::from(done);
             placement.heard(state, start + Duration::from_secs(second.into()));
