@@ -57,7 +57,7 @@ lint: ## Formatting, clippy and rustdoc, warnings as errors
 	@$(WITH_LIBTORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release --workspace --no-deps --document-private-items
 
 .PHONY: fuzz
-fuzz: ## Fuzz what is read from disk, SECONDS_EACH=60 for each target (installs cargo-fuzz the first time)
+fuzz: ## Fuzz what is read from disk and the network, SECONDS_EACH=60 for each target (installs cargo-fuzz the first time)
 	@ikjt/fuzz/run.sh $(or $(SECONDS_EACH),60)
 
 .PHONY: libtorch

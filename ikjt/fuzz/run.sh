@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes everything that Onefold reads from disk: `run.sh [SECONDS]` for each target, 60 by default. Fails if a target finds
+# Fuzzes what Onefold reads from disk and from the network: `run.sh [SECONDS]` for each target, 60 by default. Fails if a target finds
 # an input that panics, takes too long or takes too much memory; the input is then kept in the target's artifacts.
 set -euo pipefail
 seconds="${1:-60}"
@@ -17,7 +17,7 @@ fi
 cd "$here"
 # Without a sanitizer the stable toolchain suffices: there is no unsafe code to watch.
 options=(--fuzz-dir "$here" --sanitizer none --release)
-for name in folded snapshot folded_file; do
+for name in folded snapshot folded_file packed; do
     cargo fuzz build "${options[@]}" "$name"
     corpus="$target/fuzz/corpus/$name"
     mkdir -p "$corpus" "$target/fuzz/artifacts/$name"

@@ -23,6 +23,9 @@ use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 /// Where sections begin: enough for any type here, and for a cache line. Arrow aligns its buffers so, too.
 const ALIGNMENT: usize = 64;
 
+/// Ids that are narrowed or widened at a time: so many fit into the L1 cache.
+const BLOCK: usize = 1024;
+
 /// A batch as one allocation.
 #[derive(Debug, Clone)]
 pub struct PackedBatch {
@@ -176,6 +179,57 @@ impl PackedBatch {
         (self.memory, self.places)
     }
 
+    /// The memory with 32 bits in place of the 64 of each id, if no id is negative or larger: most of a batch is ids, and
+    /// those of tables fit. For a network.
+    pub fn narrowed(&self) -> Option<Buffer> {
+        let Places { values, value_weights, .. } = self.places;
+        let ids = View(&self.memory).at::<i64>(values, values_of(&self.places)?).ok()?;
+        if ids.iter().fold(0, |all, id| all | (*id as u64 >> 32)) != 0 {
+            return None;
+        }
+        let narrow = narrow_weights(values, ids.len())?;
+        let rest = self.memory.get(value_weights..)?;
+        let mut sections = Sections(MutableBuffer::with_capacity(narrow + rest.len()));
+        sections.0.extend_from_slice(&self.memory[..values]);
+        let mut block = [0_u32; BLOCK];
+        for ids in ids.chunks(BLOCK) {
+            block.iter_mut().zip(ids).for_each(|(narrow, id)| *narrow = *id as u32);
+            sections.0.extend_from_slice(&block[..ids.len()]);
+        }
+        sections.put(narrow, rest);
+        Some(sections.0.into())
+    }
+
+    /// The batch whose [narrowed](Self::narrowed) memory this is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invariant`] if the places lie outside the memory.
+    pub fn widened(narrowed: &[u8], places: Places) -> Result<Self> {
+        let wrong = || Error::invariant("packed batch", "its places lie outside its memory");
+        let ids = values_of(&places).ok_or_else(wrong)?;
+        let (start, end) =
+            (places.values, ids.checked_mul(4).and_then(|bytes| bytes.checked_add(places.values)));
+        let narrow = end.and_then(|end| narrowed.get(start..end)).ok_or_else(wrong)?;
+        let rest = narrow_weights(start, ids).and_then(|rest| narrowed.get(rest..)).ok_or_else(wrong)?;
+        let wide_end = ids.checked_mul(8).and_then(|bytes| bytes.checked_add(start)).ok_or_else(wrong)?;
+        if wide_end.checked_next_multiple_of(ALIGNMENT) != Some(places.value_weights) {
+            return Err(wrong());
+        }
+        let bytes = (places.value_weights + rest.len()).max(1).next_multiple_of(ALIGNMENT);
+        let mut sections = Sections(MutableBuffer::with_capacity(bytes));
+        sections.0.extend_from_slice(&narrowed[..start]);
+        let mut block = [0_i64; BLOCK];
+        for ids in narrow.chunks(4 * BLOCK) {
+            let (ids, _) = ids.as_chunks::<4>();
+            block.iter_mut().zip(ids).for_each(|(wide, id)| *wide = i64::from(u32::from_le_bytes(*id)));
+            sections.0.extend_from_slice(&block[..ids.len()]);
+        }
+        sections.put(places.value_weights, rest);
+        sections.end_at(bytes);
+        Ok(Self { memory: sections.0.into(), places })
+    }
+
     /// The batch that stands in the memory, without a copy.
     ///
     /// # Errors
@@ -197,6 +251,17 @@ impl PackedBatch {
             groups,
         })
     }
+}
+
+/// The ids of all features.
+fn values_of(places: &Places) -> Option<usize> {
+    let features = places.groups.iter().flat_map(|group| &group.features);
+    features.map(|feature| feature.values).try_fold(0, usize::checked_add)
+}
+
+/// Where the weights of ids stand if each of the `ids` from `start` on has 32 bits.
+fn narrow_weights(start: usize, ids: usize) -> Option<usize> {
+    ids.checked_mul(4)?.checked_add(start)?.checked_next_multiple_of(ALIGNMENT)
 }
 
 /// The ids that have weights.
@@ -460,7 +525,15 @@ mod tests {
             let shifted = [&[0], &packed.memory[..]].concat();
             let moved = PackedBatch::new(Buffer::from(shifted).slice(1), packed.places.clone());
             prop_assert_eq!(moved.unpack().unwrap(), batch.clone());
-            prop_assert_eq!(packed.unpack().unwrap(), batch);
+            prop_assert_eq!(packed.unpack().unwrap(), batch.clone());
+            let fits = packed.narrowed();
+            let ids = || batch.groups().iter().flat_map(Group::features).flat_map(|feature| feature.values().iter());
+            if ids().all(|id| u32::try_from(*id).is_ok()) {
+                let widened = PackedBatch::widened(&fits.unwrap(), packed.places.clone()).unwrap();
+                prop_assert_eq!(&widened.memory[..], &packed.memory[..]);
+            } else {
+                prop_assert!(fits.is_none() || packed.unpack().unwrap().expand() == batch.expand());
+            }
             let written = serde_json::to_string(&packed.places).unwrap();
             prop_assert_eq!(serde_json::from_str::<Places>(&written).unwrap(), packed.places);
         }
@@ -494,7 +567,9 @@ mod tests {
                         .for_each(|feature| feature.values = value),
                 }
             }
-            if let Ok(found) = PackedBatch::new(Buffer::from(bytes), places).unpack() {
+            let narrow = PackedBatch::widened(&bytes, places.clone()).and_then(|packed| packed.unpack());
+            let wide = PackedBatch::new(Buffer::from(bytes), places).unpack();
+            for found in [narrow, wide].into_iter().flatten() {
                 let _ = found.expand();
             }
         }

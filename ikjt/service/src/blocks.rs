@@ -8,6 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use arrow::buffer::Buffer;
 use arrow_flight::FlightData;
 use bytes::Bytes;
 use onefold_ikjt::service::protocol::{BatchHeader, Block, MOST_MESSAGE_BYTES};
@@ -94,12 +95,12 @@ pub(crate) struct Message {
     samples: u64,
 }
 
-/// The memory of a batch, which is sent without a copy.
-struct Body(PackedBatch);
+/// The body of a message.
+struct Body(Buffer);
 
 impl AsRef<[u8]> for Body {
     fn as_ref(&self) -> &[u8] {
-        self.0.memory()
+        &self.0
     }
 }
 
@@ -110,19 +111,21 @@ impl Message {
     ///
     /// `InvalidArgument` if the batch is larger than a message.
     pub(crate) fn new(step: u64, batch: PackedBatch) -> Result<Self, Status> {
-        let bytes = batch.memory().len();
+        let narrow = batch.narrowed();
+        let (memory, places) = batch.into_parts();
+        let (narrow, body) = (narrow.is_some(), narrow.unwrap_or(memory));
+        let bytes = body.len();
         if bytes > MOST_MESSAGE_BYTES {
             return Err(Status::invalid_argument(format!(
                 "the batch of step {step} has {bytes} bytes, and a message has at most {MOST_MESSAGE_BYTES}\n  hint: \
                  lower the option `global_batch_size`, or read fewer features"
             )));
         }
-        let places = batch.places().clone();
         let samples = places.size as u64;
-        let header = BatchHeader { step, checksum: xxh3_64(batch.memory()), places };
+        let header = BatchHeader { step, checksum: xxh3_64(&body), narrow, places };
         let mut header = serde_json::to_vec(&header).map_err(|error| Status::internal(error.to_string()))?;
         header.resize(header.len() + padding(header.len(), bytes), b' ');
-        Ok(Self { header: header.into(), body: Bytes::from_owner(Body(batch)), samples })
+        Ok(Self { header: header.into(), body: Bytes::from_owner(Body(body)), samples })
     }
 
     fn bytes(&self) -> u64 {

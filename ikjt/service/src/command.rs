@@ -51,7 +51,7 @@ enum Command {
     Worker(WorkerArguments),
     /// Run a master and workers on this machine, which end together
     ///
-    /// Example: onefold-serve local --workers 2 --dataset clicks=data/clicks
+    /// Example: onefold-serve local --workers 1..8 --dataset clicks=data/clicks
     Local(LocalArguments),
     /// Show the workers of a service, and its clients
     ///
@@ -157,11 +157,12 @@ async fn show_status(asking: &Asking, printer: &Printer) -> anyhow::Result<()> {
 
 fn describe(status: &Status) -> String {
     let mut text = format!(
-        "Onefold {}, up {:.0} s, {} leases, {} workers, {} clients",
+        "Onefold {}, up {:.0} s, {} leases, {} of {} wanted workers, {} clients",
         status.version,
         status.uptime_seconds,
         format_count(status.leases),
         status.workers.len(),
+        status.wanted_workers,
         status.clients.len()
     );
     for (name, location) in &status.datasets {

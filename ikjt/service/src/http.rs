@@ -128,8 +128,9 @@ fn workers(status: &Status) -> String {
     });
     let heads = ["worker", "busy threads", "blocks", "samples/s", "sent", "shared", "kept"];
     let lead = format!(
-        "{} leases so far. Shared is the part of what a worker sends that it had computed for another client, or in an \
+        "{} are wanted. {} leases so far. Shared is the part of what a worker sends that it had computed for another client, or in an \
          epoch before.",
+        status.wanted_workers,
         format_count(status.leases)
     );
     section("Workers", &lead, &table(&heads, rows))
@@ -188,6 +189,8 @@ fn metrics(status: &Status) -> String {
         vec![(String::new(), status.leases as f64)],
     );
     family("workers", "gauge", "Workers that are there.", vec![(String::new(), status.workers.len() as f64)]);
+    let wanted = vec![(String::new(), status.wanted_workers as f64)];
+    family("wanted_workers", "gauge", "Workers that there should be.", wanted);
     family("clients", "gauge", "Clients that read.", vec![(String::new(), status.clients.len() as f64)]);
     let workers = |of: Count| {
         let label = |address: &str| format!("{{worker=\"{}\"}}", quoted(address));

@@ -16,6 +16,7 @@
 //! trainer has had is in the trainer's checkpoint.
 #![forbid(unsafe_code)]
 
+mod autoscale;
 mod blocks;
 mod command;
 mod flight;

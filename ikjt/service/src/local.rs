@@ -10,8 +10,10 @@ use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::parse_bytes;
 use onefold_terminal::Printer;
 use tokio::process::{Child, Command};
+use tokio::sync::watch;
 
-use crate::master::{self, MasterArguments};
+use crate::autoscale::Bounds;
+use crate::master::{self, ServingArguments};
 
 /// How often workers that have ended are started again.
 const LOOK: Duration = Duration::from_millis(500);
@@ -22,66 +24,79 @@ const MOST_RESTARTS: usize = 20;
 /// The arguments of `local`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct LocalArguments {
-    /// Worker processes
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
-    workers: u16,
-    /// Memory of all workers together
+    /// Worker processes: a number, or as many from `LEAST..MOST` as clients need
+    #[arg(long, value_name = "N|LEAST..MOST", default_value = "1")]
+    workers: Bounds,
+    /// Memory of all workers together, when there are as many as there may be
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "2GiB")]
     memory_limit: u64,
-    /// Threads of all workers together, at least one for each [default: all that the machine has]
+    /// Threads of all workers together, when there are as many as there may be; at least one for each [default: all that
+    /// the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     #[command(flatten)]
-    master: MasterArguments,
+    serving: ServingArguments,
 }
 
 /// Runs a master and its workers until the master ends.
 pub(crate) async fn run(arguments: &LocalArguments, printer: &Printer) -> anyhow::Result<()> {
-    if !arguments.master.listen.ip().is_loopback() {
+    if !arguments.serving.listen.ip().is_loopback() {
         bail!(
             "the workers of `onefold-serve local` are on loopback, but clients would come to `{}`\n  hint: run \
              `onefold-serve master` and `onefold-serve worker` to serve other machines",
-            arguments.master.listen
+            arguments.serving.listen
         );
     }
-    let listener = master::listen(&arguments.master).await?;
+    let listener = master::listen(&arguments.serving).await?;
     let address = listener.local_addr()?.to_string();
-    let mut workers = Vec::new();
-    for _ in 0..arguments.workers {
-        workers.push(arguments.start_worker(&address)?);
-    }
+    let wanted = watch::Sender::new(arguments.workers.least);
+    let (changes, bounds) = (wanted.subscribe(), arguments.workers);
     tokio::select! {
-        done = master::serve_on(listener, &arguments.master, printer) => done,
-        failed = keep(&mut workers, arguments, &address, printer) => failed,
+        done = master::serve_on(listener, &arguments.serving, bounds, wanted, printer) => done,
+        failed = keep(arguments, &address, changes, printer) => failed,
     }
 }
 
 impl LocalArguments {
     fn start_worker(&self, master: &str) -> anyhow::Result<Child> {
         let threads = self.threads.map_or_else(available_threads, usize::from);
-        let threads = (threads / usize::from(self.workers)).max(1);
-        let memory_limit = self.memory_limit / u64::from(self.workers);
+        let threads = (threads / self.workers.most).max(1);
+        let memory_limit = self.memory_limit / self.workers.most as u64;
         let mut command = Command::new(env::current_exe().context("the path of this program is not known")?);
         command.args(["worker", "--until-stdin-closes", "--quiet", "--master", master]);
         command.args(["--threads", &threads.to_string(), "--memory-limit", &memory_limit.to_string()]);
-        command.args(self.master.security.to_arguments());
-        // Its stdin is closed when this process ends, whatever ends it.
+        command.args(self.serving.security.to_arguments());
+        // Its stdin is closed when this process ends, whatever ends it, or when there is a worker too many.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
         command.spawn().context("a worker cannot be started")
     }
 }
 
-/// Starts workers again that have ended. Ends if they end again and again.
+/// Keeps as many workers as are wanted: starts new ones, also in place of those that have ended, and lets the newest
+/// ones end once their blocks were read. Ends if workers end again and again.
 async fn keep(
-    workers: &mut [Child],
     arguments: &LocalArguments,
     master: &str,
+    wanted: watch::Receiver<usize>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
+    let (mut workers, mut draining) = (Vec::<Child>::new(), Vec::<Child>::new());
     let mut restarts = 0;
     loop {
+        let wanted = *wanted.borrow();
+        while workers.len() > wanted
+            && let Some(mut worker) = workers.pop()
+        {
+            // It drains when its stdin is closed.
+            drop(worker.stdin.take());
+            draining.push(worker);
+        }
+        while workers.len() < wanted {
+            workers.push(arguments.start_worker(master)?);
+        }
         tokio::time::sleep(LOOK).await;
-        for worker in &mut *workers {
+        draining.retain_mut(|worker| !matches!(worker.try_wait(), Ok(Some(_))));
+        for worker in &mut workers {
             let Some(status) = worker.try_wait()? else { continue };
             restarts += 1;
             if restarts > MOST_RESTARTS {

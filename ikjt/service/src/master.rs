@@ -10,8 +10,10 @@ use futures::stream::StreamExt;
 use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, Ticket, VERSION};
 use onefold_terminal::Printer;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tonic::Status as GrpcStatus;
 
+use crate::autoscale::{Autoscaler, Bounds, Observed};
 use crate::command::{Listening, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
 use crate::http;
@@ -23,9 +25,22 @@ use crate::security::SecurityArguments;
 /// A client that was not heard of for so long is gone.
 const GONE_AFTER: Duration = Duration::from_secs(10);
 
+/// How often the master decides how many workers are wanted.
+const DECIDE: Duration = Duration::from_secs(5);
+
 /// The arguments of `master`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct MasterArguments {
+    #[command(flatten)]
+    serving: ServingArguments,
+    /// From how many to how many workers the master wants, which `/metrics` tells to whatever starts them
+    #[arg(long, value_name = "LEAST..MOST", default_value = "1..256")]
+    workers: Bounds,
+}
+
+/// What a master serves, and where.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ServingArguments {
     /// Address to listen on; any free port if it is 0
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070")]
     pub(crate) listen: SocketAddr,
@@ -48,21 +63,24 @@ fn parse_dataset(text: &str) -> Result<(String, String), String> {
 
 /// Runs the master until it is told to end.
 pub(crate) async fn run(arguments: &MasterArguments, printer: &Printer) -> anyhow::Result<()> {
-    serve_on(listen(arguments).await?, arguments, printer).await
+    let wanted = watch::Sender::new(arguments.workers.least);
+    serve_on(listen(&arguments.serving).await?, &arguments.serving, arguments.workers, wanted, printer).await
 }
 
 /// Where the master will answer.
-pub(crate) async fn listen(arguments: &MasterArguments) -> anyhow::Result<TcpListener> {
+pub(crate) async fn listen(arguments: &ServingArguments) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(arguments.listen).await;
     listener.with_context(|| {
         format!("`{}` cannot be listened on\n  hint: choose another port with `--listen`", arguments.listen)
     })
 }
 
-/// Answers until the process is told to end.
+/// Answers until the process is told to end, and says how many workers are `wanted`.
 pub(crate) async fn serve_on(
     listener: TcpListener,
-    arguments: &MasterArguments,
+    arguments: &ServingArguments,
+    bounds: Bounds,
+    wanted: watch::Sender<usize>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
     let proof = arguments.security.load()?;
@@ -73,20 +91,33 @@ pub(crate) async fn serve_on(
         started: Instant::now(),
         placement: Mutex::default(),
         clients: Mutex::default(),
+        wanted,
     });
     let (scheme, page) = if proof.secure { ("grpcs", "https") } else { ("grpc", "http") };
     let text = format!(
         "master at {address}: datasets are read at {scheme}://{address}/DATASET, status page at {page}://{address}/"
     );
     printer.summary(&text, &Listening { address })?;
-    let answers = Arc::clone(&master);
+    let shown = Arc::clone(&master);
+    let pages = http::routes(&proof, move || shown.status());
     tokio::select! {
-        served = serve(listener, answers, &proof, http::routes(&proof, move || master.status())) => served,
+        served = serve(listener, Arc::clone(&master), &proof, pages) => served,
+        () = decide(&master, Autoscaler::new(bounds)) => Ok(()),
         () = told_to_end() => Ok(()),
     }
 }
 
-impl MasterArguments {
+/// Decides again and again how many workers are wanted.
+async fn decide(master: &Master, mut scaler: Autoscaler) {
+    loop {
+        tokio::time::sleep(DECIDE).await;
+        let Status { worker_rates, client_rates, .. } = master.status();
+        let wanted = scaler.decide(Observed::of(&worker_rates, &client_rates));
+        master.wanted.send_if_modified(|known| std::mem::replace(known, wanted) != wanted);
+    }
+}
+
+impl ServingArguments {
     /// The datasets that clients may name.
     fn datasets(&self) -> anyhow::Result<BTreeMap<String, String>> {
         let mut datasets = BTreeMap::new();
@@ -108,6 +139,8 @@ pub(crate) struct Master {
     started: Instant,
     placement: Mutex<Placement>,
     clients: Mutex<HashMap<String, Client>>,
+    /// How many workers there should be.
+    wanted: watch::Sender<usize>,
 }
 
 struct Client {
@@ -205,6 +238,7 @@ impl Master {
             leases: placement.leases(),
             workers: placement.workers(now),
             clients: clients.iter().map(|client| client.state.clone()).collect(),
+            wanted_workers: *self.wanted.borrow(),
             limit: Limit::of(&worker_rates, &client_rates),
             worker_rates,
             client_rates,

@@ -103,6 +103,8 @@ pub(crate) struct Status {
     /// Datasets by their names.
     pub(crate) datasets: BTreeMap<String, String>,
     pub(crate) leases: u64,
+    /// How many workers there should be.
+    pub(crate) wanted_workers: usize,
     pub(crate) workers: Vec<WorkerState>,
     pub(crate) clients: Vec<ClientState>,
     pub(crate) worker_rates: Vec<WorkerRate>,

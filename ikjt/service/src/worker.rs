@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use axum::Router;
 use futures::stream::{self, StreamExt};
 use onefold_datasets::process::{available_threads, cpu_seconds};
@@ -49,7 +49,7 @@ pub(crate) struct WorkerArguments {
     /// Threads that decode, deduplicate and preprocess [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
-    /// End when stdin is closed, as it is when the process that started this one ends
+    /// Drain when stdin is closed, as it is when the process that started this one ends
     #[arg(long, hide = true)]
     pub(crate) until_stdin_closes: bool,
     #[command(flatten)]
@@ -58,6 +58,13 @@ pub(crate) struct WorkerArguments {
 
 /// Runs a worker until it is told to end, or to drain.
 pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyhow::Result<()> {
+    if arguments.host.is_none() && arguments.listen.ip().is_unspecified() {
+        bail!(
+            "clients cannot reach a worker at `{}`, which stands for all addresses of this machine\n  hint: name the one \
+             that they reach with `--host`",
+            arguments.listen
+        );
+    }
     let proof = arguments.security.load()?;
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
     // One half for reading, and one for batches that wait for clients.
@@ -90,8 +97,7 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     tokio::select! {
         served = serve(listener, Arc::clone(&worker), &proof, Router::new()) => served,
         failed = name_itself(&network, &arguments.master, state, &worker, printer) => failed,
-        () = drained(&worker) => Ok(()),
-        () = stdin_closed(), if arguments.until_stdin_closes => Ok(()),
+        () = drained(&worker, arguments.until_stdin_closes) => Ok(()),
     }
 }
 
@@ -137,8 +143,9 @@ async fn stdin_closed() {
 }
 
 /// Waits until the worker was told to end and nobody reads from it any more.
-async fn drained(worker: &Worker) {
+async fn drained(worker: &Worker, until_stdin_closes: bool) {
     tokio::select! {
+        () = stdin_closed(), if until_stdin_closes => worker.draining.store(true, Relaxed),
         () = told_to_end() => worker.draining.store(true, Relaxed),
         () = async {
             while !worker.draining.load(Relaxed) {

@@ -38,6 +38,8 @@ pub(super) struct Fetched {
     pub(super) workers: Workers,
     /// The schema of the batches.
     pub(super) schema: Schema,
+    /// The most samples of a batch.
+    pub(super) most_samples: u64,
     /// About what a batch takes.
     pub(super) batch_bytes: u64,
 }
@@ -73,12 +75,12 @@ impl Fetched {
         waited: &Waited,
         finish: Arc<Finish<T>>,
     ) {
-        let schema = Arc::new(self.schema);
+        let (schema, most) = (Arc::new(self.schema), self.most_samples);
         let pool = &self.workers.pool;
         let fetched = self.fetch.run(&mut |packed| {
             let reservation = account.reserve_batch(packed.memory().len() as u64)?;
             let (schema, finish) = (Arc::clone(&schema), Arc::clone(&finish));
-            let made = move || Ok((finish.of_packed(packed, &schema)?, Pieces::new(), reservation));
+            let made = move || Ok((finish.of_packed(packed, &schema, most)?, Pieces::new(), reservation));
             queue.send(promise(pool, made)).ok().map(|()| waited.get())
         });
         if let Err(error) = fetched {
@@ -89,8 +91,8 @@ impl Fetched {
 
 impl<T> Finish<T> {
     /// What the caller gets of a batch that came over the network.
-    fn of_packed(&self, packed: PackedBatch, schema: &Schema) -> Result<T> {
-        let batch = checked(&packed, schema)?;
+    fn of_packed(&self, packed: PackedBatch, schema: &Schema, most_samples: u64) -> Result<T> {
+        let batch = checked(&packed, schema, most_samples)?;
         Ok(match self {
             Self::Shared(finish) => finish(batch),
             Self::Packed(_, finish) => finish(packed),
@@ -98,12 +100,19 @@ impl<T> Finish<T> {
     }
 }
 
-/// The batch in `packed`, which must be one of `schema`.
+/// The batch in `packed`, which must be one of `schema`, of at most so many samples: a batch without features may say
+/// that it has any number.
 ///
 /// # Errors
 ///
 /// [`Error::Service`] if it is something else.
-pub(super) fn checked(packed: &PackedBatch, schema: &Schema) -> Result<Batch> {
-    let check = |batch: Batch| batch.check_schema(schema, schema.weight.is_some()).map(|()| batch);
+pub(super) fn checked(packed: &PackedBatch, schema: &Schema, most_samples: u64) -> Result<Batch> {
+    let check = |batch: Batch| match batch.size() as u64 <= most_samples {
+        true => batch.check_schema(schema, schema.weight.is_some()).map(|()| batch),
+        false => {
+            let message = format!("it says that it has {} samples, of at most {most_samples}", batch.size());
+            Err(Error::invariant("batch", message))
+        }
+    };
     packed.unpack().and_then(check).map_err(|error: Error| wrong_batch(&error))
 }

@@ -373,7 +373,13 @@ impl Reader {
                     ahead: 1,
                 };
                 let (workers, schema) = (self.workers.clone(), self.schema.clone());
-                let fetched = Fetched { fetch, workers, schema, batch_bytes: self.expected_batch_bytes() };
+                let fetched = Fetched {
+                    fetch,
+                    workers,
+                    schema,
+                    most_samples: each.saturating_mul(self.own_streams().count() as u64),
+                    batch_bytes: self.expected_batch_bytes(),
+                };
                 fetched.start(position.clone(), steps, finish)
             }
         }
@@ -390,7 +396,8 @@ impl Reader {
         match &self.source {
             Source::Storage(files) => self.read_from(files, split, epoch),
             Source::Service(service, job) => {
-                checked(&Fetch::split(service, job, epoch, split)?, &self.schema)
+                let samples = split.rows.end.saturating_sub(split.rows.start);
+                checked(&Fetch::split(service, job, epoch, split)?, &self.schema, samples)
             }
         }
     }

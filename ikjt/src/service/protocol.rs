@@ -2,7 +2,7 @@
 //!
 //! It is Arrow Flight: questions and answers are the JSON bodies of `DoAction`, and batches are the messages of
 //! `DoGet`, one message a batch. A message's metadata is a [`BatchHeader`], and its body is the memory of a
-//! [`PackedBatch`](crate::PackedBatch) as it is.
+//! [`PackedBatch`](crate::PackedBatch), as it is or with narrow ids.
 
 use std::ops::Range;
 
@@ -216,6 +216,8 @@ pub struct BatchHeader {
     pub step: u64,
     /// The XXH3 of the body.
     pub checksum: u64,
+    /// Whether the body's ids have [32 bits](crate::PackedBatch::narrowed).
+    pub narrow: bool,
     /// Where the parts of the batch stand in the body.
     pub places: Places,
 }

@@ -50,6 +50,8 @@ fn a_master_refuses_two_datasets_of_one_name() {
     let master =
         dir.command("onefold-serve master --listen 127.0.0.1:0 --dataset a=s3://b/c --dataset a=s3://b/d");
     master.with_time_limit(30).fails(&["two datasets have the name `a`", "`s3://b/c` and `s3://b/d`"]);
+    let everywhere = dir.command("onefold-serve worker --master 127.0.0.1:1 --listen 0.0.0.0:0");
+    everywhere.with_time_limit(30).fails(&["clients cannot reach a worker at `0.0.0.0:0`", "`--host`"]);
     let nobody = dir.command("onefold-read digest grpc://127.0.0.1:1/clicks").with_time_limit(60);
     nobody
         .fails(&["the preprocessing service at `127.0.0.1:1`", "onefold-serve status --master 127.0.0.1:1"]);
