@@ -78,6 +78,7 @@ async fn client(address: String, number: usize, leases: Arc<AtomicU64>, until: I
         bytes: 0,
         seconds: 1.0,
         waited_seconds: 0.0,
+        ended: false,
     };
     for block in 0_u64.. {
         let place = format!("{number:024x}/0/{block}");

@@ -202,6 +202,10 @@ impl Master {
         let now = Instant::now();
         let mut clients = self.clients();
         clients.retain(|_, client| now.duration_since(client.seen) < GONE_AFTER);
+        if client.ended {
+            clients.remove(&client.client);
+            return;
+        }
         let earlier = match clients.remove(&client.client) {
             Some(known) => known.earlier.then(known.state, known.seen),
             None => Earlier::new(client.clone(), now),

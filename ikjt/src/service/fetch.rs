@@ -86,6 +86,7 @@ impl Fetch {
             bytes: 0,
             seconds: 0.0,
             waited_seconds: 0.0,
+            ended: false,
         };
         let running = Running {
             fetch: self,
@@ -153,18 +154,25 @@ impl Running<'_> {
         let block_of = |step: u64| step - step % self.fetch.block_steps;
         let mut coming: VecDeque<(Range<u64>, u64, Stream)> = VecDeque::new();
         let mut next = start;
-        loop {
+        let ended = loop {
             while coming.len() < self.ahead.clamp(1, self.fetch.ahead.max(1)) && next < end {
                 let block = block_of(next)..block_of(next).saturating_add(self.fetch.block_steps).min(end);
                 let stream = self.open(&block, next, Vec::new());
                 let from = std::mem::replace(&mut next, block.end);
                 coming.push_back((block, from, stream));
             }
-            let Some((block, from, stream)) = coming.pop_front() else { return Ok(()) };
-            if !self.block(&block, from, stream, deliver).await? {
-                return Ok(());
+            let Some((block, from, stream)) = coming.pop_front() else { break Ok(()) };
+            match self.block(&block, from, stream, deliver).await {
+                Ok(true) => (),
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
             }
-        }
+        };
+        // Otherwise the master would find out some seconds later.
+        self.client.ended = true;
+        let (service, state) = (&self.fetch.service, self.state());
+        let _ = tokio::time::timeout(REPORT, service.ask_master(&state)).await;
+        ended
     }
 
     /// Asks for the batches of a block, from a step on.

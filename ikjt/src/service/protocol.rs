@@ -96,6 +96,8 @@ pub struct ClientState {
     pub seconds: f64,
     /// Seconds of them in which its caller waited for a batch.
     pub waited_seconds: f64,
+    /// Whether it reads no more.
+    pub ended: bool,
 }
 
 /// Steps that a worker computes together.

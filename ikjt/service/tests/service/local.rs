@@ -43,6 +43,7 @@ fn a_local_service_reads_shows_and_ends_as_one() {
     };
     assert_eq!(digest(&format!("grpc://{address}/clicks")), digest("data"));
 
+    assert_eq!(status()["clients"].as_array().unwrap().len(), 0, "the client has ended");
     // What the workers did is known with their next signs of life.
     let computed = || {
         let workers: Vec<Value> = status()["workers"].as_array().unwrap().clone();
