@@ -143,7 +143,7 @@ impl PackedBatch {
         let of_group = |group: &Group| group.features().iter().map(|f| Lists::of(f, overlaps)).collect();
         let kinds: Vec<Vec<Lists>> = batch.groups().iter().map(of_group).collect();
         let places = places(batch, widths, &kinds);
-        let end = places.value_weights + 4 * weighted_values(&places);
+        let end = places.value_weights + 4 * weighted_values(&places.groups);
         let mut sections = Sections(MutableBuffer::with_capacity(end.max(1).next_multiple_of(ALIGNMENT)));
         sections.copy_samples(batch, &places);
         sections.copy_lists(batch, &places, &kinds);
@@ -265,8 +265,8 @@ fn narrow_weights(start: usize, ids: usize) -> Option<usize> {
 }
 
 /// The ids that have weights.
-fn weighted_values(places: &Places) -> usize {
-    let features = places.groups.iter().flat_map(|group| &group.features);
+fn weighted_values(groups: &[GroupPlaces]) -> usize {
+    let features = groups.iter().flat_map(|group| &group.features);
     features.filter(|feature| feature.weighted).map(|feature| feature.values).sum()
 }
 
@@ -304,9 +304,8 @@ fn places(batch: &Batch, widths: (usize, usize), kinds: &[Vec<Lists>]) -> Places
     });
     let groups: Vec<GroupPlaces> = groups.collect();
     let lists: usize = groups.iter().map(|group| group.rows * group.features.len()).sum();
-    let features = || groups.iter().flat_map(|group| &group.features);
-    let ids = features().map(|feature| feature.values).sum();
-    let weighted = features().filter(|feature| feature.weighted).map(|feature| feature.values).sum();
+    let ids = groups.iter().flat_map(|group| &group.features).map(|feature| feature.values).sum();
+    let weighted = weighted_values(&groups);
     Places {
         size,
         dense_width: widths.0,

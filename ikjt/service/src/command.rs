@@ -1,8 +1,10 @@
 //! The command line of `onefold-serve`.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
+use anyhow::Context;
 use axum::Router;
 use clap::{Parser, Subcommand};
 use onefold_datasets::units::{format_bytes, format_count};
@@ -102,6 +104,14 @@ impl CommandLine for Cli {
         runtime.shutdown_background();
         done
     }
+}
+
+/// Where a process will answer.
+pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.with_context(|| {
+        format!("`{address}` cannot be listened on\n  hint: choose another port with `--listen`")
+    })
 }
 
 /// Answers on a port: questions, and requests for pages.

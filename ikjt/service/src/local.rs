@@ -13,6 +13,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use crate::autoscale::Bounds;
+use crate::command::listen;
 use crate::master::{self, ServingArguments};
 
 /// How often workers that have ended are started again.
@@ -47,7 +48,7 @@ pub(crate) async fn run(arguments: &LocalArguments, printer: &Printer) -> anyhow
             arguments.serving.listen
         );
     }
-    let listener = master::listen(&arguments.serving).await?;
+    let listener = listen(arguments.serving.listen).await?;
     let address = listener.local_addr()?.to_string();
     let wanted = watch::Sender::new(arguments.workers.least);
     let (changes, bounds) = (wanted.subscribe(), arguments.workers);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use futures::stream::StreamExt;
 use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, Ticket, VERSION};
 use onefold_terminal::Printer;
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tonic::Status as GrpcStatus;
 
 use crate::autoscale::{Autoscaler, Bounds, Observed};
-use crate::command::{Listening, serve, told_to_end};
+use crate::command::{Listening, listen, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
 use crate::http;
 use crate::messages::{AskStatus, ClientRate, Drain, Heartbeat, Status};
@@ -64,15 +64,8 @@ fn parse_dataset(text: &str) -> Result<(String, String), String> {
 /// Runs the master until it is told to end.
 pub(crate) async fn run(arguments: &MasterArguments, printer: &Printer) -> anyhow::Result<()> {
     let wanted = watch::Sender::new(arguments.workers.least);
-    serve_on(listen(&arguments.serving).await?, &arguments.serving, arguments.workers, wanted, printer).await
-}
-
-/// Where the master will answer.
-pub(crate) async fn listen(arguments: &ServingArguments) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind(arguments.listen).await;
-    listener.with_context(|| {
-        format!("`{}` cannot be listened on\n  hint: choose another port with `--listen`", arguments.listen)
-    })
+    serve_on(listen(arguments.serving.listen).await?, &arguments.serving, arguments.workers, wanted, printer)
+        .await
 }
 
 /// Answers until the process is told to end, and says how many workers are `wanted`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use axum::Router;
 use futures::stream::{self, StreamExt};
 use onefold_datasets::process::{available_threads, cpu_seconds};
@@ -19,7 +19,7 @@ use onefold_terminal::Printer;
 use tonic::Status;
 
 use crate::blocks::{Blocks, Message, Subscription};
-use crate::command::{Listening, serve, told_to_end};
+use crate::command::{Listening, listen, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
 use crate::jobs::{Jobs, blocking};
 use crate::messages::{Heartbeat, WorkerFigures, WorkerState};
@@ -76,9 +76,7 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
         draining: AtomicBool::new(false),
     });
     let network = Network::new(&proof.security, proof.secure)?;
-    let listener = tokio::net::TcpListener::bind(arguments.listen).await.with_context(|| {
-        format!("`{}` cannot be listened on\n  hint: choose another port with `--listen`", arguments.listen)
-    })?;
+    let listener = listen(arguments.listen).await?;
     let port = listener.local_addr()?.port();
     let host = arguments.host.clone().unwrap_or_else(|| arguments.listen.ip().to_string());
     let address = match host.contains(':') {

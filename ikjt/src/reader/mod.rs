@@ -305,9 +305,8 @@ impl Reader {
     ///
     /// As [`read`](Self::read).
     pub fn read_packed(&self, split: &Split, epoch: u64) -> Result<PackedBatch> {
-        let widths = (self.schema.dense.len(), self.schema.labels.len());
-        let batch = self.read(split, epoch)?;
-        Ok(PackedBatch::copy_of(&batch, widths, self.options.dedupe == Dedupe::Window))
+        let Packing { widths, overlaps } = self.packing();
+        Ok(PackedBatch::copy_of(&self.read(split, epoch)?, widths, overlaps))
     }
 
     /// The samples of the row groups of all chosen files, and those that sampling keeps in an epoch: what a preprocessing
@@ -323,11 +322,14 @@ impl Reader {
     }
 
     fn packed(&self) -> Finish<PackedBatch> {
-        let packing = Packing {
+        Finish::Packed(self.packing(), |packed| packed)
+    }
+
+    fn packing(&self) -> Packing {
+        Packing {
             widths: (self.schema.dense.len(), self.schema.labels.len()),
             overlaps: self.options.dedupe == Dedupe::Window,
-        };
-        Finish::Packed(packing, |packed| packed)
+        }
     }
 
     /// What the reader was opened with.

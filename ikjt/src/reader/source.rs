@@ -81,8 +81,8 @@ impl Source {
         match self {
             Self::Storage(files) => footer_counts(files, wanted, &workers.pool),
             Self::Service(service, job) => {
-                let counts = of_service(service.counts(job, 0)?.rows, chosen.len())?;
-                Ok(counts.into_iter().filter(|(file, _)| wanted.contains(file)).collect())
+                let mut counts = of_service(service.counts(job, 0)?.rows, chosen.len())?;
+                Ok(wanted.iter().filter_map(|file| counts.remove_entry(file)).collect())
             }
         }
     }
