@@ -32,16 +32,20 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// The operating system's error; nothing is left beside the file.
 pub(crate) fn create_file(path: &Path, bytes: &[u8]) -> io::Result<Created> {
     let temporary = sibling(path, &format!("{}.tmp", crate::random_name()));
-    let linked = in_folder(parent(path), || {
-        write_synced(&temporary, bytes).and_then(|()| fs_err::hard_link(&temporary, path))
+    let created = in_folder(parent(path), || {
+        write_synced(&temporary, bytes)?;
+        match fs_err::hard_link(&temporary, path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Exists),
+            linked => linked.map(|()| Created::Yes),
+        }
     });
     // The first error is the one to report; a vacuum removes the temporary file if this fails.
     let _ = fs_err::remove_file(&temporary);
-    match linked {
-        Ok(()) => sync_directory(parent(path)).map(|()| Created::Yes),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Exists),
-        Err(error) => Err(error),
+    if created? == Created::Yes {
+        sync_directory(parent(path))?;
+        return Ok(Created::Yes);
     }
+    Ok(Created::Exists)
 }
 
 /// How often a folder may be removed again before a file is in it. Another process removes empty folders once, when it
@@ -49,16 +53,17 @@ pub(crate) fn create_file(path: &Path, bytes: &[u8]) -> io::Result<Created> {
 const MOST_REMOVALS: usize = 1000;
 
 /// Makes `folder` and what is missing above it, and calls `create`, which makes a file in it. Until then another writer
-/// or a vacuum may remove the folder, because it is empty; both steps are then repeated.
+/// or a vacuum may remove the folder, because it is empty; both steps are then repeated. A folder that is removed while
+/// it is made appears as one that exists and yet is no directory, so that error is repeated too.
 ///
 /// # Errors
 ///
-/// The operating system's error.
+/// The operating system's error. `AlreadyExists` says that a file is where the folder should be.
 pub(crate) fn in_folder<T>(folder: &Path, mut create: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut attempt = || fs_err::create_dir_all(folder).and_then(|()| create());
     for _ in 0..MOST_REMOVALS {
         match attempt() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {}
             result => return result,
         }
     }
