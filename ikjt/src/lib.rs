@@ -87,7 +87,7 @@ pub use error::{Error, Result, ServiceErrorKind};
 pub use feature::Feature;
 pub use group::Group;
 pub use kept::KeptValues;
-pub use packed::{FeaturePlaces, GroupPlaces, KeptPlaces, PackedBatch, Places};
+pub use packed::{FeaturePlaces, GroupPlaces, KeptPlaces, PackedBatch, Places, SentBatch};
 pub use reader::{
     Batches, Dedupe, Horizon, Plan, PlannedStream, Position, Rank, Reader, ReaderOptions, Shuffle, Split,
     StageFigures, Step, Tail, Within, Workers,

@@ -140,15 +140,9 @@ impl PackedBatch {
     /// A copy of a batch in memory of its own. `widths` are the dense features and labels of a sample, which a batch
     /// without samples does not know; `overlaps` says whether lists that share ids go on to.
     pub fn copy_of(batch: &Batch, widths: (usize, usize), overlaps: bool) -> Self {
-        let of_group = |group: &Group| group.features().iter().map(|f| Lists::of(f, overlaps)).collect();
-        let kinds: Vec<Vec<Lists>> = batch.groups().iter().map(of_group).collect();
+        let kinds = kinds(batch, overlaps);
         let places = places(batch, widths, &kinds);
-        let end = places.value_weights + 4 * weighted_values(&places.groups);
-        let mut sections = Sections(MutableBuffer::with_capacity(end.max(1).next_multiple_of(ALIGNMENT)));
-        sections.copy_samples(batch, &places);
-        sections.copy_lists(batch, &places, &kinds);
-        sections.end_at(end.max(1).next_multiple_of(ALIGNMENT));
-        Self { memory: sections.0.into(), places }
+        Self { memory: copy::<i64>(batch, &places, &kinds, places.value_weights), places }
     }
 
     /// A batch of these bytes, which are copied unless they begin at a multiple of 64; [`unpack`](Self::unpack) checks
@@ -179,33 +173,16 @@ impl PackedBatch {
         (self.memory, self.places)
     }
 
-    /// The memory with 32 bits in place of the 64 of each id, if no id is negative or larger: most of a batch is ids, and
-    /// those of tables fit. For a network.
-    pub fn narrowed(&self) -> Option<Buffer> {
-        let Places { values, value_weights, .. } = self.places;
-        let ids = View(&self.memory).at::<i64>(values, values_of(&self.places)?).ok()?;
-        if ids.iter().fold(0, |all, id| all | (*id as u64 >> 32)) != 0 {
-            return None;
-        }
-        let narrow = narrow_weights(values, ids.len())?;
-        let rest = self.memory.get(value_weights..)?;
-        let mut sections = Sections(MutableBuffer::with_capacity(narrow + rest.len()));
-        sections.0.extend_from_slice(&self.memory[..values]);
-        let mut block = [0_u32; BLOCK];
-        for ids in ids.chunks(BLOCK) {
-            block.iter_mut().zip(ids).for_each(|(narrow, id)| *narrow = *id as u32);
-            sections.0.extend_from_slice(&block[..ids.len()]);
-        }
-        sections.put(narrow, rest);
-        Some(sections.0.into())
-    }
-
-    /// The batch whose [narrowed](Self::narrowed) memory this is.
+    /// The batch of bytes that were [sent](SentBatch); `narrow` says whether their ids have 32 bits.
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the places lie outside the memory.
-    pub fn widened(narrowed: &[u8], places: Places) -> Result<Self> {
+    /// [`Error::Invariant`] if the places lie outside the bytes.
+    pub fn received(bytes: Buffer, places: Places, narrow: bool) -> Result<Self> {
+        if narrow { Self::widened(&bytes, places) } else { Ok(Self::new(bytes, places)) }
+    }
+
+    fn widened(narrowed: &[u8], places: Places) -> Result<Self> {
         let wrong = || Error::invariant("packed batch", "its places lie outside its memory");
         let ids = values_of(&places).ok_or_else(wrong)?;
         let (start, end) =
@@ -251,6 +228,76 @@ impl PackedBatch {
             groups,
         })
     }
+}
+
+/// A batch for a network: a [`PackedBatch`] but that its ids have 32 bits in place of 64 if all of them fit. Most of a
+/// batch is ids, and those of tables fit.
+#[derive(Debug, Clone)]
+pub struct SentBatch {
+    /// The bytes.
+    pub memory: Buffer,
+    /// Where the parts of the batch will stand once its ids have 64 bits.
+    pub places: Places,
+    /// Whether ids have 32 bits.
+    pub narrow: bool,
+}
+
+impl SentBatch {
+    /// A copy of a batch, as [`PackedBatch::copy_of`] makes it.
+    pub fn copy_of(batch: &Batch, widths: (usize, usize), overlaps: bool) -> Self {
+        let kinds = kinds(batch, overlaps);
+        let places = places(batch, widths, &kinds);
+        let ids = batch.groups().iter().flat_map(Group::features).map(|feature| feature.values());
+        let high_bits = |ids: &ScalarBuffer<i64>| ids.iter().fold(0, |all, id| all | (*id as u64 >> 32));
+        let narrow = values_of(&places).and_then(|count| narrow_weights(places.values, count));
+        match narrow.filter(|_| ids.fold(0, |all, ids| all | high_bits(ids)) == 0) {
+            Some(weights) => {
+                Self { memory: copy::<u32>(batch, &places, &kinds, weights), places, narrow: true }
+            }
+            None => {
+                let memory = copy::<i64>(batch, &places, &kinds, places.value_weights);
+                Self { memory, places, narrow: false }
+            }
+        }
+    }
+}
+
+/// How ids are written.
+trait Id {
+    /// Appends ids.
+    fn put(memory: &mut MutableBuffer, ids: &[i64]);
+}
+
+impl Id for i64 {
+    fn put(memory: &mut MutableBuffer, ids: &[i64]) {
+        memory.extend_from_slice(ids);
+    }
+}
+
+impl Id for u32 {
+    fn put(memory: &mut MutableBuffer, ids: &[i64]) {
+        let mut block = [0; BLOCK];
+        for ids in ids.chunks(BLOCK) {
+            block.iter_mut().zip(ids).for_each(|(narrow, id)| *narrow = *id as Self);
+            memory.extend_from_slice(&block[..ids.len()]);
+        }
+    }
+}
+
+/// How the lists of every feature are copied, by group.
+fn kinds(batch: &Batch, overlaps: bool) -> Vec<Vec<Lists>> {
+    let of_group = |group: &Group| group.features().iter().map(|f| Lists::of(f, overlaps)).collect();
+    batch.groups().iter().map(of_group).collect()
+}
+
+/// The memory of a batch whose ids are of type `I`, so that the weights of ids begin at byte `value_weights`.
+fn copy<I: Id>(batch: &Batch, places: &Places, kinds: &[Vec<Lists>], value_weights: usize) -> Buffer {
+    let bytes = (value_weights + 4 * weighted_values(&places.groups)).max(1).next_multiple_of(ALIGNMENT);
+    let mut sections = Sections(MutableBuffer::with_capacity(bytes));
+    sections.copy_samples(batch, places);
+    sections.copy_lists::<I>(batch, places, kinds, value_weights);
+    sections.end_at(bytes);
+    sections.0.into()
 }
 
 /// The ids of all features.
@@ -393,7 +440,13 @@ impl Sections {
     }
 
     /// Sizes, offsets, ids and their weights.
-    fn copy_lists(&mut self, batch: &Batch, places: &Places, kinds: &[Vec<Lists>]) {
+    fn copy_lists<I: Id>(
+        &mut self,
+        batch: &Batch,
+        places: &Places,
+        kinds: &[Vec<Lists>],
+        value_weights: usize,
+    ) {
         let features = || {
             let of_group = batch.groups().iter().zip(kinds);
             of_group.flat_map(|(group, kinds)| group.features().iter().zip(kinds.iter().copied()))
@@ -408,10 +461,12 @@ impl Sections {
             }
         }
         self.end_at(places.values);
-        features().for_each(|(feature, kind)| self.copy_items(feature, feature.values(), kind));
-        self.end_at(places.value_weights);
+        features().for_each(|(feature, kind)| self.copy_items(feature, feature.values(), kind, I::put));
+        self.end_at(value_weights);
         for (feature, kind) in features() {
-            feature.weights().iter().for_each(|weights| self.copy_items(feature, weights, kind));
+            if let Some(weights) = feature.weights() {
+                self.copy_items(feature, weights, kind, |memory, weights| memory.extend_from_slice(weights));
+            }
         }
     }
 
@@ -424,13 +479,19 @@ impl Sections {
         }
     }
 
-    /// The ids of a feature, or their weights.
-    fn copy_items<T: ArrowNativeType>(&mut self, feature: &Feature, items: &[T], kind: Lists) {
+    /// The ids of a feature, or their weights, which `put` appends.
+    fn copy_items<T>(
+        &mut self,
+        feature: &Feature,
+        items: &[T],
+        kind: Lists,
+        put: impl Fn(&mut MutableBuffer, &[T]),
+    ) {
         match kind {
-            Lists::Packed | Lists::Overlapping => self.0.extend_from_slice(items),
+            Lists::Packed | Lists::Overlapping => put(&mut self.0, items),
             Lists::Scattered => {
                 for (offset, size) in feature.offsets().iter().zip(feature.sizes().iter()) {
-                    self.0.extend_from_slice(&items[*offset as usize..][..*size as usize]);
+                    put(&mut self.0, &items[*offset as usize..][..*size as usize]);
                 }
             }
         }
@@ -525,14 +586,12 @@ mod tests {
             let moved = PackedBatch::new(Buffer::from(shifted).slice(1), packed.places.clone());
             prop_assert_eq!(moved.unpack().unwrap(), batch.clone());
             prop_assert_eq!(packed.unpack().unwrap(), batch.clone());
-            let fits = packed.narrowed();
             let ids = || batch.groups().iter().flat_map(Group::features).flat_map(|feature| feature.values().iter());
-            if ids().all(|id| u32::try_from(*id).is_ok()) {
-                let widened = PackedBatch::widened(&fits.unwrap(), packed.places.clone()).unwrap();
-                prop_assert_eq!(&widened.memory[..], &packed.memory[..]);
-            } else {
-                prop_assert!(fits.is_none() || packed.unpack().unwrap().expand() == batch.expand());
-            }
+            let SentBatch { memory, places, narrow } = SentBatch::copy_of(&batch, widths, overlaps);
+            prop_assert_eq!(narrow, ids().all(|id| u32::try_from(*id).is_ok()));
+            let received = PackedBatch::received(memory, places, narrow).unwrap();
+            prop_assert_eq!(&received.memory[..], &packed.memory[..]);
+            prop_assert_eq!(&received.places, &packed.places);
             let written = serde_json::to_string(&packed.places).unwrap();
             prop_assert_eq!(serde_json::from_str::<Places>(&written).unwrap(), packed.places);
         }
@@ -566,7 +625,7 @@ mod tests {
                         .for_each(|feature| feature.values = value),
                 }
             }
-            let narrow = PackedBatch::widened(&bytes, places.clone()).and_then(|packed| packed.unpack());
+            let narrow = PackedBatch::received(Buffer::from(bytes.clone()), places.clone(), true).and_then(|packed| packed.unpack());
             let wide = PackedBatch::new(Buffer::from(bytes), places).unpack();
             for found in [narrow, wide].into_iter().flatten() {
                 let _ = found.expand();

@@ -32,7 +32,8 @@ static BATCH: LazyLock<(String, Vec<u8>)> = LazyLock::new(|| {
     (serde_json::to_string(packed.places()).unwrap(), packed.memory().to_vec())
 });
 
-/// Changes, of four bytes each: whether one of the text or of the memory, where, and what.
+/// Changes, of four bytes each: whether one of the text or of the memory, where, and what. A byte more says that ids have
+/// 32 bits.
 fn changed(changes: &[u8]) -> Option<PackedBatch> {
     let (text, mut memory) = BATCH.clone();
     let mut text = text.into_bytes();
@@ -51,7 +52,7 @@ fn changed(changes: &[u8]) -> Option<PackedBatch> {
         }
     }
     let places: Places = serde_json::from_slice(&text).ok()?;
-    Some(PackedBatch::new(Buffer::from(memory), places))
+    PackedBatch::received(Buffer::from(memory), places, changes.len() % 2 == 1).ok()
 }
 
 fuzz_target!(|changes: &[u8]| {

@@ -12,7 +12,7 @@ use arrow::buffer::Buffer;
 use arrow_flight::FlightData;
 use bytes::Bytes;
 use onefold_ikjt::service::protocol::{BatchHeader, Block, MOST_MESSAGE_BYTES};
-use onefold_ikjt::{Horizon, PackedBatch, Position, Reader, StageFigures};
+use onefold_ikjt::{Horizon, Position, Reader, SentBatch, StageFigures};
 use tokio::sync::Notify;
 use tonic::Status;
 use xxhash_rust::xxh3::xxh3_64;
@@ -110,10 +110,8 @@ impl Message {
     /// # Errors
     ///
     /// `InvalidArgument` if the batch is larger than a message.
-    pub(crate) fn new(step: u64, batch: PackedBatch) -> Result<Self, Status> {
-        let narrow = batch.narrowed();
-        let (memory, places) = batch.into_parts();
-        let (narrow, body) = (narrow.is_some(), narrow.unwrap_or(memory));
+    pub(crate) fn new(step: u64, batch: SentBatch) -> Result<Self, Status> {
+        let SentBatch { memory: body, places, narrow } = batch;
         let bytes = body.len();
         if bytes > MOST_MESSAGE_BYTES {
             return Err(Status::invalid_argument(format!(
@@ -361,8 +359,7 @@ impl Blocks {
         mut position: Position,
         horizon: &Horizon,
     ) -> Result<(), Status> {
-        let mut batches =
-            reader.packed_until(&position, horizon.clone()).map_err(|error| to_status(&error))?;
+        let mut batches = reader.sent_until(&position, horizon.clone()).map_err(|error| to_status(&error))?;
         let mut counted = StageFigures::default();
         while let Some(batch) = batches.next() {
             let message = Message::new(position.step, batch.map_err(|error| to_status(&error))?.batch)?;

@@ -220,7 +220,7 @@ impl Answers for Worker {
             }
             Ticket::Split { job, epoch, split } => {
                 let reader = self.jobs.reader(&job).await?;
-                let batch = blocking(move || reader.read_packed(&split, epoch)).await?;
+                let batch = blocking(move || reader.read_sent(&split, epoch)).await?;
                 let message = Message::new(0, batch)?;
                 Ok(stream::iter([Ok(message.into())]).boxed())
             }

@@ -7,7 +7,7 @@ use onefold_datasets::Schema;
 use super::budget::Account;
 use super::convert::Pieces;
 use super::order::StreamOrder;
-use super::pipeline::{Batches, Finish, Queue, Waited, promise};
+use super::pipeline::{Batches, Finish, Made, Queue, Waited, promise};
 use super::position::{Position, Shuffle};
 use super::stages::Stages;
 use super::workers::Workers;
@@ -95,7 +95,7 @@ impl<T> Finish<T> {
         let batch = checked(&packed, schema, most_samples)?;
         Ok(match self {
             Self::Shared(finish) => finish(batch),
-            Self::Packed(_, finish) => finish(packed),
+            Self::Packed(packing, finish) => finish(Made::Received(&batch, packed), *packing).0,
         })
     }
 }

@@ -60,7 +60,7 @@ use self::decode::{Decoding, RowGroup};
 use self::fetched::{Fetched, block_steps, checked};
 use self::files::{Chosen, Files, Footers, Opener, choose};
 use self::order::{Item, StreamOrder};
-use self::pipeline::{Finish, Packing, Steps, Work};
+use self::pipeline::{Finish, Made, Packing, Steps, Work};
 use self::plan::{Counts, stream_files};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::source::{Place, Source, sample_counts};
@@ -69,7 +69,7 @@ use self::stream::{Stream, files_by_first_use};
 use crate::preprocess::{Preprocessor, Sampler};
 use crate::service::Fetch;
 use crate::service::protocol::{Job, SampleCounts};
-use crate::{Batch, Error, PackedBatch, Result};
+use crate::{Batch, Error, PackedBatch, Result, SentBatch};
 
 pub use options::{Dedupe, ReaderOptions};
 pub use pipeline::{Batches, Horizon, Step};
@@ -287,26 +287,41 @@ impl Reader {
     ///
     /// As [`resume`](Self::resume).
     pub fn resume_packed(&self, position: &Position) -> Result<Batches<PackedBatch>> {
-        self.start(position, self.packed())
+        let finish = |made: Made<'_>, Packing { widths, overlaps }| {
+            let packed = match made {
+                Made::Here(batch) => PackedBatch::copy_of(batch, widths, overlaps),
+                Made::Received(_, packed) => packed,
+            };
+            let bytes = packed.memory().len() as u64;
+            (packed, bytes)
+        };
+        self.start(position, Finish::Packed(self.packing(), finish))
     }
 
-    /// As [`resume_packed`](Self::resume_packed), up to a horizon: row groups that only later steps need are not read.
+    /// As [`resume_packed`](Self::resume_packed), for a network, up to a horizon: row groups that only later steps need
+    /// are not read.
     ///
     /// # Errors
     ///
     /// As [`resume`](Self::resume).
-    pub fn packed_until(&self, position: &Position, horizon: Horizon) -> Result<Batches<PackedBatch>> {
-        self.start_until(position, horizon, self.packed())
+    pub fn sent_until(&self, position: &Position, horizon: Horizon) -> Result<Batches<SentBatch>> {
+        let finish = |made: Made<'_>, Packing { widths, overlaps }| {
+            let (Made::Here(batch) | Made::Received(batch, _)) = made;
+            let sent = SentBatch::copy_of(batch, widths, overlaps);
+            let bytes = sent.memory.len() as u64;
+            (sent, bytes)
+        };
+        self.start_until(position, horizon, Finish::Packed(self.packing(), finish))
     }
 
-    /// The samples of a split as [`read`](Self::read) gives them, in one allocation.
+    /// The samples of a split as [`read`](Self::read) gives them, for a network.
     ///
     /// # Errors
     ///
     /// As [`read`](Self::read).
-    pub fn read_packed(&self, split: &Split, epoch: u64) -> Result<PackedBatch> {
+    pub fn read_sent(&self, split: &Split, epoch: u64) -> Result<SentBatch> {
         let Packing { widths, overlaps } = self.packing();
-        Ok(PackedBatch::copy_of(&self.read(split, epoch)?, widths, overlaps))
+        Ok(SentBatch::copy_of(&self.read(split, epoch)?, widths, overlaps))
     }
 
     /// The samples of the row groups of all chosen files, and those that sampling keeps in an epoch: what a preprocessing
@@ -319,10 +334,6 @@ impl Reader {
         let all: Vec<usize> = (0..self.chosen.len()).collect();
         let rows = self.source.row_counts(&self.chosen, &all, &self.workers)?;
         Ok(sample_counts(rows, self.kept_counts(epoch)?.map(|kept| (*kept).clone())))
-    }
-
-    fn packed(&self) -> Finish<PackedBatch> {
-        Finish::Packed(self.packing(), |packed| packed)
     }
 
     fn packing(&self) -> Packing {

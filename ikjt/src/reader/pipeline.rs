@@ -37,8 +37,16 @@ pub(super) type Delivery<T> = (T, Pieces, Reservation);
 pub(super) enum Finish<T> {
     /// A batch, which may share buffers with a row group.
     Shared(fn(Batch) -> T),
-    /// A copy in one allocation, made on the thread that made the batch, whose cache has it.
-    Packed(Packing, fn(PackedBatch) -> T),
+    /// A copy in one allocation, with its bytes, made on the thread that made the batch, whose cache has it.
+    Packed(Packing, fn(Made<'_>, Packing) -> (T, u64)),
+}
+
+/// What is made one allocation.
+pub(super) enum Made<'a> {
+    /// A batch.
+    Here(&'a Batch),
+    /// A batch that a service made, and its allocation.
+    Received(&'a Batch, PackedBatch),
 }
 
 /// How a batch is copied.
@@ -68,9 +76,8 @@ impl<T> Finish<T> {
             }
             Self::Packed(packing, finish) => {
                 let batch = conversion.run_shared(&pieces, stages)?;
-                let packed = PackedBatch::copy_of(&batch, packing.widths, packing.overlaps);
-                let bytes = packed.memory().len() as u64;
-                Ok((finish(packed), bytes, Pieces::new()))
+                let (packed, bytes) = finish(Made::Here(&batch), *packing);
+                Ok((packed, bytes, Pieces::new()))
             }
         }
     }

@@ -367,12 +367,8 @@ fn to_batch(message: FlightData) -> Result<(u64, PackedBatch), Failure> {
     if xxh3_64(&message.data_body) != header.checksum {
         return Err(Failure::Passing("a batch arrived damaged".to_owned()));
     }
-    let batch = match header.narrow {
-        true => PackedBatch::widened(&message.data_body, header.places)
-            .map_err(|error| Failure::Final(wrong_batch(&error)))?,
-        false => PackedBatch::new(Buffer::from(message.data_body), header.places),
-    };
-    Ok((header.step, batch))
+    let batch = PackedBatch::received(Buffer::from(message.data_body), header.places, header.narrow);
+    Ok((header.step, batch.map_err(|error| Failure::Final(wrong_batch(&error)))?))
 }
 
 /// The error for a batch that is not what was asked for.

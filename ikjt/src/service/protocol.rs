@@ -218,7 +218,7 @@ pub struct BatchHeader {
     pub step: u64,
     /// The XXH3 of the body.
     pub checksum: u64,
-    /// Whether the body's ids have [32 bits](crate::PackedBatch::narrowed).
+    /// Whether the body's ids have [32 bits](crate::SentBatch::narrow).
     pub narrow: bool,
     /// Where the parts of the batch stand in the body.
     pub places: Places,
