@@ -63,6 +63,7 @@ pub(crate) mod arbitrary;
 mod batch;
 mod batch_digest;
 mod builder;
+pub mod cache;
 pub mod command;
 mod convert;
 mod dedupe;

@@ -43,6 +43,17 @@ impl Ranges {
         self.parts.extend(next.parts);
     }
 
+    /// Adds the bytes from `start` on, which are not there yet.
+    pub fn insert(&mut self, start: u64, bytes: Bytes) {
+        let place = self.parts.partition_point(|(first, _)| *first < start);
+        self.parts.insert(place, (start, bytes));
+    }
+
+    /// The start and the bytes of each part.
+    pub fn into_parts(self) -> Vec<(u64, Bytes)> {
+        self.parts
+    }
+
     /// A copy of the ranges `wanted`, which may lie across parts that follow each other; `None` if one of them is not
     /// all there. It does not keep the original in memory.
     pub fn copy(&self, wanted: Vec<Range<u64>>) -> Option<Self> {

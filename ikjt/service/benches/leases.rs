@@ -57,7 +57,9 @@ async fn heartbeats(address: String) {
             let worker = json!({
                 "address": format!("10.0.{}.{}:7071", worker / 256, worker % 256), "threads": 16,
                 "memory_limit_bytes": 1_u64 << 36, "blocks": 20, "draining": false, "batches_computed": 0,
-                "samples_computed": 0, "batches_sent": 0, "bytes_sent": 0, "bytes_kept": 0, "cpu_seconds": 0.0,
+                "samples_computed": 0, "batches_sent": 0, "bytes_sent": 0, "bytes_kept": 0,
+                "cached_bytes": 0, "cached_bytes_on_disk": 0, "encoded_hits": 0, "decoded_hits": 0, "block_hits": 0,
+                "disk_hits": 0, "cpu_seconds": 0.0,
                 "verify_seconds": 0.0, "read_seconds": 0.0, "decode_seconds": 0.0, "arrange_seconds": 0.0,
                 "cut_seconds": 0.0, "deduplicate_seconds": 0.0, "preprocess_seconds": 0.0, "bytes_verified": 0,
                 "bytes_read": 0,
@@ -82,7 +84,7 @@ async fn client(address: String, number: usize, leases: Arc<AtomicU64>, until: I
     };
     for block in 0_u64.. {
         let place = format!("{number:024x}/0/{block}");
-        let lease = Lease { place, avoid: Vec::new(), client: Some(state.clone()) };
+        let lease = Lease { place, near: None, avoid: Vec::new(), client: Some(state.clone()) };
         network.ask(&address, &lease).await.expect("a worker");
         leases.fetch_add(1, Relaxed);
         if Instant::now() > until {

@@ -1,16 +1,18 @@
 //! The blocks of steps that a worker computes, and those that it keeps for clients that come later.
 //!
 //! A block that several clients ask for is computed once. Its batches wait in memory until every client has had them;
-//! a complete block stays until its memory is needed, the one that was read longest ago first. Jobs share the memory: a
-//! job that is slow to take its batches stops its own blocks and no others. The first block of a job goes on for as long
-//! as a client waits for its next batch, whatever the others hold.
+//! then a complete block goes to the [cache](onefold_ikjt::cache), which has what memory is left. Jobs share the memory:
+//! a job that is slow to take its batches stops its own blocks and no others. The first block of a job goes on for as
+//! long as a client waits for its next batch, whatever the others hold.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use arrow::buffer::Buffer;
 use arrow_flight::FlightData;
 use bytes::Bytes;
+use onefold_ikjt::cache::Cache;
 use onefold_ikjt::service::protocol::{BatchHeader, Block, MOST_MESSAGE_BYTES};
 use onefold_ikjt::{Horizon, Position, Reader, SentBatch, StageFigures};
 use tokio::sync::Notify;
@@ -29,6 +31,8 @@ const RUNNING: usize = 2;
 pub(crate) struct Blocks {
     /// Bytes that batches may take, but for a batch of each job's first block.
     limit: u64,
+    /// Has the memory that batches do not need.
+    cache: Arc<Cache>,
     state: Mutex<State>,
     /// Memory came free, or somebody lost interest.
     changed: Condvar,
@@ -61,10 +65,16 @@ struct Entry {
     progress: Progress,
     /// The next step of each client.
     clients: HashMap<u64, u64>,
-    /// When a client had a batch of it last.
-    used: u64,
+    /// Its place in the epoch, from 0 to 1.
+    place: f32,
+    /// Processor time that its batches took.
+    made: Duration,
     more: Arc<Notify>,
 }
+
+/// A block that the cache had.
+#[derive(Debug)]
+pub(crate) struct KeptBlock(Vec<Message>);
 
 /// Blocks that follow each other, which are computed in one go: at the ends of a run a row group is decoded of which
 /// only a part is needed.
@@ -129,6 +139,30 @@ impl Message {
     fn bytes(&self) -> u64 {
         (self.header.len() + self.body.len()) as u64
     }
+
+    /// As the cache keeps it.
+    fn into_parts(self) -> [Bytes; 3] {
+        [self.header, self.body, Bytes::copy_from_slice(&self.samples.to_le_bytes())]
+    }
+
+    fn of_parts(parts: &[Bytes; 3]) -> Option<Self> {
+        let [header, body, samples] = parts;
+        let samples = u64::from_le_bytes(samples.as_ref().try_into().ok()?);
+        Some(Self { header: header.clone(), body: body.clone(), samples })
+    }
+}
+
+impl KeptBlock {
+    /// The block as the cache kept it; `None` if these are not all of its parts.
+    fn of_parts(parts: &[Bytes], steps: u64) -> Option<Self> {
+        let (messages, rest) = parts.as_chunks::<3>();
+        let complete = rest.is_empty() && messages.len() as u64 == steps;
+        complete.then(|| messages.iter().map(Message::of_parts).collect::<Option<_>>().map(Self))?
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.iter().map(Message::bytes).sum()
+    }
 }
 
 /// The spaces after a header with which the body begins at a multiple of 64 in the encoded message: where a client
@@ -150,6 +184,17 @@ impl From<Message> for FlightData {
 }
 
 impl Entry {
+    /// A block from the step `from` on, or all of it if it was kept.
+    fn new(block: Block, from: u64, reader: Arc<Reader>, place: f32, kept: Option<KeptBlock>) -> Self {
+        let (first, progress, batches) = match kept {
+            Some(KeptBlock(batches)) => (block.steps.start, Progress::Complete, batches.into()),
+            None if from >= block.steps.end => (block.steps.end, Progress::Complete, VecDeque::new()),
+            None => (from, Progress::Waiting, VecDeque::new()),
+        };
+        let (clients, made, more) = (HashMap::new(), Duration::ZERO, Arc::new(Notify::new()));
+        Self { block, reader, first, batches, progress, clients, place, made, more }
+    }
+
     /// What a client gets for a step; `None` if it has to wait.
     fn message(&self, step: u64) -> Option<Result<Message, Status>> {
         match (self.batches.get((step - self.first) as usize), &self.progress) {
@@ -176,6 +221,17 @@ impl Entry {
     fn is_complete(&self) -> bool {
         matches!(self.progress, Progress::Complete)
     }
+
+    /// Gives a block that is whole to the cache.
+    fn keep(self, cache: &Arc<Cache>) {
+        if self.is_complete()
+            && self.first == self.block.steps.start
+            && let Some(interest) = self.reader.interest()
+        {
+            let parts = self.batches.into_iter().flat_map(Message::into_parts).collect();
+            cache.put_block(self.block, parts, (&interest, self.place), self.made);
+        }
+    }
 }
 
 impl State {
@@ -184,12 +240,13 @@ impl State {
         self.clock
     }
 
-    fn remove(&mut self, id: u64) {
-        let Some(entry) = self.entries.remove(&id) else { return };
+    fn remove(&mut self, id: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
         self.bytes -= entry.bytes();
         if self.by_block.get(&entry.block) == Some(&id) {
             self.by_block.remove(&entry.block);
         }
+        Some(entry)
     }
 
     /// The block to compute next: of the job whose turn it is, the first.
@@ -248,14 +305,8 @@ impl State {
         self.bytes + bytes <= limit && of_job().map(Entry::bytes).sum::<u64>() + bytes <= share
     }
 
-    /// Frees the memory of a block that nobody reads, or else of batches that all clients of a block have had. Whether
-    /// there was something to free.
+    /// Frees the memory of batches that all clients of a block have had. Whether there were any.
     fn free_some(&mut self) -> bool {
-        let unread = self.entries.iter().filter(|(_, entry)| entry.clients.is_empty() && entry.is_complete());
-        if let Some((&id, _)) = unread.min_by_key(|(_, entry)| entry.used) {
-            self.remove(id);
-            return true;
-        }
         let mut freed = 0;
         for entry in self.entries.values_mut() {
             let Some(&needed) = entry.clients.values().min() else { continue };
@@ -272,9 +323,9 @@ impl State {
 }
 
 impl Blocks {
-    /// Batches take at most `limit` bytes, but for one of each job.
-    pub(crate) fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, state: Mutex::default(), changed: Condvar::new() })
+    /// Batches take at most `limit` bytes, but for one of each job; `cache` has the rest of them.
+    pub(crate) fn new(limit: u64, cache: Arc<Cache>) -> Arc<Self> {
+        Arc::new(Self { limit, cache, state: Mutex::default(), changed: Condvar::new() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -288,11 +339,27 @@ impl Blocks {
 
     pub(crate) fn figures(&self) -> WorkerFigures {
         let state = self.state();
-        WorkerFigures { bytes_kept: state.bytes, ..state.figures.clone() }
+        WorkerFigures { bytes_kept: state.bytes, cache: self.cache.figures(), ..state.figures.clone() }
     }
 
-    /// The batches of a block from the step `from` on, for one client.
-    pub(crate) fn read(self: &Arc<Self>, block: Block, from: u64, reader: Arc<Reader>) -> Subscription {
+    /// A block that no client reads, if the cache has it. This may read a disk.
+    pub(crate) fn kept(&self, block: &Block) -> Option<KeptBlock> {
+        if self.state().by_block.contains_key(block) {
+            return None;
+        }
+        let parts = self.cache.take_block(block)?;
+        KeptBlock::of_parts(&parts, block.steps.end.saturating_sub(block.steps.start))
+    }
+
+    /// The batches of a block from the step `from` on, for one client. It stands at `place` of its epoch, from 0 to 1.
+    pub(crate) fn read(
+        self: &Arc<Self>,
+        block: Block,
+        from: u64,
+        reader: Arc<Reader>,
+        place: f32,
+        kept: Option<KeptBlock>,
+    ) -> Subscription {
         let mut state = self.state();
         let (client, job) = (state.tick(), block.job.clone());
         let known = state.by_block.get(&block).copied().filter(|id| {
@@ -301,14 +368,12 @@ impl Blocks {
         });
         let id = known.unwrap_or(client);
         if known.is_none() {
-            let (end, more) = (block.steps.end, Arc::new(Notify::new()));
-            let first = from.min(end);
-            let progress = if first == end { Progress::Complete } else { Progress::Waiting };
-            state.by_block.insert(block.clone(), id);
-            let (batches, clients) = (VecDeque::new(), HashMap::new());
-            state
-                .entries
-                .insert(id, Entry { block, reader, first, batches, progress, clients, used: id, more });
+            let fits = |kept: &KeptBlock| state.bytes + kept.bytes() <= self.limit;
+            let entry = Entry::new(block.clone(), from, reader, place, kept.filter(fits));
+            state.bytes += entry.bytes();
+            self.cache.leave(state.bytes);
+            state.by_block.insert(block, id);
+            state.entries.insert(id, entry);
         }
         let mut end = from;
         if let Some(entry) = state.entries.get_mut(&id) {
@@ -364,9 +429,10 @@ impl Blocks {
         while let Some(batch) = batches.next() {
             let message = Message::new(position.step, batch.map_err(|error| to_status(&error))?.batch)?;
             let stages = batches.stages();
-            self.count(&stages.since(&counted));
+            let done = stages.since(&counted);
+            self.count(&done);
             counted = stages;
-            if !self.add(run, position.step, message) {
+            if !self.add(run, position.step, message, done.seconds()) {
                 break;
             }
             position.step += 1;
@@ -380,7 +446,7 @@ impl Blocks {
     }
 
     /// Adds a batch to its block once there is memory for it. Whether somebody wants more.
-    fn add(self: &Arc<Self>, run: u64, step: u64, message: Message) -> bool {
+    fn add(self: &Arc<Self>, run: u64, step: u64, message: Message, made: Duration) -> bool {
         let (bytes, samples) = (message.bytes(), message.samples);
         let mut state = self.state();
         state.figures.batches_computed += 1;
@@ -405,11 +471,13 @@ impl Blocks {
         state.running += usize::from(paused);
         let Some(entry) = state.entries.get_mut(&id) else { return false };
         entry.batches.push_back(message);
+        entry.made += made;
         if entry.next_batch() == entry.block.steps.end {
             entry.progress = Progress::Complete;
         }
         entry.more.notify_waiters();
         state.bytes += bytes;
+        self.cache.leave(state.bytes);
         true
     }
 
@@ -469,12 +537,10 @@ impl Subscription {
         loop {
             let more = {
                 let mut state = self.blocks.state();
-                let now = state.tick();
                 let entry = state.entries.get_mut(&self.id)?;
                 if let Some(message) = entry.message(self.next) {
                     self.next += 1;
                     entry.clients.insert(self.client, self.next);
-                    entry.used = now;
                     self.blocks.changed.notify_all();
                     if let Ok(message) = &message {
                         state.figures.batches_sent += 1;
@@ -495,8 +561,11 @@ impl Drop for Subscription {
         let mut state = self.blocks.state();
         if let Some(entry) = state.entries.get_mut(&self.id) {
             entry.clients.remove(&self.client);
-            if entry.clients.is_empty() && !entry.is_complete() {
-                state.remove(self.id);
+            if entry.clients.is_empty()
+                && let Some(entry) = state.remove(self.id)
+            {
+                self.blocks.cache.leave(state.bytes);
+                entry.keep(&self.blocks.cache);
             }
         }
         self.blocks.begin_next(&mut state);

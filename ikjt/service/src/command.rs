@@ -182,13 +182,15 @@ fn describe(status: &Status) -> String {
         let figures = &worker.figures;
         let _ = write!(
             text,
-            "\nworker  {:<22} {} threads, {} blocks, {} samples computed, {} sent, {} of batches kept{}",
+            "\nworker  {:<22} {} threads, {} blocks, {} samples computed, {} sent, {} waiting, {} cached, {} on disk{}",
             worker.address,
             worker.threads,
             worker.blocks,
             format_count(figures.samples_computed),
             format_bytes(figures.bytes_sent),
             format_bytes(figures.bytes_kept),
+            format_bytes(figures.cache.cached_bytes),
+            format_bytes(figures.cache.cached_bytes_on_disk),
             if worker.draining { ", draining" } else { "" }
         );
     }

@@ -11,6 +11,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use onefold_datasets::units::{format_bytes, format_count};
+use onefold_ikjt::cache::CacheFigures;
 use onefold_page::svg::{Bar, bars};
 use onefold_page::text::{escape, percent};
 use onefold_page::{STYLE, document, section};
@@ -123,17 +124,35 @@ fn workers(status: &Status) -> String {
             format_count(rate.samples_computed_per_second as u64),
             format!("{}/s", format_bytes(rate.bytes_sent_per_second as u64)),
             percent(rate.shared_share),
-            format_bytes(worker.figures.bytes_kept),
+            format_bytes(worker.figures.bytes_kept + worker.figures.cache.cached_bytes),
+            format_bytes(worker.figures.cache.cached_bytes_on_disk),
+            hits(&worker.figures.cache),
         ]
     });
-    let heads = ["worker", "busy threads", "blocks", "samples/s", "sent", "shared", "kept"];
+    let heads = [
+        "worker",
+        "busy threads",
+        "blocks",
+        "samples/s",
+        "sent",
+        "shared",
+        "in memory",
+        "on disk",
+        "cache hits",
+    ];
     let lead = format!(
-        "{} are wanted. {} leases so far. Shared is the part of what a worker sends that it had computed for another client, or in an \
-         epoch before.",
+        "{} are wanted. {} leases so far. Shared is the part of what a worker sends that it had computed for another \
+         client, or in an epoch before. Cache hits are blocks of batches, decoded columns and encoded columns.",
         status.wanted_workers,
         format_count(status.leases)
     );
     section("Workers", &lead, &table(&heads, rows))
+}
+
+/// What need not be made again, by form.
+fn hits(cache: &CacheFigures) -> String {
+    let CacheFigures { block_hits, decoded_hits, encoded_hits, .. } = *cache;
+    [block_hits, decoded_hits, encoded_hits].map(format_count).join(" / ")
 }
 
 /// Where the workers' time goes.
@@ -196,18 +215,31 @@ fn metrics(status: &Status) -> String {
         let label = |address: &str| format!("{{worker=\"{}\"}}", quoted(address));
         status.workers.iter().map(|worker| (label(&worker.address), of(worker))).collect()
     };
-    let counters: [(&str, &str, Count); 5] = [
+    let counters: [(&str, &str, Count); 9] = [
         ("batches_computed_total", "Batches that were computed.", |w| w.figures.batches_computed as f64),
         ("samples_computed_total", "Samples of them.", |w| w.figures.samples_computed as f64),
         ("batches_sent_total", "Batches that were sent.", |w| w.figures.batches_sent as f64),
         ("bytes_sent_total", "Bytes of them.", |w| w.figures.bytes_sent as f64),
+        ("block_hits_total", "Blocks of batches that the cache had.", |w| w.figures.cache.block_hits as f64),
+        ("decoded_hits_total", "Columns that need not be decoded.", |w| w.figures.cache.decoded_hits as f64),
+        ("encoded_hits_total", "Columns that need not be fetched.", |w| w.figures.cache.encoded_hits as f64),
+        ("disk_hits_total", "Hits of all kinds on disk.", |w| w.figures.cache.disk_hits as f64),
         ("cpu_seconds_total", "Processor time of the worker.", |w| w.figures.cpu_seconds),
     ];
     for (name, help, of) in counters {
         family(name, "counter", help, workers(of));
     }
-    family("kept_bytes", "gauge", "Bytes of batches in memory.", workers(|w| w.figures.bytes_kept as f64));
-    family("blocks", "gauge", "Blocks that clients read or wait for.", workers(|w| w.blocks as f64));
+    let gauges: [(&str, &str, Count); 4] = [
+        ("kept_bytes", "Bytes of batches that wait for clients.", |w| w.figures.bytes_kept as f64),
+        ("cached_bytes", "Bytes of the cache in memory.", |w| w.figures.cache.cached_bytes as f64),
+        ("cached_bytes_on_disk", "Bytes of the cache on disk.", |w| {
+            w.figures.cache.cached_bytes_on_disk as f64
+        }),
+        ("blocks", "Blocks that clients read or wait for.", |w| w.blocks as f64),
+    ];
+    for (name, help, of) in gauges {
+        family(name, "gauge", help, workers(of));
+    }
     let rates = status.clients.iter().zip(&status.client_rates);
     let labelled = rates.map(|(client, rate)| {
         let (name, dataset) = (quoted(&client.client), quoted(&client.dataset));

@@ -1,6 +1,7 @@
 //! A master and workers on one machine.
 
 use std::env;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -31,6 +32,12 @@ pub(crate) struct LocalArguments {
     /// Memory of all workers together, when there are as many as there may be
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "2GiB")]
     memory_limit: u64,
+    /// Folder on a local disk for what does not fit into memory and is worth reading again
+    #[arg(long, value_name = "FOLDER")]
+    cache_dir: Option<PathBuf>,
+    /// The most that all workers together keep in `--cache-dir`
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64GiB", requires = "cache_dir")]
+    cache_limit: u64,
     /// Threads of all workers together, when there are as many as there may be; at least one for each [default: all that
     /// the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
@@ -66,6 +73,10 @@ impl LocalArguments {
         let mut command = Command::new(env::current_exe().context("the path of this program is not known")?);
         command.args(["worker", "--until-stdin-closes", "--quiet", "--master", master]);
         command.args(["--threads", &threads.to_string(), "--memory-limit", &memory_limit.to_string()]);
+        if let Some(folder) = &self.cache_dir {
+            let limit = self.cache_limit / self.workers.most as u64;
+            command.arg("--cache-dir").arg(folder).args(["--cache-limit", &limit.to_string()]);
+        }
         command.args(self.serving.security.to_arguments());
         // Its stdin is closed when this process ends, whatever ends it, or when there is a worker too many.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);

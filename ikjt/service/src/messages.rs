@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use onefold_ikjt::StageFigures;
+use onefold_ikjt::cache::CacheFigures;
 use onefold_ikjt::service::protocol::{ClientState, Question};
 use serde::{Deserialize, Serialize};
 
@@ -52,8 +53,11 @@ pub(crate) struct WorkerFigures {
     pub(crate) batches_sent: u64,
     /// Bytes of them.
     pub(crate) bytes_sent: u64,
-    /// Bytes of batches in memory.
+    /// Bytes of batches that wait in memory for clients.
     pub(crate) bytes_kept: u64,
+    /// What is kept for reads to come.
+    #[serde(flatten)]
+    pub(crate) cache: CacheFigures,
     /// Processor time of the process.
     pub(crate) cpu_seconds: f64,
     /// Where the time of the reader's threads went.

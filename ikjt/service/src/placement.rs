@@ -14,6 +14,10 @@ const RATES_OVER: Duration = Duration::from_secs(2);
 /// The most places whose workers are remembered: those that were asked for last.
 const MOST_PLACES: usize = 1 << 18;
 
+/// Blocks for each thread that a worker may have more than the one with the least to do, and still be given a block
+/// because it has read what that needs.
+const MOST_AHEAD: f64 = 2.0;
+
 /// The workers that there are, and what each of them was asked to compute.
 #[derive(Debug, Default)]
 pub(crate) struct Placement {
@@ -103,44 +107,57 @@ impl Placement {
         Orders { drain }
     }
 
-    /// The worker for a place: the one that it had, or the one with the least to do. Workers to `avoid` are chosen only
-    /// where there are no others. `None` if there is no worker.
-    pub(crate) fn lease(&mut self, place: &str, avoid: &[String], now: Instant) -> Option<String> {
+    /// The worker for a place: the one that it had; or else that of the places `near` it, unless it has much more to do
+    /// than others; or the one with the least to do. Workers to `avoid` are chosen only where there are no others. `None`
+    /// if there is no worker.
+    pub(crate) fn lease(
+        &mut self,
+        place: &str,
+        near: Option<&str>,
+        avoid: &[String],
+        now: Instant,
+    ) -> Option<String> {
         self.workers.retain(|_, worker| worker.is_there(now));
-        let may = |worker: &Worker| !worker.state.draining && !self.drained.contains(&worker.state.address);
+        let may = |worker: &&Worker| !worker.state.draining && !self.drained.contains(&worker.state.address);
         let is_avoided = |worker: &Worker| avoid.contains(&worker.state.address);
-        let known = self.places.get(place).and_then(|address| self.workers.get(address));
-        let chosen = match known.filter(|worker| may(worker) && !is_avoided(worker)) {
-            Some(worker) => worker.state.address.clone(),
-            None => {
-                let candidates = self.workers.values().filter(|worker| may(worker));
-                let least = candidates
-                    .min_by(|a, b| is_avoided(a).cmp(&is_avoided(b)).then(a.load().total_cmp(&b.load())));
-                least?.state.address.clone()
-            }
+        let least = self
+            .workers
+            .values()
+            .filter(may)
+            .min_by(|a, b| is_avoided(a).cmp(&is_avoided(b)).then(a.load().total_cmp(&b.load())))?;
+        let of = |place: &str| {
+            let known = self.places.get(place).and_then(|address| self.workers.get(address));
+            known.filter(|worker| may(worker) && !is_avoided(worker))
         };
+        let of_near = || near.and_then(of).filter(|worker| worker.load() <= least.load() + MOST_AHEAD);
+        let chosen = of(place).or_else(of_near).unwrap_or(least).state.address.clone();
         self.leases += 1;
-        self.remember(place, &chosen);
+        let is_new = self.remember(place, &chosen);
+        if let Some(near) = near {
+            self.remember(near, &chosen);
+        }
+        if is_new && let Some(worker) = self.workers.get_mut(&chosen) {
+            worker.given += 1;
+        }
         Some(chosen)
     }
 
-    fn remember(&mut self, place: &str, worker: &str) {
+    /// Remembers the worker of a place; whether it has another one than before.
+    fn remember(&mut self, place: &str, worker: &str) -> bool {
         match self.places.get_mut(place) {
-            Some(known) if known == worker => return,
+            Some(known) if known == worker => return false,
             Some(known) => worker.clone_into(known),
             None => {
                 self.places.insert(place.to_owned(), worker.to_owned());
                 self.oldest.push_back(place.to_owned());
             }
         }
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.given += 1;
-        }
         while self.places.len() > MOST_PLACES
             && let Some(oldest) = self.oldest.pop_front()
         {
             self.places.remove(&oldest);
         }
+        true
     }
 
     /// A worker is to end. Whether there is such a worker.
@@ -192,10 +209,10 @@ mod tests {
     #[test]
     fn the_worker_with_the_least_to_do_is_chosen_and_kept() {
         let (mut placement, now) = (Placement::default(), Instant::now());
-        assert_eq!(placement.lease("a", &[], now), None);
+        assert_eq!(placement.lease("a", None, &[], now), None);
         placement.heard(worker("one", 1, 0), now);
         placement.heard(worker("three", 3, 0), now);
-        let lease = |placement: &mut Placement, place: &str| placement.lease(place, &[], now).unwrap();
+        let lease = |placement: &mut Placement, place: &str| placement.lease(place, None, &[], now).unwrap();
         let given: Vec<_> = (0..8).map(|block| lease(&mut placement, &block.to_string())).collect();
         assert_eq!(given.iter().filter(|worker| *worker == "one").count(), 2, "{given:?}");
         assert_eq!(given, (0..8).map(|block| lease(&mut placement, &block.to_string())).collect::<Vec<_>>());
@@ -210,7 +227,7 @@ mod tests {
         placement.heard(worker("two", 1, 9), start);
         let lease = |placement: &mut Placement, avoid: &[&str], now| {
             let avoid: Vec<String> = avoid.iter().map(|worker| (*worker).to_owned()).collect();
-            placement.lease("place", &avoid, now).unwrap()
+            placement.lease("place", None, &avoid, now).unwrap()
         };
         assert_eq!(lease(&mut placement, &[], start), "one");
         assert_eq!(lease(&mut placement, &["one"], start), "two");
@@ -223,6 +240,21 @@ mod tests {
         assert!(placement.drain("two", later) && !placement.drain("one", later));
         assert_eq!(placement.heard(worker("two", 1, 9), later), Orders { drain: true });
         assert_eq!(lease(&mut placement, &[], later), "three");
+    }
+
+    #[test]
+    fn places_that_are_near_have_one_worker_unless_it_has_too_much_to_do() {
+        let (mut placement, now) = (Placement::default(), Instant::now());
+        placement.heard(worker("one", 1, 0), now);
+        placement.heard(worker("two", 1, 0), now);
+        let mut lease =
+            |job: u64, near: &str| placement.lease(&format!("{job}/{near}"), Some(near), &[], now).unwrap();
+        let first: Vec<_> = ["a", "b"].into_iter().map(|near| lease(0, near)).collect();
+        assert_eq!(first, ["one", "two"]);
+        // The others follow, as long as they do not all come to one worker.
+        assert_eq!([lease(1, "b"), lease(2, "b"), lease(1, "a")], ["two", "two", "one"]);
+        let crowded: Vec<_> = (3..9).map(|job| lease(job, "b")).collect();
+        assert!(crowded.contains(&"one".to_owned()), "{crowded:?}");
     }
 
     #[test]
@@ -244,7 +276,7 @@ mod tests {
         let (mut placement, now) = (Placement::default(), Instant::now());
         placement.heard(worker("one", 1, 0), now);
         for place in 0..MOST_PLACES + 10 {
-            placement.lease(&place.to_string(), &[], now);
+            placement.lease(&place.to_string(), None, &[], now);
         }
         assert_eq!((placement.places.len(), placement.oldest.len()), (MOST_PLACES, MOST_PLACES));
         assert!(!placement.places.contains_key("9") && placement.places.contains_key("10"));

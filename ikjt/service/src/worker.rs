@@ -1,6 +1,7 @@
 //! A worker: reads datasets and sends batches.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use onefold_datasets::process::{available_threads, cpu_seconds};
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::parse_bytes;
 use onefold_ikjt::Workers;
+use onefold_ikjt::cache::Cache;
 use onefold_ikjt::reader::load_snapshot;
 use onefold_ikjt::service::protocol::{CountSamples, Define, FindSnapshot, Question, Ticket};
 use onefold_ikjt::service::{Failure, Network};
@@ -46,6 +48,12 @@ pub(crate) struct WorkerArguments {
     /// Memory for row groups and batches
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "2GiB")]
     pub(crate) memory_limit: u64,
+    /// Folder on a local disk for what does not fit into memory and is worth reading again; workers may share one
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// The most that this worker keeps in `--cache-dir`
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64GiB", requires = "cache_dir")]
+    pub(crate) cache_limit: u64,
     /// Threads that decode, deduplicate and preprocess [default: all that the machine has]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
@@ -67,12 +75,14 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     }
     let proof = arguments.security.load()?;
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
-    // One half for reading, and one for batches that wait for clients.
+    // One half for reading, and one for batches that wait for clients, and for what is kept.
     let half = arguments.memory_limit / 2;
-    let workers = Workers::new(threads, half)?;
+    let disk = arguments.cache_dir.as_deref().map(|folder| (folder, arguments.cache_limit));
+    let cache = Cache::new(half, disk)?;
+    let workers = Workers::new(threads, half)?.with_cache(&cache);
     let worker = Arc::new(Worker {
         jobs: Jobs::new(workers),
-        blocks: Blocks::new(half),
+        blocks: Blocks::new(half, Arc::clone(&cache)),
         draining: AtomicBool::new(false),
     });
     let network = Network::new(&proof.security, proof.secure)?;
@@ -92,11 +102,13 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
         figures: worker.figures(),
     };
     printer.summary(&format!("worker at {address}"), &Listening { address: address.clone() })?;
-    tokio::select! {
+    let ended = tokio::select! {
         served = serve(listener, Arc::clone(&worker), &proof, Router::new()) => served,
         failed = name_itself(&network, &arguments.master, state, &worker, printer) => failed,
         () = drained(&worker, arguments.until_stdin_closes) => Ok(()),
-    }
+    };
+    cache.close();
+    ended
 }
 
 /// Tells the master again and again that the worker is there. Ends only with what the master refuses.
@@ -212,7 +224,17 @@ impl Answers for Worker {
         match ticket {
             Ticket::Steps { block, from } => {
                 let reader = self.jobs.reader(&block.job).await?;
-                let subscription = self.blocks.read(block, from, reader);
+                let (of_job, of_block, blocks) =
+                    (Arc::clone(&reader), block.clone(), Arc::clone(&self.blocks));
+                let (place, kept) = blocking(move || {
+                    let place = of_block.steps.start as f32 / of_job.steps(of_block.epoch)?.max(1) as f32;
+                    if let Some(interest) = of_job.interest() {
+                        interest.reached(place);
+                    }
+                    Ok((place, blocks.kept(&of_block)))
+                })
+                .await?;
+                let subscription = self.blocks.read(block, from, reader, place, kept);
                 let next = async |mut subscription: Subscription| {
                     subscription.next().await.map(|message| (message, subscription))
                 };

@@ -17,6 +17,7 @@ use parquet::basic::Type;
 use parquet::file::metadata::RowGroupMetaData;
 
 use super::budget::Reservation;
+use super::columns::{Cached, Gathered};
 use super::file::{Footer, OpenFile, guarded};
 use super::lists::read_lists;
 use super::stages::Stages;
@@ -35,6 +36,8 @@ pub(super) struct Decoding {
     /// What drops samples.
     pub(super) preprocessor: Option<Arc<Preprocessor>>,
     pub(super) epoch: u64,
+    /// What others have decoded, and may.
+    pub(super) cached: Option<Cached>,
 }
 
 /// One row group of a data file: the unit of decoding.
@@ -111,25 +114,26 @@ impl RowGroup {
         bytes.saturating_add(compressed.min(all_compressed))
     }
 
-    /// Starts reading the row group's bytes; `then` is called with them on a thread that must not be blocked for long.
+    /// Starts reading the bytes of some columns; `then` is called with them on a thread that must not be blocked for long.
     ///
     /// # Errors
     ///
     /// [`Error::Corrupt`] if the footer's byte ranges lie outside the file.
     pub(super) fn start_reading(
         &self,
+        columns: ProjectionMask,
         stages: &Arc<Stages>,
         then: impl FnOnce(Result<Ranges>) + Send + 'static,
     ) -> Result<()> {
         let (started, stages) = (Instant::now(), Arc::clone(stages));
-        let ranges = self.byte_ranges(&self.footer().columns)?;
+        let ranges = self.byte_ranges(&columns)?;
         self.file.start_reading(ranges, move |ranges, bytes| {
             stages.read(started, bytes);
             then(ranges);
         })
     }
 
-    /// Decodes the row group from its bytes.
+    /// Decodes the row group from what was gathered of it.
     ///
     /// # Errors
     ///
@@ -137,13 +141,13 @@ impl RowGroup {
     /// that can be told.
     pub(super) fn decode(
         self,
-        ranges: Ranges,
+        gathered: Gathered,
         decoding: &Decoding,
         mut reservation: Reservation,
         stages: &Stages,
     ) -> Result<Decoded> {
         let started = Instant::now();
-        let columns = match self.decode_columns(ranges, self.footer().columns.clone()) {
+        let columns = match self.decode_gathered(gathered, decoding) {
             Ok(columns) => columns,
             Err(error) => return Err(self.find_damage().unwrap_or(error)),
         };
@@ -166,6 +170,46 @@ impl RowGroup {
         Ok(Decoded { batch, origin: self, kept, sessions, ids, _reservation: reservation })
     }
 
+    /// All columns: decoded here, by others, or earlier.
+    fn decode_gathered(&self, gathered: Gathered, decoding: &Decoding) -> Result<RecordBatch> {
+        let Gathered { ranges, mask, claims, decoded, missing } = gathered;
+        let started = Instant::now();
+        let batch = self.decode_columns(ranges, mask)?;
+        let took = started.elapsed() / u32::try_from(claims.len().max(1)).unwrap_or(u32::MAX);
+        for claim in claims {
+            if let Some(column) = batch.column_by_name(&claim.chunk.column) {
+                let column = Arc::clone(column);
+                claim.fulfil(&column, took);
+            }
+        }
+        if decoded.is_empty() && missing.is_empty() {
+            return Ok(batch);
+        }
+        let (mut fields, mut arrays) = (batch.schema().fields().to_vec(), batch.columns().to_vec());
+        let missing = missing.into_iter().map(|chunk| {
+            let kept = decoding.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
+            let column = kept.map_or_else(|| self.decode_column(&chunk.column), Ok)?;
+            Ok((chunk.column, column))
+        });
+        for (name, column) in decoded.into_iter().chain(missing.collect::<Result<Vec<_>>>()?) {
+            let field = self.footer().metadata.schema().field_with_name(&name);
+            fields
+                .push(Arc::new(field.map_err(|error| self.corrupt(&name, None, error.to_string()))?.clone()));
+            arrays.push(column);
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        RecordBatch::try_new_with_options(Arc::new(ArrowSchema::new(fields)), arrays, &options)
+            .map_err(|error| Error::invariant("decoded columns", error.to_string()))
+    }
+
+    /// One column, read and decoded on this thread.
+    fn decode_column(&self, name: &str) -> Result<ArrayRef> {
+        let mask = self.footer().mask(&[name]);
+        let batch = self.decode_columns(self.read_ranges(&mask)?, mask)?;
+        let column = batch.columns().first().cloned();
+        column.ok_or_else(|| self.corrupt(name, None, "it was not decoded".to_owned()))
+    }
+
     /// Reads and decodes the row group on this thread.
     ///
     /// # Errors
@@ -177,8 +221,9 @@ impl RowGroup {
         reservation: Reservation,
         stages: &Stages,
     ) -> Result<Decoded> {
-        let ranges = self.read_ranges(&self.footer().columns)?;
-        self.decode(ranges, decoding, reservation, stages)
+        let mask = self.footer().columns.clone();
+        let gathered = Gathered::of(self.read_ranges(&mask)?, mask);
+        self.decode(gathered, decoding, reservation, stages)
     }
 
     fn read_ranges(&self, columns: &ProjectionMask) -> Result<Ranges> {
@@ -199,7 +244,7 @@ impl RowGroup {
     }
 
     /// The byte ranges of some columns of the row group.
-    fn byte_ranges(&self, columns: &ProjectionMask) -> Result<Vec<Range<u64>>> {
+    pub(super) fn byte_ranges(&self, columns: &ProjectionMask) -> Result<Vec<Range<u64>>> {
         guarded(&self.footer().path, Some(self.index), || {
             let leaves = self.metadata().columns().iter().enumerate();
             let wanted = leaves.filter(|(leaf, _)| columns.leaf_included(*leaf));

@@ -16,7 +16,7 @@ use crate::{Batch, Error, PackedBatch, Result};
 
 /// Row groups of every stream that a block covers, at least: at its ends a worker decodes row groups of which it needs
 /// only a part.
-const ROW_GROUPS_IN_BLOCK: u64 = 4;
+pub(super) const ROW_GROUPS_IN_BLOCK: u64 = 4;
 
 /// Blocks that are on their way at the same time, at most: as many workers can compute for one client.
 const MOST_BLOCKS: u64 = 16;

@@ -18,13 +18,16 @@ use super::budget::Account;
 use super::kept::KeptFile;
 use crate::{Error, Result};
 
-/// What is known of the files that were read before, by their paths.
+/// What is known of the files of a dataset that were read before, by their paths: all readers of a process that share
+/// their workers know the same.
 #[derive(Debug, Default)]
 pub(super) struct KnownFiles {
     /// The objects that were found first. Every request asks for that version, so that no change remains unnoticed.
     objects: Mutex<HashMap<String, Object>>,
     /// The files whose bytes were found to be what the snapshot says.
     verified: Mutex<HashSet<String>>,
+    /// Files that are being verified.
+    verifying: Mutex<HashMap<String, Arc<Mutex<()>>>>,
 }
 
 /// The columns to read, and those that a file must have.
@@ -43,6 +46,8 @@ pub(super) struct Footer {
     pub(super) path: Arc<PathBuf>,
     pub(super) storage: Storage,
     pub(super) object: Object,
+    /// The SHA-256 of the file, as the snapshot says.
+    pub(super) sha256: Arc<str>,
     pub(super) metadata: ArrowReaderMetadata,
     pub(super) columns: ProjectionMask,
 }
@@ -102,7 +107,8 @@ impl Footer {
         let wanted = columns.all.fields().iter().zip(places).filter(is_wanted).map(|(_, place)| place);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), wanted);
         let (storage, path) = (storage.clone(), Arc::new(path));
-        let footer = Self { path, storage, object, metadata, columns: mask };
+        let sha256 = file.sha256.as_str().into();
+        let footer = Self { path, storage, object, sha256, metadata, columns: mask };
         let counts = footer.row_counts()?;
         if let Some(row_groups) = file.row_groups.listed()
             && !row_groups.iter().map(|row_group| row_group.samples).eq(counts)
@@ -160,6 +166,9 @@ impl OpenFile {
         kept: &KeptFile,
         account: &Account,
     ) -> Result<u64> {
+        // Whoever comes while a file is being verified need not do it again.
+        let of_file = known.verifying(file);
+        let _verifying = of_file.lock().unwrap_or_else(PoisonError::into_inner);
         if known.is_verified(file) {
             return Ok(0);
         }
@@ -175,6 +184,7 @@ impl OpenFile {
             return Err(Error::corrupt(&storage.shown(&file.path), message));
         }
         known.verified().insert(file.path.clone());
+        known.verifying.lock().unwrap_or_else(PoisonError::into_inner).remove(&file.path);
         Ok(file.bytes_on_disk)
     }
 
@@ -205,6 +215,12 @@ impl OpenFile {
 impl KnownFiles {
     fn verified(&self) -> MutexGuard<'_, HashSet<String>> {
         self.verified.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is locked while a file is verified.
+    fn verifying(&self, file: &DataFile) -> Arc<Mutex<()>> {
+        let mut verifying = self.verifying.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(verifying.entry(file.path.clone()).or_default())
     }
 
     /// Whether a file's bytes were found to be what the snapshot says.

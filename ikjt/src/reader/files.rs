@@ -14,7 +14,11 @@ use super::kept::KeptFile;
 use super::options::ReaderOptions;
 use super::pipeline::{Promise, Work, ended, promise, promise_beside};
 use super::stages::Stages;
+use super::workers::Workers;
 use crate::Result;
+
+/// Footers are kept as long as they take no more than the memory limit divided by this.
+const FOOTERS_SHARE: u64 = 16;
 
 /// A data file that the reader's options choose.
 #[derive(Debug)]
@@ -46,7 +50,7 @@ pub(super) struct Files {
     pub(super) files: Arc<Vec<Chosen>>,
     pub(super) columns: WantedColumns,
     pub(super) verify: bool,
-    pub(super) known: KnownFiles,
+    pub(super) known: Arc<KnownFiles>,
     pub(super) footers: Footers,
 }
 
@@ -101,7 +105,7 @@ impl Files {
         chosen: Arc<Vec<Chosen>>,
         (snapshot, schema): (&Snapshot, &Schema),
         options: &ReaderOptions,
-        footers: Footers,
+        workers: &Workers,
     ) -> Self {
         let all = match snapshot.layout {
             Layout::Rows => snapshot.schema.to_arrow(),
@@ -115,12 +119,12 @@ impl Files {
             extra.push(TIME_COLUMN);
         }
         Self {
-            storage,
             files: chosen,
             columns: WantedColumns::new(all, schema, &extra),
             verify: options.verify,
-            known: KnownFiles::default(),
-            footers,
+            known: workers.known_files(&storage, &snapshot.dataset),
+            footers: Footers::new(workers.memory_limit() / FOOTERS_SHARE),
+            storage,
         }
     }
 

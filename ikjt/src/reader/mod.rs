@@ -30,6 +30,7 @@
 //! the limit needs room for two of every stream and a batch; shuffling, for as many more as are mixed.
 
 mod budget;
+mod columns;
 mod convert;
 mod decode;
 mod fetched;
@@ -55,10 +56,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use onefold_datasets::{FeatureGroup, KeptColumn, KeptKind, SESSION_COLUMN, Schema, Snapshot, suggest};
 
 use self::budget::{Account, Granted};
+use self::columns::Cached;
 use self::convert::Conversion;
 use self::decode::{Decoding, RowGroup};
-use self::fetched::{Fetched, block_steps, checked};
-use self::files::{Chosen, Files, Footers, Opener, choose};
+use self::fetched::{Fetched, ROW_GROUPS_IN_BLOCK, block_steps, checked};
+use self::files::{Chosen, Files, Opener, choose};
 use self::order::{Item, StreamOrder};
 use self::pipeline::{Finish, Made, Packing, Steps, Work};
 use self::plan::{Counts, stream_files};
@@ -66,6 +68,7 @@ use self::position::{POSITION_VERSION, wrong_position};
 use self::source::{Place, Source, sample_counts};
 use self::stages::Stages;
 use self::stream::{Stream, files_by_first_use};
+use crate::cache::Interest;
 use crate::preprocess::{Preprocessor, Sampler};
 use crate::service::Fetch;
 use crate::service::protocol::{Job, SampleCounts};
@@ -78,9 +81,6 @@ pub use position::{Position, Rank, Shuffle, Tail, Within};
 pub use source::{load_snapshot, stored_at};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
-
-/// Footers are kept as long as they take no more than the memory limit divided by this.
-const FOOTERS_SHARE: u64 = 16;
 
 /// What a value of a kept column takes, about: the snapshot does not say how long texts are.
 const KEPT_BYTES: u64 = 32;
@@ -107,6 +107,8 @@ pub struct Reader {
     streams: Vec<Vec<usize>>,
     /// What sampling keeps in the epoch that was planned last.
     kept: Mutex<Option<(u64, Arc<Counts>)>>,
+    /// What the cache knows of this reader in the epoch that was read last.
+    interest: Mutex<Option<(u64, Arc<Interest>)>>,
 }
 
 impl Reader {
@@ -153,15 +155,9 @@ impl Reader {
         let streams = stream_files(&chosen, options.streams());
         let source = match place {
             Place::Storage(storage) => {
-                let footers = Footers::new(workers.memory_limit() / FOOTERS_SHARE);
                 let columns = (&snapshot, &source_schema);
-                Source::Storage(Arc::new(Files::new(
-                    storage,
-                    Arc::clone(&chosen),
-                    columns,
-                    &options,
-                    footers,
-                )))
+                let files = Files::new(storage, Arc::clone(&chosen), columns, &options, workers);
+                Source::Storage(Arc::new(files))
             }
             Place::Service(service) => {
                 let options = ReaderOptions { snapshot: Some(snapshot.snapshot), ..options.clone() };
@@ -182,6 +178,7 @@ impl Reader {
             source,
             streams,
             kept,
+            interest: Mutex::default(),
         })
     }
 
@@ -343,6 +340,12 @@ impl Reader {
         }
     }
 
+    /// What a [cache](crate::cache) knows of this reader, once it has read something with one.
+    pub fn interest(&self) -> Option<Arc<Interest>> {
+        let known = self.interest.lock().unwrap_or_else(PoisonError::into_inner);
+        known.as_ref().map(|(_, interest)| Arc::clone(interest))
+    }
+
     /// What the reader was opened with.
     pub fn options(&self) -> &ReaderOptions {
         &self.options
@@ -369,10 +372,10 @@ impl Reader {
         match &self.source {
             Source::Storage(files) => {
                 let start = position.step.saturating_mul(each);
+                let work = self.work(files, position.epoch, self.cached(files, position.epoch, &orders));
                 let streams: Vec<Stream> =
                     orders.into_iter().map(|order| Stream::new(order, start)).collect();
                 let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
-                let work = self.work(files, position.epoch);
                 let steps = Steps { streams, each, steps, horizon };
                 Batches::start(work, steps, opener, position.clone(), finish)
             }
@@ -380,9 +383,11 @@ impl Reader {
                 let fetch = Fetch {
                     service: Arc::clone(service),
                     job: Arc::clone(job),
-                    epoch: position.epoch,
+                    // Equal batches have one name.
+                    epoch: if self.repeats() { 0 } else { position.epoch },
                     steps: position.step..steps.min(horizon.step()),
                     block_steps: block_steps(&orders, each, self.options.shuffle),
+                    row_groups: self.row_groups_by_step(&orders, each),
                     ahead: 1,
                 };
                 let (workers, schema) = (self.workers.clone(), self.schema.clone());
@@ -424,7 +429,7 @@ impl Reader {
             hint: "take splits of a plan of this reader".to_owned(),
         };
         let file = self.chosen.iter().position(|chosen| chosen.file.path == split.path).ok_or_else(wrong)?;
-        let work = self.work(files, epoch);
+        let work = self.work(files, epoch, None);
         let mut opener = Opener::new(Arc::clone(files), VecDeque::from([(file, true)]), 1);
         let open = opener.file(file, &work, true)?.ok_or_else(pipeline::ended)?;
         let rows = open.footer.row_counts()?;
@@ -537,7 +542,49 @@ impl Reader {
         Ok(Some(kept))
     }
 
-    fn work(&self, files: &Files, epoch: u64) -> Work {
+    /// The cache, if there is one, with what this reader reads in an epoch. Only what was verified comes into it.
+    fn cached(&self, files: &Files, epoch: u64, orders: &[StreamOrder]) -> Option<Cached> {
+        let cache = self.workers.cache.as_ref().filter(|_| files.verify)?;
+        let mut known = self.interest.lock().unwrap_or_else(PoisonError::into_inner);
+        let interest = match known.as_ref().filter(|(of, _)| *of == epoch) {
+            Some((_, interest)) => Arc::clone(interest),
+            None => {
+                let interest = self.interest_in(files, orders);
+                cache.add_interest(&interest);
+                *known = Some((epoch, Arc::clone(&interest)));
+                interest
+            }
+        };
+        Some(Cached { cache: Arc::clone(cache), interest })
+    }
+
+    fn interest_in(&self, files: &Files, orders: &[StreamOrder]) -> Arc<Interest> {
+        let places = orders.iter().flat_map(|order| {
+            let all = order.samples().max(1) as f32;
+            order.items.iter().zip(&order.starts).map(move |(item, start)| {
+                let file = self.chosen[item.file].file.sha256.as_str();
+                ((Arc::from(file), item.row_group), *start as f32 / all)
+            })
+        });
+        Interest::new(places.collect(), files.columns.wanted.clone(), self.repeats())
+    }
+
+    /// The steps from which on a stream reads every few row groups, and a name for these that every job has for them.
+    fn row_groups_by_step(&self, orders: &[StreamOrder], each: u64) -> Vec<(u64, String)> {
+        let Some(order) = orders.first() else { return Vec::new() };
+        let items = order.items.iter().zip(&order.starts).step_by(ROW_GROUPS_IN_BLOCK as usize);
+        let named = items.map(|(item, start)| {
+            (start.div_ceil(each), format!("{}/{}", self.chosen[item.file].file.sha256, item.row_group))
+        });
+        named.collect()
+    }
+
+    /// Whether all epochs have the same batches.
+    fn repeats(&self) -> bool {
+        self.options.shuffle.is_none() && self.sampler().is_none()
+    }
+
+    fn work(&self, files: &Files, epoch: u64, cached: Option<Cached>) -> Work {
         let options = &self.options;
         let memory_limit = self.workers.memory_limit();
         Work {
@@ -551,6 +598,7 @@ impl Reader {
                 kept: self.kept_columns.clone(),
                 preprocessor: self.preprocessor.clone(),
                 epoch,
+                cached,
             }),
             conversion: Arc::new(Conversion {
                 layout: self.snapshot.layout,

@@ -490,12 +490,13 @@ impl<T: Send + 'static> Scheduler<T> {
         let (sender, promise) = sync_channel(1);
         let (decoding, stages) = (Arc::clone(&self.work.decoding), Arc::clone(&self.work.stages));
         let (pool, account) = (Arc::clone(&self.work.workers.pool), Arc::clone(&self.work.account));
-        row_group.clone().start_reading(&self.work.stages, move |ranges| {
+        let cached = self.work.decoding.cached.clone();
+        row_group.clone().gather(cached.as_ref(), &self.work.stages, move |gathered| {
             pool.spawn(move || {
                 let decoded = account
                     .check_open()
-                    .and(ranges)
-                    .and_then(|ranges| row_group.decode(ranges, &decoding, reservation, &stages));
+                    .and(gathered)
+                    .and_then(|gathered| row_group.decode(gathered, &decoding, reservation, &stages));
                 // The caller may have gone.
                 let _ = sender.send(decoded);
             });

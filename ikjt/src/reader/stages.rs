@@ -43,6 +43,18 @@ pub struct StageFigures {
 }
 
 impl StageFigures {
+    /// The time of all stages together.
+    pub fn seconds(&self) -> Duration {
+        let all = self.verify_seconds
+            + self.read_seconds
+            + self.decode_seconds
+            + self.arrange_seconds
+            + self.cut_seconds
+            + self.deduplicate_seconds
+            + self.preprocess_seconds;
+        Duration::try_from_secs_f64(all).unwrap_or_default()
+    }
+
     /// What was done since `earlier`, after what these figures say was done.
     pub fn since(&self, earlier: &Self) -> Self {
         self.with(earlier, |now, then| now - then, u64::saturating_sub)

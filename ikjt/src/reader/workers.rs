@@ -1,10 +1,14 @@
 //! The threads and the memory that the readers of a process share.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use onefold_datasets::process::available_threads;
+use onefold_datasets::storage::Storage;
 
 use super::budget::Budget;
+use super::file::KnownFiles;
+use crate::cache::Cache;
 use crate::{Error, Result};
 
 /// The memory limit of [`Workers::of_machine`]: 1 GiB.
@@ -20,6 +24,9 @@ pub const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
 pub struct Workers {
     pub(super) pool: Arc<rayon::ThreadPool>,
     pub(super) budget: Arc<Budget>,
+    pub(super) cache: Option<Arc<Cache>>,
+    /// By the location and the identity of a dataset.
+    known: Arc<Mutex<HashMap<(String, String), Weak<KnownFiles>>>>,
 }
 
 impl Workers {
@@ -42,7 +49,8 @@ impl Workers {
             .panic_handler(|_| ())
             .build()
             .map_err(std::io::Error::other)?;
-        Ok(Self { pool: Arc::new(pool), budget: Budget::within(memory_limit) })
+        let (pool, budget) = (Arc::new(pool), Budget::within(memory_limit));
+        Ok(Self { pool, budget, cache: None, known: Arc::default() })
     }
 
     /// All of the machine's threads and [`DEFAULT_MEMORY_LIMIT`].
@@ -56,7 +64,22 @@ impl Workers {
 
     /// The same threads with another limit on memory of its own.
     pub fn with_memory_limit(&self, memory_limit: u64) -> Self {
-        Self { pool: Arc::clone(&self.pool), budget: Budget::within(memory_limit) }
+        Self { budget: Budget::within(memory_limit), ..self.clone() }
+    }
+
+    /// The same with a cache: what one reader decodes others need not decode again.
+    pub fn with_cache(&self, cache: &Arc<Cache>) -> Self {
+        Self { cache: Some(Arc::clone(cache)), ..self.clone() }
+    }
+
+    /// What is known of a dataset's files, as long as some reader reads them.
+    pub(super) fn known_files(&self, storage: &Storage, dataset: &str) -> Arc<KnownFiles> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, files| files.strong_count() > 0);
+        let key = (storage.location().display().to_string(), dataset.to_owned());
+        let files = known.get(&key).and_then(Weak::upgrade).unwrap_or_default();
+        known.insert(key, Arc::downgrade(&files));
+        files
     }
 
     /// The number of threads.

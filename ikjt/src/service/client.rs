@@ -112,7 +112,7 @@ impl Service {
             let mut tries = Tries::new(PATIENCE);
             let mut avoid = Vec::new();
             loop {
-                let lease = Lease { place: place.clone(), avoid: avoid.clone(), client: None };
+                let lease = Lease { place: place.clone(), near: None, avoid: avoid.clone(), client: None };
                 let failure = match service.ask_master(&lease).await {
                     Err(failure) => failure,
                     Ok(Leased { worker, .. }) => {

@@ -64,6 +64,8 @@ pub(crate) struct Fetch {
     pub(crate) steps: Range<u64>,
     /// Steps of a block.
     pub(crate) block_steps: u64,
+    /// The steps from which on a few row groups are read, and a name for these, in order.
+    pub(crate) row_groups: Vec<(u64, String)>,
     /// Blocks that are on their way at the same time, at most.
     pub(crate) ahead: usize,
 }
@@ -72,6 +74,12 @@ pub(crate) struct Fetch {
 pub(crate) type Deliver<'a> = dyn FnMut(PackedBatch) -> Option<Duration> + Send + 'a;
 
 impl Fetch {
+    /// A name for the row groups that are read at a step.
+    fn near(&self, step: u64) -> Option<String> {
+        let after = self.row_groups.partition_point(|(start, _)| *start <= step);
+        self.row_groups.get(after.checked_sub(1)?).map(|(_, name)| name.clone())
+    }
+
     /// Fetches all batches, each of which goes to `deliver`; ends early if the caller does not go on.
     ///
     /// # Errors
@@ -117,7 +125,7 @@ impl Fetch {
             let mut tries = Tries::new(PATIENCE);
             let mut avoid = Vec::new();
             loop {
-                let lease = Lease { place: place.clone(), avoid: avoid.clone(), client: None };
+                let lease = Lease { place: place.clone(), near: None, avoid: avoid.clone(), client: None };
                 let mut stream = Stream::open(&service, &job, lease, ticket.clone());
                 match stream.next().await {
                     Some(Ok((_, batch))) => return Ok(batch),
@@ -179,7 +187,8 @@ impl Running<'_> {
     fn open(&self, block: &Range<u64>, from: u64, avoid: Vec<String>) -> Stream {
         let Fetch { service, job, epoch, .. } = self.fetch;
         let block = Block { job: self.client.job.clone(), epoch: *epoch, steps: block.clone() };
-        let lease = Lease { place: block.place(), avoid, client: Some(self.state()) };
+        let near = self.fetch.near(block.steps.start);
+        let lease = Lease { place: block.place(), near, avoid, client: Some(self.state()) };
         Stream::open(service, job, lease, Ticket::Steps { block, from })
     }
 

@@ -53,6 +53,9 @@ impl Question for Open {
 pub struct Lease {
     /// What is asked for: a [block](Block::place), or a job or dataset that something is asked about.
     pub place: String,
+    /// What blocks of other jobs that read the same row groups have in common with it: they are best computed by one
+    /// worker, which then decodes them once.
+    pub near: Option<String>,
     /// Workers that did not give it.
     pub avoid: Vec<String>,
     /// The client that reads blocks, and how it fares.

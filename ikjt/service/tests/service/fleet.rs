@@ -15,6 +15,8 @@ pub(crate) struct Fleet<'a> {
     dir: &'a Dir,
     server: Option<&'a S3Server>,
     options: String,
+    /// Options of the workers that are started from now on.
+    pub(crate) of_workers: String,
     port: u16,
     master: Child,
     workers: Vec<Child>,
@@ -37,7 +39,8 @@ impl<'a> Fleet<'a> {
         let port = free_port();
         let options = options.to_owned();
         let master = dir.command(&master_line(port, &format!("{options} {of_master}"))).spawn();
-        let mut fleet = Self { dir, server, options, port, master, workers: Vec::new() };
+        let of_workers = "--memory-limit 256MiB".to_owned();
+        let mut fleet = Self { dir, server, options, of_workers, port, master, workers: Vec::new() };
         fleet.wait_for_master();
         (0..workers).for_each(|_| fleet.start_worker());
         fleet
@@ -54,8 +57,9 @@ impl<'a> Fleet<'a> {
     /// Starts another worker.
     pub(crate) fn start_worker(&mut self) {
         let line = format!(
-            "onefold-serve worker --master {} --threads 1 --memory-limit 256MiB {}",
+            "onefold-serve worker --master {} --threads 1 {} {}",
             self.address(),
+            self.of_workers,
             self.options
         );
         let command = self.dir.command(&line);

@@ -4,4 +4,5 @@ mod faults;
 mod fleet;
 mod local;
 mod reading;
+mod sharing;
 mod wrong_use;

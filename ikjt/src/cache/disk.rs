@@ -1,0 +1,238 @@
+//! The part of a cache that is on a local disk: a file for each item, written by a thread of its own.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arrow::array::{Array as _, RecordBatch};
+use arrow::buffer::Buffer;
+use arrow::datatypes::{Field, Schema};
+use arrow::ipc::reader::StreamDecoder;
+use arrow::ipc::writer::StreamWriter;
+use bytes::Bytes;
+use onefold_datasets::Error as DatasetError;
+use onefold_datasets::commit::DirectoryLock;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::Item;
+use crate::Result;
+
+/// Items that wait to be written. Where the disk is slower than the cache, items are lost, which costs only time.
+const QUEUE: usize = 8;
+
+/// The folders below the given one that processes take, each for itself.
+const MOST_PROCESSES: usize = 1024;
+
+/// Is told the number of an item's file.
+type Written = Box<dyn FnOnce(u64) + Send>;
+
+/// Items in files of a folder that is this process's alone.
+#[derive(Debug)]
+pub(super) struct Disk {
+    folder: PathBuf,
+    limit: u64,
+    queue: SyncSender<(Item, Written)>,
+    /// Whether nothing is written any more; locked while a file is written.
+    closed: Arc<Mutex<bool>>,
+    _lock: DirectoryLock,
+}
+
+impl Disk {
+    /// Takes the first folder below `parent` that no other process has, and empties it.
+    pub(super) fn open(parent: &Path, limit: u64) -> Result<Self> {
+        let (folder, lock) = take_folder(parent)?;
+        remove_items(&folder)?;
+        let (queue, items) = sync_channel(QUEUE);
+        let closed = Arc::new(Mutex::new(false));
+        let (of_thread, is_closed) = (folder.clone(), Arc::clone(&closed));
+        std::thread::Builder::new()
+            .name("onefold-cache".to_owned())
+            .spawn(move || write_all(&of_thread, &items, &is_closed))?;
+        Ok(Self { folder, limit, queue, closed, _lock: lock })
+    }
+
+    /// Removes everything; nothing is written any more.
+    pub(super) fn close(&self) {
+        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        *closed = true;
+        // What cannot be removed is removed by the next process.
+        let _ = remove_items(&self.folder);
+    }
+
+    pub(super) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Writes an item of `bytes` if the disk keeps up; `written` is told the number of its file.
+    pub(super) fn write(&self, item: Item, bytes: u64, written: impl FnOnce(u64) + Send + 'static) {
+        if bytes <= self.limit {
+            let _ = self.queue.try_send((item, Box::new(written)));
+        }
+    }
+
+    /// The item in a file; `None` if it cannot be read.
+    pub(super) fn read(&self, file: u64) -> Option<Item> {
+        decode(fs_err::read(path(&self.folder, file)).ok()?)
+    }
+
+    pub(super) fn remove(&self, file: u64) {
+        // What cannot be removed is removed by the next process.
+        let _ = fs_err::remove_file(path(&self.folder, file));
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn remove_items(folder: &Path) -> io::Result<()> {
+    for entry in fs_err::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "item") {
+            fs_err::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+fn take_folder(parent: &Path) -> Result<(PathBuf, DirectoryLock)> {
+    for number in 0..MOST_PROCESSES {
+        let folder = parent.join(format!("cache-{number}"));
+        fs_err::create_dir_all(&folder)?;
+        match DirectoryLock::take(&folder) {
+            Ok(lock) => return Ok((folder, lock)),
+            Err(DatasetError::Locked { .. }) => (),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(io::Error::other(format!("{MOST_PROCESSES} processes have their caches in `{}`", parent.display()))
+        .into())
+}
+
+fn path(folder: &Path, file: u64) -> PathBuf {
+    folder.join(format!("{file}.item"))
+}
+
+/// Writes items until nobody can send any more.
+fn write_all(folder: &Path, items: &Receiver<(Item, Written)>, closed: &Mutex<bool>) {
+    for (file, (item, written)) in (0..).zip(items) {
+        let closed = closed.lock().unwrap_or_else(PoisonError::into_inner);
+        if *closed {
+            return;
+        }
+        let result = encode(&item).and_then(|bytes| fs_err::write(path(folder, file), bytes));
+        drop(closed);
+        match result {
+            Ok(()) => written(file),
+            // The disk may be full. What was written of the file is no item.
+            Err(_) => drop(fs_err::remove_file(path(folder, file))),
+        }
+    }
+}
+
+/// A byte that says what the item is, the item, and the XXH3 of both. The byte stands last of them, so that columns
+/// begin where memory is aligned.
+fn encode(item: &Item) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    match item {
+        Item::Bytes(parts) => {
+            parts.iter().for_each(|part| bytes.extend_from_slice(part));
+            parts.iter().for_each(|part| bytes.extend_from_slice(&(part.len() as u64).to_le_bytes()));
+            bytes.extend_from_slice(&(parts.len() as u64).to_le_bytes());
+            bytes.push(0);
+        }
+        Item::Column(column) => {
+            let field = Field::new("column", column.data_type().clone(), true);
+            let schema = Arc::new(Schema::new(vec![field]));
+            let batch = RecordBatch::try_new(Arc::clone(&schema), vec![Arc::clone(column)]);
+            let mut writer = StreamWriter::try_new(&mut bytes, &schema).map_err(io::Error::other)?;
+            writer.write(&batch.map_err(io::Error::other)?).map_err(io::Error::other)?;
+            writer.finish().map_err(io::Error::other)?;
+            drop(writer);
+            bytes.write_all(&[1])?;
+        }
+    }
+    bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+    Ok(bytes)
+}
+
+fn decode(mut bytes: Vec<u8>) -> Option<Item> {
+    let checksum = u64::from_le_bytes(*bytes.last_chunk::<8>()?);
+    bytes.truncate(bytes.len() - 8);
+    if xxh3_64(&bytes) != checksum {
+        return None;
+    }
+    match bytes.pop()? {
+        0 => decode_parts(&Bytes::from(bytes)).map(Item::Bytes),
+        _ => {
+            let mut decoder = StreamDecoder::new();
+            let batch = decoder.decode(&mut Buffer::from_vec(bytes)).ok()??;
+            batch.columns().first().cloned().map(Item::Column)
+        }
+    }
+}
+
+fn decode_parts(bytes: &Bytes) -> Option<Vec<Bytes>> {
+    let number = |end: usize| {
+        let start = end.checked_sub(8)?;
+        usize::try_from(u64::from_le_bytes(bytes.get(start..end)?.try_into().ok()?)).ok()
+    };
+    let count = number(bytes.len())?;
+    let lengths = bytes.len().checked_sub(8)?.checked_sub(count.checked_mul(8)?)?;
+    let mut start = 0;
+    let part = |i: usize| {
+        let end = number(lengths + 8 * (i + 1))?.checked_add(start)?;
+        let part = (end <= lengths).then(|| bytes.slice(start..end))?;
+        start = end;
+        Some(part)
+    };
+    (0..count).map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, Int64Array, ListArray};
+    use arrow::datatypes::Int64Type;
+
+    use super::*;
+
+    #[test]
+    fn items_come_back_and_damaged_ones_do_not() {
+        let parts: Vec<Bytes> = vec![Bytes::from_static(b"one"), Bytes::new(), Bytes::from_static(b"three")];
+        let lists = ListArray::from_iter_primitive::<Int64Type, _, _>([Some(vec![Some(1), Some(2)]), None]);
+        let columns: [ArrayRef; 2] = [Arc::new(Int64Array::from(vec![Some(5), None])), Arc::new(lists)];
+        let items =
+            columns.into_iter().map(Item::Column).chain([Item::Bytes(parts), Item::Bytes(Vec::new())]);
+        for item in items {
+            let bytes = encode(&item).unwrap();
+            match (decode(bytes.clone()).unwrap(), &item) {
+                (Item::Bytes(found), Item::Bytes(expected)) => assert_eq!(&found, expected),
+                (Item::Column(found), Item::Column(expected)) => assert_eq!(&found, expected),
+                _ => panic!("another kind of item"),
+            }
+            for place in 0..bytes.len() {
+                let mut damaged = bytes.clone();
+                damaged[place] ^= 4;
+                assert!(decode(damaged).is_none(), "byte {place}");
+                assert!(decode(bytes[..place].to_vec()).is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn processes_have_folders_of_their_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let (first, second) =
+            (Disk::open(directory.path(), 10).unwrap(), Disk::open(directory.path(), 10).unwrap());
+        assert_ne!(first.folder, second.folder);
+        fs_err::write(first.folder.join("7.item"), "left behind").unwrap();
+        let folder = first.folder.clone();
+        drop(first);
+        let third = Disk::open(directory.path(), 10).unwrap();
+        assert_eq!(third.folder, folder);
+        assert!(third.read(7).is_none());
+    }
+}
