@@ -80,6 +80,8 @@ async fn client(address: String, number: usize, leases: Arc<AtomicU64>, until: I
         bytes: 0,
         seconds: 1.0,
         waited_seconds: 0.0,
+        epoch: 0,
+        near: None,
         ended: false,
     };
     for block in 0_u64.. {

@@ -11,6 +11,7 @@ use futures::stream::{self, BoxStream, StreamExt};
 use onefold_ikjt::service::protocol::{ANSWER_BYTES, MOST_MESSAGE_BYTES, Question, Ticket};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tonic::codec::CompressionEncoding;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Batches as they are sent.
@@ -28,7 +29,10 @@ pub(crate) trait Answers: Send + Sync + 'static {
 
 /// A Flight service that answers as `answers` says.
 pub(crate) fn server<A: Answers>(answers: Arc<A>) -> FlightServiceServer<Flight<A>> {
-    FlightServiceServer::new(Flight(answers)).max_encoding_message_size(MOST_MESSAGE_BYTES + (64 << 20))
+    FlightServiceServer::new(Flight(answers))
+        .max_encoding_message_size(MOST_MESSAGE_BYTES + (64 << 20))
+        // For clients that ask for it.
+        .send_compressed(CompressionEncoding::Zstd)
 }
 
 /// A question of type `Q`, whose answer `answer` gives.

@@ -6,6 +6,7 @@ use onefold_datasets::Schema;
 
 use super::budget::Account;
 use super::convert::Pieces;
+use super::files::Chosen;
 use super::order::StreamOrder;
 use super::pipeline::{Batches, Finish, Made, Queue, Waited, promise};
 use super::position::{Position, Shuffle};
@@ -16,7 +17,7 @@ use crate::{Batch, Error, PackedBatch, Result};
 
 /// Row groups of every stream that a block covers, at least: at its ends a worker decodes row groups of which it needs
 /// only a part.
-pub(super) const ROW_GROUPS_IN_BLOCK: u64 = 4;
+const ROW_GROUPS_IN_BLOCK: u64 = 4;
 
 /// Blocks that are on their way at the same time, at most: as many workers can compute for one client.
 const MOST_BLOCKS: u64 = 16;
@@ -32,7 +33,17 @@ pub(super) fn block_steps(orders: &[StreamOrder], each: u64, shuffle: Option<Shu
     orders.iter().map(of_stream).max().unwrap_or(0).max(1)
 }
 
-/// An epoch that a service reads.
+/// The steps from which on a stream reads every few row groups, and a name for these that every job has for them.
+pub(super) fn row_groups_by_step(chosen: &[Chosen], orders: &[StreamOrder], each: u64) -> Vec<(u64, String)> {
+    let Some(order) = orders.first() else { return Vec::new() };
+    let items = order.items.iter().zip(&order.starts).step_by(ROW_GROUPS_IN_BLOCK as usize);
+    let named = items.map(|(item, start)| {
+        (start.div_ceil(each), format!("{}/{}", chosen[item.file].file.sha256, item.row_group))
+    });
+    named.collect()
+}
+
+/// Steps of an epoch that a service reads.
 pub(super) struct Fetched {
     pub(super) fetch: Fetch,
     pub(super) workers: Workers,

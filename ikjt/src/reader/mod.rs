@@ -49,7 +49,7 @@ mod stream;
 mod workers;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -59,7 +59,7 @@ use self::budget::{Account, Granted};
 use self::columns::Cached;
 use self::convert::Conversion;
 use self::decode::{Decoding, RowGroup};
-use self::fetched::{Fetched, ROW_GROUPS_IN_BLOCK, block_steps, checked};
+use self::fetched::{Fetched, block_steps, checked, row_groups_by_step};
 use self::files::{Chosen, Files, Opener, choose};
 use self::order::{Item, StreamOrder};
 use self::pipeline::{Finish, Made, Packing, Steps, Work};
@@ -71,7 +71,8 @@ use self::stream::{Stream, files_by_first_use};
 use crate::cache::Interest;
 use crate::preprocess::{Preprocessor, Sampler};
 use crate::service::Fetch;
-use crate::service::protocol::{Job, SampleCounts};
+use crate::service::Service;
+use crate::service::protocol::{FoundClient, Job, SampleCounts};
 use crate::{Batch, Error, PackedBatch, Result, SentBatch};
 
 pub use options::{Dedupe, ReaderOptions};
@@ -109,6 +110,8 @@ pub struct Reader {
     kept: Mutex<Option<(u64, Arc<Counts>)>>,
     /// What the cache knows of this reader in the epoch that was read last.
     interest: Mutex<Option<(u64, Arc<Interest>)>>,
+    /// The step with which epochs begin.
+    begins_at: u64,
 }
 
 impl Reader {
@@ -166,7 +169,7 @@ impl Reader {
             }
         };
         let (workers, kept) = (workers.clone(), Mutex::default());
-        Ok(Self {
+        let reader = Self {
             snapshot,
             source_schema,
             kept_columns,
@@ -179,7 +182,43 @@ impl Reader {
             streams,
             kept,
             interest: Mutex::default(),
-        })
+            begins_at: 0,
+        };
+        let begins_at = reader.find_beginning()?;
+        Ok(Self { begins_at, ..reader })
+    }
+
+    /// The step with which epochs begin: where other clients of a service are, if its URL asks for that and they read
+    /// the same row groups in the same order.
+    fn find_beginning(&self) -> Result<u64> {
+        let Source::Service(service, job) = &self.source else { return Ok(0) };
+        if !service.joins() {
+            return Ok(0);
+        }
+        if self.options.rank.world_size > 1 {
+            return Err(Error::Options {
+                message: "several ranks cannot join other jobs: they would begin at different steps"
+                    .to_owned(),
+                hint: "leave `?join` out of the URL".to_owned(),
+            });
+        }
+        if self.sampler().is_some() {
+            return Ok(0);
+        }
+        let orders = self.orders(0, self.own_streams())?;
+        let each = self.samples_of_step();
+        let steps = row_groups_by_step(&self.chosen, &orders, each);
+        let key = job.key();
+        let may_join =
+            |client: &FoundClient| self.options.shuffle.is_none() || (client.job == key && client.epoch == 0);
+        let step_of = |near: &str| steps.iter().find(|(_, name)| name == near).map(|(step, _)| *step);
+        let clients = service.clients()?;
+        let found = clients.iter().filter(|client| may_join(client));
+        let places = found.filter_map(|client| Some((client.job == key, step_of(&client.near)?)));
+        // Those of an equal job share most; of others, the one that is furthest will be followed longest.
+        let step = places.max().map_or(0, |(_, step)| step);
+        let block = block_steps(&orders, each, self.options.shuffle);
+        Ok(if step < self.steps(0)? { step - step % block } else { 0 })
     }
 
     /// The snapshot that is read.
@@ -367,39 +406,69 @@ impl Reader {
         if position.step > steps {
             return Err(wrong_position("step", &position.step, &steps));
         }
+        if position.begins_at > 0 && position.begins_at >= steps {
+            return Err(wrong_position("first step", &position.begins_at, &steps));
+        }
         let orders = self.orders(position.epoch, self.own_streams())?;
-        let each = self.samples_of_step();
+        let [first, second] = position.rest(steps);
         match &self.source {
             Source::Storage(files) => {
-                let start = position.step.saturating_mul(each);
                 let work = self.work(files, position.epoch, self.cached(files, position.epoch, &orders));
-                let streams: Vec<Stream> =
-                    orders.into_iter().map(|order| Stream::new(order, start)).collect();
-                let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
-                let steps = Steps { streams, each, steps, horizon };
-                Batches::start(work, steps, opener, position.clone(), finish)
+                let (files, position, each) = (Arc::clone(files), position.clone(), self.samples_of_step());
+                let begin = move |work: Work, orders: Vec<StreamOrder>, range: Range<u64>, horizon| {
+                    let start = range.start.saturating_mul(each);
+                    let streams: Vec<Stream> =
+                        orders.into_iter().map(|order| Stream::new(order, start)).collect();
+                    let opener = Opener::new(files, files_by_first_use(&streams), streams.len() + 1);
+                    let steps = Steps { streams, each, range, steps, horizon };
+                    Batches::start(work, steps, opener, position, finish)
+                };
+                if second.is_empty() {
+                    return begin(work, orders, first, horizon);
+                }
+                let (again, then) = (work.clone(), begin.clone());
+                let batches = begin(work, orders.clone(), first, horizon)?;
+                Ok(batches.followed_by(move || then(again.again(), orders, second, Horizon::at(u64::MAX))))
             }
             Source::Service(service, job) => {
-                let fetch = Fetch {
-                    service: Arc::clone(service),
-                    job: Arc::clone(job),
-                    // Equal batches have one name.
-                    epoch: if self.repeats() { 0 } else { position.epoch },
-                    steps: position.step..steps.min(horizon.step()),
-                    block_steps: block_steps(&orders, each, self.options.shuffle),
-                    row_groups: self.row_groups_by_step(&orders, each),
-                    ahead: 1,
-                };
-                let (workers, schema) = (self.workers.clone(), self.schema.clone());
-                let fetched = Fetched {
-                    fetch,
-                    workers,
-                    schema,
-                    most_samples: each.saturating_mul(self.own_streams().count() as u64),
-                    batch_bytes: self.expected_batch_bytes(),
-                };
-                fetched.start(position.clone(), steps, finish)
+                let end = first.end.min(horizon.step());
+                let fetched = self.fetched(service, job, position.epoch, first.start..end, &orders);
+                if second.is_empty() {
+                    return fetched.start(position.clone(), steps, finish);
+                }
+                let then = self.fetched(service, job, position.epoch, second, &orders);
+                let batches = fetched.start(position.clone(), steps, finish)?;
+                let position = position.clone();
+                Ok(batches.followed_by(move || then.start(position, steps, finish)))
             }
+        }
+    }
+
+    /// Steps of an epoch that a service reads.
+    fn fetched(
+        &self,
+        service: &Arc<Service>,
+        job: &Arc<Job>,
+        epoch: u64,
+        steps: Range<u64>,
+        orders: &[StreamOrder],
+    ) -> Fetched {
+        let each = self.samples_of_step();
+        Fetched {
+            fetch: Fetch {
+                service: Arc::clone(service),
+                job: Arc::clone(job),
+                // Equal batches have one name.
+                epoch: if self.repeats() { 0 } else { epoch },
+                steps,
+                block_steps: block_steps(orders, each, self.options.shuffle),
+                row_groups: row_groups_by_step(&self.chosen, orders, each),
+                ahead: 1,
+            },
+            workers: self.workers.clone(),
+            schema: self.schema.clone(),
+            most_samples: each.saturating_mul(self.own_streams().count() as u64),
+            batch_bytes: self.expected_batch_bytes(),
         }
     }
 
@@ -477,6 +546,7 @@ impl Reader {
             tail: options.tail,
             epoch,
             step: 0,
+            begins_at: self.begins_at,
         }
     }
 
@@ -567,16 +637,6 @@ impl Reader {
             })
         });
         Interest::new(places.collect(), files.columns.wanted.clone(), self.repeats())
-    }
-
-    /// The steps from which on a stream reads every few row groups, and a name for these that every job has for them.
-    fn row_groups_by_step(&self, orders: &[StreamOrder], each: u64) -> Vec<(u64, String)> {
-        let Some(order) = orders.first() else { return Vec::new() };
-        let items = order.items.iter().zip(&order.starts).step_by(ROW_GROUPS_IN_BLOCK as usize);
-        let named = items.map(|(item, start)| {
-            (start.div_ceil(each), format!("{}/{}", self.chosen[item.file].file.sha256, item.row_group))
-        });
-        named.collect()
     }
 
     /// Whether all epochs have the same batches.

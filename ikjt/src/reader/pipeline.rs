@@ -6,6 +6,7 @@
 //! is a queue of promises in batch order, so work overlaps and the order does not depend on which thread was faster. A
 //! slow caller stops the scheduler, and with it the decoding.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -40,6 +41,15 @@ pub(super) enum Finish<T> {
     /// A copy in one allocation, with its bytes, made on the thread that made the batch, whose cache has it.
     Packed(Packing, fn(Made<'_>, Packing) -> (T, u64)),
 }
+
+// Written out, because a derived one would ask for `T: Clone`.
+impl<T> Clone for Finish<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Finish<T> {}
 
 /// What is made one allocation.
 pub(super) enum Made<'a> {
@@ -138,9 +148,19 @@ pub struct Step<T = Batch> {
     pub position: Position,
 }
 
+/// Begins to read the steps that come after others.
+pub(super) struct Then<T>(Box<dyn FnOnce() -> Result<Batches<T>> + Send>);
+
+impl<T> std::fmt::Debug for Then<T> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Then")
+    }
+}
+
 /// The steps of one epoch. Dropping it stops the reader.
 #[derive(Debug)]
 pub struct Batches<T = Batch> {
+    then: Option<Then<T>>,
     queue: Option<Receiver<Promise<Delivery<T>>>>,
     scheduler: Option<JoinHandle<()>>,
     account: Arc<Account>,
@@ -159,13 +179,13 @@ impl Waited {
         Duration::from_nanos(self.0.load(Relaxed))
     }
 
-    fn since(&self, started: Instant) {
-        self.0.fetch_add(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    fn add(&self, time: Duration) {
+        self.0.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
     }
 }
 
 /// What an epoch's threads share.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Work {
     pub(super) workers: Workers,
     pub(super) account: Arc<Account>,
@@ -178,12 +198,20 @@ pub(super) struct Work {
     pub(super) headroom: u64,
 }
 
-/// The steps of an epoch that a rank reads.
+impl Work {
+    /// The same for the steps that come after these.
+    pub(super) fn again(&self) -> Self {
+        Self { account: Account::open(&self.workers.budget), ..self.clone() }
+    }
+}
+
+/// Steps that follow each other, of those that a rank reads in an epoch.
 #[derive(Debug)]
 pub(super) struct Steps {
     pub(super) streams: Vec<Stream>,
     /// Samples that a stream gives to a step.
     pub(super) each: u64,
+    pub(super) range: Range<u64>,
     /// The steps of the epoch.
     pub(super) steps: u64,
     pub(super) horizon: Horizon,
@@ -220,15 +248,15 @@ impl<T: Send + 'static> Batches<T> {
         finish: Finish<T>,
     ) -> Result<Self> {
         let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
-        let (room, all) = (2 * work.workers.threads(), steps.steps);
-        let Steps { streams, each, horizon, .. } = steps;
+        let room = 2 * work.workers.threads();
+        let Steps { streams, each, range, steps: all, horizon } = steps;
         let scheduler = Scheduler {
             work,
             opener,
             streams,
             each,
-            step: position.step,
-            steps: all,
+            step: range.start,
+            steps: range.end,
             horizon,
             finish: Arc::new(finish),
         };
@@ -251,11 +279,33 @@ impl<T: Send + 'static> Batches<T> {
         let of_thread = waited.clone();
         let thread =
             std::thread::Builder::new().name(name.to_owned()).spawn(move || run(sender, of_thread))?;
-        Ok(Self { queue: Some(queue), scheduler: Some(thread), account, stages, position, steps, waited })
+        let (queue, scheduler) = (Some(queue), Some(thread));
+        Ok(Self { queue, scheduler, account, stages, position, steps, waited, then: None })
     }
 }
 
 impl<T> Batches<T> {
+    /// These batches, and those after them that `then` begins to read.
+    pub(super) fn followed_by(self, then: impl FnOnce() -> Result<Self> + Send + 'static) -> Self {
+        let mut both = self;
+        both.then = Some(Then(Box::new(then)));
+        both
+    }
+
+    /// Goes on with what follows; whether something does.
+    fn go_on(&mut self) -> Result<bool> {
+        let Some(Then(then)) = self.then.take() else { return Ok(false) };
+        self.account.close();
+        let mut next = then()?;
+        next.waited.add(self.waited.get());
+        std::mem::swap(&mut self.queue, &mut next.queue);
+        std::mem::swap(&mut self.scheduler, &mut next.scheduler);
+        std::mem::swap(&mut self.account, &mut next.account);
+        std::mem::swap(&mut self.stages, &mut next.stages);
+        std::mem::swap(&mut self.waited, &mut next.waited);
+        Ok(true)
+    }
+
     /// How long [`next`](Iterator::next) has waited for batches so far.
     pub fn waited(&self) -> Duration {
         self.waited.get()
@@ -291,9 +341,13 @@ impl<T> Iterator for Batches<T> {
                 self.position.step += 1;
                 Step { batch, position: self.position.clone() }
             })),
-            None => self.ended().err().map(Err),
+            None => match self.ended().and_then(|()| self.go_on()) {
+                Ok(true) => return self.next(),
+                Ok(false) => None,
+                Err(error) => Some(Err(error)),
+            },
         };
-        self.waited.since(started);
+        self.waited.add(started.elapsed());
         if !matches!(step, Some(Ok(_))) {
             self.queue = None;
         }
@@ -320,6 +374,7 @@ struct Scheduler<T> {
     each: u64,
     /// The next step.
     step: u64,
+    /// The step after the last one.
     steps: u64,
     horizon: Horizon,
     finish: Arc<Finish<T>>,

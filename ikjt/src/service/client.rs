@@ -11,7 +11,8 @@ use tonic::Streaming;
 use super::address::ServiceAddress;
 use super::network::{Failure, Network, TLS_HINT};
 use super::protocol::{
-    CountSamples, Define, FindSnapshot, Job, Lease, Leased, Open, Question, SampleCounts, Ticket,
+    CountSamples, Define, FindClients, FindSnapshot, FoundClient, Job, Lease, Leased, Open, Question,
+    SampleCounts, Ticket,
 };
 use super::security::Security;
 use crate::{Error, Result, ServiceErrorKind};
@@ -40,11 +41,12 @@ impl Service {
     pub(crate) fn connect(address: ServiceAddress) -> Result<Arc<Self>> {
         let security = Security::of_environment()?;
         let service = Arc::new(Self {
-            network: Network::new(&security, address.secure)?,
+            network: Network::new(&security, address.secure)?.compressed(address.compressed),
             location: OnceLock::new(),
             address,
         });
-        let location = Self::open(Arc::clone(&service))?;
+        let question = Open { dataset: service.address.dataset.clone() };
+        let location = Self::ask_until_answered(Arc::clone(&service), question)?;
         service.location.get_or_init(|| location);
         Ok(service)
     }
@@ -69,6 +71,20 @@ impl Service {
         self.ask_a_worker(&location.clone(), None, FindSnapshot { location, number })
     }
 
+    /// Whether epochs begin where other clients of the dataset are.
+    pub(crate) fn joins(&self) -> bool {
+        self.address.join
+    }
+
+    /// The other clients of the dataset.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Service`] if the service does not answer.
+    pub(crate) fn clients(self: &Arc<Self>) -> Result<Vec<FoundClient>> {
+        Self::ask_until_answered(Arc::clone(self), FindClients { dataset: self.location().to_owned() })
+    }
+
     /// The samples of a job's row groups in an epoch.
     ///
     /// # Errors
@@ -79,15 +95,14 @@ impl Service {
         self.ask_a_worker(&key, Some(job), CountSamples { job: key.clone(), epoch })
     }
 
-    /// Asks the master for the dataset's location.
-    fn open(service: Arc<Self>) -> Result<String> {
+    /// Asks the master when a dataset is opened.
+    fn ask_until_answered<Q: Question + Sync>(service: Arc<Self>, question: Q) -> Result<Q::Answer> {
         runtime::wait(async move {
             let mut tries = Tries::new(OPENING);
-            let ServiceAddress { master, dataset, .. } = &service.address;
-            let question = Open { dataset: dataset.clone() };
+            let master = &service.address.master;
             loop {
                 match service.ask_master(&question).await {
-                    Ok(location) => return Ok(location),
+                    Ok(answer) => return Ok(answer),
                     Err(Failure::Final(error)) => return Err(error),
                     // A server may close a connection before it says why it refuses a certificate.
                     Err(Failure::Passing(message)) if service.address.secure => {

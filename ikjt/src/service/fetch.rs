@@ -94,6 +94,8 @@ impl Fetch {
             bytes: 0,
             seconds: 0.0,
             waited_seconds: 0.0,
+            epoch: self.epoch,
+            near: self.near(self.steps.start),
             ended: false,
         };
         let running = Running {
@@ -170,6 +172,7 @@ impl Running<'_> {
                 coming.push_back((block, from, stream));
             }
             let Some((block, from, stream)) = coming.pop_front() else { break Ok(()) };
+            self.client.near = self.fetch.near(from);
             match self.block(&block, from, stream, deliver).await {
                 Ok(true) => (),
                 Ok(false) => break Ok(()),

@@ -82,6 +82,29 @@ impl Question for ClientState {
     type Answer = ();
 }
 
+/// To the master: where the clients of a dataset are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindClients {
+    /// The dataset's location.
+    pub dataset: String,
+}
+
+impl Question for FindClients {
+    const ACTION: &'static str = "clients";
+    type Answer = Vec<FoundClient>;
+}
+
+/// Where a client is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundClient {
+    /// The [key](Job::key) of its job.
+    pub job: String,
+    /// Its epoch.
+    pub epoch: u64,
+    /// A name for the [row groups](Lease::near) that it reads.
+    pub near: String,
+}
+
 /// A client as the master sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientState {
@@ -99,6 +122,10 @@ pub struct ClientState {
     pub seconds: f64,
     /// Seconds of them in which its caller waited for a batch.
     pub waited_seconds: f64,
+    /// The epoch that it reads.
+    pub epoch: u64,
+    /// A name for the [row groups](Lease::near) that it reads.
+    pub near: Option<String>,
     /// Whether it reads no more.
     pub ended: bool,
 }

@@ -66,6 +66,67 @@ fn an_epoch_that_repeats_is_computed_once() {
     assert!(computed < 2 * 94, "{computed} batches computed for {sent} sent");
 }
 
+/// A job that begins where another one is reads the same steps, each once, and what it decodes is there already.
+#[test]
+fn a_job_that_joins_begins_where_another_one_is() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    let url = fleet.url("data");
+    let joined_url = format!("{url}?join");
+    let options = ReaderOptions::new(64);
+    let open = |location: &str, options: &ReaderOptions| {
+        Reader::open(Path::new(location), options.clone(), &workers()).unwrap()
+    };
+    let alone = open(&joined_url, &options);
+    assert_eq!(alone.position(0).begins_at, 0, "there is nobody to join");
+    let first = open(&url, &options);
+    let mut batches = first.batches().unwrap();
+    let read = (&mut batches).take(60).map(Result::unwrap).count();
+    assert_eq!(read, 60);
+    // The master hears once a second where clients are.
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+    batches.next().unwrap().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let fewer = ReaderOptions { features: Some(vec!["user_00".to_owned()]), ..options.clone() };
+    let local = Reader::open(&dir.path("data"), fewer.clone(), &workers()).unwrap();
+    let second = open(&joined_url, &fewer);
+    let begins_at = second.position(0).begins_at;
+    assert!((20..=60).contains(&begins_at), "{begins_at}");
+    let plain = bytes_of(&local, 0, 0);
+    let rotated = |from: usize| {
+        let steps = (from..plain.len()).map(|step| (step + begins_at as usize) % plain.len());
+        steps.map(|step| plain[step].0.clone()).collect::<Vec<_>>()
+    };
+    let found = |reader: &Reader, epoch: u64, from: usize| {
+        let position = onefold_ikjt::Position { step: from as u64, ..second.position(epoch) };
+        let steps = reader.resume_packed(&position).unwrap().map(Result::unwrap);
+        let numbered = steps.enumerate().map(|(i, step)| {
+            assert_eq!(step.position.step, (from + i + 1) as u64);
+            step.batch.memory().to_vec()
+        });
+        numbered.collect::<Vec<_>>()
+    };
+    for (epoch, from) in [(0, 0), (1, 3), (0, 50), (2, 93), (0, 94)] {
+        let expected = rotated(from);
+        assert!(found(&second, epoch, from) == expected, "epoch {epoch} from {from} by the service");
+        assert!(found(&local, epoch, from) == expected, "epoch {epoch} from {from} from files");
+    }
+    assert!(sum(&fleet, "decoded_hits") + sum(&fleet, "block_hits") > 0, "{}", fleet.status());
+    drop(batches);
+    let ranks = ReaderOptions { rank: onefold_ikjt::Rank { rank: 1, world_size: 2 }, ..options };
+    let error = Reader::open(Path::new(&joined_url), ranks, &workers()).unwrap_err().to_string();
+    assert!(error.contains("several ranks cannot join"), "{error}");
+}
+
+#[test]
+fn batches_are_compressed_on_request() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    let url = format!("{}?compression=zstd", fleet.url("data"));
+    let options = ReaderOptions { dedupe: Dedupe::Window, ..ReaderOptions::new(64) };
+    (0..2).for_each(|epoch| compare(&url, &dir.path("data"), &options, epoch));
+}
+
 #[test]
 fn what_does_not_fit_into_memory_comes_from_disk() {
     let dir = dataset();
