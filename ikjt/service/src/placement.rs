@@ -11,6 +11,9 @@ const LOST_AFTER: Duration = Duration::from_secs(3);
 /// Rates are over one to two times this.
 const RATES_OVER: Duration = Duration::from_secs(2);
 
+/// What was given to workers counts for about so long: as often they name their blocks.
+const LATELY: Duration = Duration::from_millis(500);
+
 /// The most places whose workers are remembered: those that were asked for last.
 const MOST_PLACES: usize = 1 << 18;
 
@@ -28,6 +31,29 @@ pub(crate) struct Placement {
     /// Workers that are to end.
     drained: HashSet<String>,
     leases: u64,
+    given: Given,
+}
+
+/// How many blocks workers were given lately. One that was given earlier counts less.
+#[derive(Debug, Default)]
+struct Given {
+    blocks: f64,
+    when: Option<Instant>,
+}
+
+impl Given {
+    fn add_one(&mut self, now: Instant) {
+        *self = Self { blocks: self.blocks(now) + 1.0, when: Some(now) };
+    }
+
+    fn blocks(&self, now: Instant) -> f64 {
+        let since = self.when.map_or(Duration::ZERO, |when| now.duration_since(when));
+        self.blocks * (-since.div_duration_f64(LATELY)).exp()
+    }
+
+    fn per_second(&self, now: Instant) -> f64 {
+        self.blocks(now) / LATELY.as_secs_f64()
+    }
 }
 
 /// What something was a few seconds ago, to say how fast it changes.
@@ -89,9 +115,12 @@ impl Worker {
         }
     }
 
-    /// Blocks for each of its threads.
-    fn load(&self) -> f64 {
-        (self.state.blocks + self.given) as f64 / self.state.threads.max(1) as f64
+    /// Blocks for each of its threads, if a thread finishes `rate` blocks a second. A worker that has said nothing for
+    /// half a second has finished some since: without them the one that was heard of last would seem to have the least to
+    /// do, and get one block after the other.
+    fn load(&self, rate: f64, now: Instant) -> f64 {
+        let named = (self.state.blocks + self.given) as f64 / self.state.threads.max(1) as f64;
+        named - rate * now.duration_since(self.seen).as_secs_f64()
     }
 }
 
@@ -120,16 +149,20 @@ impl Placement {
         self.workers.retain(|_, worker| worker.is_there(now));
         let may = |worker: &&Worker| !worker.state.draining && !self.drained.contains(&worker.state.address);
         let is_avoided = |worker: &Worker| avoid.contains(&worker.state.address);
+        let threads: usize = self.workers.values().map(|worker| worker.state.threads).sum();
+        // In the long run workers finish what they are given.
+        let rate = self.given.per_second(now) / threads.max(1) as f64;
+        let load = |worker: &Worker| worker.load(rate, now);
         let least = self
             .workers
             .values()
             .filter(may)
-            .min_by(|a, b| is_avoided(a).cmp(&is_avoided(b)).then(a.load().total_cmp(&b.load())))?;
+            .min_by(|a, b| is_avoided(a).cmp(&is_avoided(b)).then(load(a).total_cmp(&load(b))))?;
         let of = |place: &str| {
             let known = self.places.get(place).and_then(|address| self.workers.get(address));
             known.filter(|worker| may(worker) && !is_avoided(worker))
         };
-        let of_near = || near.and_then(of).filter(|worker| worker.load() <= least.load() + MOST_AHEAD);
+        let of_near = || near.and_then(of).filter(|worker| load(worker) <= load(least) + MOST_AHEAD);
         let chosen = of(place).or_else(of_near).unwrap_or(least).state.address.clone();
         self.leases += 1;
         let is_new = self.remember(place, &chosen);
@@ -138,6 +171,7 @@ impl Placement {
         }
         if is_new && let Some(worker) = self.workers.get_mut(&chosen) {
             worker.given += 1;
+            self.given.add_one(now);
         }
         Some(chosen)
     }
@@ -218,6 +252,34 @@ mod tests {
         assert_eq!(given, (0..8).map(|block| lease(&mut placement, &block.to_string())).collect::<Vec<_>>());
         placement.heard(worker("three", 3, 100), now);
         assert_eq!(lease(&mut placement, "8"), "one");
+    }
+
+    #[test]
+    fn who_was_heard_of_last_does_not_get_one_block_after_the_other() {
+        let (mut placement, start) = (Placement::default(), Instant::now());
+        // Eight workers finish 100 blocks a second each, and 800 are given.
+        let mut blocks = [20_usize; 8];
+        for who in 0..8 {
+            placement.heard(worker(&who.to_string(), 16, 20), start);
+        }
+        let mut given = Vec::new();
+        for lease in 0..4000_usize {
+            let now = start + Duration::from_micros(1250) * lease as u32;
+            blocks[lease % 8] = blocks[lease % 8].saturating_sub(1);
+            if lease % 50 == 0 {
+                // Each names itself every half second, one after the other.
+                let who = lease / 50 % 8;
+                placement.heard(worker(&who.to_string(), 16, blocks[who]), now);
+            }
+            let chosen: usize = placement.lease(&lease.to_string(), None, &[], now).unwrap().parse().unwrap();
+            blocks[chosen] += 1;
+            given.push(chosen);
+        }
+        let settled = &given[2000..];
+        let longest = settled.chunk_by(|a, b| a == b).map(<[usize]>::len).max();
+        assert!(longest < Some(8), "{longest:?}");
+        let of = |who| settled.iter().filter(|chosen| **chosen == who).count();
+        assert!((0..8).all(|who| (225..=275).contains(&of(who))), "{:?}", (0..8).map(of).collect::<Vec<_>>());
     }
 
     #[test]
