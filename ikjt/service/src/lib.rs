@@ -28,6 +28,8 @@ mod messages;
 mod placement;
 mod rates;
 mod security;
+#[doc(hidden)]
+pub mod simulation;
 mod worker;
 
 pub use command::PROGRAM;
