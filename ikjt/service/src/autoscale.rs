@@ -4,8 +4,8 @@
 //! A client that waits for a share w of its time and gets r samples a second would take r / (1 - w). What a sample costs
 //! in threads is measured, and so the number of workers that such a demand needs is known: a demand that grows tenfold
 //! is met within a few decisions, not one worker at a time. Two rules keep the number still. More workers stay only if
-//! clients get more by them (the rule of Cachew, ATC 2022): storage or the network may be what limits. And fewer are
-//! wanted only after two decisions that agree, and by a margin.
+//! clients get more by them (the rule of Cachew, ATC 2022), and only as many as that takes: storage or the network may be
+//! what limits. And fewer are wanted only after two decisions that agree, and by a margin.
 
 use std::collections::VecDeque;
 use std::str::FromStr;
@@ -29,6 +29,12 @@ const GAIN: f64 = 1.07;
 
 /// Decisions after which workers that gained nothing are tried again.
 const TRY_AGAIN: u32 = 12;
+
+/// The most by which a decision multiplies the workers where some gained nothing before.
+const TRIED_GROWTH: f64 = 2.0;
+
+/// Decisions in which workers that were added may start, before what they gain is judged.
+const STARTS_WITHIN: u32 = 12;
 
 /// What was seen since the last decision.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -94,16 +100,27 @@ pub(crate) struct Autoscaler {
     wanted: usize,
     /// What the last decisions would have, if they were for fewer workers.
     fewer: VecDeque<usize>,
-    /// The workers, and what clients got, before workers were added.
-    before: Option<(usize, f64)>,
+    /// What was before workers were added.
+    before: Option<Before>,
     /// Decisions left before more workers are tried again.
     held: u32,
+    /// Whether some of the workers that were added last gained nothing.
+    limited: bool,
+}
+
+/// What was before workers were added.
+#[derive(Debug, Clone, Copy)]
+struct Before {
+    workers: usize,
+    delivered_per_second: f64,
+    /// Decisions since then.
+    decisions: u32,
 }
 
 impl Autoscaler {
     /// Begins with the fewest workers.
     pub(crate) fn new(bounds: Bounds) -> Self {
-        Self { bounds, wanted: bounds.least, fewer: VecDeque::new(), before: None, held: 0 }
+        Self { bounds, wanted: bounds.least, fewer: VecDeque::new(), before: None, held: 0, limited: false }
     }
 
     /// How many workers are wanted now.
@@ -119,20 +136,20 @@ impl Autoscaler {
             return self.wanted;
         }
         self.held = self.held.saturating_sub(1);
-        if let Some((workers, delivered)) = self.before.take()
-            && observed.delivered_per_second < GAIN * delivered
-            && waits(&observed)
+        if let Some(before) = self.before.take().filter(|_| waits(&observed))
+            && let Some(settled) = self.judge(before, &observed)
         {
-            self.held = TRY_AGAIN;
-            return self.settle(workers);
+            return settled;
         }
         let needed = needed(&observed);
         match needed {
             _ if needed > self.wanted => {
                 self.fewer.clear();
                 if waits(&observed) && self.held == 0 && self.wanted < self.bounds.most {
-                    self.before = Some((self.wanted, observed.delivered_per_second));
-                    return self.settle(needed);
+                    let delivered_per_second = observed.delivered_per_second;
+                    self.before = Some(Before { workers: self.wanted, delivered_per_second, decisions: 0 });
+                    let growth = if self.limited { TRIED_GROWTH } else { MOST_GROWTH };
+                    return self.settle(needed.min((growth * self.wanted as f64) as usize));
                 }
             }
             _ if (needed as f64) < SHRINKS_BELOW * self.wanted as f64 => {
@@ -145,6 +162,24 @@ impl Autoscaler {
             _ => self.fewer.clear(),
         }
         self.wanted
+    }
+
+    /// How many of the workers that were added stay, while clients still wait; `None` if all do.
+    fn judge(&mut self, before: Before, observed: &Observed) -> Option<usize> {
+        let decisions = before.decisions + 1;
+        if observed.workers < self.wanted && decisions < STARTS_WITHIN {
+            self.before = Some(Before { decisions, ..before });
+            return Some(self.wanted);
+        }
+        let gain = observed.delivered_per_second / before.delivered_per_second;
+        // Workers give as much as those before them, up to where something else limits.
+        let of_use = (HEADROOM * gain * before.workers as f64).ceil() as usize;
+        self.limited = gain < GAIN || of_use < self.wanted;
+        if gain < GAIN {
+            self.held = TRY_AGAIN;
+            return Some(self.settle(before.workers));
+        }
+        self.limited.then(|| self.settle(of_use))
     }
 
     fn settle(&mut self, wanted: usize) -> usize {
@@ -233,6 +268,31 @@ mod tests {
         // They are tried again when storage may have become faster.
         let later = decisions(&mut scaler, 2 * TRY_AGAIN as usize, f64::MAX, 1000.0);
         assert!(later.last().is_some_and(|workers| (10..=13).contains(workers)), "{later:?}");
+    }
+
+    #[test]
+    fn workers_beyond_what_storage_gives_go_at_once() {
+        let mut scaler = Autoscaler::new(Bounds { least: 1, most: 64 });
+        decisions(&mut scaler, 6, f64::MAX, 350.0);
+        // Four workers read all that they can, and sixteen would read as much as six.
+        let found = decisions(&mut scaler, 40, 600.0, 2500.0);
+        assert!(found[3..].iter().filter(|workers| **workers > 8).count() <= 4, "{found:?}");
+        assert!(found.iter().all(|workers| (4..=16).contains(workers)), "{found:?}");
+        assert!((6..=8).contains(found.last().unwrap()), "{found:?}");
+    }
+
+    #[test]
+    fn workers_that_start_late_are_waited_for() {
+        let mut scaler = Autoscaler::new(Bounds { least: 1, most: 64 });
+        let mut there = VecDeque::from([1; 7]);
+        let decide = |_| {
+            let wanted = scaler.decide(observe(there.pop_front().unwrap(), 100.0, f64::MAX, 1000.0));
+            there.push_back(wanted);
+            wanted
+        };
+        let found: Vec<usize> = (0..40).map(decide).collect();
+        assert!(found.windows(2).all(|pair| pair[0] <= pair[1]), "{found:?}");
+        assert!((10..=13).contains(found.last().unwrap()), "{found:?}");
     }
 
     #[test]
