@@ -4,11 +4,14 @@
 //! options give the same figures. See `--help`, as in `cargo bench -p onefold-serve --bench scaling -- --trainers 8`.
 #![expect(clippy::print_stdout, reason = "what was found")]
 
+use std::path::PathBuf;
+
 use clap::Parser;
 
 use crate::fleet::{Fleet, Found};
 
 mod fleet;
+mod picture;
 
 /// Simulate services of more and more workers
 #[derive(Debug, Clone, Parser)]
@@ -21,6 +24,9 @@ struct Arguments {
     /// Samples a second that a trainer of the second table takes
     #[arg(long, default_value_t = 1e6)]
     rate: f64,
+    /// Draw what the autoscaler does for a trainer whose speed changes into this file, and simulate nothing else
+    #[arg(long, value_name = "FILE.svg")]
+    picture: Option<PathBuf>,
     /// What `cargo bench` says to every bench
     #[arg(long, hide = true)]
     bench: bool,
@@ -85,6 +91,9 @@ struct Service {
 
 fn main() {
     let arguments = Arguments::parse();
+    if let Some(file) = &arguments.picture {
+        return fs_err::write(file, picture::picture()).expect("the picture is written");
+    }
     let Service { trainers, threads, .. } = arguments.service;
     println!(
         "Waiting trainers wait for the master, for a batch to be computed, and for one that is computed to be sent.\n"
