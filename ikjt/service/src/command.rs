@@ -20,6 +20,7 @@ use crate::flight::{Answers, server};
 use crate::local::LocalArguments;
 use crate::master::MasterArguments;
 use crate::messages::{AskStatus, Drain, Status};
+use crate::rates::{JobRate, JobRates};
 use crate::security::{Proof, SecurityArguments};
 use crate::worker::WorkerArguments;
 use crate::{local, master, worker};
@@ -59,6 +60,11 @@ enum Command {
     ///
     /// Example: onefold-serve status --master 10.0.0.1:7070 --json
     Status(Asking),
+    /// Show the jobs that a service works for
+    ///
+    /// Clients of equal jobs read the same batches, which are computed once. Example:
+    /// onefold-serve jobs --master 10.0.0.1:7070
+    Jobs(Asking),
     /// Let a worker end once its clients have read what it computes
     ///
     /// Example: onefold-serve drain 10.0.0.2:7071 --master 10.0.0.1:7070
@@ -98,6 +104,7 @@ impl CommandLine for Cli {
             Command::Worker(arguments) => runtime.block_on(worker::run(arguments, printer)),
             Command::Local(arguments) => runtime.block_on(local::run(arguments, printer)),
             Command::Status(asking) => runtime.block_on(show_status(asking, printer)),
+            Command::Jobs(asking) => runtime.block_on(show_jobs(asking, printer)),
             Command::Drain { worker, asking } => runtime.block_on(drain(worker, asking, printer)),
         };
         // Threads that still read files end with the process.
@@ -207,6 +214,26 @@ fn describe(status: &Status) -> String {
         );
     }
     text
+}
+
+async fn show_jobs(asking: &Asking, printer: &Printer) -> anyhow::Result<()> {
+    let jobs = JobRates::of(&ask(asking, &AskStatus {}).await?);
+    let lines: Vec<String> = jobs.jobs.iter().map(describe_job).collect();
+    let text = if lines.is_empty() { "no job is read".to_owned() } else { lines.join("\n") };
+    Ok(printer.summary(&text, &jobs)?)
+}
+
+fn describe_job(job: &JobRate) -> String {
+    format!(
+        "job {}  {} {}, {} samples/s, waiting {:.0} % of the time, {} samples, {}",
+        job.job.get(..8).unwrap_or(&job.job),
+        job.clients,
+        if job.clients == 1 { "client" } else { "clients" },
+        format_count(job.samples_per_second as u64),
+        100.0 * job.waiting_share,
+        format_count(job.samples),
+        job.dataset
+    )
 }
 
 async fn drain(worker: &str, asking: &Asking, printer: &Printer) -> anyhow::Result<()> {

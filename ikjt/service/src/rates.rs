@@ -3,7 +3,7 @@
 use onefold_ikjt::StageFigures;
 use serde::{Deserialize, Serialize};
 
-use crate::messages::{ClientRate, WorkerRate};
+use crate::messages::{ClientRate, Status, WorkerRate};
 
 /// Waiting for less than this share of the time is no waiting.
 const WAITS: f64 = 0.1;
@@ -74,9 +74,98 @@ impl Limit {
     }
 }
 
+/// What `jobs --json` prints.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct JobRates {
+    /// In the order of their datasets.
+    pub(crate) jobs: Vec<JobRate>,
+}
+
+/// What the clients of a job get.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct JobRate {
+    /// The key of the job.
+    pub(crate) job: String,
+    /// The dataset's location.
+    pub(crate) dataset: String,
+    /// Clients that read it now.
+    pub(crate) clients: usize,
+    /// Of all of them together.
+    pub(crate) samples_per_second: f64,
+    /// The share of the time in which a client waits, in the mean of the clients.
+    pub(crate) waiting_share: f64,
+    /// Samples that these clients have received so far.
+    pub(crate) samples: u64,
+}
+
+impl JobRates {
+    /// The jobs of a service.
+    pub(crate) fn of(status: &Status) -> Self {
+        let mut jobs: Vec<JobRate> = Vec::new();
+        // The clients of a job follow each other.
+        for (client, rate) in status.clients.iter().zip(&status.client_rates) {
+            if jobs.last().is_none_or(|job| job.job != client.job) {
+                let (job, dataset) = (client.job.clone(), client.dataset.clone());
+                let (samples_per_second, waiting_share) = (0.0, 0.0);
+                jobs.push(JobRate {
+                    job,
+                    dataset,
+                    clients: 0,
+                    samples_per_second,
+                    waiting_share,
+                    samples: 0,
+                });
+            }
+            if let Some(job) = jobs.last_mut() {
+                job.clients += 1;
+                job.samples_per_second += rate.samples_per_second;
+                job.waiting_share += (rate.waiting_share - job.waiting_share) / job.clients as f64;
+                job.samples += client.samples;
+            }
+        }
+        Self { jobs }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use onefold_ikjt::service::protocol::ClientState;
+
     use super::*;
+
+    #[test]
+    fn clients_of_a_job_are_counted_together() {
+        let client = |job: &str, samples| ClientState {
+            client: format!("{job}{samples}"),
+            job: job.to_owned(),
+            dataset: format!("s3://{job}"),
+            samples,
+            bytes: 0,
+            seconds: 1.0,
+            waited_seconds: 0.0,
+            ended: false,
+        };
+        let rate = |samples_per_second, waiting_share| ClientRate {
+            samples_per_second,
+            waiting_share,
+            ..ClientRate::default()
+        };
+        let status = Status {
+            clients: vec![client("a", 10), client("a", 20), client("b", 3)],
+            client_rates: vec![rate(100.0, 0.5), rate(300.0, 0.0), rate(7.0, 1.0)],
+            ..Status::default()
+        };
+        let job = |job: &str, clients, samples_per_second, waiting_share, samples| JobRate {
+            job: job.to_owned(),
+            dataset: format!("s3://{job}"),
+            clients,
+            samples_per_second,
+            waiting_share,
+            samples,
+        };
+        assert_eq!(JobRates::of(&status).jobs, [job("a", 2, 400.0, 0.25, 30), job("b", 1, 7.0, 1.0, 3)]);
+        assert_eq!(JobRates::of(&Status::default()).jobs, []);
+    }
 
     #[test]
     fn the_limit_is_found() {

@@ -2,12 +2,14 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use onefold_ikjt::{Dedupe, Reader, ReaderOptions};
+use serde_json::{Value, json};
 
-use crate::fleet::{START, free_port};
-use crate::reading::dataset;
+use crate::fleet::{Fleet, START, free_port};
+use crate::reading::{dataset, workers};
 
 /// What an HTTP server answers.
 fn http(address: &str, path: &str) -> String {
@@ -73,6 +75,44 @@ fn a_local_service_reads_shows_and_ends_as_one() {
     for worker in workers {
         wait_until("workers end with the service", || TcpStream::connect(&worker).is_err());
     }
+}
+
+#[test]
+fn jobs_are_listed_with_what_their_clients_get() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    fleet.wait_for_workers(1);
+    let jobs = || fleet.command(&format!("onefold-serve jobs --master {}", fleet.address()));
+    assert_eq!(jobs().json(), json!({"jobs": []}));
+    let url = fleet.url("data");
+    let batches = |dedupe| {
+        let options = ReaderOptions { dedupe, ..ReaderOptions::new(64) };
+        let mut batches = Reader::open(Path::new(&url), options, &workers()).unwrap().epoch(0).unwrap();
+        batches.next().unwrap().unwrap();
+        batches
+    };
+    let mut readers = [batches(Dedupe::Off), batches(Dedupe::Window), batches(Dedupe::Window)];
+    let field = |name: &str| {
+        let jobs = jobs().json();
+        jobs["jobs"].as_array().unwrap().iter().map(|job| job[name].clone()).collect::<Vec<Value>>()
+    };
+    wait_until("there are two jobs", || field("clients").len() == 2);
+    let mut clients = field("clients");
+    clients.sort_by_key(Value::as_u64);
+    assert_eq!(clients, [1, 2]);
+    let location = dir.path("data").display().to_string();
+    assert!(field("dataset").iter().all(|dataset| *dataset == location));
+    wait_until("samples are counted", || {
+        // A client that goes on says every second how it fares.
+        readers.iter_mut().for_each(|batches| drop(batches.next()));
+        field("samples").iter().all(|samples| samples.as_u64() > Some(0))
+    });
+    assert!(field("waiting_share").iter().all(|share| (0.0..=1.0).contains(&share.as_f64().unwrap())));
+    assert!(field("samples_per_second").iter().all(Value::is_f64));
+    assert!(jobs().works().contains(" 2 clients, "));
+    drop(readers);
+    wait_until("nobody reads any more", || field("job").is_empty());
+    assert!(jobs().works().contains("no job is read"));
 }
 
 #[test]
