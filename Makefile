@@ -35,6 +35,10 @@ test-rust: build ## Run the tests of the workspace
 test-python: build ## Build the wheel and run the tests of the Python package (installs 90 MB the first time)
 	@$(WITH_LIBTORCH) python/test.sh
 
+.PHONY: test-browser
+test-browser: build ## Look at the status page of a preprocessing service with Chromium (installs it with apt-get where there is none)
+	@ikjt/service/tests/browser.py
+
 .PHONY: test-torchrec
 test-torchrec: build ## What needs PyPI's torch, torchdata and TorchRec: plans, loaders, models (installs 2.3 GB the first time)
 	@$(WITH_LIBTORCH) ONEFOLD_TORCHREC="$$(sharding/torchrec.sh)" && export ONEFOLD_TORCHREC && \
