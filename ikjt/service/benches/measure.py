@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Measures the preprocessing service on this machine; all commands must be built (`make build`).
 
-    measure.py speed  --work W [--samples N]    one job through the service against the local reader; bytes by sample
+    measure.py speed --work W [--samples N]     one job through the service against the local reader; bytes by sample
     measure.py shared --work W [--samples N]    processor time of workers for one job, and for two equal ones
-    measure.py kills  --work W [--kills N]      digests while workers and the master are killed or stopped at random
+    measure.py digests --work W                 digests through the service against the local reader's, in many ways
+    measure.py kills --work W [--kills N]       digests while workers and the master are killed or stopped at random
 
 W is a folder for the dataset, which is made once.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -17,6 +19,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -43,13 +46,14 @@ def run(*arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def dataset(work, samples):
+def dataset(work, samples, buckets=None):
     """A folded dataset of rm1's proportions, and a pipeline beside it."""
-    data = work / f"rm1-{samples}"
+    name = f"{samples}-{buckets}" if buckets else str(samples)
+    options = ["--buckets", buckets] if buckets else []
+    data, logs = work / f"rm1-{name}", work / f"logs-{name}"
     if not data.exists():
-        logs = work / f"logs-{samples}"
         run("onefold-data", "generate", "--workload", "rm1", "--samples", samples, "--seed", 1, "--out", logs)
-        run("onefold-ingest", "build", logs / "dataset.toml", "--layout", "folded", "--out", data)
+        run("onefold-ingest", "build", logs / "dataset.toml", "--layout", "folded", "--out", data, *options)
     (work / "steps.toml").write_text(STEPS)
     return data
 
@@ -142,48 +146,103 @@ def shared(work, samples):
     print(f"epochs one after the other: {', '.join(f'{rate:,.0f}' for rate in epochs)} samples/s")
 
 
-def happen(service, kind, draw):
-    """Something goes wrong."""
-    if kind == "master":
-        service.master.kill()
-        service.master.wait()
-        service.start_master()
-    elif kind == "worker":
-        worker = service.workers.pop(0)
-        worker.kill()
-        worker.wait()
-        service.start_worker()
-    else:
-        worker = service.workers[0]
-        worker.send_signal(signal.SIGSTOP)
-        time.sleep(draw.uniform(0.5, 3.0))
-        worker.send_signal(signal.SIGCONT)
+def digest(location, options):
+    """A process that prints the digest of every step, and the file that it prints into: a pipe could be full."""
+    line = [BINARIES / "onefold-read", "digest", location, "--by-step", "--json", *map(str, options)]
+    out = tempfile.TemporaryFile("w+")
+    return subprocess.Popen(line, stdout=out), out
+
+
+def digests_of(reader):
+    """What a process that prints digests has found; `None` if it failed."""
+    process, out = reader
+    with out:
+        failed = process.wait(timeout=400)
+        out.seek(0)
+        return None if failed else json.loads(out.read().splitlines()[-1])["step_digests"]
+
+
+def digests(work):
+    data = dataset(work, 60_000, buckets=64)
+    pipeline = ["--preprocess", work / "steps.toml"]
+    ways = itertools.product(["off", "exact", "window"], [[], ["--shuffle", 3]], [[], pipeline], [1, 2, 4])
+    jobs = []
+    for dedupe, shuffle, steps, ranks in ways:
+        options = ["--global-batch-size", 512, "--dedupe", dedupe, *shuffle, *steps]
+        jobs.append([[*options, "--rank", f"{rank}/{ranks}"] for rank in range(ranks)])
+
+    def read(location):
+        """The digests of all jobs, whose ranks read at the same time, as they do when they train."""
+        for ranks in jobs:
+            for reader in [digest(location, options) for options in ranks]:
+                yield digests_of(reader)
+
+    expected = list(read(data))
+    assert all(expected)
+    equal = steps = reads = 0
+    for workers in [1, 2, 4]:
+        with Service(workers, 1, "512MiB") as service:
+            for options, found, wanted in zip(itertools.chain(*jobs), read(service.url(data)), expected):
+                reads, equal, steps = reads + 1, equal + (found == wanted), steps + len(wanted)
+                if found != wanted:
+                    print(f"not equal with {workers} workers: {' '.join(map(str, options))}")
+    print(f"{equal} of {reads} reads gave the digests of the local reader, {steps:,} steps in all")
+
+
+def restart_master(service):
+    service.master.kill()
+    service.master.wait()
+    service.start_master()
+
+
+def replace_worker(service):
+    worker = service.workers.pop(0)
+    worker.kill()
+    worker.wait()
+    service.start_worker()
+
+
+def stop(process, draw):
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(draw.uniform(0.5, 3.0))
+    process.send_signal(signal.SIGCONT)
 
 
 def kills(work, count):
-    data = dataset(work, 60_000)
-    draw, happened = random.Random(7), {"worker": 0, "master": 0, "stop": 0}
-    digest = ["--batch-size", 64, "--by-step", "--shuffle", 3]
-    expected = run("onefold-read", "digest", data, *digest)["step_digests"]
-    right = reads = 0
+    data = dataset(work, 60_000, buckets=64)
+    of_all = ["--global-batch-size", 64]
+    kinds = {
+        "shuffled": [*of_all, "--shuffle", 3],
+        "with a pipeline": [*of_all, "--dedupe", "window", "--preprocess", work / "steps.toml"],
+        "rank 0 of 2": [*of_all, "--rank", "0/2"],
+        "rank 1 of 2": [*of_all, "--rank", "1/2"],
+    }
+    faults = {
+        "worker killed": lambda: replace_worker(service),
+        "master killed": lambda: restart_master(service),
+        "worker stopped": lambda: stop(service.workers[0], draw),
+        "master stopped": lambda: stop(service.master, draw),
+    }
+    draw, happened = random.Random(7), dict.fromkeys(faults, 0)
+    expected = {kind: digests_of(digest(data, options)) for kind, options in kinds.items()}
+    right, reads = dict.fromkeys(kinds, 0), 0
     with Service(2, 1, "512MiB") as service:
-        line = [BINARIES / "onefold-read", "digest", service.url(data), *map(str, digest), "--json"]
         while sum(happened.values()) < count:
-            reader = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
-            while reader.poll() is None and sum(happened.values()) < count:
+            readers = {kind: digest(service.url(data), options) for kind, options in kinds.items()}
+            while any(process.poll() is None for process, _ in readers.values()) and sum(happened.values()) < count:
                 time.sleep(draw.uniform(0.0, 0.4))
-                kind = draw.choices(list(happened), [6, 3, 1])[0]
-                happened[kind] += 1
-                happen(service, kind, draw)
-            out = reader.communicate(timeout=400)[0]
+                fault = draw.choices(list(faults), [6, 3, 1, 1])[0]
+                happened[fault] += 1
+                faults[fault]()
             reads += 1
-            right += reader.returncode == 0 and json.loads(out.splitlines()[-1])["step_digests"] == expected
-    print(f"{happened} during {reads} reads: {right} reads with the right digest of every step")
+            for kind, reader in readers.items():
+                right[kind] += digests_of(reader) == expected[kind]
+    print(f"{happened} during {reads} reads of each kind; with the right digest of every step: {right}")
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("what", choices=["speed", "shared", "kills"])
+    arguments.add_argument("what", choices=["speed", "shared", "digests", "kills"])
     arguments.add_argument("--work", type=Path, required=True)
     arguments.add_argument("--samples", type=int, default=1_200_000)
     arguments.add_argument("--kills", type=int, default=100)
@@ -194,6 +253,8 @@ def main():
             speed(given.work, given.samples)
         case "shared":
             shared(given.work, given.samples)
+        case "digests":
+            digests(given.work)
         case "kills":
             kills(given.work, given.kills)
 
