@@ -20,7 +20,7 @@ impl Placing {
 
     /// The worker for a place.
     pub fn lease(&mut self, place: &str, now: Instant) -> Option<String> {
-        self.0.lease(place, &[], now)
+        self.0.lease(place, None, &[], now)
     }
 }
 

@@ -64,8 +64,9 @@ impl Fetched {
         finish: Finish<T>,
     ) -> Result<Batches<T>> {
         let account = Account::open(&self.workers.budget);
-        let blocks = account.budget().total() / 2 / block_bytes(self.batch_bytes);
-        self.fetch.ahead = blocks.clamp(1, MOST_BLOCKS) as usize;
+        let total = account.budget().total() / 2;
+        let blocks = (total / block_bytes(self.batch_bytes)).clamp(1, MOST_BLOCKS);
+        (self.fetch.ahead, self.fetch.block_bytes) = (blocks as usize, total / blocks);
         let (of_thread, room) = (Arc::clone(&account), 2 * self.workers.threads());
         let run =
             move |queue: Queue<T>, waited: Waited| self.run(&of_thread, &queue, &waited, Arc::new(finish));

@@ -464,6 +464,7 @@ impl Reader {
                 block_steps: block_steps(orders, each, self.options.shuffle),
                 row_groups: row_groups_by_step(&self.chosen, orders, each),
                 ahead: 1,
+                block_bytes: 0,
             },
             workers: self.workers.clone(),
             schema: self.schema.clone(),

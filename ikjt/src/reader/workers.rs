@@ -25,9 +25,11 @@ pub struct Workers {
     pub(super) pool: Arc<rayon::ThreadPool>,
     pub(super) budget: Arc<Budget>,
     pub(super) cache: Option<Arc<Cache>>,
-    /// By the location and the identity of a dataset.
-    known: Arc<Mutex<HashMap<(String, String), Weak<KnownFiles>>>>,
+    known: Arc<Mutex<KnownDatasets>>,
 }
+
+/// What is known of files, by the location and the identity of their dataset.
+type KnownDatasets = HashMap<(String, String), Weak<KnownFiles>>;
 
 impl Workers {
     /// So many threads, and at most so many bytes.

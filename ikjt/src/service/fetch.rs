@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use arrow::buffer::Buffer;
 use arrow_flight::FlightData;
 use onefold_datasets::storage::runtime;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -30,14 +30,17 @@ use super::network::{BLOCK_WINDOW, Failure, malformed};
 use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Leased, Ticket};
 use crate::{Error, PackedBatch, Result, Split};
 
-/// Batches of a block that wait here before their turn. Further ones wait at the worker.
-const READY: usize = 2;
+/// Batches of a block that must find room here, at least.
+const READY: u64 = 2;
 
-/// The bytes that a block on its way takes here, for batches of `batch_bytes`: batches that wait, one that arrives, and
-/// what the network holds.
+/// The bytes that a block on its way takes here at least, for batches of `batch_bytes`: batches that wait for their turn,
+/// one that arrives, and what the network holds.
 pub(crate) fn block_bytes(batch_bytes: u64) -> u64 {
-    batch_bytes.saturating_mul(READY as u64 + 1).saturating_add(u64::from(BLOCK_WINDOW))
+    batch_bytes.saturating_mul(READY + 1).saturating_add(u64::from(BLOCK_WINDOW))
 }
+
+/// The unit in which room is counted: of bytes, a semaphore could not count enough.
+const ROOM_UNIT: usize = 1 << 10;
 
 /// Blocks that are on their way from each worker: it begins the next one while the client reads the one before.
 const BLOCKS_OF_WORKER: usize = 2;
@@ -54,6 +57,9 @@ const LEAST_STRAGGLE: Duration = Duration::from_millis(500);
 /// How many times the usual time between batches makes a straggler.
 const STRAGGLE_FACTOR: u32 = 20;
 
+/// The same where batches always take seconds: a second worker would do all the work again.
+const SLOW_FACTOR: u32 = 3;
+
 /// What is fetched.
 #[derive(Debug)]
 pub(crate) struct Fetch {
@@ -68,6 +74,8 @@ pub(crate) struct Fetch {
     pub(crate) row_groups: Vec<(u64, String)>,
     /// Blocks that are on their way at the same time, at most.
     pub(crate) ahead: usize,
+    /// Bytes that each of them may take here. The more there is, the less workers wait for the turn of their blocks.
+    pub(crate) block_bytes: u64,
 }
 
 /// Takes a batch, and says how long the caller has waited for batches; `None` if the caller is gone.
@@ -128,7 +136,7 @@ impl Fetch {
             let mut avoid = Vec::new();
             loop {
                 let lease = Lease { place: place.clone(), near: None, avoid: avoid.clone(), client: None };
-                let mut stream = Stream::open(&service, &job, lease, ticket.clone());
+                let mut stream = Stream::open(&service, &job, lease, ticket.clone(), 0);
                 match stream.next().await {
                     Some(Ok((_, batch))) => return Ok(batch),
                     Some(Err(Failure::Final(error))) => return Err(error),
@@ -192,7 +200,8 @@ impl Running<'_> {
         let block = Block { job: self.client.job.clone(), epoch: *epoch, steps: block.clone() };
         let near = self.fetch.near(block.steps.start);
         let lease = Lease { place: block.place(), near, avoid, client: Some(self.state()) };
-        Stream::open(service, job, lease, Ticket::Steps { block, from })
+        let room = self.fetch.block_bytes.saturating_sub(u64::from(BLOCK_WINDOW));
+        Stream::open(service, job, lease, Ticket::Steps { block, from }, room)
     }
 
     fn state(&self) -> ClientState {
@@ -259,8 +268,11 @@ impl Running<'_> {
 
     /// The time after which a worker is a straggler.
     fn straggles_after(&self) -> Duration {
-        self.usual
-            .map_or(STRAGGLES_AFTER, |usual| (STRAGGLE_FACTOR * usual).clamp(LEAST_STRAGGLE, STRAGGLES_AFTER))
+        let of_usual = |usual: Duration| {
+            let most = STRAGGLES_AFTER.max(SLOW_FACTOR * usual);
+            (STRAGGLE_FACTOR * usual).clamp(LEAST_STRAGGLE, most)
+        };
+        self.usual.map_or(STRAGGLES_AFTER, of_usual)
     }
 
     /// A batch was waited for.
@@ -316,9 +328,13 @@ impl Sources {
     }
 }
 
+/// A batch with its step, or why there is none.
+type Received = Result<(u64, PackedBatch), Failure>;
+
 /// Batches on their way from one worker.
 struct Stream {
-    batches: mpsc::Receiver<Result<(u64, PackedBatch), Failure>>,
+    /// With the room that each takes until its turn comes.
+    batches: mpsc::UnboundedReceiver<(Received, Option<OwnedSemaphorePermit>)>,
     worker: Arc<OnceLock<Leased>>,
     task: AbortHandle,
 }
@@ -330,21 +346,24 @@ impl Drop for Stream {
 }
 
 impl Stream {
-    /// Asks the master for a worker, and the worker for batches.
-    fn open(service: &Arc<Service>, job: &Arc<Job>, lease: Lease, ticket: Ticket) -> Self {
-        let (sender, batches) = mpsc::channel(READY);
+    /// Asks the master for a worker, and the worker for batches, which may take `room` bytes and those of one batch.
+    fn open(service: &Arc<Service>, job: &Arc<Job>, lease: Lease, ticket: Ticket, room: u64) -> Self {
+        let (sender, batches) = mpsc::unbounded_channel();
         let worker = Arc::new(OnceLock::new());
         let (service, job, of_task) = (Arc::clone(service), Arc::clone(job), Arc::clone(&worker));
+        let room = usize::try_from(room).unwrap_or(usize::MAX) / ROOM_UNIT;
         let task = tokio::spawn(async move {
-            if let Err(failure) = receive(&service, &job, lease, ticket, &of_task, &sender).await {
-                let _ = sender.send(Err(failure)).await;
+            let batches = Batches { room: room.clamp(1, Semaphore::MAX_PERMITS), sender };
+            if let Err(failure) = receive(&service, &job, lease, ticket, &of_task, &batches).await {
+                let _ = batches.sender.send((Err(failure), None));
             }
         });
         Self { batches, worker, task: task.abort_handle() }
     }
 
-    async fn next(&mut self) -> Option<Result<(u64, PackedBatch), Failure>> {
-        self.batches.recv().await
+    async fn next(&mut self) -> Option<Received> {
+        // What has its turn gives its room to the next.
+        self.batches.recv().await.map(|(received, _)| received)
     }
 
     /// The worker, once the master has named one.
@@ -353,19 +372,29 @@ impl Stream {
     }
 }
 
+/// Where received batches go.
+struct Batches {
+    room: usize,
+    sender: mpsc::UnboundedSender<(Received, Option<OwnedSemaphorePermit>)>,
+}
+
 async fn receive(
     service: &Service,
     job: &Job,
     lease: Lease,
     ticket: Ticket,
     worker: &OnceLock<Leased>,
-    batches: &mpsc::Sender<Result<(u64, PackedBatch), Failure>>,
+    batches: &Batches,
 ) -> Result<(), Failure> {
     let leased = service.ask_master(&lease).await?;
     let leased = worker.get_or_init(|| leased);
     let mut messages = service.get(&leased.worker, job, &ticket).await?;
+    let room = Arc::new(Semaphore::new(batches.room));
     while let Some(message) = messages.message().await? {
-        if batches.send(Ok(to_batch(message)?)).await.is_err() {
+        let batch = to_batch(message)?;
+        let units = batch.1.memory().len().div_ceil(ROOM_UNIT).clamp(1, batches.room);
+        let taken = Arc::clone(&room).acquire_many_owned(u32::try_from(units).unwrap_or(u32::MAX)).await;
+        if batches.sender.send((Ok(batch), taken.ok())).is_err() {
             return Ok(());
         }
     }

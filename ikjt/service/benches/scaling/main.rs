@@ -81,8 +81,9 @@ struct Service {
     /// By how much the time of a batch differs from the mean, at most, as a share
     #[arg(long, default_value_t = 0.3)]
     spread: f64,
-    /// Batches of a block that wait at the client before their turn: `READY`
-    #[arg(long, default_value_t = 2)]
+    /// Batches of a block that find room at the client before their turn: with its memory limit of 1 GiB, 16 blocks have
+    /// 20 MiB each
+    #[arg(long, default_value_t = 14)]
     ready: u64,
     /// Seconds that are counted, after as many that are not
     #[arg(long, default_value_t = 10.0)]

@@ -82,6 +82,13 @@ impl<'a> Fleet<'a> {
         assert!(sent.success(), "{signal}");
     }
 
+    /// The most memory that a worker has had, in bytes.
+    pub(crate) fn peak_memory(&self, worker: usize) -> u64 {
+        let status = fs_err::read_to_string(format!("/proc/{}/status", self.workers[worker].id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
     /// Waits until the oldest worker has ended by itself.
     pub(crate) fn wait_for_end(&mut self) {
         let started = Instant::now();

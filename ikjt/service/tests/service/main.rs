@@ -2,6 +2,7 @@
 
 mod faults;
 mod fleet;
+mod limits;
 mod local;
 mod reading;
 mod sharing;

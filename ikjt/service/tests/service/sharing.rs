@@ -143,7 +143,7 @@ fn what_does_not_fit_into_memory_comes_from_disk() {
     assert!(sum(&fleet, "disk_hits") > 0, "{}", fleet.status());
     let folder = dir.path("cache/cache-0");
     let items = || {
-        std::fs::read_dir(&folder).unwrap().filter(|entry| {
+        fs_err::read_dir(&folder).unwrap().filter(|entry| {
             entry
                 .as_ref()
                 .is_ok_and(|entry| entry.path().extension().is_some_and(|extension| extension == "item"))

@@ -1,0 +1,75 @@
+//! What jobs get beside each other, and what a worker takes.
+
+use std::path::Path;
+
+use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Shuffle, Within};
+
+use crate::fleet::Fleet;
+use crate::reading::{bytes_of, dataset, workers};
+
+/// A job that takes nothing keeps what it was promised, and stops nobody.
+#[test]
+fn a_job_that_stands_still_does_not_stop_others() {
+    let dir = dataset();
+    let mut fleet = Fleet::new(&dir, 0);
+    // Too little for what the jobs would read ahead.
+    fleet.of_workers = "--memory-limit 6MiB".to_owned();
+    fleet.start_worker();
+    fleet.wait_for_workers(1);
+    let shuffled = |seed: u64| {
+        let shuffle = Some(Shuffle { seed, row_groups: 2, within: Within::Epoch });
+        ReaderOptions { dedupe: Dedupe::Off, shuffle, ..ReaderOptions::new(64) }
+    };
+    let open = |location: &Path, seed: u64| Reader::open(location, shuffled(seed), &workers()).unwrap();
+    let url = fleet.url("data");
+    let slow: Vec<Reader> = (0..3).map(|seed| open(Path::new(&url), seed)).collect();
+    let mut standing: Vec<_> = slow
+        .iter()
+        .map(|reader| {
+            let mut batches = reader.resume_packed(&reader.position(0)).unwrap();
+            let first = batches.next().unwrap().unwrap().batch.memory().to_vec();
+            (batches, vec![first])
+        })
+        .collect();
+    for epoch in 0..2 {
+        let (served, local) = (open(Path::new(&url), 9), open(&dir.path("data"), 9));
+        assert!(bytes_of(&served, epoch, 0) == bytes_of(&local, epoch, 0), "epoch {epoch}");
+    }
+    for (seed, (batches, read)) in standing.iter_mut().enumerate() {
+        read.extend(batches.map(|step| step.unwrap().batch.memory().to_vec()));
+        let expected = bytes_of(&open(&dir.path("data"), seed as u64), 0, 0);
+        assert!(read.iter().eq(expected.iter().map(|(bytes, _)| bytes)), "the job {seed} that stood still");
+    }
+}
+
+/// Several jobs, a cache in memory and one on disk: the peak of the worker's process stays near its limit.
+#[test]
+fn a_worker_stays_within_its_memory_limit() {
+    const LIMIT: u64 = 256 << 20;
+    let dir = dataset();
+    dir.command("onefold-data generate --workload rm1 --samples 120000 --seed 5 --out more-logs").works();
+    dir.command("onefold-ingest build more-logs/dataset.toml --layout folded --out more").works();
+    let mut fleet = Fleet::new(&dir, 0);
+    fleet.of_workers = format!("--memory-limit {LIMIT} --cache-dir {}", dir.path("cache").display());
+    fleet.start_worker();
+    fleet.wait_for_workers(1);
+    let url = fleet.url("more");
+    std::thread::scope(|scope| {
+        for job in 0..3 {
+            let url = &url;
+            scope.spawn(move || {
+                let shuffle = Some(Shuffle { seed: job, row_groups: 1, within: Within::Epoch });
+                let options = ReaderOptions { dedupe: Dedupe::Window, shuffle, ..ReaderOptions::new(512) };
+                let reader = Reader::open(Path::new(url), options, &workers()).unwrap();
+                let samples = |epoch: u64| {
+                    let batches = reader.epoch(epoch).unwrap();
+                    batches.map(|step| step.unwrap().batch.size()).sum::<usize>()
+                };
+                (0..2).for_each(|epoch| assert_eq!(samples(epoch), 120_000));
+            });
+        }
+    });
+    let peak = fleet.peak_memory(0);
+    assert!(peak < LIMIT * 17 / 10, "{} MiB", peak >> 20);
+    assert!(peak > LIMIT / 4, "it did not come near its limit: {} MiB", peak >> 20);
+}
