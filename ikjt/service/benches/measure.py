@@ -3,6 +3,7 @@
 
     measure.py speed --work W [--samples N]     one job through the service against the local reader; bytes by sample
     measure.py shared --work W [--samples N]    processor time of workers for one job, and for two equal ones
+    measure.py overlap --work W [--samples N]   processor time of workers for four jobs of other features and splits
     measure.py digests --work W                 digests through the service against the local reader's, in many ways
     measure.py kills --work W [--kills N]       digests while workers and the master are killed or stopped at random
 
@@ -46,13 +47,17 @@ def run(*arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def dataset(work, samples, buckets=None):
-    """A folded dataset of rm1's proportions, and a pipeline beside it."""
-    name = f"{samples}-{buckets}" if buckets else str(samples)
+def dataset(work, samples, buckets=None, parts=None):
+    """A folded dataset of rm1's proportions, and a pipeline beside it; with `parts` partitions by session."""
+    name = "-".join(str(part) for part in [samples, buckets, parts] if part)
     options = ["--buckets", buckets] if buckets else []
     data, logs = work / f"rm1-{name}", work / f"logs-{name}"
     if not data.exists():
         run("onefold-data", "generate", "--workload", "rm1", "--samples", samples, "--seed", 1, "--out", logs)
+        if parts:
+            config = (logs / "dataset.toml").read_text()
+            config = config.replace("SELECT f.*,", f"SELECT f.*, f.session_id % {parts} AS part,")
+            (logs / "dataset.toml").write_text(config.replace('by = "hour"', 'columns = ["part"]'))
         run("onefold-ingest", "build", logs / "dataset.toml", "--layout", "folded", "--out", data, *options)
     (work / "steps.toml").write_text(STEPS)
     return data
@@ -93,6 +98,11 @@ class Service:
     def status(self):
         return run("onefold-serve", "status", "--master", self.address)
 
+    def figure(self, name):
+        """What the workers have done, once they have said so."""
+        time.sleep(1)
+        return sum(worker[name] for worker in self.status()["workers"])
+
     def url(self, data):
         return f"grpc://{self.address}/{data.resolve()}"
 
@@ -105,45 +115,71 @@ class Service:
             process.wait()
 
 
-def bench(location, work, dedupe):
+def bench(location, work, dedupe, *options):
     steps = work / "steps.toml"
-    return run("onefold-read", "bench", location, "--batch-size", 2048, "--dedupe", dedupe, "--preprocess", steps)
+    batches = ["--batch-size", 2048, "--dedupe", dedupe, "--preprocess", steps]
+    return run("onefold-read", "bench", location, *batches, *options)
 
 
-def speed(work, samples, repeats=3):
+def speed(work, samples, repeats=5):
     data = dataset(work, samples)
     for dedupe in ["off", "exact", "window"]:
         ratios, bytes_per_sample = [], 0.0
-        for _ in range(repeats):
-            local = bench(data, work, dedupe)
-            with Service(1, os.cpu_count(), "512MiB") as service:
-                served = bench(service.url(data), work, dedupe)
-                time.sleep(1)
-                bytes_per_sample = service.status()["workers"][0]["bytes_sent"] / samples
-            ratios.append(served["samples_per_second"] / local["samples_per_second"])
+        with Service(1, os.cpu_count(), "512MiB") as service:
+            # The first job finds a worker whose memory the kernel still clears, as it does only once.
+            for number in range(repeats + 1):
+                # Another job each time, which gets nothing from the ones before.
+                table = ["--table-rows", f"user_{number:02}=200000"]
+                local = bench(data, work, dedupe, *table)
+                before = service.figure("bytes_sent")
+                served = bench(service.url(data), work, dedupe, *table)
+                bytes_per_sample = (service.figure("bytes_sent") - before) / samples
+                if number > 0:
+                    ratios.append(served["samples_per_second"] / local["samples_per_second"])
         print(
             f"{dedupe}: {statistics.median(ratios):.2f} of the local reader ({min(ratios):.2f} to {max(ratios):.2f}), "
             f"{bytes_per_sample:,.0f} bytes a sample"
         )
 
 
+def processor_time(urls, memory="512MiB"):
+    """The worker's processor time while jobs, each given by its options, are read at the same time."""
+    with Service(1, os.cpu_count(), memory) as service:
+        lines = [[BINARIES / "onefold-read", "bench", service.url(data), *map(str, options)] for data, options in urls]
+        readers = [subprocess.Popen(line, stdout=subprocess.DEVNULL) for line in lines]
+        assert all([reader.wait() == 0 for reader in readers])
+        return service.figure("cpu_seconds")
+
+
 def shared(work, samples):
     data = dataset(work, samples)
-    used = {}
-    for jobs in [1, 2]:
-        with Service(1, os.cpu_count(), "512MiB") as service:
-            line = [BINARIES / "onefold-read", "bench", service.url(data), "--batch-size", "2048"]
-            readers = [subprocess.Popen(line, stdout=subprocess.DEVNULL) for _ in range(jobs)]
-            assert all(reader.wait() == 0 for reader in readers)
-            time.sleep(1)
-            used[jobs] = service.status()["workers"][0]["cpu_seconds"]
-    print(
-        f"one job {used[1]:.1f} s, two equal jobs {used[2]:.1f} s of the worker's processor time: "
-        f"{used[2] / used[1]:.2f} x"
-    )
+    job = (data, ["--batch-size", 2048])
+    one, two = processor_time([job]), processor_time([job, job])
+    print(f"one job {one:.1f} s, two equal jobs {two:.1f} s of the worker's processor time: {two / one:.2f} x")
     with Service(1, os.cpu_count(), "3GiB") as service:
         epochs = [bench(service.url(data), work, "window")["samples_per_second"] for _ in range(3)]
     print(f"epochs one after the other: {', '.join(f'{rate:,.0f}' for rate in epochs)} samples/s")
+
+
+def overlap(work, samples):
+    data = dataset(work, samples, parts=5)
+    names = [name for name in run("onefold-read", "head", data)["shown"][0]["sparse"]]
+    # Of four parts of the features each job leaves out one.
+    features = [",".join(name for i, name in enumerate(names) if i % 4 != job) for job in range(4)]
+    every = [["--batch-size", 2048, "--features", features[job]] for job in range(4)]
+    for what, few in [("all", lambda _: []), ("half", lambda job: ["--partitions", one_and_first(job + 1)])]:
+        jobs = [(data, [*every[job], *few(job)]) for job in range(4)]
+        alone = sum(processor_time([job]) for job in jobs)
+        together = processor_time(jobs, "1GiB")
+        print(
+            f"four jobs of three quarters of the features, which share {what} of their splits: {together:.1f} s of the "
+            f"worker's processor time, {alone:.1f} s alone: {together / alone:.2f} x"
+        )
+
+
+def one_and_first(part):
+    """The parts 0 and `part` of five."""
+    return ",".join(f"part!={other}" for other in range(1, 5) if other != part)
 
 
 def digest(location, options):
@@ -242,7 +278,7 @@ def kills(work, count):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("what", choices=["speed", "shared", "digests", "kills"])
+    arguments.add_argument("what", choices=["speed", "shared", "overlap", "digests", "kills"])
     arguments.add_argument("--work", type=Path, required=True)
     arguments.add_argument("--samples", type=int, default=1_200_000)
     arguments.add_argument("--kills", type=int, default=100)
@@ -253,6 +289,8 @@ def main():
             speed(given.work, given.samples)
         case "shared":
             shared(given.work, given.samples)
+        case "overlap":
+            overlap(given.work, given.samples)
         case "digests":
             digests(given.work)
         case "kills":

@@ -62,10 +62,25 @@ impl Jobs {
             (known.job.clone(), Arc::clone(&known.reader))
         };
         let workers = self.workers.clone();
-        let open =
-            || blocking(move || Reader::open(Path::new(&job.dataset), job.options, &workers).map(Arc::new));
-        reader.get_or_try_init(open).await.cloned()
+        reader.get_or_try_init(|| blocking(move || open(job, &workers))).await.cloned()
     }
+}
+
+/// The reader of a job.
+///
+/// # Errors
+///
+/// As [`Reader::open`]; [`Error::Options`] if another dataset has taken the place of the one that the client opened.
+fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Reader>> {
+    let Job { dataset, identity, options } = job;
+    let reader = Reader::open(Path::new(&dataset), options, workers)?;
+    if reader.snapshot().dataset != identity {
+        return Err(Error::Options {
+            message: format!("`{dataset}` is another dataset than the one that this job was opened with"),
+            hint: "open the dataset again: it was built anew".to_owned(),
+        });
+    }
+    Ok(Arc::new(reader))
 }
 
 /// Does `work` on a thread that may wait.

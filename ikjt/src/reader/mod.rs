@@ -165,7 +165,8 @@ impl Reader {
             Place::Service(service) => {
                 let options = ReaderOptions { snapshot: Some(snapshot.snapshot), ..options.clone() };
                 let dataset = service.location().to_owned();
-                Source::Service(service, Arc::new(Job { dataset, options }))
+                let identity = snapshot.dataset.clone();
+                Source::Service(service, Arc::new(Job { dataset, identity, options }))
             }
         };
         let (workers, kept) = (workers.clone(), Mutex::default());

@@ -167,6 +167,8 @@ impl Question for FindSnapshot {
 pub struct Job {
     /// The location of the dataset.
     pub dataset: String,
+    /// The identity of the dataset, which is another one when a dataset is built anew at the same place.
+    pub identity: String,
     /// How it is read. The snapshot is one with a number.
     pub options: ReaderOptions,
 }

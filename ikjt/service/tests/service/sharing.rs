@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use onefold_ikjt::service::protocol::{CountSamples, Define, Job};
+use onefold_ikjt::service::{Failure, Network, Security};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Shuffle, Within};
 use onefold_tests::{BUCKET, S3Server};
 
@@ -64,6 +66,39 @@ fn an_epoch_that_repeats_is_computed_once() {
     let (computed, sent) = (sum(&fleet, "batches_computed"), sum(&fleet, "batches_sent"));
     assert!(sum(&fleet, "block_hits") > 0 && sent >= 3 * 94, "{}", fleet.status());
     assert!(computed < 2 * 94, "{computed} batches computed for {sent} sent");
+}
+
+/// What was kept of a dataset is not taken for what stands at its place now.
+#[test]
+fn a_dataset_that_is_built_anew_is_another_one() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    let options = ReaderOptions::new(64);
+    let before = Reader::open(Path::new(&fleet.url("data")), options.clone(), &workers()).unwrap();
+    compare(&fleet.url("data"), &dir.path("data"), &options, 0);
+    fs_err::remove_dir_all(dir.path("data")).unwrap();
+    dir.command("onefold-data generate --workload rm1 --samples 6000 --seed 4 --out other").works();
+    dir.command("onefold-ingest build other/dataset.toml --layout folded --buckets 64 --out data").works();
+    compare(&fleet.url("data"), &dir.path("data"), &options, 0);
+    // A job of before that a worker has to open again.
+    let late = Fleet::new(&dir, 1);
+    let job = Job {
+        dataset: dir.path("data").display().to_string(),
+        identity: before.snapshot().dataset.clone(),
+        options: ReaderOptions { snapshot: Some(before.snapshot().snapshot), ..options },
+    };
+    late.wait_for_workers(1);
+    let worker = late.status()["workers"][0]["address"].as_str().unwrap().to_owned();
+    let network = Network::new(&Security::default(), false).unwrap();
+    let asked = async {
+        network.ask(&worker, &Define { job: job.clone() }).await.unwrap();
+        network.ask(&worker, &CountSamples { job: job.key(), epoch: 0 }).await
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    match runtime.block_on(asked) {
+        Err(Failure::Final(error)) => assert!(error.to_string().contains("built anew"), "{error}"),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// A job that begins where another one is reads the same steps, each once, and what it decodes is there already.
