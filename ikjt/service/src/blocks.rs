@@ -10,7 +10,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arrow::buffer::Buffer;
-use arrow_flight::FlightData;
 use bytes::Bytes;
 use onefold_ikjt::cache::Cache;
 use onefold_ikjt::service::protocol::{BatchHeader, Block, MOST_MESSAGE_BYTES};
@@ -21,6 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::jobs::to_status;
 use crate::messages::WorkerFigures;
+use crate::sending::Message;
 
 /// Blocks that are computed at the same time. Each uses all threads; a second one computes while the first one waits for
 /// storage.
@@ -97,14 +97,6 @@ enum Progress {
     Failed(Status),
 }
 
-/// A batch as it is sent.
-#[derive(Debug, Clone)]
-pub(crate) struct Message {
-    header: Bytes,
-    body: Bytes,
-    samples: u64,
-}
-
 /// The body of a message.
 struct Body(Buffer);
 
@@ -134,10 +126,6 @@ impl Message {
         let mut header = serde_json::to_vec(&header).map_err(|error| Status::internal(error.to_string()))?;
         header.resize(header.len() + padding(header.len(), bytes), b' ');
         Ok(Self { header: header.into(), body: Bytes::from_owner(Body(body)), samples })
-    }
-
-    fn bytes(&self) -> u64 {
-        (self.header.len() + self.body.len()) as u64
     }
 
     /// As the cache keeps it.
@@ -175,12 +163,6 @@ fn padding(header: usize, body: usize) -> usize {
         1 + length_bytes(header) + header + 2 + length_bytes(body)
     };
     (0..128).find(|padding| start(*padding).is_multiple_of(64)).unwrap_or(0)
-}
-
-impl From<Message> for FlightData {
-    fn from(message: Message) -> Self {
-        FlightData { app_metadata: message.header, data_body: message.body, ..FlightData::default() }
-    }
 }
 
 impl Entry {
@@ -530,7 +512,7 @@ pub(crate) struct Subscription {
 
 impl Subscription {
     /// The next batch; `None` after the last one.
-    pub(crate) async fn next(&mut self) -> Option<Result<FlightData, Status>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<Message, Status>> {
         if self.next >= self.end {
             return None;
         }
@@ -546,7 +528,7 @@ impl Subscription {
                         state.figures.batches_sent += 1;
                         state.figures.bytes_sent += message.bytes();
                     }
-                    return Some(message.map(FlightData::from));
+                    return Some(message);
                 }
                 // From here on it hears of what comes.
                 Arc::clone(&entry.more).notified_owned()
@@ -575,6 +557,8 @@ impl Drop for Subscription {
 
 #[cfg(test)]
 mod tests {
+    use arrow_flight::FlightData;
+
     use super::*;
 
     #[test]
@@ -586,7 +570,9 @@ mod tests {
                     body: vec![7; body].into(),
                     samples: 0,
                 };
-                let encoded = prost::Message::encode_to_vec(&FlightData::from(message));
+                let Message { header, body: bytes, .. } = message;
+                let data = FlightData { app_metadata: header, data_body: bytes, ..FlightData::default() };
+                let encoded = prost::Message::encode_to_vec(&data);
                 assert_eq!((encoded.len() - body) % 64, 0, "{header} {body}");
                 assert!(encoded[encoded.len() - body..].iter().all(|byte| *byte == 7));
             }

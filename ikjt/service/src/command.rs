@@ -23,7 +23,7 @@ use crate::messages::{AskStatus, Drain, Status};
 use crate::rates::{JobRate, JobRates};
 use crate::security::{Proof, SecurityArguments};
 use crate::worker::WorkerArguments;
-use crate::{local, master, worker};
+use crate::{local, master, sending, worker};
 
 /// The program.
 pub const PROGRAM: Program = Program::of::<Cli>();
@@ -133,9 +133,10 @@ pub(crate) async fn serve<A: Answers>(
     if let Some(tls) = proof.server_tls() {
         builder = builder.tls_config(tls)?;
     }
+    let batches = sending::route(Arc::clone(&answers), proof.guard());
     let flight = tonic::service::interceptor::InterceptedService::new(server(answers), proof.guard());
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let routes = pages.merge(Routes::new(flight).prepare().into_axum_router());
+    let routes = pages.merge(batches).merge(Routes::new(flight).prepare().into_axum_router());
     Ok(builder.add_routes(Routes::from(routes)).serve_with_incoming(incoming).await?)
 }
 

@@ -1,4 +1,5 @@
-//! The part of Arrow Flight that the service speaks: `DoAction` for questions, `DoGet` for batches.
+//! The part of Arrow Flight that the service speaks: `DoAction` for questions. Batches, by `DoGet`, are
+//! [sent](crate::sending) without the library.
 
 use std::sync::Arc;
 
@@ -14,8 +15,10 @@ use serde::de::DeserializeOwned;
 use tonic::codec::CompressionEncoding;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::sending::Message;
+
 /// Batches as they are sent.
-pub(crate) type Batches = BoxStream<'static, Result<FlightData, Status>>;
+pub(crate) type Batches = BoxStream<'static, Result<Message, Status>>;
 
 /// What a process answers.
 #[tonic::async_trait]
@@ -63,9 +66,9 @@ fn unknown<T>(what: &str) -> Result<T, Status> {
 impl<A: Answers> FlightService for Flight<A> {
     type HandshakeStream = BoxStream<'static, Result<HandshakeResponse, Status>>;
     type ListFlightsStream = BoxStream<'static, Result<FlightInfo, Status>>;
-    type DoGetStream = Batches;
+    type DoGetStream = BoxStream<'static, Result<FlightData, Status>>;
     type DoPutStream = BoxStream<'static, Result<PutResult, Status>>;
-    type DoExchangeStream = Batches;
+    type DoExchangeStream = BoxStream<'static, Result<FlightData, Status>>;
     type DoActionStream = BoxStream<'static, Result<arrow_flight::Result, Status>>;
     type ListActionsStream = BoxStream<'static, Result<ActionType, Status>>;
 
@@ -82,9 +85,8 @@ impl<A: Answers> FlightService for Flight<A> {
         Ok(Response::new(stream::iter(parts).boxed()))
     }
 
-    async fn do_get(&self, request: Request<FlightTicket>) -> Result<Response<Self::DoGetStream>, Status> {
-        let ticket = of_json(&request.into_inner().ticket)?;
-        Ok(Response::new(self.0.get(ticket).await?))
+    async fn do_get(&self, _: Request<FlightTicket>) -> Result<Response<Self::DoGetStream>, Status> {
+        unknown("batches by this way")
     }
 
     async fn handshake(

@@ -28,6 +28,7 @@ mod messages;
 mod placement;
 mod rates;
 mod security;
+mod sending;
 #[doc(hidden)]
 pub mod simulation;
 mod worker;

@@ -20,12 +20,13 @@ use onefold_ikjt::service::{Failure, Network};
 use onefold_terminal::Printer;
 use tonic::Status;
 
-use crate::blocks::{Blocks, Message, Subscription};
+use crate::blocks::{Blocks, Subscription};
 use crate::command::{Listening, listen, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
 use crate::jobs::{Jobs, blocking};
 use crate::messages::{Heartbeat, WorkerFigures, WorkerState};
 use crate::security::SecurityArguments;
+use crate::sending::Message;
 
 /// How often a worker names itself.
 const HEARTBEAT: Duration = Duration::from_millis(500);
@@ -244,7 +245,7 @@ impl Answers for Worker {
                 let reader = self.jobs.reader(&job).await?;
                 let batch = blocking(move || reader.read_sent(&split, epoch)).await?;
                 let message = Message::new(0, batch)?;
-                Ok(stream::iter([Ok(message.into())]).boxed())
+                Ok(stream::iter([Ok(message)]).boxed())
             }
         }
     }

@@ -39,7 +39,7 @@ struct Service {
     #[arg(long, default_value_t = 64)]
     trainers: usize,
     /// Processor time of the master for a lease, a sign of life or a report, in us: `--bench leases`, 256 workers
-    #[arg(long, default_value_t = 35.0)]
+    #[arg(long, default_value_t = 50.0)]
     lease_us: f64,
     /// Time of a worker's thread for a sample, in us: 4.6 s for 1.2 M samples of rm1, `measure.py shared`
     #[arg(long, default_value_t = 3.8)]

@@ -1,0 +1,204 @@
+//! `DoGet` of Arrow Flight, so that the memory of a batch goes to the network as it is.
+//!
+//! A gRPC library encodes a message into a buffer of its own, which for batches is a copy of everything that is sent. A
+//! message of Flight is a few bytes before the batch's memory, though, so both are handed on one after the other:
+//!
+//! ```text
+//! flag, length │ tag 3, length, header │ tag 1000, length │ body
+//! └─ of gRPC ─┘ └──────────────── FlightData, in protocol buffers ────────────────┘
+//! ```
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Response};
+use axum::routing::post;
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::stream::{self, Stream, StreamExt};
+use http_body::Frame;
+use http_body_util::StreamBody;
+use onefold_ikjt::service::protocol::Ticket;
+use prost::Message as _;
+use prost::encoding::{WireType, encode_key, encode_varint};
+use tonic::metadata::MetadataMap;
+use tonic::service::Interceptor;
+use tonic::{Extensions, Status};
+
+use crate::flight::{Answers, of_json};
+use crate::security::Guard;
+
+/// The fields of `FlightData`.
+const APP_METADATA: u32 = 3;
+const DATA_BODY: u32 = 1000;
+
+/// The most bytes of a request.
+const MOST_TICKET_BYTES: usize = 1 << 20;
+
+/// What a client says that it can read, and what is said about the answer.
+const ACCEPTS: &str = "grpc-accept-encoding";
+const ENCODING: &str = "grpc-encoding";
+
+/// A batch as it is sent.
+#[derive(Debug, Clone)]
+pub(crate) struct Message {
+    pub(crate) header: Bytes,
+    pub(crate) body: Bytes,
+    pub(crate) samples: u64,
+}
+
+impl Message {
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.header.len() + self.body.len()) as u64
+    }
+
+    /// What stands before the body in the encoded message.
+    fn before_body(&self) -> BytesMut {
+        let mut before = BytesMut::with_capacity(self.header.len() + 32);
+        encode_key(APP_METADATA, WireType::LengthDelimited, &mut before);
+        encode_varint(self.header.len() as u64, &mut before);
+        before.put_slice(&self.header);
+        encode_key(DATA_BODY, WireType::LengthDelimited, &mut before);
+        encode_varint(self.body.len() as u64, &mut before);
+        before
+    }
+
+    /// The parts of the message for gRPC.
+    fn into_frames(self, compressed: bool) -> Result<[Bytes; 2], Status> {
+        let before = self.before_body();
+        let prefixed = |flag: u8, bytes: usize, first: &[u8]| {
+            let mut prefixed = BytesMut::with_capacity(first.len() + 5);
+            prefixed.put_u8(flag);
+            // A message has fewer than 2^32 bytes.
+            prefixed.put_u32(bytes as u32);
+            prefixed.put_slice(first);
+            prefixed.freeze()
+        };
+        if !compressed {
+            return Ok([prefixed(0, before.len() + self.body.len(), &before), self.body]);
+        }
+        let compress = || {
+            let mut encoder = zstd::Encoder::new(Vec::new(), zstd::DEFAULT_COMPRESSION_LEVEL)?;
+            std::io::Write::write_all(&mut encoder, &before)?;
+            std::io::Write::write_all(&mut encoder, &self.body)?;
+            encoder.finish()
+        };
+        let bytes = compress().map_err(|error| Status::internal(error.to_string()))?;
+        Ok([prefixed(1, bytes.len(), &[]), bytes.into()])
+    }
+}
+
+/// The route of `DoGet`, for those whom `guard` admits.
+pub(crate) fn route<A: Answers>(answers: Arc<A>, guard: Guard) -> Router {
+    let path = "/arrow.flight.protocol.FlightService/DoGet";
+    Router::new().route(path, post(get::<A>)).with_state((answers, guard))
+}
+
+async fn get<A: Answers>(
+    State((answers, guard)): State<(Arc<A>, Guard)>,
+    request: Request,
+) -> Response<Body> {
+    let accepts = request.headers().get_all(ACCEPTS).iter().filter_map(|value| value.to_str().ok());
+    let compressed = accepts.flat_map(|value| value.split(',')).any(|encoding| encoding.trim() == "zstd");
+    match batches(&*answers, guard, request).await {
+        Err(status) => status.into_http(),
+        Ok(batches) => {
+            let body = Body::new(StreamBody::new(frames(batches, compressed)));
+            let mut response = Response::new(body);
+            let headers = response.headers_mut();
+            headers.insert("content-type", HeaderValue::from_static("application/grpc"));
+            if compressed {
+                headers.insert(ENCODING, HeaderValue::from_static("zstd"));
+            }
+            response
+        }
+    }
+}
+
+/// The batches that a request asks for.
+async fn batches<A: Answers>(
+    answers: &A,
+    mut guard: Guard,
+    request: Request,
+) -> Result<crate::flight::Batches, Status> {
+    let (parts, body) = request.into_parts();
+    let metadata = MetadataMap::from_headers(parts.headers);
+    guard.call(tonic::Request::from_parts(metadata, Extensions::default(), ()))?;
+    let wrong = |error: &dyn std::fmt::Display| {
+        Status::invalid_argument(format!("the request cannot be read: {error}"))
+    };
+    let bytes = axum::body::to_bytes(body, MOST_TICKET_BYTES).await.map_err(|error| wrong(&error))?;
+    // Nobody compresses a request so short.
+    let message = match bytes.split_first_chunk::<5>() {
+        Some(([0, length @ ..], message)) if u32::from_be_bytes(*length) as usize == message.len() => message,
+        _ => return Err(wrong(&"it is no message of gRPC")),
+    };
+    let ticket = arrow_flight::Ticket::decode(message).map_err(|error| wrong(&error))?;
+    let ticket: Ticket = of_json(&ticket.ticket)?;
+    answers.get(ticket).await
+}
+
+/// The frames of an answer, and at its end the status.
+fn frames(
+    batches: crate::flight::Batches,
+    compressed: bool,
+) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send {
+    let of_message = move |message: Result<Message, Status>| {
+        let frames = message.and_then(|message| message.into_frames(compressed));
+        match frames {
+            Ok(parts) => parts.map(|part| Ok(Frame::data(part))).into(),
+            Err(status) => vec![Err(status)],
+        }
+    };
+    let parts = batches.flat_map(move |message| stream::iter(of_message(message)));
+    let ended = stream::once(async { Err(Status::ok("")) });
+    // The first status is the last thing that is sent.
+    parts.chain(ended).scan(false, |over, part| {
+        let next = match part {
+            _ if *over => None,
+            Ok(frame) => Some(Ok(frame)),
+            Err(status) => {
+                *over = true;
+                Some(Ok(Frame::trailers(trailers(&status))))
+            }
+        };
+        futures::future::ready(next)
+    })
+}
+
+fn trailers(status: &Status) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    // What cannot be said in a header is left out.
+    if status.add_header(&mut headers).is_err() {
+        headers.insert(Status::GRPC_STATUS, HeaderValue::from_static("13"));
+    }
+    headers
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_flight::FlightData;
+
+    use super::*;
+
+    #[test]
+    fn messages_are_those_of_flight() {
+        for (header, body) in [(0, 0), (3, 64), (200, 1 << 14), (70_000, 1 << 21)] {
+            let message =
+                Message { header: vec![b'h'; header].into(), body: vec![7; body].into(), samples: 1 };
+            let [first, second] = message.clone().into_frames(false).unwrap();
+            let all = [first, second].concat();
+            let length = u32::from_be_bytes(all[1..5].try_into().unwrap()) as usize;
+            assert_eq!((all[0], length), (0, all.len() - 5));
+            let found = FlightData::decode(&all[5..]).unwrap();
+            assert!(found.app_metadata == message.header && found.data_body == message.body);
+            let [first, second] = message.clone().into_frames(true).unwrap();
+            let length = u32::from_be_bytes(first[1..5].try_into().unwrap()) as usize;
+            assert_eq!((first[0], first.len(), length), (1, 5, second.len()));
+            let found = FlightData::decode(&*zstd::decode_all(&*second).unwrap()).unwrap();
+            assert!(found.app_metadata == message.header && found.data_body == message.body);
+        }
+    }
+}
