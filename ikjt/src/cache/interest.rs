@@ -26,6 +26,9 @@ pub struct Interest {
     columns: HashSet<String>,
     /// Whether another epoch has the same batches, so that it needs no columns if they are kept.
     repeats: bool,
+    /// How far before its place the job still needs columns, as a part of the epoch: what ends in the middle of row groups
+    /// goes on with them.
+    still_needed: f32,
     now: Mutex<Now>,
 }
 
@@ -42,9 +45,10 @@ impl Interest {
         places: HashMap<(Arc<str>, usize), f32>,
         columns: HashSet<String>,
         repeats: bool,
+        still_needed: f32,
     ) -> Arc<Self> {
         let now = Mutex::new(Now { place: 0.0, when: Instant::now() });
-        Arc::new(Self { places, columns, repeats, now })
+        Arc::new(Self { places, columns, repeats, still_needed, now })
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {
@@ -67,20 +71,26 @@ impl Interest {
     pub(super) fn columns(&self, chunk: &Chunk, now: Instant) -> (f64, f32) {
         let place = self.places.get(&(Arc::clone(&chunk.file), chunk.row_group));
         match place.filter(|_| self.columns.contains(&*chunk.column)) {
-            Some(place) => self.expected(*place, if self.repeats { STARTED_AGAIN } else { NEXT_EPOCH }, now),
+            Some(place) => {
+                let again = if self.repeats { STARTED_AGAIN } else { NEXT_EPOCH };
+                self.expected(*place, self.still_needed, again, now)
+            }
             None => (0.0, f32::MAX),
         }
     }
 
     /// How often the job is expected to read the batches at `place`, and how far away the next time is.
     pub(super) fn batches(&self, place: f32, now: Instant) -> (f64, f32) {
-        self.expected(place, if self.repeats { NEXT_EPOCH } else { STARTED_AGAIN }, now)
+        self.expected(place, 0.0, if self.repeats { NEXT_EPOCH } else { STARTED_AGAIN }, now)
     }
 
-    /// What is read at `place`, and once that is behind, counts `again`.
-    fn expected(&self, place: f32, again: f64, now: Instant) -> (f64, f32) {
+    /// What is read at `place`, and counts `again` once that is so far behind.
+    fn expected(&self, place: f32, behind: f32, again: f64, now: Instant) -> (f64, f32) {
         let Now { place: at, when } = *self.now();
-        let (reads, distance) = if place > at { (1.0, place - at) } else { (again, 1.0 + place - at) };
+        let (reads, distance) = match place > at - behind {
+            true => (1.0, (place - at).max(0.0)),
+            false => (again, 1.0 + place - at),
+        };
         let idle = now.saturating_duration_since(when) > IDLE_AFTER;
         (if idle { IDLE * reads } else { reads }, distance)
     }

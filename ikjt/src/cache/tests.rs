@@ -20,7 +20,8 @@ fn column(value: i64) -> ArrayRef {
 fn interest(cache: &Cache, order: &[usize], column: &str, repeats: bool) -> Arc<Interest> {
     let place = |(i, row_group): (usize, &usize)| (("file".into(), *row_group), i as f32 / 10.0);
     let columns = HashSet::from([column.to_owned()]);
-    let interest = Interest::new(order.iter().enumerate().map(place).collect(), columns, repeats);
+    let places = order.iter().enumerate().map(place).collect();
+    let interest = Interest::new(places, columns, repeats, 0.0);
     cache.add_interest(&interest);
     interest
 }
@@ -58,6 +59,17 @@ fn columns_that_nobody_will_read_are_not_kept() {
     // Of another epoch it has the batches.
     assert_eq!(in_memory(&cache, "a"), [4, 5, 6, 7, 8, 9]);
     assert!(in_memory(&cache, "b").is_empty());
+}
+
+#[test]
+fn what_a_job_is_in_the_middle_of_is_kept() {
+    let cache = Cache::new(100 * KILOBYTE, None).unwrap();
+    let places = (0..10).map(|i| (("file".into(), i), i as f32 / 10.0)).collect();
+    let interest = Interest::new(places, HashSet::from(["a".to_owned()]), true, 0.15);
+    cache.add_interest(&interest);
+    interest.reached_row_group(&"file".into(), 5);
+    (0..6).for_each(|row_group| decode(&cache, row_group, "a"));
+    assert_eq!(in_memory(&cache, "a"), [4, 5]);
 }
 
 #[test]

@@ -48,7 +48,7 @@ mod stages;
 mod stream;
 mod workers;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -638,7 +638,11 @@ impl Reader {
                 ((Arc::from(file), item.row_group), *start as f32 / all)
             })
         });
-        Interest::new(places.collect(), files.columns.wanted.clone(), self.repeats())
+        let places: HashMap<_, _> = places.collect();
+        // Of every stream, the row group that it is in and those that a shuffle mixes with it.
+        let mixed = self.options.shuffle.map_or(0, |shuffle| shuffle.row_groups);
+        let still_needed = (mixed as f32 + 0.5) * orders.len() as f32 / places.len().max(1) as f32;
+        Interest::new(places, files.columns.wanted.clone(), self.repeats(), still_needed)
     }
 
     /// Whether all epochs have the same batches.
