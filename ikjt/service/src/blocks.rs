@@ -9,14 +9,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use arrow::buffer::Buffer;
 use bytes::Bytes;
 use onefold_ikjt::cache::Cache;
-use onefold_ikjt::service::protocol::{BatchHeader, Block, MOST_MESSAGE_BYTES};
-use onefold_ikjt::{Horizon, Position, Reader, SentBatch, StageFigures};
+use onefold_ikjt::service::protocol::Block;
+use onefold_ikjt::{Horizon, Position, Reader, StageFigures};
 use tokio::sync::Notify;
 use tonic::Status;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::jobs::to_status;
 use crate::messages::WorkerFigures;
@@ -97,37 +95,7 @@ enum Progress {
     Failed(Status),
 }
 
-/// The body of a message.
-struct Body(Buffer);
-
-impl AsRef<[u8]> for Body {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
 impl Message {
-    /// The message of a batch.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidArgument` if the batch is larger than a message.
-    pub(crate) fn new(step: u64, batch: SentBatch) -> Result<Self, Status> {
-        let SentBatch { memory: body, places, narrow } = batch;
-        let bytes = body.len();
-        if bytes > MOST_MESSAGE_BYTES {
-            return Err(Status::invalid_argument(format!(
-                "the batch of step {step} has {bytes} bytes, and a message has at most {MOST_MESSAGE_BYTES}\n  hint: \
-                 lower the option `global_batch_size`, or read fewer features"
-            )));
-        }
-        let samples = places.size as u64;
-        let header = BatchHeader { step, checksum: xxh3_64(&body), narrow, places };
-        let mut header = serde_json::to_vec(&header).map_err(|error| Status::internal(error.to_string()))?;
-        header.resize(header.len() + padding(header.len(), bytes), b' ');
-        Ok(Self { header: header.into(), body: Bytes::from_owner(Body(body)), samples })
-    }
-
     /// As the cache keeps it.
     fn into_parts(self) -> [Bytes; 3] {
         [self.header, self.body, Bytes::copy_from_slice(&self.samples.to_le_bytes())]
@@ -151,18 +119,6 @@ impl KeptBlock {
     fn bytes(&self) -> u64 {
         self.0.iter().map(Message::bytes).sum()
     }
-}
-
-/// The spaces after a header with which the body begins at a multiple of 64 in the encoded message: where a client
-/// receives that into memory of its own, it need not copy the batch to align it.
-fn padding(header: usize, body: usize) -> usize {
-    // A field of protocol buffers is its tag, its length and its bytes; the body's tag, 1000, takes two bytes.
-    let length_bytes = |length: usize| (usize::BITS - length.leading_zeros()).max(1).div_ceil(7) as usize;
-    let start = |padding: usize| {
-        let header = header + padding;
-        1 + length_bytes(header) + header + 2 + length_bytes(body)
-    };
-    (0..128).find(|padding| start(*padding).is_multiple_of(64)).unwrap_or(0)
 }
 
 impl Entry {
@@ -552,30 +508,5 @@ impl Drop for Subscription {
         }
         self.blocks.begin_next(&mut state);
         self.blocks.changed.notify_all();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use arrow_flight::FlightData;
-
-    use super::*;
-
-    #[test]
-    fn bodies_are_aligned_in_encoded_messages() {
-        for header in (0..300).chain([16_200, 16_383, 16_384, 70_000]) {
-            for body in [64, 128, 16_384, 1 << 21] {
-                let message = Message {
-                    header: vec![b' '; header + padding(header, body)].into(),
-                    body: vec![7; body].into(),
-                    samples: 0,
-                };
-                let Message { header, body: bytes, .. } = message;
-                let data = FlightData { app_metadata: header, data_body: bytes, ..FlightData::default() };
-                let encoded = prost::Message::encode_to_vec(&data);
-                assert_eq!((encoded.len() - body) % 64, 0, "{header} {body}");
-                assert!(encoded[encoded.len() - body..].iter().all(|byte| *byte == 7));
-            }
-        }
     }
 }

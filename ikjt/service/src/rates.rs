@@ -143,6 +143,8 @@ mod tests {
             bytes: 0,
             seconds: 1.0,
             waited_seconds: 0.0,
+            epoch: 0,
+            near: None,
             ended: false,
         };
         let rate = |samples_per_second, waiting_share| ClientRate {
