@@ -137,10 +137,10 @@ fn folders_that_vanish_before_a_file_is_in_them_are_made_again() {
 fn a_file_where_a_folder_should_be_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let storage = Storage::open(directory.path()).unwrap();
-    std::fs::write(directory.path().join("snapshots"), "a file").unwrap();
+    fs_err::write(directory.path().join("snapshots"), "a file").unwrap();
     let error = storage.create("snapshots/0.json", b"first".to_vec()).unwrap_err();
     assert!(error.to_string().contains("snapshots/0.json"), "{error}");
-    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! disk if a disk gives it back faster than it is made. (Seneca, FAST 2025, divides a cache among the three forms by a model
 //! of their costs; Cachew, ATC 2022, chooses one of them for each job.)
 //!
-//! A column that several jobs need at the same time is decoded once: the first one [claims](Claim) it, and the others are
+//! A column that several jobs need at the same time is decoded once: the first one claims it, and the others are
 //! told when it is there.
 
 mod disk;
