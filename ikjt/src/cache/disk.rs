@@ -1,7 +1,8 @@
 //! The part of a cache that is on a local disk: a file for each item, written by a thread of its own.
 
-use std::io::{self, Write as _};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,13 +14,14 @@ use arrow::ipc::writer::StreamWriter;
 use bytes::Bytes;
 use onefold_datasets::Error as DatasetError;
 use onefold_datasets::commit::DirectoryLock;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::Item;
 use crate::Result;
 
-/// Items that wait to be written. Where the disk is slower than the cache, items are lost, which costs only time.
-const QUEUE: usize = 8;
+/// Items that wait to be written, at most. Where the disk is slower than the cache, items are lost, which costs only
+/// time.
+const QUEUE: usize = 1024;
 
 /// The folders below the given one that processes take, each for itself.
 const MOST_PROCESSES: usize = 1024;
@@ -32,24 +34,29 @@ type Written = Box<dyn FnOnce(u64) + Send>;
 pub(super) struct Disk {
     folder: PathBuf,
     limit: u64,
-    queue: SyncSender<(Item, Written)>,
+    queue: SyncSender<(Item, u64, Written)>,
+    /// Bytes of items that wait to be written, and how many there may be beside one item.
+    queued: Arc<AtomicU64>,
+    most_queued: u64,
     /// Whether nothing is written any more; locked while a file is written.
     closed: Arc<Mutex<bool>>,
     _lock: DirectoryLock,
 }
 
 impl Disk {
-    /// Takes the first folder below `parent` that no other process has, and empties it.
-    pub(super) fn open(parent: &Path, limit: u64) -> Result<Self> {
+    /// Takes the first folder below `parent` that no other process has, and empties it. Items of `most_queued` bytes, and
+    /// one, may wait to be written.
+    pub(super) fn open(parent: &Path, limit: u64, most_queued: u64) -> Result<Self> {
         let (folder, lock) = take_folder(parent)?;
         remove_items(&folder)?;
         let (queue, items) = sync_channel(QUEUE);
         let closed = Arc::new(Mutex::new(false));
-        let (of_thread, is_closed) = (folder.clone(), Arc::clone(&closed));
+        let queued = Arc::new(AtomicU64::new(0));
+        let (of_thread, is_closed, of_items) = (folder.clone(), Arc::clone(&closed), Arc::clone(&queued));
         std::thread::Builder::new()
             .name("onefold-cache".to_owned())
-            .spawn(move || write_all(&of_thread, &items, &is_closed))?;
-        Ok(Self { folder, limit, queue, closed, _lock: lock })
+            .spawn(move || write_all(&of_thread, &items, &is_closed, &of_items))?;
+        Ok(Self { folder, limit, queue, queued, most_queued, closed, _lock: lock })
     }
 
     /// Removes everything; nothing is written any more.
@@ -66,8 +73,13 @@ impl Disk {
 
     /// Writes an item of `bytes` if the disk keeps up; `written` is told the number of its file.
     pub(super) fn write(&self, item: Item, bytes: u64, written: impl FnOnce(u64) + Send + 'static) {
-        if bytes <= self.limit {
-            let _ = self.queue.try_send((item, Box::new(written)));
+        let waiting = self.queued.load(Relaxed);
+        if bytes > self.limit || (waiting > 0 && waiting.saturating_add(bytes) > self.most_queued) {
+            return;
+        }
+        self.queued.fetch_add(bytes, Relaxed);
+        if self.queue.try_send((item, bytes, Box::new(written))).is_err() {
+            self.queued.fetch_sub(bytes, Relaxed);
         }
     }
 
@@ -117,46 +129,73 @@ fn path(folder: &Path, file: u64) -> PathBuf {
 }
 
 /// Writes items until nobody can send any more.
-fn write_all(folder: &Path, items: &Receiver<(Item, Written)>, closed: &Mutex<bool>) {
-    for (file, (item, written)) in (0..).zip(items) {
+fn write_all(
+    folder: &Path,
+    items: &Receiver<(Item, u64, Written)>,
+    closed: &Mutex<bool>,
+    queued: &AtomicU64,
+) {
+    for (file, (item, bytes, written)) in (0..).zip(items) {
         let closed = closed.lock().unwrap_or_else(PoisonError::into_inner);
         if *closed {
             return;
         }
-        let result = encode(&item).and_then(|bytes| fs_err::write(path(folder, file), bytes));
+        let path = path(folder, file);
+        let result = fs_err::File::create(&path).and_then(|file| encode(&item, file));
         drop(closed);
+        drop(item);
+        queued.fetch_sub(bytes, Relaxed);
         match result {
             Ok(()) => written(file),
             // The disk may be full. What was written of the file is no item.
-            Err(_) => drop(fs_err::remove_file(path(folder, file))),
+            Err(_) => drop(fs_err::remove_file(path)),
         }
     }
 }
 
-/// A byte that says what the item is, the item, and the XXH3 of both. The byte stands last of them, so that columns
-/// begin where memory is aligned.
-fn encode(item: &Item) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+/// Writes, and counts what is written into a checksum.
+struct Summed<W> {
+    output: W,
+    sum: Xxh3Default,
+}
+
+impl<W: Write> Write for Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.output.write(bytes)?;
+        self.sum.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
+
+/// The item, a byte that says what it is, and the XXH3 of both. The byte stands behind the item, so that columns begin
+/// where memory is aligned.
+fn encode(item: &Item, output: impl Write) -> io::Result<()> {
+    let mut output = Summed { output: io::BufWriter::new(output), sum: Xxh3Default::new() };
     match item {
         Item::Bytes(parts) => {
-            parts.iter().for_each(|part| bytes.extend_from_slice(part));
-            parts.iter().for_each(|part| bytes.extend_from_slice(&(part.len() as u64).to_le_bytes()));
-            bytes.extend_from_slice(&(parts.len() as u64).to_le_bytes());
-            bytes.push(0);
+            parts.iter().try_for_each(|part| output.write_all(part))?;
+            parts.iter().try_for_each(|part| output.write_all(&(part.len() as u64).to_le_bytes()))?;
+            output.write_all(&(parts.len() as u64).to_le_bytes())?;
+            output.write_all(&[0])?;
         }
         Item::Column(column) => {
             let field = Field::new("column", column.data_type().clone(), true);
             let schema = Arc::new(Schema::new(vec![field]));
             let batch = RecordBatch::try_new(Arc::clone(&schema), vec![Arc::clone(column)]);
-            let mut writer = StreamWriter::try_new(&mut bytes, &schema).map_err(io::Error::other)?;
+            let mut writer = StreamWriter::try_new(&mut output, &schema).map_err(io::Error::other)?;
             writer.write(&batch.map_err(io::Error::other)?).map_err(io::Error::other)?;
             writer.finish().map_err(io::Error::other)?;
             drop(writer);
-            bytes.write_all(&[1])?;
+            output.write_all(&[1])?;
         }
     }
-    bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
-    Ok(bytes)
+    let Summed { mut output, sum } = output;
+    output.write_all(&sum.digest().to_le_bytes())?;
+    output.flush()
 }
 
 fn decode(mut bytes: Vec<u8>) -> Option<Item> {
@@ -207,7 +246,8 @@ mod tests {
         let items =
             columns.into_iter().map(Item::Column).chain([Item::Bytes(parts), Item::Bytes(Vec::new())]);
         for item in items {
-            let bytes = encode(&item).unwrap();
+            let mut bytes = Vec::new();
+            encode(&item, &mut bytes).unwrap();
             match (decode(bytes.clone()).unwrap(), &item) {
                 (Item::Bytes(found), Item::Bytes(expected)) => assert_eq!(&found, expected),
                 (Item::Column(found), Item::Column(expected)) => assert_eq!(&found, expected),
@@ -225,13 +265,13 @@ mod tests {
     #[test]
     fn processes_have_folders_of_their_own() {
         let directory = tempfile::tempdir().unwrap();
-        let (first, second) =
-            (Disk::open(directory.path(), 10).unwrap(), Disk::open(directory.path(), 10).unwrap());
+        let open = || Disk::open(directory.path(), 10, 10).unwrap();
+        let (first, second) = (open(), open());
         assert_ne!(first.folder, second.folder);
         fs_err::write(first.folder.join("7.item"), "left behind").unwrap();
         let folder = first.folder.clone();
         drop(first);
-        let third = Disk::open(directory.path(), 10).unwrap();
+        let third = open();
         assert_eq!(third.folder, folder);
         assert!(third.read(7).is_none());
     }

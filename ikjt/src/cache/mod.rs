@@ -33,6 +33,9 @@ const LEAST_READS: f64 = 0.25;
 /// When memory is needed, this part of the limit is freed in addition, so that not every item causes a search.
 const FREED_TOGETHER: u64 = 32;
 
+/// What waits to be written to disk takes at most the limit divided by this, and one item.
+const QUEUED_SHARE: u64 = 16;
+
 /// What seconds to make a byte are taken to be until they are measured: 200 MB a second.
 const FIRST_RATE: f64 = 5e-9;
 
@@ -282,7 +285,8 @@ impl Cache {
     ///
     /// [`Error::Io`](crate::Error::Io) if the folder cannot be made or cleared.
     pub fn new(memory_limit: u64, disk: Option<(&Path, u64)>) -> Result<Arc<Self>> {
-        let disk = disk.map(|(folder, limit)| Disk::open(folder, limit)).transpose()?;
+        let open = |(folder, limit)| Disk::open(folder, limit, memory_limit / QUEUED_SHARE);
+        let disk = disk.map(open).transpose()?;
         Ok(Arc::new(Self { memory_limit, disk, state: Mutex::default() }))
     }
 
@@ -305,7 +309,7 @@ impl Cache {
     pub fn leave(self: &Arc<Self>, others: u64) {
         let mut state = self.state();
         state.others = others;
-        let over = (state.memory + others).saturating_sub(self.memory_limit).min(state.memory);
+        let over = state.memory.saturating_add(others).saturating_sub(self.memory_limit).min(state.memory);
         if over > 0 {
             let leaving = self.free(&mut state, over, None);
             drop(state);
@@ -357,14 +361,18 @@ impl Cache {
             return;
         }
         let mut leaving = Vec::new();
-        let over = (state.memory + state.others).saturating_add(bytes).saturating_sub(self.memory_limit);
+        let over =
+            state.memory.saturating_add(state.others).saturating_add(bytes).saturating_sub(self.memory_limit);
         if over > 0 {
             leaving = self.free(&mut state, over, Some(worth));
         }
-        if state.memory + state.others + bytes <= self.memory_limit {
-            state.memory += bytes;
+        if over == 0 || state.memory.saturating_add(state.others).saturating_add(bytes) <= self.memory_limit {
             let new = Kept { memory: None, file: None, bytes, owner };
-            state.items.entry(key).or_insert(new).memory = Some(item);
+            let kept = state.items.entry(key).or_insert(new);
+            kept.memory = Some(item);
+            // One number for memory and disk, though a column may take other bytes when it comes from there.
+            let bytes = kept.bytes;
+            state.memory += bytes;
         } else if worth.reads >= LEAST_READS && !state.items.contains_key(&key) {
             leaving.push((key, item, owner));
         }
@@ -423,6 +431,7 @@ impl Cache {
             return;
         }
         known.file = Some(file);
+        let bytes = known.bytes;
         state.on_disk += bytes;
         if state.on_disk <= disk.limit() {
             return;

@@ -157,6 +157,8 @@ fn what_leaves_memory_is_read_from_disk_as_far_as_it_fits() {
     assert!(on_disk.iter().all(|(row_group, found)| *found == column(*row_group as i64)));
     let figures = cache.figures();
     assert!(figures.cached_bytes_on_disk <= 3 * KILOBYTE + 512 && figures.disk_hits == 3, "{figures:?}");
+    cache.leave(u64::MAX);
+    assert_eq!(cache.figures().cached_bytes, 0);
     // A file that is damaged is as if it were not there.
     let files: Vec<_> = fs_err::read_dir(directory.path().join("cache-0")).unwrap().collect();
     for file in files {
