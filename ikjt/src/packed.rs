@@ -168,11 +168,6 @@ impl PackedBatch {
         &self.places
     }
 
-    /// The bytes, and where the parts of the batch stand in them.
-    pub fn into_parts(self) -> (Buffer, Places) {
-        (self.memory, self.places)
-    }
-
     /// The batch of bytes that were [sent](SentBatch); `narrow` says whether their ids have 32 bits.
     ///
     /// # Errors
@@ -250,15 +245,12 @@ impl SentBatch {
         let ids = batch.groups().iter().flat_map(Group::features).map(|feature| feature.values());
         let high_bits = |ids: &ScalarBuffer<i64>| ids.iter().fold(0, |all, id| all | (*id as u64 >> 32));
         let narrow = values_of(&places).and_then(|count| narrow_weights(places.values, count));
-        match narrow.filter(|_| ids.fold(0, |all, ids| all | high_bits(ids)) == 0) {
-            Some(weights) => {
-                Self { memory: copy::<u32>(batch, &places, &kinds, weights), places, narrow: true }
-            }
-            None => {
-                let memory = copy::<i64>(batch, &places, &kinds, places.value_weights);
-                Self { memory, places, narrow: false }
-            }
-        }
+        let narrow = narrow.filter(|_| ids.fold(0, |all, ids| all | high_bits(ids)) == 0);
+        let memory = match narrow {
+            Some(value_weights) => copy::<u32>(batch, &places, &kinds, value_weights),
+            None => copy::<i64>(batch, &places, &kinds, places.value_weights),
+        };
+        Self { memory, places, narrow: narrow.is_some() }
     }
 }
 

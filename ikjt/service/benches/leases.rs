@@ -72,18 +72,9 @@ async fn heartbeats(address: String) {
 
 async fn client(address: String, number: usize, leases: Arc<AtomicU64>, until: Instant) {
     let network = network();
-    let state = ClientState {
-        client: number.to_string(),
-        job: format!("{number:024x}"),
-        dataset: "s3://bucket/dataset".to_owned(),
-        samples: 0,
-        bytes: 0,
-        seconds: 1.0,
-        waited_seconds: 0.0,
-        epoch: 0,
-        near: None,
-        ended: false,
-    };
+    let (name, job, dataset) =
+        (number.to_string(), format!("{number:024x}"), "s3://bucket/dataset".to_owned());
+    let state = ClientState { seconds: 1.0, ..ClientState::new(name, job, dataset) };
     for block in 0_u64.. {
         let place = format!("{number:024x}/0/{block}");
         let lease = Lease { place, near: None, avoid: Vec::new(), client: Some(state.clone()) };

@@ -9,7 +9,7 @@ use arrow_flight::{
     HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket as FlightTicket,
 };
 use futures::stream::{self, BoxStream, StreamExt};
-use onefold_ikjt::service::protocol::{ANSWER_BYTES, MOST_MESSAGE_BYTES, Question, Ticket};
+use onefold_ikjt::service::protocol::{ANSWER_BYTES, Question, Ticket};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tonic::codec::CompressionEncoding;
@@ -33,7 +33,6 @@ pub(crate) trait Answers: Send + Sync + 'static {
 /// A Flight service that answers as `answers` says.
 pub(crate) fn server<A: Answers>(answers: Arc<A>) -> FlightServiceServer<Flight<A>> {
     FlightServiceServer::new(Flight(answers))
-        .max_encoding_message_size(MOST_MESSAGE_BYTES + (64 << 20))
         // For clients that ask for it.
         .send_compressed(CompressionEncoding::Zstd)
 }

@@ -135,17 +135,9 @@ mod tests {
 
     #[test]
     fn clients_of_a_job_are_counted_together() {
-        let client = |job: &str, samples| ClientState {
-            client: format!("{job}{samples}"),
-            job: job.to_owned(),
-            dataset: format!("s3://{job}"),
-            samples,
-            bytes: 0,
-            seconds: 1.0,
-            waited_seconds: 0.0,
-            epoch: 0,
-            near: None,
-            ended: false,
+        let client = |job: &str, samples| {
+            let (name, dataset) = (format!("{job}{samples}"), format!("s3://{job}"));
+            ClientState { samples, seconds: 1.0, ..ClientState::new(name, job.to_owned(), dataset) }
         };
         let rate = |samples_per_second, waiting_share| ClientRate {
             samples_per_second,

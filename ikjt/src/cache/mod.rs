@@ -483,11 +483,6 @@ impl Cache {
             Item::Column(_) => None,
         }
     }
-
-    /// Whether a block is there.
-    pub fn has_block(&self, block: &Block) -> bool {
-        self.state().items.contains_key(&Key::Batches(block.clone()))
-    }
 }
 
 /// Where a column is.

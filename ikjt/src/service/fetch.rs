@@ -94,18 +94,10 @@ impl Fetch {
     ///
     /// [`Error::Service`] for what a worker says about the job or its data, and if no batch comes for a long time.
     pub(crate) fn run(&self, deliver: &mut Deliver<'_>) -> Result<()> {
-        let client = ClientState {
-            client: onefold_datasets::random_name(),
-            job: self.job.key(),
-            dataset: self.job.dataset.clone(),
-            samples: 0,
-            bytes: 0,
-            seconds: 0.0,
-            waited_seconds: 0.0,
-            epoch: self.epoch,
-            near: self.near(self.steps.start),
-            ended: false,
-        };
+        let (name, dataset) = (onefold_datasets::random_name(), self.job.dataset.clone());
+        let near = self.near(self.steps.start);
+        let client =
+            ClientState { epoch: self.epoch, near, ..ClientState::new(name, self.job.key(), dataset) };
         let running = Running {
             fetch: self,
             began: Instant::now(),

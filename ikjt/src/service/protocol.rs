@@ -130,6 +130,24 @@ pub struct ClientState {
     pub ended: bool,
 }
 
+impl ClientState {
+    /// A client that has received nothing yet.
+    pub fn new(client: String, job: String, dataset: String) -> Self {
+        Self {
+            client,
+            job,
+            dataset,
+            samples: 0,
+            bytes: 0,
+            seconds: 0.0,
+            waited_seconds: 0.0,
+            epoch: 0,
+            near: None,
+            ended: false,
+        }
+    }
+}
+
 /// Steps that a worker computes together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Block {
