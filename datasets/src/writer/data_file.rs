@@ -28,6 +28,7 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use rayon::prelude::*;
+use tokio::task::unconstrained;
 
 use super::bucket::{Decode, Format};
 use super::columns::{FileColumns, leaf_path};
@@ -96,7 +97,8 @@ impl DataFileWriter {
     /// are encoded as there are threads.
     pub(super) fn write_row_group(&mut self, bytes: usize, decode: Decode) -> Result<()> {
         self.bytes += bytes;
-        let slot = block_on(Arc::clone(&self.format.slots).acquire_owned());
+        // Unconstrained: in a task of tokio that has used up its budget, the future would stay pending for ever.
+        let slot = block_on(unconstrained(Arc::clone(&self.format.slots).acquire_owned()));
         let slot = slot.map_err(|error| Error::write(&self.full_path, io::Error::other(error)))?;
         let (path, format) = (self.full_path.clone(), Arc::clone(&self.format));
         let number = self.row_groups.len() + self.encoding.len();

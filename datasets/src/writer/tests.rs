@@ -103,6 +103,25 @@ fn part(root: &Path, options: &WriterOptions) -> WrittenBucket {
 }
 
 #[test]
+fn a_task_that_has_used_up_its_budget_can_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let (root, (done, written)) = (directory.path().to_owned(), std::sync::mpsc::channel());
+    std::thread::spawn(move || {
+        let used_up_and_written = async {
+            let permits = tokio::sync::Semaphore::new(1);
+            while tokio::task::coop::has_budget_remaining() {
+                drop(permits.acquire().await.unwrap());
+            }
+            part(&root, &WriterOptions::new(Order::Session))
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        done.send(runtime.block_on(used_up_and_written)).unwrap();
+    });
+    let part = written.recv_timeout(std::time::Duration::from_secs(60)).expect("writing ends");
+    assert_eq!(part.bucket.samples, samples().num_rows() as u64);
+}
+
+#[test]
 fn buckets_that_others_wrote_are_committed_like_written_ones() {
     let directory = tempfile::tempdir().unwrap();
     let root = |name: &str| directory.path().join(name);
