@@ -17,10 +17,11 @@ Prints one table a section; every figure is one of this machine and this run. Se
             the least that a code of one id at a time could take.
   duckdb    clustering and writing `rows` beside DuckDB's COPY (SELECT ... JOIN ... ORDER BY session_id, timestamp) to zstd
             Parquet: the same log, the same columns, the same threads and memory limit, run by run in turn; the median
-            of each, without the start of the process. Then `folded` beside `rows`.
+            of each, without the start of the process. Then `folded` beside `rows`. For each of `--workloads`; with
+            `--wide` also from one log that has the labels already, without a join.
   memory    peak resident memory of building `folded` and `rows` under `--limit` (512MiB): as the kernel counts it for
             the process (getrusage), beside the decoded size of the samples.
-  scaling   seconds by number of samples (`--scaling`, 0.5 to 4 million): 1.00 as growth is linear.
+  scaling   seconds and processor time by number of samples (`--scaling`, 0.5 to 4 million): 1.00 as growth is linear.
 
 Logs are generated once into `--work` and kept; datasets are removed as soon as they are measured. Two GiB of disk for
 each million samples suffice, and as much again while sorts spill.
@@ -30,6 +31,7 @@ The last line is one JSON object of all figures. The exit status is 1 if a comma
 
 import argparse
 import json
+import multiprocessing
 import os
 import pathlib
 import re
@@ -59,6 +61,9 @@ def parse_arguments():
     parser.add_argument("--samples", type=int, default=1_000_000, help="samples of rm1 (default 1000000)")
     parser.add_argument("--scaling", default="500000,1000000,2000000,4000000", help="numbers of samples, by commas")
     parser.add_argument("--ebnerd", type=pathlib.Path, help="folder of EB-NeRD's behaviors and history files")
+    parser.add_argument("--workloads", default="rm1", help="workloads of `duckdb`, separated by commas (default rm1)")
+    parser.add_argument("--wide", action="store_true", help="`duckdb` also from one wide log (needs pyarrow)")
+    parser.add_argument("--layouts", default="folded,rows", help="layouts of `scaling`, separated by commas")
     parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default 3)")
     parser.add_argument("--threads", type=int, default=2, help="threads of everything (default 2)")
     parser.add_argument("--memory-limit", default="4GiB", help="of builds and of DuckDB (default 4GiB)")
@@ -86,11 +91,24 @@ class Bench:
         command = [str(self.binaries / program), *map(str, words), "--json", "--quiet"]
         return run_json(command)
 
-    def log(self, samples):
-        """The folder of rm1's logs."""
-        folder = self.work / f"rm1-{samples}"
+    def log(self, samples, workload="rm1"):
+        """The folder of a workload's logs."""
+        folder = self.work / f"{workload}-{samples}"
         if not (folder / "dataset.toml").exists():
-            self.run("onefold-data", "generate", "--workload", "rm1", "--samples", samples, "--seed", 1, "--out", folder)
+            self.run("onefold-data", "generate", "--workload", workload, "--samples", samples, "--seed", 1, "--out", folder)
+        return folder
+
+    def wide_log(self, samples, workload):
+        """The folder of a workload's log in one: each feature file with the labels of its rows."""
+        logs = self.log(samples, workload)
+        folder = self.work / f"{workload}-{samples}-wide"
+        if not (folder / "dataset.toml").exists():
+            # In a process of its own: what this one has held, the kernel counts for the commands that it starts.
+            writer = multiprocessing.Process(target=write_wide_log, args=(logs, folder))
+            writer.start()
+            writer.join()
+            if writer.exitcode != 0:
+                raise Failed("the wide log could not be written")
         return folder
 
     def build(self, config, *words, limit=None):
@@ -124,7 +142,31 @@ def run_json(command):
     result = json.loads(output.strip().splitlines()[-1])
     # The kernel counts in KiB.
     result["peak_rss_bytes"] = usage.ru_maxrss * 1024
+    result["processor_seconds"] = usage.ru_utime + usage.ru_stime
     return result
+
+
+def write_wide_log(logs, folder):
+    """Writes the feature files of `logs` with their labels, row group by row group, and the configuration for them."""
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "log").mkdir(parents=True)
+    events = pyarrow.parquet.read_table(logs / "events", columns=["request_id", "label"])
+    ids, labels = events["request_id"].combine_chunks(), events["label"]
+    for path in sorted((logs / "features").glob("*.parquet")):
+        file = pyarrow.parquet.ParquetFile(path)
+        schema = file.schema_arrow.append(events.schema.field("label"))
+        with pyarrow.parquet.ParquetWriter(folder / "log" / path.name, schema, compression="zstd") as writer:
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group)
+                found = labels.take(pyarrow.compute.index_in(rows["request_id"], value_set=ids))
+                writer.write_table(rows.append_column(schema.field("label"), found))
+    config = (logs / "dataset.toml").read_text()
+    config = re.sub(r'features = "[^"]*"\nevents = "[^"]*"', 'log = "log/*.parquet"', config)
+    config = re.sub(r'query = """.*?"""', 'query = "SELECT * FROM log"', config, flags=re.DOTALL)
+    (folder / "dataset.toml").write_text(config)
 
 
 def print_table(title, head, rows):
@@ -314,15 +356,18 @@ print(json.dumps({"samples": rows, "wall_seconds": time.monotonic() - started}))
 
 def duckdb_copy(bench, logs, out):
     """DuckDB writing the columns that `build` writes, in the order of its samples."""
-    columns = ", ".join(f'e."{name}"' if kind == "label" else f'f."{name}"'
-                        for name, kind in feature_kinds(logs / "dataset.toml").items())
-    query = f"""
-        COPY (SELECT f.session_id, f."timestamp", {columns}
-              FROM read_parquet('{logs}/features/*.parquet') f
-              JOIN read_parquet('{logs}/events/*.parquet') e ON e.request_id = f.request_id
-              ORDER BY f.session_id, f."timestamp")
-        TO '{out}' (FORMAT parquet, COMPRESSION zstd)
-    """
+    kinds = feature_kinds(logs / "dataset.toml")
+    if (logs / "log").exists():
+        columns = ", ".join(f'"{name}"' for name in kinds)
+        samples = f"""SELECT session_id, "timestamp", {columns} FROM read_parquet('{logs}/log/*.parquet')
+                      ORDER BY session_id, "timestamp\""""
+    else:
+        columns = ", ".join(f'e."{name}"' if kind == "label" else f'f."{name}"' for name, kind in kinds.items())
+        samples = f"""SELECT f.session_id, f."timestamp", {columns}
+                      FROM read_parquet('{logs}/features/*.parquet') f
+                      JOIN read_parquet('{logs}/events/*.parquet') e ON e.request_id = f.request_id
+                      ORDER BY f.session_id, f."timestamp\""""
+    query = f"COPY ({samples}) TO '{out}' (FORMAT parquet, COMPRESSION zstd)"
     spill = bench.work / "duckdb-spill"
     words = [bench.arguments.threads, bench.arguments.memory_limit, spill, query]
     result = run_json([sys.executable, "-c", DUCKDB_COPY, *map(str, words)])
@@ -334,34 +379,41 @@ def duckdb_copy(bench, logs, out):
 
 def measure_duckdb(bench):
     samples = bench.arguments.samples
-    logs = bench.log(samples)
+    for workload in bench.arguments.workloads.split(","):
+        beside_duckdb(bench, workload, "Join, cluster and write", bench.log(samples, workload))
+        if bench.arguments.wide:
+            beside_duckdb(bench, f"{workload}, wide", "Cluster and write", bench.wide_log(samples, workload))
+
+
+def beside_duckdb(bench, name, what, logs):
+    samples = bench.arguments.samples
     config = logs / "dataset.toml"
     works = {
         "DuckDB": lambda: duckdb_copy(bench, logs, bench.work / "duckdb.parquet"),
         "onefold rows": lambda: bench.build(config, "--layout", "rows")[0],
         "onefold folded": lambda: bench.build(config, "--layout", "folded")[0],
     }
-    results = {name: [] for name in works}
+    results = {label: [] for label in works}
     # In turn, so that what else the machine does hits all of them.
     for _ in range(bench.arguments.runs):
-        for name, work in works.items():
-            result = bench.attempt(name, work)
+        for label, work in works.items():
+            result = bench.attempt(label, work)
             if result is not None:
                 if result["samples"] != samples:
-                    raise Failed(f"{name} wrote {result['samples']} samples, not {samples}")
-                results[name].append(result)
+                    raise Failed(f"{label} wrote {result['samples']} samples, not {samples}")
+                results[label].append(result)
     shutil.rmtree(bench.work / "dataset", ignore_errors=True)
-    medians = {name: median(of, "wall_seconds") for name, of in results.items() if of}
+    medians = {label: median(of, "wall_seconds") for label, of in results.items() if of}
     rows = []
-    for name, seconds in medians.items():
+    for label, seconds in medians.items():
         beside = f"{medians['DuckDB'] / seconds:.2f}" if "DuckDB" in medians else "-"
-        runs = " ".join(f"{result['wall_seconds']:.2f}" for result in results[name])
-        size = results[name][0]["bytes_on_disk"] / samples
-        peak = max(result["peak_rss_bytes"] for result in results[name])
-        rows.append([name, f"{seconds:.2f}", f"{samples / seconds:,.0f}", beside, f"{size:.1f}", f"{peak / MIB:.0f}", runs])
-    bench.figures["duckdb"] = {"samples": samples, "median_seconds": medians}
+        runs = " ".join(f"{result['wall_seconds']:.2f}" for result in results[label])
+        size = results[label][0]["bytes_on_disk"] / samples
+        peak = max(result["peak_rss_bytes"] for result in results[label])
+        rows.append([label, f"{seconds:.2f}", f"{samples / seconds:,.0f}", beside, f"{size:.1f}", f"{peak / MIB:.0f}", runs])
+    bench.figures.setdefault("duckdb", {})[name] = {"samples": samples, "median_seconds": medians}
     print_table(
-        f"Join, cluster and write rm1, {samples:,} samples: {bench.arguments.threads} threads, {bench.arguments.memory_limit}",
+        f"{what} {name}, {samples:,} samples: {bench.arguments.threads} threads, {bench.arguments.memory_limit}",
         ["", "median s", "samples/s", "times DuckDB", "bytes/sample", "peak MiB", "runs, s"],
         rows,
     )
@@ -396,26 +448,30 @@ def measure_memory(bench):
 
 
 def measure_scaling(bench):
-    rows, first = [], {}
+    layouts, rows, first = bench.arguments.layouts.split(","), [], {}
     for samples in [int(count) for count in bench.arguments.scaling.split(",")]:
         config = bench.log(samples) / "dataset.toml"
         row = [f"{samples:,}"]
-        for layout in ["folded", "rows"]:
+        for layout in layouts:
             def build():
                 return bench.build(config, "--layout", layout)[0]
 
             runs = [bench.attempt(layout, build) for _ in range(bench.arguments.runs)]
             runs = [run for run in runs if run is not None]
             if not runs:
-                row += ["-", "-", "-"]
+                row += ["-"] * 5
                 continue
-            seconds = median(runs, "wall_seconds")
-            first.setdefault(layout, seconds / samples)
-            bench.figures.setdefault("scaling", {}).setdefault(layout, {})[samples] = seconds
-            row += [f"{seconds:.2f}", f"{samples / seconds:,.0f}", f"{seconds / samples / first[layout]:.2f}"]
+            row += [f"{samples / median(runs, 'wall_seconds'):,.0f}"]
+            for key in ["wall_seconds", "processor_seconds"]:
+                seconds = median(runs, key)
+                bench.figures.setdefault("scaling", {}).setdefault(layout, {}).setdefault(key, {})[samples] = seconds
+                beside = seconds / samples / first.setdefault((layout, key), seconds / samples)
+                row += [f"{seconds:.2f}", f"{beside:.2f}"]
         rows.append(row)
     shutil.rmtree(bench.work / "dataset", ignore_errors=True)
-    head = ["samples", "folded s", "samples/s", "per sample", "rows s", "samples/s", "per sample"]
+    head = ["samples"]
+    for layout in layouts:
+        head += [f"{layout}: samples/s", "s", "per sample", "processor s", "per sample"]
     print_table("Time by number of samples; `per sample` beside the first line", head, rows)
 
 

@@ -24,6 +24,7 @@ mod error;
 mod exchanges;
 pub mod groups;
 mod ids;
+mod late_lists;
 mod memory;
 mod merge;
 pub mod popularity;

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::datatypes::Schema;
+use datafusion::arrow::datatypes::{DataType, Schema};
 use datafusion::common::JoinType;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::config::ConfigOptions;
@@ -92,7 +92,12 @@ fn streams_once(join_type: JoinType) -> bool {
 
 /// Whether rows are wide: they have lists, or bytes as the records of samples are.
 fn has_lists(schema: &Schema) -> bool {
-    schema.fields().iter().any(|field| field.data_type().is_nested() || field.data_type().is_binary())
+    schema.fields().iter().any(|field| is_wide(field.data_type()))
+}
+
+/// Whether the values of a column are lists, or bytes as the records of samples are.
+pub(crate) fn is_wide(data_type: &DataType) -> bool {
+    data_type.is_nested() || data_type.is_binary()
 }
 
 #[cfg(test)]

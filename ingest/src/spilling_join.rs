@@ -26,7 +26,7 @@ use datafusion::execution::memory_pool::{
 };
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::{LexOrdering, PhysicalExpr, PhysicalSortExpr};
+use datafusion::physical_expr::{EquivalenceProperties, LexOrdering, PhysicalExpr, PhysicalSortExpr};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::expressions::Column;
 use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode, SortMergeJoinExec};
@@ -43,6 +43,7 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::sync::OnceCell;
 
 use crate::exchanges::exchange_of;
+use crate::late_lists::LateLists;
 
 /// Sorted joins have many sorts at work; each sets aside this part of what the other sorts of a query do.
 const MERGE_PART: usize = 4;
@@ -103,6 +104,8 @@ struct Inner {
 struct Running {
     plan: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
+    /// The lists that do not pass through it.
+    late: Option<Arc<LateLists>>,
     /// What a hash join holds; kept as long as rows come from it.
     reservation: Option<Arc<MemoryReservation>>,
 }
@@ -134,7 +137,11 @@ impl Inner {
             Ok(running) => running,
             Err(error) => return Err(DataFusionError::Shared(Arc::clone(error))),
         };
-        let rows = running.plan.execute(if shared { partition } else { 0 }, Arc::clone(&running.context))?;
+        let partition = if shared { partition } else { 0 };
+        let mut rows = running.plan.execute(partition, Arc::clone(&running.context))?;
+        if let Some(late) = &running.late {
+            rows = late.restore(partition, rows);
+        }
         let reservation = running.reservation.clone();
         let held = rows.inspect(move |_| {
             let _ = &reservation;
@@ -152,7 +159,7 @@ fn hash_join(plan: &Arc<dyn ExecutionPlan>) -> Result<&HashJoinExec> {
 async fn decide(join: &HashJoinExec, part: Option<usize>, context: &Arc<TaskContext>) -> Result<Running> {
     let rows = join.left().execute(part.unwrap_or(0), Arc::clone(context))?;
     let held = Held::read(rows, context).await?;
-    let other: Arc<dyn ExecutionPlan> = Arc::new(OtherSide::new(join.right(), part, context));
+    let other = OtherSide::new(join.right(), part, context);
     if held.rest.is_none() {
         return hashed(join, held, other, context);
     }
@@ -160,7 +167,8 @@ async fn decide(join: &HashJoinExec, part: Option<usize>, context: &Arc<TaskCont
         sorted.0.fetch_add(1, Ordering::Relaxed);
     }
     tracing::info!("a join would hold more than fits into memory, so its inputs are sorted");
-    Ok(Running { plan: sorted(join, held, other)?, context: with_small_merges(context), reservation: None })
+    let plan = sorted(join, held, Arc::new(other))?;
+    Ok(Running { plan, context: with_small_merges(context), late: None, reservation: None })
 }
 
 impl DisplayAs for SpillingJoin {
@@ -276,25 +284,33 @@ fn hash_table_bytes(rows: usize) -> usize {
 fn hashed(
     join: &HashJoinExec,
     held: Held,
-    other: Arc<dyn ExecutionPlan>,
+    mut other: OtherSide,
     context: &Arc<TaskContext>,
 ) -> Result<Running> {
     let Held { schema, batches, reservation, .. } = held;
+    // A join with nothing reads nothing of the other side.
+    let some = batches.iter().any(|batch| batch.num_rows() > 0);
+    let partitions = other.properties.partitioning.partition_count();
+    let late = if some { LateLists::of(join, partitions).map(Arc::new) } else { None };
     let rows = futures::stream::iter(batches.into_iter().map(Ok));
     let held = once(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))?;
     // A filter that joins of other partitions make too would be complete too early.
-    let builder = match join.partition_mode() {
+    let mut builder = match join.partition_mode() {
         PartitionMode::CollectLeft => join.builder(),
         _ => join.builder().reset_state().with_partition_mode(PartitionMode::CollectLeft),
     };
-    let plan = builder.with_new_children(vec![held, other])?.recompute_properties().build_exec()?;
+    if let Some(late) = &late {
+        builder = late.computing(builder);
+        other = other.hiding(late);
+    }
+    let plan = builder.with_new_children(vec![held, Arc::new(other)])?.recompute_properties().build_exec()?;
     // The join reserves what is reserved already: it gets a pool that has no limit, and no other operator does.
     let runtime = RuntimeEnv {
         memory_pool: Arc::new(UnboundedMemoryPool::default()),
         ..RuntimeEnv::clone(&context.runtime_env())
     };
     let context = in_context(context, context.session_config().clone(), Arc::new(runtime));
-    Ok(Running { plan, context, reservation: Some(Arc::new(reservation)) })
+    Ok(Running { plan, context, late, reservation: Some(Arc::new(reservation)) })
 }
 
 /// The merge join, with the partitions and the order that the hash join promises.
@@ -411,6 +427,8 @@ struct OtherSide {
     input: Arc<dyn ExecutionPlan>,
     part: Option<usize>,
     context: Arc<TaskContext>,
+    /// Hides its lists.
+    late: Option<Arc<LateLists>>,
     properties: Arc<PlanProperties>,
 }
 
@@ -422,7 +440,18 @@ impl OtherSide {
                 PlanProperties::clone(&properties).with_partitioning(Partitioning::UnknownPartitioning(1));
             properties = Arc::new(one);
         }
-        Self { input: Arc::clone(input), part, context: Arc::clone(context), properties }
+        Self { input: Arc::clone(input), part, context: Arc::clone(context), late: None, properties }
+    }
+
+    /// The same without lists.
+    fn hiding(self, late: &Arc<LateLists>) -> Self {
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(Arc::clone(late.seen())),
+            self.properties.partitioning.clone(),
+            self.properties.emission_type,
+            self.properties.boundedness,
+        );
+        Self { late: Some(Arc::clone(late)), properties: Arc::new(properties), ..self }
     }
 }
 
@@ -457,13 +486,23 @@ impl ExecutionPlan for OtherSide {
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         match &children[..] {
-            [input] => Ok(Arc::new(Self::new(input, self.part, &self.context))),
+            [input] => {
+                let other = Self::new(input, self.part, &self.context);
+                Ok(Arc::new(match &self.late {
+                    Some(late) => other.hiding(late),
+                    None => other,
+                }))
+            }
             _ => Err(DataFusionError::Internal("the other side of a join is one plan".to_owned())),
         }
     }
 
     fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        self.input.execute(self.part.unwrap_or(partition), Arc::clone(&self.context))
+        let rows = self.input.execute(self.part.unwrap_or(partition), Arc::clone(&self.context))?;
+        Ok(match &self.late {
+            Some(late) => late.hide(partition, rows),
+            None => rows,
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use crate::Result;
 const OTHER_COLUMNS: usize = 5;
 /// The most rows, and about the most bytes, of a batch of records.
 const BATCH_ROWS: usize = 4096;
-const BATCH_BYTES: usize = 16 << 20;
+const BATCH_BYTES: usize = 2 << 20;
 
 /// A record that is held back until it is known whether it is the last of its chain.
 #[derive(Debug)]
@@ -145,6 +145,8 @@ impl RecordBatches {
         columns.extend([half(64), half(0)]);
         columns.push(Arc::new(self.records.finish()));
         columns.push(Arc::new(BooleanArray::new(self.totals.finish(), None)));
+        // The next batch is about as large.
+        self.records = BinaryBuilder::with_capacity(digests.len(), self.bytes + self.bytes / 8);
         self.bytes = 0;
         self.complete.push(RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(engine)?);
         Ok(())
