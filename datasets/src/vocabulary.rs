@@ -391,10 +391,14 @@ mod tests {
     fn close_originals_have_an_array_and_far_ones_a_table() {
         let close = Vocabulary::from_counts((0..1_000).map(|i| (3 * i - 500, 1)), 1);
         assert_eq!(close.ids.array_len(), Some(2_998));
+        let copy = IdMap::of_pairs(close.ids.pairs());
+        assert_eq!((copy.get(-500), copy.get(-499), copy.get(2_497)), (1, 0, 1_000));
         assert!(close.memory_bytes() < 50_000, "{}", close.memory_bytes());
         let far = Vocabulary::from_counts((0..1_000).map(|i| (i << 40, 1)), 1);
         assert_eq!(far.ids.array_len(), None);
         assert_eq!(far.apply(&[999 << 40, 1]), [1_000, 0]);
+        let copy = IdMap::of_pairs(far.ids.pairs());
+        assert_eq!((copy.get(999 << 40), copy.get(1), copy.pairs().count()), (1_000, 0, 1_000));
         let whole = Vocabulary::from_counts([(i64::MIN, 1), (i64::MAX, 2)], 1);
         assert_eq!(whole.apply(&[i64::MIN, i64::MAX, 0, -1]), [2, 1, 0, 0]);
     }

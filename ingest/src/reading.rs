@@ -123,7 +123,7 @@ impl<'a> Reading<'a> {
         &self,
         cluster: &Arc<dyn Cluster>,
         wanted: &ReadingOptions,
-    ) -> Result<RemoteClustering> {
+    ) -> Result<RemoteClustering<'a>> {
         let (config, columns) = (self.config, self.planned.wide.schema().as_arrow());
         RemoteClustering::plan(config, &self.context, columns, &self.cluster_options(wanted), cluster).await
     }

@@ -46,8 +46,23 @@ impl IdMap {
         map
     }
 
-    /// The ids of distinct originals in pairs of original and id.
-    pub(super) fn of_pairs(pairs: impl Iterator<Item = (i64, i64)>) -> Self {
+    /// The pairs of original and id, in no order that means anything.
+    pub fn pairs(&self) -> impl Iterator<Item = (i64, i64)> {
+        let (array, table) = match &self.0 {
+            Form::Array { first, ids } => (Some((*first, ids)), None),
+            Form::Table(table) => (None, Some(table)),
+        };
+        let of_array = array.into_iter().flat_map(|(first, ids)| {
+            let pairs = (0..).zip(ids).filter(|(_, id)| **id != OUT_OF_VOCABULARY);
+            pairs.map(move |(place, id)| (first.wrapping_add(place), *id))
+        });
+        of_array.chain(
+            table.into_iter().flat_map(|table| table.iter().map(|(original, id)| (original, id as i64))),
+        )
+    }
+
+    /// The ids of distinct originals in pairs of original and id, which is positive.
+    pub fn of_pairs(pairs: impl Iterator<Item = (i64, i64)>) -> Self {
         let mut map = Self::default();
         pairs.for_each(|(original, id)| map.add(original, id));
         map

@@ -72,6 +72,11 @@ impl TextIds {
         }
     }
 
+    /// The feature or the vocabulary whose texts these are.
+    pub fn name(&self) -> &str {
+        &self.feature
+    }
+
     /// The number of `text`, which is not negative.
     ///
     /// # Errors

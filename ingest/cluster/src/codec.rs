@@ -59,7 +59,7 @@ impl PlanCodec {
                         .try_into_physical_plan(context, self)?,
                 ),
             };
-            read_operator(Sent { text: text.to_vec(), plan }, inputs, self.memory)
+            read_operator(Sent { text: text.to_vec(), plan }, inputs, self.memory.as_ref())
         };
         Some(read())
     }

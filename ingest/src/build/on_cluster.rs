@@ -5,7 +5,8 @@ use std::sync::Arc;
 use onefold_datasets::{Commit, DatasetWriter};
 
 use super::{Build, BuildSummary, Groups};
-use crate::decide::OutputPlan;
+use crate::cluster::RemoteClustering;
+use crate::decide::{OutputPlan, decide};
 use crate::reading::{Reading, ReadingOptions};
 use crate::remote::Cluster;
 use crate::{Error, Result};
@@ -15,17 +16,9 @@ impl Build<'_> {
     pub(super) fn check_cluster(&self, has_dataset: bool) -> Result<()> {
         let (config, options) = (self.config, self.options);
         let locally = "build it with `onefold-ingest build`";
-        let (message, hint) = if let Some(name) = config.vocabularies.keys().next() {
-            let message = format!("the vocabulary `{name}` is made in one process, not on a cluster");
-            (message, format!("give features without a vocabulary, as `ids = \"hash\"`, or {locally}"))
-        } else if !config.timelines.is_empty() {
+        let (message, hint) = if !config.timelines.is_empty() {
             let message = "lists of `[[timelines]]` are made in one process, not on a cluster".to_owned();
             (message, locally.to_owned())
-        } else if options.groups == Groups::Auto {
-            let message = "groups are found in one process, not on a cluster".to_owned();
-            (message, "build a part of the samples with `onefold-ingest build --groups auto`, and write its groups into \
-                       `[features]`"
-                .to_owned())
         } else if options.commit == Commit::Merge && has_dataset {
             (
                 "late samples are merged in one process, not on a cluster".to_owned(),
@@ -45,18 +38,21 @@ impl Build<'_> {
         wanted: &ReadingOptions,
         mut writer: DatasetWriter,
     ) -> Result<BuildSummary> {
-        let decided = OutputPlan::as_configured(self.config, &reading.kept);
+        let mut clustering = reading.clustering_on(cluster, wanted).await?;
+        let decided = self.decide_on_cluster(&reading, &mut clustering, &writer).await?;
         if decided.schema != *writer.schema() {
             let options = writer.options().clone();
             drop(writer);
             writer = self.writer(options.layout, options.order, &decided.schema)?;
         }
         writer.set_buckets(reading.buckets(wanted))?;
-        let clustering = reading.clustering_on(cluster, wanted).await?;
+        for (name, vocabulary) in &decided.vocabularies {
+            writer.add_vocabulary(name, vocabulary)?;
+        }
         // Records pass through other machines, so they are digested when they are decoded, too.
         let spec = self.write_spec(&writer, &reading, clustering.cut());
         let mut add = |bucket| Ok(writer.add(bucket)?);
-        let written = clustering.write(spec, decided.lists.clone(), self.reporter, &mut add).await?;
+        let written = clustering.write(spec, &decided.lists, self.reporter, &mut add).await?;
         reading.check_count(written.as_ref().map_or(0, |written| written.samples), None)?;
         let written = written.ok_or_else(|| reading.no_samples())?;
         if self.writes_the_samples_as_read() {
@@ -64,5 +60,23 @@ impl Build<'_> {
         }
         let output = self.commit(&reading, writer, &written.statistics, written.left_out).await?;
         Ok(self.summary(output, &decided, reading))
+    }
+
+    /// The vocabularies and groups. Where they follow from the samples, all of these are folded first; otherwise nothing
+    /// is read.
+    async fn decide_on_cluster(
+        &self,
+        reading: &Reading<'_>,
+        clustering: &mut RemoteClustering<'_>,
+        writer: &DatasetWriter,
+    ) -> Result<OutputPlan> {
+        if self.config.vocabularies.is_empty() && self.options.groups == Groups::Given {
+            return Ok(OutputPlan::as_configured(self.config, &reading.kept));
+        }
+        let totals = clustering.fold(self.reporter).await?;
+        reading.check_count(totals.as_ref().map_or(0, |totals| totals.samples), None)?;
+        let totals = totals.ok_or_else(|| reading.no_samples())?;
+        let old = writer.appended_to().map(|old| (self.out, old));
+        decide(self.config, reading, &mut totals.statistics, old).await
     }
 }

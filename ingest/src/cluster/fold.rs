@@ -13,6 +13,7 @@
 //! A [`FoldExec`] is described by a [`FoldSpec`], the memory for counts, and its input. What it learns leaves as rows
 //! behind the records ([`totals`](super::totals)).
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,7 +34,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
 };
 use futures::StreamExt;
-use onefold_datasets::CountBudget;
+use onefold_datasets::{CountBudget, TextIds};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
@@ -69,14 +70,30 @@ pub(crate) struct FoldSpec {
 }
 
 impl FoldSpec {
-    /// Bytes that the last samples of a worker's sessions may take.
-    pub(crate) fn state_bytes(&self) -> usize {
-        self.encoder.state_bytes
+    /// Whether ids are counted for vocabularies.
+    pub(crate) fn counts_ids(&self) -> bool {
+        !self.statistics.vocabularies.is_empty()
     }
 
-    /// Sets them.
-    pub(crate) fn set_state_bytes(&mut self, bytes: usize) {
-        self.encoder.state_bytes = bytes;
+    /// Sets the memory: bytes that the last samples of a worker's sessions may take, and the budget of the texts of
+    /// vocabularies.
+    pub(crate) fn set_memory(&mut self, state_bytes: usize, budget: &CountBudget) {
+        self.encoder.state_bytes = state_bytes;
+        let mut texts = BTreeMap::new();
+        self.names.lists.iter_mut().for_each(|(_, form)| form.with_texts(&mut texts, budget));
+    }
+
+    /// For each vocabulary the texts whose numbers are counted, where the counts leave this process without them.
+    fn texts_of_counts(&self) -> Vec<Option<Arc<TextIds>>> {
+        let mut texts = vec![None; self.statistics.vocabularies.len()];
+        if self.workers.is_none() {
+            for ((_, form), vocabulary) in self.names.lists.iter().zip(&self.statistics.vocabulary_of) {
+                if let Some(place) = vocabulary.and_then(|vocabulary| texts.get_mut(vocabulary)) {
+                    *place = form.texts().cloned();
+                }
+            }
+        }
+        texts
     }
 }
 
@@ -333,8 +350,9 @@ impl Fold {
             }
         }
         let (totals, mut records) = encoder.finish();
-        for (place, part) in (0..).zip(totals.into_parts().map_err(external)?) {
-            records.push_totals(worker, place, &part).map_err(external)?;
+        let parts = totals.into_parts(self.spec.texts_of_counts()).map_err(external)?;
+        for (place, part) in (0..).zip(parts) {
+            records.push_totals(worker, place, &part.map_err(external)?).map_err(external)?;
             if !give(&mut records, &output).await {
                 return Ok(());
             }

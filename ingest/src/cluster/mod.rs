@@ -27,6 +27,7 @@ mod on_cluster;
 mod partitions;
 mod record;
 mod record_batches;
+mod stage;
 mod statistics;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ mod timelines;
 mod totals;
 mod unfold;
 mod write;
+mod written_lists;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,9 +79,11 @@ pub(crate) use self::kept::kept_columns;
 pub(crate) use self::merging::{LateSamples, fold_old_samples};
 pub(crate) use self::on_cluster::RemoteClustering;
 pub(crate) use self::partitions::Partitions;
+pub(crate) use self::stage::StageExec;
 pub(crate) use self::statistics::SampleStatistics;
 pub(crate) use self::unfold::RowGroups;
 pub(crate) use self::write::{WriteExec, WriteSpec};
+pub(crate) use self::written_lists::{SentLists, WrittenLists};
 
 /// The name of the table of records.
 const RECORDS_TABLE: &str = "__onefold_records";
@@ -238,7 +242,7 @@ impl Clustering {
         let slices = std::mem::take(&mut self.slices);
         let context = Arc::clone(&self.context);
         let inputs = [once(self.records())?].into_iter().chain(slices).collect();
-        let plan = Arc::new(WriteExec::new(Arc::new(spec), lists, inputs));
+        let plan = Arc::new(WriteExec::new(Arc::new(spec), WrittenLists::Here(lists), inputs));
         reporter.begin("writing", Some(totals.samples), "samples");
         let mut rows = execute_stream(Arc::clone(&plan) as _, context)?;
         let (mut decoded, mut left_out, mut seen) = (DecodedTotals::default(), LeftOut::default(), 0);

@@ -6,10 +6,18 @@
 //!
 //! Each machine folds its parts of the log for itself. After the exchange, all records of a user are in one partition,
 //! so sessions are found from the records; here, where one process has all samples, that is done beside.
+//!
+//! Where something has to be learned of all samples before any is written, there are two jobs:
+//!
+//! ```text
+//! samples, part by part ─▶ FoldExec ─▶ StageExec ─▶ totals
+//!                                         └▶ files ─▶ exchange by bucket ─▶ sessions, sort ─▶ WriteExec ─▶ outcomes
+//! ```
 
 use std::fmt;
 use std::sync::Arc;
 
+use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::{Schema as ArrowSchema, SchemaRef};
 use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
@@ -33,24 +41,33 @@ use super::cut::CutSpec;
 use super::decode::{DecodedTotals, ListColumn};
 use super::encode::SampleTotals;
 use super::fold::DIGEST;
+use super::stage::{StageExec, Staged};
 use super::totals::TotalsReader;
 use super::write::{Outcome, WriteExec, WriteSpec};
+use super::written_lists::{SentLists, WrittenLists};
 use super::{
     ClusterOptions, LeftOut, RECORDS_TABLE, SampleStatistics, TICK, bug, compared, cut_spec, fold_samples,
     statistics_options,
 };
-use crate::remote::{Cluster, Groups, OnCluster, checked_exchange};
-use crate::sessionize::{self, BUCKET};
+use crate::remote::{Cluster, Groups, OnCluster, WorkRowsSpec, WrittenRows, checked_exchange};
+use crate::sessionize::{self, BUCKET, SampleOrder};
 use crate::{Config, Result};
 
+/// What records that are put aside are called.
+const STAGED: &str = "records";
+
 /// Sorts the samples of a query into the order of a dataset, on a cluster.
-pub(crate) struct RemoteClustering {
+pub(crate) struct RemoteClustering<'a> {
+    config: &'a Config,
     cluster: Arc<dyn Cluster>,
     context: SessionContext,
-    /// The sorted records, whose partitions have whole buckets.
-    sorted: Arc<dyn ExecutionPlan>,
+    order: SampleOrder,
+    /// The records: those that the samples are folded to, or those that are put aside.
+    records: Arc<dyn ExecutionPlan>,
     cut: CutSpec,
     totals: TotalsReader,
+    /// The records' files and the totals, once the samples are folded.
+    folded: Option<(WrittenRows, SampleTotals)>,
 }
 
 /// What a cluster wrote.
@@ -62,29 +79,32 @@ pub(crate) struct WrittenSamples {
     pub(crate) left_out: LeftOut,
 }
 
-impl RemoteClustering {
+impl<'a> RemoteClustering<'a> {
     /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads nothing.
     ///
     /// # Errors
     ///
     /// As [`Clustering::plan`](super::Clustering::plan).
     pub(crate) async fn plan(
-        config: &Config,
+        config: &'a Config,
         context: &SessionContext,
         columns: &ArrowSchema,
         options: &ClusterOptions,
         cluster: &Arc<dyn Cluster>,
     ) -> Result<Self> {
-        let fold =
-            fold_samples(config, context, columns, options, super::encoder_options(config, options), None)
-                .await?;
-        let sorted = sorted(config, context, options, fold, cluster.partitions()).await?;
+        let encoder = super::encoder_options(config, options);
+        let records = fold_samples(config, context, columns, options, encoder, None).await?;
+        let totals = TotalsReader::new(&statistics_options(config, options), &options.budget);
+        let texts = config.vocabularies.keys().map(|name| options.ids.shared_texts(name));
         Ok(Self {
+            config,
             cluster: Arc::clone(cluster),
             context: context.clone(),
-            sorted,
+            order: options.order,
+            records,
             cut: cut_spec(config, columns, options),
-            totals: TotalsReader::new(&statistics_options(config, options), &options.budget),
+            totals: totals.with_texts(texts.collect()),
+            folded: None,
         })
     }
 
@@ -93,8 +113,37 @@ impl RemoteClustering {
         self.cut.clone()
     }
 
-    /// Writes the samples, and gives the buckets to `add` when all files are complete. `lists` are the list columns.
-    /// Gives `None` if there are no samples.
+    /// Folds all samples, and puts their records aside. Returns their totals, or `None` if there are no samples.
+    ///
+    /// # Errors
+    ///
+    /// As [`Clustering::encode`](super::Clustering::encode).
+    pub(crate) async fn fold(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut SampleTotals>> {
+        let folder = self.cluster.work_folder();
+        let mut files = WrittenRows::none_in(folder)?;
+        let spec = WorkRowsSpec { folder: folder.to_owned(), name: STAGED.to_owned() };
+        let schema = self.records.schema();
+        let stage = Arc::new(StageExec::new(spec, Arc::clone(&self.records)));
+        let plan = Arc::new(OnCluster::new(Arc::clone(&self.cluster), stage));
+        reporter.begin("reading on the cluster", None, "samples");
+        let mut rows = execute_stream(plan, self.context.task_ctx())?;
+        while let Some(rows) = next_of_job(&mut rows, reporter).await? {
+            for staged in Staged::read(&rows) {
+                match staged {
+                    Staged::Totals(worker, part) => self.totals.part(worker, &part)?,
+                    Staged::File(name) => files.add(name),
+                }
+            }
+        }
+        reporter.end();
+        let Some(totals) = self.totals.finish()?.filter(|totals| totals.samples > 0) else { return Ok(None) };
+        self.records = files.scan(&self.context, &schema).await?;
+        let (_, totals) = self.folded.insert((files, totals));
+        Ok(Some(totals))
+    }
+
+    /// Writes the samples, and gives the buckets to `add` when all files are complete. `lists` are the list columns. The
+    /// samples are folded on the way if they are not folded yet. Gives `None` if there are no samples.
     ///
     /// # Errors
     ///
@@ -102,21 +151,24 @@ impl RemoteClustering {
     pub(crate) async fn write(
         mut self,
         spec: WriteSpec,
-        lists: Vec<ListColumn>,
+        lists: &[ListColumn],
         reporter: &dyn Reporter,
         add: &mut (dyn FnMut(WrittenBucket) -> Result<()> + Send),
     ) -> Result<Option<WrittenSamples>> {
         let digested = spec.cut.digested;
-        let write = Arc::new(WriteExec::new(Arc::new(spec), lists, vec![self.sorted]));
+        let partitions = self.cluster.partitions();
+        let sorted = sorted(self.config, &self.context, self.order, self.records, partitions).await?;
+        // The files live until the job has ended.
+        let (lists, _vocabularies) = SentLists::write(self.cluster.work_folder(), lists)?;
+        let lists = WrittenLists::InFiles(lists, Arc::default());
+        let write = Arc::new(WriteExec::new(Arc::new(spec), lists, vec![sorted]));
         let plan = Arc::new(OnCluster::new(self.cluster, write));
-        reporter.begin("building on the cluster", None, "samples");
+        let known = self.folded.as_ref().map(|(_, totals)| totals.samples);
+        let what = if known.is_some() { "writing on the cluster" } else { "building on the cluster" };
+        reporter.begin(what, known, "samples");
         let mut rows = execute_stream(plan, self.context.task_ctx())?;
         let (mut decoded, mut left_out) = (DecodedTotals::default(), LeftOut::default());
-        loop {
-            let next = tokio::time::timeout(TICK, rows.next()).await;
-            reporter.go_on()?;
-            let Ok(next) = next else { continue };
-            let Some(rows) = next.transpose()? else { break };
+        while let Some(rows) = next_of_job(&mut rows, reporter).await? {
             for outcome in Outcome::read(&rows)? {
                 match outcome {
                     Outcome::Bucket(bucket) => {
@@ -130,30 +182,48 @@ impl RemoteClustering {
             }
         }
         reporter.end();
-        let Some(totals) = self.totals.finish()?.filter(|totals| totals.samples > 0) else { return Ok(None) };
+        let totals = match self.folded {
+            Some((_, totals)) => Some(totals),
+            None => self.totals.finish()?.filter(|totals| totals.samples > 0),
+        };
+        let Some(totals) = totals else { return Ok(None) };
         let SampleTotals { samples, digest, .. } = totals;
         let statistics = compared(totals, &decoded, digested)?;
         Ok(Some(WrittenSamples { samples, digest, statistics, left_out }))
     }
 }
 
-/// The records that `fold` makes, exchanged by bucket and sorted.
+/// The next rows of a job; `None` behind the last.
+async fn next_of_job(
+    rows: &mut SendableRecordBatchStream,
+    reporter: &dyn Reporter,
+) -> Result<Option<RecordBatch>> {
+    loop {
+        let next = tokio::time::timeout(TICK, rows.next()).await;
+        reporter.go_on()?;
+        if let Ok(next) = next {
+            return Ok(next.transpose()?);
+        }
+    }
+}
+
+/// Records, exchanged by bucket and sorted.
 async fn sorted(
     config: &Config,
     context: &SessionContext,
-    options: &ClusterOptions,
-    fold: Arc<dyn ExecutionPlan>,
+    order: SampleOrder,
+    records: Arc<dyn ExecutionPlan>,
     partitions: usize,
 ) -> Result<Arc<dyn ExecutionPlan>> {
     let context = for_one_partition(context);
-    let with_buckets = sessionize::with_buckets(config, options.order.buckets, RECORDS_TABLE);
-    let records = over_partitions(&context, &with_buckets, fold).await?;
+    let with_buckets = sessionize::with_buckets(config, order.buckets, RECORDS_TABLE);
+    let records = over_partitions(&context, &with_buckets, records).await?;
     let column = records.schema().index_of(BUCKET).map_err(DataFusionError::from)?;
     let key = Arc::new(Column::new(BUCKET, column));
     let exchange = RepartitionExec::try_new(records, Partitioning::Hash(vec![key], partitions))?;
     let groups = Groups { column, name: "bucket".to_owned() };
     let records = checked_exchange(Arc::new(exchange), Some(groups))?;
-    let ordered = sessionize::ordered_with_sessions(config, options.order, RECORDS_TABLE, &DIGEST);
+    let ordered = sessionize::ordered_with_sessions(config, order, RECORDS_TABLE, &DIGEST);
     over_partitions(&context, &ordered, records).await
 }
 

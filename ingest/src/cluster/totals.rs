@@ -5,14 +5,17 @@
 //! them before the first record, so whoever reads sorted records knows the totals of all samples before.
 //!
 //! A part is a piece of the summary (JSON), or counts of ids: the number of the vocabulary, then pairs of an id and how
-//! often it occurred. Counts can be read in any order, a worker's pieces of the summary in theirs.
+//! often it occurred. Where the ids are numbers that stand for texts, and the texts are on another machine, each pair
+//! has its text behind it, after the text's length. Counts can be read in any order, a worker's pieces of the summary in
+//! theirs.
 
 use std::collections::BTreeMap;
-use std::iter;
+use std::sync::Arc;
+use std::{iter, vec};
 
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::UInt64Type;
-use onefold_datasets::{CountBudget, VocabularyCounter};
+use onefold_datasets::{CountBudget, TextIds, VocabularyCounter};
 
 use super::bug;
 use super::convert::column;
@@ -25,34 +28,66 @@ use crate::{Error, Result};
 /// The first byte of a part.
 const SUMMARY: u8 = 0;
 const COUNTS: u8 = 1;
+const TEXT_COUNTS: u8 = 2;
 /// The most bytes of a part, about: as many as a long record has.
 const PART_BYTES: usize = 4096;
 /// The bytes of an id and its count.
 const PAIR: usize = 16;
 
+/// The counts of a vocabulary's ids, with their texts if these are elsewhere.
+struct Counted {
+    vocabulary: u32,
+    pairs: vec::IntoIter<(i64, u64)>,
+    texts: Option<Arc<TextIds>>,
+}
+
 impl SampleTotals {
-    /// The parts.
+    /// The parts. `texts` has, by vocabulary, the texts that whoever reads the parts does not know.
     ///
     /// # Errors
     ///
     /// [`Error::Engine`] if the totals cannot be written down.
-    pub(super) fn into_parts(mut self) -> Result<impl Iterator<Item = Vec<u8>> + Send> {
+    pub(super) fn into_parts(
+        mut self,
+        texts: Vec<Option<Arc<TextIds>>>,
+    ) -> Result<impl Iterator<Item = Result<Vec<u8>>> + Send> {
         let counters = std::mem::take(&mut self.statistics.counters);
         let summary = serde_json::to_vec(&self).map_err(|error| malformed(&error))?;
         let pieces: Vec<Vec<u8>> =
             summary.chunks(PART_BYTES).map(|piece| [&[SUMMARY], piece].concat()).collect();
-        let counts = (0_u32..).zip(counters).flat_map(|(vocabulary, counter)| {
+        let texts = texts.into_iter().chain(iter::repeat_with(|| None));
+        let counts = (0_u32..).zip(counters).zip(texts).flat_map(|((vocabulary, counter), texts)| {
             let pairs: Vec<(i64, u64)> = counter.counts().collect();
             drop(counter);
-            let mut pairs = pairs.into_iter();
-            iter::from_fn(move || {
-                let some = pairs.by_ref().take(PART_BYTES / PAIR);
-                let bytes: Vec<u8> =
-                    some.flat_map(|(id, count)| [id.to_le_bytes(), count.to_le_bytes()].concat()).collect();
-                (!bytes.is_empty()).then(|| [&[COUNTS][..], &vocabulary.to_le_bytes(), &bytes].concat())
-            })
+            let mut counted = Counted { vocabulary, pairs: pairs.into_iter(), texts };
+            iter::from_fn(move || counted.next_part().transpose())
         });
-        Ok(pieces.into_iter().chain(counts))
+        Ok(pieces.into_iter().map(Ok).chain(counts))
+    }
+}
+
+impl Counted {
+    /// The next part; `None` if there are no more counts.
+    fn next_part(&mut self) -> Result<Option<Vec<u8>>> {
+        if self.pairs.len() == 0 {
+            return Ok(None);
+        }
+        let kind = if self.texts.is_some() { TEXT_COUNTS } else { COUNTS };
+        let mut part = [&[kind][..], &self.vocabulary.to_le_bytes()].concat();
+        let texts = self.texts.as_ref().map(|texts| texts.lock());
+        while part.len() < PART_BYTES
+            && let Some((id, count)) = self.pairs.next()
+        {
+            part.extend_from_slice(&id.to_le_bytes());
+            part.extend_from_slice(&count.to_le_bytes());
+            if let Some(texts) = &texts {
+                let text = texts.text(id).ok_or_else(|| bug("an id was counted whose text is not known"))?;
+                let length = u32::try_from(text.len()).map_err(|_| bug("a text has more than 4 GiB"))?;
+                part.extend_from_slice(&length.to_le_bytes());
+                part.extend_from_slice(text.as_bytes());
+            }
+        }
+        Ok(Some(part))
     }
 }
 
@@ -62,13 +97,20 @@ pub(super) struct TotalsReader {
     /// The summary of each worker.
     summaries: BTreeMap<u64, Vec<u8>>,
     counters: Vec<VocabularyCounter>,
+    /// By vocabulary, the texts that come with counts.
+    texts: Vec<Option<Arc<TextIds>>>,
 }
 
 impl TotalsReader {
     /// Nothing read yet. Counts take their memory from `budget`.
     pub(super) fn new(statistics: &StatisticsOptions, budget: &CountBudget) -> Self {
         let counters = statistics.vocabularies.iter().map(|name| VocabularyCounter::new(name, budget));
-        Self { summaries: BTreeMap::new(), counters: counters.collect() }
+        Self { summaries: BTreeMap::new(), counters: counters.collect(), texts: Vec::new() }
+    }
+
+    /// Adds the texts that come with counts to these, which are in the order of the vocabularies.
+    pub(super) fn with_texts(self, texts: Vec<Option<Arc<TextIds>>>) -> Self {
+        Self { texts, ..self }
     }
 
     /// Reads the parts at the beginning of a batch, and gives the records behind them.
@@ -99,6 +141,9 @@ impl TotalsReader {
             Some((&COUNTS, counts)) => {
                 self.counts(counts).unwrap_or_else(|| Err(bug("counts of ids are malformed")))
             }
+            Some((&TEXT_COUNTS, counts)) => {
+                self.text_counts(counts).unwrap_or_else(|| Err(bug("counts of texts are malformed")))
+            }
             _ => Err(bug("totals of samples are malformed")),
         }
     }
@@ -111,6 +156,31 @@ impl TotalsReader {
             let [id, count] = [&pair[..8], &pair[8..]].map(|half| half.try_into().unwrap_or_default());
             Ok(counter.add(i64::from_le_bytes(id), u64::from_le_bytes(count))?)
         }))
+    }
+
+    /// Reads counts with their texts. `None` if they are malformed.
+    fn text_counts(&mut self, counts: &[u8]) -> Option<Result<()>> {
+        let (vocabulary, mut rest) = counts.split_first_chunk()?;
+        let vocabulary = u32::from_le_bytes(*vocabulary) as usize;
+        let counter = self.counters.get_mut(vocabulary)?;
+        let texts = self.texts.get(vocabulary)?.as_ref()?;
+        while !rest.is_empty() {
+            let (id, behind) = rest.split_first_chunk()?;
+            let (count, behind) = behind.split_first_chunk()?;
+            let (length, behind) = behind.split_first_chunk()?;
+            let (text, behind) = behind.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+            let (id, text) = (i64::from_le_bytes(*id), str::from_utf8(text).ok()?);
+            rest = behind;
+            match texts.number(text) {
+                Ok(number) if number == id => {}
+                Ok(_) => return Some(Err(same_hash(texts.name(), text))),
+                Err(error) => return Some(Err(error.into())),
+            }
+            if let Err(error) = counter.add(id, u64::from_le_bytes(*count)) {
+                return Some(Err(error.into()));
+            }
+        }
+        Some(Ok(()))
     }
 
     /// The totals of all workers, which are read; `None` if there were none.
@@ -149,6 +219,17 @@ pub(super) fn totals_before(batch: &RecordBatch) -> Result<(Vec<WorkerPart>, Rec
     let records = column(batch, RECORD)?.as_binary::<i32>();
     let totals = (0..parts).map(|row| (workers.value(row), records.value(row).to_vec()));
     Ok((totals.collect(), batch.slice(parts, batch.num_rows() - parts)))
+}
+
+/// The error for a text whose number is that of another text on another machine.
+fn same_hash(vocabulary: &str, text: &str) -> Error {
+    Error::Engine {
+        message: format!(
+            "the text `{text}` of the vocabulary `{vocabulary}` and another one have the same 63-bit hash, so several \
+             machines cannot tell them apart"
+        ),
+        hint: "build it with `onefold-ingest build`, which can".to_owned(),
+    }
 }
 
 fn malformed(error: &serde_json::Error) -> Error {

@@ -37,9 +37,10 @@ use tokio::sync::mpsc::Sender;
 
 use super::bucket_files::{BucketFiles, LeftOut};
 use super::cut::{CutSpec, Cutter};
-use super::decode::{DecodedTotals, ListColumn};
+use super::decode::DecodedTotals;
 use super::fold::{external, plan_properties};
 use super::totals::totals_before;
+use super::written_lists::WrittenLists;
 
 /// The column of a row about what was written.
 const OUTCOME: &str = "outcome";
@@ -111,7 +112,7 @@ impl Outcome {
 pub(crate) struct WriteExec {
     spec: Arc<WriteSpec>,
     /// The list columns of samples, with the vocabularies that number their ids.
-    lists: Vec<ListColumn>,
+    lists: WrittenLists,
     inputs: Vec<Arc<dyn ExecutionPlan>>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
@@ -121,7 +122,7 @@ impl WriteExec {
     /// Writes the records of the first of `inputs`.
     pub(crate) fn new(
         spec: Arc<WriteSpec>,
-        lists: Vec<ListColumn>,
+        lists: WrittenLists,
         inputs: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Self {
         let parts = inputs.first().map_or(1, |input| input.output_partitioning().partition_count());
@@ -135,7 +136,7 @@ impl WriteExec {
     }
 
     /// What describes it, and its list columns.
-    pub(crate) fn parts(&self) -> (&WriteSpec, &[ListColumn]) {
+    pub(crate) fn parts(&self) -> (&WriteSpec, &WrittenLists) {
         (&self.spec, &self.lists)
     }
 
@@ -189,16 +190,19 @@ impl ExecutionPlan for WriteExec {
             return datafusion::common::internal_err!("there are no records to write");
         };
         let mut rows = RecordBatchReceiverStream::builder(Arc::clone(&SCHEMA), WAITING);
-        let mut writing = Writing {
-            cutter: Cutter::new(&self.spec.cut, self.lists.clone(), inputs),
-            sorted,
-            output: rows.tx(),
-            held: MemoryConsumer::new("decoding of samples").register(context.memory_pool()),
-            samples: MetricBuilder::new(&self.metrics).counter(SAMPLES, partition),
-        };
-        let (spec, runtime) = (Arc::clone(&self.spec), Handle::current());
+        let (spec, lists, runtime) = (Arc::clone(&self.spec), self.lists.clone(), Handle::current());
+        let (output, samples) = (rows.tx(), MetricBuilder::new(&self.metrics).counter(SAMPLES, partition));
         // Writing waits for threads of its own and for the storage, which no thread of the engine should do.
         rows.spawn_blocking(move || {
+            let pool = context.memory_pool();
+            let (lists, _vocabularies) = lists.load(pool)?;
+            let mut writing = Writing {
+                cutter: Cutter::new(&spec.cut, lists, inputs),
+                sorted,
+                output,
+                held: MemoryConsumer::new("decoding of samples").register(pool),
+                samples,
+            };
             let mut files = BucketFiles::create(&spec).map_err(external)?;
             if !runtime.block_on(writing.run(&mut files))? {
                 return Ok(());

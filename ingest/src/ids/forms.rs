@@ -80,6 +80,11 @@ impl FeatureIds {
         self.texts.get(vocabulary).map(Arc::as_ref)
     }
 
+    /// The same, for somebody else who adds texts.
+    pub(crate) fn shared_texts(&self, vocabulary: &str) -> Option<Arc<TextIds>> {
+        self.texts.get(vocabulary).cloned()
+    }
+
     /// Whether a feature's ids are the integers of the log, or their ranks in a vocabulary.
     pub(crate) fn are_integers(&self, feature: &str) -> bool {
         matches!(self.of(feature), IdForm::Integers)

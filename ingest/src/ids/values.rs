@@ -1,5 +1,6 @@
 //! Columns of ids of any type, as columns of `i64`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{
@@ -8,8 +9,8 @@ use datafusion::arrow::array::{
 use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer};
 use datafusion::arrow::compute::{CastOptions, cast_with_options, take};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type, UInt64Type};
-use onefold_datasets::{TextIds, hash_id, with_decimal};
-use serde::{Deserialize, Serialize};
+use onefold_datasets::{CountBudget, TextIds, hash_id, with_decimal};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::cluster::column_error;
 use crate::{Error, Result};
@@ -22,9 +23,37 @@ pub(crate) enum IdForm {
     Integers,
     /// They become hashes.
     Hashes,
-    /// They become numbers that stand for texts. These are in memory, so a plan with them cannot be sent elsewhere.
-    #[serde(skip)]
-    Texts(Arc<TextIds>),
+    /// They become numbers that stand for texts. These are in memory: whoever is sent this has none of them, and no
+    /// memory for them, before [`with_texts`](Self::with_texts).
+    Texts(#[serde(serialize_with = "name_of", deserialize_with = "named")] Arc<TextIds>),
+}
+
+impl IdForm {
+    /// The texts, if ids become numbers that stand for texts.
+    pub(crate) fn texts(&self) -> Option<&Arc<TextIds>> {
+        match self {
+            Self::Texts(texts) => Some(texts),
+            Self::Integers | Self::Hashes => None,
+        }
+    }
+
+    /// Takes the texts of the same vocabulary from `all`, or adds empty ones whose memory comes from `budget`.
+    pub(crate) fn with_texts(&mut self, all: &mut BTreeMap<String, Arc<TextIds>>, budget: &CountBudget) {
+        if let Self::Texts(texts) = self {
+            let name = texts.name().to_owned();
+            let shared = all.entry(name).or_insert_with_key(|name| Arc::new(TextIds::new(name, budget)));
+            *texts = Arc::clone(shared);
+        }
+    }
+}
+
+fn name_of<S: Serializer>(texts: &Arc<TextIds>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_str(texts.name())
+}
+
+fn named<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Arc<TextIds>, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    Ok(Arc::new(TextIds::new(&name, &CountBudget::new(0))))
 }
 
 /// The types of ids.

@@ -6,15 +6,40 @@ use std::sync::Arc;
 use datafusion::error::Result;
 use datafusion::execution::object_store::ObjectStoreRegistry;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use onefold_datasets::CountBudget;
 
+use super::IdMaps;
 use crate::engine::state_bytes;
 use crate::memory::EnginePool;
 
+/// Counts of ids get one of so many parts of the memory for the last samples of sessions.
+const COUNTS_PART: usize = 2;
+
 /// What an executor gives to the operators that it makes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct ExecutorMemory {
-    /// Bytes that a task may take for the last samples of sessions.
-    pub state_bytes: usize,
+    /// Bytes that a task may take for the last samples of sessions, if ids are not counted.
+    state_bytes: usize,
+    /// Bytes that all tasks together may take for the counts of ids and for their texts: half of those for the last
+    /// samples, which have the other half then.
+    counts: CountBudget,
+    /// The vocabularies in memory.
+    pub(super) maps: Arc<IdMaps>,
+}
+
+impl ExecutorMemory {
+    /// The memory of a part of the bytes of an executor of so many `threads`.
+    fn new(bytes: usize, threads: usize) -> Self {
+        let counts = CountBudget::new((bytes / COUNTS_PART) as u64);
+        Self { state_bytes: bytes / threads.max(1), counts, maps: Arc::default() }
+    }
+
+    /// The bytes that a task that folds samples may take for the last samples of sessions, and the budget of the counts
+    /// of ids, if ids are counted.
+    pub(super) fn of_fold(&self, counts_ids: bool) -> (usize, CountBudget) {
+        let part = if counts_ids { self.state_bytes / COUNTS_PART } else { 0 };
+        (self.state_bytes - part, self.counts.clone())
+    }
 }
 
 /// The runtime of an executor that may hold `memory_limit` bytes and has so many `threads`: a part for the last samples
@@ -37,5 +62,25 @@ pub fn executor_runtime(
         .with_max_temp_directory_size(u64::MAX)
         .with_object_store_registry(stores)
         .build_arc()?;
-    Ok((runtime, ExecutorMemory { state_bytes: ours / threads.max(1) }))
+    Ok((runtime, ExecutorMemory::new(ours, threads)))
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_datasets::VocabularyCounter;
+
+    use super::*;
+
+    #[test]
+    fn counts_of_ids_share_half_of_the_memory_of_sessions() {
+        let memory = ExecutorMemory::new(1 << 20, 4);
+        assert_eq!((memory.of_fold(false).0, memory.of_fold(true).0), (1 << 18, 1 << 17));
+        let mut counters = [(); 2].map(|()| VocabularyCounter::new("item", &memory.of_fold(true).1));
+        let mut counted = 0;
+        while counters[counted % 2].add(counted as i64, 1).is_ok() {
+            counted += 1;
+        }
+        // Alone, one of them would hold about as many as both.
+        assert!((8_000..25_000).contains(&counted), "{counted}");
+    }
 }

@@ -14,6 +14,7 @@
 
 mod exchange;
 mod executor;
+mod id_maps;
 mod operators;
 mod stores;
 mod work;
@@ -44,9 +45,10 @@ use futures::TryStreamExt;
 pub(crate) use self::exchange::{Groups, checked_exchange};
 use self::exchange::{ReceivedExec, SentExec};
 pub use self::executor::{ExecutorMemory, executor_runtime};
+pub(crate) use self::id_maps::{IdMapFile, IdMaps, LoadedIdMap};
 pub use self::operators::{Identify, Sent, functions, of_run, read_operator, write_operator};
 pub use self::stores::Stores;
-pub(crate) use self::work::{WrittenRows, write_rows};
+pub(crate) use self::work::{WorkFile, WorkRowsSpec, WrittenRows, write_rows};
 
 use crate::cluster::plan_properties;
 

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::ExecutorMemory;
 use super::exchange::{Groups, ReceivedExec, SentExec};
 use super::work::{WorkRowsExec, WorkRowsSpec};
-use crate::cluster::{FoldExec, FoldSpec, ListColumn, WriteExec, WriteSpec};
+use crate::cluster::{FoldExec, FoldSpec, SentLists, StageExec, WriteExec, WriteSpec, WrittenLists};
 use crate::ids;
 use crate::sources::SentScan;
 use crate::spilling_join::SpillingJoin;
@@ -36,8 +36,10 @@ pub struct Sent {
 #[derive(Debug, Serialize, Deserialize)]
 enum Operator {
     Fold(Box<FoldSpec>),
-    /// With the names of the list columns.
-    Write(Box<WriteSpec>, Vec<String>),
+    /// Puts records aside.
+    Stage(WorkRowsSpec),
+    /// With the list columns.
+    Write(Box<WriteSpec>, SentLists),
     WorkRows(WorkRowsSpec),
     /// The plan is an exchange by the same partitioning, if there are several partitions.
     Sent(Option<Groups>),
@@ -57,12 +59,12 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
     let (operator, part) = if let Some(fold) = plan.downcast_ref::<FoldExec>() {
         (Operator::Fold(Box::new(fold.spec().clone())), None)
     } else if let Some(write) = plan.downcast_ref::<WriteExec>() {
-        let (spec, lists) = write.parts();
-        if lists.iter().any(|list| list.vocabulary.is_some()) {
-            return datafusion::common::not_impl_err!("a vocabulary, on a cluster");
-        }
-        let lists = lists.iter().map(|list| list.name.clone()).collect();
-        (Operator::Write(Box::new(spec.clone()), lists), None)
+        let (spec, WrittenLists::InFiles(lists, _)) = write.parts() else {
+            return datafusion::common::internal_err!("the lists that a cluster writes are in memory");
+        };
+        (Operator::Write(Box::new(spec.clone()), lists.clone()), None)
+    } else if let Some(stage) = plan.downcast_ref::<StageExec>() {
+        (Operator::Stage(stage.spec().clone()), None)
     } else if let Some(rows) = plan.downcast_ref::<WorkRowsExec>() {
         (Operator::WorkRows(rows.spec().clone()), None)
     } else if let Some(sent) = plan.downcast_ref::<SentExec>() {
@@ -97,22 +99,27 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
 pub fn read_operator(
     sent: Sent,
     inputs: &[Arc<dyn ExecutionPlan>],
-    memory: Option<ExecutorMemory>,
+    memory: Option<&ExecutorMemory>,
 ) -> Result<Arc<dyn ExecutionPlan>> {
     let operator: Operator = serde_json::from_slice(&sent.text).map_err(unreadable)?;
     let input = || inputs.first().cloned().ok_or_else(|| missing("an input"));
     let part = || sent.plan.clone().ok_or_else(|| missing("a plan"));
     Ok(match operator {
         Operator::Fold(mut spec) => {
-            // The memory is that of the machine that folds.
-            let bytes = memory.map_or(spec.state_bytes(), |memory| memory.state_bytes);
-            spec.set_state_bytes(bytes);
-            Arc::new(FoldExec::new(*spec, CountBudget::new(bytes as u64), input()?)?)
+            // The memory is that of the machine that folds. Whoever executes nothing needs none.
+            let (state_bytes, budget) = match memory {
+                Some(memory) => memory.of_fold(spec.counts_ids()),
+                None => (0, CountBudget::new(0)),
+            };
+            spec.set_memory(state_bytes, &budget);
+            Arc::new(FoldExec::new(*spec, budget, input()?)?)
         }
         Operator::Write(spec, lists) => {
-            let lists = lists.into_iter().map(|name| ListColumn { name, vocabulary: None }).collect();
+            let maps = memory.map_or_else(Arc::default, |memory| Arc::clone(&memory.maps));
+            let lists = WrittenLists::InFiles(lists, maps);
             Arc::new(WriteExec::new(Arc::new(*spec), lists, inputs.to_vec()))
         }
+        Operator::Stage(spec) => Arc::new(StageExec::new(spec, input()?)),
         Operator::WorkRows(spec) => Arc::new(WorkRowsExec::new(spec, input()?)),
         Operator::Sent(groups) => {
             let partitioning = match &sent.plan {

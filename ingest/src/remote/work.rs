@@ -1,7 +1,7 @@
 //! Rows that several queries share, in files of the cluster's work folder.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch, StringArray};
@@ -14,9 +14,9 @@ use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect,
 };
-use datafusion::prelude::SessionContext;
+use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use futures::StreamExt;
-use onefold_datasets::storage::Storage;
+use onefold_datasets::storage::{Storage, Upload};
 use parquet::arrow::ArrowWriter;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -32,14 +32,14 @@ static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
 
 /// Where rows are written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct WorkRowsSpec {
+pub(crate) struct WorkRowsSpec {
     /// The work folder.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// What the rows are called.
-    name: String,
+    pub(crate) name: String,
 }
 
-/// Files of rows that a cluster has written. They are removed when this is dropped.
+/// Files of the work folder that a cluster has written. They are removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct WrittenRows {
     storage: Storage,
@@ -47,6 +47,36 @@ pub(crate) struct WrittenRows {
 }
 
 impl WrittenRows {
+    /// No files yet in the work folder.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be opened.
+    pub(crate) fn none_in(folder: &Path) -> crate::Result<Self> {
+        Ok(Self { storage: Storage::open(folder)?, files: Vec::new() })
+    }
+
+    /// Adds a file.
+    pub(crate) fn add(&mut self, file: String) {
+        self.files.push(file);
+    }
+
+    /// A scan of the rows of the files, which have the columns of `schema`, in no order. It is to be executed on the
+    /// cluster.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be found.
+    pub(crate) async fn scan(
+        &self,
+        context: &SessionContext,
+        schema: &ArrowSchema,
+    ) -> crate::Result<Arc<dyn ExecutionPlan>> {
+        let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
+        let rows = context.read_parquet(self.locations(), options.schema(schema)).await?;
+        Ok(OnCluster::inner(rows.create_physical_plan().await?))
+    }
+
     /// The files' paths or URLs.
     pub(crate) fn locations(&self) -> Vec<String> {
         self.files.iter().map(|file| self.storage.shown(file).to_string_lossy().into_owned()).collect()
@@ -73,17 +103,16 @@ pub(crate) async fn write_rows(
     plan: Arc<dyn ExecutionPlan>,
 ) -> crate::Result<WrittenRows> {
     let folder = cluster.work_folder();
-    let storage = Storage::open(folder)?;
+    let mut files = WrittenRows::none_in(folder)?;
     let spec = WorkRowsSpec { folder: folder.to_owned(), name: name.to_owned() };
     let written = Arc::new(WorkRowsExec::new(spec, plan));
     let on_cluster = Arc::new(OnCluster::new(Arc::clone(cluster), written));
-    let mut files = Vec::new();
     for batch in collect(on_cluster, context.task_ctx()).await? {
         let (paths, rows) = (batch.column(0).as_string::<i32>(), batch.column(1).as_primitive::<Int64Type>());
         let full = paths.iter().flatten().zip(rows.values()).filter(|(_, rows)| **rows > 0);
-        files.extend(full.map(|(path, _)| path.to_owned()));
+        full.for_each(|(path, _)| files.add(path.to_owned()));
     }
-    Ok(WrittenRows { storage, files })
+    Ok(files)
 }
 
 /// Writes its input's partitions to files of the work folder, and gives a row about each.
@@ -95,7 +124,7 @@ pub(super) struct WorkRowsExec {
 }
 
 impl WorkRowsExec {
-    pub(super) fn new(spec: WorkRowsSpec, input: Arc<dyn ExecutionPlan>) -> Self {
+    pub(crate) fn new(spec: WorkRowsSpec, input: Arc<dyn ExecutionPlan>) -> Self {
         let properties = plan_properties(&SCHEMA, input.output_partitioning().partition_count());
         Self { spec, input, properties }
     }
@@ -162,25 +191,63 @@ impl ExecutionPlan for WorkRowsExec {
 
 /// Writes rows to a file that no other run writes.
 fn write(spec: &WorkRowsSpec, mut rows: SendableRecordBatchStream, runtime: &Handle) -> Result<RecordBatch> {
-    let failed = |error: onefold_datasets::Error| external(error.into());
-    let storage = Storage::open(&spec.folder).map_err(failed)?;
-    let file = format!("{}-{}.parquet", spec.name, onefold_datasets::random_name());
-    let upload = storage.upload(&file).map_err(failed)?;
-    let mut writer = ArrowWriter::try_new(upload, rows.schema(), Some(properties()))
-        .map_err(|error| external(unwritten(error)))?;
-    let mut count = 0;
+    let mut file = WorkFile::create(spec, rows.schema())?;
     while let Some(batch) = runtime.block_on(rows.next()).transpose()? {
-        count += batch.num_rows();
-        writer.write(&batch).map_err(|error| external(unwritten(error)))?;
-        if writer.memory_size() >= ROW_GROUP_BYTES {
-            writer.flush().map_err(|error| external(unwritten(error)))?;
-        }
+        file.write(&batch)?;
     }
-    let upload = writer.into_inner().map_err(|error| external(unwritten(error)))?;
-    if count > 0 {
-        upload.finish().map_err(failed)?;
-    }
-    let count = i64::try_from(count).map_err(|error| DataFusionError::External(error.into()))?;
+    let (file, count) = file.finish()?;
     let columns = (Arc::new(StringArray::from(vec![file])), Arc::new(Int64Array::from(vec![count])));
     Ok(RecordBatch::try_new(Arc::clone(&SCHEMA), vec![columns.0, columns.1])?)
+}
+
+/// A file of rows in the work folder, while it is written. It appears once it is complete.
+pub(crate) struct WorkFile {
+    name: String,
+    writer: ArrowWriter<Upload>,
+    rows: usize,
+}
+
+impl WorkFile {
+    /// A file that no other run writes, for rows of `schema`.
+    ///
+    /// # Errors
+    ///
+    /// Those of the storage.
+    pub(crate) fn create(spec: &WorkRowsSpec, schema: SchemaRef) -> Result<Self> {
+        let failed = |error: onefold_datasets::Error| external(error.into());
+        let storage = Storage::open(&spec.folder).map_err(failed)?;
+        let name = format!("{}-{}.parquet", spec.name, onefold_datasets::random_name());
+        let upload = storage.upload(&name).map_err(failed)?;
+        let writer = ArrowWriter::try_new(upload, schema, Some(properties()))
+            .map_err(|error| external(unwritten(error)))?;
+        Ok(Self { name, writer, rows: 0 })
+    }
+
+    /// Adds rows.
+    ///
+    /// # Errors
+    ///
+    /// Those of the storage.
+    pub(crate) fn write(&mut self, batch: &RecordBatch) -> Result<()> {
+        self.rows += batch.num_rows();
+        self.writer.write(batch).map_err(|error| external(unwritten(error)))?;
+        if self.writer.memory_size() >= ROW_GROUP_BYTES {
+            self.writer.flush().map_err(|error| external(unwritten(error)))?;
+        }
+        Ok(())
+    }
+
+    /// Completes the file; one without rows does not appear. Gives its name and the number of its rows.
+    ///
+    /// # Errors
+    ///
+    /// Those of the storage.
+    pub(crate) fn finish(self) -> Result<(String, i64)> {
+        let upload = self.writer.into_inner().map_err(|error| external(unwritten(error)))?;
+        if self.rows > 0 {
+            upload.finish().map_err(|error| external(error.into()))?;
+        }
+        let rows = i64::try_from(self.rows).map_err(|error| DataFusionError::External(error.into()))?;
+        Ok((self.name, rows))
+    }
 }

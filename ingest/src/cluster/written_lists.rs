@@ -1,0 +1,84 @@
+//! The list columns of the samples that are written, with the vocabularies that number their ids: in memory, or in files
+//! that whoever writes reads.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use datafusion::error::Result;
+use datafusion::execution::memory_pool::MemoryPool;
+use onefold_datasets::IdMap;
+use serde::{Deserialize, Serialize};
+
+use super::decode::ListColumn;
+use crate::remote::{IdMapFile, IdMaps, LoadedIdMap, WrittenRows};
+
+/// List columns.
+#[derive(Debug, Clone)]
+pub(crate) enum WrittenLists {
+    /// With vocabularies in memory.
+    Here(Vec<ListColumn>),
+    /// With vocabularies in files, and those of them that this process has in memory.
+    InFiles(SentLists, Arc<IdMaps>),
+}
+
+/// List columns as they are sent to other machines.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct SentLists {
+    /// The names, each with the number of its map.
+    lists: Vec<(String, Option<usize>)>,
+    maps: Vec<IdMapFile>,
+}
+
+impl SentLists {
+    /// Writes the maps of these columns to the work folder, each once.
+    ///
+    /// # Errors
+    ///
+    /// Those of the storage.
+    pub(crate) fn write(folder: &Path, columns: &[ListColumn]) -> crate::Result<(Self, WrittenRows)> {
+        let mut files = WrittenRows::none_in(folder)?;
+        let mut known: Vec<&Arc<IdMap>> = Vec::new();
+        let mut sent = Self { lists: Vec::new(), maps: Vec::new() };
+        for column in columns {
+            let number = match &column.vocabulary {
+                None => None,
+                Some(map) => Some(match known.iter().position(|known| Arc::ptr_eq(known, map)) {
+                    Some(number) => number,
+                    None => {
+                        let file = IdMapFile::write(folder, map)?;
+                        file.file().into_iter().for_each(|file| files.add(file.to_owned()));
+                        known.push(map);
+                        sent.maps.push(file);
+                        known.len() - 1
+                    }
+                }),
+            };
+            sent.lists.push((column.name.clone(), number));
+        }
+        Ok((sent, files))
+    }
+}
+
+impl WrittenLists {
+    /// The columns, and what keeps their vocabularies in memory, which comes from `pool`. May wait for the storage.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading a vocabulary.
+    pub(super) fn load(
+        &self,
+        pool: &Arc<dyn MemoryPool>,
+    ) -> Result<(Vec<ListColumn>, Vec<Arc<LoadedIdMap>>)> {
+        let (sent, maps) = match self {
+            Self::Here(columns) => return Ok((columns.clone(), Vec::new())),
+            Self::InFiles(sent, maps) => (sent, maps),
+        };
+        let loaded = sent.maps.iter().map(|file| maps.load(file, pool)).collect::<Result<Vec<_>>>()?;
+        let column = |(name, number): &(String, Option<usize>)| ListColumn {
+            name: name.clone(),
+            vocabulary: number.and_then(|number| loaded.get(number)).map(|loaded| Arc::clone(&loaded.map)),
+        };
+        let columns = sent.lists.iter().map(column).collect();
+        Ok((columns, loaded))
+    }
+}
