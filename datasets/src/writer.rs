@@ -425,7 +425,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             Ok(Some(base))
         }
         (None, _) => {
-            let ours: BTreeSet<&str> = [DATA, VOCABULARIES, crate::snapshot::SNAPSHOTS].into();
+            let ours: BTreeSet<&str> = [DATA, VOCABULARIES, WORK, crate::snapshot::SNAPSHOTS].into();
             let foreign = storage.entries("")?.into_iter().find(|name| !ours.contains(name.as_str()));
             match foreign {
                 None => Ok(None),

@@ -235,3 +235,88 @@ fn same_hash(vocabulary: &str, text: &str) -> Error {
 fn malformed(error: &serde_json::Error) -> Error {
     bug(&format!("totals of samples are malformed: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use onefold_datasets::digest::Digest;
+    use onefold_datasets::hash_id;
+
+    use super::super::statistics::SampleStatistics;
+    use super::*;
+
+    fn wanted() -> StatisticsOptions {
+        StatisticsOptions {
+            vocabularies: vec!["numbers".to_owned(), "words".to_owned()],
+            vocabulary_of: vec![Some(0), Some(1)],
+            timelines: Vec::new(),
+            changes: false,
+            values: false,
+        }
+    }
+
+    /// A reader whose texts are in a memory of their own.
+    fn reader(budget: &CountBudget) -> (TotalsReader, Arc<TextIds>) {
+        let texts = Arc::new(TextIds::new("words", budget));
+        (TotalsReader::new(&wanted(), budget).with_texts(vec![None, Some(Arc::clone(&texts))]), texts)
+    }
+
+    #[test]
+    fn texts_travel_with_their_counts() {
+        let budget = CountBudget::new(1 << 30);
+        let words = |machine: usize| (0..1000).map(move |word| format!("word {}", word * (machine + 1)));
+        let (mut reader, texts) = reader(&budget);
+        for machine in 0..2 {
+            let known = Arc::new(TextIds::new("words", &budget));
+            let mut statistics = SampleStatistics::new(&wanted(), &budget);
+            for word in words(machine) {
+                statistics.counters[0].add(word.len() as i64, 1).unwrap();
+                statistics.counters[1].add(known.number(&word).unwrap(), 7).unwrap();
+            }
+            let totals = SampleTotals { samples: 5, digest: Digest::default(), statistics };
+            for part in totals.into_parts(vec![None, Some(known)]).unwrap() {
+                let part = part.unwrap();
+                assert!(part.len() < 2 * PART_BYTES);
+                reader.part(machine as u64, &part).unwrap();
+            }
+        }
+        let totals = reader.finish().unwrap().unwrap();
+        let mut expected: BTreeMap<String, u64> = BTreeMap::new();
+        words(0).chain(words(1)).for_each(|word| *expected.entry(word).or_default() += 7);
+        let texts = texts.lock();
+        let counts = totals.statistics.counters[1].counts();
+        let counted: BTreeMap<String, u64> =
+            counts.map(|(number, count)| (texts.text(number).unwrap().to_owned(), count)).collect();
+        assert_eq!((totals.samples, &counted), (10, &expected));
+        let lengths = totals.statistics.counters[0].counts();
+        assert_eq!(lengths.map(|(_, count)| count).sum::<u64>(), 2000);
+    }
+
+    #[test]
+    fn texts_that_machines_cannot_tell_apart_are_an_error() {
+        let budget = CountBudget::new(1 << 20);
+        let part = |number: i64, text: &str| {
+            let length = text.len() as u32;
+            [
+                &[TEXT_COUNTS][..],
+                &1_u32.to_le_bytes(),
+                &number.to_le_bytes(),
+                &1_u64.to_le_bytes(),
+                &length.to_le_bytes(),
+                text.as_bytes(),
+            ]
+            .concat()
+        };
+        let whole = part(hash_id(b"N17"), "N17");
+        reader(&budget).0.part(0, &whole).unwrap();
+        // As if another text with this hash had come first.
+        let error = reader(&budget).0.part(0, &part(hash_id(b"N17") + 1, "N17")).unwrap_err().to_string();
+        assert!(error.contains("`N17` of the vocabulary `words`") && error.contains("onefold-ingest build"));
+        for length in 0..whole.len() {
+            // A part of a row is none; a part without rows says nothing.
+            let result = reader(&budget).0.part(0, &whole[..length]);
+            assert_eq!(result.is_ok(), length == 5, "{length}");
+        }
+        let error = reader(&CountBudget::new(100)).0.part(0, &whole).unwrap_err().to_string();
+        assert!(error.contains("`words`") && error.contains("memory limit"), "{error}");
+    }
+}

@@ -7,13 +7,23 @@ use onefold_tests::Dir;
 
 use crate::fleet::{Fleet, contents};
 
-/// Logs, and the dataset that one process builds of them.
-fn built_here(samples: usize) -> Dir {
+/// Logs.
+fn logs(samples: usize) -> Dir {
     let dir = Dir::new();
     dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 4 --out logs"))
         .works();
-    dir.command("onefold-ingest build logs/dataset.toml --buckets 4 --out here --threads 2").works();
     dir
+}
+
+/// Logs, and the dataset that one process builds of them.
+fn built_here(samples: usize) -> Dir {
+    let dir = logs(samples);
+    build_here(&dir);
+    dir
+}
+
+fn build_here(dir: &Dir) {
+    dir.command("onefold-ingest build logs/dataset.toml --buckets 4 --out here --threads 2").works();
 }
 
 const BUILD: &str = "build logs/dataset.toml --buckets 4 --out there";
@@ -36,10 +46,8 @@ fn is_whole_or_can_be_built_again(dir: &Dir, fleet: &Fleet<'_>, succeeded: bool)
 }
 
 /// An executor is killed after each of these parts of the time that a build takes.
-#[test]
-fn executors_may_be_killed_at_any_moment() {
-    let dir = built_here(6000);
-    let mut fleet = Fleet::new(&dir, 2);
+fn executors_are_killed(dir: &Dir) {
+    let mut fleet = Fleet::new(dir, 2);
     let started = Instant::now();
     fleet.command(BUILD).json();
     let whole = started.elapsed();
@@ -50,8 +58,23 @@ fn executors_may_be_killed_at_any_moment() {
         fleet.kill_executor();
         fleet.start_executor();
         let succeeded = ended(build);
-        is_whole_or_can_be_built_again(&dir, &fleet, succeeded);
+        is_whole_or_can_be_built_again(dir, &fleet, succeeded);
     }
+}
+
+#[test]
+fn executors_may_be_killed_at_any_moment() {
+    executors_are_killed(&built_here(6000));
+}
+
+/// The same with two jobs, the first of which puts records aside.
+#[test]
+fn executors_may_be_killed_while_vocabularies_are_made() {
+    let dir = logs(6000);
+    let (plain, numbered) = ("item_00 = {", "item_00 = { vocabulary = \"frequency\",");
+    dir.edit("logs/dataset.toml", plain, numbered);
+    build_here(&dir);
+    executors_are_killed(&dir);
 }
 
 #[test]

@@ -4,3 +4,4 @@ mod builds;
 mod faults;
 mod fleet;
 mod secure;
+mod vocabularies;
