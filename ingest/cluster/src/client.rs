@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use ballista_core::BALLISTA_VERSION;
@@ -27,6 +27,8 @@ use datafusion_proto::physical_plan::AsExecutionPlan;
 use datafusion_proto::protobuf::PhysicalPlanNode;
 use futures::{StreamExt, TryStreamExt};
 use onefold_ingest::remote::Cluster;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
 use tonic::transport::Channel;
 
 use crate::MESSAGE_BYTES;
@@ -38,6 +40,10 @@ use crate::tls::Tls;
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 /// … and at last.
 const LAST_WAIT: Duration = Duration::from_millis(250);
+/// The time after which the client of a job that has not ended looks whether there are executors …
+const FIRST_LOOK: Duration = Duration::from_secs(10);
+/// … and how often it looks again.
+const NEXT_LOOK: Duration = Duration::from_secs(30);
 /// The time that the scheduler has to hear that a job is not wanted any more.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
@@ -58,7 +64,7 @@ impl Client {
         Self { scheduler, partitions, work_folder, tls, codec: PlanCodec::new("client", None) }
     }
 
-    async fn connect(&self) -> Result<Scheduler> {
+    async fn channel(&self) -> Result<Channel> {
         let failed = |error: &dyn std::fmt::Display| {
             failure(
                 format!("the scheduler {} cannot be reached: {error}", self.scheduler),
@@ -71,10 +77,11 @@ impl Client {
         if let Some(tls) = &self.tls {
             endpoint = tls.endpoints()(endpoint).map_err(|error| failed(&error))?;
         }
-        let channel = endpoint.connect().await.map_err(|error| failed(&with_causes(&error)))?;
-        Ok(SchedulerGrpcClient::new(channel)
-            .max_encoding_message_size(MESSAGE_BYTES as usize)
-            .max_decoding_message_size(MESSAGE_BYTES as usize))
+        endpoint.connect().await.map_err(|error| failed(&with_causes(&error)))
+    }
+
+    async fn connect(&self) -> Result<Scheduler> {
+        Ok(scheduler_at(self.channel().await?))
     }
 
     /// Sends the plan, and gives the number of its job.
@@ -107,9 +114,15 @@ impl Client {
         }
     }
 
-    /// Waits for the end of a job, and says where its rows are.
-    async fn wait(&self, scheduler: &mut Scheduler, job: &str) -> Result<Vec<PartitionLocation>> {
+    /// Waits for the end of a job, and says where its rows are. Says so on the way if there is no executor.
+    async fn wait(
+        &self,
+        scheduler: &mut Scheduler,
+        channel: &Channel,
+        job: &str,
+    ) -> Result<Vec<PartitionLocation>> {
         let mut wait = FIRST_WAIT;
+        let mut look = Instant::now() + FIRST_LOOK;
         loop {
             let request = GetJobStatusParams { job_id: job.to_owned() };
             let status = scheduler.get_job_status(request).await.map_err(|status| self.refused(&status))?;
@@ -119,12 +132,40 @@ impl Client {
                 _ => tokio::time::sleep(wait).await,
             }
             wait = (wait * 3 / 2).min(LAST_WAIT);
+            if Instant::now() >= look {
+                look += NEXT_LOOK;
+                if has_executors(channel).await == Some(false) {
+                    tracing::warn!(
+                        "no executor is connected to the scheduler {}; the build waits for one",
+                        self.scheduler
+                    );
+                }
+            }
         }
     }
 
     fn refused(&self, status: &tonic::Status) -> DataFusionError {
         let message = format!("the scheduler {} failed: {}", self.scheduler, status.message());
         failure(message, "see its log; nothing was committed, so run the command again when it is back")
+    }
+}
+
+/// The scheduler behind a channel.
+fn scheduler_at(channel: Channel) -> Scheduler {
+    SchedulerGrpcClient::new(channel)
+        .max_encoding_message_size(MESSAGE_BYTES as usize)
+        .max_decoding_message_size(MESSAGE_BYTES as usize)
+}
+
+/// Whether a scheduler has executors; `None` if it does not say.
+async fn has_executors(channel: &Channel) -> Option<bool> {
+    let mut channel = channel.clone();
+    std::future::poll_fn(|context| channel.poll_ready(context)).await.ok()?;
+    let request = http::Request::get("/readyz").body(Body::empty()).ok()?;
+    match channel.call(request).await.ok()?.status() {
+        http::StatusCode::OK => Some(true),
+        http::StatusCode::SERVICE_UNAVAILABLE => Some(false),
+        _ => None,
     }
 }
 
@@ -153,11 +194,12 @@ impl Cluster for Client {
         config: &SessionConfig,
     ) -> Result<SendableRecordBatchStream> {
         let schema = plan.schema();
-        let mut scheduler = self.connect().await?;
+        let channel = self.channel().await?;
+        let mut scheduler = scheduler_at(channel.clone());
         let job = self.submit(&mut scheduler, plan, config).await?;
         let mut running =
             RunningJob { scheduler: self.scheduler.clone(), tls: self.tls.clone(), job: Some(job.clone()) };
-        let locations = self.wait(&mut scheduler, &job).await?;
+        let locations = self.wait(&mut scheduler, &channel, &job).await?;
         running.job = None;
         let tls = self.tls.clone();
         let rows =

@@ -1,5 +1,6 @@
 //! Processes that end in the middle of a build.
 
+use std::io::{BufRead as _, BufReader};
 use std::process::Child;
 use std::time::Instant;
 
@@ -142,6 +143,23 @@ fn a_scheduler_that_is_not_there_is_named() {
         error.contains("127.0.0.1:1 cannot be reached") && error.contains("onefold-cluster scheduler"),
         "{error}"
     );
+}
+
+#[test]
+fn a_build_says_that_it_waits_for_executors() {
+    let dir = built_here(500);
+    let mut fleet = Fleet::new(&dir, 0);
+    let mut build = fleet.command(BUILD).spawn_with_stderr();
+    let mut stderr = BufReader::new(build.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("no executor is connected to the scheduler 127.0.0.1:") {
+        assert!(stderr.read_line(&mut said).unwrap() > 0, "the build ended: {said}");
+    }
+    fleet.start_executor();
+    std::io::copy(&mut stderr, &mut std::io::sink()).unwrap();
+    let succeeded = ended(build);
+    assert!(succeeded);
+    is_whole_or_can_be_built_again(&dir, &fleet, succeeded);
 }
 
 /// A client that is told to end ends its job, so that executors are free for others.
