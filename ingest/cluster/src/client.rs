@@ -1,6 +1,7 @@
 //! The client: sends a plan to a scheduler, waits, and fetches the rows from the executors.
 
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ use datafusion_proto::protobuf::PhysicalPlanNode;
 use futures::{StreamExt, TryStreamExt};
 use onefold_ingest::remote::Cluster;
 use tonic::body::Body;
-use tonic::codegen::{Service, http};
+use tonic::codegen::{Body as _, Service, http};
 use tonic::transport::Channel;
 
 use crate::MESSAGE_BYTES;
@@ -161,10 +162,17 @@ fn scheduler_at(channel: Channel) -> Scheduler {
 async fn has_executors(channel: &Channel) -> Option<bool> {
     let mut channel = channel.clone();
     std::future::poll_fn(|context| channel.poll_ready(context)).await.ok()?;
-    let request = http::Request::get("/readyz").body(Body::empty()).ok()?;
-    match channel.call(request).await.ok()?.status() {
-        http::StatusCode::OK => Some(true),
-        http::StatusCode::SERVICE_UNAVAILABLE => Some(false),
+    let request = http::Request::get("/api/executors").body(Body::empty()).ok()?;
+    let mut response = channel.call(request).await.ok()?;
+    let mut list = Vec::new();
+    while let Some(frame) =
+        std::future::poll_fn(|context| Pin::new(response.body_mut()).poll_frame(context)).await
+    {
+        list.extend_from_slice(&frame.ok()?.into_data().unwrap_or_default());
+    }
+    match (response.status(), list.trim_ascii()) {
+        (http::StatusCode::OK, b"[]") => Some(false),
+        (http::StatusCode::OK, _) => Some(true),
         _ => None,
     }
 }

@@ -148,18 +148,23 @@ fn a_scheduler_that_is_not_there_is_named() {
 #[test]
 fn a_build_says_that_it_waits_for_executors() {
     let dir = built_here(500);
-    let mut fleet = Fleet::new(&dir, 0);
-    let mut build = fleet.command(BUILD).spawn_with_stderr();
-    let mut stderr = BufReader::new(build.stderr.take().unwrap());
-    let mut said = String::new();
-    while !said.contains("no executor is connected to the scheduler 127.0.0.1:") {
-        assert!(stderr.read_line(&mut said).unwrap() > 0, "the build ended: {said}");
+    dir.certificate("ours", "ours", 2);
+    let tls = "--tls-certificate ours.pem --tls-key ours.key --tls-authority ours-ca.pem";
+    for options in ["", tls] {
+        let mut fleet = Fleet::with(&dir, 0, None, options);
+        let mut build = fleet.command(BUILD).spawn_with_stderr();
+        let mut stderr = BufReader::new(build.stderr.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("no executor is connected to the scheduler 127.0.0.1:") {
+            assert!(stderr.read_line(&mut said).unwrap() > 0, "the build ended: {said}");
+        }
+        fleet.start_executor();
+        std::io::copy(&mut stderr, &mut std::io::sink()).unwrap();
+        let succeeded = ended(build);
+        assert!(succeeded);
+        is_whole_or_can_be_built_again(&dir, &fleet, succeeded);
+        fs_err::remove_dir_all(dir.path("there")).unwrap();
     }
-    fleet.start_executor();
-    std::io::copy(&mut stderr, &mut std::io::sink()).unwrap();
-    let succeeded = ended(build);
-    assert!(succeeded);
-    is_whole_or_can_be_built_again(&dir, &fleet, succeeded);
 }
 
 /// A client that is told to end ends its job, so that executors are free for others.
