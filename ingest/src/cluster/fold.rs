@@ -42,6 +42,7 @@ use super::convert::{ColumnNames, Converted, Converter};
 use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions};
 use super::record_batches::RecordBatches;
 use super::statistics::StatisticsOptions;
+use crate::Error;
 use crate::sessionize::{TIME, TOTALS};
 use crate::spilling_join::in_context;
 use crate::statistics::ColumnCounts;
@@ -302,7 +303,7 @@ impl Fold {
             let batch = batch?;
             samples.add(batch.num_rows());
             bytes.add(batch.get_array_memory_size());
-            let converted = Arc::new(converter.convert(&batch).map_err(external)?);
+            let converted = Arc::new(converter.convert(&batch).map_err(|error| self.failed(error))?);
             columns.merge(&converted.counts);
             let rows = converted.rows_by_worker(workers.len());
             for (worker, rows) in workers.iter().zip(rows).filter(|(_, rows)| !rows.is_empty()) {
@@ -317,6 +318,26 @@ impl Fold {
             let _ = workers[part % workers.len()].send(Ok(Told::Columns(columns))).await;
         }
         Ok(())
+    }
+
+    /// An error as it passes through the engine. Where the memory for counts is that of an executor, the message says so.
+    fn failed(&self, error: Error) -> DataFusionError {
+        external(match error {
+            Error::Dataset(onefold_datasets::Error::TooManyIds { feature, distinct, .. })
+                if self.spec.workers.is_none() =>
+            {
+                Error::Engine {
+                    message: format!(
+                        "the memory of an executor does not suffice to count the ids of `{feature}` for a vocabulary: its \
+                         tasks have counted {distinct} distinct ones or more"
+                    ),
+                    hint: "raise `--memory-limit` of the executors, an eighth of which is for such counts, or leave this \
+                           feature's ids as they are (remove its `vocabulary`)"
+                        .to_owned(),
+                }
+            }
+            other => other,
+        })
     }
 
     /// Encodes the samples of a worker.
@@ -337,14 +358,16 @@ impl Fold {
                 .map_err(external)?;
         while let Some(message) = queue.recv().await {
             match message? {
-                Told::Samples(batch, rows) => encoder.encode(&batch, &rows).map_err(external)?,
+                Told::Samples(batch, rows) => {
+                    encoder.encode(&batch, &rows).map_err(|error| self.failed(error))?
+                }
                 Told::Columns(columns) => encoder.columns(&columns),
             }
             if !give(encoder.records(), &output).await {
                 return Ok(());
             }
         }
-        while encoder.forget_some().map_err(external)? {
+        while encoder.forget_some().map_err(|error| self.failed(error))? {
             if !give(encoder.records(), &output).await {
                 return Ok(());
             }

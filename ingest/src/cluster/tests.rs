@@ -588,6 +588,23 @@ proptest! {
 }
 
 #[test]
+fn counts_that_do_not_fit_name_the_memory_limit_of_their_process() {
+    let samples: Vec<Sample> = (0..500).map(|i| (i, i, 0.0, vec![i, i + 1000], Vec::new())).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for (workers, limit) in
+        [(Some(2), "the option `memory_limit`"), (None, "`--memory-limit` of the executors")]
+    {
+        let (encoder, statistics) = (options(true, 1 << 20), wanted());
+        let spec = FoldSpec { names: names(), encoder, statistics, workers, batch_rows: 4096 };
+        let input = MemorySourceConfig::try_new_exec(&[vec![batch(&samples)]], schema(), None).unwrap();
+        let fold = FoldExec::new(spec, CountBudget::new(4000), input).unwrap();
+        let error = runtime.block_on(collect(Arc::new(fold), Arc::default())).unwrap_err();
+        let error = crate::Error::from(error).to_string();
+        assert!(error.contains("`ids`") && error.contains(limit), "{error}");
+    }
+}
+
+#[test]
 fn what_writes_buckets_is_described_completely() {
     let text = "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\nuser = \"user\"\n\
                 gap = \"30m\"\ntime = \"time\"\n[partition]\ncolumns = [\"split\"]\nby = \"hour\"\n\

@@ -217,7 +217,7 @@ mod tests {
         let error = IdMaps::default().load(&file, &small).unwrap_err().to_string();
         assert!(error.contains("numbers of a vocabulary"), "{error}");
         let pool: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
-        let mut load = || IdMaps::default().load(&file, &pool).unwrap_err().to_string();
+        let load = || IdMaps::default().load(&file, &pool).unwrap_err().to_string();
         let path = folder.path().join(file.file().unwrap());
         let other = IdMapFile::write(folder.path(), &map(999)).unwrap();
         fs_err::copy(folder.path().join(other.file().unwrap()), &path).unwrap();
