@@ -174,7 +174,11 @@ mod tests {
     use super::*;
 
     fn map(ids: i64) -> Arc<IdMap> {
-        Vocabulary::from_counts((0..ids).map(|id| (id * 7_000_000_001, 1)), 1).id_map(None)
+        map_of((0..ids).map(|id| id * 7_000_000_001))
+    }
+
+    fn map_of(originals: impl Iterator<Item = i64>) -> Arc<IdMap> {
+        Vocabulary::from_counts(originals.map(|original| (original, 1)), 1).id_map(None)
     }
 
     #[test]
@@ -198,6 +202,16 @@ mod tests {
         drop(loaded);
         assert_eq!(pool.reserved(), 0);
         assert_eq!(maps.load(&file, &pool).unwrap().map.pairs().count(), 200_000);
+    }
+
+    #[test]
+    fn a_map_of_ids_that_lie_close_together_is_the_same_when_it_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = IdMapFile::write(folder.path(), &map_of((0..1000).map(|id| 3 * id - 500))).unwrap();
+        let pool: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
+        let loaded = IdMaps::default().load(&file, &pool).unwrap();
+        let ids = [-501, -500, -499, 0, 1, 2497, 2498].map(|original| loaded.map.get(original));
+        assert_eq!(ids, [0, 1, 0, 0, 168, 1000, 0]);
     }
 
     #[test]

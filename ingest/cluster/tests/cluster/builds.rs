@@ -58,6 +58,18 @@ fn logs_and_datasets_may_be_in_an_object_store() {
     assert!(summary["samples"].as_u64() > Some(1000), "{summary}");
     let built = server.file("logs", "built");
     assert_eq!(contents(&built), contents(&dir.path("here")));
+    // With records and vocabularies in the work folder.
+    for config in ["dataset.toml", "logs/dataset.toml"] {
+        dir.edit(config, "item_00 = {", "item_00 = { vocabulary = \"frequency\",");
+    }
+    dir.command("onefold-ingest build logs/dataset.toml --buckets 5 --groups auto --out found").works();
+    let build = "build dataset.toml --buckets 5 --groups auto --out s3://logs/found";
+    let summary = fleet.command(build).json();
+    assert!(summary["vocabularies"]["item_00"].as_u64() > Some(100), "{summary}");
+    let found = server.file("logs", "found");
+    assert_eq!(contents(&found), contents(&dir.path("found")));
+    let mut files = onefold_tests::files_below(&found).into_keys();
+    assert_eq!(files.find(|name| name.starts_with("work")), None, "rows are left in the work folder");
 }
 
 #[test]
