@@ -8,13 +8,17 @@
 /// The most intervals that are kept for a session. Beyond that they are merged; then more samples are stored whole.
 const MOST_INTERVALS: usize = 16;
 
-/// The times of the chains of one session.
-#[derive(Debug, Default)]
-pub(super) struct Chains {
-    /// The current chain: its first time, and its last time if it has several records.
+/// A chain that may go on: its first time, and its last time if it has several records.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Chain {
     first: i64,
     last: Option<i64>,
-    /// Earlier chains of several records.
+}
+
+/// The times of the chains of one session that do not go on.
+#[derive(Debug, Default)]
+pub(super) struct Chains {
+    /// Those of several records.
     ended: Vec<Interval>,
 }
 
@@ -26,22 +30,29 @@ struct Interval {
     chains: usize,
 }
 
+impl Chain {
+    /// Whether it is open at one of the times that `other` would have if it went on until `time`.
+    pub(super) fn meets(&self, other: &Self, time: i64) -> bool {
+        self.last.is_some_and(|last| last >= other.first && self.first <= time)
+    }
+}
+
 impl Chains {
-    /// Begins a chain whose first sample has this time.
-    pub(super) fn begin(&mut self, time: i64) {
-        if let Some(last) = self.last.take() {
-            self.add(Interval { first: self.first, last, chains: 1 });
+    /// Ends a chain, and begins another one in its place, whose first sample has this time.
+    pub(super) fn begin(&mut self, chain: &mut Chain, time: i64) {
+        if let Some(last) = chain.last.take() {
+            self.add(Interval { first: chain.first, last, chains: 1 });
         }
-        self.first = time;
+        chain.first = time;
     }
 
-    /// Adds a sample to the current chain, unless `most` other chains may be open at the same time. Returns whether it
-    /// did.
-    pub(super) fn extend(&mut self, time: i64, most: usize) -> bool {
-        let others = self.ended.iter().filter(|other| other.last >= self.first && other.first <= time);
-        let fits = others.map(|other| other.chains).sum::<usize>() < most;
+    /// Adds a sample to a chain, unless `most` other chains may be open at the same time. So many of those that may go
+    /// on [meet](Chain::meets) it. Returns whether it did.
+    pub(super) fn extend(&self, chain: &mut Chain, meeting: usize, time: i64, most: usize) -> bool {
+        let others = self.ended.iter().filter(|other| other.last >= chain.first && other.first <= time);
+        let fits = meeting + others.map(|other| other.chains).sum::<usize>() < most;
         if fits {
-            self.last = Some(time);
+            chain.last = Some(time);
         }
         fits
     }
@@ -79,19 +90,29 @@ mod tests {
 
     use super::*;
 
-    /// Chains of samples that come in the order of `times`.
-    fn chained(times: &[i64], most: usize) -> Vec<Vec<i64>> {
-        let mut chains = Chains::default();
+    /// Chains of samples that come in the order of `times`, at most so many of which go on at a time.
+    fn chained(times: &[i64], most: usize, lasts: usize) -> Vec<Vec<i64>> {
+        let (mut chains, mut going_on) = (Chains::default(), vec![(Chain::default(), Vec::new()); lasts]);
         let mut all: Vec<Vec<i64>> = Vec::new();
-        for time in times {
-            match all.last_mut() {
-                Some(chain) if chain.last() <= Some(time) && chains.extend(*time, most) => chain.push(*time),
-                _ => {
-                    chains.begin(*time);
-                    all.push(vec![*time]);
-                }
+        for (i, time) in times.iter().enumerate() {
+            let place = i % lasts;
+            let chain = going_on[place].0;
+            let meeting =
+                (0..lasts).filter(|other| *other != place && going_on[*other].0.meets(&chain, *time)).count();
+            let (chain, samples) = &mut going_on[place];
+            if samples.last() <= Some(time)
+                && !samples.is_empty()
+                && chains.extend(chain, meeting, *time, most)
+            {
+                samples.push(*time);
+            } else {
+                chains.begin(chain, *time);
+                all.extend(
+                    Some(std::mem::replace(samples, vec![*time])).filter(|samples| !samples.is_empty()),
+                );
             }
         }
+        all.extend(going_on.into_iter().map(|(_, samples)| samples).filter(|samples| !samples.is_empty()));
         all
     }
 
@@ -100,9 +121,14 @@ mod tests {
         fn no_more_chains_are_open_than_allowed(
             times in prop::collection::vec(prop_oneof![0..50_i64, 0..3000_i64], 1..400),
             most in 1..6_usize,
+            lasts in 1..4_usize,
         ) {
-            let chains = chained(&times, most);
-            prop_assert_eq!(chains.concat(), times.clone());
+            let chains = chained(&times, most, lasts);
+            let sorted = |mut times: Vec<i64>| {
+                times.sort_unstable();
+                times
+            };
+            prop_assert_eq!(sorted(chains.concat()), sorted(times.clone()));
             let open = |time: i64| chains.iter().filter(|c| c.len() > 1 && c[0] <= time && time <= c[c.len() - 1]).count();
             for time in times {
                 prop_assert!(open(time) <= most, "{} chains at {}", open(time), time);
@@ -112,13 +138,15 @@ mod tests {
 
     #[test]
     fn logs_in_order_or_nearly_so_are_chained() {
-        assert_eq!(chained(&[1, 2, 2, 3], 1), [[1, 2, 2, 3]]);
+        assert_eq!(chained(&[1, 2, 2, 3], 1, 1), [[1, 2, 2, 3]]);
         // Files that come in another order than their times.
-        assert_eq!(chained(&[7, 8, 9, 4, 5, 6, 1, 2, 3], 1), [[7, 8, 9], [4, 5, 6], [1, 2, 3]]);
+        assert_eq!(chained(&[7, 8, 9, 4, 5, 6, 1, 2, 3], 1, 1), [[7, 8, 9], [4, 5, 6], [1, 2, 3]]);
         // One sample from the future.
-        assert_eq!(chained(&[1, 2, 99, 3, 4, 5, 6], 2), [vec![1, 2, 99], vec![3, 4, 5, 6]]);
-        assert_eq!(chained(&[1, 2, 99, 3, 4], 1), [vec![1, 2, 99], vec![3], vec![4]]);
+        assert_eq!(chained(&[1, 2, 99, 3, 4, 5, 6], 2, 1), [vec![1, 2, 99], vec![3, 4, 5, 6]]);
+        assert_eq!(chained(&[1, 2, 99, 3, 4], 1, 1), [vec![1, 2, 99], vec![3], vec![4]]);
+        // Two parts of a log that are read at the same time.
+        assert_eq!(chained(&[1, 11, 2, 12, 3, 13], 1, 2), [[1, 2, 3], [11, 12, 13]]);
         // A log with the newest sample first.
-        assert_eq!(chained(&[3, 2, 1], 9), [[3], [2], [1]]);
+        assert_eq!(chained(&[3, 2, 1], 9, 1), [[3], [2], [1]]);
     }
 }

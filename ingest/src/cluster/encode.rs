@@ -13,7 +13,7 @@ use onefold_datasets::{CountBudget, KeptColumn, overlap};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::chains::Chains;
+use super::chains::{Chain, Chains};
 use super::convert::{Converted, engine};
 use super::kept::KeptValue;
 use super::record::{RecordWriter, Shape};
@@ -26,6 +26,8 @@ use crate::statistics::ColumnCounts;
 const UNCHANGED: usize = usize::MAX;
 /// The decoder may hold this fraction of [`EncoderOptions::state_bytes`], one in so many, for the chains of a session.
 const OPEN_CHAINS_PART: usize = 64;
+/// The most samples of a session that others may follow.
+const MOST_LASTS: usize = 8;
 
 /// How samples are delta-encoded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -71,7 +73,8 @@ impl EncoderOptions {
 /// Encodes the samples of those sessions that fall to one worker.
 ///
 /// It keeps the last sample of every session, and its record: only the next sample of the session tells whether a
-/// record is the last of its chain. A session not seen for long is forgotten when the limit is reached, and its next
+/// record is the last of its chain. Where parts of a log are read at the same time, it keeps several, so that the samples
+/// of each part follow each other. A session not seen for long is forgotten when the limit is reached, and its next
 /// sample is stored whole: the limit bounds how much the encoding saves, not which samples can be encoded.
 #[derive(Debug)]
 pub(super) struct DeltaEncoder {
@@ -100,19 +103,26 @@ pub(crate) struct SampleTotals {
 /// of last use at no cost per sample.
 #[derive(Debug)]
 struct Sessions {
-    recent: HashMap<Box<[u8]>, Last>,
-    older: HashMap<Box<[u8]>, Last>,
+    recent: HashMap<Box<[u8]>, Session>,
+    older: HashMap<Box<[u8]>, Session>,
     recent_bytes: usize,
     limit: usize,
 }
 
-/// The last sample of a session.
+/// The samples of a session that the next ones may follow.
+#[derive(Debug, Default)]
+struct Session {
+    lasts: Vec<Last>,
+    chains: Chains,
+}
+
+/// The last sample of a session, or of a part of its samples.
 #[derive(Debug, Default)]
 struct Last {
     /// Its record; `None` before the session's first sample.
     record: Option<Pending>,
     chain: u64,
-    chains: Chains,
+    times: Chain,
     time: i64,
     /// The columns that order samples of one time, as comparable bytes.
     order: Box<[u8]>,
@@ -229,8 +239,8 @@ impl DeltaEncoder {
             if self.sessions.older.is_empty() { &mut self.sessions.recent } else { &mut self.sessions.older };
         let some: Vec<Box<[u8]>> = all.keys().take(1024).cloned().collect();
         for identity in &some {
-            if let Some(last) = all.remove(identity) {
-                forget(last, &mut self.outcome.statistics, &mut self.records)?;
+            if let Some(session) = all.remove(identity) {
+                forget(session, &mut self.outcome.statistics, &mut self.records)?;
             }
         }
         Ok(!some.is_empty())
@@ -251,11 +261,14 @@ impl DeltaEncoder {
     fn encode_sample(&mut self, batch: &Converted, row: usize, keys: &[u8]) -> Result<()> {
         let sample = Row { batch, row };
         let statistics = &mut self.outcome.statistics;
-        for last in self.sessions.make_room() {
-            forget(last, statistics, &mut self.records)?;
+        for session in self.sessions.make_room() {
+            forget(session, statistics, &mut self.records)?;
         }
-        let last = self.sessions.entry(batch.identity.row(row).as_ref());
+        let session = self.sessions.entry(batch.identity.row(row).as_ref());
         let (time, order) = (batch.time[row], batch.order_bytes(row));
+        let place = session.place(time, order);
+        let meeting = session.meeting(place, time);
+        let (last, chains) = (&mut session.lasts[place], &mut session.chains);
         let is_first = last.record.is_none();
         if is_first {
             last.lists.resize_with(self.known.len(), Vec::new);
@@ -284,15 +297,18 @@ impl DeltaEncoder {
         // A sample may refer only to one that the sort keeps before it. The sort may swap equal samples.
         let in_order = (last.time, &*last.order, last.digest) < (time, order, digest);
         let most_open = (self.options.state_bytes / OPEN_CHAINS_PART / last.list_bytes().max(1)).max(1);
-        let follows = self.options.chained && same_session && in_order && last.chains.extend(time, most_open);
+        let follows = self.options.chained
+            && same_session
+            && in_order
+            && chains.extend(&mut last.times, meeting, time, most_open);
         if !follows {
-            last.chains.begin(time);
+            chains.begin(&mut last.times, time);
             last.chain = self.chain_numbers.next();
         }
         let bytes = sample.decoded_bytes(&self.options);
         sample.write(&mut self.record, (last.chain, follows), bytes, &self.known);
         sample.observe(statistics, same_session, last, &self.known);
-        let before = last.bytes();
+        let before = if is_first { 0 } else { last.bytes() };
         sample.replace(statistics, same_session, last, &self.known)?;
         last.time = time;
         if *last.order != *order {
@@ -312,10 +328,13 @@ impl DeltaEncoder {
     }
 }
 
-/// Completes the record of the last sample of a session that is forgotten.
-fn forget(mut last: Last, statistics: &mut SampleStatistics, records: &mut RecordBatches) -> Result<()> {
-    statistics.leave(&last.lists, &mut last.entered)?;
-    last.record.iter_mut().try_for_each(|record| records.push(record, true))
+/// Completes the records of the last samples of a session that is forgotten.
+fn forget(session: Session, statistics: &mut SampleStatistics, records: &mut RecordBatches) -> Result<()> {
+    for mut last in session.lasts {
+        statistics.leave(&last.lists, &mut last.entered)?;
+        last.record.iter_mut().try_for_each(|record| records.push(record, true))?;
+    }
+    Ok(())
 }
 
 /// A sample that is encoded: a row of a batch.
@@ -440,8 +459,8 @@ impl Row<'_> {
 }
 
 impl Sessions {
-    /// If there is no room for another session, removes the older generation and returns its last samples.
-    fn make_room(&mut self) -> impl Iterator<Item = Last> + use<> {
+    /// If there is no room for another session, removes the older generation and returns it.
+    fn make_room(&mut self) -> impl Iterator<Item = Session> + use<> {
         let mut forgotten = HashMap::new();
         if self.recent_bytes > self.limit / 2 {
             forgotten = mem::replace(&mut self.older, mem::take(&mut self.recent));
@@ -450,25 +469,56 @@ impl Sessions {
         forgotten.into_values()
     }
 
-    /// The last sample of a session; an empty one if the session is not known.
-    fn entry(&mut self, identity: &[u8]) -> &mut Last {
+    /// The last samples of a session; none if the session is not known.
+    fn entry(&mut self, identity: &[u8]) -> &mut Session {
         if !self.recent.contains_key(identity) {
-            let last = self.older.remove(identity).unwrap_or_default();
-            self.recent_bytes += last.bytes() + 2 * identity.len();
-            self.recent.insert(identity.into(), last);
+            let session = self.older.remove(identity).unwrap_or_default();
+            self.recent_bytes += session.bytes() + 2 * identity.len();
+            self.recent.insert(identity.into(), session);
         }
         self.recent.get_mut(identity).expect("the entry was inserted above")
     }
 }
 
-impl Last {
+impl Session {
+    /// The place of the sample that one with this time and order may follow: the last one that is not after it. If all
+    /// are after it, it gets a place of its own, or the one used last if there are too many.
+    ///
+    /// So each of the parts of a log that are read at the same time gets its place: patience sorting.
+    fn place(&mut self, time: i64, order: &[u8]) -> usize {
+        let lasts = self.lasts.iter().enumerate().map(|(place, last)| ((last.time, &*last.order), place));
+        let found = lasts.filter(|(key, _)| *key <= (time, order)).max();
+        let place = found.map_or(self.lasts.len(), |(_, place)| place);
+        match place {
+            place if place < self.lasts.len() => {
+                // The one used last stands at the end.
+                self.lasts[place..].rotate_left(1);
+            }
+            _ if self.lasts.len() < MOST_LASTS => self.lasts.push(Last::default()),
+            _ => {}
+        }
+        self.lasts.len() - 1
+    }
+
+    /// How many chains of other places meet that of `place` if it goes on until `time`.
+    fn meeting(&self, place: usize, time: i64) -> usize {
+        let others = self.lasts.iter().enumerate().filter(|(other, _)| *other != place);
+        others.filter(|(_, other)| other.times.meets(&self.lasts[place].times, time)).count()
+    }
+
     /// Estimates the bytes that it takes in memory, with its entry in the hash table.
+    fn bytes(&self) -> usize {
+        self.lasts.iter().map(Last::bytes).sum::<usize>() + self.chains.bytes()
+    }
+}
+
+impl Last {
+    /// Estimates the bytes that it takes in memory.
     fn bytes(&self) -> usize {
         let record = self.record.as_ref().map_or(0, Pending::bytes);
         256 + record
             + self.list_bytes()
             + self.order.len()
-            + self.chains.bytes()
             + 16 * self.parts.len()
             + 8 * self.positions.len()
             + self.entered.bytes()

@@ -392,7 +392,7 @@ fn samples_in_time_order_become_what_changed() {
         sample(2, &[5, 6], &[2, 3, 4]),
         sample(3, &[5, 6], &[2, 3, 4]),
         sample(3, &[9], &[2, 3, 4]),
-        // Logged late: no part of the chain.
+        // Logged late: the samples of another part of the log may follow it.
         sample(0, &[9], &[2, 3, 4]),
     ];
     let (sorted, totals) = encode(&samples, 10, &options(true, 1 << 20), 1);
@@ -402,10 +402,25 @@ fn samples_in_time_order_become_what_changed() {
     assert_eq!(bytes(1), [empty + 3 + 2 + 3 + 3 + 1 + (2 + 4)]);
     assert_eq!(bytes(2), [empty + 3 + 1 + 2 + (2 + 4)]);
     assert_eq!(bytes(0), [empty + 3 + 1 + 3 + 3 + 2 + (2 + 2)]);
-    assert_eq!(totals.statistics.values[..2], [[8, 3], [15, 4]]);
+    assert_eq!(totals.statistics.values[..2], [[8, 4], [15, 7]]);
     let changes = totals.statistics.changes.unwrap();
-    assert_eq!((changes.samples(), changes.sessions()), (5, 1));
-    assert_eq!([0, 1, 2].map(|list| changes.changes(list)), [1, 1, 3]);
+    assert_eq!((changes.samples(), changes.sessions()), (5, 2));
+    assert_eq!([0, 1, 2].map(|list| changes.changes(list)), [1, 1, 2]);
+}
+
+#[test]
+fn parts_of_a_log_that_are_read_at_the_same_time_are_encoded_as_one_after_the_other() {
+    let in_order: Vec<Sample> =
+        (0..60).map(|time| (7, time, 0.0, vec![time / 10; 8], vec![time, time + 1])).collect();
+    let parts: Vec<Sample> = (0..20).flat_map(|i| [i, 20 + i, 40 + i].map(|i| in_order[i].clone())).collect();
+    let bytes = |samples: &[Sample]| {
+        let (sorted, _) = encode(samples, 10, &options(true, 1 << 20), 1);
+        sorted.iter().map(|record| record.3.len()).collect::<Vec<_>>()
+    };
+    let (expected, parts) = (bytes(&in_order), bytes(&parts));
+    // The first samples of the later parts follow the first one of the log; then each part has a place of its own.
+    let larger: Vec<_> = (0..60).filter(|i| parts[*i] > expected[*i]).collect();
+    assert_eq!(larger, [1, 2, 20, 21, 40]);
 }
 
 /// The most chains that are open at once while the sorted records are decoded.
