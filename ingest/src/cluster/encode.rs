@@ -487,15 +487,11 @@ impl Session {
     /// So each of the parts of a log that are read at the same time gets its place: patience sorting.
     fn place(&mut self, time: i64, order: &[u8]) -> usize {
         let lasts = self.lasts.iter().enumerate().map(|(place, last)| ((last.time, &*last.order), place));
-        let found = lasts.filter(|(key, _)| *key <= (time, order)).max();
-        let place = found.map_or(self.lasts.len(), |(_, place)| place);
-        match place {
-            place if place < self.lasts.len() => {
-                // The one used last stands at the end.
-                self.lasts[place..].rotate_left(1);
-            }
-            _ if self.lasts.len() < MOST_LASTS => self.lasts.push(Last::default()),
-            _ => {}
+        match lasts.filter(|(key, _)| *key <= (time, order)).max() {
+            // The one used last stands at the end.
+            Some((_, place)) => self.lasts[place..].rotate_left(1),
+            None if self.lasts.len() < MOST_LASTS => self.lasts.push(Last::default()),
+            None => {}
         }
         self.lasts.len() - 1
     }
