@@ -67,7 +67,6 @@ enum StandIn {
 
 #[derive(Debug)]
 struct Computed {
-    join_type: JoinType,
     /// Places in the unprojected output.
     projection: Vec<usize>,
     /// The column of row numbers.
@@ -133,7 +132,7 @@ impl LateLists {
             seen: Arc::new(seen_schema(&streamed, &stand_ins)),
             stand_ins,
             late,
-            computed: Computed { join_type: JoinType::Right, projection, numbers, partner },
+            computed: Computed { projection, numbers, partner },
             waiting: (0..partitions).map(|_| Mutex::default()).collect(),
         })
     }
@@ -145,7 +144,7 @@ impl LateLists {
 
     /// Makes the join one that computes what is to be computed.
     pub(crate) fn computing(&self, join: HashJoinExecBuilder) -> HashJoinExecBuilder {
-        join.with_type(self.computed.join_type).with_projection(Some(self.computed.projection.clone()))
+        join.with_type(JoinType::Right).with_projection(Some(self.computed.projection.clone()))
     }
 
     /// Hides the lists of a partition of the streamed side.

@@ -266,9 +266,7 @@ impl DeltaEncoder {
         }
         let session = self.sessions.entry(batch.identity.row(row).as_ref());
         let (time, order) = (batch.time[row], batch.order_bytes(row));
-        let place = session.place(time, order);
-        let meeting = session.meeting(place, time);
-        let (last, chains) = (&mut session.lasts[place], &mut session.chains);
+        let (last, others, chains) = session.last_before(time, order);
         let is_first = last.record.is_none();
         if is_first {
             last.lists.resize_with(self.known.len(), Vec::new);
@@ -297,10 +295,10 @@ impl DeltaEncoder {
         // A sample may refer only to one that the sort keeps before it. The sort may swap equal samples.
         let in_order = (last.time, &*last.order, last.digest) < (time, order, digest);
         let most_open = (self.options.state_bytes / OPEN_CHAINS_PART / last.list_bytes().max(1)).max(1);
-        let follows = self.options.chained
-            && same_session
-            && in_order
-            && chains.extend(&mut last.times, meeting, time, most_open);
+        let follows = self.options.chained && same_session && in_order && {
+            let meeting = others.iter().filter(|other| other.times.meets(&last.times, time)).count();
+            chains.extend(&mut last.times, meeting, time, most_open)
+        };
         if !follows {
             chains.begin(&mut last.times, time);
             last.chain = self.chain_numbers.next();
@@ -481,11 +479,11 @@ impl Sessions {
 }
 
 impl Session {
-    /// The place of the sample that one with this time and order may follow: the last one that is not after it. If all
-    /// are after it, it gets a place of its own, or the one used last if there are too many.
+    /// The sample that one with this time and order may follow, which is the last one that is not after it, with the
+    /// others and the chains. If all are after it, it gets a place of its own, or the one used last if there are too many.
     ///
     /// So each of the parts of a log that are read at the same time gets its place: patience sorting.
-    fn place(&mut self, time: i64, order: &[u8]) -> usize {
+    fn last_before(&mut self, time: i64, order: &[u8]) -> (&mut Last, &[Last], &mut Chains) {
         let lasts = self.lasts.iter().enumerate().map(|(place, last)| ((last.time, &*last.order), place));
         match lasts.filter(|(key, _)| *key <= (time, order)).max() {
             // The one used last stands at the end.
@@ -493,13 +491,8 @@ impl Session {
             None if self.lasts.len() < MOST_LASTS => self.lasts.push(Last::default()),
             None => {}
         }
-        self.lasts.len() - 1
-    }
-
-    /// How many chains of other places meet that of `place` if it goes on until `time`.
-    fn meeting(&self, place: usize, time: i64) -> usize {
-        let others = self.lasts.iter().enumerate().filter(|(other, _)| *other != place);
-        others.filter(|(_, other)| other.times.meets(&self.lasts[place].times, time)).count()
+        let (last, others) = self.lasts.split_last_mut().expect("there is one for every sample");
+        (last, others, &mut self.chains)
     }
 
     /// Estimates the bytes that it takes in memory, with its entry in the hash table.
