@@ -78,9 +78,10 @@ impl Baton {
         Ok(())
     }
 
+    /// Tells all others, and returns the first error after that.
     fn tell_others(&self, message: u8) -> Result<()> {
-        let mut others = (0..self.sockets.len() as u32).filter(|rank| *rank != self.rank);
-        others.try_for_each(|rank| self.tell(rank, message))
+        let others = (0..self.sockets.len() as u32).filter(|rank| *rank != self.rank);
+        others.map(|rank| self.tell(rank, message)).fold(Ok(()), Result::and)
     }
 
     /// Waits for a message.
@@ -241,10 +242,9 @@ impl Collectives for Turns {
 
 impl Drop for Turns {
     fn drop(&mut self) {
-        // A rank that fails in its turn must not let the others wait.
-        if self.lock().turn.is_some() {
-            let _ = self.baton.tell_others(FAILED);
-        }
+        // A rank that leaves must not let others wait. Rank 0 tells them before it removes the sockets, so each is told
+        // even if the rank that failed comes too late. After the last step nobody waits any more.
+        let _ = self.baton.tell_others(FAILED);
     }
 }
 
@@ -319,5 +319,20 @@ mod tests {
         for rank in [0, 2] {
             assert!(messages[rank].contains("another rank failed in its turn"), "{messages:?}");
         }
+    }
+
+    /// Rank 0 leaves, and removes the sockets, before rank 1 can tell rank 2 that it failed.
+    #[test]
+    fn sockets_that_are_gone_let_nobody_wait() {
+        let mut ranks: Vec<Turns> = std::thread::scope(|scope| {
+            let of_rank = |inner| scope.spawn(move || Turns::new(Arc::new(inner), 1).unwrap());
+            let ranks: Vec<_> = threads(3, Duration::from_secs(20)).into_iter().map(of_rank).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let last = ranks.pop().unwrap();
+        last.baton.own.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        ranks.into_iter().for_each(drop);
+        let error = last.baton.wait_for(TURN).unwrap_err().to_string();
+        assert!(error.contains("another rank failed in its turn"), "{error}");
     }
 }
