@@ -15,11 +15,13 @@ use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::datasource::listing::PartitionedFile;
-use datafusion::datasource::physical_plan::{FileOpener, FileScanConfig, FileSource};
+use datafusion::datasource::physical_plan::{
+    FileGroup, FileGroupPartitioner, FileOpener, FileScanConfig, FileSource,
+};
 use datafusion::datasource::table_schema::TableSchema;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::physical_expr::projection::ProjectionExprs;
-use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr, PhysicalSortExpr};
+use datafusion::physical_expr::{EquivalenceProperties, LexOrdering, PhysicalExpr, PhysicalSortExpr};
 use datafusion::physical_plan::filter_pushdown::FilterPushdownPropagation;
 use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
 use datafusion::physical_plan::{DisplayFormatType, SortOrderPushdownResult};
@@ -35,6 +37,10 @@ use super::head::damaged_hint;
 use super::stores::SourceStore;
 use super::text_store::{SkippedRows, TextStore};
 use crate::Error;
+
+/// The fewest bytes of a piece of a file that a thread reads at once, and the most pieces for each thread.
+const PIECE_BYTES: u64 = 4 << 20;
+const MOST_PIECES: u64 = 32;
 
 /// The name that errors give a file.
 pub(super) struct FileName(pub(super) PathBuf);
@@ -132,6 +138,37 @@ impl FileSource for NamingSource {
 
     fn supports_repartitioning(&self) -> bool {
         self.inner.supports_repartitioning()
+    }
+
+    /// Divides the files into so many groups of equal size, each of several pieces. Threads of one process take the next
+    /// piece when they are done with one, whatever its group: they end together, and read neighbouring parts of the log.
+    fn repartitioned(
+        &self,
+        groups: usize,
+        fewest_bytes: usize,
+        order: Option<LexOrdering>,
+        scan: &FileScanConfig,
+    ) -> Result<Option<FileScanConfig>> {
+        if scan.file_compression_type.is_compressed() || !self.supports_repartitioning() || order.is_some() {
+            return Ok(None);
+        }
+        let bytes: u64 =
+            scan.file_groups.iter().flat_map(FileGroup::iter).map(PartitionedFile::effective_size).sum();
+        let groups = groups.max(1);
+        let pieces = (bytes / (groups as u64 * PIECE_BYTES)).clamp(1, MOST_PIECES) as usize;
+        let divided = FileGroupPartitioner::new()
+            .with_target_partitions(groups * pieces)
+            .with_repartition_file_min_size(fewest_bytes)
+            .repartition_file_groups(&scan.file_groups);
+        Ok(divided.map(|pieces| {
+            let group = |pieces: &[FileGroup]| {
+                FileGroup::new(pieces.iter().flat_map(FileGroup::iter).cloned().collect())
+            };
+            let file_groups = pieces.chunks(pieces.len().div_ceil(groups)).map(group).collect();
+            let mut divided = scan.clone();
+            divided.file_groups = file_groups;
+            divided
+        }))
     }
 
     fn try_pushdown_filters(
