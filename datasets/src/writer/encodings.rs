@@ -2,9 +2,8 @@
 //!
 //! A candidate's size is what Parquet's own writer makes of the sampled values, compressed. Only a dictionary needs
 //! more thought, because it is stored once for all values of a row group: its page grows with the distinct values,
-//! which are counted approximately over the whole row group (linear counting, Whang et al. 1990). Smaller wins, but a
-//! dictionary, which is read slower, only where it is smaller by a margin. All of it depends on the rows and on nothing
-//! else.
+//! which are counted approximately over the whole row group (linear counting, Whang et al. 1990). Smaller wins, but what
+//! is read slower only where it is smaller by a margin. All of it depends on the rows and on nothing else.
 
 use std::sync::Arc;
 
@@ -34,11 +33,14 @@ const SAMPLE_SHARE: usize = 4;
 const LEAST_VALUES: usize = 1 << 12;
 /// The sample consists of as many runs of rows, spread evenly.
 const RUNS: usize = 16;
-/// A dictionary is taken where it has less than this share of what the packed differences take, which are read 1.5
-/// times as fast …
+/// A dictionary, or values split into their bytes, are taken where they have less than this share of what the packed
+/// differences take, which are read 1.5 times as fast.
 const AGAINST_PACKED: f64 = 0.90;
-/// … and less than this share of what values one after the other take.
+/// A dictionary has to take less than this share of the other encodings …
 const AGAINST_PLAIN: f64 = 0.95;
+/// … and values split into their bytes less than this share of values one after the other, which need not be put
+/// together.
+const SPLIT_AGAINST_PLAIN: f64 = 0.98;
 /// The bytes of a dictionary page at which Parquet's writer gives dictionaries up.
 const DICTIONARY_BYTES: f64 = (1 << 20) as f64;
 
@@ -62,10 +64,10 @@ pub(super) struct Sample {
 }
 
 /// The sizes of a sample.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Tried {
-    /// The candidates besides the dictionary; the first of the smallest is taken.
-    values: [(Encoding, u64); 2],
+    /// The candidates besides the dictionary, in the order in which they are compared.
+    values: Vec<(Encoding, u64)>,
     dictionary: f64,
 }
 
@@ -120,17 +122,16 @@ impl Sample {
     /// Parquet's, where it cannot encode the values.
     pub(super) fn choose(&self, level: ZstdLevel) -> ParquetResult<Encoded> {
         let candidates = match self.values.data_type() {
-            DataType::Float32 => [Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT],
-            DataType::Utf8 => [Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY],
-            _ => [Encoding::DELTA_BINARY_PACKED, Encoding::PLAIN],
+            DataType::Float32 => &[Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT][..],
+            DataType::Utf8 => &[Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY],
+            // Of ids that are far from 2^63 most bytes are zero: split, they take nothing.
+            _ => &[Encoding::DELTA_BINARY_PACKED, Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT],
         };
         if self.values.is_empty() {
             return Ok(Encoded::Values(candidates[0]));
         }
-        let mut values = candidates.map(|encoding| (encoding, 0));
-        for (encoding, size) in &mut values {
-            *size = self.size(Encoded::Values(*encoding), level)?.0;
-        }
+        let size = |encoding: &Encoding| Ok((*encoding, self.size(Encoded::Values(*encoding), level)?.0));
+        let values = candidates.iter().map(size).collect::<ParquetResult<_>>()?;
         Ok(Tried { values, dictionary: self.dictionary_size(level)? }.best())
     }
 
@@ -196,9 +197,22 @@ impl Tried {
         if self.values.iter().all(beats) {
             return Encoded::Dictionary;
         }
-        let [first, second] = self.values;
-        Encoded::Values(if second.1 < first.1 { second.0 } else { first.0 })
+        let mut values = self.values.into_iter();
+        let first = values.next();
+        let best =
+            values.fold(first, |best, next| best.map(|best| if replaces(next, best) { next } else { best }));
+        best.map_or(Encoded::Dictionary, |(encoding, _)| Encoded::Values(encoding))
     }
+}
+
+/// Whether an encoding of values is better than the one that was the best so far.
+fn replaces((encoding, size): (Encoding, u64), (best, best_size): (Encoding, u64)) -> bool {
+    let share = match (encoding, best) {
+        (Encoding::BYTE_STREAM_SPLIT, Encoding::DELTA_BINARY_PACKED) => AGAINST_PACKED,
+        (Encoding::BYTE_STREAM_SPLIT, _) => SPLIT_AGAINST_PLAIN,
+        _ => 1.0,
+    };
+    (size as f64) < share * best_size as f64
 }
 
 /// The values to try of as many.
@@ -294,6 +308,9 @@ mod tests {
             Encoded::Dictionary
         );
         assert_eq!(chosen(Int64Array::from_iter_values((0..50_000).map(hash))), plain, "no order");
+        // Ids of which few are frequent: their bytes repeat, their differences do not.
+        let skewed = |i: i64| 100_000.0 * (hash(i).unsigned_abs() as f64 / i64::MAX as f64).powi(4);
+        assert_eq!(chosen(Int64Array::from_iter_values((0..50_000).map(|i| skewed(i) as i64))), split);
         assert_eq!(chosen(Int32Array::from_iter_values((0..9_000).map(|i| i / 3))), packed);
         assert_eq!(
             chosen(Float32Array::from_iter_values((0..50_000).map(|i| (i as f32).sqrt().sin()))),
@@ -309,16 +326,19 @@ mod tests {
 
     #[test]
     fn a_dictionary_wins_by_its_margin_only() {
-        let tried = |values, dictionary| Tried { values, dictionary }.best();
+        let tried =
+            |values: &[(Encoding, u64)], dictionary| Tried { values: values.to_vec(), dictionary }.best();
         let (packed, plain) = (Encoding::DELTA_BINARY_PACKED, Encoding::PLAIN);
+        let split = Encoding::BYTE_STREAM_SPLIT;
         let ids = [(packed, 1000), (plain, 1100)];
-        assert_eq!(tried(ids, 899.0), Encoded::Dictionary);
-        assert_eq!(tried(ids, 901.0), Encoded::Values(packed));
-        assert_eq!(tried([(packed, 1000), (plain, 940)], 899.0), Encoded::Values(plain));
-        assert_eq!(
-            tried([(plain, 1000), (Encoding::BYTE_STREAM_SPLIT, 1000)], 960.0),
-            Encoded::Values(plain)
-        );
+        assert_eq!(tried(&ids, 899.0), Encoded::Dictionary);
+        assert_eq!(tried(&ids, 901.0), Encoded::Values(packed));
+        assert_eq!(tried(&[(packed, 1000), (plain, 940)], 899.0), Encoded::Values(plain));
+        assert_eq!(tried(&[(plain, 1000), (split, 1000)], 960.0), Encoded::Values(plain));
+        assert_eq!(tried(&[(plain, 1000), (split, 970)], 960.0), Encoded::Values(split));
+        assert_eq!(tried(&[(packed, 1000), (plain, 1100), (split, 910)], 960.0), Encoded::Values(packed));
+        assert_eq!(tried(&[(packed, 1000), (plain, 1100), (split, 890)], 960.0), Encoded::Values(split));
+        assert_eq!(tried(&[(packed, 1000), (plain, 990), (split, 960)], 960.0), Encoded::Values(split));
     }
 
     /// A dictionary of a part would be taken for smaller or larger than that of all.
