@@ -8,7 +8,7 @@ use std::mem;
 use datafusion::arrow::array::{ArrayRef, UInt32Array};
 use datafusion::arrow::compute::take;
 use datafusion::arrow::datatypes::SchemaRef;
-use onefold_datasets::digest::{Digest, SampleDigest, SampleSeeds};
+use onefold_datasets::digest::{Digest, SampleSeeds};
 use onefold_datasets::{CountBudget, KeptColumn, overlap};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::chains::{Chain, Chains};
 use super::convert::{Converted, engine};
 use super::kept::KeptValue;
+use super::last_lists::LastLists;
 use super::record::{RecordWriter, Shape};
 use super::record_batches::{Pending, RecordBatches};
 use super::statistics::{Entered, SampleStatistics, StatisticsOptions};
@@ -87,6 +88,8 @@ pub(super) struct DeltaEncoder {
     /// For every list of the current sample: how many of its first ids are the last ids of the list before, or
     /// [`UNCHANGED`].
     known: Vec<usize>,
+    /// What every list of the current sample adds to the digest.
+    parts: Vec<u128>,
     outcome: SampleTotals,
 }
 
@@ -125,11 +128,9 @@ struct Last {
     times: Chain,
     time: i64,
     /// The columns that order samples of one time, as comparable bytes.
-    order: Box<[u8]>,
+    order: Vec<u8>,
     digest: u128,
-    lists: Vec<Vec<i64>>,
-    /// What each list adds to the sample's digest.
-    parts: Vec<u128>,
+    lists: LastLists,
     /// Its starts and ends in timelines.
     positions: Vec<i64>,
     entered: Entered,
@@ -200,6 +201,7 @@ impl DeltaEncoder {
             record: RecordWriter::new(options.shape()),
             records: RecordBatches::new(schema)?,
             known: vec![0; options.lists.len()],
+            parts: vec![0; options.lists.len()],
             outcome: SampleTotals {
                 samples: 0,
                 digest: Digest::default(),
@@ -218,8 +220,12 @@ impl DeltaEncoder {
             keys.push(take(key, &indices, None).map_err(engine)?);
         }
         let keys = self.records.keys(&keys)?;
+        let mut lists = Vec::with_capacity(self.known.len());
         for (i, row) in rows.iter().enumerate() {
-            self.encode_sample(batch, *row as usize, keys.row(i).as_ref())?;
+            let row = *row as usize;
+            lists.clear();
+            lists.extend((0..self.known.len()).map(|list| batch.list(list, row)));
+            self.encode_sample(Row { batch, row, lists: &lists }, keys.row(i).as_ref())?;
         }
         Ok(())
     }
@@ -258,8 +264,8 @@ impl DeltaEncoder {
     }
 
     /// Encodes a sample with these keys.
-    fn encode_sample(&mut self, batch: &Converted, row: usize, keys: &[u8]) -> Result<()> {
-        let sample = Row { batch, row };
+    fn encode_sample(&mut self, sample: Row<'_>, keys: &[u8]) -> Result<()> {
+        let Row { batch, row, .. } = sample;
         let statistics = &mut self.outcome.statistics;
         for session in self.sessions.make_room() {
             forget(session, statistics, &mut self.records)?;
@@ -269,8 +275,6 @@ impl DeltaEncoder {
         let (last, others, chains) = session.last_before(time, order);
         let is_first = last.record.is_none();
         if is_first {
-            last.lists.resize_with(self.known.len(), Vec::new);
-            last.parts.resize(self.known.len(), 0);
             last.positions.resize(batch.positions.len(), 0);
             statistics.enter(&mut last.entered);
         }
@@ -281,10 +285,10 @@ impl DeltaEncoder {
             &self.options,
             &self.seeds,
             (is_first, same_session),
-            last,
-            &mut self.known,
-            &mut digested,
+            &last.lists,
+            (&mut self.known, &mut self.parts),
         );
+        self.parts.iter().for_each(|part| digested.add(*part));
         for (i, value) in sample.kept().enumerate() {
             value.into_iter().for_each(|value| digested.add(value.part(self.seeds.kept(i))));
         }
@@ -293,8 +297,8 @@ impl DeltaEncoder {
         self.outcome.samples += 1;
 
         // A sample may refer only to one that the sort keeps before it. The sort may swap equal samples.
-        let in_order = (last.time, &*last.order, last.digest) < (time, order, digest);
-        let most_open = (self.options.state_bytes / OPEN_CHAINS_PART / last.list_bytes().max(1)).max(1);
+        let in_order = (last.time, &last.order[..], last.digest) < (time, order, digest);
+        let most_open = (self.options.state_bytes / OPEN_CHAINS_PART / last.lists.bytes().max(1)).max(1);
         let follows = self.options.chained && same_session && in_order && {
             let meeting = others.iter().filter(|other| other.times.meets(&last.times, time)).count();
             chains.extend(&mut last.times, meeting, time, most_open)
@@ -307,11 +311,10 @@ impl DeltaEncoder {
         sample.write(&mut self.record, (last.chain, follows), bytes, &self.known);
         sample.observe(statistics, same_session, last, &self.known);
         let before = if is_first { 0 } else { last.bytes() };
-        sample.replace(statistics, same_session, last, &self.known)?;
+        sample.replace(statistics, (is_first, same_session), last, (&self.known, &self.parts))?;
         last.time = time;
-        if *last.order != *order {
-            last.order = order.into();
-        }
+        last.order.clear();
+        last.order.extend_from_slice(order);
         last.digest = digest;
         match &mut last.record {
             Some(record) => {
@@ -329,7 +332,7 @@ impl DeltaEncoder {
 /// Completes the records of the last samples of a session that is forgotten.
 fn forget(session: Session, statistics: &mut SampleStatistics, records: &mut RecordBatches) -> Result<()> {
     for mut last in session.lasts {
-        statistics.leave(&last.lists, &mut last.entered)?;
+        statistics.leave(last.lists.lists(), &mut last.entered)?;
         last.record.iter_mut().try_for_each(|record| records.push(record, true))?;
     }
     Ok(())
@@ -340,6 +343,7 @@ fn forget(session: Session, statistics: &mut SampleStatistics, records: &mut Rec
 struct Row<'a> {
     batch: &'a Converted,
     row: usize,
+    lists: &'a [&'a [i64]],
 }
 
 impl Row<'_> {
@@ -355,35 +359,30 @@ impl Row<'_> {
         self.batch.kept.iter().map(|column| column.value(self.row))
     }
 
-    /// Sets for every list how many ids are `known` from the `last` sample, and adds the lists' parts to the digest.
+    /// Sets for every list how many ids are `known` from the `last` sample, and what the list adds to the digest.
     fn compare(
         self,
         options: &EncoderOptions,
         seeds: &SampleSeeds,
         (is_first, same_session): (bool, bool),
-        last: &mut Last,
-        known: &mut [usize],
-        digested: &mut SampleDigest,
+        last: &LastLists,
+        (known, parts): (&mut [usize], &mut [u128]),
     ) {
-        for (i, known) in known.iter_mut().enumerate() {
-            let list = self.batch.list(i, self.row);
-            *known = match last.lists[i] == list {
-                true if !is_first => UNCHANGED,
-                _ => {
-                    if i < options.digested {
-                        last.parts[i] = seeds.list(i, list);
-                    }
-                    if same_session && options.lists[i].1 { overlap(&last.lists[i], list) } else { 0 }
-                }
-            };
-            digested.add(last.parts[i]);
+        for (i, (list, (known, part))) in self.lists.iter().zip(known.iter_mut().zip(parts)).enumerate() {
+            let before = if is_first { &[][..] } else { last.list(i) };
+            if !is_first && are_equal(before, list) {
+                (*known, *part) = (UNCHANGED, last.part(i));
+                continue;
+            }
+            *part = if i < options.digested { seeds.list(i, list) } else { 0 };
+            *known = if same_session && options.lists[i].1 { overlap(before, list) } else { 0 };
         }
     }
 
     /// The bytes that the sample takes decoded, with all of its lists, as the writer of datasets counts them.
     fn decoded_bytes(self, options: &EncoderOptions) -> usize {
         let numbers = 2 + options.kept.len() + usize::from(options.keyed);
-        let logged: usize = (0..options.lists.len()).map(|i| self.batch.list(i, self.row).len()).sum();
+        let logged: usize = self.lists.iter().map(|list| list.len()).sum();
         let windows = self.batch.positions.chunks_exact(2).zip(&options.timelines).map(|(places, lists)| {
             lists * usize::try_from(places[1][self.row] - places[0][self.row]).unwrap_or(0)
         });
@@ -404,8 +403,7 @@ impl Row<'_> {
         known: &[usize],
     ) {
         record.start(chain, decoded_bytes, self.floats(), self.positions());
-        for (i, known) in known.iter().enumerate() {
-            let list = self.batch.list(i, self.row);
+        for (i, (list, known)) in self.lists.iter().zip(known).enumerate() {
             match *known {
                 UNCHANGED if follows => {}
                 known if follows => record.changed(i, list.len(), &list[known..]),
@@ -434,25 +432,37 @@ impl Row<'_> {
     fn replace(
         self,
         statistics: &mut SampleStatistics,
-        same_session: bool,
+        (is_first, same_session): (bool, bool),
         last: &mut Last,
-        known: &[usize],
+        (known, parts): (&[usize], &[u128]),
     ) -> Result<()> {
-        for (i, known) in known.iter().enumerate() {
-            let (list, before) = (self.batch.list(i, self.row), &mut last.lists[i]);
+        if is_first {
+            last.lists.fill(self.lists, parts.iter().copied());
+        }
+        for (i, (list, known)) in self.lists.iter().zip(known).enumerate() {
             if *known == UNCHANGED {
                 statistics.length(i, list.len(), if same_session { 0 } else { list.len() });
                 continue;
             }
             statistics.length(i, list.len(), list.len() - known);
             statistics.ids(i, &list[*known..]);
+            let before = if is_first { &[][..] } else { last.lists.list(i) };
             statistics.replace(i, &mut last.entered, before, list, *known)?;
-            before.clear();
-            before.extend_from_slice(list);
+            if !is_first {
+                last.lists.set(i, list, parts[i]);
+            }
         }
         last.entered.next_sample();
         last.positions.iter_mut().zip(self.positions()).for_each(|(last, now)| *last = now);
         Ok(())
+    }
+}
+
+/// Whether two lists are equal. Lists of one id are so frequent that a call for each would be felt.
+fn are_equal(a: &[i64], b: &[i64]) -> bool {
+    match (a, b) {
+        ([a], [b]) => a == b,
+        _ => a == b,
     }
 }
 
@@ -484,7 +494,7 @@ impl Session {
     ///
     /// So each of the parts of a log that are read at the same time gets its place: patience sorting.
     fn last_before(&mut self, time: i64, order: &[u8]) -> (&mut Last, &[Last], &mut Chains) {
-        let lasts = self.lasts.iter().enumerate().map(|(place, last)| ((last.time, &*last.order), place));
+        let lasts = self.lasts.iter().enumerate().map(|(place, last)| ((last.time, &last.order[..]), place));
         match lasts.filter(|(key, _)| *key <= (time, order)).max() {
             // The one used last stands at the end.
             Some((_, place)) => self.lasts[place..].rotate_left(1),
@@ -506,15 +516,9 @@ impl Last {
     fn bytes(&self) -> usize {
         let record = self.record.as_ref().map_or(0, Pending::bytes);
         256 + record
-            + self.list_bytes()
-            + self.order.len()
-            + 16 * self.parts.len()
+            + self.lists.bytes()
+            + self.order.capacity()
             + 8 * self.positions.len()
             + self.entered.bytes()
-    }
-
-    /// The bytes of its lists.
-    fn list_bytes(&self) -> usize {
-        self.lists.iter().map(|list| 24 + 8 * list.capacity()).sum()
     }
 }

@@ -22,6 +22,7 @@ mod decode;
 mod encode;
 mod fold;
 mod kept;
+mod last_lists;
 mod merging;
 mod on_cluster;
 mod partitions;

@@ -107,9 +107,20 @@ impl RecordWriter {
             _ => 8,
         };
         self.bytes.push(width as u8);
-        for id in stored {
-            let code = zigzag(*id);
-            self.bytes.extend_from_slice(&code.to_le_bytes()[..width]);
+        match width {
+            1 => self.bytes.extend(stored.iter().map(|id| zigzag(*id) as u8)),
+            2 => self.append(stored, |code| (code as u16).to_le_bytes()),
+            4 => self.append(stored, |code| (code as u32).to_le_bytes()),
+            _ => self.append(stored, u64::to_le_bytes),
+        }
+    }
+
+    /// Appends the codes of ids, of so many bytes each.
+    fn append<const WIDTH: usize>(&mut self, ids: &[i64], bytes: impl Fn(u64) -> [u8; WIDTH]) {
+        let start = self.bytes.len();
+        self.bytes.resize(start + WIDTH * ids.len(), 0);
+        for (code, id) in self.bytes[start..].as_chunks_mut().0.iter_mut().zip(ids) {
+            *code = bytes(zigzag(*id));
         }
     }
 

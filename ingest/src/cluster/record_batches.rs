@@ -36,7 +36,9 @@ pub(super) struct RecordBatches {
     schema: SchemaRef,
     /// Encodes the key columns, so that a record can be kept after its batch is dropped.
     converter: RowConverter,
-    keys: Vec<Vec<u8>>,
+    /// The encoded keys of all records, one after the other, and where each ends.
+    keys: Vec<u8>,
+    key_ends: Vec<usize>,
     times: Vec<i64>,
     digests: Vec<u128>,
     records: BinaryBuilder,
@@ -75,6 +77,7 @@ impl RecordBatches {
             schema: Arc::clone(schema),
             converter: RowConverter::new(keys.collect()).map_err(engine)?,
             keys: Vec::new(),
+            key_ends: Vec::new(),
             times: Vec::new(),
             digests: Vec::new(),
             records: BinaryBuilder::new(),
@@ -94,19 +97,20 @@ impl RecordBatches {
         if ends {
             end_chain(&mut pending.record);
         }
-        self.row((pending.keys.clone(), pending.time, pending.digest), &pending.record, false)
+        self.row((&pending.keys, pending.time, pending.digest), &pending.record, false)
     }
 
     /// Adds a part of a worker's totals.
     pub(super) fn push_totals(&mut self, worker: u64, number: i64, part: &[u8]) -> Result<()> {
         let fields = &self.schema.fields()[..self.schema.fields().len() - OTHER_COLUMNS];
         let none: Vec<ArrayRef> = fields.iter().map(|field| new_null_array(field.data_type(), 1)).collect();
-        let keys = self.keys(&none)?.row(0).as_ref().to_vec();
-        self.row((keys, number, u128::from(worker) << 64), part, true)
+        let keys = self.keys(&none)?;
+        self.row((keys.row(0).as_ref(), number, u128::from(worker) << 64), part, true)
     }
 
-    fn row(&mut self, (keys, time, digest): (Vec<u8>, i64, u128), record: &[u8], totals: bool) -> Result<()> {
-        self.keys.push(keys);
+    fn row(&mut self, (keys, time, digest): (&[u8], i64, u128), record: &[u8], totals: bool) -> Result<()> {
+        self.keys.extend_from_slice(keys);
+        self.key_ends.push(self.keys.len());
         self.times.push(time);
         self.digests.push(digest);
         self.records.append_value(record);
@@ -129,8 +133,11 @@ impl RecordBatches {
             return Ok(());
         }
         let parser = self.converter.parser();
-        let keys = std::mem::take(&mut self.keys);
-        let keys = self.converter.convert_rows(keys.iter().map(|keys| parser.parse(keys))).map_err(engine)?;
+        let starts = std::iter::once(0).chain(self.key_ends.iter().copied());
+        let rows = starts.zip(&self.key_ends).map(|(start, end)| parser.parse(&self.keys[start..*end]));
+        let keys = self.converter.convert_rows(rows).map_err(engine)?;
+        self.keys.clear();
+        self.key_ends.clear();
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(self.schema.fields().len());
         for (key, field) in keys.into_iter().zip(self.schema.fields()) {
             // A dictionary is decoded to its values.

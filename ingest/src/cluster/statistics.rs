@@ -168,8 +168,12 @@ impl SampleStatistics {
     }
 
     /// Counts the ids of a session's last sample.
-    pub(super) fn leave(&mut self, lists: &[Vec<i64>], entered: &mut Entered) -> Result<()> {
-        for (list, ids) in lists.iter().enumerate() {
+    pub(super) fn leave<'a>(
+        &mut self,
+        lists: impl Iterator<Item = &'a [i64]>,
+        entered: &mut Entered,
+    ) -> Result<()> {
+        for (list, ids) in lists.enumerate() {
             self.replace(list, entered, ids, &[], 0)?;
         }
         Ok(())

@@ -1,0 +1,109 @@
+//! The lists of the last sample of a session, in one buffer: where a sample has many lists, it is compared with them
+//! faster than with as many buffers, and a session needs fewer allocations.
+
+/// The lists of a sample.
+#[derive(Debug, Default)]
+pub(super) struct LastLists {
+    ids: Vec<i64>,
+    /// By list, in the order of their ids.
+    lists: Vec<LastList>,
+}
+
+/// One list, in the ids of all.
+#[derive(Debug, Clone, Copy)]
+struct LastList {
+    start: usize,
+    length: u32,
+    /// The ids that fit between its start and that of the next list.
+    room: u32,
+    /// What it adds to the sample's digest.
+    part: u128,
+}
+
+impl LastLists {
+    /// The lists of the first sample, with what they add to its digest.
+    pub(super) fn fill(&mut self, lists: &[&[i64]], parts: impl Iterator<Item = u128>) {
+        self.ids = lists.concat();
+        let mut start = 0;
+        let place = |(list, part): (&&[i64], u128)| {
+            let length = list.len() as u32;
+            let placed = LastList { start, length, room: length, part };
+            start += list.len();
+            placed
+        };
+        self.lists = lists.iter().zip(parts).map(place).collect();
+    }
+
+    /// List number `list`.
+    pub(super) fn list(&self, list: usize) -> &[i64] {
+        let LastList { start, length, .. } = self.lists[list];
+        &self.ids[start..start + length as usize]
+    }
+
+    /// All lists, in their order.
+    pub(super) fn lists(&self) -> impl Iterator<Item = &[i64]> {
+        (0..self.lists.len()).map(|list| self.list(list))
+    }
+
+    /// What list number `list` adds to the sample's digest.
+    pub(super) fn part(&self, list: usize) -> u128 {
+        self.lists[list].part
+    }
+
+    /// Replaces list number `list`.
+    pub(super) fn set(&mut self, list: usize, ids: &[i64], part: u128) {
+        if ids.len() > self.lists[list].room as usize {
+            self.make_room(list, ids.len());
+        }
+        let replaced = &mut self.lists[list];
+        (replaced.length, replaced.part) = (ids.len() as u32, part);
+        self.ids[replaced.start..replaced.start + ids.len()].copy_from_slice(ids);
+    }
+
+    /// The bytes that it owns on the heap.
+    pub(super) fn bytes(&self) -> usize {
+        8 * self.ids.capacity() + size_of::<LastList>() * self.lists.capacity()
+    }
+
+    /// Moves the lists behind list number `list`, so that this may have `length` ids. It gets at least twice the room
+    /// that it had: a list that grows from sample to sample seldom moves the others.
+    fn make_room(&mut self, list: usize, length: usize) {
+        let grown = &mut self.lists[list];
+        let (end, before) = (grown.start + grown.room as usize, grown.room as usize);
+        let more = length.max(2 * before) - before;
+        grown.room += more as u32;
+        let all = self.ids.len();
+        self.ids.reserve_exact(more);
+        self.ids.resize(all + more, 0);
+        self.ids.copy_within(end..all, end + more);
+        self.lists[list + 1..].iter_mut().for_each(|behind| behind.start += more);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn lists_are_those_that_were_set_last(
+            first in prop::collection::vec(prop::collection::vec(any::<i64>(), 0..5), 1..6),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), prop::collection::vec(any::<i64>(), 0..30)), 0..40),
+        ) {
+            let slices: Vec<&[i64]> = first.iter().map(Vec::as_slice).collect();
+            let mut lists = LastLists::default();
+            lists.fill(&slices, 0..);
+            let mut expected: Vec<(Vec<i64>, u128)> = first.iter().cloned().zip(0..).collect();
+            for (part, (list, ids)) in (100..).zip(changes) {
+                let list = list.index(expected.len());
+                lists.set(list, &ids, part);
+                expected[list] = (ids, part);
+            }
+            let found: Vec<(Vec<i64>, u128)> =
+                lists.lists().map(<[i64]>::to_vec).zip((0..expected.len()).map(|list| lists.part(list))).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}
