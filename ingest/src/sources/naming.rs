@@ -38,9 +38,10 @@ use super::stores::SourceStore;
 use super::text_store::{SkippedRows, TextStore};
 use crate::Error;
 
-/// The fewest bytes of a piece of a file that a thread reads at once, and the most pieces for each thread.
+/// The fewest bytes of a piece of a file that a thread reads at once, and the most pieces for each thread and for all.
 const PIECE_BYTES: u64 = 4 << 20;
-const MOST_PIECES: u64 = 32;
+const MOST_PIECES: usize = 32;
+const MOST_PIECES_OF_ALL: usize = 1024;
 
 /// The name that errors give a file.
 pub(super) struct FileName(pub(super) PathBuf);
@@ -140,8 +141,6 @@ impl FileSource for NamingSource {
         self.inner.supports_repartitioning()
     }
 
-    /// Divides the files into so many groups of equal size, each of several pieces. Threads of one process take the next
-    /// piece when they are done with one, whatever its group: they end together, and read neighbouring parts of the log.
     fn repartitioned(
         &self,
         groups: usize,
@@ -152,19 +151,7 @@ impl FileSource for NamingSource {
         if scan.file_compression_type.is_compressed() || !self.supports_repartitioning() || order.is_some() {
             return Ok(None);
         }
-        let bytes: u64 =
-            scan.file_groups.iter().flat_map(FileGroup::iter).map(PartitionedFile::effective_size).sum();
-        let groups = groups.max(1);
-        let pieces = (bytes / (groups as u64 * PIECE_BYTES)).clamp(1, MOST_PIECES) as usize;
-        let divided = FileGroupPartitioner::new()
-            .with_target_partitions(groups * pieces)
-            .with_repartition_file_min_size(fewest_bytes)
-            .repartition_file_groups(&scan.file_groups);
-        Ok(divided.map(|pieces| {
-            let group = |pieces: &[FileGroup]| {
-                FileGroup::new(pieces.iter().flat_map(FileGroup::iter).cloned().collect())
-            };
-            let file_groups = pieces.chunks(pieces.len().div_ceil(groups)).map(group).collect();
+        Ok(in_pieces(&scan.file_groups, groups, fewest_bytes).map(|file_groups| {
             let mut divided = scan.clone();
             divided.file_groups = file_groups;
             divided
@@ -207,6 +194,22 @@ impl FileSource for NamingSource {
     ) -> Result<TreeNodeRecursion> {
         self.inner.apply_expressions(apply)
     }
+}
+
+/// Divides files into so many groups of equal size, each of several pieces; `None` if they have fewer bytes together.
+/// Threads of one process take the next piece when they are done with one, whatever its group: they end together, and
+/// read neighbouring parts of the log.
+fn in_pieces(files: &[FileGroup], groups: usize, fewest_bytes: usize) -> Option<Vec<FileGroup>> {
+    let bytes: u64 = files.iter().flat_map(FileGroup::iter).map(PartitionedFile::effective_size).sum();
+    let groups = groups.max(1);
+    let most = MOST_PIECES.min(MOST_PIECES_OF_ALL / groups).max(1);
+    let pieces = (bytes / (groups as u64 * PIECE_BYTES)).clamp(1, most as u64) as usize;
+    let pieces = FileGroupPartitioner::new()
+        .with_target_partitions(groups * pieces)
+        .with_repartition_file_min_size(fewest_bytes)
+        .repartition_file_groups(files)?;
+    let group = |pieces: &[FileGroup]| pieces.iter().flat_map(FileGroup::iter).cloned().collect();
+    Some(pieces.chunks(pieces.len().div_ceil(groups)).map(group).map(FileGroup::new).collect())
 }
 
 /// A file of a source, and the errors that name it.
@@ -380,6 +383,37 @@ impl Morsel for NamingMorsel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_all_files_in_their_order() {
+        let sizes = [300, 5, 120].map(|mib: u64| mib << 20);
+        let file = |(number, size): (usize, &u64)| PartitionedFile::new(format!("part-{number}"), *size);
+        let files: Vec<_> =
+            sizes.iter().enumerate().map(file).map(|file| FileGroup::new(vec![file])).collect();
+        assert!(in_pieces(&files, 2, 1 << 30).is_none());
+        for groups in [1, 2, 3, 64] {
+            let divided = in_pieces(&files, groups, 10 << 20).unwrap();
+            assert_eq!(divided.len(), groups);
+            let bytes = |group: &FileGroup| group.iter().map(PartitionedFile::effective_size).sum::<u64>();
+            let all: u64 = sizes.iter().sum();
+            assert!(divided.iter().all(|group| bytes(group).abs_diff(all / groups as u64) <= 8 << 20));
+            // The files, put together again from their pieces.
+            let mut read: Vec<(String, u64)> = Vec::new();
+            let pieces: Vec<_> = divided.iter().flat_map(FileGroup::iter).collect();
+            assert!(pieces.len() > groups && pieces.iter().all(|piece| piece.effective_size() <= 16 << 20));
+            for piece in pieces {
+                let (name, (start, end)) = (piece.path().to_string(), piece.range());
+                match read.last_mut() {
+                    Some((last, to)) if *last == name && *to == start => *to = end,
+                    _ if start == 0 => read.push((name, end)),
+                    _ => panic!("{name} is read from {start} on, behind {read:?}"),
+                }
+            }
+            let expected: Vec<(String, u64)> =
+                sizes.iter().enumerate().map(|(number, size)| (format!("part-{number}"), *size)).collect();
+            assert_eq!(read, expected);
+        }
+    }
 
     #[test]
     fn rows_are_counted_from_one() {
