@@ -7,18 +7,22 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
+use datafusion::arrow::util::display::array_value_to_string;
+use datafusion::error::DataFusionError;
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::storage::Storage;
 use onefold_datasets::{
-    FeatureGroup, KeptColumn, OriginalKind, Schema, Snapshot, SparseFeature, Vocabulary, VocabularyCounter,
-    VocabularyFile,
+    FeatureGroup, KeptColumn, OriginalKind, Schema, Snapshot, SparseFeature, TextIds, Vocabulary,
+    VocabularyCounter, VocabularyFile,
 };
 use serde::Serialize;
 
-use crate::cluster::{ListColumn, SampleStatistics, list_names};
+use crate::cluster::{ListColumn, SampleStatistics, list_names, same_hash};
 use crate::groups::{ObservedFeature, choose_groups};
+use crate::ids::{IdForm, scalar_ids};
 use crate::reading::Reading;
+use crate::remote::cluster_of;
 use crate::{Config, Result, timeline};
 
 /// The schema and the vocabularies with which the samples are written.
@@ -137,7 +141,7 @@ async fn vocabulary(
     mut counter: VocabularyCounter,
     old: Option<(&Path, &Snapshot)>,
 ) -> Result<Vocabulary> {
-    count_timelines(config, &reading.context, name, &mut counter).await?;
+    count_timelines(config, reading, name, &mut counter).await?;
     let min_count = config.vocabularies[name].min_count;
     let known = match old.filter(|(_, old)| old.vocabularies.contains_key(name)) {
         Some((root, old)) => Some(Vocabulary::load(root, old, name)?),
@@ -180,11 +184,17 @@ fn timeline_columns<'c>(config: &'c Config, name: &'c str) -> impl Iterator<Item
 /// Counts the ids in timelines of features with the vocabulary `name`: each as often as it is in the timeline.
 async fn count_timelines(
     config: &Config,
-    context: &SessionContext,
+    reading: &Reading<'_>,
     name: &str,
     counter: &mut VocabularyCounter,
 ) -> Result<()> {
+    let context = &reading.context;
     for (number, column) in timeline_columns(config, name) {
+        if let Some(texts) = reading.ids.shared_texts(name)
+            && cluster_of(&context.copied_config()).is_some()
+        {
+            add_texts(config, context, (number, column), &texts).await?;
+        }
         let mut rows = context.sql(&timeline::counts_sql(number, column)).await?.execute_stream().await?;
         while let Some(rows) = rows.next().await.transpose()? {
             let (ids, counts) =
@@ -192,6 +202,29 @@ async fn count_timelines(
             for (id, count) in ids.values().iter().zip(counts.values()) {
                 counter.add(*id, count.unsigned_abs())?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Adds the texts of a column of a timeline to `texts`. Other machines have made ids of them.
+async fn add_texts(
+    config: &Config,
+    context: &SessionContext,
+    (number, column): (usize, usize),
+    texts: &Arc<TextIds>,
+) -> Result<()> {
+    let timeline = &config.timelines[number];
+    let shown = &timeline.columns[column].1;
+    let form = IdForm::Texts(Arc::clone(texts));
+    let sql = timeline::texts_sql(number, timeline, column);
+    let mut rows = context.sql(&sql).await?.execute_stream().await?;
+    while let Some(rows) = rows.next().await.transpose()? {
+        let (ids, values) = (rows.column(0).as_primitive::<Int64Type>(), rows.column(1));
+        let numbers = scalar_ids(shown, values, &form)?;
+        if let Some(row) = (0..rows.num_rows()).find(|row| numbers.value(*row) != ids.value(*row)) {
+            let text = array_value_to_string(values, row).map_err(DataFusionError::from)?;
+            return Err(same_hash(texts.name(), &text));
         }
     }
     Ok(())

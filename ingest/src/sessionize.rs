@@ -14,7 +14,7 @@ use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
 use onefold_datasets::{IDENTITY_SEPARATOR, Order, PartitionType, PartitionTypes, Sessions};
 
 use crate::config::{RESERVED, missing_column};
-use crate::samples::sql::{first_of_each, quote};
+use crate::samples::sql::{first_of_each, numbered, quote};
 use crate::session_ids::SESSION_ID;
 use crate::{Config, Error, PartitionBy, Result, timeline, times};
 
@@ -93,37 +93,69 @@ pub fn position_columns(config: &Config) -> Vec<String> {
     (0..config.timelines.len()).flat_map(|i| [timeline::start_column(i), timeline::end_column(i)]).collect()
 }
 
-/// The query that gives the rows of timeline `number` that the samples need, in slices of about `rows` rows, in the
-/// order of the samples; with the columns of [`slices_sql`](timeline::slices_sql). `sessions` is the query of
-/// [`sessions`].
+/// The query of the samples that slices are made for: where each belongs ([`place_columns`]), the columns of
+/// [`numbered_by`], and the [`position_columns`] of all timelines. `sessions` is the query of [`sessions`].
 ///
 /// # Errors
 ///
 /// As [`samples`].
-pub fn slices(
+pub(crate) fn placed_samples(
     config: &Config,
     columns: &ArrowSchema,
     order: SampleOrder,
     sessions: &str,
-    number: usize,
-    rows: usize,
 ) -> Result<String> {
     let time = time_in_micros(config, columns)?;
     let numbered_by = numbered_by(config, columns, order);
     let ours = numbered_by.iter().filter(|name| ![START, SESSION, TIME].contains(&name.as_str())).cloned();
     let ours = first_of_each([identity_columns(config), ours.collect()].concat());
-    let positions = [timeline::start_column(number), timeline::end_column(number)];
-    let samples = format!(
-        "SELECT {}, {time} AS {TIME}, {} FROM {NARROW_VIEW}",
-        quoted(&ours).join(", "),
-        positions.join(", ")
-    );
+    let positions = position_columns(config).join(", ");
+    let samples =
+        format!("SELECT {}, {time} AS {TIME}, {positions} FROM {NARROW_VIEW}", quoted(&ours).join(", "));
     let samples = format!(
         "SELECT s.*, n.{START}, n.{SESSION} FROM ({sessions}) n JOIN ({samples}) s ON {}",
         same_session(config)
     );
-    let keys = first_of_each([place(config, order), quoted(&numbered_by)].concat());
-    Ok(timeline::slices_sql(number, &config.timelines[number], &samples, &keys, rows))
+    let period = config.partition_by.map(start_of_period);
+    let bucket = format!("CAST({} AS BIGINT)", bucket(order.buckets));
+    let place = quoted(&config.partition_columns).into_iter().chain(period).chain([bucket]);
+    let place = place.zip(place_columns(config)).map(|(value, name)| format!("{value} AS {name}"));
+    let wanted: Vec<String> = place.chain(quoted(&numbered_by)).collect();
+    Ok(format!("SELECT {}, {positions} FROM ({samples})", wanted.join(", ")))
+}
+
+/// The columns of [`placed_samples`] that say which bucket of which partition a sample belongs to. Their names are ones
+/// that no column of the samples has.
+pub(crate) fn place_columns(config: &Config) -> Vec<String> {
+    numbered("__onefold_place", place_of_slices(config).len())
+}
+
+/// The query that gives the rows of timeline `number` that the samples need, slice by slice, in no order: the columns of
+/// [`place_of_slices`], then those of [`slices_sql`](timeline::slices_sql). `ranges` is the table of the slices' ranges.
+pub(crate) fn slices(config: &Config, number: usize, ranges: &str) -> String {
+    let (names, timeline) = (place_columns(config), &config.timelines[number]);
+    let slices = timeline::slices_sql(number, timeline, ranges, &names);
+    let place = names.iter().zip(place_of_slices(config));
+    let place = place.map(|(name, shown)| format!("{name} AS {}", quote(&shown)));
+    let rest = [timeline::FIRST, timeline::POSITION].map(str::to_owned);
+    let lists = timeline.columns.iter().map(|(list, _)| quote(list));
+    let columns: Vec<String> = place.chain(rest).chain(lists).collect();
+    format!("SELECT {} FROM ({slices})", columns.join(", "))
+}
+
+/// The query of the rows of [`slices`] in the order of the samples.
+pub(crate) fn slices_in_order(config: &Config, slices: &str) -> String {
+    let order = [place_of_slices(config), [timeline::FIRST, timeline::POSITION].map(str::to_owned).to_vec()];
+    format!("SELECT * FROM {slices} ORDER BY {}", quoted(&order.concat()).join(", "))
+}
+
+/// The columns of [`slices`] that say which bucket of which partition a slice belongs to, in the order in which [`sorted`]
+/// orders buckets: the partition columns, [`START`] (the start of the day or hour, if samples are partitioned by time)
+/// and [`BUCKET`].
+pub(crate) fn place_of_slices(config: &Config) -> Vec<String> {
+    let period = config.partition_by.map(|_| START);
+    let made = period.into_iter().chain([BUCKET]).map(str::to_owned);
+    config.partition_columns.iter().cloned().chain(made).collect()
 }
 
 /// The expressions, in SQL, that order partitions and buckets.
@@ -146,7 +178,7 @@ fn within(config: &Config, order: Order) -> Vec<String> {
 
 /// The columns by which the samples of a bucket are numbered for [`slices`]: those that order them, up to the first
 /// that the narrow view lacks. Samples that these do not tell apart have one number.
-pub fn numbered_by(config: &Config, columns: &ArrowSchema, order: SampleOrder) -> Vec<String> {
+pub(crate) fn numbered_by(config: &Config, columns: &ArrowSchema, order: SampleOrder) -> Vec<String> {
     let is_narrow =
         |name: &String| columns.field_with_name(name).map_or(true, |field| !field.data_type().is_nested());
     within(config, order.order).into_iter().take_while(is_narrow).collect()

@@ -2,8 +2,8 @@
 //! every sample the two positions between which its lists lie.
 //!
 //! The **timeline** `N` is the table of all usable, distinct rows of its source, ordered by the key (`on`), then the
-//! time, then `order` and the values, and numbered from 0 through all keys ([`POSITION`]). The rows that one key's
-//! samples see are thus contiguous, and a sample's lists are the values from its start to before its end:
+//! time, then `order` and the values, and numbered ([`POSITION`]). The rows that one key's samples see are thus
+//! contiguous, and a sample's lists are the values from its start to before its end:
 //!
 //! ```text
 //! position    0    1    2    3    4    5    6        a sample of user b, after 3 of his 4 rows, length = 2:
@@ -12,31 +12,54 @@
 //! category    1    2    3    4    5    6    7
 //! ```
 //!
+//! Keys are divided into classes by a hash ([`class_function`]). The rows of a class are numbered for themselves, so that
+//! no sort has all rows; the positions of a class begin where no other class reaches.
+//!
 //! A sample at time t sees the rows of its key with `time + delay < t`, strictly; of these, those with `time >= t -
 //! max_age`; of these, the last `length`. Equal starts and ends mean empty lists; nothing else is said by them then.
 //!
 //! **What the samples have.** [`Samples::wide`](crate::samples::Samples::wide) and `narrow` have two BIGINT columns per
 //! timeline, [`start_column`] and [`end_column`], never null.
 //!
-//! **The rows that samples need.** [`slices_sql`] divides the samples, in the order of the dataset, into runs, and
-//! gives for each run the union of its samples' windows: a *slice*. The values of a window are contiguous in the slice,
-//! and begin where the row with `POSITION = start` is. A slice is bounded whatever the order of the samples, and rows
-//! between windows that lie far apart are left out.
+//! **The rows that samples need.** [`ranges_sql`] divides the samples of each bucket, in the order of the dataset, into
+//! runs, and [`slices_sql`] gives for each run the union of its samples' windows: a *slice*. The values of a window are contiguous in
+//! the slice, and begin where the row with `POSITION = start` is. A slice is bounded whatever the order of the samples,
+//! and rows between windows that lie far apart are left out.
 //!
 //! Positions come from one narrow sort of samples and rows together and window functions, which spill; a join by range
 //! would compare every sample with every row of its key.
 
-use crate::config::TimelineConfig;
-use crate::samples::sql::{equal, numbered, quote};
+use std::sync::Arc;
 
-/// Number of a row within its timeline, from 0: BIGINT.
+use datafusion::arrow::array::{ArrayRef, Int64Array};
+use datafusion::arrow::datatypes::DataType;
+use datafusion::arrow::row::{RowConverter, SortField};
+use datafusion::error::Result;
+use datafusion::logical_expr::{
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+};
+use onefold_datasets::hash_id;
+
+use crate::config::TimelineConfig;
+use crate::ids::functions::timeline_function_name;
+use crate::samples::sql::{enclosed, equal, numbered, quote, table as source_table};
+
+/// Number of a row within its timeline: BIGINT.
 pub const POSITION: &str = "__onefold_position";
-/// The number of the first sample of a slice: BIGINT.
+/// The number of the first sample of a slice among the samples of its bucket: BIGINT.
 pub const FIRST: &str = "__onefold_first";
 /// What the columns of `order` are called in the tables of a timeline, with their number.
 pub(crate) const ORDER: &str = "__onefold_o";
 /// What the values are called there, likewise.
 pub(crate) const VALUE: &str = "__onefold_v";
+/// The class of a row's key.
+const CLASS: &str = "__onefold_class";
+/// The name of [`class_function`] in SQL.
+const CLASS_FUNCTION: &str = "__onefold_class_of";
+/// The number of classes: many more than threads, so that all of these have about as many rows.
+const CLASSES: i64 = 1 << 12;
+/// The positions that each class has.
+const CLASS_POSITIONS: i64 = 1 << 40;
 /// Times are kept within ±2^62 µs, so that no sum of a time and a delay overflows.
 const LATEST: i64 = 1 << 62;
 
@@ -65,6 +88,39 @@ pub(crate) fn positions_table(timeline: usize) -> String {
     format!("__onefold_positions{timeline}")
 }
 
+/// The SQL function that gives the class of a key of any columns: a number from 0 to before [`CLASSES`] that is the same
+/// on every machine.
+pub(crate) fn class_function() -> ScalarUDF {
+    ScalarUDF::from(ClassOf(Signature::variadic_any(Volatility::Immutable)))
+}
+
+/// See [`class_function`].
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct ClassOf(Signature);
+
+impl ScalarUDFImpl for ClassOf {
+    fn name(&self) -> &str {
+        CLASS_FUNCTION
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.0
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Int64)
+    }
+
+    fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let keys: Vec<ArrayRef> =
+            arguments.args.iter().map(|key| key.to_array(arguments.number_rows)).collect::<Result<_>>()?;
+        let fields = keys.iter().map(|key| SortField::new(key.data_type().clone()));
+        let rows = RowConverter::new(fields.collect())?.convert_columns(&keys)?;
+        let classes = rows.iter().map(|row| hash_id(row.as_ref()) % CLASSES);
+        Ok(ColumnarValue::Array(Arc::new(Int64Array::from_iter_values(classes))))
+    }
+}
+
 /// The query that makes [`table`] from [`log_table`].
 pub(crate) fn numbered_sql(timeline: usize, config: &TimelineConfig) -> String {
     let keys = numbered("__onefold_k", config.on.len());
@@ -75,19 +131,35 @@ pub(crate) fn numbered_sql(timeline: usize, config: &TimelineConfig) -> String {
         numbered(ORDER, config.order.len()),
         values.clone(),
     ];
-    format!(
-        "SELECT CAST(row_number() OVER (ORDER BY {}) AS BIGINT) - 1 AS {POSITION}, {}, __onefold_time, {} FROM {} \
-         WHERE NOT __onefold_unusable AND __onefold_row = 1",
-        order.concat().join(", "),
-        keys.join(", "),
-        values.join(", "),
+    let keys = keys.join(", ");
+    let classed = format!(
+        "SELECT *, {CLASS_FUNCTION}({keys}) AS {CLASS} FROM {} WHERE NOT __onefold_unusable AND __onefold_row = 1",
         log_table(timeline),
+    );
+    format!(
+        "SELECT CAST(row_number() OVER (PARTITION BY {CLASS} ORDER BY {}) AS BIGINT) - 1 + {CLASS} * {CLASS_POSITIONS} \
+         AS {POSITION}, {keys}, __onefold_time, {} FROM ({classed})",
+        order.concat().join(", "),
+        values.join(", "),
     )
 }
 
 /// The query that counts the values of a column of timeline `timeline`: the value and its count, both BIGINT.
 pub(crate) fn counts_sql(timeline: usize, column: usize) -> String {
     format!("SELECT {VALUE}{column}, count(*) FROM {} GROUP BY {VALUE}{column}", table(timeline))
+}
+
+/// The query of the distinct values of a column of timeline `timeline` whose ids stand for texts: the id that the
+/// timeline's function gives (BIGINT), and the value. Other rows than those of the timeline may have some of them.
+pub(crate) fn texts_sql(timeline: usize, config: &TimelineConfig, column: usize) -> String {
+    let value = quote(&config.columns[column].1);
+    let filter = config.condition.as_deref().map(|sql| format!(" WHERE {}", enclosed(sql)));
+    format!(
+        "SELECT DISTINCT {}({value}), {value} FROM {}{}",
+        timeline_function_name(timeline, column),
+        source_table(&config.source),
+        filter.unwrap_or_default(),
+    )
 }
 
 /// The query that gives, for every key and time of `samples` (narrow, with `__onefold_time`), start and end in
@@ -157,52 +229,64 @@ pub(crate) fn placed_sql(timeline: usize, config: &TimelineConfig, samples: &str
 /// The most rows of a block, by which [`slices_sql`] joins ranges of positions with rows.
 const MOST_BLOCK_ROWS: usize = 256;
 
-/// The query that gives the rows of timeline `timeline` that samples need, slice by slice.
+/// The query that divides the positions of timeline `timeline` that samples need into slices.
 ///
-/// `samples` is a query with a row for every sample: the columns that `order` names, and [`start_column`] and
-/// [`end_column`]. `order` are the expressions that order the samples. Samples that they do not tell apart have one
-/// number (SQL's `rank()`, from 1) and are in one slice. A slice ends when its samples need about `rows` rows.
+/// `samples` is a query with a row for every sample: the columns `place`, of which there is one at least, those that
+/// `order` names, and [`start_column`] and [`end_column`]. `place` tells apart the samples that are numbered for
+/// themselves, and no slice has rows for two such places; `order` are the expressions that order the samples of a place.
+/// Samples that they do not tell apart have one number (SQL's `rank()`, from 1) and are in one slice. A slice ends when
+/// its samples need about `rows` rows.
 ///
-/// The result has the columns [`FIRST`] (the number of the slice's first sample), [`POSITION`] (BIGINT), then the
-/// lists' values (BIGINT, without nulls), each under its feature's name in the order of `[timelines.columns]`. It is
-/// ordered by [`FIRST`], then [`POSITION`]. A slice of which no row is needed is left out.
-///
-/// A slice's ranges of positions are found as islands of overlapping windows; their rows by blocks of positions, so
-/// that no range is compared with all rows.
-pub fn slices_sql(
+/// The result has the columns `place`, [`FIRST`] (the number of the slice's first sample), `low` and `high`: a range of
+/// positions that the slice needs, from `low` to before `high`. The ranges of a slice, islands of overlapping windows,
+/// neither overlap nor touch. A slice of which no row is needed is left out.
+pub fn ranges_sql(
     timeline: usize,
-    config: &TimelineConfig,
     samples: &str,
-    order: &[String],
+    (place, order): (&[String], &[String]),
     rows: usize,
 ) -> String {
-    let over = format!("OVER (ORDER BY {})", order.join(", "));
+    let (start, end) = (start_column(timeline), end_column(timeline));
+    let (place, order) = (place.join(", "), order.join(", "));
+    // Of samples of one number, the one before is always the same, so the query gives the same slices each time.
+    let before = format!("OVER (PARTITION BY {place} ORDER BY {order}, {start}, {end})");
     let ranked = format!(
-        "SELECT {start} AS low, {end} AS high, CAST(rank() {over} AS BIGINT) AS number, lag({start}) {over} AS low_before, \
-         lag({end}) {over} AS high_before FROM ({samples})",
-        start = start_column(timeline),
-        end = end_column(timeline),
+        "SELECT {place}, {start} AS low, {end} AS high, \
+         CAST(rank() OVER (PARTITION BY {place} ORDER BY {order}) AS BIGINT) AS number, \
+         lag({start}) {before} AS low_before, lag({end}) {before} AS high_before FROM {samples}"
     );
     // Rows that the sample before does not need, if its window overlaps; windows of a user's samples mostly do.
     let added = "CASE WHEN low >= low_before AND low <= high_before THEN greatest(high - high_before, 0) ELSE high - low END";
     let summed = format!(
-        "SELECT low, high, number, sum({added}) OVER (ORDER BY number) / {rows} AS slice FROM ({ranked})"
+        "SELECT {place}, low, high, number, sum({added}) OVER (PARTITION BY {place} ORDER BY number) / {rows} AS slice \
+         FROM ({ranked})"
     );
-    let first = "min(number) OVER (PARTITION BY slice ORDER BY number ROWS UNBOUNDED PRECEDING)";
-    let windows = format!("SELECT low, high, {first} AS {FIRST} FROM ({summed})");
-    let over = format!("OVER (PARTITION BY {FIRST} ORDER BY low, high ROWS");
+    let first =
+        format!("min(number) OVER (PARTITION BY {place}, slice ORDER BY number ROWS UNBOUNDED PRECEDING)");
+    let windows = format!("SELECT {place}, low, high, {first} AS {FIRST} FROM ({summed})");
+    let over = format!("OVER (PARTITION BY {place}, {FIRST} ORDER BY low, high ROWS");
     let reached = format!(
         "SELECT *, max(high) {over} BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached \
-         FROM (SELECT DISTINCT {FIRST}, low, high FROM ({windows}) WHERE high > low)"
+         FROM (SELECT DISTINCT {place}, {FIRST}, low, high FROM ({windows}) WHERE high > low)"
     );
     let begins = "CASE WHEN low <= reached THEN 0 ELSE 1 END";
     let islands = format!("SELECT *, sum({begins}) {over} UNBOUNDED PRECEDING) AS island FROM ({reached})");
-    let ranges = format!(
-        "SELECT {FIRST}, min(low) AS low, max(high) AS high FROM ({islands}) GROUP BY {FIRST}, island"
-    );
+    format!(
+        "SELECT {place}, {FIRST}, min(low) AS low, max(high) AS high FROM ({islands}) GROUP BY {place}, {FIRST}, island"
+    )
+}
+
+/// The query that gives the rows of timeline `timeline` in `ranges`, which is a table or a query in parentheses as
+/// [`ranges_sql`] makes it with these columns `place`.
+///
+/// The result has the columns `place`, [`FIRST`], [`POSITION`] (BIGINT), then the lists' values (BIGINT, without nulls),
+/// each under its feature's name in the order of `[timelines.columns]`. It is in no order.
+///
+/// The rows of a range are found by blocks of positions, so that no range is compared with all rows.
+pub fn slices_sql(timeline: usize, config: &TimelineConfig, ranges: &str, place: &[String]) -> String {
     let block = config.length.clamp(16, MOST_BLOCK_ROWS);
     let blocks =
-        format!("SELECT *, unnest(range(low / {block}, (high - 1) / {block} + 1)) AS block FROM ({ranges})");
+        format!("SELECT *, unnest(range(low / {block}, (high - 1) / {block} + 1)) AS block FROM {ranges}");
     let values: Vec<String> = config
         .columns
         .iter()
@@ -210,8 +294,9 @@ pub fn slices_sql(
         .map(|(i, (feature, _))| format!("t.{VALUE}{i} AS {}", quote(feature)))
         .collect();
     format!(
-        "SELECT {FIRST}, t.{POSITION}, {} FROM ({blocks}) r JOIN {} t ON r.block = t.{POSITION} / {block} \
-         AND t.{POSITION} >= r.low AND t.{POSITION} < r.high ORDER BY {FIRST}, t.{POSITION}",
+        "SELECT {}, {FIRST}, t.{POSITION}, {} FROM ({blocks}) r JOIN {} t ON r.block = t.{POSITION} / {block} \
+         AND t.{POSITION} >= r.low AND t.{POSITION} < r.high",
+        place.join(", "),
         values.join(", "),
         table(timeline),
     )
@@ -315,12 +400,13 @@ pub(crate) mod tests {
     }
 
     /// Every sample's lists, put together from slices and positions as a build does; checks the contract on the way.
-    /// `session` is an SQL expression by which the samples are ordered, before their time.
+    /// `session` is an SQL expression by which the samples are ordered, before their time; so many `places` are numbered
+    /// for themselves.
     async fn built(
         window: &Window,
         events: &[Event],
         samples: &[Sample],
-        session: &str,
+        (session, places): (&str, usize),
         slice_rows: usize,
     ) -> BTreeMap<i64, Vec<(i64, i64)>> {
         let context = SessionContext::new();
@@ -332,35 +418,43 @@ pub(crate) mod tests {
             context.register_table(name, frame.clone().into_view()).unwrap();
         }
         let (start, end) = (start_column(0), end_column(0));
-        let places = |table: &str| format!("SELECT request, {start}, {end} FROM {table} ORDER BY request");
-        assert_eq!(rows(&context, &places("narrow")).await, rows(&context, &places("wide")).await);
+        let windows = |table: &str| format!("SELECT request, {start}, {end} FROM {table} ORDER BY request");
+        assert_eq!(rows(&context, &windows("narrow")).await, rows(&context, &windows("wide")).await);
         // Samples that the order does not tell apart are in one slice, and so is a sample's window.
         let instants =
             samples.iter().map(|[_, _, time]| samples.iter().filter(|other| other[2] == *time).count());
         let most_at_once = (1 + instants.max().unwrap_or(0)) * window.length;
-        let ordered = format!("SELECT *, {session} AS \"a place\" FROM narrow");
-        let order = ["\"a place\"".to_owned(), "\"time\"".to_owned()];
-        let slices = rows(&context, &slices_sql(0, &config.timelines[0], &ordered, &order, slice_rows)).await;
-        assert!(slices.is_sorted_by(|a, b| a[..2] < b[..2]), "a slice is out of order, or has a row twice");
-        let mut by_first: BTreeMap<i64, Vec<(i64, Values)>> = BTreeMap::new();
-        for row in slices {
-            by_first.entry(row[0]).or_default().push((row[1], (row[2], row[3])));
+        let ordered =
+            format!("SELECT *, {session} AS \"a session\", \"user\" % {places} AS \"a place\" FROM narrow");
+        let place = ["\"a place\"".to_owned()];
+        let order = ["\"a session\"".to_owned(), "\"time\"".to_owned()];
+        let ranges = ranges_sql(0, &format!("({ordered})"), (&place, &order), slice_rows);
+        let sql = slices_sql(0, &config.timelines[0], &format!("({ranges})"), &place);
+        let mut by_first: BTreeMap<[i64; 2], Vec<(i64, Values)>> = BTreeMap::new();
+        for row in
+            rows(&context, &format!("SELECT * FROM ({sql}) ORDER BY \"a place\", {FIRST}, {POSITION}")).await
+        {
+            by_first.entry([row[0], row[1]]).or_default().push((row[2], (row[3], row[4])));
+        }
+        for slice in by_first.values() {
+            assert!(slice.is_sorted_by(|a, b| a.0 < b.0), "a slice has a row twice");
         }
         let samples = rows(
             &context,
             &format!(
-                "SELECT request, CAST(rank() OVER (ORDER BY {}) AS BIGINT), {start}, {end} FROM ({ordered})",
+                "SELECT request, \"a place\", CAST(rank() OVER (PARTITION BY \"a place\" ORDER BY {}) AS BIGINT), \
+                 {start}, {end} FROM ({ordered})",
                 order.join(", ")
             ),
         )
         .await;
-        let mut needed: BTreeMap<i64, std::collections::BTreeSet<i64>> = BTreeMap::new();
+        let mut needed: BTreeMap<[i64; 2], std::collections::BTreeSet<i64>> = BTreeMap::new();
         let mut lists = BTreeMap::new();
         for sample in samples {
-            let [request, number, start, end] = sample[..] else { unreachable!() };
+            let [request, place, number, start, end] = sample[..] else { unreachable!() };
             let none = Vec::new();
-            let (slice_number, slice) =
-                by_first.range(..=number).next_back().map_or((0, &none), |(first, slice)| (*first, slice));
+            let until = by_first.range([place, 0]..=[place, number]).next_back();
+            let (slice_number, slice) = until.map_or(([place, 0], &none), |(first, slice)| (*first, slice));
             needed.entry(slice_number).or_default().extend(start..end);
             let first = slice.partition_point(|(position, _)| *position < start);
             let list = &slice[first.min(slice.len())..][..(end - start) as usize];
@@ -414,10 +508,11 @@ pub(crate) mod tests {
             window in windows(),
             (events, samples) in logs(),
             session in prop_oneof![Just("\"user\" * 10 + time / 10"), Just("time / 15"), Just("\"user\""), Just("0")],
+            places in 1..4_usize,
             slice_rows in prop_oneof![1..10_usize, Just(1 << 20)],
         ) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let lists = runtime.block_on(built(&window, &events, &samples, session, slice_rows));
+            let lists = runtime.block_on(built(&window, &events, &samples, (session, places), slice_rows));
             prop_assert_eq!(lists.len(), samples.len());
             for sample in samples {
                 prop_assert_eq!(&lists[&sample[0]], &window.lists(&events, sample), "{:?}", sample);
@@ -427,7 +522,7 @@ pub(crate) mod tests {
 
     fn run(window: &Window, events: &[Event], samples: &[Sample]) -> BTreeMap<i64, Vec<(i64, i64)>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(built(window, events, samples, "\"user\"", 8))
+        runtime.block_on(built(window, events, samples, ("\"user\"", 1), 8))
     }
 
     #[test]

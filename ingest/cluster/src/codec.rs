@@ -8,12 +8,15 @@ use std::sync::Arc;
 use ballista_core::serde::BallistaPhysicalExtensionCodec;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
+use datafusion::logical_expr::ScalarUDF;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion_proto::physical_plan::{
     AsExecutionPlan, PhysicalExtensionCodec, PhysicalProtoConverterExtension,
 };
 use datafusion_proto::protobuf::PhysicalPlanNode;
-use onefold_ingest::remote::{ExecutorMemory, Sent, read_operator, write_operator};
+use onefold_ingest::remote::{
+    ExecutorMemory, Sent, read_function, read_operator, write_function, write_operator,
+};
 
 const MAGIC: &[u8; 4] = b"ofld";
 /// The version of this program. Programs of different versions may mean different things by one text.
@@ -109,6 +112,18 @@ impl PhysicalExtensionCodec for PlanCodec {
             PhysicalPlanNode::try_from_physical_plan(plan, self)?.try_encode(bytes)?;
         }
         Ok(())
+    }
+
+    fn try_encode_udf(&self, function: &ScalarUDF, bytes: &mut Vec<u8>) -> Result<()> {
+        bytes.extend(write_function(function)?.unwrap_or_default());
+        Ok(())
+    }
+
+    fn try_decode_udf(&self, name: &str, bytes: &[u8]) -> Result<Arc<ScalarUDF>> {
+        match bytes {
+            [] => datafusion::common::plan_err!("this {} has no function `{name}`", self.role),
+            sent => read_function(sent),
+        }
     }
 }
 

@@ -9,25 +9,20 @@ use crate::cluster::RemoteClustering;
 use crate::decide::{OutputPlan, decide};
 use crate::reading::{Reading, ReadingOptions};
 use crate::remote::Cluster;
+use crate::sources::count_skipped;
 use crate::{Error, Result};
 
 impl Build<'_> {
     /// Refuses what a cluster cannot do, before anything is read.
     pub(super) fn check_cluster(&self, has_dataset: bool) -> Result<()> {
-        let (config, options) = (self.config, self.options);
-        let locally = "build it with `onefold-ingest build`";
-        let (message, hint) = if !config.timelines.is_empty() {
-            let message = "lists of `[[timelines]]` are made in one process, not on a cluster".to_owned();
-            (message, locally.to_owned())
-        } else if options.commit == Commit::Merge && has_dataset {
-            (
-                "late samples are merged in one process, not on a cluster".to_owned(),
-                "use `onefold-ingest append --merge`".to_owned(),
-            )
-        } else {
+        if self.options.commit != Commit::Merge || !has_dataset {
             return Ok(());
-        };
-        Err(Error::Config { path: config.path.clone(), message, hint })
+        }
+        Err(Error::Config {
+            path: self.config.path.clone(),
+            message: "late samples are merged in one process, not on a cluster".to_owned(),
+            hint: "use `onefold-ingest append --merge`".to_owned(),
+        })
     }
 
     /// Writes the samples on `cluster`, and commits them.
@@ -58,6 +53,7 @@ impl Build<'_> {
         if self.writes_the_samples_as_read() {
             writer.expect(written.samples, written.digest);
         }
+        count_skipped(&reading.context, cluster, &reading.sources).await?;
         let output = self.commit(&reading, writer, &written.statistics, written.left_out).await?;
         Ok(self.summary(output, &decided, reading))
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::decode::{DecodedTotals, ListColumn};
 use super::encode::EncoderOptions;
 use super::partitions::Partitions;
-use super::timelines::{SampleNumbers, Slices};
+use super::timelines::{BucketOfPartition, SampleNumbers, Slices};
 use super::unfold::{Decoding, RowGroups, SortedRecords, Unfolding};
 use crate::Result;
 
@@ -23,13 +23,14 @@ pub(crate) struct CutSpec {
     pub(super) buckets: u32,
     /// The lists that each timeline makes.
     pub(super) timelines: Vec<Vec<String>>,
+    /// The columns of slices that say which bucket they belong to.
+    pub(super) place_of_slices: Vec<String>,
     /// The columns that number the samples of a bucket, where there are timelines.
     pub(super) numbered_by: Vec<String>,
 }
 
 /// Cuts records that come in the order of the dataset.
 pub(super) struct Cutter {
-    partitions: Partitions,
     unfolding: Unfolding,
     timelines: Vec<Slices>,
     numbers: SampleNumbers,
@@ -44,31 +45,34 @@ impl Cutter {
     ) -> Self {
         let decoding =
             Decoding { encoded: spec.encoded.clone(), lists, digested: spec.digested, buckets: spec.buckets };
-        let slices = slices.into_iter().zip(&spec.timelines);
+        let slices = slices.into_iter().zip(&spec.timelines).map(|(rows, lists)| {
+            Slices::new(rows, spec.partitions.clone(), &spec.place_of_slices, lists.clone())
+        });
         Self {
-            partitions: spec.partitions.clone(),
             unfolding: Unfolding::new(spec.partitions.clone(), decoding),
-            timelines: slices.map(|(rows, lists)| Slices::new(rows, lists.clone())).collect(),
-            numbers: SampleNumbers::new(spec.numbered_by.clone(), spec.buckets),
+            timelines: slices.collect(),
+            numbers: SampleNumbers::new(spec.numbered_by.clone()),
         }
     }
 
     /// Cuts the next sorted batch.
     pub(super) async fn cut(&mut self, batch: &RecordBatch, output: &mut dyn RowGroups) -> Result<()> {
         let records = Arc::new(SortedRecords::of(batch)?);
-        let numbers = match self.timelines.is_empty() {
-            true => Vec::new(),
-            false => self.numbers.of(&self.partitions, batch, records.origins())?,
-        };
         for (partition, bucket, rows) in self.unfolding.places(batch, &records)? {
             self.unfolding.enter(&partition, bucket, output)?;
+            let place = BucketOfPartition { partition, bucket };
+            let numbers = match self.timelines.is_empty() {
+                true => Vec::new(),
+                false => self.numbers.of(&place, batch, rows.clone(), records.origins())?,
+            };
             let mut start = rows.start;
             while start < rows.end {
                 let mut end = rows.end;
                 for timeline in &mut self.timelines {
-                    timeline.reach(numbers[start]).await?;
-                    let next = timeline.next().await?.unwrap_or(i64::MAX);
-                    end = start + numbers[start..end].partition_point(|number| *number < next);
+                    let left = &numbers[start - rows.start..end - rows.start];
+                    timeline.reach(&place, left[0]).await?;
+                    let next = timeline.next_in(&place).await?.unwrap_or(i64::MAX);
+                    end = start + left.partition_point(|number| *number < next);
                 }
                 let slices: Vec<_> =
                     self.timelines.iter().map(|timeline| Arc::clone(timeline.current())).collect();

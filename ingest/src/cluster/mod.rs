@@ -28,6 +28,7 @@ mod on_cluster;
 mod partitions;
 mod record;
 mod record_batches;
+mod slices;
 mod stage;
 mod statistics;
 #[cfg(test)]
@@ -57,6 +58,7 @@ use self::convert::ColumnNames;
 use self::cut::Cutter;
 use self::decode::DecodedTotals;
 use self::encode::EncoderOptions;
+use self::slices::SliceQueries;
 use self::statistics::StatisticsOptions;
 use self::totals::TotalsReader;
 use self::write::Outcome;
@@ -82,6 +84,7 @@ pub(crate) use self::on_cluster::RemoteClustering;
 pub(crate) use self::partitions::Partitions;
 pub(crate) use self::stage::StageExec;
 pub(crate) use self::statistics::SampleStatistics;
+pub(crate) use self::totals::same_hash;
 pub(crate) use self::unfold::RowGroups;
 pub(crate) use self::write::{WriteExec, WriteSpec};
 pub(crate) use self::written_lists::{SentLists, WrittenLists};
@@ -90,12 +93,6 @@ pub(crate) use self::written_lists::{SentLists, WrittenLists};
 const RECORDS_TABLE: &str = "__onefold_records";
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(200);
-/// A slice of a timeline takes about this part of [`ClusterOptions::state_bytes`]: one in so many.
-const SLICE_PART: usize = 16;
-/// The fewest and the most rows of a slice. It has more if a single window is longer.
-const FEWEST_SLICE_IDS: usize = 1 << 10;
-const MOST_SLICE_IDS: usize = 1 << 20;
-
 /// How samples are clustered, in addition to the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterOptions {
@@ -128,6 +125,8 @@ pub(crate) struct Clustering {
     sorted: SendableRecordBatchStream,
     /// The slices of every timeline.
     slices: Vec<Arc<dyn ExecutionPlan>>,
+    /// The tables that the slices are read from.
+    slice_tables: SliceQueries,
     /// The first sorted batch, which is there when all samples are encoded.
     first: Option<RecordBatch>,
     /// The totals of all samples, once they are encoded.
@@ -135,7 +134,8 @@ pub(crate) struct Clustering {
 }
 
 impl Clustering {
-    /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads nothing.
+    /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads nothing but
+    /// what says where slices of timelines lie.
     ///
     /// # Errors
     ///
@@ -168,11 +168,10 @@ impl Clustering {
         let plan = context.sql(ordered).await?.create_physical_plan().await?;
         tracing::debug!("clustering:\n{}", displayable(plan.as_ref()).indent(false));
         let sorted = execute_stream(plan, context.task_ctx())?;
+        let queries = SliceQueries::new(config, context, columns, options, sessions).await?;
         let mut slices = Vec::new();
-        for (i, timeline) in config.timelines.iter().enumerate() {
-            let ids = options.state_bytes / SLICE_PART / (8 * (timeline.columns.len() + 1));
-            let ids = ids.clamp(FEWEST_SLICE_IDS, MOST_SLICE_IDS);
-            let sql = sessionize::slices(config, columns, options.order, sessions, i, ids)?;
+        for query in &queries.queries {
+            let sql = sessionize::slices_in_order(config, &format!("({query})"));
             slices.push(context.sql(&sql).await?.create_physical_plan().await?);
         }
         Ok(Self {
@@ -182,6 +181,7 @@ impl Clustering {
             context: context.task_ctx(),
             sorted,
             slices,
+            slice_tables: queries,
             first: None,
             totals: None,
         })
@@ -240,8 +240,9 @@ impl Clustering {
         add: &mut (dyn FnMut(WrittenBucket) -> Result<()> + Send),
     ) -> Result<(SampleStatistics, LeftOut)> {
         let (totals, digested) = (self.take_totals()?, spec.cut.digested);
-        let slices = std::mem::take(&mut self.slices);
-        let context = Arc::clone(&self.context);
+        let (slices, context) = (std::mem::take(&mut self.slices), Arc::clone(&self.context));
+        // They live until all is read.
+        let _tables = std::mem::take(&mut self.slice_tables);
         let inputs = [once(self.records())?].into_iter().chain(slices).collect();
         let plan = Arc::new(WriteExec::new(Arc::new(spec), WrittenLists::Here(lists), inputs));
         reporter.begin("writing", Some(totals.samples), "samples");
@@ -280,6 +281,7 @@ impl Clustering {
         output: &mut dyn RowGroups,
     ) -> Result<()> {
         let totals = self.take_totals()?;
+        let _tables = std::mem::take(&mut self.slice_tables);
         let slices = self.slices.drain(..).map(|plan| execute_stream(plan, Arc::clone(&self.context)));
         let slices = slices.collect::<Result<Vec<_>, _>>()?;
         let mut cutter = Cutter::new(&self.cut, lists, slices);
@@ -341,6 +343,7 @@ fn cut_spec(config: &Config, columns: &ArrowSchema, options: &ClusterOptions) ->
         digested: true,
         buckets: options.order.buckets,
         timelines: config.timelines.iter().map(lists_of).collect(),
+        place_of_slices: sessionize::place_of_slices(config),
         numbered_by: sessionize::numbered_by(config, columns, options.order),
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! samples, part by part ─▶ FoldExec ─▶ exchange by bucket ─▶ sessions, sort ─▶ WriteExec ─▶ outcomes
+//!         slices of timelines, in no order ─▶ exchange by bucket ─▶ sort ─┘
 //! ```
 //!
 //! Each machine folds its parts of the log for itself. After the exchange, all records of a user are in one partition,
-//! so sessions are found from the records; here, where one process has all samples, that is done beside.
+//! so sessions are found from the records; here, where one process has all samples, that is done beside. The slices of
+//! timelines go through an exchange of the same kind, so that whoever writes a bucket has its slices.
 //!
 //! Where something has to be learned of all samples before any is written, there are two jobs:
 //!
@@ -41,6 +43,7 @@ use super::cut::CutSpec;
 use super::decode::{DecodedTotals, ListColumn};
 use super::encode::SampleTotals;
 use super::fold::DIGEST;
+use super::slices::SliceQueries;
 use super::stage::{StageExec, Staged};
 use super::totals::TotalsReader;
 use super::write::{Outcome, WriteExec, WriteSpec};
@@ -64,6 +67,10 @@ pub(crate) struct RemoteClustering<'a> {
     order: SampleOrder,
     /// The records: those that the samples are folded to, or those that are put aside.
     records: Arc<dyn ExecutionPlan>,
+    /// The slices of every timeline, in no order.
+    slices: Vec<Arc<dyn ExecutionPlan>>,
+    /// The tables that the slices are read from.
+    slice_tables: SliceQueries,
     cut: CutSpec,
     totals: TotalsReader,
     /// The records' files and the totals, once the samples are folded.
@@ -80,7 +87,8 @@ pub(crate) struct WrittenSamples {
 }
 
 impl<'a> RemoteClustering<'a> {
-    /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads nothing.
+    /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads nothing but
+    /// what says where slices of timelines lie.
     ///
     /// # Errors
     ///
@@ -96,12 +104,20 @@ impl<'a> RemoteClustering<'a> {
         let records = fold_samples(config, context, columns, options, encoder, None).await?;
         let totals = TotalsReader::new(&statistics_options(config, options), &options.budget);
         let texts = config.vocabularies.keys().map(|name| options.ids.shared_texts(name));
+        let sessions = sessionize::sessions(config, columns)?;
+        let queries = SliceQueries::new(config, context, columns, options, &sessions).await?;
+        let mut slices = Vec::new();
+        for query in &queries.queries {
+            slices.push(OnCluster::inner(context.sql(query).await?.create_physical_plan().await?));
+        }
         Ok(Self {
             config,
             cluster: Arc::clone(cluster),
             context: context.clone(),
             order: options.order,
             records,
+            slices,
+            slice_tables: queries,
             cut: cut_spec(config, columns, options),
             totals: totals.with_texts(texts.collect()),
             folded: None,
@@ -157,11 +173,17 @@ impl<'a> RemoteClustering<'a> {
     ) -> Result<Option<WrittenSamples>> {
         let digested = spec.cut.digested;
         let partitions = self.cluster.partitions();
-        let sorted = sorted(self.config, &self.context, self.order, self.records, partitions).await?;
+        // They live until all is read.
+        let _tables = self.slice_tables;
+        let mut inputs =
+            vec![sorted(self.config, &self.context, self.order, self.records, partitions).await?];
+        for slices in self.slices {
+            inputs.push(slices_in_order(self.config, &self.context, slices, partitions).await?);
+        }
         // The files live until the job has ended.
         let (lists, _vocabularies) = SentLists::write(self.cluster.work_folder(), lists)?;
         let lists = WrittenLists::InFiles(lists, Arc::default());
-        let write = Arc::new(WriteExec::new(Arc::new(spec), lists, vec![sorted]));
+        let write = Arc::new(WriteExec::new(Arc::new(spec), lists, inputs));
         let plan = Arc::new(OnCluster::new(self.cluster, write));
         let known = self.folded.as_ref().map(|(_, totals)| totals.samples);
         let what = if known.is_some() { "writing on the cluster" } else { "building on the cluster" };
@@ -218,13 +240,30 @@ async fn sorted(
     let context = for_one_partition(context);
     let with_buckets = sessionize::with_buckets(config, order.buckets, RECORDS_TABLE);
     let records = over_partitions(&context, &with_buckets, records).await?;
-    let column = records.schema().index_of(BUCKET).map_err(DataFusionError::from)?;
-    let key = Arc::new(Column::new(BUCKET, column));
-    let exchange = RepartitionExec::try_new(records, Partitioning::Hash(vec![key], partitions))?;
-    let groups = Groups { column, name: "bucket".to_owned() };
-    let records = checked_exchange(Arc::new(exchange), Some(groups))?;
+    let records = exchanged_by_bucket(records, partitions)?;
     let ordered = sessionize::ordered_with_sessions(config, order, RECORDS_TABLE, &DIGEST);
     over_partitions(&context, &ordered, records).await
+}
+
+/// The slices of a timeline, exchanged by bucket as the records are, and sorted.
+async fn slices_in_order(
+    config: &Config,
+    context: &SessionContext,
+    slices: Arc<dyn ExecutionPlan>,
+    partitions: usize,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let slices = exchanged_by_bucket(slices, partitions)?;
+    let ordered = sessionize::slices_in_order(config, RECORDS_TABLE);
+    over_partitions(&for_one_partition(context), &ordered, slices).await
+}
+
+/// Exchanges rows by their [`BUCKET`]. Rows of one bucket are in one partition, which is the same for all rows.
+fn exchanged_by_bucket(rows: Arc<dyn ExecutionPlan>, partitions: usize) -> Result<Arc<dyn ExecutionPlan>> {
+    let column = rows.schema().index_of(BUCKET).map_err(DataFusionError::from)?;
+    let key = Arc::new(Column::new(BUCKET, column));
+    let exchange = RepartitionExec::try_new(rows, Partitioning::Hash(vec![key], partitions))?;
+    let groups = Groups { column, name: "bucket".to_owned() };
+    Ok(checked_exchange(Arc::new(exchange), Some(groups))?)
 }
 
 /// A session like `context` that plans for one partition, in this process.

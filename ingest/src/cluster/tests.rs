@@ -642,6 +642,7 @@ fn what_writes_buckets_is_described_completely() {
             digested: true,
             buckets: 5,
             timelines: vec![vec!["seen".to_owned()]],
+            place_of_slices: crate::sessionize::place_of_slices(&config),
             numbered_by: vec![TIME.to_owned()],
         },
     };

@@ -3,25 +3,26 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch, UInt32Array};
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use datafusion::arrow::compute::partition;
 use datafusion::arrow::datatypes::Int64Type;
 use datafusion::arrow::row::{OwnedRow, RowConverter, SortField};
 use datafusion::execution::SendableRecordBatchStream;
 use futures::StreamExt;
-use onefold_datasets::bucket_of_session;
+use onefold_datasets::PartitionKey;
 
 use super::convert::{column, engine};
 use super::partitions::Partitions;
 use crate::Result;
 use crate::merge::OLD;
-use crate::sessionize::SESSION;
+use crate::sessionize::BUCKET;
 use crate::timeline::{FIRST, POSITION};
 
-/// A part of a timeline that contains all windows of some consecutive samples: its rows by position, column by column.
+/// A part of a timeline that contains all windows of some consecutive samples of a bucket: its rows by position, column
+/// by column.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Slice {
-    /// The number of the first sample, counted from 1, which no other slice of the timeline has; 0 for the empty slice.
+    /// Which of the slices it is, counted from 1; 0 for the empty slice.
     pub(super) number: i64,
     /// Positions of the rows in the timeline, rising.
     pub(super) positions: Vec<i64>,
@@ -29,21 +30,48 @@ pub(super) struct Slice {
     pub(super) columns: Vec<Vec<i64>>,
 }
 
+/// The partition and the bucket that samples come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct BucketOfPartition {
+    pub(super) partition: PartitionKey,
+    pub(super) bucket: u32,
+}
+
 /// The slices of one timeline, one after the other.
 pub(super) struct Slices {
     rows: SendableRecordBatchStream,
+    partitions: Partitions,
+    /// The columns that tell slices apart.
+    apart: Vec<String>,
     /// The names of the lists that the timeline makes.
     lists: Vec<String>,
     /// The batch being read, and its runs of rows of one slice that are left, the next one last.
-    batch: Option<(RecordBatch, Vec<Range<usize>>)>,
+    batch: Option<(RecordBatch, Vec<Run>)>,
+    /// The bucket and the first sample of the current slice, and the slice.
+    start: Option<(BucketOfPartition, i64)>,
     current: Arc<Slice>,
 }
 
+/// Some rows of a batch, all of one slice.
+struct Run {
+    /// The bucket and the first sample of the slice.
+    start: (BucketOfPartition, i64),
+    rows: Range<usize>,
+}
+
 impl Slices {
-    /// The slices in `rows`, the rows of [`sessionize::slices`](crate::sessionize::slices).
-    pub(super) fn new(rows: SendableRecordBatchStream, lists: Vec<String>) -> Self {
+    /// The slices in `rows`, the rows of [`sessionize::slices`](crate::sessionize::slices) in the order of the samples.
+    /// `place` are those of their columns that say which bucket a slice belongs to.
+    pub(super) fn new(
+        rows: SendableRecordBatchStream,
+        partitions: Partitions,
+        place: &[String],
+        lists: Vec<String>,
+    ) -> Self {
+        let apart = place.iter().cloned().chain([FIRST.to_owned()]).collect();
         let columns = vec![Vec::new(); lists.len()];
-        Self { rows, lists, batch: None, current: Arc::new(Slice { columns, ..Slice::default() }) }
+        let current = Arc::new(Slice { columns, ..Slice::default() });
+        Self { rows, partitions, apart, lists, batch: None, start: None, current }
     }
 
     /// The slice that was reached last.
@@ -51,34 +79,45 @@ impl Slices {
         &self.current
     }
 
-    /// The number of the next slice's first sample; `None` after the last slice.
-    pub(super) async fn next(&mut self) -> Result<Option<i64>> {
+    /// The number of the first sample of the next slice, if it is one of this bucket.
+    pub(super) async fn next_in(&mut self, place: &BucketOfPartition) -> Result<Option<i64>> {
         while self.batch.as_ref().is_none_or(|(_, runs)| runs.is_empty()) {
             let Some(batch) = self.rows.next().await.transpose()? else { return Ok(None) };
-            let mut runs = partition(&[column(&batch, FIRST)?.clone()]).map_err(engine)?.ranges();
-            runs.reverse();
+            let runs = self.runs(&batch)?;
             self.batch = Some((batch, runs));
         }
-        let Some((batch, runs)) = &self.batch else { return Ok(None) };
-        let Some(rows) = runs.last() else { return Ok(None) };
-        Ok(Some(column(batch, FIRST)?.as_primitive::<Int64Type>().value(rows.start)))
+        let next = self.batch.as_ref().and_then(|(_, runs)| runs.last());
+        Ok(next.filter(|run| run.start.0 == *place).map(|run| run.start.1))
     }
 
-    /// Goes to the slice of sample number `sample`, which is not before the current slice.
-    pub(super) async fn reach(&mut self, sample: i64) -> Result<()> {
-        while let Some(number) = self.next().await? {
-            if number > sample {
-                break;
-            }
-            if self.current.number != number {
+    /// The runs of rows of one slice in a batch, the first one last.
+    fn runs(&self, batch: &RecordBatch) -> Result<Vec<Run>> {
+        let apart = self.apart.iter().map(|name| Ok(Arc::clone(column(batch, name)?)));
+        let apart: Vec<ArrayRef> = apart.collect::<Result<_>>()?;
+        let buckets = column(batch, BUCKET)?.as_primitive::<Int64Type>();
+        let firsts = column(batch, FIRST)?.as_primitive::<Int64Type>();
+        let run = |rows: Range<usize>| {
+            let partition = self.partitions.key(batch, rows.start)?;
+            let place = BucketOfPartition { partition, bucket: buckets.value(rows.start) as u32 };
+            Ok(Run { start: (place, firsts.value(rows.start)), rows })
+        };
+        partition(&apart).map_err(engine)?.ranges().into_iter().rev().map(run).collect()
+    }
+
+    /// Goes to the slice of sample number `sample` of a bucket. Buckets come in their order, and so do their samples.
+    pub(super) async fn reach(&mut self, place: &BucketOfPartition, sample: i64) -> Result<()> {
+        while self.next_in(place).await?.is_some_and(|first| first <= sample) {
+            let Some((batch, runs)) = &mut self.batch else { break };
+            let Some(run) = runs.pop() else { break };
+            if self.start.as_ref() != Some(&run.start) {
                 // Samples that are not decoded yet may need the slice before.
                 let columns = vec![Vec::new(); self.lists.len()];
+                let number = self.current.number + 1;
                 self.current = Arc::new(Slice { number, positions: Vec::new(), columns });
+                self.start = Some(run.start);
             }
-            let Some((batch, runs)) = &mut self.batch else { break };
-            let Some(rows) = runs.pop() else { break };
             let values = |name: &str| -> Result<&[i64]> {
-                Ok(&column(batch, name)?.as_primitive::<Int64Type>().values()[rows.clone()])
+                Ok(&column(batch, name)?.as_primitive::<Int64Type>().values()[run.rows.clone()])
             };
             let current = Arc::make_mut(&mut self.current);
             current.positions.extend_from_slice(values(POSITION)?);
@@ -96,39 +135,38 @@ impl Slices {
     }
 }
 
-/// Numbers samples from 1 as the slices' query does: samples that its order cannot tell apart have the number of the
-/// first.
+/// Numbers the samples of each bucket from 1 as the slices' query does: samples that its order cannot tell apart have
+/// the number of the first.
 pub(super) struct SampleNumbers {
     /// The columns that order the samples of a bucket.
     columns: Vec<String>,
-    buckets: u32,
     converter: Option<RowConverter>,
+    place: Option<BucketOfPartition>,
     last: Option<OwnedRow>,
     number: i64,
     seen: i64,
 }
 
 impl SampleNumbers {
-    /// Numbers of samples that come in the order of partitions, buckets and these columns.
-    pub(super) fn new(columns: Vec<String>, buckets: u32) -> Self {
-        Self { columns, buckets, converter: None, last: None, number: 0, seen: 0 }
+    /// Numbers of samples that come in the order of these columns, bucket by bucket.
+    pub(super) fn new(columns: Vec<String>) -> Self {
+        Self { columns, converter: None, place: None, last: None, number: 0, seen: 0 }
     }
 
-    /// The numbers of the samples of a sorted batch. Samples that the dataset already has (by
+    /// The numbers of samples of a bucket: the `rows` of a sorted batch. Samples that the dataset already has (by
     /// `origins`) need no slice: they are not counted, and have the number of the sample before them.
     pub(super) fn of(
         &mut self,
-        partitions: &Partitions,
+        place: &BucketOfPartition,
         records: &RecordBatch,
+        rows: Range<usize>,
         origins: Option<&[i64]>,
     ) -> Result<Vec<i64>> {
-        let mut keys: Vec<ArrayRef> = partitions.columns(records)?;
-        let sessions = column(records, SESSION)?.as_primitive::<Int64Type>().values();
-        let buckets = sessions.iter().map(|session| bucket_of_session(*session, self.buckets));
-        keys.push(Arc::new(UInt32Array::from_iter_values(buckets)));
-        for name in &self.columns {
-            keys.push(column(records, name)?.clone());
+        if self.place.as_ref() != Some(place) {
+            (self.place, self.last, self.number, self.seen) = (Some(place.clone()), None, 0, 0);
         }
+        let keys = self.columns.iter().map(|name| Ok(column(records, name)?.slice(rows.start, rows.len())));
+        let keys: Vec<ArrayRef> = keys.collect::<Result<_>>()?;
         let converter = match &mut self.converter {
             Some(converter) => converter,
             none => {
@@ -136,15 +174,15 @@ impl SampleNumbers {
                 none.insert(RowConverter::new(fields.collect()).map_err(engine)?)
             }
         };
-        let rows = converter.convert_columns(&keys).map_err(engine)?;
-        let mut numbers = Vec::with_capacity(rows.num_rows());
+        let keys = converter.convert_columns(&keys).map_err(engine)?;
+        let mut numbers = Vec::with_capacity(keys.num_rows());
         let mut before = None;
-        for row in 0..rows.num_rows() {
-            if origins.is_none_or(|origins| origins[row] != OLD) {
+        for (row, key) in keys.iter().enumerate() {
+            if origins.is_none_or(|origins| origins[rows.start + row] != OLD) {
                 self.seen += 1;
                 let is_same = match before {
-                    None => self.last.as_ref().is_some_and(|last| last.row() == rows.row(row)),
-                    Some(before) => rows.row(before) == rows.row(row),
+                    None => self.last.as_ref().is_some_and(|last| last.row() == key),
+                    Some(before) => keys.row(before) == key,
                 };
                 if !is_same {
                     self.number = self.seen;
@@ -154,8 +192,7 @@ impl SampleNumbers {
             numbers.push(self.number);
         }
         if let Some(last) = before {
-            let last = rows.row(last).owned();
-            self.last = Some(last);
+            self.last = Some(keys.row(last).owned());
         }
         Ok(numbers)
     }

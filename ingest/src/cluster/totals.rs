@@ -222,7 +222,7 @@ pub(super) fn totals_before(batch: &RecordBatch) -> Result<(Vec<WorkerPart>, Rec
 }
 
 /// The error for a text whose number is that of another text on another machine.
-fn same_hash(vocabulary: &str, text: &str) -> Error {
+pub(crate) fn same_hash(vocabulary: &str, text: &str) -> Error {
     Error::Engine {
         message: format!(
             "the text `{text}` of the vocabulary `{vocabulary}` and another one have the same 63-bit hash, so several \

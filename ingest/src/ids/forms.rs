@@ -9,6 +9,7 @@ use onefold_datasets::{CountBudget, IdEncoding, OriginalKind, SparseFeature, Tex
 
 use super::{IdForm, IdType, timeline_function};
 use crate::cluster::column_error;
+use crate::remote::cluster_of;
 use crate::{Config, Result};
 
 /// The forms of all features' ids, and the texts collected while they are read.
@@ -62,9 +63,15 @@ impl FeatureIds {
                 ids.forms.insert(feature.name.clone(), IdForm::Hashes);
             }
         }
+        let is_on_cluster = cluster_of(&context.copied_config()).is_some();
         for (i, timeline) in config.timelines.iter().enumerate() {
             for (j, (feature, column)) in timeline.columns.iter().enumerate() {
-                context.register_udf(timeline_function(i, j, column, ids.of(feature)));
+                let form = match ids.of(feature) {
+                    // Other machines call it, and no texts are shared with them.
+                    IdForm::Texts(_) if is_on_cluster => IdForm::TextHashes,
+                    form => form,
+                };
+                context.register_udf(timeline_function(i, j, column, form));
             }
         }
         Ok(ids)

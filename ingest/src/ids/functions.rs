@@ -12,6 +12,7 @@ use datafusion::logical_expr::{
     ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 use datafusion::prelude::SessionContext;
+use serde::{Deserialize, Serialize};
 
 use super::values::item_type;
 use super::{IdForm, IdType, list_ids, scalar_ids};
@@ -34,8 +35,29 @@ pub(crate) fn timeline_function(timeline: usize, column: usize, shown: &str, for
         name: timeline_function_name(timeline, column),
         shown: shown.to_owned(),
         form,
-        signature: Signature::any(1, Volatility::Immutable),
+        signature: of_one_value(),
     })
+}
+
+/// The function as it is sent to other machines; `None` if it is none of a timeline.
+///
+/// # Errors
+///
+/// If it cannot be written down.
+pub(crate) fn write_timeline_function(function: &ScalarUDF) -> Result<Option<Vec<u8>>> {
+    let Some(ids) = function.inner().downcast_ref::<TimelineIds>() else { return Ok(None) };
+    serde_json::to_vec(ids).map(Some).map_err(|error| DataFusionError::External(error.into()))
+}
+
+/// The function that was sent.
+///
+/// # Errors
+///
+/// If it is none of a timeline.
+pub(crate) fn read_timeline_function(sent: &[u8]) -> Result<ScalarUDF> {
+    let ids: TimelineIds =
+        serde_json::from_slice(sent).map_err(|error| DataFusionError::External(error.into()))?;
+    Ok(ScalarUDF::from(ids))
 }
 
 /// `hash_id(x)`: the hash of an id, or of each id of a list.
@@ -51,11 +73,17 @@ struct SplitIds(Signature);
 struct SplitPartEach(Signature);
 
 /// The ids of a timeline's column. Each has a name of its own, so the name identifies it.
+#[derive(Serialize, Deserialize)]
 struct TimelineIds {
     name: String,
     shown: String,
     form: IdForm,
+    #[serde(skip, default = "of_one_value")]
     signature: Signature,
+}
+
+fn of_one_value() -> Signature {
+    Signature::any(1, Volatility::Immutable)
 }
 
 impl ScalarUDFImpl for HashId {

@@ -26,6 +26,9 @@ pub(crate) enum IdForm {
     /// They become numbers that stand for texts. These are in memory: whoever is sent this has none of them, and no
     /// memory for them, before [`with_texts`](Self::with_texts).
     Texts(#[serde(serialize_with = "name_of", deserialize_with = "named")] Arc<TextIds>),
+    /// They become the hashes of texts, which nobody keeps. As long as no two texts have one hash, these are the numbers
+    /// that stand for the texts.
+    TextHashes,
 }
 
 impl IdForm {
@@ -33,7 +36,7 @@ impl IdForm {
     pub(crate) fn texts(&self) -> Option<&Arc<TextIds>> {
         match self {
             Self::Texts(texts) => Some(texts),
-            Self::Integers | Self::Hashes => None,
+            Self::Integers | Self::Hashes | Self::TextHashes => None,
         }
     }
 
@@ -120,18 +123,21 @@ pub(crate) fn scalar_ids(name: &str, column: &ArrayRef, form: &IdForm) -> Result
     match form {
         IdForm::Integers => integers(name, column),
         IdForm::Hashes => from_bytes(name, column, |bytes| Ok(hash_id(bytes))),
-        IdForm::Texts(texts) => from_bytes(name, column, |bytes| {
-            let text = std::str::from_utf8(bytes).map_err(|_| {
-                let message = format!("the bytes `{}` are not a UTF-8 text", bytes.escape_ascii());
-                let hint = format!(
-                    "a vocabulary keeps ids as texts: write `encode({name}, 'hex')` in the query, or `ids = \"hash\"` in \
-                     place of the vocabulary"
-                );
-                column_error(name, &message, &hint)
-            })?;
-            Ok(texts.number(text)?)
-        }),
+        IdForm::Texts(texts) => from_bytes(name, column, |bytes| Ok(texts.number(text_of(name, bytes)?)?)),
+        IdForm::TextHashes => from_bytes(name, column, |bytes| Ok(hash_id(text_of(name, bytes)?.as_bytes()))),
     }
+}
+
+/// The text that the bytes of an id are.
+fn text_of<'b>(name: &str, bytes: &'b [u8]) -> Result<&'b str> {
+    std::str::from_utf8(bytes).map_err(|_| {
+        let message = format!("the bytes `{}` are not a UTF-8 text", bytes.escape_ascii());
+        let hint = format!(
+            "a vocabulary keeps ids as texts: write `encode({name}, 'hex')` in the query, or `ids = \"hash\"` in \
+             place of the vocabulary"
+        );
+        column_error(name, &message, &hint)
+    })
 }
 
 /// Lists of ids of the column `name`, in their form: null lists stay null, and so do null ids in them.

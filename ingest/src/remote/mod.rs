@@ -30,6 +30,7 @@ use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_optimizer::enforce_sorting::{PlanWithCorrespondingSort, ensure_sorting};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::limit::GlobalLimitExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
@@ -46,7 +47,9 @@ pub(crate) use self::exchange::{Groups, checked_exchange};
 use self::exchange::{ReceivedExec, SentExec};
 pub use self::executor::{ExecutorMemory, executor_runtime};
 pub(crate) use self::id_maps::{IdMapFile, IdMaps, LoadedIdMap};
-pub use self::operators::{Identify, Sent, functions, of_run, read_operator, write_operator};
+pub use self::operators::{
+    Identify, Sent, functions, of_run, read_function, read_operator, write_function, write_operator,
+};
 pub use self::stores::Stores;
 pub(crate) use self::work::{WorkFile, WorkRowsSpec, WrittenRows, write_rows};
 
@@ -89,7 +92,7 @@ pub(crate) struct RunOnCluster(pub(crate) Arc<dyn Cluster>);
 
 impl PhysicalOptimizerRule for RunOnCluster {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(OnCluster::new(Arc::clone(&self.0), check_exchanges(plan)?)))
+        Ok(Arc::new(OnCluster::new(Arc::clone(&self.0), sorted_again(check_exchanges(plan)?)?)))
     }
 
     fn name(&self) -> &str {
@@ -132,6 +135,13 @@ fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan
         Ok(Transformed::no(plan))
     };
     plan.transform_up(check).data()
+}
+
+/// Sorts the inputs of operators that need an order which they do not seem to have any more. The planner knows which
+/// columns are always equal, and sorts by any one of them; behind an exchange between machines nobody knows that.
+fn sorted_again(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    let plan = PlanWithCorrespondingSort::new_default(plan);
+    Ok(plan.transform_up(ensure_sorting).data()?.plan)
 }
 
 /// A plan that is executed on a cluster: an operator without inputs.
@@ -198,5 +208,65 @@ impl ExecutionPlan for OnCluster {
             ReceivedExec::check(rows, received, None)
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows.try_flatten())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::array::AsArray;
+    use datafusion::arrow::datatypes::UInt64Type;
+    use datafusion::execution::SessionStateBuilder;
+    use datafusion::physical_plan::{collect, execute_stream};
+    use datafusion::prelude::SessionContext;
+
+    use super::*;
+    use crate::engine::physical_rules;
+
+    /// Executes plans in this process.
+    #[derive(Debug)]
+    struct Here;
+
+    #[async_trait]
+    impl Cluster for Here {
+        fn partitions(&self) -> usize {
+            4
+        }
+
+        fn work_folder(&self) -> &Path {
+            Path::new("")
+        }
+
+        async fn execute(
+            &self,
+            plan: Arc<dyn ExecutionPlan>,
+            _: &SessionConfig,
+        ) -> Result<SendableRecordBatchStream> {
+            execute_stream(plan, Arc::default())
+        }
+    }
+
+    #[test]
+    fn windows_behind_exchanges_have_their_order() {
+        let cluster: Arc<dyn Cluster> = Arc::new(Here);
+        let state = SessionStateBuilder::new()
+            .with_default_features()
+            .with_config(SessionConfig::new().with_target_partitions(4))
+            .with_physical_optimizer_rules(physical_rules(Some(&cluster)))
+            .build();
+        let context = SessionContext::new_with_state(state);
+        // The planner may sort by `b` in place of `a`.
+        let sql = "SELECT row_number() OVER (PARTITION BY c, a ORDER BY t, b) AS n FROM \
+                   (SELECT value % 7 AS a, value % 7 AS b, value % 2 AS c, value AS t FROM generate_series(0, 139))";
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let rows = runtime.block_on(async {
+            let plan = context.sql(sql).await.unwrap().create_physical_plan().await.unwrap();
+            assert!(plan.is::<OnCluster>());
+            collect(plan, context.task_ctx()).await.unwrap()
+        });
+        let numbers = rows.iter().flat_map(|batch| batch.column(0).as_primitive::<UInt64Type>().values());
+        let mut numbers: Vec<u64> = numbers.copied().collect();
+        numbers.sort_unstable();
+        let expected: Vec<u64> = (1..=10).flat_map(|number| [number; 14]).collect();
+        assert_eq!(numbers, expected);
     }
 }

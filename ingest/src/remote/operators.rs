@@ -19,9 +19,9 @@ use super::exchange::{Groups, ReceivedExec, SentExec};
 use super::work::{WorkRowsExec, WorkRowsSpec};
 use crate::cluster::{FoldExec, FoldSpec, SentLists, StageExec, WriteExec, WriteSpec, WrittenLists};
 use crate::ids;
-use crate::sources::SentScan;
+use crate::sources::{SentScan, SkippedRowsExec};
 use crate::spilling_join::SpillingJoin;
-use crate::{session_ids, signed_lengths, times};
+use crate::{session_ids, signed_lengths, timeline, times};
 
 /// An operator of this crate, as it is sent beside its inputs.
 #[derive(Debug)]
@@ -48,6 +48,7 @@ enum Operator {
     Join,
     /// The plan is the scan by DataFusion's own format.
     Scan(Box<SentScan>),
+    SkippedRows,
 }
 
 /// The operator as it is sent; `None` if it is none of this crate's.
@@ -82,8 +83,10 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
     } else if let Some(join) = plan.downcast_ref::<SpillingJoin>() {
         let inputs = join.children().into_iter().map(empty).collect();
         (Operator::Join, Some(join.hash_join()?.builder().with_new_children(inputs)?.build_exec()?))
-    } else if let Some((scan, plan)) = SentScan::of(plan)? {
+    } else if let Some((scan, plan)) = SentScan::of(plan) {
         (Operator::Scan(Box::new(scan)), Some(plan))
+    } else if plan.is::<SkippedRowsExec>() {
+        (Operator::SkippedRows, None)
     } else {
         return Ok(None);
     };
@@ -137,6 +140,7 @@ pub fn read_operator(
             Arc::new(SpillingJoin::new(join))
         }
         Operator::Scan(scan) => scan.read(&part()?)?,
+        Operator::SkippedRows => Arc::new(SkippedRowsExec::new(input()?)),
     })
 }
 
@@ -174,9 +178,29 @@ pub fn functions() -> Result<Vec<Arc<ScalarUDF>>> {
     signed_lengths::register(&context)?;
     context.register_udf(session_ids::function());
     context.register_udf(times::function());
+    context.register_udf(timeline::class_function());
     ids::functions::register(&context);
     let names = context.udfs();
     names.iter().map(|name| context.udf(name)).collect()
+}
+
+/// What describes a function of ours that is made for one configuration, as it is sent beside its name; `None` for one
+/// that every machine has by its name.
+///
+/// # Errors
+///
+/// If the function cannot be sent.
+pub fn write_function(function: &ScalarUDF) -> Result<Option<Vec<u8>>> {
+    ids::functions::write_timeline_function(function)
+}
+
+/// The function that was sent.
+///
+/// # Errors
+///
+/// If it is none that [`write_function`] describes.
+pub fn read_function(sent: &[u8]) -> Result<Arc<ScalarUDF>> {
+    ids::functions::read_timeline_function(sent).map(Arc::new)
 }
 
 /// No rows of the columns of `plan`, in as many partitions.

@@ -67,6 +67,7 @@ pub struct Samples {
 /// [`Error::Rows`] for rows that the configuration does not allow; [`Error::Memory`] if a join's keys do not fit.
 pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> {
     context.register_udf(times::function());
+    context.register_udf(timeline::class_function());
     let rows = rows(context, config).await?;
     times::check(config, &config.time, rows.clone()).await?;
     let limits = TimeLimits::of_checks(config);

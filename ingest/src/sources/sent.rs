@@ -57,27 +57,21 @@ struct SentFile {
 }
 
 impl SentScan {
-    /// A scan of source files, and DataFusion's own part of it; `None` if `plan` is not one.
-    ///
-    /// # Errors
-    ///
-    /// If the scan leaves out rows and counts them: nobody else learns of the count.
-    pub(crate) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<(Self, Arc<dyn ExecutionPlan>)>> {
-        let Some(scan) = plan.downcast_ref::<DataSourceExec>() else { return Ok(None) };
-        let Some((scan, naming)) = scan.downcast_to_file_source::<NamingSource>() else { return Ok(None) };
-        let csv = naming.text.as_ref().and_then(|text| text.csv.as_ref()).map(|(rules, _)| *rules);
-        if csv.is_some_and(|rules| rules.ragged == Ragged::Skip) {
-            return datafusion::common::not_impl_err!(
-                "`ragged = \"skip\"` of `{}`, on a cluster",
-                naming.files.source
-            );
-        }
+    /// A scan of source files, and DataFusion's own part of it; `None` if `plan` is not one. The rows that whoever reads
+    /// the files leaves out are not known here: `count_skipped` asks for them.
+    pub(crate) fn of(plan: &Arc<dyn ExecutionPlan>) -> Option<(Self, Arc<dyn ExecutionPlan>)> {
+        let scan = plan.downcast_ref::<DataSourceExec>()?;
+        let (scan, naming) = scan.downcast_to_file_source::<NamingSource>()?;
+        let csv = naming.text.as_ref().and_then(|text| text.csv.as_ref());
         let mut files = Vec::new();
         for file in scan.file_groups.iter().flat_map(FileGroup::iter) {
             let name = file.extension::<FileName>().map_or_else(PathBuf::new, |name| name.0.clone());
             let ObjectMeta { location, last_modified, size, .. } = &file.object_meta;
             let (location, bytes) = (location.to_string(), *size);
             let e_tag = file.object_meta.e_tag.clone();
+            if let Some((_, skipped)) = csv.filter(|(rules, _)| rules.ragged == Ragged::Skip) {
+                skipped.is_read_elsewhere(&file.object_meta.location);
+            }
             files.push(SentFile { name, location, bytes, modified: last_modified.timestamp_micros(), e_tag });
         }
         files.sort_by(|a, b| a.location.cmp(&b.location));
@@ -86,14 +80,14 @@ impl SentScan {
             source: naming.files.source.clone(),
             store: naming.files.store.sent(),
             text: naming.text.is_some(),
-            csv,
+            csv: csv.map(|(rules, _)| *rules),
             compression: compression_of(scan.file_compression_type),
             files,
         };
         // A quote that is no text cannot be sent.
         let inner = with_quote(&naming.inner, b'"');
         let own = FileScanConfigBuilder::from(scan.clone()).with_source(inner).build();
-        Ok(Some((sent, DataSourceExec::from_data_source(own))))
+        Some((sent, DataSourceExec::from_data_source(own)))
     }
 
     /// The scan whose own part is `plan`.

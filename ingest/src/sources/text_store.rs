@@ -4,11 +4,11 @@
 //! from it only as fast as the query goes on. Requests of a few MiB each end within their time limit, can be repeated,
 //! and are refused by the store if the object has changed since the first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::{Buf, Bytes};
@@ -34,19 +34,45 @@ const CHUNK: usize = 256 << 10;
 
 /// Rows that were left out, by the files' locations.
 #[derive(Debug, Default)]
-pub(super) struct SkippedRows(Mutex<BTreeMap<Path, u64>>);
+pub(super) struct SkippedRows(Mutex<SkippedOfFiles>);
+
+#[derive(Debug, Default)]
+struct SkippedOfFiles {
+    rows: BTreeMap<Path, u64>,
+    /// Files that other processes read.
+    read_elsewhere: BTreeSet<Path>,
+}
 
 impl SkippedRows {
+    fn lock(&self) -> MutexGuard<'_, SkippedOfFiles> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Rows of all files. A file that was read several times counts once.
     pub(super) fn total(&self) -> u64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
+        self.lock().rows.values().sum()
+    }
+
+    /// The rows of each file that was read.
+    pub(super) fn by_file(&self) -> BTreeMap<Path, u64> {
+        self.lock().rows.clone()
     }
 
     /// Remembers that reading a file, or a first part of it, left out as many rows.
-    fn set(&self, location: &Path, rows: u64) {
-        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = files.entry(location.clone()).or_insert(0);
+    pub(super) fn set(&self, location: &Path, rows: u64) {
+        let mut files = self.lock();
+        let known = files.rows.entry(location.clone()).or_insert(0);
         *known = rows.max(*known);
+    }
+
+    /// Remembers that another process reads a file, so that its rows are not known here.
+    pub(super) fn is_read_elsewhere(&self, location: &Path) {
+        self.lock().read_elsewhere.insert(location.clone());
+    }
+
+    /// The files that other processes read.
+    pub(super) fn read_elsewhere(&self) -> BTreeSet<Path> {
+        self.lock().read_elsewhere.clone()
     }
 }
 

@@ -4,4 +4,6 @@ mod builds;
 mod faults;
 mod fleet;
 mod secure;
+mod sources;
+mod timelines;
 mod vocabularies;

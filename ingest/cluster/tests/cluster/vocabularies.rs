@@ -12,7 +12,7 @@ use crate::fleet::{Fleet, contents};
 const FILES: usize = 6;
 
 /// Logs of a workload in several files.
-fn logs(workload: &str) -> Dir {
+pub(crate) fn logs(workload: &str) -> Dir {
     let dir = Dir::new();
     dir.command(&format!("onefold-data generate --workload {workload} --samples 3000 --seed 3 --out logs"))
         .works();
@@ -56,7 +56,7 @@ fn logs_with_vocabularies() -> Dir {
 
 /// Checks that two datasets have the same data files, vocabularies, digests and columns.
 #[track_caller]
-fn are_equal(dir: &Dir, here: &str, there: &str) {
+pub(crate) fn are_equal(dir: &Dir, here: &str, there: &str) {
     let [a, b] = [here, there].map(|dataset| Snapshot::load(&dir.path(dataset)).unwrap());
     assert_eq!(contents(&dir.path(there)), contents(&dir.path(here)));
     assert_eq!(b.schema, a.schema);

@@ -1,0 +1,75 @@
+//! Logs that are not Parquet.
+
+use std::fmt::Write as _;
+
+use onefold_tests::Dir;
+
+use crate::fleet::Fleet;
+use crate::vocabularies::are_equal;
+
+const CONFIG: &str = r#"format_version = 1
+[sources]
+log = { path = "log/*.csv", ragged = "skip" }
+events = { path = "events.csv", ragged = "skip" }
+others = { path = "events.csv", ragged = "skip" }
+
+[samples]
+source = "log"
+key = ["request"]
+
+[join]
+source = "events"
+on = { request = "of" }
+time = { column = "at", unit = "s" }
+window = "1h"
+key = ["of"]
+[join.labels]
+clicked = { when = "is_click = 1" }
+
+[session]
+key = ["user"]
+time = { column = "time", unit = "s" }
+
+[dataset]
+buckets = 3
+
+[features]
+clicked = { kind = "label" }
+item = { kind = "sparse" }
+"#;
+
+/// Rows of a CSV file, of which every `ragged`th is followed by a row with a value too many.
+fn csv(header: &str, rows: impl Iterator<Item = String>, ragged: usize) -> String {
+    let mut text = format!("{header}\n");
+    for (number, row) in rows.enumerate() {
+        writeln!(text, "{row}").unwrap();
+        if number % ragged == 0 {
+            writeln!(text, "{row},1").unwrap();
+        }
+    }
+    text
+}
+
+#[test]
+fn rows_that_are_left_out_are_counted_once() {
+    let dir = Dir::new();
+    let second = |request: usize| 1_714_521_600 + request;
+    let row = |request: usize| format!("{request},{},{},{}", request % 17, second(request), request % 29);
+    for file in 0..3 {
+        let rows = (file * 400..(file + 1) * 400).map(row);
+        dir.write(format!("log/{file}.csv"), csv("request,user,time,item", rows, 40 + file));
+    }
+    let events = (0..1200).step_by(3).map(|of| format!("{of},{},{}", second(of + 1), of % 2));
+    dir.write("events.csv", csv("of,at,is_click", events, 100));
+    dir.write("dataset.toml", CONFIG);
+    let here = dir.command("onefold-ingest build dataset.toml --out here --threads 2").json();
+    // 10 rows of each part of the log, and 4 events. Nobody reads `others`.
+    assert_eq!(here["ragged_rows_skipped"], 34);
+    let fleet = Fleet::new(&dir, 2);
+    let there = fleet.command("build dataset.toml --out there").json();
+    assert_eq!((&there["ragged_rows_skipped"], &there["samples"]), (&34.into(), &1200.into()));
+    are_equal(&dir, "here", "there");
+    // Others are still an error, which names the file and the line.
+    dir.edit("dataset.toml", "events.csv\", ragged = \"skip\" }\nothers", "events.csv\" }\nothers");
+    fleet.command("build dataset.toml --out refused").fails(&["events.csv", "line 3"]);
+}
