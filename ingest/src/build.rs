@@ -166,9 +166,6 @@ impl Build<'_> {
         let sources = sources::find(config).await?;
         // Before any work: whether there may be a dataset at all.
         let old = self.old_snapshot()?;
-        if options.engine.cluster.is_some() {
-            self.check_cluster(old.is_some())?;
-        }
         if let Some(old) = &old {
             self.check_keys(old)?;
             if options.commit == Commit::Merge {

@@ -31,8 +31,6 @@ pub(crate) struct OutputPlan {
     pub(crate) schema: Schema,
     /// The list columns of decoded samples, in order.
     pub(crate) lists: Vec<ListColumn>,
-    /// For each of them the originals of its ids by id, if a vocabulary numbers them; only for a merge.
-    pub(crate) originals: Vec<Option<Arc<Vec<i64>>>>,
     /// Vocabularies to be written with the dataset.
     pub(crate) vocabularies: BTreeMap<String, Vocabulary>,
     /// The groups that were chosen from the data, and why; empty if `[features]` gives them.
@@ -61,7 +59,6 @@ impl OutputPlan {
         Self {
             schema: Schema { kept: kept.to_vec(), ..config.schema.clone() },
             lists: list_names(config).map(list).collect(),
-            originals: Vec::new(),
             vocabularies: BTreeMap::new(),
             groups: Vec::new(),
         }
@@ -100,7 +97,7 @@ pub(crate) async fn decide(
         let vocabulary = vocabulary.and_then(|name| id_maps.get(name)).map(Arc::clone);
         ListColumn { name: name.to_owned(), vocabulary }
     });
-    Ok(OutputPlan { schema, lists: lists.collect(), originals: Vec::new(), vocabularies, groups })
+    Ok(OutputPlan { schema, lists: lists.collect(), vocabularies, groups })
 }
 
 /// Whether a schema has the configuration's columns, in any groups; the types of kept columns are not compared.

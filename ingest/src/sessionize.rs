@@ -201,7 +201,7 @@ pub fn ordered(config: &Config, order: SampleOrder, sessions: &str, records: &st
         "SELECT s.*, n.{START}, n.{SESSION} FROM ({sessions}) n RIGHT JOIN {records} s ON {}",
         same_session(config)
     );
-    sorted(config, order, &joined, None, last)
+    sorted(config, order, &format!("({joined})"), None, last)
 }
 
 /// The query that orders `records` as [`ordered`] does, and finds their sessions from the records themselves. `records`
@@ -221,7 +221,7 @@ pub(crate) fn ordered_with_sessions(
         Sessions::Gap { gap_micros, .. } => starts_by_pauses(&over, *gap_micros, records),
     };
     let samples = format!("SELECT *, {} AS {SESSION} FROM ({started})", session_id(config, START));
-    sorted(config, order, &samples, None, last)
+    sorted(config, order, &format!("({samples})"), None, last)
 }
 
 /// The query of `records` with their [`BUCKET`]. Totals go to the first.
@@ -230,7 +230,13 @@ pub(crate) fn with_buckets(config: &Config, buckets: u32, records: &str) -> Stri
     format!("SELECT *, CASE WHEN {TOTALS} THEN 0 ELSE {bucket} END AS {BUCKET} FROM {records}")
 }
 
-/// The query that sorts `samples`, a query with the [`key_columns`], [`TIME`], [`TOTALS`], [`START`] and [`SESSION`],
+/// The query of `records`, whose [`SESSION`] is known, with their [`BUCKET`]. Totals go to the first.
+pub(crate) fn with_known_buckets(buckets: u32, records: &str) -> String {
+    let bucket = bucket(buckets);
+    format!("SELECT *, CASE WHEN {TOTALS} THEN 0 ELSE {bucket} END AS {BUCKET} FROM {records}")
+}
+
+/// The query that sorts `samples`, a table or a query in parentheses with the [`key_columns`], [`TIME`], [`TOTALS`], [`START`] and [`SESSION`],
 /// into the order of a dataset, behind the totals. The column `first` orders samples of one time before those of the
 /// configuration do, the columns `last` order samples that no other column orders.
 pub(crate) fn sorted(
@@ -247,7 +253,7 @@ pub(crate) fn sorted(
     }
     let last = last.iter().copied().map(str::to_owned).collect();
     let keys = [vec![format!("{TOTALS} DESC")], place(config, order), within, last].concat();
-    format!("SELECT * FROM ({samples}) ORDER BY {}", first_of_each(keys).join(", "))
+    format!("SELECT * FROM {samples} ORDER BY {}", first_of_each(keys).join(", "))
 }
 
 /// The columns of the samples that [`ordered`] needs of their records, beside [`TIME`].

@@ -12,8 +12,8 @@
 //! category    1    2    3    4    5    6    7
 //! ```
 //!
-//! Keys are divided into classes by a hash ([`class_function`]). The rows of a class are numbered for themselves, so that
-//! no sort has all rows; the positions of a class begin where no other class reaches.
+//! Keys are divided into classes by a hash. The rows of a class are numbered for themselves, so that no sort has all
+//! rows; the positions of a class begin where no other class reaches.
 //!
 //! A sample at time t sees the rows of its key with `time + delay < t`, strictly; of these, those with `time >= t -
 //! max_age`; of these, the last `length`. Equal starts and ends mean empty lists; nothing else is said by them then.

@@ -2,29 +2,17 @@
 
 use std::sync::Arc;
 
-use onefold_datasets::{Commit, DatasetWriter};
+use onefold_datasets::DatasetWriter;
 
 use super::{Build, BuildSummary, Groups};
-use crate::cluster::RemoteClustering;
+use crate::Result;
+use crate::cluster::{RemoteClustering, WrittenSamples};
 use crate::decide::{OutputPlan, decide};
 use crate::reading::{Reading, ReadingOptions};
 use crate::remote::Cluster;
 use crate::sources::count_skipped;
-use crate::{Error, Result};
 
 impl Build<'_> {
-    /// Refuses what a cluster cannot do, before anything is read.
-    pub(super) fn check_cluster(&self, has_dataset: bool) -> Result<()> {
-        if self.options.commit != Commit::Merge || !has_dataset {
-            return Ok(());
-        }
-        Err(Error::Config {
-            path: self.config.path.clone(),
-            message: "late samples are merged in one process, not on a cluster".to_owned(),
-            hint: "use `onefold-ingest append --merge`".to_owned(),
-        })
-    }
-
     /// Writes the samples on `cluster`, and commits them.
     pub(super) async fn on_cluster(
         &self,
@@ -44,18 +32,31 @@ impl Build<'_> {
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
         }
-        // Records pass through other machines, so they are digested when they are decoded, too.
-        let spec = self.write_spec(&writer, &reading, clustering.cut());
-        let mut add = |bucket| Ok(writer.add(bucket)?);
-        let written = clustering.write(spec, &decided.lists, self.reporter, &mut add).await?;
+        let written = self.write_on(cluster, clustering, (&reading, &decided), &mut writer).await?;
         reading.check_count(written.as_ref().map_or(0, |written| written.samples), None)?;
-        let written = written.ok_or_else(|| reading.no_samples())?;
+        let written = written.filter(|written| written.samples > 0).ok_or_else(|| reading.no_samples())?;
         if self.writes_the_samples_as_read() {
             writer.expect(written.samples, written.digest);
         }
-        count_skipped(&reading.context, cluster, &reading.sources).await?;
         let output = self.commit(&reading, writer, &written.statistics, written.left_out).await?;
         Ok(self.summary(output, &decided, reading))
+    }
+
+    /// Writes samples that are planned on `cluster`, and adds their buckets to `writer`. Gives `None` if nothing is known
+    /// of any samples.
+    pub(super) async fn write_on(
+        &self,
+        cluster: &Arc<dyn Cluster>,
+        clustering: RemoteClustering<'_>,
+        (reading, decided): (&Reading<'_>, &OutputPlan),
+        writer: &mut DatasetWriter,
+    ) -> Result<Option<WrittenSamples>> {
+        // Records pass through other machines, so they are digested when they are decoded, too.
+        let spec = self.write_spec(writer, reading, clustering.cut());
+        let mut add = |bucket| Ok(writer.add(bucket)?);
+        let written = clustering.write(spec, &decided.lists, self.reporter, &mut add).await?;
+        count_skipped(&reading.context, cluster, &reading.sources).await?;
+        Ok(written)
     }
 
     /// The vocabularies and groups. Where they follow from the samples, all of these are folded first; otherwise nothing

@@ -20,7 +20,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::runtime::JoinSet;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
@@ -28,8 +27,7 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
-use datafusion::physical_plan::stream::{RecordBatchReceiverStream, RecordBatchStreamAdapter};
-use datafusion::physical_plan::streaming::PartitionStream;
+use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
 };
@@ -43,6 +41,7 @@ use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions};
 use super::record_batches::RecordBatches;
 use super::statistics::StatisticsOptions;
 use crate::Error;
+use crate::planned::PlannedTable;
 use crate::sessionize::{TIME, TOTALS};
 use crate::spilling_join::in_context;
 use crate::statistics::ColumnCounts;
@@ -167,10 +166,8 @@ impl FoldExec {
     }
 
     /// The table of its rows, as a leaf of the plans that read it: the plan of the samples is optimised already.
-    pub(super) fn table(self: &Arc<Self>) -> Result<StreamingTable> {
-        let part = |part| -> Arc<dyn PartitionStream> { Arc::new(Part { plan: Arc::clone(self), part }) };
-        let parts = self.properties.partitioning.partition_count();
-        StreamingTable::try_new(Arc::clone(&self.fold.schema), (0..parts).map(part).collect())
+    pub(super) fn table(self: &Arc<Self>) -> PlannedTable {
+        PlannedTable(Arc::clone(self) as _)
     }
 }
 
@@ -427,24 +424,4 @@ pub(crate) fn plan_properties(schema: &SchemaRef, partitions: usize) -> Arc<Plan
 /// Wraps an error of this crate so that it can pass through the engine.
 pub(crate) fn external(error: crate::Error) -> DataFusionError {
     DataFusionError::External(Box::new(error))
-}
-
-/// A part of the rows of a [`FoldExec`].
-#[derive(Debug)]
-struct Part {
-    plan: Arc<FoldExec>,
-    part: usize,
-}
-
-impl PartitionStream for Part {
-    fn schema(&self) -> &SchemaRef {
-        &self.plan.fold.schema
-    }
-
-    fn execute(&self, context: Arc<TaskContext>) -> SendableRecordBatchStream {
-        self.plan.execute(self.part, context).unwrap_or_else(|error| {
-            let schema = Arc::clone(&self.plan.fold.schema);
-            Box::pin(RecordBatchStreamAdapter::new(schema, futures::stream::iter([Err(error)])))
-        })
-    }
 }

@@ -16,6 +16,7 @@ use onefold_datasets::{KeptColumn, SparseKind};
 use super::convert::ColumnNames;
 use super::encode::{EncoderOptions, SampleTotals};
 use super::fold::{DIGEST, FoldExec, FoldSpec, RECORD};
+use super::on_cluster::{ExchangedRecords, RemoteClustering};
 use super::statistics::StatisticsOptions;
 use super::totals::TotalsReader;
 use super::{
@@ -24,6 +25,7 @@ use super::{
 };
 use crate::ids::IdForm;
 use crate::merge::old::{self, OLD_SESSION, PARTITION, SEQUENCE};
+use crate::remote::{Cluster, OnCluster, cluster_of};
 use crate::sessionize::{self, TIME, TOTALS};
 use crate::spool::Spool;
 use crate::{Config, Result};
@@ -34,10 +36,24 @@ pub(crate) struct LateSamples {
     pub(crate) totals: SampleTotals,
 }
 
+/// The queries of merged samples.
+#[derive(Debug)]
+pub(crate) struct MergedQueries {
+    /// The late samples' sessions.
+    pub(crate) sessions: String,
+    /// The records of all samples with their sessions, in no order.
+    pub(crate) records: String,
+    /// The column that orders samples of one time before those of the configuration do.
+    pub(crate) first: Option<&'static str>,
+}
+
 impl LateSamples {
-    /// Encodes the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`, and makes the records a table of
-    /// the name `table`: the columns of [`sessionize::record_columns`], time, digest, record, and with `number` their
-    /// number.
+    /// The table of the records, from which the query that [`encode`](Self::encode) is given takes them.
+    pub(crate) const RECORDS: &str = RECORDS_TABLE;
+
+    /// Encodes the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`, and makes the records that `sql`
+    /// gives a table of the name `table`: the columns of [`sessionize::record_columns`], time, digest, record, and what
+    /// the query adds.
     ///
     /// # Errors
     ///
@@ -47,16 +63,16 @@ impl LateSamples {
         context: &SessionContext,
         columns: &datafusion::arrow::datatypes::Schema,
         options: &ClusterOptions,
-        (spool, table, number): (&mut Spool, &str, &str),
+        (spool, table, sql): (&mut Spool, &str, &str),
         reporter: &dyn Reporter,
     ) -> Result<Self> {
         let encoder = merged_options(config, options);
-        let fold = fold_samples(config, context, columns, options, encoder, Some(options.threads)).await?;
-        context.register_table(RECORDS_TABLE, Arc::new(fold.table()?))?;
+        let workers = workers(context, options);
+        let fold = fold_samples(config, context, columns, options, encoder, workers).await?;
+        context.register_table(RECORDS_TABLE, Arc::new(fold.table()))?;
         let folded = format!("{table}_and_totals");
-        let sql = format!("SELECT *, CAST(row_number() OVER () AS BIGINT) AS {number} FROM {RECORDS_TABLE}");
         reporter.begin("reading", None, "samples");
-        let mut work = pin!(spool.table(context, &folded, &sql));
+        let mut work = pin!(spool.table(context, &folded, sql));
         let mut seen = 0;
         while tokio::time::timeout(TICK, &mut work)
             .await
@@ -66,9 +82,13 @@ impl LateSamples {
             let (samples, _) = fold.read();
             reporter.advance(samples - seen);
             seen = samples;
+            reporter.go_on()?;
         }
+        context.deregister_table(RECORDS_TABLE)?;
         reporter.end();
-        let mut totals = TotalsReader::new(&statistics_options(config, options), &options.budget);
+        let texts = config.vocabularies.keys().map(|name| options.ids.shared_texts(name)).collect();
+        let mut totals =
+            TotalsReader::new(&statistics_options(config, options), &options.budget).with_texts(texts);
         let parts = format!(
             "SELECT {TIME}, {}, arrow_cast({RECORD}, 'Binary') AS {RECORD}, {TOTALS} FROM {folded} WHERE {TOTALS} \
              ORDER BY {TIME}",
@@ -99,7 +119,7 @@ pub(crate) async fn fold_old_samples(
     samples: &str,
     records: &str,
 ) -> Result<()> {
-    let input = context.table(samples).await?.create_physical_plan().await?;
+    let input = OnCluster::inner(context.table(samples).await?.create_physical_plan().await?);
     tracing::debug!("samples of the dataset:\n{}", displayable(input.as_ref()).indent(false));
     let encoder = EncoderOptions {
         gap_micros: None,
@@ -130,18 +150,22 @@ pub(crate) async fn fold_old_samples(
         names,
         encoder,
         statistics,
-        workers: Some(options.threads.max(1)),
+        workers: workers(context, options),
         batch_rows: options.query_batch_rows,
     };
     let fold = Arc::new(FoldExec::new(spec, options.budget.clone(), input)?);
     context.deregister_table(records)?;
-    context.register_table(records, Arc::new(fold.table()?))?;
+    context.register_table(records, Arc::new(fold.table()))?;
     Ok(())
 }
 
+/// The workers that fold samples together; `None` where each part of them is folded for itself.
+fn workers(context: &SessionContext, options: &ClusterOptions) -> Option<usize> {
+    cluster_of(&context.copied_config()).is_none().then(|| options.threads.max(1))
+}
+
 impl Clustering {
-    /// The clustering of late samples and those of a dataset, whose records the query `ordered` sorts. `sessions` is
-    /// the query of the late samples' sessions.
+    /// The clustering of late samples and those of a dataset.
     ///
     /// # Errors
     ///
@@ -152,11 +176,41 @@ impl Clustering {
         columns: &datafusion::arrow::datatypes::Schema,
         options: &ClusterOptions,
         late: LateSamples,
-        (sessions, ordered): (&str, &str),
+        queries: &MergedQueries,
     ) -> Result<Self> {
-        let mut planned = Self::sorted(config, context, columns, options, sessions, ordered).await?;
+        let MergedQueries { sessions, records, first } = queries;
+        let ordered = sessionize::sorted(config, options.order, &format!("({records})"), *first, &DIGEST);
+        let mut planned = Self::sorted(config, context, columns, options, sessions, &ordered).await?;
         planned.cut.encoded = merged_options(config, options);
         planned.totals = Some(late.totals);
+        Ok(planned)
+    }
+}
+
+impl<'a> RemoteClustering<'a> {
+    /// The clustering of late samples and those of a dataset on a cluster.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine.
+    pub(crate) async fn merged(
+        config: &'a Config,
+        context: &SessionContext,
+        columns: &datafusion::arrow::datatypes::Schema,
+        options: &ClusterOptions,
+        late: LateSamples,
+        (cluster, queries): (&Arc<dyn Cluster>, &MergedQueries),
+    ) -> Result<Self> {
+        let MergedQueries { sessions, records, first } = queries;
+        let records = OnCluster::inner(context.sql(records).await?.create_physical_plan().await?);
+        let exchanged = ExchangedRecords {
+            records,
+            with_buckets: sessionize::with_known_buckets(options.order.buckets, RECORDS_TABLE),
+            ordered: sessionize::sorted(config, options.order, RECORDS_TABLE, *first, &DIGEST),
+        };
+        let mut planned =
+            Self::of_records(config, context, columns, options, (cluster, sessions), exchanged).await?;
+        planned.set_merged(merged_options(config, options), late.totals);
         Ok(planned)
     }
 }

@@ -79,8 +79,8 @@ pub(crate) use self::encode::SampleTotals;
 pub(crate) use self::fold::{DIGEST, RECORD};
 pub(crate) use self::fold::{FoldExec, FoldSpec, external, plan_properties};
 pub(crate) use self::kept::kept_columns;
-pub(crate) use self::merging::{LateSamples, fold_old_samples};
-pub(crate) use self::on_cluster::RemoteClustering;
+pub(crate) use self::merging::{LateSamples, MergedQueries, fold_old_samples};
+pub(crate) use self::on_cluster::{RemoteClustering, WrittenSamples};
 pub(crate) use self::partitions::Partitions;
 pub(crate) use self::stage::StageExec;
 pub(crate) use self::statistics::SampleStatistics;
@@ -148,7 +148,7 @@ impl Clustering {
     ) -> Result<Self> {
         let encoder = encoder_options(config, options);
         let fold = fold_samples(config, context, columns, options, encoder, Some(options.threads)).await?;
-        context.register_table(RECORDS_TABLE, Arc::new(fold.table()?))?;
+        context.register_table(RECORDS_TABLE, Arc::new(fold.table()))?;
         let sessions = sessionize::sessions(config, columns)?;
         let ordered = sessionize::ordered(config, options.order, &sessions, RECORDS_TABLE, &DIGEST);
         let mut planned = Self::sorted(config, context, columns, options, &sessions, &ordered).await?;
@@ -429,7 +429,7 @@ fn statistics_options(config: &Config, options: &ClusterOptions) -> StatisticsOp
     }
 }
 
-fn bug(message: &str) -> Error {
+pub(crate) fn bug(message: &str) -> Error {
     Error::Engine {
         message: message.to_owned(),
         hint: "this is a bug in Onefold; please report it".to_owned(),

@@ -41,7 +41,7 @@ use onefold_datasets::progress::Reporter;
 
 use super::cut::CutSpec;
 use super::decode::{DecodedTotals, ListColumn};
-use super::encode::SampleTotals;
+use super::encode::{EncoderOptions, SampleTotals};
 use super::fold::DIGEST;
 use super::slices::SliceQueries;
 use super::stage::{StageExec, Staged};
@@ -53,7 +53,7 @@ use super::{
     statistics_options,
 };
 use crate::remote::{Cluster, Groups, OnCluster, WorkRowsSpec, WrittenRows, checked_exchange};
-use crate::sessionize::{self, BUCKET, SampleOrder};
+use crate::sessionize::{self, BUCKET};
 use crate::{Config, Result};
 
 /// What records that are put aside are called.
@@ -64,17 +64,26 @@ pub(crate) struct RemoteClustering<'a> {
     config: &'a Config,
     cluster: Arc<dyn Cluster>,
     context: SessionContext,
-    order: SampleOrder,
     /// The records: those that the samples are folded to, or those that are put aside.
-    records: Arc<dyn ExecutionPlan>,
+    exchanged: ExchangedRecords,
     /// The slices of every timeline, in no order.
     slices: Vec<Arc<dyn ExecutionPlan>>,
     /// The tables that the slices are read from.
     slice_tables: SliceQueries,
     cut: CutSpec,
     totals: TotalsReader,
-    /// The records' files and the totals, once the samples are folded.
-    folded: Option<(WrittenRows, SampleTotals)>,
+    /// The totals of the samples that are folded already.
+    folded: Option<SampleTotals>,
+    /// The files of records that are put aside.
+    _files: Option<WrittenRows>,
+}
+
+/// Records, and the queries over [`RECORDS_TABLE`] that give them their buckets before the exchange by bucket, and sort
+/// them behind it.
+pub(super) struct ExchangedRecords {
+    pub(super) records: Arc<dyn ExecutionPlan>,
+    pub(super) with_buckets: String,
+    pub(super) ordered: String,
 }
 
 /// What a cluster wrote.
@@ -101,27 +110,53 @@ impl<'a> RemoteClustering<'a> {
         cluster: &Arc<dyn Cluster>,
     ) -> Result<Self> {
         let encoder = super::encoder_options(config, options);
-        let records = fold_samples(config, context, columns, options, encoder, None).await?;
+        let exchanged = ExchangedRecords {
+            records: fold_samples(config, context, columns, options, encoder, None).await?,
+            with_buckets: sessionize::with_buckets(config, options.order.buckets, RECORDS_TABLE),
+            ordered: sessionize::ordered_with_sessions(config, options.order, RECORDS_TABLE, &DIGEST),
+        };
+        let sessions = sessionize::sessions(config, columns)?;
+        Self::of_records(config, context, columns, options, (cluster, &sessions), exchanged).await
+    }
+
+    /// Plans the clustering of records. `sessions` is the query of the sessions of samples that have lists of timelines.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine.
+    pub(super) async fn of_records(
+        config: &'a Config,
+        context: &SessionContext,
+        columns: &ArrowSchema,
+        options: &ClusterOptions,
+        (cluster, sessions): (&Arc<dyn Cluster>, &str),
+        exchanged: ExchangedRecords,
+    ) -> Result<Self> {
         let totals = TotalsReader::new(&statistics_options(config, options), &options.budget);
         let texts = config.vocabularies.keys().map(|name| options.ids.shared_texts(name));
-        let sessions = sessionize::sessions(config, columns)?;
-        let queries = SliceQueries::new(config, context, columns, options, &sessions).await?;
+        let slice_tables = SliceQueries::new(config, context, columns, options, sessions).await?;
         let mut slices = Vec::new();
-        for query in &queries.queries {
+        for query in &slice_tables.queries {
             slices.push(OnCluster::inner(context.sql(query).await?.create_physical_plan().await?));
         }
         Ok(Self {
             config,
             cluster: Arc::clone(cluster),
             context: context.clone(),
-            order: options.order,
-            records,
+            exchanged,
             slices,
-            slice_tables: queries,
+            slice_tables,
             cut: cut_spec(config, columns, options),
             totals: totals.with_texts(texts.collect()),
             folded: None,
+            _files: None,
         })
+    }
+
+    /// Says how records of late samples and of a dataset were encoded, and gives the totals of the late ones.
+    pub(super) fn set_merged(&mut self, encoded: EncoderOptions, late: SampleTotals) {
+        self.cut.encoded = encoded;
+        self.folded = Some(late);
     }
 
     /// How what is sorted is cut into row groups.
@@ -138,8 +173,9 @@ impl<'a> RemoteClustering<'a> {
         let folder = self.cluster.work_folder();
         let mut files = WrittenRows::none_in(folder)?;
         let spec = WorkRowsSpec { folder: folder.to_owned(), name: STAGED.to_owned() };
-        let schema = self.records.schema();
-        let stage = Arc::new(StageExec::new(spec, Arc::clone(&self.records)));
+        let records = &mut self.exchanged.records;
+        let schema = records.schema();
+        let stage = Arc::new(StageExec::new(spec, Arc::clone(records)));
         let plan = Arc::new(OnCluster::new(Arc::clone(&self.cluster), stage));
         reporter.begin("reading on the cluster", None, "samples");
         let mut rows = execute_stream(plan, self.context.task_ctx())?;
@@ -153,13 +189,13 @@ impl<'a> RemoteClustering<'a> {
         }
         reporter.end();
         let Some(totals) = self.totals.finish()?.filter(|totals| totals.samples > 0) else { return Ok(None) };
-        self.records = files.scan(&self.context, &schema).await?;
-        let (_, totals) = self.folded.insert((files, totals));
-        Ok(Some(totals))
+        *records = files.scan(&self.context, &schema).await?;
+        self._files = Some(files);
+        Ok(Some(self.folded.insert(totals)))
     }
 
     /// Writes the samples, and gives the buckets to `add` when all files are complete. `lists` are the list columns. The
-    /// samples are folded on the way if they are not folded yet. Gives `None` if there are no samples.
+    /// samples are folded on the way if they are not folded yet. Gives `None` if nothing is known of any samples.
     ///
     /// # Errors
     ///
@@ -175,8 +211,7 @@ impl<'a> RemoteClustering<'a> {
         let partitions = self.cluster.partitions();
         // They live until all is read.
         let _tables = self.slice_tables;
-        let mut inputs =
-            vec![sorted(self.config, &self.context, self.order, self.records, partitions).await?];
+        let mut inputs = vec![sorted(&self.context, self.exchanged, partitions).await?];
         for slices in self.slices {
             inputs.push(slices_in_order(self.config, &self.context, slices, partitions).await?);
         }
@@ -185,7 +220,7 @@ impl<'a> RemoteClustering<'a> {
         let lists = WrittenLists::InFiles(lists, Arc::default());
         let write = Arc::new(WriteExec::new(Arc::new(spec), lists, inputs));
         let plan = Arc::new(OnCluster::new(self.cluster, write));
-        let known = self.folded.as_ref().map(|(_, totals)| totals.samples);
+        let known = self.folded.as_ref().map(|totals| totals.samples);
         let what = if known.is_some() { "writing on the cluster" } else { "building on the cluster" };
         reporter.begin(what, known, "samples");
         let mut rows = execute_stream(plan, self.context.task_ctx())?;
@@ -204,9 +239,12 @@ impl<'a> RemoteClustering<'a> {
             }
         }
         reporter.end();
-        let totals = match self.folded {
-            Some((_, totals)) => Some(totals),
-            None => self.totals.finish()?.filter(|totals| totals.samples > 0),
+        let totals = match (self.folded, self.totals.finish()?) {
+            (Some(mut all), Some(others)) => {
+                all.merge(others)?;
+                Some(all)
+            }
+            (one, other) => one.or(other),
         };
         let Some(totals) = totals else { return Ok(None) };
         let SampleTotals { samples, digest, .. } = totals;
@@ -231,18 +269,14 @@ async fn next_of_job(
 
 /// Records, exchanged by bucket and sorted.
 async fn sorted(
-    config: &Config,
     context: &SessionContext,
-    order: SampleOrder,
-    records: Arc<dyn ExecutionPlan>,
+    exchanged: ExchangedRecords,
     partitions: usize,
 ) -> Result<Arc<dyn ExecutionPlan>> {
     let context = for_one_partition(context);
-    let with_buckets = sessionize::with_buckets(config, order.buckets, RECORDS_TABLE);
-    let records = over_partitions(&context, &with_buckets, records).await?;
+    let records = over_partitions(&context, &exchanged.with_buckets, exchanged.records).await?;
     let records = exchanged_by_bucket(records, partitions)?;
-    let ordered = sessionize::ordered_with_sessions(config, order, RECORDS_TABLE, &DIGEST);
-    over_partitions(&context, &ordered, records).await
+    over_partitions(&context, &exchanged.ordered, records).await
 }
 
 /// The slices of a timeline, exchanged by bucket as the records are, and sorted.

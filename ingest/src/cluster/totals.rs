@@ -183,15 +183,15 @@ impl TotalsReader {
         Some(Ok(()))
     }
 
-    /// The totals of all workers, which are read; `None` if there were none.
+    /// The totals of all workers that were read since the last call; `None` if there were none.
     ///
     /// # Errors
     ///
     /// [`Error::Engine`] if a summary is not whole.
     pub(super) fn finish(&mut self) -> Result<Option<SampleTotals>> {
         let mut all: Option<SampleTotals> = None;
-        for summary in self.summaries.values() {
-            let totals: SampleTotals = serde_json::from_slice(summary).map_err(|error| malformed(&error))?;
+        for summary in std::mem::take(&mut self.summaries).into_values() {
+            let totals: SampleTotals = serde_json::from_slice(&summary).map_err(|error| malformed(&error))?;
             match &mut all {
                 None => all = Some(totals),
                 Some(all) => all.merge(totals)?,
@@ -289,6 +289,7 @@ mod tests {
         assert_eq!((totals.samples, &counted), (10, &expected));
         let lengths = totals.statistics.counters[0].counts();
         assert_eq!(lengths.map(|(_, count)| count).sum::<u64>(), 2000);
+        assert!(reader.finish().unwrap().is_none(), "nothing was read since");
     }
 
     #[test]

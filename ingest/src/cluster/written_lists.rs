@@ -22,7 +22,7 @@ pub(crate) enum WrittenLists {
 }
 
 /// List columns as they are sent to other machines.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct SentLists {
     /// The names, each with the number of its map.
     lists: Vec<(String, Option<usize>)>,
@@ -65,7 +65,7 @@ impl WrittenLists {
     /// # Errors
     ///
     /// Those of reading a vocabulary.
-    pub(super) fn load(
+    pub(crate) fn load(
         &self,
         pool: &Arc<dyn MemoryPool>,
     ) -> Result<(Vec<ListColumn>, Vec<Arc<LoadedIdMap>>)> {

@@ -184,6 +184,32 @@ fn bytes_that_are_not_a_text_are_hashed_but_not_numbered() {
     assert!(error.contains("`encode(uuid, 'hex')`"), "{error}");
 }
 
+#[test]
+fn functions_of_timelines_are_sent_with_their_form() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let hashes = [hash_id(b"N17"), hash_id(b"\xc3\x85")];
+    for (form, is_text) in [(IdForm::Hashes, false), (IdForm::TextHashes, true)] {
+        let sent = functions::write_timeline_function(&timeline_function(3, 1, "item", form)).unwrap();
+        let context = SessionContext::new();
+        context.register_udf(functions::read_timeline_function(&sent.unwrap()).unwrap());
+        let sql = "SELECT __onefold_ids3_1(column1) FROM (VALUES ('N17'), (NULL), ('Å'))";
+        let rows = runtime.block_on(async { context.sql(sql).await.unwrap().collect().await.unwrap() });
+        let ids = rows[0].column(0).as_primitive::<Int64Type>();
+        assert_eq!(ids.iter().collect::<Vec<_>>(), [Some(hashes[0]), None, Some(hashes[1])]);
+        let sql = "SELECT __onefold_ids3_1(arrow_cast(x'ff', 'Binary'))";
+        let bytes = runtime.block_on(async { context.sql(sql).await.unwrap().collect().await });
+        if is_text {
+            let error = bytes.unwrap_err().to_string();
+            assert!(error.contains("column `item`: the bytes `\\xff` are not a UTF-8 text"), "{error}");
+        } else {
+            assert_eq!(bytes.unwrap()[0].column(0).as_primitive::<Int64Type>().value(0), hash_id(b"\xff"));
+        }
+    }
+    let other = crate::session_ids::function();
+    assert_eq!(functions::write_timeline_function(&other).unwrap(), None, "every machine has it");
+    assert!(functions::read_timeline_function(b"{}").is_err());
+}
+
 /// The result of a query with the functions, as text.
 fn query(sql: &str) -> Result<String, String> {
     let context = SessionContext::new();

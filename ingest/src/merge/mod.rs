@@ -7,6 +7,7 @@
 //!
 //! A merge gives what a build of all logs gives: the same samples in the same sessions and in the same order. Of the
 //! dataset it reads the times of the sessions that late samples could continue, and whole only the buckets that change.
+//! Every step is a query, which a cluster executes as well as this process.
 //!
 //! **A sample is there** if a sample of the same user (or session key) in the same values of the partition columns has
 //! its key. Without keys it is there if one of the same time has the same digest (of its time, floats and the lists of
@@ -16,6 +17,7 @@
 //! of a session, and with it the session's id and partition, and may unite sessions.
 
 pub(crate) mod old;
+mod old_rows;
 mod sql;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,17 +26,26 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::{Int64Type, Schema as ArrowSchema};
+use datafusion::datasource::empty::EmptyTable;
+use datafusion::datasource::memory::MemorySourceConfig;
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionContext;
 use onefold_datasets::progress::Reporter;
-use onefold_datasets::storage::Storage;
-use onefold_datasets::{PartitionChoice, PartitionKey, Sessions, Snapshot, Vocabulary};
+use onefold_datasets::{PartitionChoice, PartitionKey, Sessions, Snapshot, hash_id};
 use serde::Serialize;
 
-use self::old::{OldDataset, PARTITION, Read};
+use self::old::{OldDataset, PARTITION};
+use self::old_rows::{FILES, OldFile, Read};
+pub(crate) use self::old_rows::{OldRowsExec, OldRowsSpec};
 use self::sql::{BUCKET, COUNT, Sql};
-use crate::cluster::{ClusterOptions, Clustering, LateSamples, Partitions, fold_old_samples, list_names};
+use crate::cluster::{
+    ClusterOptions, Clustering, LateSamples, ListColumn, MergedQueries, Partitions, RemoteClustering,
+    SentLists, WrittenLists, fold_old_samples, list_names, same_hash,
+};
 use crate::decide::OutputPlan;
+use crate::planned::PlannedTable;
 use crate::reading::{Reading, ReadingOptions};
+use crate::remote::{Cluster, WorkFile, WorkRowsSpec, WrittenRows, cluster_of};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, START};
 use crate::spool::{Spool, counts};
 use crate::{Config, Error, Result};
@@ -69,6 +80,9 @@ pub(crate) struct Merge<'a> {
     old: OldDataset,
     sql: Sql<'a>,
     spool: Spool,
+    /// Files for the machines of a cluster: of files to read, and of the lists' vocabularies.
+    sent: Vec<WrittenRows>,
+    sent_lists: Option<SentLists>,
     /// The buckets of the dataset in which late samples' sessions could be.
     near: BTreeSet<(usize, u32)>,
     /// The partitions and buckets that are written anew.
@@ -126,7 +140,7 @@ impl<'a> Merge<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if the storage cannot be reached.
+    /// As [`sessionize::samples`].
     pub(crate) fn new(
         config: &'a Config,
         reading: &Reading<'_>,
@@ -135,7 +149,7 @@ impl<'a> Merge<'a> {
     ) -> Result<Self> {
         let columns = Arc::new(reading.planned.wide.schema().as_arrow().clone());
         let options = reading.cluster_options(wanted);
-        let old = OldDataset::new(config, Storage::open(root)?, snapshot, &columns);
+        let old = OldDataset::new(config, root, snapshot, &columns);
         let instants = sessionize::instants(config, &columns)?;
         Ok(Self {
             config,
@@ -146,6 +160,8 @@ impl<'a> Merge<'a> {
             options,
             old,
             spool: Spool::default(),
+            sent: Vec::new(),
+            sent_lists: None,
             near: BTreeSet::new(),
             changed: BTreeSet::new(),
             summary: MergeSummary::default(),
@@ -165,14 +181,15 @@ impl<'a> Merge<'a> {
         reporter: &dyn Reporter,
     ) -> Result<LateSamples> {
         self.find_near().await?;
-        self.read_old(sql::OLD_TIMES, &self.near, Read::Times)?;
+        let near = self.near.clone();
+        self.read_old(sql::OLD_TIMES, &near, Read::Times, &[]).await?;
         self.keep(sql::OLD_SESSIONS, &self.sql.old_sessions()).await?;
         self.keep(sql::FOUND, &self.sql.found()).await?;
         if !self.config.samples.key.is_empty() {
             self.leave_out_known_keys().await?;
         }
-        let (context, config) = (&self.context, self.config);
-        let table = (&mut self.spool, sql::LATE_RECORDS, sql::NUMBER);
+        let (context, config, copies) = (&self.context, self.config, self.sql.copies(LateSamples::RECORDS));
+        let table = (&mut self.spool, sql::LATE_RECORDS, copies.as_str());
         let late =
             LateSamples::encode(config, context, &self.columns, &self.options, table, reporter).await?;
         let (found, known) = (late.totals.samples, self.summary.samples_skipped);
@@ -188,10 +205,7 @@ impl<'a> Merge<'a> {
     /// move between a partition that is chosen and one that is not.
     pub(crate) async fn place(&mut self, choice: &PartitionChoice<'_>, decided: &OutputPlan) -> Result<()> {
         if self.config.samples.key.is_empty() {
-            self.mark_known_digests(choice, decided).await?;
-        } else {
-            let none = format!("SELECT CAST(NULL AS BIGINT) AS {} WHERE FALSE", sql::NUMBER);
-            self.keep(sql::MARKS, &none).await?;
+            self.find_known_digests(choice, decided).await?;
         }
         self.keep(sql::MERGED, &self.sql.merged()).await?;
         self.keep(sql::GROWN, &self.sql.grown()).await?;
@@ -229,15 +243,41 @@ impl<'a> Merge<'a> {
     /// # Errors
     ///
     /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read.
-    pub(crate) async fn cluster(&self, late: LateSamples, decided: &OutputPlan) -> Result<Clustering> {
+    pub(crate) async fn cluster(&mut self, late: LateSamples, decided: &OutputPlan) -> Result<Clustering> {
+        let queries = self.queries(decided).await?;
+        let (context, columns) = (&self.context, &self.columns);
+        Clustering::merged(self.config, context, columns, &self.options, late, &queries).await
+    }
+
+    /// The same on a cluster.
+    ///
+    /// # Errors
+    ///
+    /// As [`cluster`](Self::cluster).
+    pub(crate) async fn cluster_on(
+        &mut self,
+        cluster: &Arc<dyn Cluster>,
+        late: LateSamples,
+        decided: &OutputPlan,
+    ) -> Result<RemoteClustering<'a>> {
+        let queries = self.queries(decided).await?;
+        let (context, columns) = (&self.context, &self.columns);
+        RemoteClustering::merged(self.config, context, columns, &self.options, late, (cluster, &queries))
+            .await
+    }
+
+    /// The queries of the samples that are written.
+    async fn queries(&mut self, decided: &OutputPlan) -> Result<MergedQueries> {
         let of_dataset = |(key, bucket): &(PartitionKey, u32)| self.old.bucket(key, *bucket);
         let buckets: BTreeSet<(usize, u32)> = self.changed.iter().filter_map(of_dataset).collect();
         if !buckets.is_empty() {
             self.encode_old(&buckets, decided).await?;
         }
-        let (sessions, ordered) = (self.sql.sessions(), self.sql.ordered(!buckets.is_empty()));
-        let (context, columns) = (&self.context, &self.columns);
-        Clustering::merged(self.config, context, columns, &self.options, late, (&sessions, &ordered)).await
+        Ok(MergedQueries {
+            sessions: self.sql.sessions(),
+            records: self.sql.records(!buckets.is_empty()),
+            first: self.sql.first(),
+        })
     }
 
     /// The buckets of the dataset in which sessions of the late samples could be: those of their identities in
@@ -284,7 +324,7 @@ impl<'a> Merge<'a> {
     /// Replaces the views of late samples by views without those whose keys the dataset has.
     async fn leave_out_known_keys(&mut self) -> Result<()> {
         let found = self.found_buckets().await?;
-        self.read_old(sql::OLD_KEYS, &found, Read::Keys)?;
+        self.read_old(sql::OLD_KEYS, &found, Read::Keys, &[]).await?;
         self.keep(sql::KNOWN_KEYS, &self.sql.known_keys()).await?;
         let all = self.count(NARROW_VIEW).await?;
         for view in [SAMPLES_VIEW, NARROW_VIEW] {
@@ -304,8 +344,8 @@ impl<'a> Merge<'a> {
         Ok(counts(&self.context, &sql).await?.first().copied().unwrap_or(0))
     }
 
-    /// Makes a table of the late samples whose digests the dataset has, as far as its partition may change.
-    async fn mark_known_digests(&mut self, choice: &PartitionChoice<'_>, decided: &OutputPlan) -> Result<()> {
+    /// Makes a table of the digests that the dataset has of late samples' sessions, as far as their partitions may change.
+    async fn find_known_digests(&mut self, choice: &PartitionChoice<'_>, decided: &OutputPlan) -> Result<()> {
         let mut found = BTreeSet::new();
         for (number, bucket) in self.found_buckets().await? {
             if choice.matches(&self.old.snapshot.partitions[number].key)? {
@@ -314,8 +354,9 @@ impl<'a> Merge<'a> {
         }
         self.encode_old(&found, decided).await?;
         self.keep(sql::OLD_DIGESTS, &self.sql.old_digests()).await?;
-        self.keep(sql::MARKS, &self.sql.marks()).await?;
-        self.summary.samples_skipped = self.count(sql::MARKS).await?;
+        self.keep(sql::KNOWN_DIGESTS, &self.sql.known_digests()).await?;
+        let known = counts(&self.context, &self.sql.known_samples()).await?;
+        self.summary.samples_skipped = known.first().copied().unwrap_or(0);
         Ok(())
     }
 
@@ -330,8 +371,8 @@ impl<'a> Merge<'a> {
     }
 
     /// Plans the encoding of the samples of some buckets of the dataset.
-    async fn encode_old(&self, buckets: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<()> {
-        self.read_old(sql::OLD_SAMPLES, buckets, Read::Samples(decided.originals.clone()))?;
+    async fn encode_old(&mut self, buckets: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<()> {
+        self.read_old(sql::OLD_SAMPLES, buckets, Read::Samples, &decided.lists).await?;
         let (context, options) = (&self.context, &self.options);
         fold_old_samples(self.config, context, options, sql::OLD_SAMPLES, sql::OLD_RECORDS).await
     }
@@ -362,13 +403,69 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// Registers the samples of some buckets as a table.
-    fn read_old(&self, table: &str, buckets: &BTreeSet<(usize, u32)>, read: Read) -> Result<()> {
-        let batches = (self.options.threads, self.options.query_batch_rows);
-        let samples = self.old.table(self.config, buckets, read, batches)?;
+    /// Registers the samples of some buckets as a table. `lists` are the list columns, if they are read.
+    async fn read_old(
+        &mut self,
+        table: &str,
+        buckets: &BTreeSet<(usize, u32)>,
+        read: Read,
+        lists: &[ListColumn],
+    ) -> Result<()> {
+        let (spec, schema) = self.old.rows(self.config, read, self.options.query_batch_rows);
         self.context.deregister_table(table)?;
-        self.context.register_table(table, Arc::new(samples))?;
+        let readers = self.context.copied_config().target_partitions();
+        let files = self.old.files(self.config, buckets, readers)?;
+        if files.is_empty() {
+            self.context.register_table(table, Arc::new(EmptyTable::new(schema)))?;
+            return Ok(());
+        }
+        let files = files.iter().map(|files| OldFile::rows(files)).collect::<Result<Vec<_>, _>>()?;
+        let (files, lists): (Arc<dyn ExecutionPlan>, _) = match cluster_of(&self.context.copied_config()) {
+            None => {
+                let files: Vec<_> = files.into_iter().map(|files| vec![files]).collect();
+                let files = MemorySourceConfig::try_new_exec(&files, Arc::clone(&FILES), None)?;
+                (files, WrittenLists::Here(lists.to_vec()))
+            }
+            Some(cluster) => {
+                let lists = WrittenLists::InFiles(self.sent_lists(&cluster, lists)?, Arc::default());
+                (self.sent_files(&cluster, &files).await?, lists)
+            }
+        };
+        let rows = OldRowsExec::new(Arc::new(spec), lists, &schema, files);
+        self.context.register_table(table, Arc::new(PlannedTable(Arc::new(rows))))?;
         Ok(())
+    }
+
+    /// The vocabularies of lists in files of the work folder, which are written once.
+    fn sent_lists(&mut self, cluster: &Arc<dyn Cluster>, lists: &[ListColumn]) -> Result<SentLists> {
+        if lists.is_empty() {
+            return Ok(SentLists::default());
+        }
+        if let Some(sent) = &self.sent_lists {
+            return Ok(sent.clone());
+        }
+        let (sent, files) = SentLists::write(cluster.work_folder(), lists)?;
+        self.sent.push(files);
+        Ok(self.sent_lists.insert(sent).clone())
+    }
+
+    /// A scan of rows that name files, which are put into the work folder, those of each reader into a file.
+    async fn sent_files(
+        &mut self,
+        cluster: &Arc<dyn Cluster>,
+        files: &[RecordBatch],
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let folder = cluster.work_folder();
+        let spec = WorkRowsSpec { folder: folder.to_owned(), name: "files".to_owned() };
+        let mut written = WrittenRows::none_in(folder)?;
+        for rows in files {
+            let mut file = WorkFile::create(&spec, Arc::clone(&FILES))?;
+            file.write(rows)?;
+            written.add(file.finish()?.0);
+        }
+        let scan = written.scan(&self.context, &FILES).await?;
+        self.sent.push(written);
+        Ok(scan)
     }
 
     /// Runs a query and keeps its rows as a table.
@@ -388,43 +485,31 @@ fn integer(batch: &RecordBatch, name: &str, row: usize) -> i64 {
     batch.column_by_name(name).map_or(0, |column| column.as_primitive::<Int64Type>().value(row))
 }
 
-/// For each list, in the order of [`list_names`], the originals of its ids by id, if a vocabulary numbers them; as they
-/// are passed from reading to writing. Makes the lists' maps of `decided` know all originals.
+/// Makes the lists' maps of `decided` know all ids of the vocabularies, also those that no late sample has.
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`] if the texts do not fit into memory.
+/// [`Error::Dataset`] if the texts do not fit into memory; [`Error::Engine`] if a cluster cannot tell two of them apart.
 pub(crate) fn know_originals(config: &Config, reading: &Reading<'_>, decided: &mut OutputPlan) -> Result<()> {
-    let mut originals = BTreeMap::new();
+    let is_on_cluster = cluster_of(&reading.context.copied_config()).is_some();
+    let mut maps = BTreeMap::new();
     for (name, vocabulary) in &decided.vocabularies {
-        let of = originals_of(vocabulary, reading, name)?;
-        originals.insert(name.clone(), (Arc::new(of), vocabulary.id_map(reading.ids.texts(name))));
+        let texts = reading.ids.texts(name);
+        for text in (1..=vocabulary.len() as i64).filter_map(|id| vocabulary.original_text(id)) {
+            let Some(texts) = texts else { break };
+            // Other machines know texts by their hashes.
+            if texts.number(text)? != hash_id(text.as_bytes()) && is_on_cluster {
+                return Err(same_hash(name, text));
+            }
+        }
+        maps.insert(name.clone(), vocabulary.id_map(texts));
     }
-    decided.originals.clear();
     for (name, list) in list_names(config).zip(&mut decided.lists) {
         let feature = config.schema.sparse_features().find(|feature| feature.name == name);
         let vocabulary = feature.and_then(|feature| feature.vocabulary.as_ref());
-        let known = vocabulary.and_then(|name| originals.get(name));
-        if let Some((_, ids)) = known {
-            list.vocabulary = Some(Arc::clone(ids));
+        if let Some(map) = vocabulary.and_then(|name| maps.get(name)) {
+            list.vocabulary = Some(Arc::clone(map));
         }
-        decided.originals.push(known.map(|(originals, _)| Arc::clone(originals)));
     }
     Ok(())
-}
-
-/// The originals of a vocabulary by id; that of 0 is one that the vocabulary does not have.
-fn originals_of(vocabulary: &Vocabulary, reading: &Reading<'_>, name: &str) -> Result<Vec<i64>> {
-    let mut originals = Vec::with_capacity(vocabulary.len() + 1);
-    let texts = reading.ids.texts(name);
-    // Numbers of texts are not negative.
-    let unknown = (i64::MIN..).find(|original| texts.is_some() || vocabulary.id(*original) == 0);
-    originals.push(unknown.unwrap_or(i64::MIN));
-    for id in 1..=vocabulary.len() as i64 {
-        originals.push(match texts {
-            None => vocabulary.original(id).unwrap_or(i64::MIN),
-            Some(texts) => texts.number(vocabulary.original_text(id).unwrap_or_default())?,
-        });
-    }
-    Ok(originals)
 }

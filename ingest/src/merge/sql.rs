@@ -35,16 +35,16 @@ pub(super) const KNOWN_KEYS: &str = "__onefold_known_keys";
 pub(super) const OLD_DIGESTS: &str = "__onefold_old_digests";
 /// The records of late samples.
 pub(super) const LATE_RECORDS: &str = "__onefold_late_records";
-/// The numbers of those that the dataset has already.
-pub(super) const MARKS: &str = "__onefold_marks";
+/// How many samples of each digest the dataset has in the sessions of late samples' identities, if these have no keys.
+pub(super) const KNOWN_DIGESTS: &str = "__onefold_known_digests";
 /// The sessions that late samples and sessions of the dataset form: a row for each instant or session of either.
 pub(super) const MERGED: &str = "__onefold_merged";
 /// The sessions that late samples are added to.
 pub(super) const GROWN: &str = "__onefold_grown";
 /// The sessions of the dataset that become part of these.
 pub(super) const MOVED: &str = "__onefold_moved";
-/// The number of a late sample's record.
-pub(super) const NUMBER: &str = "__onefold_number";
+/// Which of several equal late samples it is, from 1, if samples have no keys.
+const COPY: &str = "__onefold_copy";
 /// The first and the last time of a session.
 const FIRST: &str = "__onefold_first_time";
 pub(super) const LAST: &str = "__onefold_last_time";
@@ -179,31 +179,43 @@ impl Sql<'_> {
         )
     }
 
-    /// [`MARKS`]: of several equal late samples as many are known as the dataset has.
-    pub(super) fn marks(&self) -> String {
-        let identity = identity(self.config);
+    /// The records of late samples in `records`, with their [`COPY`] if samples have no keys. Totals are among them.
+    pub(super) fn copies(&self, records: &str) -> String {
+        if self.is_keyed() {
+            return format!("SELECT * FROM {records}");
+        }
+        let by = identity(self.config).join(", ");
+        format!(
+            "SELECT *, CAST(row_number() OVER (PARTITION BY {TOTALS}, {by}, {TIME}, {} ORDER BY {TIME}) AS BIGINT) AS {COPY} \
+             FROM {records}",
+            DIGEST.join(", ")
+        )
+    }
+
+    fn is_keyed(&self) -> bool {
+        !self.config.samples.key.is_empty()
+    }
+
+    /// [`KNOWN_DIGESTS`].
+    pub(super) fn known_digests(&self) -> String {
         let digest = DIGEST.join(", ");
-        let old: Vec<String> = (0..identity.len()).map(|i| format!("__onefold_i{i}")).collect();
-        let old_by = old.join(", ");
-        let known = format!(
-            "SELECT {old_by}, {TIME}, {digest}, count(*) AS {COUNT} FROM \
+        let identity = self.renamed_identity();
+        let by: Vec<String> = (0..identity.len()).map(|i| format!("__onefold_i{i}")).collect();
+        let by = by.join(", ");
+        format!(
+            "SELECT {by}, {TIME}, {digest}, count(*) AS {COUNT} FROM \
              (SELECT {}, o.{TIME}, o.{}, o.{} FROM {FOUND} f JOIN {OLD_DIGESTS} o \
-             ON f.{PARTITION} = o.{PARTITION} AND f.{OLD_SESSION} = o.{OLD_SESSION}) GROUP BY {old_by}, {TIME}, {digest}",
-            self.renamed_identity().join(", "),
+             ON f.{PARTITION} = o.{PARTITION} AND f.{OLD_SESSION} = o.{OLD_SESSION}) GROUP BY {by}, {TIME}, {digest}",
+            identity.join(", "),
             DIGEST[0],
             DIGEST[1],
-        );
-        let by = identity.join(", ");
-        let copies = format!(
-            "SELECT {by}, {TIME}, {digest}, {NUMBER}, row_number() OVER (PARTITION BY {by}, {TIME}, {digest} ORDER BY {NUMBER}) \
-             AS nth FROM {LATE_RECORDS}"
-        );
-        let same = identity.iter().zip(&old).map(|(column, old)| format!("k.{old} = c.{column}"));
-        let same = same.chain([TIME, DIGEST[0], DIGEST[1]].map(|column| format!("k.{column} = c.{column}")));
-        format!(
-            "SELECT c.{NUMBER} FROM ({known}) k JOIN ({copies}) c ON {} WHERE c.nth <= k.{COUNT}",
-            same.collect::<Vec<_>>().join(" AND ")
         )
+    }
+
+    /// The number of late samples that the dataset has already.
+    pub(super) fn known_samples(&self) -> String {
+        let marked = self.marked(&format!("r.{TIME}"));
+        format!("SELECT count(*) FROM ({marked}) WHERE {ORIGIN} = {KNOWN}")
     }
 
     /// [`MERGED`]: instants and sessions by identity, with the start and the id of the session that they become part of.
@@ -253,11 +265,19 @@ impl Sql<'_> {
         format!("SELECT {by}, {time}{START}, {SESSION} FROM {MERGED} WHERE {OLD_SESSION} IS NULL")
     }
 
-    /// Late samples with their [`ORIGIN`], without records.
+    /// Late samples with their [`ORIGIN`]: of several equal ones as many are known as the dataset has. Those whose keys
+    /// are known are left out before.
     fn marked(&self, columns: &str) -> String {
+        if self.is_keyed() {
+            return format!("SELECT {columns}, CAST({LATE} AS BIGINT) AS {ORIGIN} FROM {LATE_RECORDS} r");
+        }
+        let identity = identity(self.config);
+        let same = identity.iter().enumerate().map(|(i, column)| format!("k.__onefold_i{i} = r.{column}"));
+        let same = same.chain([TIME, DIGEST[0], DIGEST[1]].map(|column| format!("k.{column} = r.{column}")));
         format!(
-            "SELECT {columns}, CASE WHEN m.{NUMBER} IS NULL THEN CAST({LATE} AS BIGINT) ELSE CAST({KNOWN} AS BIGINT) END AS {ORIGIN} \
-             FROM {MARKS} m RIGHT JOIN {LATE_RECORDS} r ON m.{NUMBER} = r.{NUMBER}"
+            "SELECT {columns}, CASE WHEN r.{COPY} <= k.{COUNT} THEN CAST({KNOWN} AS BIGINT) ELSE CAST({LATE} AS BIGINT) END AS {ORIGIN} \
+             FROM {KNOWN_DIGESTS} k RIGHT JOIN {LATE_RECORDS} r ON {}",
+            same.collect::<Vec<_>>().join(" AND ")
         )
     }
 
@@ -316,8 +336,13 @@ impl Sql<'_> {
         )
     }
 
-    /// The records of late samples, and of the dataset's if there are any, in the order of the dataset.
-    pub(super) fn ordered(&self, with_old: bool) -> String {
+    /// The column that orders samples of one time before those of the configuration do.
+    pub(super) fn first(&self) -> Option<&'static str> {
+        (!self.config.order.is_empty()).then_some(SEQUENCE)
+    }
+
+    /// The records of late samples, and of the dataset's if there are any, in no order.
+    pub(super) fn records(&self, with_old: bool) -> String {
         let columns = sessionize::key_columns(self.config);
         let key = (!self.config.samples.key.is_empty()).then_some(KEY);
         let rest: Vec<&str> = key.into_iter().chain([TIME]).chain(DIGEST).collect();
@@ -362,7 +387,6 @@ impl Sql<'_> {
                 old.join(", ")
             );
         }
-        let first = (!self.config.order.is_empty()).then_some(SEQUENCE);
-        sessionize::sorted(self.config, self.order, &all, first, &DIGEST)
+        all
     }
 }

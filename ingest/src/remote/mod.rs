@@ -54,6 +54,7 @@ pub use self::stores::Stores;
 pub(crate) use self::work::{WorkFile, WorkRowsSpec, WrittenRows, write_rows};
 
 use crate::cluster::plan_properties;
+use crate::planned::PlannedExec;
 
 /// Processes on several machines that execute plans together.
 #[async_trait]
@@ -108,6 +109,10 @@ impl PhysicalOptimizerRule for RunOnCluster {
 /// sort, because a cluster keeps no order.
 fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     let check = |plan: Arc<dyn ExecutionPlan>| {
+        if let Some(planned) = plan.downcast_ref::<PlannedExec>() {
+            // Its exchanges are checked.
+            return Ok(Transformed::yes(Arc::clone(planned.plan())));
+        }
         if let Some(merge) = plan.downcast_ref::<SortPreservingMergeExec>() {
             let gathered = Arc::new(CoalescePartitionsExec::new(Arc::clone(merge.input())));
             let sorted = SortExec::new(merge.expr().clone(), checked_exchange(gathered, None)?);
@@ -214,13 +219,14 @@ impl ExecutionPlan for OnCluster {
 #[cfg(test)]
 mod tests {
     use datafusion::arrow::array::AsArray;
-    use datafusion::arrow::datatypes::UInt64Type;
+    use datafusion::arrow::datatypes::{Int64Type, UInt64Type};
     use datafusion::execution::SessionStateBuilder;
     use datafusion::physical_plan::{collect, execute_stream};
     use datafusion::prelude::SessionContext;
 
     use super::*;
     use crate::engine::physical_rules;
+    use crate::planned::PlannedTable;
 
     /// Executes plans in this process.
     #[derive(Debug)]
@@ -245,15 +251,38 @@ mod tests {
         }
     }
 
-    #[test]
-    fn windows_behind_exchanges_have_their_order() {
+    /// A session whose plans are executed on a cluster.
+    fn on_cluster() -> SessionContext {
         let cluster: Arc<dyn Cluster> = Arc::new(Here);
         let state = SessionStateBuilder::new()
             .with_default_features()
             .with_config(SessionConfig::new().with_target_partitions(4))
             .with_physical_optimizer_rules(physical_rules(Some(&cluster)))
             .build();
-        let context = SessionContext::new_with_state(state);
+        SessionContext::new_with_state(state)
+    }
+
+    #[test]
+    fn plans_that_are_tables_become_parts_of_the_plan() {
+        let context = on_cluster();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let rows = "SELECT value AS a, count(*) AS n FROM generate_series(1, 100) GROUP BY value";
+            let plan = context.sql(rows).await.unwrap().create_physical_plan().await.unwrap();
+            context.register_table("planned", Arc::new(PlannedTable(OnCluster::inner(plan)))).unwrap();
+            let query = context.sql("SELECT CAST(sum(n) AS BIGINT) AS s FROM planned").await.unwrap();
+            let plan = query.create_physical_plan().await.unwrap();
+            let shown = displayable(OnCluster::inner(Arc::clone(&plan)).as_ref()).indent(false).to_string();
+            // One exchange of the table, by value, and one of the sum.
+            assert!(!shown.contains("PlannedExec") && shown.matches("SentExec").count() == 2, "{shown}");
+            let rows = collect(plan, context.task_ctx()).await.unwrap();
+            assert_eq!(rows[0].column(0).as_primitive::<Int64Type>().values(), &[100]);
+        });
+    }
+
+    #[test]
+    fn windows_behind_exchanges_have_their_order() {
+        let context = on_cluster();
         // The planner may sort by `b` in place of `a`.
         let sql = "SELECT row_number() OVER (PARTITION BY c, a ORDER BY t, b) AS n FROM \
                    (SELECT value % 7 AS a, value % 7 AS b, value % 2 AS c, value AS t FROM generate_series(0, 139))";

@@ -19,6 +19,7 @@ use super::exchange::{Groups, ReceivedExec, SentExec};
 use super::work::{WorkRowsExec, WorkRowsSpec};
 use crate::cluster::{FoldExec, FoldSpec, SentLists, StageExec, WriteExec, WriteSpec, WrittenLists};
 use crate::ids;
+use crate::merge::{OldRowsExec, OldRowsSpec};
 use crate::sources::{SentScan, SkippedRowsExec};
 use crate::spilling_join::SpillingJoin;
 use crate::{session_ids, signed_lengths, timeline, times};
@@ -49,6 +50,8 @@ enum Operator {
     /// The plan is the scan by DataFusion's own format.
     Scan(Box<SentScan>),
     SkippedRows,
+    /// With the list columns. The plan is empty, and has the rows' columns.
+    OldRows(Box<OldRowsSpec>, SentLists),
 }
 
 /// The operator as it is sent; `None` if it is none of this crate's.
@@ -87,6 +90,11 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
         (Operator::Scan(Box::new(scan)), Some(plan))
     } else if plan.is::<SkippedRowsExec>() {
         (Operator::SkippedRows, None)
+    } else if let Some(rows) = plan.downcast_ref::<OldRowsExec>() {
+        let (spec, WrittenLists::InFiles(lists, _)) = rows.parts() else {
+            return datafusion::common::internal_err!("the lists that a cluster reads are in memory");
+        };
+        (Operator::OldRows(Box::new(spec.clone()), lists.clone()), Some(empty(plan)))
     } else {
         return Ok(None);
     };
@@ -141,6 +149,11 @@ pub fn read_operator(
         }
         Operator::Scan(scan) => scan.read(&part()?)?,
         Operator::SkippedRows => Arc::new(SkippedRowsExec::new(input()?)),
+        Operator::OldRows(spec, lists) => {
+            let maps = memory.map_or_else(Arc::default, |memory| Arc::clone(&memory.maps));
+            let lists = WrittenLists::InFiles(lists, maps);
+            Arc::new(OldRowsExec::new(Arc::new(*spec), lists, &part()?.schema(), input()?))
+        }
     })
 }
 

@@ -87,10 +87,9 @@ fn partitions_are_appended_and_nothing_is_appended_twice() {
 }
 
 #[test]
-fn what_a_cluster_cannot_do_is_refused_before_any_work() {
+fn what_is_wrong_is_refused_before_any_work() {
     let dir = built_here("rm1", 500);
     let fleet = Fleet::new(&dir, 1);
-    fleet.command("append logs/dataset.toml --out here --merge").fails(&["onefold-ingest append --merge"]);
     fleet.command("build logs/dataset.toml --out here").fails(&["here` already exists", "--overwrite"]);
     fleet.command("build logs/nothing.toml --out there").fails(&["nothing.toml"]);
 }

@@ -3,6 +3,7 @@
 mod builds;
 mod faults;
 mod fleet;
+mod merge;
 mod secure;
 mod sources;
 mod timelines;

@@ -39,7 +39,7 @@ const FEATURES: &str = "[features]\nseen_items = { kind = \"sequence\", group = 
                         seen_shops = { kind = \"sequence\", group = \"shops\" }\n";
 
 /// Logs with two timelines of three lists.
-fn logs_with_timelines() -> Dir {
+pub(crate) fn logs_with_timelines() -> Dir {
     let dir = logs("rm1");
     dir.edit("logs/dataset.toml", "[samples]\n", &format!("{SEEN}{TIMELINES}[samples]\n"));
     dir.edit("logs/dataset.toml", "[features]\n", FEATURES);
@@ -47,7 +47,7 @@ fn logs_with_timelines() -> Dir {
 }
 
 /// The same with vocabularies: one of integers and one of texts, each of which a list of the log has, too.
-fn logs_with_vocabularies() -> Dir {
+pub(crate) fn logs_with_vocabularies() -> Dir {
     let dir = logs_with_timelines();
     let select = "SELECT f.*, CAST(f.item_01 AS VARCHAR[]) AS words,";
     dir.edit("logs/dataset.toml", "SELECT f.*,", select);

@@ -1,0 +1,436 @@
+//! The operator that reads samples of a dataset: rows that name data files in, the samples of these files out.
+//!
+//! The files come as rows, so that whoever has such a row reads the file, also on another machine.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray,
+};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{
+    DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema, SchemaRef, TimestampMicrosecondType,
+};
+use datafusion::common::ScalarValue;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::error::{DataFusionError, Result as EngineResult};
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::stream::RecordBatchReceiverStream;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
+};
+use futures::StreamExt;
+use onefold_datasets::scan::OpenFile;
+use onefold_datasets::storage::Storage;
+use onefold_datasets::{
+    DataFile, FeatureGroup, IdMap, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, SparseFeature, TIME_COLUMN,
+};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::Sender;
+
+use crate::Result;
+use crate::cluster::{WrittenLists, bug, engine, external, plan_properties};
+
+/// Batches that wait for whoever reads them.
+const WAITING: usize = 2;
+
+/// A row has a file as JSON.
+pub(crate) static FILES: LazyLock<SchemaRef> =
+    LazyLock::new(|| Arc::new(ArrowSchema::new(vec![Field::new("file", DataType::Utf8, false)])));
+
+/// The columns of a table of a dataset's samples. Partition columns, partition and session are always among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Read {
+    /// The time.
+    Times,
+    /// The hash of the key.
+    Keys,
+    /// Time, key if there is one, place, floats, kept columns, and lists with the originals of their ids.
+    Samples,
+}
+
+/// A file to read.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct OldFile {
+    pub(super) partition: usize,
+    /// The values of the partition columns.
+    pub(super) values: Vec<String>,
+    pub(super) file: DataFile,
+    /// Samples of the bucket before those of the file.
+    pub(super) before: u64,
+}
+
+impl OldFile {
+    /// Rows that name files.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be written down.
+    pub(crate) fn rows(files: &[Self]) -> EngineResult<RecordBatch> {
+        let texts: Vec<String> =
+            files.iter().map(serde_json::to_string).collect::<Result<_, _>>().map_err(json)?;
+        Ok(RecordBatch::try_new(Arc::clone(&FILES), vec![Arc::new(StringArray::from(texts))])?)
+    }
+
+    /// The files that rows name.
+    fn of_rows(rows: &RecordBatch) -> EngineResult<Vec<Self>> {
+        // Files may have texts of another type.
+        let texts = cast(rows.column(0), &DataType::Utf8)?;
+        let read = |text| serde_json::from_str(text).map_err(json);
+        texts.as_string::<i32>().iter().flatten().map(read).collect()
+    }
+}
+
+/// How files are read.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct OldRowsSpec {
+    /// The dataset: a local path or a URL.
+    pub(super) location: PathBuf,
+    /// The snapshot, without its partitions.
+    pub(super) snapshot: Snapshot,
+    pub(super) floats: Vec<String>,
+    pub(super) lists: Vec<(FeatureGroup, SparseFeature)>,
+    /// Columns of places in timelines, which old samples do not have: 0.
+    pub(super) positions: usize,
+    pub(super) keyed: bool,
+    pub(super) read: Read,
+    pub(super) batch_rows: usize,
+}
+
+/// Reads the files that the rows of its input name.
+#[derive(Debug)]
+pub(crate) struct OldRowsExec {
+    spec: Arc<OldRowsSpec>,
+    /// The lists, with the vocabularies that number their ids.
+    lists: WrittenLists,
+    files: Arc<dyn ExecutionPlan>,
+    /// The originals of the lists' ids, once a partition has needed them.
+    originals: Arc<Mutex<Option<Known>>>,
+    properties: Arc<PlanProperties>,
+}
+
+/// Originals, and their memory.
+#[derive(Debug)]
+struct Known {
+    originals: Vec<Option<Originals>>,
+    _held: MemoryReservation,
+}
+
+impl OldRowsExec {
+    /// Reads the samples of `files` as rows of `schema`.
+    pub(crate) fn new(
+        spec: Arc<OldRowsSpec>,
+        lists: WrittenLists,
+        schema: &SchemaRef,
+        files: Arc<dyn ExecutionPlan>,
+    ) -> Self {
+        let properties = plan_properties(schema, files.output_partitioning().partition_count());
+        Self { spec, lists, files, originals: Arc::default(), properties }
+    }
+
+    /// What describes it, and the lists.
+    pub(crate) fn parts(&self) -> (&OldRowsSpec, &WrittenLists) {
+        (&self.spec, &self.lists)
+    }
+}
+
+impl DisplayAs for OldRowsExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OldRowsExec: location={}, read={:?}", self.spec.location.display(), self.spec.read)
+    }
+}
+
+impl ExecutionPlan for OldRowsExec {
+    fn name(&self) -> &str {
+        "OldRowsExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.files]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> EngineResult<TreeNodeRecursion>,
+    ) -> EngineResult<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> EngineResult<Arc<dyn ExecutionPlan>> {
+        match <[_; 1]>::try_from(children) {
+            Ok([files]) => Ok(Arc::new(Self {
+                originals: Arc::clone(&self.originals),
+                ..Self::new(Arc::clone(&self.spec), self.lists.clone(), &self.schema(), files)
+            })),
+            Err(_) => datafusion::common::internal_err!("the files of a dataset are named by one plan"),
+        }
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> EngineResult<SendableRecordBatchStream> {
+        let mut files = self.files.execute(partition, Arc::clone(&context))?;
+        let mut rows = RecordBatchReceiverStream::builder(self.schema(), WAITING);
+        let (spec, lists, schema) = (Arc::clone(&self.spec), self.lists.clone(), self.schema());
+        let (known, output, runtime) = (Arc::clone(&self.originals), rows.tx(), Handle::current());
+        // The storage makes its callers wait.
+        rows.spawn_blocking(move || {
+            let originals = match spec.read {
+                Read::Samples => known_originals(&known, &lists, context.memory_pool())?,
+                Read::Times | Read::Keys => Vec::new(),
+            };
+            let storage = Storage::open(&spec.location).map_err(|error| external(error.into()))?;
+            let reader = Reader { storage, spec: &spec, originals, schema };
+            while let Some(named) = runtime.block_on(files.next()).transpose()? {
+                for file in OldFile::of_rows(&named)? {
+                    if !reader.read(&file, &output).map_err(external)? {
+                        return Ok(());
+                    }
+                }
+            }
+            Ok(())
+        });
+        Ok(rows.build())
+    }
+}
+
+/// The originals of the ids of `lists`. The first caller finds them, and others wait for it.
+fn known_originals(
+    known: &Mutex<Option<Known>>,
+    lists: &WrittenLists,
+    pool: &Arc<dyn MemoryPool>,
+) -> EngineResult<Vec<Option<Originals>>> {
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = &*known {
+        return Ok(known.originals.clone());
+    }
+    let held = MemoryConsumer::new("originals of vocabularies").register(pool);
+    let (lists, _vocabularies) = lists.load(pool)?;
+    let maps = lists.iter().map(|list| list.vocabulary.as_ref());
+    let originals = originals_of(maps, |bytes| held.try_grow(bytes))?;
+    *known = Some(Known { originals: originals.clone(), _held: held });
+    Ok(originals)
+}
+
+/// The originals of a vocabulary by id; that of 0 is one that the vocabulary does not have.
+type Originals = Arc<Vec<i64>>;
+
+/// For each list the originals of its ids, if a vocabulary numbers them. `hold` takes their memory.
+fn originals_of<'m>(
+    maps: impl Iterator<Item = Option<&'m Arc<IdMap>>>,
+    hold: impl Fn(usize) -> EngineResult<()>,
+) -> EngineResult<Vec<Option<Originals>>> {
+    let mut known: Vec<(&Arc<IdMap>, Originals)> = Vec::new();
+    let mut all = Vec::new();
+    for map in maps {
+        let Some(map) = map else {
+            all.push(None);
+            continue;
+        };
+        let of_map = known.iter().find(|(other, _)| Arc::ptr_eq(other, map)).map(|(_, of)| Arc::clone(of));
+        all.push(Some(match of_map {
+            Some(of_map) => of_map,
+            None => {
+                let most = map.pairs().map(|(_, id)| id).max().unwrap_or(0);
+                let ids = usize::try_from(most).map_err(|error| DataFusionError::External(error.into()))? + 1;
+                hold(8 * ids)?;
+                let unknown = (i64::MIN..).find(|original| map.get(*original) == 0).unwrap_or(i64::MIN);
+                let mut originals = vec![unknown; ids];
+                map.pairs().for_each(|(original, id)| originals[id as usize] = original);
+                let originals = Arc::new(originals);
+                known.push((map, Arc::clone(&originals)));
+                originals
+            }
+        }));
+    }
+    Ok(all)
+}
+
+/// The value of a partition column of this type, which its folder's name gives as a text.
+pub(super) fn value_of(text: &str, kind: &DataType) -> Option<ScalarValue> {
+    let texts: ArrayRef = Arc::new(StringArray::from(vec![text]));
+    let typed = cast(&texts, kind).ok().filter(|typed| typed.null_count() == 0)?;
+    ScalarValue::try_from_array(&typed, 0).ok()
+}
+
+fn json(error: serde_json::Error) -> DataFusionError {
+    DataFusionError::External(error.into())
+}
+
+/// Reads files.
+struct Reader<'a> {
+    storage: Storage,
+    spec: &'a OldRowsSpec,
+    /// For each list the originals of its ids, if a vocabulary numbers them.
+    originals: Vec<Option<Originals>>,
+    schema: SchemaRef,
+}
+
+/// A batch for the engine, or an error.
+type Output = Sender<datafusion::error::Result<RecordBatch>>;
+
+impl Reader<'_> {
+    /// Reads a file; `false` if the engine does not want more.
+    fn read(&self, file: &OldFile, output: &Output) -> Result<bool> {
+        let open = OpenFile::open(&self.storage, &file.file)?;
+        open.check_columns(&self.spec.snapshot.file_columns()).map_err(onefold_datasets::Error::from)?;
+        let mut before = file.before;
+        for group in 0..open.row_groups() {
+            let columns = RowGroup::read(self.spec, &open, group)?;
+            let rows = columns.sessions.len();
+            for start in (0..rows).step_by(self.spec.batch_rows) {
+                let rows = start..(start + self.spec.batch_rows).min(rows);
+                let batch = self.batch(file, &columns, rows, before)?;
+                if output.blocking_send(Ok(batch)).is_err() {
+                    return Ok(false);
+                }
+            }
+            before += rows as u64;
+        }
+        Ok(true)
+    }
+
+    /// Some rows of a row group. `before` it are so many samples of the bucket.
+    fn batch(
+        &self,
+        file: &OldFile,
+        group: &RowGroup,
+        rows: Range<usize>,
+        before: u64,
+    ) -> Result<RecordBatch> {
+        let integers =
+            |values: &[i64]| -> ArrayRef { Arc::new(Int64Array::from(values[rows.clone()].to_vec())) };
+        let same = |value: i64| -> ArrayRef { Arc::new(Int64Array::from(vec![value; rows.len()])) };
+        let mut columns = Vec::with_capacity(self.schema.fields().len());
+        for (text, field) in file.values.iter().zip(self.schema.fields()) {
+            let value = value_of(text, field.data_type());
+            let value = value.ok_or_else(|| bug("a partition has a value of another type"))?;
+            columns.push(value.to_array_of_size(rows.len())?);
+        }
+        columns.extend([same(file.partition as i64), integers(&group.sessions)]);
+        if self.spec.read == Read::Samples {
+            let first = before as i64;
+            let sequence = rows.clone().map(|row| first + row as i64);
+            columns.push(Arc::new(Int64Array::from_iter_values(sequence)));
+            columns.extend(group.keys.as_ref().map(|keys| integers(keys)));
+            columns.extend(group.times.as_ref().map(|times| integers(times)));
+            columns.extend((0..self.spec.positions).map(|_| same(0)));
+            for floats in &group.floats {
+                columns.push(Arc::new(Float32Array::from(floats[rows.clone()].to_vec())));
+            }
+            columns.extend(group.kept.iter().map(|values| values.slice(rows.start, rows.len())));
+            for (lists, originals) in group.lists.iter().zip(&self.originals) {
+                let lists = lists.to_array(rows.clone());
+                columns.push(match originals {
+                    None => lists,
+                    Some(originals) => with_originals(&lists, originals)?,
+                });
+            }
+        } else {
+            columns.extend(group.times.as_ref().or(group.keys.as_ref()).map(|values| integers(values)));
+        }
+        RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(engine)
+    }
+}
+
+/// The columns of a row group that a table has.
+struct RowGroup {
+    sessions: Vec<i64>,
+    times: Option<Vec<i64>>,
+    keys: Option<Vec<i64>>,
+    floats: Vec<Vec<f32>>,
+    kept: Vec<ArrayRef>,
+    lists: Vec<onefold_datasets::scan::SampleLists>,
+}
+
+impl RowGroup {
+    fn read(spec: &OldRowsSpec, file: &OpenFile, group: usize) -> Result<Self> {
+        let sessions = file.numbers::<Int64Type>(group, SESSION_COLUMN)?.to_vec();
+        let (floats, kept, lists) = (Vec::new(), Vec::new(), Vec::new());
+        let mut columns = Self { sessions, times: None, keys: None, floats, kept, lists };
+        if spec.read != Read::Keys {
+            columns.times = Some(file.numbers::<TimestampMicrosecondType>(group, TIME_COLUMN)?.to_vec());
+        }
+        let is_whole = spec.read == Read::Samples;
+        if spec.read == Read::Keys || is_whole && spec.keyed {
+            columns.keys = Some(file.numbers::<Int64Type>(group, SAMPLE_KEY_COLUMN)?.to_vec());
+        }
+        if is_whole {
+            for name in &spec.floats {
+                columns.floats.push(file.numbers::<Float32Type>(group, name)?.to_vec());
+            }
+            for column in &spec.snapshot.schema.kept {
+                columns.kept.push(file.kept(group, column)?);
+            }
+            for (in_group, feature) in &spec.lists {
+                columns.lists.push(file.lists(group, spec.snapshot.layout, in_group, feature)?);
+            }
+        }
+        Ok(columns)
+    }
+}
+
+/// Lists of ids of a vocabulary as lists of their originals.
+fn with_originals(lists: &ArrayRef, originals: &[i64]) -> Result<ArrayRef> {
+    let lists = lists.as_list::<i32>();
+    let ids = lists.values().as_primitive::<Int64Type>();
+    let unknown = originals.first().copied().unwrap_or(i64::MIN);
+    let original =
+        |id: i64| usize::try_from(id).ok().and_then(|id| originals.get(id)).copied().unwrap_or(unknown);
+    let ids: Int64Array = ids.unary(original);
+    let DataType::List(item) = lists.data_type() else { return Ok(Arc::new(lists.clone())) };
+    let lists = ListArray::try_new(Arc::clone(item), lists.offsets().clone(), Arc::new(ids), None);
+    Ok(Arc::new(lists.map_err(engine)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_datasets::Vocabulary;
+
+    use super::*;
+
+    #[test]
+    fn originals_are_those_that_a_vocabulary_numbers() {
+        let originals = [7, i64::MIN, 40, -3];
+        let counts = originals.iter().enumerate().map(|(place, original)| (*original, 10 - place as u64));
+        let map = Vocabulary::from_counts(counts, 1).id_map(None);
+        let lists = [Some(&map), None, Some(&map)];
+        let mut held = Vec::new();
+        let hold = std::cell::RefCell::new(&mut held);
+        let all = originals_of(lists.into_iter(), |bytes| {
+            hold.borrow_mut().push(bytes);
+            Ok(())
+        });
+        let all = all.unwrap();
+        let [Some(first), None, Some(last)] = &all[..] else { panic!("{all:?}") };
+        assert_eq!(first[1..], originals);
+        assert!(!originals.contains(&first[0]) && Arc::ptr_eq(first, last));
+        assert_eq!(held, [8 * 5], "the originals of one vocabulary are in memory once");
+    }
+
+    #[test]
+    fn values_of_partitions_have_the_type_of_their_column() {
+        assert_eq!(value_of("17", &DataType::Int64), Some(ScalarValue::Int64(Some(17))));
+        assert_eq!(value_of("2026-01-02", &DataType::Date32), Some(ScalarValue::Date32(Some(20_455))));
+        assert_eq!(value_of("a", &DataType::Int64), None);
+    }
+}

@@ -1,0 +1,110 @@
+//! Plans as tables: a query can read the rows of a plan that is made already.
+//!
+//! Rules of the optimizer do not look into such a plan. Where the query is executed on a cluster, the plan becomes a part
+//! of the query's plan when all rules have been applied.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::catalog::Session;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::datasource::{TableProvider, TableType};
+use datafusion::error::Result;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::logical_expr::Expr;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_plan::projection::ProjectionExec;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, displayable,
+};
+
+use crate::cluster::plan_properties;
+
+/// The rows of a plan as a table.
+#[derive(Debug)]
+pub(crate) struct PlannedTable(pub(crate) Arc<dyn ExecutionPlan>);
+
+#[async_trait]
+impl TableProvider for PlannedTable {
+    fn schema(&self) -> SchemaRef {
+        self.0.schema()
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Temporary
+    }
+
+    async fn scan(
+        &self,
+        _: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _: &[Expr],
+        _: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let rows: Arc<dyn ExecutionPlan> = Arc::new(PlannedExec::new(Arc::clone(&self.0)));
+        let Some(projection) = projection else { return Ok(rows) };
+        let schema = self.schema();
+        let columns = projection.iter().map(|place| {
+            let name = schema.field(*place).name();
+            (Arc::new(Column::new(name, *place)) as Arc<dyn PhysicalExpr>, name.clone())
+        });
+        Ok(Arc::new(ProjectionExec::try_new(columns.collect::<Vec<_>>(), rows)?))
+    }
+}
+
+/// The rows of a plan that no rule changes any more: an operator without inputs.
+#[derive(Debug)]
+pub(crate) struct PlannedExec {
+    plan: Arc<dyn ExecutionPlan>,
+    properties: Arc<PlanProperties>,
+}
+
+impl PlannedExec {
+    fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
+        let properties = plan_properties(&plan.schema(), plan.output_partitioning().partition_count());
+        Self { plan, properties }
+    }
+
+    /// The plan.
+    pub(crate) fn plan(&self) -> &Arc<dyn ExecutionPlan> {
+        &self.plan
+    }
+}
+
+impl DisplayAs for PlannedExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PlannedExec: {}", displayable(self.plan.as_ref()).one_line())
+    }
+}
+
+impl ExecutionPlan for PlannedExec {
+    fn name(&self) -> &str {
+        "PlannedExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        self.plan.execute(partition, context)
+    }
+}
