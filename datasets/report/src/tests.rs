@@ -41,13 +41,16 @@ fn schema(name: &str) -> Schema {
 }
 
 fn lists(session: i64, i: i64) -> [Vec<i64>; 4] {
-    // Different numbers become different ids, which no compression guesses: Wellons's `lowbias32` is a bijection.
+    // Different numbers become different ids of 63 bits, as hashes are. No compression guesses any of their bytes:
+    // Wellons's `lowbias32` is a bijection.
+    let mixed = |number: u32| {
+        [(16, 0x7FEB_352D), (15, 0x846C_A68B), (16, 1)]
+            .into_iter()
+            .fold(number, |x, (shift, odd): (u32, u32)| (x ^ (x >> shift)).wrapping_mul(odd))
+    };
     let id = |number: i64| {
-        let mut x = number as u32;
-        for (shift, odd) in [(16, 0x7FEB_352D), (15, 0x846C_A68B), (16, 1)] {
-            x = (x ^ (x >> shift)).wrapping_mul(odd);
-        }
-        i64::from(x)
+        let low = mixed(number as u32);
+        i64::from(mixed(!low) >> 1) << 32 | i64::from(low)
     };
     let (user, past) = (id(session * 100 + i / 4), session * 1_000 + i / 2);
     [vec![user; 2], vec![user], (past..past + 10).map(id).collect(), vec![id(session * 10 + i)]]

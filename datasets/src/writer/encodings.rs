@@ -41,6 +41,9 @@ const AGAINST_PLAIN: f64 = 0.95;
 /// … and values split into their bytes less than this share of values one after the other, which need not be put
 /// together.
 const SPLIT_AGAINST_PLAIN: f64 = 0.98;
+/// Ids are split into their bytes only if so many are tried, 256 KiB: pages of fewer are compressed by other parameters
+/// of zstd than full ones, so that a part of them tells little of the whole.
+const SPLIT_VALUES: usize = 1 << 15;
 /// The bytes of a dictionary page at which Parquet's writer gives dictionaries up.
 const DICTIONARY_BYTES: f64 = (1 << 20) as f64;
 
@@ -125,7 +128,10 @@ impl Sample {
             DataType::Float32 => &[Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT][..],
             DataType::Utf8 => &[Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY],
             // Of ids that are far from 2^63 most bytes are zero: split, they take nothing.
-            _ => &[Encoding::DELTA_BINARY_PACKED, Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT],
+            _ if self.values.len() >= SPLIT_VALUES => {
+                &[Encoding::DELTA_BINARY_PACKED, Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT]
+            }
+            _ => &[Encoding::DELTA_BINARY_PACKED, Encoding::PLAIN],
         };
         if self.values.is_empty() {
             return Ok(Encoded::Values(candidates[0]));
@@ -310,7 +316,7 @@ mod tests {
         assert_eq!(chosen(Int64Array::from_iter_values((0..50_000).map(hash))), plain, "no order");
         // Ids of which few are frequent: their bytes repeat, their differences do not.
         let skewed = |i: i64| 100_000.0 * (hash(i).unsigned_abs() as f64 / i64::MAX as f64).powi(4);
-        assert_eq!(chosen(Int64Array::from_iter_values((0..50_000).map(|i| skewed(i) as i64))), split);
+        assert_eq!(chosen(Int64Array::from_iter_values((0..200_000).map(|i| skewed(i) as i64))), split);
         assert_eq!(chosen(Int32Array::from_iter_values((0..9_000).map(|i| i / 3))), packed);
         assert_eq!(
             chosen(Float32Array::from_iter_values((0..50_000).map(|i| (i as f32).sqrt().sin()))),
