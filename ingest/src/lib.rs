@@ -27,6 +27,7 @@ mod ids;
 mod late_lists;
 mod memory;
 mod merge;
+mod operator;
 mod planned;
 pub mod popularity;
 mod probe_lists;

@@ -44,6 +44,7 @@ use tokio::sync::OnceCell;
 
 use crate::exchanges::exchange_of;
 use crate::late_lists::LateLists;
+use crate::operator::operator_methods;
 
 /// Sorted joins have many sorts at work; each sets aside this part of what the other sorts of a query do.
 const MERGE_PART: usize = 4;
@@ -462,24 +463,7 @@ impl DisplayAs for OtherSide {
 }
 
 impl ExecutionPlan for OtherSide {
-    fn name(&self) -> &str {
-        "OtherSide"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator_methods!("OtherSide", |operator| vec![&operator.input]);
 
     fn with_new_children(
         self: Arc<Self>,

@@ -21,10 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
 use datafusion::common::runtime::JoinSet;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
@@ -41,6 +40,7 @@ use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions};
 use super::record_batches::RecordBatches;
 use super::statistics::StatisticsOptions;
 use crate::Error;
+use crate::operator::operator_methods;
 use crate::planned::PlannedTable;
 use crate::sessionize::{TIME, TOTALS};
 use crate::spilling_join::in_context;
@@ -179,28 +179,7 @@ impl DisplayAs for FoldExec {
 }
 
 impl ExecutionPlan for FoldExec {
-    fn name(&self) -> &str {
-        "FoldExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.fold.input]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator_methods!("FoldExec", |operator| vec![&operator.fold.input]);
 
     fn with_new_children(
         self: Arc<Self>,

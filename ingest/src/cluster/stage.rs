@@ -16,10 +16,8 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::compute::{filter_record_batch, not};
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef, UInt64Type};
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
@@ -31,6 +29,7 @@ use tokio::sync::mpsc::Sender;
 use super::convert::column;
 use super::fold::{external, plan_properties};
 use super::totals::totals_before;
+use crate::operator::operator_methods;
 use crate::remote::{WorkFile, WorkRowsSpec};
 use crate::sessionize::TOTALS;
 
@@ -114,28 +113,7 @@ impl DisplayAs for StageExec {
 }
 
 impl ExecutionPlan for StageExec {
-    fn name(&self) -> &str {
-        "StageExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator_methods!("StageExec", |operator| vec![&operator.input]);
 
     fn with_new_children(
         self: Arc<Self>,

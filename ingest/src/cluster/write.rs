@@ -16,11 +16,9 @@ use std::sync::{Arc, LazyLock};
 
 use datafusion::arrow::array::{AsArray, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{
@@ -41,6 +39,7 @@ use super::decode::DecodedTotals;
 use super::fold::{external, plan_properties};
 use super::totals::totals_before;
 use super::written_lists::WrittenLists;
+use crate::operator::operator_methods;
 
 /// The column of a row about what was written.
 const OUTCOME: &str = "outcome";
@@ -153,28 +152,7 @@ impl DisplayAs for WriteExec {
 }
 
 impl ExecutionPlan for WriteExec {
-    fn name(&self) -> &str {
-        "WriteExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        self.inputs.iter().collect()
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false; self.inputs.len()]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator_methods!("WriteExec", |operator| operator.inputs.iter().collect());
 
     fn with_new_children(
         self: Arc<Self>,

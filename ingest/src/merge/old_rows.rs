@@ -15,11 +15,9 @@ use datafusion::arrow::datatypes::{
     DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema, SchemaRef, TimestampMicrosecondType,
 };
 use datafusion::common::ScalarValue;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result as EngineResult};
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
@@ -36,6 +34,7 @@ use tokio::sync::mpsc::Sender;
 
 use crate::Result;
 use crate::cluster::{WrittenLists, bug, engine, external, plan_properties};
+use crate::operator::operator_methods;
 
 /// Batches that wait for whoever reads them.
 const WAITING: usize = 2;
@@ -147,28 +146,7 @@ impl DisplayAs for OldRowsExec {
 }
 
 impl ExecutionPlan for OldRowsExec {
-    fn name(&self) -> &str {
-        "OldRowsExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.files]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> EngineResult<TreeNodeRecursion>,
-    ) -> EngineResult<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator_methods!("OldRowsExec", |operator| vec![&operator.files]);
 
     fn with_new_children(
         self: Arc<Self>,

@@ -38,6 +38,7 @@ use onefold_datasets::digest::{Digest, SampleDigest};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{external, plan_properties};
+use crate::operator::operator_methods;
 use crate::row_digest::RowDigester;
 
 /// The column that says which partition sent a row.
@@ -365,28 +366,7 @@ impl DisplayAs for ReceivedExec {
 }
 
 impl ExecutionPlan for ReceivedExec {
-    fn name(&self) -> &str {
-        "ReceivedExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator_methods!("ReceivedExec", |operator| vec![&operator.input]);
 
     fn with_new_children(
         self: Arc<Self>,

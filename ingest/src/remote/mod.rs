@@ -24,11 +24,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::config::ConfigOptions;
 use datafusion::error::Result;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::enforce_sorting::{PlanWithCorrespondingSort, ensure_sorting};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
@@ -54,6 +53,7 @@ pub use self::stores::Stores;
 pub(crate) use self::work::{WorkFile, WorkRowsSpec, WrittenRows, write_rows};
 
 use crate::cluster::plan_properties;
+use crate::operator::operator_methods;
 use crate::planned::PlannedExec;
 
 /// Processes on several machines that execute plans together.
@@ -178,24 +178,7 @@ impl DisplayAs for OnCluster {
 }
 
 impl ExecutionPlan for OnCluster {
-    fn name(&self) -> &str {
-        "OnCluster"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        Vec::new()
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator_methods!("OnCluster", |_operator| Vec::new());
 
     fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         Ok(self)

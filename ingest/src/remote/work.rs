@@ -6,10 +6,8 @@ use std::sync::{Arc, LazyLock};
 
 use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema as ArrowSchema, SchemaRef};
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect,
@@ -23,6 +21,7 @@ use tokio::runtime::Handle;
 
 use super::{Cluster, OnCluster};
 use crate::cluster::{external, plan_properties};
+use crate::operator::operator_methods;
 use crate::spool::{ROW_GROUP_BYTES, properties, unwritten};
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
@@ -141,28 +140,7 @@ impl DisplayAs for WorkRowsExec {
 }
 
 impl ExecutionPlan for WorkRowsExec {
-    fn name(&self) -> &str {
-        "WorkRowsExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator_methods!("WorkRowsExec", |operator| vec![&operator.input]);
 
     fn with_new_children(
         self: Arc<Self>,

@@ -8,12 +8,10 @@ use std::sync::{Arc, LazyLock};
 
 use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema as ArrowSchema, SchemaRef};
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::datasource::TableProvider;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect,
@@ -26,6 +24,7 @@ use super::Source;
 use super::naming::NamingSource;
 use super::text_store::SkippedRows;
 use crate::cluster::plan_properties;
+use crate::operator::operator_methods;
 use crate::remote::{Cluster, OnCluster};
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
@@ -100,28 +99,7 @@ impl DisplayAs for SkippedRowsExec {
 }
 
 impl ExecutionPlan for SkippedRowsExec {
-    fn name(&self) -> &str {
-        "SkippedRowsExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.scan]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
+    operator_methods!("SkippedRowsExec", |operator| vec![&operator.scan]);
 
     fn with_new_children(
         self: Arc<Self>,

@@ -1,0 +1,36 @@
+//! What all operators of this crate have in common.
+
+/// The methods of an `ExecutionPlan` that has a field `properties` and these inputs, no expressions that a rule should
+/// see, and nothing to gain from more partitions of its inputs.
+macro_rules! operator_methods {
+    ($name:literal, |$operator:ident| $inputs:expr) => {
+        fn name(&self) -> &str {
+            $name
+        }
+
+        fn properties(&self) -> &std::sync::Arc<datafusion::physical_plan::PlanProperties> {
+            &self.properties
+        }
+
+        fn children(&self) -> Vec<&std::sync::Arc<dyn datafusion::physical_plan::ExecutionPlan>> {
+            let $operator = self;
+            $inputs
+        }
+
+        fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+            vec![false; self.children().len()]
+        }
+
+        fn apply_expressions(
+            &self,
+            _: &mut dyn FnMut(
+                &std::sync::Arc<dyn datafusion::physical_expr::PhysicalExpr>,
+            )
+                -> datafusion::error::Result<datafusion::common::tree_node::TreeNodeRecursion>,
+        ) -> datafusion::error::Result<datafusion::common::tree_node::TreeNodeRecursion> {
+            Ok(datafusion::common::tree_node::TreeNodeRecursion::Continue)
+        }
+    };
+}
+
+pub(crate) use operator_methods;
