@@ -36,6 +36,30 @@ pub fn cpu_seconds() -> Option<f64> {
     Some(ticks.sum::<Option<u64>>()? as f64 / 100.0)
 }
 
+/// A thread of this process, and the processor time that it has used.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ThreadSeconds {
+    /// The system's number of the thread.
+    pub thread: u64,
+    /// Seconds of processor time.
+    pub seconds: f64,
+}
+
+/// The threads of this process whose names begin with `name`; none where the kernel does not tell.
+pub fn threads_named(name: &str) -> Vec<ThreadSeconds> {
+    let Ok(threads) = fs_err::read_dir("/proc/self/task") else { return Vec::new() };
+    let thread = |entry: std::io::Result<fs_err::DirEntry>| {
+        let path = entry.ok()?.path();
+        let its_name = fs_err::read_to_string(path.join("comm")).ok()?;
+        let thread = path.file_name()?.to_str()?.parse().ok()?;
+        // The first number is the time on a processor, in nanoseconds.
+        let times = fs_err::read_to_string(path.join("schedstat")).ok()?;
+        let nanoseconds: u64 = times.split_ascii_whitespace().next()?.parse().ok()?;
+        its_name.starts_with(name).then_some(ThreadSeconds { thread, seconds: nanoseconds as f64 / 1e9 })
+    };
+    threads.filter_map(thread).collect()
+}
+
 /// How many threads the machine offers: the default of every `--threads`.
 pub fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)

@@ -112,7 +112,7 @@ impl DatasetWriter {
         options.sample_keys = appended_to.map_or(options.sample_keys, |base| base.sample_keys);
         let writers = BucketWriters::new(storage, schema.clone(), options.clone())?;
         Ok(Self {
-            closing: ClosingBuckets::new(&writers, options.threads),
+            closing: ClosingBuckets::new(&writers),
             writers,
             schema,
             options,

@@ -23,6 +23,7 @@ use crate::cluster::{Clustering, CutSpec, LeftOut, SampleStatistics, WriteSpec};
 use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
 use crate::engine::{self, EngineOptions};
 use crate::merge::MergeSummary;
+use crate::profile::staged;
 use crate::reading::{Reading, ReadingOptions};
 use crate::samples::SkipCounts;
 use crate::statistics::{self, BuildStatistics};
@@ -145,7 +146,8 @@ pub async fn build(
     reporter: &dyn Reporter,
 ) -> Result<BuildSummary> {
     let started = Instant::now();
-    let mut summary = Build { config, out, options, reporter }.run().await?;
+    let build = Build { config, out, options, reporter };
+    let mut summary = staged("plan and commit", build.run()).await?;
     summary.wall_seconds = started.elapsed().as_secs_f64();
     summary.samples_per_second = summary.samples_written as f64 / summary.wall_seconds;
     summary.peak_rss_bytes = peak_rss_bytes();

@@ -14,6 +14,7 @@ use crate::exchanges::SingleInputExchanges;
 use crate::ids::functions;
 use crate::memory::EnginePool;
 use crate::probe_lists::ProbeLists;
+use crate::profile::Measure;
 use crate::remote::{Cluster, RunOnCluster, SessionCluster, Stores};
 use crate::spilling_join::{SortedJoins, SpillingJoins};
 use crate::{Config, Result, session_ids, signed_lengths};
@@ -108,6 +109,9 @@ pub(crate) fn physical_rules(
         None => rules.insert(end, Arc::new(SingleInputExchanges)),
     }
     rules.insert(end, Arc::new(SpillingJoins));
+    if cluster.is_none() {
+        rules.push(Arc::new(Measure));
+    }
     rules
 }
 

@@ -3,19 +3,27 @@
 //! An exchange (`RepartitionExec`) that has no memory left writes batches to disk. In DataFusion 55.2 it can then wait
 //! for itself for ever, if two of its inputs write at the same time (apache/datafusion#24883): its reader waits at the
 //! end of the older of two open files for a batch that is in the newer one. With one input there is one open file. So
-//! the inputs of every exchange are first merged to one stream, which passes batches on and copies nothing.
+//! every partition of an input gets an exchange of its own, and what these send to a partition is put together.
 
+use std::fmt;
 use std::sync::Arc;
 
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::config::ConfigOptions;
 use datafusion::error::Result;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
-use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning};
+use datafusion::physical_plan::union::InterleaveExec;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+};
 
-/// Merges the inputs of every exchange that has several. To be applied after the rules that add exchanges.
+use crate::cluster::plan_properties;
+use crate::operator::operator_methods;
+
+/// Gives every input of an exchange an exchange of its own. To be applied after the rules that add exchanges.
 #[derive(Debug)]
 pub(crate) struct SingleInputExchanges;
 
@@ -44,16 +52,100 @@ impl PhysicalOptimizerRule for SingleInputExchanges {
     }
 }
 
-/// An exchange of one input: all partitions of `input`.
+/// Exchanges the rows of `input`; each of its partitions is the input of one exchange.
 pub(crate) fn exchange_of(
     input: Arc<dyn ExecutionPlan>,
     partitioning: Partitioning,
 ) -> Result<Arc<dyn ExecutionPlan>> {
-    let input = match input.output_partitioning().partition_count() {
-        0 | 1 => input,
-        _ => Arc::new(CoalescePartitionsExec::new(input)),
-    };
-    Ok(Arc::new(RepartitionExec::try_new(input, partitioning)?))
+    let parts = input.output_partitioning().partition_count();
+    if parts < 2 {
+        return Ok(Arc::new(RepartitionExec::try_new(input, partitioning)?));
+    }
+    if !matches!(partitioning, Partitioning::Hash(..)) {
+        let merged = Arc::new(CoalescePartitionsExec::new(input));
+        return Ok(Arc::new(RepartitionExec::try_new(merged, partitioning)?));
+    }
+    Ok(Arc::new(ExchangeExec::new(input, partitioning)?))
+}
+
+/// An exchange for each partition of its input, side by side.
+#[derive(Debug)]
+struct ExchangeExec {
+    input: Arc<dyn ExecutionPlan>,
+    exchanges: InterleaveExec,
+    properties: Arc<PlanProperties>,
+}
+
+impl ExchangeExec {
+    fn new(input: Arc<dyn ExecutionPlan>, partitioning: Partitioning) -> Result<Self> {
+        let exchange = |part| -> Result<Arc<dyn ExecutionPlan>> {
+            let part = Arc::new(PartExec::new(Arc::clone(&input), part));
+            Ok(Arc::new(RepartitionExec::try_new(part, partitioning.clone())?))
+        };
+        let parts = 0..input.output_partitioning().partition_count();
+        let exchanges = InterleaveExec::try_new(parts.map(exchange).collect::<Result<_>>()?)?;
+        // An exchange of all partitions keeps more of what is known of the rows, such as which columns are equal.
+        let whole = RepartitionExec::try_new(Arc::clone(&input), partitioning)?;
+        Ok(Self { input, exchanges, properties: Arc::clone(whole.properties()) })
+    }
+}
+
+impl DisplayAs for ExchangeExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ExchangeExec: {}", self.properties.partitioning)
+    }
+}
+
+impl ExecutionPlan for ExchangeExec {
+    operator_methods!("ExchangeExec", |operator| vec![&operator.input]);
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        match <[_; 1]>::try_from(children) {
+            Ok([input]) => exchange_of(input, self.properties.partitioning.clone()),
+            Err(_) => datafusion::common::internal_err!("an exchange has one plan as its input"),
+        }
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        self.exchanges.execute(partition, context)
+    }
+}
+
+/// One partition of a plan. It is an operator without inputs: a rule that looked into each would make the plan anew for
+/// each, and partitions of a plan may share what they read.
+#[derive(Debug)]
+struct PartExec {
+    plan: Arc<dyn ExecutionPlan>,
+    part: usize,
+    properties: Arc<PlanProperties>,
+}
+
+impl PartExec {
+    fn new(plan: Arc<dyn ExecutionPlan>, part: usize) -> Self {
+        let properties = plan_properties(&plan.schema(), 1);
+        Self { plan, part, properties }
+    }
+}
+
+impl DisplayAs for PartExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PartExec: part={}", self.part)
+    }
+}
+
+impl ExecutionPlan for PartExec {
+    operator_methods!("PartExec", |_operator| Vec::new());
+
+    fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        self.plan.execute(self.part, context)
+    }
 }
 
 #[cfg(test)]
@@ -93,14 +185,17 @@ mod tests {
             let plan = context.sql(NESTED).await.unwrap().create_physical_plan().await.unwrap();
             let mut exchanges = 0;
             let _ = Arc::clone(&plan).transform_up(|plan| {
+                exchanges += u32::from(plan.is::<ExchangeExec>());
                 if let Some(exchange) = plan.downcast_ref::<RepartitionExec>() {
-                    exchanges += 1;
                     let inputs = exchange.input().output_partitioning().partition_count();
                     assert!(inputs == 1 || exchange.preserve_order(), "{}", displayable(&*plan).indent(true));
                 }
                 Ok(Transformed::no(plan))
             });
-            assert!(exchanges > 1, "the query no longer has exchanges, so this tests nothing");
+            assert!(
+                exchanges > 1,
+                "the query no longer has exchanges of several inputs, so this tests nothing"
+            );
             let rows = datafusion::physical_plan::collect(plan, context.task_ctx());
             // The bound only ends a run that hangs.
             let rows = tokio::time::timeout(Duration::from_secs(300), rows)

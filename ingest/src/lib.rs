@@ -31,6 +31,7 @@ mod operator;
 mod planned;
 pub mod popularity;
 mod probe_lists;
+mod profile;
 mod reading;
 pub mod remote;
 mod row_digest;

@@ -193,19 +193,17 @@ pub(crate) fn same_session(config: &Config) -> String {
     on.iter().map(|column| format!("n.{column} = s.{column}")).collect::<Vec<_>>().join(" AND ")
 }
 
-/// The query that orders `records`, a table of the [`key_columns`], [`TIME`], [`TOTALS`] and others of the same samples:
-/// all of its columns with [`START`] and [`SESSION`], behind the totals. The columns `last` order samples that no other
-/// column orders. `sessions` is the query of [`sessions`].
-pub fn ordered(config: &Config, order: SampleOrder, sessions: &str, records: &str, last: &[&str]) -> String {
-    let joined = format!(
+/// The query of `records`, a table of the [`key_columns`], [`TIME`], [`TOTALS`] and others of the same samples, with their
+/// [`START`] and [`SESSION`]. `sessions` is the query of [`sessions`].
+pub fn with_sessions(config: &Config, sessions: &str, records: &str) -> String {
+    format!(
         "SELECT s.*, n.{START}, n.{SESSION} FROM ({sessions}) n RIGHT JOIN {records} s ON {}",
         same_session(config)
-    );
-    sorted(config, order, &format!("({joined})"), None, last)
+    )
 }
 
-/// The query that orders `records` as [`ordered`] does, and finds their sessions from the records themselves. `records`
-/// is a table that has all records of each user.
+/// The query that [sorts](sorted) `records`, and finds their sessions from the records themselves. `records` is a table
+/// that has all records of each user.
 pub(crate) fn ordered_with_sessions(
     config: &Config,
     order: SampleOrder,
@@ -256,7 +254,7 @@ pub(crate) fn sorted(
     format!("SELECT * FROM {samples} ORDER BY {}", first_of_each(keys).join(", "))
 }
 
-/// The columns of the samples that [`ordered`] needs of their records, beside [`TIME`].
+/// The columns of the samples that [`with_sessions`] and [`sorted`] need of their records, beside [`TIME`].
 pub fn key_columns(config: &Config) -> Vec<String> {
     let columns = [&config.partition_columns[..], &session_columns(config), &config.order];
     first_of_each(columns.concat())
@@ -526,7 +524,8 @@ mod tests {
             let records = format!("(SELECT *, FALSE AS {TOTALS} FROM ({samples}))");
             let order = SampleOrder { order, buckets: 1 };
             let sessions = sessions(&config, &columns).unwrap();
-            let sql = ordered(&config, order, &sessions, &records, &["item"]);
+            let joined = format!("({})", with_sessions(&config, &sessions, &records));
+            let sql = sorted(&config, order, &joined, None, &["item"]);
             let start = format!("{START} / 1000000 AS start");
             let shown = ["item", &format!("{SESSION} AS session"), &start];
             let samples = context.sql(&sql).await.unwrap().select_exprs(&shown).unwrap();

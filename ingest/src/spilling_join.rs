@@ -392,9 +392,19 @@ pub(crate) fn in_context(
 
 /// Rows that are there once, as a plan.
 pub(crate) fn once(rows: SendableRecordBatchStream) -> Result<Arc<dyn ExecutionPlan>> {
-    let schema = rows.schema();
-    let rows = Once { schema: Arc::clone(&schema), rows: Mutex::new(Some(rows)) };
-    Ok(Arc::new(StreamingTableExec::try_new(schema, vec![Arc::new(rows)], None, [], false, None)?))
+    once_each(&rows.schema(), vec![rows])
+}
+
+/// Rows that are there once, as a plan of as many partitions.
+pub(crate) fn once_each(
+    schema: &SchemaRef,
+    partitions: Vec<SendableRecordBatchStream>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let once = |rows| -> Arc<dyn PartitionStream> {
+        Arc::new(Once { schema: Arc::clone(schema), rows: Mutex::new(Some(rows)) })
+    };
+    let partitions = partitions.into_iter().map(once).collect();
+    Ok(Arc::new(StreamingTableExec::try_new(Arc::clone(schema), partitions, None, [], false, None)?))
 }
 
 struct Once {

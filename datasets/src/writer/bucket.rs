@@ -91,6 +91,8 @@ pub struct BucketWriters {
     pub(super) attempt: String,
     pub(super) format: Arc<Format>,
     pub(super) buckets: u32,
+    /// The part of the threads that these writers keep busy: what waits for them is bounded by it.
+    pub(super) threads: usize,
 }
 
 impl BucketWriters {
@@ -104,9 +106,17 @@ impl BucketWriters {
     /// if threads cannot be started.
     pub fn new(storage: Storage, schema: Schema, options: WriterOptions) -> Result<Self> {
         schema.validate()?;
-        let buckets = options.buckets.clamp(1, MOST_BUCKETS);
+        let (buckets, threads) = (options.buckets.clamp(1, MOST_BUCKETS), options.threads.max(1));
         let format = Arc::new(Format::new(storage.location(), schema, options)?);
-        Ok(Self { storage, attempt: random_name(), format, buckets })
+        Ok(Self { storage, attempt: random_name(), format, buckets, threads })
+    }
+
+    /// Writers for one of so many `parts` of the dataset's samples, whose files have other names. All parts share the
+    /// threads of these writers.
+    #[must_use]
+    pub fn for_part(&self, parts: usize) -> Self {
+        let threads = self.format.options.threads.div_ceil(parts.max(1)).max(1);
+        Self { attempt: random_name(), threads, ..self.clone() }
     }
 
     /// The writer of a bucket of a partition. A bucket has one writer.
@@ -228,7 +238,7 @@ impl BucketWriter {
 
     /// Appends what is encoded; waits for the first row group if too many wait for it.
     fn append_encoded(&mut self) -> Result<()> {
-        let most = WAITING_PART * self.writers.format.options.threads.max(1);
+        let most = WAITING_PART * self.writers.threads;
         while let Some(mut first) = self.ending.pop_front() {
             first.append_encoded()?;
             if first.encoding() > 0 && self.waiting() + first.encoding() < most {

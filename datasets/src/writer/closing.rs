@@ -21,10 +21,10 @@ pub struct ClosingBuckets {
 }
 
 impl ClosingBuckets {
-    /// No buckets yet, of these writers; `threads` are those that write.
-    pub fn new(writers: &BucketWriters, threads: usize) -> Self {
+    /// No buckets yet, of these writers.
+    pub fn new(writers: &BucketWriters) -> Self {
         let (closing, ended) = Default::default();
-        Self { writers: writers.clone(), most: CLOSING_PART * threads.max(1), closing, ended }
+        Self { writers: writers.clone(), most: CLOSING_PART * writers.threads, closing, ended }
     }
 
     /// Ends a bucket. Waits while too many others are being ended.

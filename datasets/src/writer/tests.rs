@@ -95,7 +95,7 @@ fn part(root: &Path, options: &WriterOptions) -> WrittenBucket {
         assert!(!bucket.push(*session, *time, bytes[row]).unwrap(), "the row group is large enough");
     }
     bucket.write_row_group(Box::new(move || Ok(vec![samples]))).unwrap();
-    let mut closing = ClosingBuckets::new(&writers, 1);
+    let mut closing = ClosingBuckets::new(&writers);
     closing.close(bucket).unwrap();
     closing.finish().unwrap();
     let written = closing.take().unwrap();

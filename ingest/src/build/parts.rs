@@ -80,9 +80,11 @@ pub async fn write_part(
         Err(error) => {
             let files = written.into_iter().flat_map(|bucket: WrittenBucket| bucket.files);
             let paths: Vec<String> = files.map(|file| file.path).collect();
-            if !paths.is_empty() {
-                // The error that led here counts.
-                let _ = Storage::open(out)?.delete(paths);
+            // The error that led here counts.
+            if !paths.is_empty()
+                && let Ok(storage) = Storage::open(out)
+            {
+                let _ = storage.delete(paths);
             }
             Err(error)
         }

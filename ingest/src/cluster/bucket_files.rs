@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{
     BucketWriter, BucketWriters, ClosingBuckets, Decode, PartitionChoice, PartitionKey, WrittenBucket,
 };
@@ -47,11 +46,9 @@ impl<'a> BucketFiles<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Storage::open`], [`BucketWriters::new`] and [`WriteSpec::choice`].
-    pub(super) fn create(spec: &'a WriteSpec) -> Result<Self> {
-        let storage = Storage::open(&spec.location)?;
-        let writers = BucketWriters::new(storage, spec.schema.clone(), spec.options.clone())?;
-        let closing = ClosingBuckets::new(&writers, spec.options.threads);
+    /// As [`WriteSpec::choice`].
+    pub(super) fn new(spec: &'a WriteSpec, writers: BucketWriters) -> Result<Self> {
+        let closing = ClosingBuckets::new(&writers);
         let choice = spec.choice()?;
         Ok(Self { spec, choice, writers, open: None, closing, left_out: LeftOut::default() })
     }

@@ -42,6 +42,7 @@ use super::statistics::StatisticsOptions;
 use crate::Error;
 use crate::operator::operator_methods;
 use crate::planned::PlannedTable;
+use crate::profile::stage;
 use crate::sessionize::{TIME, TOTALS};
 use crate::spilling_join::in_context;
 use crate::statistics::ColumnCounts;
@@ -197,7 +198,7 @@ impl ExecutionPlan for FoldExec {
         let (fold, output) = (Arc::clone(&self.fold), stream.tx());
         let count = |name| MetricBuilder::new(&self.metrics).counter(name, partition);
         let counts = (count(SAMPLES), count(BYTES));
-        stream.spawn(async move {
+        let work = async move {
             let (queue, readers) = fold.start(partition, &context, &counts)?;
             let worked = Arc::clone(&fold).work(partition, queue, output).await;
             // One worker owns the readers. After a success they have ended; `join_all` passes on their panics.
@@ -207,7 +208,8 @@ impl ExecutionPlan for FoldExec {
                 readers.join_all().await;
             }
             worked
-        });
+        };
+        stage("fold samples", || stream.spawn(work));
         Ok(stream.build())
     }
 
@@ -228,7 +230,8 @@ impl Fold {
         let config = context.session_config().clone().with_batch_size(self.spec.batch_rows);
         let context = in_context(context, config, context.runtime_env());
         let read = |readers: &mut JoinSet<()>, part: usize, workers: Vec<Sender<Message>>| {
-            readers.spawn(Arc::clone(self).read(part, workers, Arc::clone(&context), counts.clone()));
+            let work = Arc::clone(self).read(part, workers, Arc::clone(&context), counts.clone());
+            stage("convert samples", || readers.spawn(work));
         };
         let Some(workers) = self.spec.workers else {
             let (sender, queue) = channel(WAITING);

@@ -13,10 +13,11 @@ use futures::StreamExt;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{KeptColumn, SparseKind};
 
+use super::by_bucket::{ExchangedRecords, ROWS};
 use super::convert::ColumnNames;
 use super::encode::{EncoderOptions, SampleTotals};
 use super::fold::{DIGEST, FoldExec, FoldSpec, RECORD};
-use super::on_cluster::{ExchangedRecords, RemoteClustering};
+use super::on_cluster::RemoteClustering;
 use super::statistics::StatisticsOptions;
 use super::totals::TotalsReader;
 use super::{
@@ -178,9 +179,9 @@ impl Clustering {
         late: LateSamples,
         queries: &MergedQueries,
     ) -> Result<Self> {
-        let MergedQueries { sessions, records, first } = queries;
-        let ordered = sessionize::sorted(config, options.order, &format!("({records})"), *first, &DIGEST);
-        let mut planned = Self::sorted(config, context, columns, options, sessions, &ordered).await?;
+        let records = merged_records(config, context, options, queries).await?;
+        let mut planned =
+            Self::of_records(config, context, columns, options, &queries.sessions, records).await?;
         planned.cut.encoded = merged_options(config, options);
         planned.totals = Some(late.totals);
         Ok(planned)
@@ -201,18 +202,26 @@ impl<'a> RemoteClustering<'a> {
         late: LateSamples,
         (cluster, queries): (&Arc<dyn Cluster>, &MergedQueries),
     ) -> Result<Self> {
-        let MergedQueries { sessions, records, first } = queries;
-        let records = OnCluster::inner(context.sql(records).await?.create_physical_plan().await?);
-        let exchanged = ExchangedRecords {
-            records,
-            with_buckets: sessionize::with_known_buckets(options.order.buckets, RECORDS_TABLE),
-            ordered: sessionize::sorted(config, options.order, RECORDS_TABLE, *first, &DIGEST),
-        };
-        let mut planned =
-            Self::of_records(config, context, columns, options, (cluster, sessions), exchanged).await?;
+        let records = merged_records(config, context, options, queries).await?;
+        let from = (cluster, &*queries.sessions);
+        let mut planned = Self::of_records(config, context, columns, options, from, records).await?;
         planned.set_merged(merged_options(config, options), late.totals);
         Ok(planned)
     }
+}
+
+/// The records of the samples of both kinds.
+async fn merged_records(
+    config: &Config,
+    context: &SessionContext,
+    options: &ClusterOptions,
+    MergedQueries { records, first, .. }: &MergedQueries,
+) -> Result<ExchangedRecords> {
+    Ok(ExchangedRecords {
+        records: OnCluster::inner(context.sql(records).await?.create_physical_plan().await?),
+        with_buckets: sessionize::with_known_buckets(options.order.buckets, ROWS),
+        ordered: sessionize::sorted(config, options.order, ROWS, *first, &DIGEST),
+    })
 }
 
 /// How the samples of both kinds are encoded.

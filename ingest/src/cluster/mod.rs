@@ -1,8 +1,9 @@
 //! Clustering: sorts samples from the order of a log into sessions, one after the other.
 //!
 //! ```text
-//! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, sort ──▶ cut, decode, encode ──▶ buckets
-//!   (lists)            (encode, statistics)                   (the engine, spills)     (WriteExec, by row group)
+//! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, ──▶ cut, decode, encode ──▶ buckets
+//!   (lists)            (encode, statistics)               divide by bucket, sort   (WriteExec, by row group)
+//!                                                         (the engine, spills)
 //! ```
 //!
 //! A log repeats a user's lists in every sample, and a sort would move, spill and merge every copy. So the samples are
@@ -15,6 +16,7 @@
 //! vocabularies, and counts which lists change together ([`statistics`]).
 
 mod bucket_files;
+mod by_bucket;
 mod chains;
 mod convert;
 mod cut;
@@ -39,21 +41,25 @@ mod unfold;
 mod write;
 mod written_lists;
 
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use datafusion::execution::memory_pool::MemoryConsumer;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::common::spawn_buffered;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{ExecutionPlan, displayable, execute_stream};
+use datafusion::physical_plan::{ExecutionPlan, displayable, execute_stream, execute_stream_partitioned};
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
+use futures::future::try_join_all;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_bytes;
 use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind, WrittenBucket};
 
+use self::by_bucket::{BucketExchange, ExchangedRecords, ROWS, slices_in_order};
 use self::convert::ColumnNames;
 use self::cut::Cutter;
 use self::decode::DecodedTotals;
@@ -64,9 +70,10 @@ use self::totals::TotalsReader;
 use self::write::Outcome;
 use crate::config::TimelineConfig;
 use crate::ids::FeatureIds;
+use crate::profile::stage;
 use crate::remote::OnCluster;
 use crate::sessionize::{self, SampleOrder};
-use crate::spilling_join::once;
+use crate::spilling_join::once_each;
 use crate::times::TimeLimits;
 use crate::{Config, Error, Result};
 
@@ -93,6 +100,9 @@ pub(crate) use self::written_lists::{SentLists, WrittenLists};
 const RECORDS_TABLE: &str = "__onefold_records";
 /// How often progress is reported.
 const TICK: Duration = Duration::from_millis(200);
+/// Sorted batches of a partition that wait to be written.
+const WAITING: usize = 2;
+
 /// How samples are clustered, in addition to the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterOptions {
@@ -122,13 +132,14 @@ pub(crate) struct Clustering {
     fold: Option<Arc<FoldExec>>,
     totals_of_records: TotalsReader,
     context: Arc<TaskContext>,
-    sorted: SendableRecordBatchStream,
-    /// The slices of every timeline.
+    /// The sorted records: each partition has whole buckets.
+    sorted: Vec<SendableRecordBatchStream>,
+    /// The slices of every timeline, in partitions of the same buckets.
     slices: Vec<Arc<dyn ExecutionPlan>>,
     /// The tables that the slices are read from.
     slice_tables: SliceQueries,
-    /// The first sorted batch, which is there when all samples are encoded.
-    first: Option<RecordBatch>,
+    /// The first sorted batch of every partition, which is there when all samples are encoded.
+    first: Vec<Option<RecordBatch>>,
     /// The totals of all samples, once they are encoded.
     totals: Option<SampleTotals>,
 }
@@ -150,29 +161,37 @@ impl Clustering {
         let fold = fold_samples(config, context, columns, options, encoder, Some(options.threads)).await?;
         context.register_table(RECORDS_TABLE, Arc::new(fold.table()))?;
         let sessions = sessionize::sessions(config, columns)?;
-        let ordered = sessionize::ordered(config, options.order, &sessions, RECORDS_TABLE, &DIGEST);
-        let mut planned = Self::sorted(config, context, columns, options, &sessions, &ordered).await?;
+        let records = sessionize::with_sessions(config, &sessions, RECORDS_TABLE);
+        let records = ExchangedRecords {
+            records: context.sql(&records).await?.create_physical_plan().await?,
+            with_buckets: sessionize::with_known_buckets(options.order.buckets, ROWS),
+            ordered: sessionize::sorted(config, options.order, ROWS, None, &DIGEST),
+        };
+        let mut planned = Self::of_records(config, context, columns, options, &sessions, records).await?;
         planned.fold = Some(fold);
         Ok(planned)
     }
 
-    /// The clustering of samples whose records `ordered` sorts. `sessions` is the query of their sessions.
-    async fn sorted(
+    /// The clustering of samples that have these `records`. `sessions` is the query of their sessions.
+    async fn of_records(
         config: &Config,
         context: &SessionContext,
         columns: &ArrowSchema,
         options: &ClusterOptions,
         sessions: &str,
-        ordered: &str,
+        records: ExchangedRecords,
     ) -> Result<Self> {
-        let plan = context.sql(ordered).await?.create_physical_plan().await?;
+        let exchange = BucketExchange::here(context, options.threads, options.order.buckets);
+        let plan = records.sorted(context, exchange).await?;
         tracing::debug!("clustering:\n{}", displayable(plan.as_ref()).indent(false));
-        let sorted = execute_stream(plan, context.task_ctx())?;
+        // Every sort runs on a thread of its own.
+        let sorted = execute_stream_partitioned(plan, context.task_ctx())?;
+        let sorted = sorted.into_iter().map(|rows| stage("sort", || spawn_buffered(rows, WAITING))).collect();
         let queries = SliceQueries::new(config, context, columns, options, sessions).await?;
         let mut slices = Vec::new();
         for query in &queries.queries {
-            let sql = sessionize::slices_in_order(config, &format!("({query})"));
-            slices.push(context.sql(&sql).await?.create_physical_plan().await?);
+            let rows = context.sql(query).await?.create_physical_plan().await?;
+            slices.push(slices_in_order(config, context, rows, exchange).await?);
         }
         Ok(Self {
             cut: cut_spec(config, columns, options),
@@ -182,7 +201,7 @@ impl Clustering {
             sorted,
             slices,
             slice_tables: queries,
-            first: None,
+            first: Vec::new(),
             totals: None,
         })
     }
@@ -194,22 +213,18 @@ impl Clustering {
     /// Those of the query, and [`Error::Column`] for a value that no sample can have.
     pub(crate) async fn encode(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut SampleTotals>> {
         reporter.begin("reading", None, "samples");
-        let mut seen = 0;
-        self.first = loop {
-            match tokio::time::timeout(TICK, self.sorted.next()).await {
-                Ok(None) => break None,
-                Ok(Some(batch)) => {
-                    let records = self.totals_of_records.read(&batch?)?;
-                    if records.num_rows() > 0 {
-                        break Some(records);
-                    }
+        self.first = {
+            let totals = Mutex::new(&mut self.totals_of_records);
+            let first = self.sorted.iter_mut().map(|sorted| first_records(sorted, &totals));
+            let (mut first, mut seen) = (pin!(try_join_all(first)), 0);
+            loop {
+                if let Ok(first) = tokio::time::timeout(TICK, &mut first).await {
+                    break first?;
                 }
-                Err(_) => {
-                    let (samples, bytes) = self.fold.as_ref().map_or((0, 0), |fold| fold.read());
-                    reporter.advance(samples - seen);
-                    seen = samples;
-                    reporter.note(&format!("{} decoded", format_bytes(bytes)));
-                }
+                let (samples, bytes) = self.fold.as_ref().map_or((0, 0), |fold| fold.read());
+                reporter.advance(samples - seen);
+                seen = samples;
+                reporter.note(&format!("{} decoded", format_bytes(bytes)));
             }
         };
         reporter.end();
@@ -217,7 +232,7 @@ impl Clustering {
             (Some(all), Some(totals)) => all.merge(totals)?,
             (all, totals) => *all = all.take().or(totals),
         }
-        Ok(self.totals.as_mut().filter(|_| self.first.is_some()))
+        Ok(self.totals.as_mut().filter(|_| self.first.iter().any(Option::is_some)))
     }
 
     /// How what is sorted is cut into row groups. Without `digested`, somebody else digests what is decoded.
@@ -243,7 +258,11 @@ impl Clustering {
         let (slices, context) = (std::mem::take(&mut self.slices), Arc::clone(&self.context));
         // They live until all is read.
         let _tables = std::mem::take(&mut self.slice_tables);
-        let inputs = [once(self.records())?].into_iter().chain(slices).collect();
+        let records = self.records();
+        let Some(schema) = records.first().map(|records| records.schema()) else {
+            return Err(bug("records are sorted in no partition"));
+        };
+        let inputs = [once_each(&schema, records)?].into_iter().chain(slices).collect();
         let plan = Arc::new(WriteExec::new(Arc::new(spec), WrittenLists::Here(lists), inputs));
         reporter.begin("writing", Some(totals.samples), "samples");
         let mut rows = execute_stream(Arc::clone(&plan) as _, context)?;
@@ -282,33 +301,54 @@ impl Clustering {
     ) -> Result<()> {
         let totals = self.take_totals()?;
         let _tables = std::mem::take(&mut self.slice_tables);
-        let slices = self.slices.drain(..).map(|plan| execute_stream(plan, Arc::clone(&self.context)));
-        let slices = slices.collect::<Result<Vec<_>, _>>()?;
-        let mut cutter = Cutter::new(&self.cut, lists, slices);
-        let held = MemoryConsumer::new("decoding of samples").register(self.context.memory_pool());
+        let (plans, context, cut) =
+            (std::mem::take(&mut self.slices), Arc::clone(&self.context), self.cut.clone());
+        let held = MemoryConsumer::new("decoding of samples").register(context.memory_pool());
         reporter.begin("comparing", Some(totals.samples), "samples");
-        let mut sorted = self.records();
-        while let Some(records) = sorted.next().await.transpose()? {
-            cutter.cut(&records, output).await?;
-            held.resize(cutter.held_bytes());
-            reporter.advance(records.num_rows() as u64);
-            reporter.go_on()?;
+        let mut decoded = DecodedTotals::default();
+        for (partition, mut sorted) in self.records().into_iter().enumerate() {
+            let slices = plans.iter().map(|plan| plan.execute(partition, Arc::clone(&context)));
+            let mut cutter = Cutter::new(&cut, lists.clone(), slices.collect::<Result<Vec<_>, _>>()?);
+            while let Some(records) = sorted.next().await.transpose()? {
+                cutter.cut(&records, output).await?;
+                held.resize(cutter.held_bytes());
+                reporter.advance(records.num_rows() as u64);
+                reporter.go_on()?;
+            }
+            cutter.leave(output)?;
+            decoded.merge(&cutter.totals());
         }
-        cutter.leave(output)?;
         reporter.end();
-        compared(totals, &cutter.totals(), true).map(drop)
+        compared(totals, &decoded, true).map(drop)
     }
 
     fn take_totals(&mut self) -> Result<SampleTotals> {
         self.totals.take().ok_or_else(|| bug("samples are written before they are encoded"))
     }
 
-    /// The sorted records.
-    fn records(self) -> SendableRecordBatchStream {
-        let schema = self.sorted.schema();
-        let records = futures::stream::iter(self.first.map(Ok)).chain(self.sorted);
-        Box::pin(RecordBatchStreamAdapter::new(schema, records))
+    /// The sorted records, partition by partition.
+    fn records(self) -> Vec<SendableRecordBatchStream> {
+        let whole = |(first, rest): (Option<RecordBatch>, SendableRecordBatchStream)| {
+            let schema = rest.schema();
+            let records = futures::stream::iter(first.map(Ok)).chain(rest);
+            Box::pin(RecordBatchStreamAdapter::new(schema, records)) as SendableRecordBatchStream
+        };
+        self.first.into_iter().zip(self.sorted).map(whole).collect()
     }
+}
+
+/// Reads the totals at the beginning of sorted records, and gives the first batch behind them; `None` if there is none.
+async fn first_records(
+    sorted: &mut SendableRecordBatchStream,
+    totals: &Mutex<&mut TotalsReader>,
+) -> Result<Option<RecordBatch>> {
+    while let Some(batch) = sorted.next().await.transpose()? {
+        let records = totals.lock().unwrap_or_else(PoisonError::into_inner).read(&batch)?;
+        if records.num_rows() > 0 {
+            return Ok(Some(records));
+        }
+    }
+    Ok(None)
 }
 
 /// The statistics of samples of which those were `decoded`.

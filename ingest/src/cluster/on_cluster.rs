@@ -16,29 +16,18 @@
 //!                                         └▶ files ─▶ exchange by bucket ─▶ sessions, sort ─▶ WriteExec ─▶ outcomes
 //! ```
 
-use std::fmt;
 use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::datatypes::{Schema as ArrowSchema, SchemaRef};
-use datafusion::catalog::streaming::StreamingTable;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::error::{DataFusionError, Result as EngineResult};
-use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
-use datafusion::physical_expr::expressions::Column;
-use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
-use datafusion::physical_plan::projection::ProjectionExec;
-use datafusion::physical_plan::repartition::RepartitionExec;
-use datafusion::physical_plan::sorts::sort::SortExec;
-use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
-use datafusion::physical_plan::windows::BoundedWindowAggExec;
-use datafusion::physical_plan::{ExecutionPlan, Partitioning, execute_stream};
+use datafusion::arrow::datatypes::Schema as ArrowSchema;
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::WrittenBucket;
 use onefold_datasets::progress::Reporter;
 
+use super::by_bucket::{BucketExchange, ExchangedRecords, ROWS, slices_in_order};
 use super::cut::CutSpec;
 use super::decode::{DecodedTotals, ListColumn};
 use super::encode::{EncoderOptions, SampleTotals};
@@ -49,11 +38,10 @@ use super::totals::TotalsReader;
 use super::write::{Outcome, WriteExec, WriteSpec};
 use super::written_lists::{SentLists, WrittenLists};
 use super::{
-    ClusterOptions, LeftOut, RECORDS_TABLE, SampleStatistics, TICK, bug, compared, cut_spec, fold_samples,
-    statistics_options,
+    ClusterOptions, LeftOut, SampleStatistics, TICK, compared, cut_spec, fold_samples, statistics_options,
 };
-use crate::remote::{Cluster, Groups, OnCluster, WorkRowsSpec, WrittenRows, checked_exchange};
-use crate::sessionize::{self, BUCKET};
+use crate::remote::{Cluster, OnCluster, WorkRowsSpec, WrittenRows};
+use crate::sessionize;
 use crate::{Config, Result};
 
 /// What records that are put aside are called.
@@ -76,14 +64,6 @@ pub(crate) struct RemoteClustering<'a> {
     folded: Option<SampleTotals>,
     /// The files of records that are put aside.
     _files: Option<WrittenRows>,
-}
-
-/// Records, and the queries over [`RECORDS_TABLE`] that give them their buckets before the exchange by bucket, and sort
-/// them behind it.
-pub(super) struct ExchangedRecords {
-    pub(super) records: Arc<dyn ExecutionPlan>,
-    pub(super) with_buckets: String,
-    pub(super) ordered: String,
 }
 
 /// What a cluster wrote.
@@ -112,8 +92,8 @@ impl<'a> RemoteClustering<'a> {
         let encoder = super::encoder_options(config, options);
         let exchanged = ExchangedRecords {
             records: fold_samples(config, context, columns, options, encoder, None).await?,
-            with_buckets: sessionize::with_buckets(config, options.order.buckets, RECORDS_TABLE),
-            ordered: sessionize::ordered_with_sessions(config, options.order, RECORDS_TABLE, &DIGEST),
+            with_buckets: sessionize::with_buckets(config, options.order.buckets, ROWS),
+            ordered: sessionize::ordered_with_sessions(config, options.order, ROWS, &DIGEST),
         };
         let sessions = sessionize::sessions(config, columns)?;
         Self::of_records(config, context, columns, options, (cluster, &sessions), exchanged).await
@@ -208,12 +188,12 @@ impl<'a> RemoteClustering<'a> {
         add: &mut (dyn FnMut(WrittenBucket) -> Result<()> + Send),
     ) -> Result<Option<WrittenSamples>> {
         let digested = spec.cut.digested;
-        let partitions = self.cluster.partitions();
+        let exchange = BucketExchange::Checked(self.cluster.partitions());
         // They live until all is read.
         let _tables = self.slice_tables;
-        let mut inputs = vec![sorted(&self.context, self.exchanged, partitions).await?];
+        let mut inputs = vec![self.exchanged.sorted(&self.context, exchange).await?];
         for slices in self.slices {
-            inputs.push(slices_in_order(self.config, &self.context, slices, partitions).await?);
+            inputs.push(slices_in_order(self.config, &self.context, slices, exchange).await?);
         }
         // The files live until the job has ended.
         let (lists, _vocabularies) = SentLists::write(self.cluster.work_folder(), lists)?;
@@ -264,113 +244,5 @@ async fn next_of_job(
         if let Ok(next) = next {
             return Ok(next.transpose()?);
         }
-    }
-}
-
-/// Records, exchanged by bucket and sorted.
-async fn sorted(
-    context: &SessionContext,
-    exchanged: ExchangedRecords,
-    partitions: usize,
-) -> Result<Arc<dyn ExecutionPlan>> {
-    let context = for_one_partition(context);
-    let records = over_partitions(&context, &exchanged.with_buckets, exchanged.records).await?;
-    let records = exchanged_by_bucket(records, partitions)?;
-    over_partitions(&context, &exchanged.ordered, records).await
-}
-
-/// The slices of a timeline, exchanged by bucket as the records are, and sorted.
-async fn slices_in_order(
-    config: &Config,
-    context: &SessionContext,
-    slices: Arc<dyn ExecutionPlan>,
-    partitions: usize,
-) -> Result<Arc<dyn ExecutionPlan>> {
-    let slices = exchanged_by_bucket(slices, partitions)?;
-    let ordered = sessionize::slices_in_order(config, RECORDS_TABLE);
-    over_partitions(&for_one_partition(context), &ordered, slices).await
-}
-
-/// Exchanges rows by their [`BUCKET`]. Rows of one bucket are in one partition, which is the same for all rows.
-fn exchanged_by_bucket(rows: Arc<dyn ExecutionPlan>, partitions: usize) -> Result<Arc<dyn ExecutionPlan>> {
-    let column = rows.schema().index_of(BUCKET).map_err(DataFusionError::from)?;
-    let key = Arc::new(Column::new(BUCKET, column));
-    let exchange = RepartitionExec::try_new(rows, Partitioning::Hash(vec![key], partitions))?;
-    let groups = Groups { column, name: "bucket".to_owned() };
-    Ok(checked_exchange(Arc::new(exchange), Some(groups))?)
-}
-
-/// A session like `context` that plans for one partition, in this process.
-fn for_one_partition(context: &SessionContext) -> SessionContext {
-    let config =
-        context.copied_config().with_target_partitions(1).with_create_default_catalog_and_schema(false);
-    let state = SessionStateBuilder::new_from_existing(context.state())
-        .with_config(config)
-        .with_physical_optimizer_rules(PhysicalOptimizer::new().rules)
-        .build();
-    SessionContext::new_with_state(state)
-}
-
-/// The plan of `sql`, a query over [`RECORDS_TABLE`], which is applied to each partition of `input`.
-async fn over_partitions(
-    context: &SessionContext,
-    sql: &str,
-    input: Arc<dyn ExecutionPlan>,
-) -> Result<Arc<dyn ExecutionPlan>> {
-    let table = Placeholder(input.schema());
-    let table = StreamingTable::try_new(input.schema(), vec![Arc::new(table)])?;
-    context.register_table(RECORDS_TABLE, Arc::new(table))?;
-    let plan = context.sql(sql).await?.create_physical_plan().await;
-    context.deregister_table(RECORDS_TABLE)?;
-    let apply = |plan: Arc<dyn ExecutionPlan>| -> EngineResult<Transformed<Arc<dyn ExecutionPlan>>> {
-        let applied: Arc<dyn ExecutionPlan> = if let Some(leaf) = plan.downcast_ref::<StreamingTableExec>() {
-            of_columns(&input, &leaf.schema())?
-        } else if let Some(sort) = plan.downcast_ref::<SortExec>() {
-            let sorted = SortExec::new(sort.expr().clone(), Arc::clone(sort.input()));
-            Arc::new(sorted.with_fetch(sort.fetch()).with_preserve_partitioning(true))
-        } else if let Some(window) = plan.downcast_ref::<BoundedWindowAggExec>() {
-            let (exprs, order) = (window.window_expr().to_vec(), window.input_order_mode.clone());
-            Arc::new(BoundedWindowAggExec::try_new(exprs, Arc::clone(window.input()), order, true)?)
-        } else {
-            return Ok(Transformed::no(plan));
-        };
-        Ok(Transformed::yes(applied))
-    };
-    Ok(plan?.transform_up(apply).data()?)
-}
-
-/// The columns of `plan` that `schema` has.
-fn of_columns(plan: &Arc<dyn ExecutionPlan>, schema: &SchemaRef) -> EngineResult<Arc<dyn ExecutionPlan>> {
-    if plan.schema().fields() == schema.fields() {
-        return Ok(Arc::clone(plan));
-    }
-    let column = |name: &String| -> EngineResult<_> {
-        let column = Column::new_with_schema(name, &plan.schema())?;
-        Ok((Arc::new(column) as Arc<dyn datafusion::physical_expr::PhysicalExpr>, name.clone()))
-    };
-    let columns = schema.fields().iter().map(|field| column(field.name()));
-    let columns = columns.collect::<EngineResult<Vec<_>>>()?;
-    Ok(Arc::new(ProjectionExec::try_new(columns, Arc::clone(plan))?))
-}
-
-/// Rows that stand for others while a plan is made.
-#[derive(Debug)]
-struct Placeholder(SchemaRef);
-
-impl fmt::Display for Placeholder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Placeholder")
-    }
-}
-
-impl PartitionStream for Placeholder {
-    fn schema(&self) -> &SchemaRef {
-        &self.0
-    }
-
-    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let error = DataFusionError::External(Box::new(bug("a plan was executed before it had its input")));
-        let rows = futures::stream::iter([Err(error)]);
-        Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.0), rows))
     }
 }

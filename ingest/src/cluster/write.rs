@@ -12,7 +12,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use datafusion::arrow::array::{AsArray, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
@@ -26,8 +26,9 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use futures::future::{Either, select};
+use onefold_datasets::storage::Storage;
 use onefold_datasets::{
-    PartitionChoice, PartitionFilter, PartitionTypes, Schema, WriterOptions, WrittenBucket,
+    BucketWriters, PartitionChoice, PartitionFilter, PartitionTypes, Schema, WriterOptions, WrittenBucket,
 };
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -40,6 +41,7 @@ use super::fold::{external, plan_properties};
 use super::totals::totals_before;
 use super::written_lists::WrittenLists;
 use crate::operator::operator_methods;
+use crate::profile::stage;
 
 /// The column of a row about what was written.
 const OUTCOME: &str = "outcome";
@@ -113,6 +115,8 @@ pub(crate) struct WriteExec {
     /// The list columns of samples, with the vocabularies that number their ids.
     lists: WrittenLists,
     inputs: Vec<Arc<dyn ExecutionPlan>>,
+    /// The writers whose threads all partitions share, once one of them is written.
+    writers: Arc<Mutex<Option<BucketWriters>>>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
@@ -129,6 +133,7 @@ impl WriteExec {
             spec,
             lists,
             inputs,
+            writers: Arc::default(),
             properties: plan_properties(&SCHEMA, parts),
             metrics: ExecutionPlanMetricsSet::new(),
         }
@@ -169,9 +174,10 @@ impl ExecutionPlan for WriteExec {
         };
         let mut rows = RecordBatchReceiverStream::builder(Arc::clone(&SCHEMA), WAITING);
         let (spec, lists, runtime) = (Arc::clone(&self.spec), self.lists.clone(), Handle::current());
+        let (writers, parts) = (Arc::clone(&self.writers), self.properties.partitioning.partition_count());
         let (output, samples) = (rows.tx(), MetricBuilder::new(&self.metrics).counter(SAMPLES, partition));
         // Writing waits for threads of its own and for the storage, which no thread of the engine should do.
-        rows.spawn_blocking(move || {
+        let work = move || {
             let pool = context.memory_pool();
             let (lists, _vocabularies) = lists.load(pool)?;
             let mut writing = Writing {
@@ -181,7 +187,8 @@ impl ExecutionPlan for WriteExec {
                 held: MemoryConsumer::new("decoding of samples").register(pool),
                 samples,
             };
-            let mut files = BucketFiles::create(&spec).map_err(external)?;
+            let writers = writers_of_part(&spec, &writers, parts).map_err(external)?;
+            let mut files = BucketFiles::new(&spec, writers).map_err(external)?;
             if !runtime.block_on(writing.run(&mut files))? {
                 return Ok(());
             }
@@ -192,13 +199,31 @@ impl ExecutionPlan for WriteExec {
                 let _ = output.blocking_send(outcome.row());
             }
             Ok(())
-        });
+        };
+        stage("cut into row groups", || rows.spawn_blocking(work));
         Ok(rows.build())
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
         Some(self.metrics.clone_inner())
     }
+}
+
+/// Writers for one of so many partitions. `shared` has those that were made for another one.
+fn writers_of_part(
+    spec: &WriteSpec,
+    shared: &Mutex<Option<BucketWriters>>,
+    parts: usize,
+) -> crate::Result<BucketWriters> {
+    let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let writers = match &mut *shared {
+        Some(writers) => writers,
+        none => {
+            let storage = Storage::open(&spec.location)?;
+            none.insert(BucketWriters::new(storage, spec.schema.clone(), spec.options.clone())?)
+        }
+    };
+    Ok(writers.for_part(parts))
 }
 
 /// The writing of one partition of the inputs.

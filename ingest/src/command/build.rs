@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{BuildOptions, BuildSummary, Config, Groups, build, popularity};
+use crate::{BuildOptions, BuildSummary, Config, Groups, build, popularity, profile};
 use clap::ValueEnum;
+use onefold_datasets::commit::write_atomically;
 use onefold_datasets::storage::is_url;
 use onefold_datasets::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter, WORK};
@@ -25,6 +26,9 @@ struct Common {
     /// Which features are deduplicated together
     #[arg(long, value_enum, default_value_t = GroupsArgument::Given)]
     groups: GroupsArgument,
+    /// Write a page to this file that shows when each stage of the build worked, and how far stages can be divided
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
     #[command(flatten)]
     how: HowArguments,
 }
@@ -156,8 +160,15 @@ fn run(
         }
         options.engine.cluster = Some(connect(&out.join(WORK))?);
     }
+    let profile = match &arguments.profile {
+        Some(_) if cluster.is_some() => anyhow::bail!("`--profile` is for builds without a cluster"),
+        profile => profile.as_ref().map(|path| (path, profile::start())),
+    };
     let work = build(&config, &out, &options, printer);
     let summary = run_async(options.engine.threads, work, printer)?;
+    if let Some((path, profile)) = profile {
+        write_atomically(path, profile.page(options.engine.threads).as_bytes())?;
+    }
     Ok(printer.summary(&describe(&summary, &arguments.out, commit), &summary)?)
 }
 

@@ -73,6 +73,28 @@ fn parts_make_the_dataset_that_a_build_makes() {
 }
 
 #[test]
+fn the_files_of_a_build_do_not_depend_on_the_threads_that_sort_and_write_them() {
+    let dir = log();
+    let build = |threads: &str, name: &str, more: &[&str]| {
+        let how = ["build", "dataset.toml", "--out", name, "--buckets", "7", "--threads", threads, "--json"];
+        dir.works(dir.command(&[&how, more].concat()), name);
+        content(&dir.path(name))
+    };
+    let expected = build("1", "one", &[]);
+    assert!(expected.0.len() > 3, "the samples are in several buckets");
+    // Five threads share seven buckets; the smaller limit leaves one of them to sort.
+    assert_eq!(build("5", "five", &[]), expected);
+    assert_eq!(build("5", "small", &["--memory-limit", "64MiB"]), expected);
+    // A profile changes nothing, and shows the stages.
+    let page = dir.path("profile.html");
+    assert_eq!(build("5", "profiled", &["--profile", page.to_str().unwrap()]), expected);
+    let page = fs_err::read_to_string(page).unwrap();
+    for text in ["among 5 processors", "plan and commit", "not measured"] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+}
+
+#[test]
 fn parts_that_do_not_make_a_dataset_are_refused_and_kept() {
     let dir = log();
     for bucket in 0..BUCKETS {

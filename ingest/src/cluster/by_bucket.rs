@@ -1,0 +1,245 @@
+//! Rows that are divided by their buckets and sorted: each partition has whole buckets.
+//!
+//! ```text
+//! records, in no order ─▶ bucket ─▶ exchange by bucket ─▶ sort, for each partition
+//! ```
+//!
+//! In one process each partition is sorted and written by a thread of its own; on a cluster, by a task.
+
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch};
+use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema as ArrowSchema, SchemaRef};
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::error::{DataFusionError, Result as EngineResult};
+use datafusion::execution::memory_pool::MemoryLimit;
+use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
+use datafusion::logical_expr::Operator;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::{BinaryExpr, CaseExpr, Column, lit};
+use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::metrics::Time;
+use datafusion::physical_plan::projection::ProjectionExec;
+use datafusion::physical_plan::repartition::{BatchPartitioner, RepartitionExec};
+use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
+use datafusion::physical_plan::windows::BoundedWindowAggExec;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning};
+use datafusion::prelude::SessionContext;
+
+use super::bug;
+use crate::exchanges::exchange_of;
+use crate::profile::measured;
+use crate::remote::{Groups, checked_exchange};
+use crate::sessionize::{self, BUCKET};
+use crate::{Config, Result};
+
+/// The table of the rows that a query of [`over_partitions`] reads.
+pub(super) const ROWS: &str = "__onefold_exchanged";
+/// A sort in memory is worth a thread of its own if it has so many bytes.
+const SORT_BYTES: usize = 64 << 20;
+/// Values that are tried to find one for each partition, for each of them.
+const TRIED: usize = 64;
+
+/// Records, and the queries over [`ROWS`] that give them their buckets before the exchange, and sort them behind it.
+pub(super) struct ExchangedRecords {
+    pub(super) records: Arc<dyn ExecutionPlan>,
+    pub(super) with_buckets: String,
+    pub(super) ordered: String,
+}
+
+/// How rows get to the partitions of their buckets.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum BucketExchange {
+    /// In this process, to so many partitions.
+    Here(usize),
+    /// Between machines, with checks.
+    Checked(usize),
+}
+
+impl ExchangedRecords {
+    /// The records, exchanged by bucket and sorted.
+    pub(super) async fn sorted(
+        self,
+        context: &SessionContext,
+        exchange: BucketExchange,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let context = for_one_partition(context);
+        let records = over_partitions(&context, &self.with_buckets, self.records).await?;
+        Ok(measured(over_partitions(&context, &self.ordered, exchange.of(records)?).await?)?)
+    }
+}
+
+/// The slices of a timeline, exchanged by bucket as the records are, and sorted.
+pub(super) async fn slices_in_order(
+    config: &Config,
+    context: &SessionContext,
+    slices: Arc<dyn ExecutionPlan>,
+    exchange: BucketExchange,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let ordered = sessionize::slices_in_order(config, ROWS);
+    Ok(measured(over_partitions(&for_one_partition(context), &ordered, exchange.of(slices)?).await?)?)
+}
+
+impl BucketExchange {
+    /// The exchange in this process: as many partitions as there are threads and buckets, but no more than have memory
+    /// for a sort each.
+    pub(super) fn here(context: &SessionContext, threads: usize, buckets: u32) -> Self {
+        let sorts = match context.runtime_env().memory_pool.memory_limit() {
+            MemoryLimit::Finite(bytes) => bytes / SORT_BYTES,
+            _ => usize::MAX,
+        };
+        Self::Here(threads.min(buckets as usize).min(sorts).max(1))
+    }
+
+    /// Exchanges rows by their [`BUCKET`]. Rows of one bucket are in one partition, which is the same for all rows.
+    fn of(self, rows: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+        let column = rows.schema().index_of(BUCKET).map_err(DataFusionError::from)?;
+        Ok(match self {
+            Self::Here(1) if rows.output_partitioning().partition_count() == 1 => rows,
+            Self::Here(1) => Arc::new(CoalescePartitionsExec::new(rows)),
+            Self::Here(partitions) => exchange_of(rows, by_bucket(column, partitions)?)?,
+            Self::Checked(partitions) => {
+                let exchange = RepartitionExec::try_new(rows, by_bucket(column, partitions)?)?;
+                let groups = Groups { column, name: "bucket".to_owned() };
+                checked_exchange(Arc::new(exchange), Some(groups))?
+            }
+        })
+    }
+}
+
+/// Divides rows by their bucket, a `column` of integers, so that all partitions have equally many buckets, or nearly so.
+///
+/// The engine divides rows by a hash. Hashes of buckets would leave some partitions without any, and give others
+/// several. So each partition gets a value whose hash leads to it, and a bucket has the value of its partition.
+fn by_bucket(column: usize, partitions: usize) -> Result<Partitioning> {
+    let values = value_of_each(partitions)?;
+    let count = i64::try_from(partitions).map_err(|_| bug("there are too many partitions"))?;
+    let bucket = Arc::new(Column::new(BUCKET, column));
+    let partition = Arc::new(BinaryExpr::new(bucket, Operator::Modulo, lit(count)));
+    let cases = (0..count).zip(values).map(|(partition, value)| (lit(partition), lit(value))).collect();
+    let value = CaseExpr::try_new(Some(partition), cases, None)?;
+    Ok(Partitioning::Hash(vec![Arc::new(value)], partitions))
+}
+
+/// For each partition an integer that the engine's hash leads to it.
+fn value_of_each(partitions: usize) -> Result<Vec<i64>> {
+    let schema = Arc::new(ArrowSchema::new(vec![Field::new(BUCKET, DataType::Int64, false)]));
+    let key: Arc<dyn PhysicalExpr> = Arc::new(Column::new(BUCKET, 0));
+    let tried = Int64Array::from_iter_values(0..(TRIED * partitions) as i64);
+    let tried = RecordBatch::try_new(schema, vec![Arc::new(tried)]).map_err(DataFusionError::from)?;
+    let mut values = vec![None; partitions];
+    let by_hash = Partitioning::Hash(vec![key], partitions);
+    BatchPartitioner::try_new(by_hash, Time::new(), 0, 1)?.partition(tried, |partition, rows| {
+        values[partition] = rows.column(0).as_primitive::<Int64Type>().values().first().copied();
+        Ok(())
+    })?;
+    values.into_iter().collect::<Option<_>>().ok_or_else(|| bug("no value leads to a partition"))
+}
+
+/// A session like `context` that plans for one partition, in this process.
+fn for_one_partition(context: &SessionContext) -> SessionContext {
+    let config =
+        context.copied_config().with_target_partitions(1).with_create_default_catalog_and_schema(false);
+    let state = SessionStateBuilder::new_from_existing(context.state())
+        .with_config(config)
+        .with_physical_optimizer_rules(PhysicalOptimizer::new().rules)
+        .build();
+    SessionContext::new_with_state(state)
+}
+
+/// The plan of `sql`, a query over [`ROWS`], which is applied to each partition of `input`.
+async fn over_partitions(
+    context: &SessionContext,
+    sql: &str,
+    input: Arc<dyn ExecutionPlan>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let table = Placeholder(input.schema());
+    let table = StreamingTable::try_new(input.schema(), vec![Arc::new(table)])?;
+    context.register_table(ROWS, Arc::new(table))?;
+    let plan = context.sql(sql).await?.create_physical_plan().await;
+    context.deregister_table(ROWS)?;
+    let apply = |plan: Arc<dyn ExecutionPlan>| -> EngineResult<Transformed<Arc<dyn ExecutionPlan>>> {
+        let applied: Arc<dyn ExecutionPlan> = if let Some(leaf) = plan.downcast_ref::<StreamingTableExec>() {
+            of_columns(&input, &leaf.schema())?
+        } else if let Some(sort) = plan.downcast_ref::<SortExec>() {
+            let sorted = SortExec::new(sort.expr().clone(), Arc::clone(sort.input()));
+            Arc::new(sorted.with_fetch(sort.fetch()).with_preserve_partitioning(true))
+        } else if let Some(window) = plan.downcast_ref::<BoundedWindowAggExec>() {
+            let (exprs, order) = (window.window_expr().to_vec(), window.input_order_mode.clone());
+            Arc::new(BoundedWindowAggExec::try_new(exprs, Arc::clone(window.input()), order, true)?)
+        } else {
+            return Ok(Transformed::no(plan));
+        };
+        Ok(Transformed::yes(applied))
+    };
+    Ok(plan?.transform_up(apply).data()?)
+}
+
+/// The columns of `plan` that `schema` has.
+fn of_columns(plan: &Arc<dyn ExecutionPlan>, schema: &SchemaRef) -> EngineResult<Arc<dyn ExecutionPlan>> {
+    if plan.schema().fields() == schema.fields() {
+        return Ok(Arc::clone(plan));
+    }
+    let column = |name: &String| -> EngineResult<_> {
+        let column = Column::new_with_schema(name, &plan.schema())?;
+        Ok((Arc::new(column) as Arc<dyn PhysicalExpr>, name.clone()))
+    };
+    let columns = schema.fields().iter().map(|field| column(field.name()));
+    let columns = columns.collect::<EngineResult<Vec<_>>>()?;
+    Ok(Arc::new(ProjectionExec::try_new(columns, Arc::clone(plan))?))
+}
+
+/// Rows that stand for others while a plan is made.
+#[derive(Debug)]
+struct Placeholder(SchemaRef);
+
+impl fmt::Display for Placeholder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Placeholder")
+    }
+}
+
+impl PartitionStream for Placeholder {
+    fn schema(&self) -> &SchemaRef {
+        &self.0
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let error = DataFusionError::External(Box::new(bug("a plan was executed before it had its input")));
+        let rows = futures::stream::iter([Err(error)]);
+        Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.0), rows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_have_equally_many_buckets() {
+        for (partitions, buckets) in [(1, 1), (2, 2), (3, 7), (4, 2), (64, 64), (96, 256)] {
+            let schema = Arc::new(ArrowSchema::new(vec![Field::new(BUCKET, DataType::Int64, false)]));
+            let rows = Int64Array::from_iter_values((0..buckets).chain(0..buckets));
+            let rows = RecordBatch::try_new(schema, vec![Arc::new(rows)]).unwrap();
+            let mut found = vec![0; partitions];
+            let by_bucket = by_bucket(0, partitions).unwrap();
+            let mut partitioner = BatchPartitioner::try_new(by_bucket, Time::new(), 0, 1).unwrap();
+            let count = |partition: usize, rows: RecordBatch| {
+                found[partition] += rows.num_rows() as i64;
+                Ok(())
+            };
+            partitioner.partition(rows, count).unwrap();
+            let expected: Vec<i64> = (0..partitions as i64)
+                .map(|partition| {
+                    2 * (0..buckets).filter(|bucket| bucket % partitions as i64 == partition).count() as i64
+                })
+                .collect();
+            assert_eq!(found, expected, "{partitions} partitions of {buckets} buckets");
+        }
+    }
+}
