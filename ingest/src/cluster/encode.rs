@@ -1,9 +1,7 @@
 //! Delta-encodes samples in the order of the log: each becomes a record of what changed since the sample before it in
 //! its session.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::mem;
 
 use datafusion::arrow::array::{ArrayRef, UInt32Array};
 use datafusion::arrow::compute::take;
@@ -15,6 +13,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::chains::{Chain, Chains};
 use super::convert::{Converted, engine};
+use super::generations::{Generations, Held};
+use super::history::{Histories, Rules, Seen};
 use super::kept::KeptValue;
 use super::last_lists::LastLists;
 use super::record::{RecordWriter, Shape};
@@ -27,6 +27,8 @@ use crate::statistics::ColumnCounts;
 const UNCHANGED: usize = usize::MAX;
 /// The decoder may hold this fraction of [`EncoderOptions::state_bytes`], one in so many, for the chains of a session.
 const OPEN_CHAINS_PART: usize = 64;
+/// Where changes are counted, the histories of sessions may take this fraction of [`EncoderOptions::state_bytes`].
+const HISTORIES_PART: usize = 2;
 /// The most samples of a session that others may follow.
 const MOST_LASTS: usize = 8;
 
@@ -81,7 +83,9 @@ impl EncoderOptions {
 pub(super) struct DeltaEncoder {
     options: EncoderOptions,
     seeds: SampleSeeds,
-    sessions: Sessions,
+    sessions: Generations<Session>,
+    /// Nothing if changes are not counted.
+    histories: Histories,
     chain_numbers: ChainNumbers,
     record: RecordWriter,
     records: RecordBatches,
@@ -102,16 +106,6 @@ pub(crate) struct SampleTotals {
     pub(crate) statistics: SampleStatistics,
 }
 
-/// The last samples of sessions, in two generations: sessions seen recently and older ones. This approximates the order
-/// of last use at no cost per sample.
-#[derive(Debug)]
-struct Sessions {
-    recent: HashMap<Box<[u8]>, Session>,
-    older: HashMap<Box<[u8]>, Session>,
-    recent_bytes: usize,
-    limit: usize,
-}
-
 /// The samples of a session that the next ones may follow.
 #[derive(Debug, Default)]
 struct Session {
@@ -124,6 +118,8 @@ struct Session {
 struct Last {
     /// Its record; `None` before the session's first sample.
     record: Option<Pending>,
+    /// The number of those that were made before it: that of its run in the [histories](super::history).
+    number: usize,
     chain: u64,
     times: Chain,
     time: i64,
@@ -131,8 +127,6 @@ struct Last {
     order: Vec<u8>,
     digest: u128,
     lists: LastLists,
-    /// Its starts and ends in timelines.
-    positions: Vec<i64>,
     entered: Entered,
 }
 
@@ -189,14 +183,15 @@ impl DeltaEncoder {
         schema: &SchemaRef,
         chain_numbers: ChainNumbers,
     ) -> Result<Self> {
+        let histories_bytes = if statistics.changes { options.state_bytes / HISTORIES_PART } else { 0 };
+        let rules = Rules {
+            sliding: (0..options.lists.len()).filter(|list| options.lists[*list].1).collect(),
+            gap_micros: options.gap_micros,
+        };
         Ok(Self {
             seeds: options.seeds(),
-            sessions: Sessions {
-                recent: HashMap::new(),
-                older: HashMap::new(),
-                recent_bytes: 0,
-                limit: options.state_bytes,
-            },
+            sessions: Generations::new(options.state_bytes - histories_bytes),
+            histories: Histories::new(rules, histories_bytes),
             chain_numbers,
             record: RecordWriter::new(options.shape()),
             records: RecordBatches::new(schema)?,
@@ -241,13 +236,9 @@ impl DeltaEncoder {
     ///
     /// [`Error::Dataset`](crate::Error::Dataset) if there are more distinct ids than may be counted.
     pub(super) fn forget_some(&mut self) -> Result<bool> {
-        let all =
-            if self.sessions.older.is_empty() { &mut self.sessions.recent } else { &mut self.sessions.older };
-        let some: Vec<Box<[u8]>> = all.keys().take(1024).cloned().collect();
-        for identity in &some {
-            if let Some(session) = all.remove(identity) {
-                forget(session, &mut self.outcome.statistics, &mut self.records)?;
-            }
+        let mut some = self.sessions.take_some();
+        for session in &mut some {
+            session.forget(&mut self.outcome.statistics, &mut self.records)?;
         }
         Ok(!some.is_empty())
     }
@@ -258,8 +249,9 @@ impl DeltaEncoder {
     }
 
     /// The totals of all samples, once all sessions are forgotten, and the records that were not taken.
-    pub(super) fn finish(self) -> (SampleTotals, RecordBatches) {
-        debug_assert!(self.sessions.recent.is_empty() && self.sessions.older.is_empty());
+    pub(super) fn finish(mut self) -> (SampleTotals, RecordBatches) {
+        debug_assert!(self.sessions.take_some().is_empty());
+        self.histories.finish(&mut self.outcome.statistics);
         (self.outcome, self.records)
     }
 
@@ -267,15 +259,16 @@ impl DeltaEncoder {
     fn encode_sample(&mut self, sample: Row<'_>, keys: &[u8]) -> Result<()> {
         let Row { batch, row, .. } = sample;
         let statistics = &mut self.outcome.statistics;
-        for session in self.sessions.make_room() {
-            forget(session, statistics, &mut self.records)?;
+        for (_, mut session) in self.sessions.make_room() {
+            session.forget(statistics, &mut self.records)?;
         }
-        let session = self.sessions.entry(batch.identity.row(row).as_ref());
+        let identity = batch.identity.row(row);
+        let Session { lasts, chains } = self.sessions.entry(identity.as_ref(), Session::default);
         let (time, order) = (batch.time[row], batch.order_bytes(row));
-        let (last, others, chains) = session.last_before(time, order);
+        let (last, others) = last_before(lasts, time, order);
         let is_first = last.record.is_none();
+        let before = if is_first { 0 } else { last.bytes() };
         if is_first {
-            last.positions.resize(batch.positions.len(), 0);
             statistics.enter(&mut last.entered);
         }
         let gap = self.options.gap_micros;
@@ -284,7 +277,7 @@ impl DeltaEncoder {
         sample.compare(
             &self.options,
             &self.seeds,
-            (is_first, same_session),
+            same_session,
             &last.lists,
             (&mut self.known, &mut self.parts),
         );
@@ -309,9 +302,12 @@ impl DeltaEncoder {
         }
         let bytes = sample.decoded_bytes(&self.options);
         sample.write(&mut self.record, (last.chain, follows), bytes, &self.known);
-        sample.observe(statistics, same_session, last, &self.known);
-        let before = if is_first { 0 } else { last.bytes() };
-        sample.replace(statistics, (is_first, same_session), last, (&self.known, &self.parts))?;
+        if statistics.counts_changes() {
+            let (known, parts, positions) = (&self.known[..], &self.parts[..], sample.positions());
+            let seen = Seen { key: (time, order, digest), lists: sample.lists, known, parts, positions };
+            self.histories.push(identity.as_ref(), last.number, seen, statistics);
+        }
+        sample.replace(statistics, last, (&self.known, &self.parts))?;
         last.time = time;
         last.order.clear();
         last.order.extend_from_slice(order);
@@ -324,18 +320,9 @@ impl DeltaEncoder {
             none => *none = Some(Pending::new(keys, time, digest, self.record.bytes())),
         }
         let after = last.bytes();
-        self.sessions.recent_bytes = (self.sessions.recent_bytes + after).saturating_sub(before);
+        self.sessions.resize(before, after);
         Ok(())
     }
-}
-
-/// Completes the records of the last samples of a session that is forgotten.
-fn forget(session: Session, statistics: &mut SampleStatistics, records: &mut RecordBatches) -> Result<()> {
-    for mut last in session.lasts {
-        statistics.leave(last.lists.lists(), &mut last.entered)?;
-        last.record.iter_mut().try_for_each(|record| records.push(record, true))?;
-    }
-    Ok(())
 }
 
 /// A sample that is encoded: a row of a batch.
@@ -364,14 +351,16 @@ impl Row<'_> {
         self,
         options: &EncoderOptions,
         seeds: &SampleSeeds,
-        (is_first, same_session): (bool, bool),
+        same_session: bool,
         last: &LastLists,
         (known, parts): (&mut [usize], &mut [u128]),
     ) {
         for (i, (list, (known, part))) in self.lists.iter().zip(known.iter_mut().zip(parts)).enumerate() {
-            let before = if is_first { &[][..] } else { last.list(i) };
-            if !is_first && are_equal(before, list) {
-                (*known, *part) = (UNCHANGED, last.part(i));
+            let before = last.list(i);
+            if let Some(unchanged) = last.part(i)
+                && are_equal(before, list)
+            {
+                (*known, *part) = (UNCHANGED, unchanged);
                 continue;
             }
             *part = if i < options.digested { seeds.list(i, list) } else { 0 };
@@ -413,47 +402,33 @@ impl Row<'_> {
         self.kept().for_each(|value| record.kept(value));
     }
 
-    /// Observes which lists changed, and how long those of timelines are.
-    fn observe(self, statistics: &mut SampleStatistics, same_session: bool, last: &Last, known: &[usize]) {
-        let positions: &[_] = &self.batch.positions;
-        let pairs = last.positions.chunks(2).zip(positions.chunks(2));
-        let moved =
-            pairs.map(|(before, now)| before.iter().zip(now).any(|(before, now)| *before != now[self.row]));
-        statistics.observe(same_session, known.iter().map(|known| *known != UNCHANGED), moved);
-        for (timeline, positions) in positions.chunks_exact(2).enumerate() {
-            let (start, end) = (positions[0][self.row], positions[1][self.row]);
-            let seen = if same_session { last.positions[2 * timeline + 1] } else { start };
-            let length = |from: i64| usize::try_from(end - from.clamp(start, end)).unwrap_or(0);
-            statistics.timeline_length(timeline, length(start), length(seen));
-        }
-    }
-
-    /// Makes the sample's lists and positions those of the `last` one.
+    /// Counts the sample's lists, and makes them those of the `last` one.
     fn replace(
         self,
         statistics: &mut SampleStatistics,
-        (is_first, same_session): (bool, bool),
         last: &mut Last,
         (known, parts): (&[usize], &[u128]),
     ) -> Result<()> {
-        if is_first {
-            last.lists.fill(self.lists, parts.iter().copied());
-        }
+        let is_first = last.lists.is_empty();
         for (i, (list, known)) in self.lists.iter().zip(known).enumerate() {
+            statistics.length(i, list.len());
             if *known == UNCHANGED {
-                statistics.length(i, list.len(), if same_session { 0 } else { list.len() });
                 continue;
             }
-            statistics.length(i, list.len(), list.len() - known);
             statistics.ids(i, &list[*known..]);
-            let before = if is_first { &[][..] } else { last.lists.list(i) };
-            statistics.replace(i, &mut last.entered, before, list, *known)?;
+            statistics.replace(i, &mut last.entered, last.lists.list(i), list, *known)?;
             if !is_first {
                 last.lists.set(i, list, parts[i]);
             }
         }
+        if is_first {
+            last.lists.fill(self.lists, parts.iter().copied());
+        }
+        for (timeline, positions) in self.batch.positions.chunks_exact(2).enumerate() {
+            let length = positions[1][self.row] - positions[0][self.row];
+            statistics.timeline_length(timeline, usize::try_from(length).unwrap_or(0));
+        }
         last.entered.next_sample();
-        last.positions.iter_mut().zip(self.positions()).for_each(|(last, now)| *last = now);
         Ok(())
     }
 }
@@ -466,59 +441,43 @@ fn are_equal(a: &[i64], b: &[i64]) -> bool {
     }
 }
 
-impl Sessions {
-    /// If there is no room for another session, removes the older generation and returns it.
-    fn make_room(&mut self) -> impl Iterator<Item = Session> + use<> {
-        let mut forgotten = HashMap::new();
-        if self.recent_bytes > self.limit / 2 {
-            forgotten = mem::replace(&mut self.older, mem::take(&mut self.recent));
-            self.recent_bytes = 0;
+impl Session {
+    /// Completes the records of its last samples.
+    fn forget(&mut self, statistics: &mut SampleStatistics, records: &mut RecordBatches) -> Result<()> {
+        for last in &mut self.lasts {
+            statistics.leave(last.lists.lists(), &mut last.entered)?;
+            last.record.iter_mut().try_for_each(|record| records.push(record, true))?;
         }
-        forgotten.into_values()
-    }
-
-    /// The last samples of a session; none if the session is not known.
-    fn entry(&mut self, identity: &[u8]) -> &mut Session {
-        if !self.recent.contains_key(identity) {
-            let session = self.older.remove(identity).unwrap_or_default();
-            self.recent_bytes += session.bytes() + 2 * identity.len();
-            self.recent.insert(identity.into(), session);
-        }
-        self.recent.get_mut(identity).expect("the entry was inserted above")
+        Ok(())
     }
 }
 
-impl Session {
-    /// The sample that one with this time and order may follow, which is the last one that is not after it, with the
-    /// others and the chains. If all are after it, it gets a place of its own, or the one used last if there are too many.
-    ///
-    /// So each of the parts of a log that are read at the same time gets its place: patience sorting.
-    fn last_before(&mut self, time: i64, order: &[u8]) -> (&mut Last, &[Last], &mut Chains) {
-        let lasts = self.lasts.iter().enumerate().map(|(place, last)| ((last.time, &last.order[..]), place));
-        match lasts.filter(|(key, _)| *key <= (time, order)).max() {
-            // The one used last stands at the end.
-            Some((_, place)) => self.lasts[place..].rotate_left(1),
-            None if self.lasts.len() < MOST_LASTS => self.lasts.push(Last::default()),
-            None => {}
-        }
-        let (last, others) = self.lasts.split_last_mut().expect("there is one for every sample");
-        (last, others, &mut self.chains)
-    }
-
-    /// Estimates the bytes that it takes in memory, with its entry in the hash table.
+impl Held for Session {
     fn bytes(&self) -> usize {
         self.lasts.iter().map(Last::bytes).sum::<usize>() + self.chains.bytes()
     }
+}
+
+/// The sample that one with this time and order may follow, which is the last one that is not after it, with the
+/// others. If all are after it, it gets a place of its own, or the one used last if there are too many.
+///
+/// So each of the parts of a log that are read at the same time gets its place: patience sorting.
+fn last_before<'a>(lasts: &'a mut Vec<Last>, time: i64, order: &[u8]) -> (&'a mut Last, &'a [Last]) {
+    let keys = lasts.iter().enumerate().map(|(place, last)| ((last.time, &last.order[..]), place));
+    match keys.filter(|(key, _)| *key <= (time, order)).max() {
+        // The one used last stands at the end.
+        Some((_, place)) => lasts[place..].rotate_left(1),
+        None if lasts.len() < MOST_LASTS => lasts.push(Last { number: lasts.len(), ..Last::default() }),
+        None => {}
+    }
+    let (last, others) = lasts.split_last_mut().expect("there is one for every sample");
+    (last, others)
 }
 
 impl Last {
     /// Estimates the bytes that it takes in memory.
     fn bytes(&self) -> usize {
         let record = self.record.as_ref().map_or(0, Pending::bytes);
-        256 + record
-            + self.lists.bytes()
-            + self.order.capacity()
-            + 8 * self.positions.len()
-            + self.entered.bytes()
+        256 + record + self.lists.bytes() + self.order.capacity() + self.entered.bytes()
     }
 }

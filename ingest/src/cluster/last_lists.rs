@@ -34,10 +34,10 @@ impl LastLists {
         self.lists = lists.iter().zip(parts).map(place).collect();
     }
 
-    /// List number `list`.
+    /// List number `list`; an empty one before the first sample.
     pub(super) fn list(&self, list: usize) -> &[i64] {
-        let LastList { start, length, .. } = self.lists[list];
-        &self.ids[start..start + length as usize]
+        let Some(LastList { start, length, .. }) = self.lists.get(list) else { return &[] };
+        &self.ids[*start..start + *length as usize]
     }
 
     /// All lists, in their order.
@@ -45,9 +45,14 @@ impl LastLists {
         (0..self.lists.len()).map(|list| self.list(list))
     }
 
-    /// What list number `list` adds to the sample's digest.
-    pub(super) fn part(&self, list: usize) -> u128 {
-        self.lists[list].part
+    /// What list number `list` adds to the sample's digest; `None` before the first sample.
+    pub(super) fn part(&self, list: usize) -> Option<u128> {
+        self.lists.get(list).map(|list| list.part)
+    }
+
+    /// Whether there are no lists, as before the first sample.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lists.is_empty()
     }
 
     /// Replaces list number `list`.
@@ -94,6 +99,7 @@ mod tests {
         ) {
             let slices: Vec<&[i64]> = first.iter().map(Vec::as_slice).collect();
             let mut lists = LastLists::default();
+            prop_assert_eq!((lists.list(0), lists.part(0)), (&[][..], None));
             lists.fill(&slices, 0..);
             let mut expected: Vec<(Vec<i64>, u128)> = first.iter().cloned().zip(0..).collect();
             for (part, (list, ids)) in (100..).zip(changes) {
@@ -101,8 +107,8 @@ mod tests {
                 lists.set(list, &ids, part);
                 expected[list] = (ids, part);
             }
-            let found: Vec<(Vec<i64>, u128)> =
-                lists.lists().map(<[i64]>::to_vec).zip((0..expected.len()).map(|list| lists.part(list))).collect();
+            let parts = (0..expected.len()).map(|list| lists.part(list).unwrap());
+            let found: Vec<(Vec<i64>, u128)> = lists.lists().map(<[i64]>::to_vec).zip(parts).collect();
             prop_assert_eq!(found, expected);
         }
     }

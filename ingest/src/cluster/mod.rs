@@ -13,7 +13,7 @@
 //! was not seen for long, or one far out of time order ([`chains`]), is stored whole.
 //!
 //! The encoder sees every sample once, before anything is written. So it also computes the digests, counts ids for
-//! vocabularies, and counts which lists change together ([`statistics`]).
+//! vocabularies, and counts which lists change together ([`statistics`], [`history`]).
 
 mod bucket_files;
 mod by_bucket;
@@ -23,6 +23,8 @@ mod cut;
 mod decode;
 mod encode;
 mod fold;
+mod generations;
+mod history;
 mod kept;
 mod last_lists;
 mod merging;

@@ -5,6 +5,7 @@
 //! sample that contained it.
 
 use std::iter;
+use std::ops::Range;
 
 use onefold_datasets::{CountBudget, VocabularyCounter};
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,8 @@ pub(crate) struct SampleStatistics {
     pub(crate) counters: Vec<VocabularyCounter>,
     /// Sets of lists, then those of timelines, that changed together.
     pub(crate) changes: Option<CoChange>,
-    /// For every list: its ids over all samples, and how many of them windows would store.
+    /// For every list its ids over all samples; and if changes are counted, for those that may slide and those of
+    /// timelines, how many of the ids windows would store.
     pub(crate) values: Vec<[u64; 2]>,
     /// The columns of the log; without samples if their values are not observed.
     pub(crate) columns: ColumnCounts,
@@ -77,39 +79,59 @@ impl SampleStatistics {
         }
     }
 
-    /// Observes which lists, those of timelines last, differ from those of the sample before. Without `follows`, the
-    /// sample is the first of its session, and all of them differ.
+    /// Whether changes are counted.
+    pub(super) fn counts_changes(&self) -> bool {
+        self.changes.is_some()
+    }
+
+    /// Counts the first sample of a session.
+    pub(super) fn start_session(&mut self) {
+        self.changes.iter_mut().for_each(CoChange::start_session);
+    }
+
+    /// Counts which lists, and windows of timelines, differ from those of the sample before in the session. `digest` is
+    /// that of the sample.
     pub(super) fn observe(
         &mut self,
-        follows: bool,
         lists: impl Iterator<Item = bool>,
         timelines: impl Iterator<Item = bool>,
+        digest: u64,
     ) {
+        let Some(changes) = &mut self.changes else { return };
         let made =
             timelines.zip(&self.timelines).flat_map(|(changed, lists)| iter::repeat_n(changed, *lists));
-        let changed = lists.chain(made);
-        let Some(changes) = &mut self.changes else { return };
-        if !follows {
-            return changes.start_session();
-        }
         self.set.fill(0);
-        for (i, _) in changed.enumerate().filter(|(_, changed)| *changed) {
+        for (i, _) in lists.chain(made).enumerate().filter(|(_, changed)| *changed) {
             self.set[i / 64] |= 1 << (i % 64);
         }
-        changes.observe(&self.set, 1);
+        changes.observe(&self.set, 1, digest);
     }
 
-    /// Adds the length of a sample's lists from a timeline, and how many of their ids windows would store.
-    pub(super) fn timeline_length(&mut self, timeline: usize, length: usize, stored: usize) {
-        self.empty_windows[timeline] += u64::from(length == 0);
-        let first = self.vocabulary_of.len() + self.timelines[..timeline].iter().sum::<usize>();
-        (first..first + self.timelines[timeline]).for_each(|list| self.length(list, length, stored));
-    }
-
-    /// Adds the length of a sample's list, and how many of its ids a window would store.
-    pub(super) fn length(&mut self, list: usize, length: usize, stored: usize) {
+    /// Adds the length of a sample's list.
+    pub(super) fn length(&mut self, list: usize, length: usize) {
         self.values[list][0] += length as u64;
-        self.values[list][1] += stored as u64;
+    }
+
+    /// Adds ids of a sample's list that windows would store.
+    pub(super) fn stored(&mut self, list: usize, ids: usize) {
+        self.values[list][1] += ids as u64;
+    }
+
+    /// Adds the length of a sample's lists from a timeline.
+    pub(super) fn timeline_length(&mut self, timeline: usize, length: usize) {
+        self.empty_windows[timeline] += u64::from(length == 0);
+        self.made_by(timeline).for_each(|list| self.length(list, length));
+    }
+
+    /// Adds ids of a sample's lists from a timeline that windows would store.
+    pub(super) fn timeline_stored(&mut self, timeline: usize, ids: usize) {
+        self.made_by(timeline).for_each(|list| self.stored(list, ids));
+    }
+
+    /// The lists that a timeline makes.
+    fn made_by(&self, timeline: usize) -> Range<usize> {
+        let first = self.vocabulary_of.len() + self.timelines[..timeline].iter().sum::<usize>();
+        first..first + self.timelines[timeline]
     }
 
     /// Observes ids of a list, of which it may know some.

@@ -13,7 +13,7 @@ use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::physical_plan::collect;
 use onefold_datasets::{
     CountBudget, Decode, KeptColumn, KeptKind, Order, PartitionKey, PartitionType, PartitionTypes,
-    WriterOptions,
+    WriterOptions, overlap,
 };
 use proptest::prelude::*;
 
@@ -384,6 +384,86 @@ proptest! {
     }
 }
 
+/// What changes together: sessions, changes of pairs of lists, and the ids of every list and of its windows.
+type Changes = (u64, Vec<u64>, Vec<[u64; 2]>);
+
+const PAIRS: [[usize; 2]; 6] = [[0, 0], [1, 1], [2, 2], [0, 1], [0, 2], [1, 2]];
+
+/// The changes that were counted, and how often each id occurs.
+fn counted(totals: &SampleTotals) -> (Changes, BTreeMap<i64, u64>) {
+    let changes = totals.statistics.changes.as_ref().unwrap();
+    assert_eq!(changes.samples(), totals.samples);
+    let pairs = PAIRS.iter().map(|pair| changes.group_changes(pair)).collect();
+    let ids = totals.statistics.counters[0].counts().collect();
+    ((changes.sessions(), pairs, totals.statistics.values.clone()), ids)
+}
+
+/// The changes of sorted samples.
+fn changes_of(sorted: &[Sample], gap: Option<i64>) -> Changes {
+    let (mut sessions, mut pairs, mut values) = (0, vec![0; PAIRS.len()], vec![[0; 2]; 3]);
+    for (i, sample) in sorted.iter().enumerate() {
+        let (start, end) = ((sample.1 - 2).max(0), sample.1);
+        let before = i.checked_sub(1).map(|i| &sorted[i]).filter(|before| before.0 == sample.0);
+        let before = before.filter(|before| gap.is_none_or(|gap| sample.1 - before.1 <= gap));
+        let [mut stored, mut appended] = [sample.4.len(), (end - start) as usize];
+        match before {
+            None => sessions += 1,
+            Some(before) => {
+                let changed = [before.3 != sample.3, before.4 != sample.4, before.1 != sample.1];
+                let counts = pairs.iter_mut().zip(PAIRS);
+                counts.for_each(|(count, pair)| *count += u64::from(pair.iter().any(|list| changed[*list])));
+                stored -= overlap(&before.4, &sample.4);
+                appended = (end - before.1.clamp(start, end)) as usize;
+            }
+        }
+        let lengths = [sample.3.len(), sample.4.len(), (end - start) as usize];
+        for ((values, length), stored) in values.iter_mut().zip(lengths).zip([0, stored, appended]) {
+            *values = [values[0] + length as u64, values[1] + stored as u64];
+        }
+    }
+    (sessions, pairs, values)
+}
+
+proptest! {
+    #[test]
+    fn changes_are_those_of_the_sorted_samples(
+        samples in samples(),
+        pauses in prop::collection::vec(1..5_i64, 80),
+        gap in prop::option::of(1..20_i64),
+        (parts, workers, batch_rows) in (1..5_usize, 1..3_usize, 1..20_usize),
+        turns in prop::collection::vec(any::<prop::sample::Index>(), 80),
+    ) {
+        // A log in order of time, whose parts are read at the same time.
+        let mut log = samples;
+        let times = pauses.iter().scan(0, |time, pause| { *time += pause; Some(*time) });
+        log.iter_mut().zip(times).for_each(|(sample, time)| sample.1 = time);
+        let mut left: Vec<_> = log.chunks(log.len().div_ceil(parts)).map(|part| part.iter()).collect();
+        let mut read = Vec::new();
+        let mut turns = turns.iter().cycle();
+        while !left.is_empty() {
+            let part = turns.next().unwrap().index(left.len());
+            read.extend(left[part].next().cloned());
+            left.retain(|part| part.len() > 0);
+        }
+        let options = EncoderOptions { gap_micros: gap, ..options(true, 1 << 20) };
+        let found = counted(&encode(&read, batch_rows, &options, workers).1);
+        prop_assert_eq!(&found, &counted(&encode(&log, 7, &options, 1).1));
+        log.sort_by_key(|sample| (sample.0, sample.1));
+        prop_assert_eq!(found.0, changes_of(&log, gap));
+    }
+
+    #[test]
+    fn changes_do_not_depend_on_the_order_of_the_log(
+        (samples, shuffled) in samples().prop_flat_map(|log| (Just(log.clone()), Just(log).prop_shuffle())),
+        gap in prop::option::of(0..10_i64),
+        chained in any::<bool>(),
+    ) {
+        let options = EncoderOptions { gap_micros: gap, ..options(chained, 1 << 20) };
+        let [one, other] = [samples, shuffled].map(|log| counted(&encode(&log, 7, &options, 1).1));
+        prop_assert_eq!(one, other);
+    }
+}
+
 #[test]
 fn samples_in_time_order_become_what_changed() {
     let sample = |time: i64, bag: &[i64], past: &[i64]| (7, time, 0.0, bag.to_vec(), past.to_vec());
@@ -402,10 +482,12 @@ fn samples_in_time_order_become_what_changed() {
     assert_eq!(bytes(1), [empty + 3 + 2 + 3 + 3 + 1 + (2 + 4)]);
     assert_eq!(bytes(2), [empty + 3 + 1 + 2 + (2 + 4)]);
     assert_eq!(bytes(0), [empty + 3 + 1 + 3 + 3 + 2 + (2 + 2)]);
-    assert_eq!(totals.statistics.values[..2], [[8, 4], [15, 7]]);
+    assert_eq!(totals.statistics.values[..2], [[8, 0], [15, 7]]);
     let changes = totals.statistics.changes.unwrap();
-    assert_eq!((changes.samples(), changes.sessions()), (5, 2));
-    assert_eq!([0, 1, 2].map(|list| changes.changes(list)), [1, 1, 2]);
+    // As if the late sample had been logged first, whose sequence shares nothing with the next one. Of the two of one
+    // time, that with the smaller digest comes first.
+    assert_eq!((changes.samples(), changes.sessions()), (5, 1));
+    assert_eq!([0, 1, 2].map(|list| changes.changes(list)), [3, 2, 3]);
 }
 
 #[test]

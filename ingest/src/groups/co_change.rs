@@ -7,11 +7,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Different sets of features that are counted before they are thinned.
 const MOST_SETS: usize = 32 << 10;
 
+/// Numbers of changes by level. A change has level `l` with probability 2^-(l + 1).
+type Levels = Vec<u64>;
+
 /// How often each set of features changed from one sample of a session to the next.
 ///
-/// Exact up to 32,768 different sets. Beyond that every change is kept with probability 1/2, 1/4, …, by a seeded
-/// choice: of any group the share of changes is then that of a random sample of at least 16,384 different sets, with a
-/// standard error below 0.4 %. How often a feature changes by itself stays exact.
+/// Exact up to 32,768 different sets. Beyond that every change is kept with probability 1/2, 1/4, …: of any group the
+/// share of changes is then that of a random sample of about 16,384 different sets or more, with a standard error of
+/// 0.4 % or less. Which changes are kept is told by their seeds: neither the order of the observations matters, nor how
+/// they were divided before they were merged. How often a feature changes by itself stays exact.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CoChange {
     features: usize,
@@ -19,11 +23,11 @@ pub struct CoChange {
     sessions: u64,
     /// Changes of each feature.
     changes: Vec<u64>,
-    /// Set of features, as bits, → how often it changed; without the empty set.
+    /// Set of features, as bits, → how often it changed, by level; without the empty set.
     #[serde(serialize_with = "pairs_of", deserialize_with = "of_pairs")]
-    pub(super) sets: HashMap<Box<[u64]>, u64>,
-    /// Changes are kept with probability 2^-thinned.
-    pub(super) thinned: u32,
+    pub(super) sets: HashMap<Box<[u64]>, Levels>,
+    /// Changes of this level and higher ones are kept.
+    pub(super) thinned: usize,
     most_sets: usize,
 }
 
@@ -50,12 +54,12 @@ impl CoChange {
     }
 
     /// Observes `times` samples that each have a predecessor in their session, from which the features of the set
-    /// `changed` differ.
+    /// `changed` differ. Observations should have different seeds.
     ///
     /// # Panics
     ///
     /// If `changed` does not have [`words`](Self::words) words.
-    pub fn observe(&mut self, changed: &[u64], times: u64) {
+    pub fn observe(&mut self, changed: &[u64], times: u64, seed: u64) {
         assert_eq!(changed.len(), self.words(), "a set of other features");
         self.samples += times;
         if times == 0 || changed.iter().all(|word| *word == 0) {
@@ -64,31 +68,27 @@ impl CoChange {
         for feature in bits(changed).filter(|feature| *feature < self.features) {
             self.changes[feature] += times;
         }
-        // Of changes that come one by one, one in 2^thinned is kept; several at once are thinned like earlier ones.
-        let seed = scramble(self.samples ^ changed[0]);
-        let kept = (0..self.thinned).fold(times, |times, round| half(times, seed ^ u64::from(round) << 48));
-        self.count(changed, kept);
-        self.thin_to(self.thinned);
+        for time in 0..times {
+            self.count(changed, scramble(seed.wrapping_add(time)).trailing_zeros() as usize, 1);
+        }
+        self.thin();
     }
 
-    /// Adds another's observations of the same features, in other sessions. Gives the same whatever ran in
-    /// parallel, if the parts are the same and merged in the same order.
+    /// Adds another's observations of the same features, in other sessions.
     ///
     /// # Panics
     ///
     /// If `other` is about another number of features.
-    pub fn merge(&mut self, mut other: Self) {
+    pub fn merge(&mut self, other: Self) {
         assert_eq!(self.features, other.features, "observations of other features");
-        let thinned = self.thinned.max(other.thinned);
-        self.thin_to(thinned);
-        other.thin_to(thinned);
         self.samples += other.samples;
         self.sessions += other.sessions;
         self.changes.iter_mut().zip(&other.changes).for_each(|(sum, more)| *sum += more);
-        for (set, times) in other.sets {
-            self.count(&set, times);
+        self.thin_to(other.thinned);
+        for (set, levels) in other.sets {
+            levels.into_iter().enumerate().for_each(|(level, times)| self.count(&set, level, times));
         }
-        self.thin_to(thinned);
+        self.thin();
     }
 
     /// The number of features.
@@ -124,7 +124,7 @@ impl CoChange {
         let mut wanted = vec![0_u64; self.words()];
         group.iter().for_each(|feature| wanted[feature / 64] |= 1 << (feature % 64));
         let hit = |set: &[u64]| set.iter().zip(&wanted).any(|(a, b)| a & b != 0);
-        let hits = self.sets.iter().filter(|(set, _)| hit(set)).map(|(_, times)| *times);
+        let hits = self.sets.iter().filter(|(set, _)| hit(set)).flat_map(|(_, levels)| levels);
         hits.sum::<u64>() << self.thinned
     }
 
@@ -133,39 +133,46 @@ impl CoChange {
         self.samples.max(1) as f64 / (self.sessions + self.group_changes(group)).max(1) as f64
     }
 
-    fn count(&mut self, set: &[u64], times: u64) {
-        if times == 0 {
+    /// Counts changes of a level, if it is kept.
+    fn count(&mut self, set: &[u64], level: usize, times: u64) {
+        if times == 0 || level < self.thinned {
             return;
         }
-        match self.sets.get_mut(set) {
-            Some(known) => *known += times,
-            None => {
-                self.sets.insert(set.into(), times);
-            }
+        if !self.sets.contains_key(set) {
+            self.sets.insert(set.into(), Vec::new());
+        }
+        let levels = self.sets.get_mut(set).expect("the set was inserted above");
+        levels.resize(levels.len().max(level + 1), 0);
+        levels[level] += times;
+    }
+
+    /// Forgets the lowest levels until the sets are few enough.
+    fn thin(&mut self) {
+        while self.sets.len() > self.most_sets {
+            self.thin_to(self.thinned + 1);
         }
     }
 
-    /// Halves the counts until they are thinned at least `thinned` times and the sets are few enough.
-    fn thin_to(&mut self, thinned: u32) {
-        while self.thinned < thinned || self.sets.len() > self.most_sets {
-            let round = scramble(self.samples ^ u64::from(self.thinned) << 48);
-            self.sets.retain(|set, times| {
-                let seed = set.iter().fold(round, |seed, word| scramble(seed ^ word));
-                *times = half(*times, seed);
-                *times > 0
-            });
-            self.thinned += 1;
+    /// Forgets the levels below `thinned`.
+    fn thin_to(&mut self, thinned: usize) {
+        if thinned <= self.thinned {
+            return;
         }
+        self.thinned = thinned;
+        self.sets.retain(|_, levels| {
+            levels.iter_mut().take(thinned).for_each(|times| *times = 0);
+            levels.len() > thinned
+        });
     }
 }
 
 /// The sets as pairs: not every format has maps with such keys.
-fn pairs_of<S: Serializer>(sets: &HashMap<Box<[u64]>, u64>, serializer: S) -> Result<S::Ok, S::Error> {
+fn pairs_of<S: Serializer>(sets: &HashMap<Box<[u64]>, Levels>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(sets)
 }
 
-fn of_pairs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashMap<Box<[u64]>, u64>, D::Error> {
-    Ok(Vec::<(Box<[u64]>, u64)>::deserialize(deserializer)?.into_iter().collect())
+fn of_pairs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashMap<Box<[u64]>, Levels>, D::Error> {
+    Ok(Vec::<(Box<[u64]>, Levels)>::deserialize(deserializer)?.into_iter().collect())
 }
 
 /// The positions of the bits that are set.
@@ -178,16 +185,6 @@ fn bits(words: &[u64]) -> impl Iterator<Item = usize> {
             Some(64 * at + bit)
         })
     })
-}
-
-/// How many of `times` coins show heads.
-fn half(times: u64, seed: u64) -> u64 {
-    let coins = |word: u64| {
-        let left = times - 64 * word;
-        let used = if left < 64 { (1 << left) - 1 } else { u64::MAX };
-        u64::from((scramble(seed.wrapping_add(word)) & used).count_ones())
-    };
-    (0..times.div_ceil(64)).map(coins).sum()
 }
 
 /// The output function of SplitMix64 (Steele, Lea and Flood 2014): every input bit changes every output bit.
@@ -223,25 +220,27 @@ mod tests {
     #[test]
     fn parts_that_are_merged_say_what_the_whole_says() {
         let (features, parts) = rm1(4_000);
-        let mut whole = CoChange::new(features.len());
-        simulate(&parts, 4_000, &mut whole);
-        simulate(&parts[3..], 3_000, &mut whole);
-        let halves = |most_sets| {
-            let mut halves = [(); 2].map(|()| CoChange::with_most_sets(features.len(), most_sets));
-            simulate(&parts, 4_000, &mut halves[0]);
-            simulate(&parts[3..], 3_000, &mut halves[1]);
-            let [mut first, second] = halves;
-            first.merge(second);
-            first
-        };
-        let merged = halves(MOST_SETS);
-        assert_eq!(
-            (merged.samples, merged.sessions, &merged.changes),
-            (7_000, whole.sessions, &whole.changes)
-        );
-        assert_eq!(merged.sets, whole.sets);
-        let (thinned, again) = (halves(50), halves(50));
-        assert!(!thinned.is_exact() && thinned.sets.len() <= 50);
-        assert_eq!((thinned.sets, thinned.thinned), (again.sets, again.thinned));
+        for (most_sets, is_exact) in [(MOST_SETS, true), (50, false)] {
+            let observed = |ways: &[&[(Vec<usize>, f64)]]| {
+                let mut observed = CoChange::with_most_sets(features.len(), most_sets);
+                ways.iter().for_each(|parts| simulate(parts, 4_000, &mut observed));
+                observed
+            };
+            let whole = observed(&[&parts, &parts[3..]]);
+            assert!(whole.is_exact() == is_exact && whole.sets.len() <= most_sets);
+            let (first, second) = (observed(&[&parts]), observed(&[&parts[3..]]));
+            for (mut merged, other) in [(first.clone(), second.clone()), (second, first)] {
+                merged.merge(other);
+                assert_eq!(
+                    (merged.samples, merged.sessions, &merged.changes, merged.thinned),
+                    (8_000, whole.sessions, &whole.changes, whole.thinned)
+                );
+                let all = 0..features.len();
+                let pairs = all.clone().flat_map(|one| all.clone().map(move |other| [one, other]));
+                for pair in pairs {
+                    assert_eq!(merged.group_changes(&pair), whole.group_changes(&pair));
+                }
+            }
+        }
     }
 }

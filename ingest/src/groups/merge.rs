@@ -93,12 +93,12 @@ struct Sets {
 impl Sets {
     fn of(observed: &CoChange, features: &[usize]) -> Self {
         let mut reduced: BTreeMap<Vec<u64>, u64> = BTreeMap::new();
-        for (set, times) in &observed.sets {
+        for (set, levels) in &observed.sets {
             let mut bits = vec![0_u64; features.len().div_ceil(64)];
             for (i, feature) in features.iter().enumerate() {
                 bits[i / 64] |= (set[feature / 64] >> (feature % 64) & 1) << (i % 64);
             }
-            *reduced.entry(bits).or_default() += times;
+            *reduced.entry(bits).or_default() += levels.iter().sum::<u64>();
         }
         reduced.retain(|set, _| set.iter().any(|word| *word != 0));
         let mut counted: Vec<(Vec<u64>, u64)> = reduced.into_iter().collect();

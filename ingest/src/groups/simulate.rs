@@ -33,7 +33,7 @@ pub(super) fn simulate(parts: &[(Vec<usize>, f64)], samples: u64, observed: &mut
                 features.iter().for_each(|feature| set[feature / 64] |= 1 << (feature % 64));
             }
         }
-        observed.observe(&set, 1);
+        observed.observe(&set, 1, *state);
     }
 }
 
