@@ -254,7 +254,7 @@ pub(crate) fn sorted(
     format!("SELECT * FROM {samples} ORDER BY {}", first_of_each(keys).join(", "))
 }
 
-/// The columns of the samples that [`with_sessions`] and [`sorted`] need of their records, beside [`TIME`].
+/// The columns of the samples that [`with_sessions`] and the sort behind it need of their records, beside [`TIME`].
 pub fn key_columns(config: &Config) -> Vec<String> {
     let columns = [&config.partition_columns[..], &session_columns(config), &config.order];
     first_of_each(columns.concat())
