@@ -9,8 +9,10 @@ use onefold_page::{STYLE, document, section};
 
 use super::{INTERVAL, Profile, Stage};
 
-/// Stages that took less than this part of the processor time are shown together.
+/// Stages are shown together that took less than this part of the processor time …
 const SMALLEST_SHARE: f64 = 0.002;
+/// … and whose busiest streams took less than this part of what each processor would do.
+const SMALLEST_STREAM: f64 = 0.01;
 /// The points of a curve.
 const POINTS: usize = 240;
 /// The picture, in pixels.
@@ -33,7 +35,7 @@ impl Profile {
     /// As [`Running::page`](super::Running::page).
     pub(super) fn page(&self, threads: usize) -> String {
         let wall = self.began.elapsed().as_secs_f64();
-        let (rows, seconds) = self.rows();
+        let (rows, seconds) = self.rows(threads);
         let whole = seconds / threads as f64;
         let lead = format!(
             "{seconds:.1} s of processor time in {wall:.1} s. Divided evenly among {threads} processors that would take \
@@ -63,14 +65,16 @@ impl Profile {
     }
 
     /// The stages by when they were at work, and the processor time of all.
-    fn rows(&self) -> (Vec<Row>, f64) {
+    fn rows(&self, threads: usize) -> (Vec<Row>, f64) {
         let stages = self.stages();
         let measured: f64 = stages.iter().flat_map(|stage| &stage.streams).map(Duration::as_secs_f64).sum();
         let all = cpu_seconds().map_or(measured, |now| measured.max(now - self.began_seconds));
         let (mut rows, mut small) = (Vec::new(), row(&Stage::default()));
         for stage in stages.iter() {
             let row = row(stage);
-            if row.seconds >= SMALLEST_SHARE * all {
+            let is_shown = row.seconds >= SMALLEST_SHARE * all
+                || row.busiest[0] >= SMALLEST_STREAM * all / threads as f64;
+            if is_shown {
                 rows.push(row);
             } else {
                 small.seconds += row.seconds;
@@ -82,11 +86,11 @@ impl Profile {
             }
         }
         rows.sort_by_key(|row| middle(&row.intervals));
-        "stages that took less than 0.2 %".clone_into(&mut small.name);
+        "smaller stages".clone_into(&mut small.name);
         rows.push(small);
         let rest = Row {
             name: "not measured".to_owned(),
-            detail: "work between the tasks of the engine, uploads, threads that end files".to_owned(),
+            detail: "reads and writes of files, and work between the tasks of the engine".to_owned(),
             streams: 0,
             seconds: all - measured,
             busiest: [0.0; 2],
