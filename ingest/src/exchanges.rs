@@ -21,7 +21,7 @@ use datafusion::physical_plan::{
 };
 
 use crate::cluster::plan_properties;
-use crate::operator::operator_methods;
+use crate::operator::{only, operator_methods};
 
 /// Gives every input of an exchange an exchange of its own. To be applied after the rules that add exchanges.
 #[derive(Debug)]
@@ -103,10 +103,7 @@ impl ExecutionPlan for ExchangeExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        match <[_; 1]>::try_from(children) {
-            Ok([input]) => exchange_of(input, self.properties.partitioning.clone()),
-            Err(_) => datafusion::common::internal_err!("an exchange has one plan as its input"),
-        }
+        exchange_of(only(children)?, self.properties.partitioning.clone())
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {

@@ -1,5 +1,10 @@
 //! What all operators of this crate have in common.
 
+use std::sync::Arc;
+
+use datafusion::error::Result;
+use datafusion::physical_plan::ExecutionPlan;
+
 /// The methods of an `ExecutionPlan` that has a field `properties` and these inputs, no expressions that a rule should
 /// see, and nothing to gain from more partitions of its inputs.
 macro_rules! operator_methods {
@@ -34,3 +39,17 @@ macro_rules! operator_methods {
 }
 
 pub(crate) use operator_methods;
+
+/// The only one of the inputs that an operator is given anew.
+///
+/// # Errors
+///
+/// If there is none, or there are several.
+pub(crate) fn only(inputs: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+    match <[_; 1]>::try_from(inputs) {
+        Ok([input]) => Ok(input),
+        Err(_) => {
+            datafusion::common::internal_err!("an operator of one input is given another number of them")
+        }
+    }
+}

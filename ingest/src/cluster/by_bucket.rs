@@ -32,10 +32,11 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitio
 use datafusion::prelude::SessionContext;
 
 use super::bug;
+use super::fold::DIGEST;
 use crate::exchanges::exchange_of;
 use crate::profile::measured;
-use crate::remote::{Groups, checked_exchange};
-use crate::sessionize::{self, BUCKET};
+use crate::remote::{Groups, OnCluster, checked_exchange};
+use crate::sessionize::{self, BUCKET, SampleOrder};
 use crate::{Config, Result};
 
 /// The table of the rows that a query of [`over_partitions`] reads.
@@ -62,6 +63,26 @@ pub(super) enum BucketExchange {
 }
 
 impl ExchangedRecords {
+    /// The records that the query `records` gives with their sessions. The column `first` orders samples of one time
+    /// before those of the configuration do.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine.
+    pub(super) async fn with_sessions(
+        config: &Config,
+        context: &SessionContext,
+        order: SampleOrder,
+        records: &str,
+        first: Option<&str>,
+    ) -> Result<Self> {
+        Ok(Self {
+            records: OnCluster::inner(context.sql(records).await?.create_physical_plan().await?),
+            with_buckets: sessionize::with_known_buckets(order.buckets, ROWS),
+            ordered: sessionize::sorted(config, order, ROWS, first, &DIGEST),
+        })
+    }
+
     /// The records, exchanged by bucket and sorted.
     pub(super) async fn sorted(
         self,
@@ -70,7 +91,7 @@ impl ExchangedRecords {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let context = for_one_partition(context);
         let records = over_partitions(&context, &self.with_buckets, self.records).await?;
-        Ok(measured(over_partitions(&context, &self.ordered, exchange.of(records)?).await?)?)
+        over_partitions(&context, &self.ordered, exchange.of(records)?).await
     }
 }
 
@@ -82,7 +103,7 @@ pub(super) async fn slices_in_order(
     exchange: BucketExchange,
 ) -> Result<Arc<dyn ExecutionPlan>> {
     let ordered = sessionize::slices_in_order(config, ROWS);
-    Ok(measured(over_partitions(&for_one_partition(context), &ordered, exchange.of(slices)?).await?)?)
+    over_partitions(&for_one_partition(context), &ordered, exchange.of(slices)?).await
 }
 
 impl BucketExchange {
@@ -177,7 +198,7 @@ async fn over_partitions(
         };
         Ok(Transformed::yes(applied))
     };
-    Ok(plan?.transform_up(apply).data()?)
+    Ok(measured(plan?.transform_up(apply).data()?)?)
 }
 
 /// The columns of `plan` that `schema` has.

@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::chains::{Chain, Chains};
 use super::convert::{Converted, engine};
 use super::generations::{Generations, Held};
-use super::history::{Histories, Rules, Seen};
+use super::history::{Histories, Rules, Seen, is_one_session};
 use super::kept::KeptValue;
 use super::last_lists::LastLists;
 use super::record::{RecordWriter, Shape};
@@ -250,7 +250,7 @@ impl DeltaEncoder {
 
     /// The totals of all samples, once all sessions are forgotten, and the records that were not taken.
     pub(super) fn finish(mut self) -> (SampleTotals, RecordBatches) {
-        debug_assert!(self.sessions.take_some().is_empty());
+        debug_assert!(self.sessions.is_empty());
         self.histories.finish(&mut self.outcome.statistics);
         (self.outcome, self.records)
     }
@@ -271,8 +271,7 @@ impl DeltaEncoder {
         if is_first {
             statistics.enter(&mut last.entered);
         }
-        let gap = self.options.gap_micros;
-        let same_session = !is_first && gap.is_none_or(|gap| time.abs_diff(last.time) <= gap.unsigned_abs());
+        let same_session = !is_first && is_one_session(self.options.gap_micros, last.time, time);
         let mut digested = self.seeds.numbers(time, sample.floats());
         sample.compare(
             &self.options,

@@ -40,7 +40,7 @@ use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions};
 use super::record_batches::RecordBatches;
 use super::statistics::StatisticsOptions;
 use crate::Error;
-use crate::operator::operator_methods;
+use crate::operator::{only, operator_methods};
 use crate::planned::PlannedTable;
 use crate::profile::stage;
 use crate::sessionize::{TIME, TOTALS};
@@ -186,11 +186,8 @@ impl ExecutionPlan for FoldExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let [input] = &children[..] else {
-            return datafusion::common::internal_err!("samples to be folded are one plan");
-        };
         let Fold { spec, budget, .. } = &*self.fold;
-        Ok(Arc::new(Self::new(spec.clone(), budget.clone(), Arc::clone(input))?))
+        Ok(Arc::new(Self::new(spec.clone(), budget.clone(), only(children)?)?))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {

@@ -26,6 +26,11 @@ impl<T: Held> Generations<T> {
         Self { recent: HashMap::new(), older: HashMap::new(), recent_bytes: 0, older_bytes: 0, limit }
     }
 
+    /// Whether no session is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.recent.is_empty() && self.older.is_empty()
+    }
+
     /// Estimates the bytes that all sessions take.
     pub(super) fn bytes(&self) -> usize {
         self.recent_bytes + self.older_bytes

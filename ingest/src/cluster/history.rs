@@ -184,7 +184,7 @@ impl History {
         for (i, sample) in self.samples[..end].iter().enumerate().filter(|(_, sample)| !sample.is_counted) {
             // Where the sample before it is not known any more, it counts as unchanged.
             let before = i.checked_sub(1).map(|i| &self.samples[i]).or(goes_on.then_some(sample));
-            let before = before.filter(|before| rules.is_one_session(before.time, sample.time));
+            let before = before.filter(|before| is_one_session(rules.gap_micros, before.time, sample.time));
             match before {
                 Some(before) => {
                     statistics.observe(sample.changed(before), sample.moved(before), sample.digest);
@@ -248,11 +248,10 @@ impl Held for History {
     }
 }
 
-impl Rules {
-    /// Whether a sample at one time and the next one, at another, are of one session.
-    fn is_one_session(&self, time: i64, next: i64) -> bool {
-        self.gap_micros.is_none_or(|gap| time.abs_diff(next) <= gap.unsigned_abs())
-    }
+/// Whether a sample at one time and the next one, at another, are of one session, where a pause of more than
+/// `gap_micros` ends one.
+pub(super) fn is_one_session(gap_micros: Option<i64>, time: i64, next: i64) -> bool {
+    gap_micros.is_none_or(|gap| time.abs_diff(next) <= gap.unsigned_abs())
 }
 
 impl Past {

@@ -13,7 +13,7 @@ use futures::StreamExt;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{KeptColumn, SparseKind};
 
-use super::by_bucket::{ExchangedRecords, ROWS};
+use super::by_bucket::ExchangedRecords;
 use super::convert::ColumnNames;
 use super::encode::{EncoderOptions, SampleTotals};
 use super::fold::{DIGEST, FoldExec, FoldSpec, RECORD};
@@ -217,11 +217,7 @@ async fn merged_records(
     options: &ClusterOptions,
     MergedQueries { records, first, .. }: &MergedQueries,
 ) -> Result<ExchangedRecords> {
-    Ok(ExchangedRecords {
-        records: OnCluster::inner(context.sql(records).await?.create_physical_plan().await?),
-        with_buckets: sessionize::with_known_buckets(options.order.buckets, ROWS),
-        ordered: sessionize::sorted(config, options.order, ROWS, *first, &DIGEST),
-    })
+    ExchangedRecords::with_sessions(config, context, options.order, records, *first).await
 }
 
 /// How the samples of both kinds are encoded.

@@ -61,7 +61,7 @@ use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_bytes;
 use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind, WrittenBucket};
 
-use self::by_bucket::{BucketExchange, ExchangedRecords, ROWS, slices_in_order};
+use self::by_bucket::{BucketExchange, ExchangedRecords, slices_in_order};
 use self::convert::ColumnNames;
 use self::cut::Cutter;
 use self::decode::DecodedTotals;
@@ -164,11 +164,7 @@ impl Clustering {
         context.register_table(RECORDS_TABLE, Arc::new(fold.table()))?;
         let sessions = sessionize::sessions(config, columns)?;
         let records = sessionize::with_sessions(config, &sessions, RECORDS_TABLE);
-        let records = ExchangedRecords {
-            records: context.sql(&records).await?.create_physical_plan().await?,
-            with_buckets: sessionize::with_known_buckets(options.order.buckets, ROWS),
-            ordered: sessionize::sorted(config, options.order, ROWS, None, &DIGEST),
-        };
+        let records = ExchangedRecords::with_sessions(config, context, options.order, &records, None).await?;
         let mut planned = Self::of_records(config, context, columns, options, &sessions, records).await?;
         planned.fold = Some(fold);
         Ok(planned)

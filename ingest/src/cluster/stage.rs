@@ -29,7 +29,7 @@ use tokio::sync::mpsc::Sender;
 use super::convert::column;
 use super::fold::{external, plan_properties};
 use super::totals::totals_before;
-use crate::operator::operator_methods;
+use crate::operator::{only, operator_methods};
 use crate::remote::{WorkFile, WorkRowsSpec};
 use crate::sessionize::TOTALS;
 
@@ -119,10 +119,7 @@ impl ExecutionPlan for StageExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        match <[_; 1]>::try_from(children) {
-            Ok([input]) => Ok(Arc::new(Self::new(self.spec.clone(), input))),
-            Err(_) => datafusion::common::internal_err!("records to be put aside are one plan"),
-        }
+        Ok(Arc::new(Self::new(self.spec.clone(), only(children)?)))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {

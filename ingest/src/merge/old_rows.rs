@@ -34,7 +34,7 @@ use tokio::sync::mpsc::Sender;
 
 use crate::Result;
 use crate::cluster::{WrittenLists, bug, engine, external, plan_properties};
-use crate::operator::operator_methods;
+use crate::operator::{only, operator_methods};
 
 /// Batches that wait for whoever reads them.
 const WAITING: usize = 2;
@@ -152,13 +152,10 @@ impl ExecutionPlan for OldRowsExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> EngineResult<Arc<dyn ExecutionPlan>> {
-        match <[_; 1]>::try_from(children) {
-            Ok([files]) => Ok(Arc::new(Self {
-                originals: Arc::clone(&self.originals),
-                ..Self::new(Arc::clone(&self.spec), self.lists.clone(), &self.schema(), files)
-            })),
-            Err(_) => datafusion::common::internal_err!("the files of a dataset are named by one plan"),
-        }
+        Ok(Arc::new(Self {
+            originals: Arc::clone(&self.originals),
+            ..Self::new(Arc::clone(&self.spec), self.lists.clone(), &self.schema(), only(children)?)
+        }))
     }
 
     fn execute(

@@ -38,7 +38,7 @@ use onefold_datasets::digest::{Digest, SampleDigest};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{external, plan_properties};
-use crate::operator::operator_methods;
+use crate::operator::{only, operator_methods};
 use crate::row_digest::RowDigester;
 
 /// The column that says which partition sent a row.
@@ -494,13 +494,6 @@ impl Receiver {
             hint: "run it again; if it fails again, check the disks of the executors' `--work-dir`"
                 .to_owned(),
         }
-    }
-}
-
-fn only(children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-    match <[_; 1]>::try_from(children) {
-        Ok([child]) => Ok(child),
-        Err(_) => datafusion::common::internal_err!("an exchange has one input"),
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 
 use super::{Cluster, OnCluster};
 use crate::cluster::{external, plan_properties};
-use crate::operator::operator_methods;
+use crate::operator::{only, operator_methods};
 use crate::spool::{ROW_GROUP_BYTES, properties, unwritten};
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
@@ -146,10 +146,7 @@ impl ExecutionPlan for WorkRowsExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        match <[_; 1]>::try_from(children) {
-            Ok([input]) => Ok(Arc::new(Self::new(self.spec.clone(), input))),
-            Err(_) => datafusion::common::internal_err!("rows to be written are one plan"),
-        }
+        Ok(Arc::new(Self::new(self.spec.clone(), only(children)?)))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {

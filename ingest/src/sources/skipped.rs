@@ -24,7 +24,7 @@ use super::Source;
 use super::naming::NamingSource;
 use super::text_store::SkippedRows;
 use crate::cluster::plan_properties;
-use crate::operator::operator_methods;
+use crate::operator::{only, operator_methods};
 use crate::remote::{Cluster, OnCluster};
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
@@ -105,10 +105,7 @@ impl ExecutionPlan for SkippedRowsExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        match <[_; 1]>::try_from(children) {
-            Ok([scan]) => Ok(Arc::new(Self::new(scan))),
-            Err(_) => datafusion::common::internal_err!("rows that are left out are those of one scan"),
-        }
+        Ok(Arc::new(Self::new(only(children)?)))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
