@@ -11,13 +11,14 @@
 pub use tikv_jemallocator::Jemalloc;
 
 /// How jemalloc is set up for a program that makes batch after batch within a memory limit. What it gives back, large
-/// allocations included, it takes again at once; what nobody takes for a second goes back to the kernel. Two arenas, and
-/// small caches of threads, because the limit does not know of what they keep; huge pages where the kernel leaves it to
-/// the program, because page faults are what large allocations cost. Building rm1 (1 million samples, 512 MiB) took 765 MiB
-/// in place of 1,032 MiB where the kernel got nothing back before the program ended, and 3 % more processor time. The
-/// environment's `MALLOC_CONF` has the last word.
-pub const MALLOC_CONF: &[u8; 115] =
-    b"narenas:2,thp:always,metadata_thp:auto,oversize_threshold:0,dirty_decay_ms:1000,muzzy_decay_ms:0,tcache_max:262144\0";
+/// allocations included, it takes again at once; what nobody takes for three seconds goes back to the kernel. It has two
+/// arenas, and threads have small caches, because the limit does not know of what they keep. Building rm1 (1 million
+/// samples, 512 MiB) took 744 MiB in place of 1,032 MiB where the kernel got nothing back before the program ended. After
+/// one second in place of three, building rm3 took 1.05 times the processor time. Huge pages are not asked for: where
+/// much memory is taken once, clearing them costs more than they save (rm1 with 4 GiB on a virtual machine: 59 s of
+/// processor time with them, 53 s without). The environment's `MALLOC_CONF` has the last word.
+pub const MALLOC_CONF: &[u8; 104] =
+    b"narenas:2,metadata_thp:auto,oversize_threshold:0,dirty_decay_ms:3000,muzzy_decay_ms:0,tcache_max:262144\0";
 
 /// For a trainer, which takes as much memory again at every step as it has just given back: four arenas, and the kernel
 /// gets nothing back before the program ends. Steps of rm1's reference model took 0.79 times as long (1.28 s to 1.60 s),

@@ -329,7 +329,7 @@ impl Lists {
         (offset, size): (usize, usize),
         changed: &ChangedList<'_>,
     ) -> Option<(usize, usize)> {
-        let known = changed.length.checked_sub(changed.stored())?;
+        let known = changed.length.checked_sub(changed.stored)?;
         let from = (offset + size).checked_sub(known).filter(|from| *from >= offset)?;
         if known > 0 && offset + size != self.ids.len() {
             self.ids.extend_from_within(from..from + known);

@@ -2,6 +2,7 @@
 //! its session.
 
 use std::hash::{BuildHasher, RandomState};
+use std::hint::black_box;
 
 use datafusion::arrow::array::{ArrayRef, UInt32Array};
 use datafusion::arrow::compute::take;
@@ -19,6 +20,7 @@ use super::kept::KeptValue;
 use super::last_lists::LastLists;
 use super::record::{RecordWriter, Shape};
 use super::record_batches::{Pending, RecordBatches};
+use super::reuse::Reuse;
 use super::statistics::{Entered, SampleStatistics, StatisticsOptions};
 use crate::Result;
 use crate::statistics::ColumnCounts;
@@ -29,6 +31,10 @@ const UNCHANGED: usize = usize::MAX;
 const OPEN_CHAINS_PART: usize = 64;
 /// Where changes are counted, the histories of sessions may take this fraction of [`EncoderOptions::state_bytes`].
 const HISTORIES_PART: usize = 2;
+/// Hashes of forgotten sessions may take this fraction of [`EncoderOptions::state_bytes`].
+const FORGOTTEN_PART: usize = 32;
+/// The samples whose sessions are loaded into the processor's caches together.
+const TOUCHED: usize = 8;
 /// The most samples of a session that others may follow.
 const MOST_LASTS: usize = 8;
 
@@ -76,14 +82,16 @@ impl EncoderOptions {
 /// Encodes the samples of those sessions that fall to one worker.
 ///
 /// It keeps the last sample of every session, and its record: only the next sample of the session tells whether a
-/// record is the last of its chain. Where parts of a log are read at the same time, it keeps several, so that the samples
-/// of each part follow each other. A session not seen for long is forgotten when the limit is reached, and its next
-/// sample is stored whole: the limit bounds how much the encoding saves, not which samples can be encoded.
+/// record is the last of its chain. Where parts of a log are read at the same time, it keeps several, so that the
+/// samples of each part follow each other. A session is forgotten when few sessions [come back](super::reuse) so late,
+/// or when the limit of memory is reached. Its next sample is stored whole: forgetting bounds how much the encoding
+/// saves, not which samples can be encoded.
 #[derive(Debug)]
 pub(super) struct DeltaEncoder {
     options: EncoderOptions,
     seeds: SampleSeeds,
     sessions: Generations<Session>,
+    reuse: Reuse,
     /// Nothing if changes are not counted.
     histories: Histories,
     chain_numbers: ChainNumbers,
@@ -111,6 +119,8 @@ pub(crate) struct SampleTotals {
 struct Session {
     lasts: Vec<Last>,
     chains: Chains,
+    /// The number of the sample that was added last, as [`Reuse`] counts them.
+    seen: Option<u64>,
 }
 
 /// The last sample of a session, or of a part of its samples.
@@ -191,6 +201,7 @@ impl DeltaEncoder {
         Ok(Self {
             seeds: options.seeds(),
             sessions: Generations::new(options.state_bytes - histories_bytes),
+            reuse: Reuse::new(options.state_bytes / FORGOTTEN_PART),
             histories: Histories::new(rules, histories_bytes),
             chain_numbers,
             record: RecordWriter::new(options.shape()),
@@ -217,12 +228,25 @@ impl DeltaEncoder {
         let keys = self.records.keys(&keys)?;
         let mut lists = Vec::with_capacity(self.known.len());
         for (i, row) in rows.iter().enumerate() {
+            if i % TOUCHED == 0 {
+                self.touch(batch, &rows[i..rows.len().min(i + TOUCHED)]);
+            }
             let row = *row as usize;
             lists.clear();
             lists.extend((0..self.known.len()).map(|list| batch.list(list, row)));
             self.encode_sample(Row { batch, row, lists: &lists }, keys.row(i).as_ref())?;
         }
         Ok(())
+    }
+
+    /// Loads the last samples of the sessions of `rows` into the processor's caches. The sessions of a batch are
+    /// anywhere in memory. None of these loads waits for another, so they take place at the same time.
+    fn touch(&self, batch: &Converted, rows: &[u32]) {
+        let identities = rows.iter().map(|row| batch.identity.row(*row as usize));
+        let mut sessions = Vec::with_capacity(TOUCHED);
+        sessions.extend(identities.filter_map(|identity| self.sessions.get(identity.as_ref())));
+        let last = |session: &&Session| session.lasts.last().map_or(0, Last::touch);
+        black_box(sessions.iter().map(last).fold(0, u64::wrapping_add));
     }
 
     /// The complete records: those of all samples except the last one of every session in memory.
@@ -259,11 +283,16 @@ impl DeltaEncoder {
     fn encode_sample(&mut self, sample: Row<'_>, keys: &[u8]) -> Result<()> {
         let Row { batch, row, .. } = sample;
         let statistics = &mut self.outcome.statistics;
-        for (_, mut session) in self.sessions.make_room() {
-            session.forget(statistics, &mut self.records)?;
+        if let Some(forgotten) = self.sessions.make_room(self.reuse.is_over()) {
+            for (identity, mut session) in forgotten {
+                session.forget(statistics, &mut self.records)?;
+                session.seen.into_iter().for_each(|seen| self.reuse.forget(&identity, seen));
+            }
+            self.reuse.begin();
         }
         let identity = batch.identity.row(row);
-        let Session { lasts, chains } = self.sessions.entry(identity.as_ref(), Session::default);
+        let Session { lasts, chains, seen } = self.sessions.entry(identity.as_ref(), Session::default);
+        *seen = Some(self.reuse.see(identity.as_ref(), *seen));
         let (time, order) = (batch.time[row], batch.order_bytes(row));
         let (last, others) = last_before(lasts, time, order);
         let is_first = last.record.is_none();
@@ -432,11 +461,14 @@ impl Row<'_> {
     }
 }
 
-/// Whether two lists are equal. Lists of one id are so frequent that a call for each would be felt.
+/// Whether two lists are equal. Most that are not differ in their length or first id, and lists of one id are so
+/// frequent that a call for each would be felt.
 fn are_equal(a: &[i64], b: &[i64]) -> bool {
     match (a, b) {
-        ([a], [b]) => a == b,
-        _ => a == b,
+        ([first_a, rest_a @ ..], [first_b, rest_b @ ..]) => {
+            first_a == first_b && a.len() == b.len() && (rest_a.is_empty() || rest_a == rest_b)
+        }
+        _ => a.len() == b.len(),
     }
 }
 
@@ -474,6 +506,13 @@ fn last_before<'a>(lasts: &'a mut Vec<Last>, time: i64, order: &[u8]) -> (&'a mu
 }
 
 impl Last {
+    /// Reads something of every cache line that the next sample is compared with or replaces.
+    fn touch(&self) -> u64 {
+        let record = self.record.as_ref().map_or(0, Pending::touch);
+        let order = self.order.first().map_or(0, |byte| u64::from(*byte));
+        record.wrapping_add(order).wrapping_add(self.lists.touch())
+    }
+
     /// Estimates the bytes that it takes in memory.
     fn bytes(&self) -> usize {
         let record = self.record.as_ref().map_or(0, Pending::bytes);

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::mem;
 
+use foldhash::fast::RandomState;
+
 /// What is held of a session, on the heap too.
 pub(super) trait Held: Default {
     /// Estimates the bytes that it takes in memory.
@@ -13,8 +15,8 @@ pub(super) trait Held: Default {
 /// last use at no cost per sample.
 #[derive(Debug)]
 pub(super) struct Generations<T> {
-    recent: HashMap<Box<[u8]>, T>,
-    older: HashMap<Box<[u8]>, T>,
+    recent: HashMap<Box<[u8]>, T, RandomState>,
+    older: HashMap<Box<[u8]>, T, RandomState>,
     recent_bytes: usize,
     older_bytes: usize,
     limit: usize,
@@ -23,7 +25,7 @@ pub(super) struct Generations<T> {
 impl<T: Held> Generations<T> {
     /// No sessions yet, which may take `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
-        Self { recent: HashMap::new(), older: HashMap::new(), recent_bytes: 0, older_bytes: 0, limit }
+        Self { recent: HashMap::default(), older: HashMap::default(), recent_bytes: 0, older_bytes: 0, limit }
     }
 
     /// Whether no session is known.
@@ -41,14 +43,22 @@ impl<T: Held> Generations<T> {
         self.limit = limit;
     }
 
-    /// If there is no room for another session, removes the older generation and returns it.
-    pub(super) fn make_room(&mut self) -> impl Iterator<Item = (Box<[u8]>, T)> + use<T> {
-        let mut forgotten = HashMap::new();
-        if self.recent_bytes > self.limit / 2 {
-            forgotten = mem::replace(&mut self.older, mem::take(&mut self.recent));
-            self.older_bytes = mem::take(&mut self.recent_bytes);
+    /// If there is no room for another session, or the recent generation `is_over`, it becomes the older one. Returns
+    /// the sessions that were the older ones until then.
+    pub(super) fn make_room(
+        &mut self,
+        is_over: bool,
+    ) -> Option<impl Iterator<Item = (Box<[u8]>, T)> + use<T>> {
+        if self.recent_bytes <= self.limit / 2 && !is_over {
+            return None;
         }
-        forgotten.into_iter()
+        self.older_bytes = mem::take(&mut self.recent_bytes);
+        Some(mem::replace(&mut self.older, mem::take(&mut self.recent)).into_iter())
+    }
+
+    /// What is held of a session, if it is known.
+    pub(super) fn get(&self, identity: &[u8]) -> Option<&T> {
+        self.recent.get(identity).or_else(|| self.older.get(identity))
     }
 
     /// What is held of a session; if it is not known, what `new` gives.

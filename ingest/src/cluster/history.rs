@@ -113,10 +113,10 @@ impl Histories {
         statistics: &mut SampleStatistics,
     ) {
         self.whole.set_limit(self.limit.saturating_sub(self.reduced.bytes()));
-        for (identity, mut history) in self.whole.make_room() {
+        for (identity, mut history) in self.whole.make_room(false).into_iter().flatten() {
             history.count(0, &self.rules, statistics);
             // All of these are counted.
-            self.reduced.make_room().for_each(drop);
+            drop(self.reduced.make_room(false));
             self.reduced.insert(identity, history);
         }
         let reduced = || self.reduced.remove(identity).unwrap_or_default();

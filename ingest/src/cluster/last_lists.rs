@@ -1,6 +1,11 @@
 //! The lists of the last sample of a session, in one buffer: where a sample has many lists, it is compared with them
 //! faster than with as many buffers, and a session needs fewer allocations.
 
+use super::record_batches::CACHE_LINE;
+
+/// A list has room at first for as many further ids as it has, but at most for these: short lists often grow.
+const FIRST_ROOM: usize = 4;
+
 /// The lists of a sample.
 #[derive(Debug, Default)]
 pub(super) struct LastLists {
@@ -23,13 +28,12 @@ struct LastList {
 impl LastLists {
     /// The lists of the first sample, with what they add to its digest.
     pub(super) fn fill(&mut self, lists: &[&[i64]], parts: impl Iterator<Item = u128>) {
-        self.ids = lists.concat();
-        let mut start = 0;
+        self.ids.reserve_exact(lists.iter().map(|list| list.len() + list.len().min(FIRST_ROOM)).sum());
         let place = |(list, part): (&&[i64], u128)| {
-            let length = list.len() as u32;
-            let placed = LastList { start, length, room: length, part };
-            start += list.len();
-            placed
+            let (start, length) = (self.ids.len(), list.len());
+            self.ids.extend_from_slice(list);
+            self.ids.resize(start + length + length.min(FIRST_ROOM), 0);
+            LastList { start, length: length as u32, room: (self.ids.len() - start) as u32, part }
         };
         self.lists = lists.iter().zip(parts).map(place).collect();
     }
@@ -65,6 +69,14 @@ impl LastLists {
         self.ids[replaced.start..replaced.start + ids.len()].copy_from_slice(ids);
     }
 
+    /// Reads a number of every cache line of the lists.
+    pub(super) fn touch(&self) -> u64 {
+        let lists = self.lists.iter().step_by(CACHE_LINE / size_of::<LastList>());
+        let ids = self.ids.iter().step_by(CACHE_LINE / size_of::<i64>());
+        let ids = ids.fold(0, |sum: u64, id| sum.wrapping_add(*id as u64));
+        lists.fold(ids, |sum, list| sum.wrapping_add(list.part as u64))
+    }
+
     /// The bytes that it owns on the heap.
     pub(super) fn bytes(&self) -> usize {
         8 * self.ids.capacity() + size_of::<LastList>() * self.lists.capacity()
@@ -78,7 +90,10 @@ impl LastLists {
         let more = length.max(2 * before) - before;
         grown.room += more as u32;
         let all = self.ids.len();
-        self.ids.reserve_exact(more);
+        if self.ids.capacity() < all + more {
+            // Other lists are about to grow too.
+            self.ids.reserve_exact(more.max(all / 8));
+        }
         self.ids.resize(all + more, 0);
         self.ids.copy_within(end..all, end + more);
         self.lists[list + 1..].iter_mut().for_each(|behind| behind.start += more);

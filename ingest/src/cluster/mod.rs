@@ -32,6 +32,7 @@ mod on_cluster;
 mod partitions;
 mod record;
 mod record_batches;
+mod reuse;
 mod slices;
 mod stage;
 mod statistics;

@@ -65,8 +65,9 @@ pub(super) struct RecordReader<'a> {
 pub(super) struct ChangedList<'a> {
     /// Ids of the whole list.
     pub(super) length: usize,
-    /// The last of them, as bytes.
-    stored: &'a [u8],
+    /// How many of them, the last ones, are stored.
+    pub(super) stored: usize,
+    bytes: &'a [u8],
     width: usize,
 }
 
@@ -180,14 +181,15 @@ impl<'a> RecordReader<'a> {
     }
 
     /// The next changed list; `None` if the record is malformed.
+    #[inline]
     pub(super) fn next_changed(&mut self) -> Option<ChangedList<'a>> {
         let length = usize::try_from(read_varint(&mut self.lists)?).ok()?;
         let stored = usize::try_from(read_varint(&mut self.lists)?).ok()?;
         let (width, rest) = self.lists.split_first()?;
-        let width = usize::from(*width);
-        let (stored, rest) = rest.split_at_checked(stored.checked_mul(width)?)?;
+        let width = Some(usize::from(*width)).filter(|width| matches!(width, 1 | 2 | 4 | 8))?;
+        let (bytes, rest) = rest.split_at_checked(stored.checked_mul(width)?)?;
         self.lists = rest;
-        Some(ChangedList { length, stored, width })
+        Some(ChangedList { length, stored, bytes, width })
     }
 
     /// The value of the next kept column, which is of this kind; to be called after all changed lists were given.
@@ -209,22 +211,13 @@ impl<'a> RecordReader<'a> {
 }
 
 impl ChangedList<'_> {
-    /// How many ids are stored.
-    pub(super) fn stored(&self) -> usize {
-        self.stored.len() / self.width.max(1)
-    }
-
     /// Appends the ids stored to `ids`.
     pub(super) fn append_to(&self, ids: &mut Vec<i64>) {
         match self.width {
-            1 => ids.extend(self.stored.iter().map(|code| unzigzag(u64::from(*code)))),
-            2 => {
-                ids.extend(self.stored.as_chunks().0.iter().map(|c| unzigzag(u16::from_le_bytes(*c).into())))
-            }
-            4 => {
-                ids.extend(self.stored.as_chunks().0.iter().map(|c| unzigzag(u32::from_le_bytes(*c).into())))
-            }
-            _ => ids.extend(self.stored.as_chunks().0.iter().map(|c| unzigzag(u64::from_le_bytes(*c)))),
+            1 => ids.extend(self.bytes.iter().map(|code| unzigzag(u64::from(*code)))),
+            2 => ids.extend(self.bytes.as_chunks().0.iter().map(|c| unzigzag(u16::from_le_bytes(*c).into()))),
+            4 => ids.extend(self.bytes.as_chunks().0.iter().map(|c| unzigzag(u32::from_le_bytes(*c).into()))),
+            _ => ids.extend(self.bytes.as_chunks().0.iter().map(|c| unzigzag(u64::from_le_bytes(*c)))),
         }
     }
 }
@@ -247,6 +240,7 @@ fn write_varint(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
+#[inline]
 fn read_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {
@@ -310,7 +304,7 @@ mod tests {
                     let changed = reader.next_changed().unwrap();
                     let mut ids = vec![7];
                     changed.append_to(&mut ids);
-                    prop_assert_eq!((changed.length, changed.stored(), &ids[1..]), (*length, stored.len(), &stored[..]));
+                    prop_assert_eq!((changed.length, changed.stored, &ids[1..]), (*length, stored.len(), &stored[..]));
                 }
             }
             for (integer, text) in kept.iter().zip(&texts) {

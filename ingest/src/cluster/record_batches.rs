@@ -19,6 +19,8 @@ const OTHER_COLUMNS: usize = 5;
 /// The most rows, and about the most bytes, of a batch of records.
 const BATCH_ROWS: usize = 4096;
 const BATCH_BYTES: usize = 2 << 20;
+/// Bytes that a processor loads at once.
+pub(super) const CACHE_LINE: usize = 64;
 
 /// A record that is held back until it is known whether it is the last of its chain.
 #[derive(Debug)]
@@ -59,6 +61,12 @@ impl Pending {
         self.record.clear();
         self.record.extend_from_slice(record);
         (self.time, self.digest) = (time, digest);
+    }
+
+    /// Reads a byte of every cache line of the record and of the keys.
+    pub(super) fn touch(&self) -> u64 {
+        let lines = self.record.iter().step_by(CACHE_LINE).chain(self.keys.first());
+        lines.fold(0, |sum, byte| sum + u64::from(*byte))
     }
 
     /// The bytes that it owns on the heap.

@@ -42,7 +42,11 @@ impl DistinctIds {
         let register = &mut self.registers[(hash >> (u64::BITS - REGISTER_BITS)) as usize];
         // The first bits are those of the register; they do not count as zeros.
         let rest = hash | 1 << (u64::BITS - REGISTER_BITS);
-        *register = (*register).max(rest.trailing_zeros() as u8 + 1);
+        let zeros = rest.trailing_zeros() as u8 + 1;
+        // Few ids raise a register: the branch is foreseen, and the next load need not wait for a store.
+        if zeros > *register {
+            *register = zeros;
+        }
     }
 
     /// Adds the ids of another estimate.
