@@ -32,7 +32,7 @@ const OPEN_CHAINS_PART: usize = 64;
 /// Where changes are counted, the histories of sessions may take this fraction of [`EncoderOptions::state_bytes`].
 const HISTORIES_PART: usize = 2;
 /// Hashes of forgotten sessions may take this fraction of [`EncoderOptions::state_bytes`].
-const FORGOTTEN_PART: usize = 32;
+const HASHES_PART: usize = 32;
 /// The samples whose sessions are loaded into the processor's caches together.
 const TOUCHED: usize = 8;
 /// The most samples of a session that others may follow.
@@ -201,7 +201,7 @@ impl DeltaEncoder {
         Ok(Self {
             seeds: options.seeds(),
             sessions: Generations::new(options.state_bytes - histories_bytes),
-            reuse: Reuse::new(options.state_bytes / FORGOTTEN_PART),
+            reuse: Reuse::new(options.state_bytes / HASHES_PART),
             histories: Histories::new(rules, histories_bytes),
             chain_numbers,
             record: RecordWriter::new(options.shape()),

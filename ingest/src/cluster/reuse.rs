@@ -12,8 +12,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Sessions are held so long that at most one in so many samples finds its session forgotten.
 const FORGOTTEN_PART: u64 = 64;
-/// Samples after which the horizon is set anew, and those of which the distances count in full.
+/// The horizon is set anew after so many samples.
 const PERIOD: u64 = 1 << 12;
+/// When so many samples are counted, all counts are halved, so that later samples weigh more.
 const MEMORY: u64 = 1 << 17;
 /// Bytes that a forgotten session takes.
 const FORGOTTEN_BYTES: usize = 40;
@@ -25,6 +26,7 @@ pub(super) struct Reuse {
     now: u64,
     /// The first sample of the current generation.
     begun: u64,
+    /// The samples of a generation. A session is held for one generation at least, and for two at most.
     horizon: u64,
     /// The samples that are counted, and by `i` those whose session came back after more than `2^(i-1)` samples and at
     /// most `2^i`.
