@@ -3,7 +3,7 @@
 //! ```text
 //! chain u64 │ decoded bytes u32 │ floats │ positions │ one bit per list: changed? │ the changed lists │ kept values
 //!                                4 bytes   8 bytes each
-//! a changed list: length, ids stored (varints), bytes per id, the ids
+//! a changed list: length, ids stored (varints), bits per id, the ids, one after the other without bytes between them
 //! a kept value:   0 if null, or else 1 and an integer (varint) or a length (varint) and a text
 //! ```
 //!
@@ -20,6 +20,9 @@ use super::kept::KeptValue;
 const ENDS: u8 = 0x80;
 /// The byte that holds it.
 const ENDS_AT: usize = 7;
+
+/// Ids of more bits are stored in 64: fewer are read with one load of 8 bytes, from whichever bit they begin at.
+const MOST_BITS: u32 = 57;
 
 /// How many floats, timeline positions and lists every record of a query has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,14 +64,16 @@ pub(super) struct RecordReader<'a> {
 }
 
 /// A list that differs from the one before.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct ChangedList<'a> {
     /// Ids of the whole list.
     pub(super) length: usize,
     /// How many of them, the last ones, are stored.
     pub(super) stored: usize,
+    /// The ids, and what follows them in the record.
     bytes: &'a [u8],
-    width: usize,
+    /// Bits of each id.
+    width: u32,
 }
 
 impl RecordWriter {
@@ -101,28 +106,32 @@ impl RecordWriter {
         write_varint(&mut self.bytes, length as u64);
         write_varint(&mut self.bytes, stored.len() as u64);
         // The union of the bits of all zigzag codes is as wide as the widest code.
-        let width = match stored.iter().fold(0, |bits, id| bits | zigzag(*id)) {
-            0..0x100 => 1,
-            0x100..0x1_0000 => 2,
-            0x1_0000..0x1_0000_0000 => 4,
-            _ => 8,
+        let union = stored.iter().fold(0, |bits, id| bits | zigzag(*id));
+        let width = match u64::BITS - union.leading_zeros() {
+            ..=MOST_BITS => (u64::BITS - union.leading_zeros()).max(1),
+            _ => u64::BITS,
         };
         self.bytes.push(width as u8);
-        match width {
-            1 => self.bytes.extend(stored.iter().map(|id| zigzag(*id) as u8)),
-            2 => self.append(stored, |code| (code as u16).to_le_bytes()),
-            4 => self.append(stored, |code| (code as u32).to_le_bytes()),
-            _ => self.append(stored, u64::to_le_bytes),
-        }
+        self.pack(stored, width);
     }
 
-    /// Appends the codes of ids, of so many bytes each.
-    fn append<const WIDTH: usize>(&mut self, ids: &[i64], bytes: impl Fn(u64) -> [u8; WIDTH]) {
-        let start = self.bytes.len();
-        self.bytes.resize(start + WIDTH * ids.len(), 0);
-        for (code, id) in self.bytes[start..].as_chunks_mut().0.iter_mut().zip(ids) {
-            *code = bytes(zigzag(*id));
+    /// Appends the codes of ids, of so many bits each.
+    fn pack(&mut self, ids: &[i64], width: u32) {
+        let end = self.bytes.len() + packed_bytes(ids.len(), width).expect("a list in memory has fewer bits");
+        let (mut word, mut filled) = (0, 0);
+        for id in ids {
+            let code = zigzag(*id);
+            word |= code << filled;
+            filled += width;
+            if filled >= u64::BITS {
+                self.bytes.extend_from_slice(&word.to_le_bytes());
+                filled -= u64::BITS;
+                // The bits of the code that are not in the word; all are if it is full.
+                word = code.checked_shr(width - filled).unwrap_or(0);
+            }
         }
+        self.bytes.extend_from_slice(&word.to_le_bytes());
+        self.bytes.truncate(end);
     }
 
     /// Adds the value of the next kept column, after all lists.
@@ -185,10 +194,9 @@ impl<'a> RecordReader<'a> {
     pub(super) fn next_changed(&mut self) -> Option<ChangedList<'a>> {
         let length = usize::try_from(read_varint(&mut self.lists)?).ok()?;
         let stored = usize::try_from(read_varint(&mut self.lists)?).ok()?;
-        let (width, rest) = self.lists.split_first()?;
-        let width = Some(usize::from(*width)).filter(|width| matches!(width, 1 | 2 | 4 | 8))?;
-        let (bytes, rest) = rest.split_at_checked(stored.checked_mul(width)?)?;
-        self.lists = rest;
+        let (width, bytes) = self.lists.split_first()?;
+        let width = Some(u32::from(*width)).filter(|width| matches!(width, 1..=MOST_BITS | 64))?;
+        self.lists = bytes.get(packed_bytes(stored, width)?..)?;
         Some(ChangedList { length, stored, bytes, width })
     }
 
@@ -213,13 +221,30 @@ impl<'a> RecordReader<'a> {
 impl ChangedList<'_> {
     /// Appends the ids stored to `ids`.
     pub(super) fn append_to(&self, ids: &mut Vec<i64>) {
-        match self.width {
-            1 => ids.extend(self.bytes.iter().map(|code| unzigzag(u64::from(*code)))),
-            2 => ids.extend(self.bytes.as_chunks().0.iter().map(|c| unzigzag(u16::from_le_bytes(*c).into()))),
-            4 => ids.extend(self.bytes.as_chunks().0.iter().map(|c| unzigzag(u32::from_le_bytes(*c).into()))),
-            _ => ids.extend(self.bytes.as_chunks().0.iter().map(|c| unzigzag(u64::from_le_bytes(*c)))),
+        let (width, mask) = (self.width as usize, u64::MAX >> (u64::BITS - self.width));
+        let code = |word: [u8; 8], bit: usize| unzigzag(u64::from_le_bytes(word) >> (bit % 8) & mask);
+        let bits = (0..self.stored).map(|id| id * width);
+        let last_word = self.stored.saturating_sub(1) * width / 8;
+        if last_word + size_of::<u64>() <= self.bytes.len() {
+            ids.extend(bits.map(|bit| {
+                let word = self.bytes[bit / 8..].first_chunk().expect("the last id has a whole word");
+                code(*word, bit)
+            }));
+            return;
         }
+        // At the end of a record.
+        ids.extend(bits.map(|bit| {
+            let (mut word, rest) = ([0; size_of::<u64>()], &self.bytes[bit / 8..]);
+            let there = rest.len().min(word.len());
+            word[..there].copy_from_slice(&rest[..there]);
+            code(word, bit)
+        }));
     }
+}
+
+/// The bytes of so many ids of so many bits each; `None` if they are too many.
+fn packed_bytes(ids: usize, width: u32) -> Option<usize> {
+    Some(ids.checked_mul(width as usize)?.div_ceil(8))
 }
 
 /// A code that is small where the number is near 0.
@@ -317,29 +342,20 @@ mod tests {
 
     #[test]
     fn every_width_and_sign_is_kept() {
-        for id in [
-            0,
-            -1,
-            127,
-            -128,
-            128,
-            -129,
-            32_767,
-            32_768,
-            -32_769,
-            1 << 31,
-            -(1 << 31) - 1,
-            i64::MAX,
-            i64::MIN,
-        ] {
-            let shape = Shape { floats: 0, positions: 0, lists: 1 };
-            let mut writer = RecordWriter::new(shape);
-            writer.start(0, 0, [].into_iter(), [].into_iter());
-            writer.changed(0, 1, &[id]);
-            let mut ids = Vec::new();
-            let mut reader = RecordReader::new(shape, writer.bytes()).unwrap();
-            reader.next_changed().unwrap().append_to(&mut ids);
-            assert_eq!(ids, [id]);
+        let shape = Shape { floats: 0, positions: 0, lists: 2 };
+        for id in (0..63).flat_map(|bit| [1 << bit, -(1 << bit), i64::MIN >> bit, !(i64::MIN >> bit)]) {
+            for count in [1, 2, 7, 8, 9, 70] {
+                let mut writer = RecordWriter::new(shape);
+                writer.start(0, 0, [].into_iter(), [].into_iter());
+                let list: Vec<i64> = (0..count).map(|place| if place % 3 == 1 { 0 } else { id }).collect();
+                writer.changed(0, list.len(), &list);
+                writer.changed(1, list.len(), &list);
+                let mut ids = Vec::new();
+                let mut reader = RecordReader::new(shape, writer.bytes()).unwrap();
+                reader.next_changed().unwrap().append_to(&mut ids);
+                reader.next_changed().unwrap().append_to(&mut ids);
+                assert_eq!(ids, [&list[..], &list].concat());
+            }
         }
     }
 
@@ -348,7 +364,15 @@ mod tests {
         let shape = Shape { floats: 1, positions: 0, lists: 1 };
         assert!(RecordReader::new(shape, &[0; 16]).is_none());
         assert_eq!(decoded_bytes(&[0; 11]), None);
-        let mut reader = RecordReader::new(shape, &[1; 17]).unwrap();
-        assert!(reader.next_changed().is_none());
+        // The list's length, the number of ids stored, and their bits; then the ids.
+        let next = |list: &[u8]| {
+            let record = [&[0; 17][..], list].concat();
+            RecordReader::new(shape, &record).unwrap().next_changed().is_some()
+        };
+        assert!(next(&[2, 2, 9, 0, 0, 0]));
+        assert!(!next(&[2, 2, 9, 0, 0]), "two ids of nine bits take three bytes");
+        assert!(!next(&[2, 2, 0, 0, 0, 0]) && !next(&[2, 2, 58]) && !next(&[2, 2, 65]) && !next(&[2, 2]));
+        let most = [0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01];
+        assert!(!next(&[&most[..], &most, &[64]].concat()), "more bits than can be counted");
     }
 }

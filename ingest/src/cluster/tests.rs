@@ -478,10 +478,11 @@ fn samples_in_time_order_become_what_changed() {
     let (sorted, totals) = encode(&samples, 10, &options(true, 1 << 20), 1);
     let bytes = |time: i64| sorted.iter().filter(|r| r.1 == time).map(|r| r.3.len()).collect::<Vec<_>>();
     let empty = 8 + 4 + 4 + 16 + 1;
-    // A kept value takes a byte, and if it is there, its number or length and its text.
-    assert_eq!(bytes(1), [empty + 3 + 2 + 3 + 3 + 1 + (2 + 4)]);
+    // A list takes three bytes and those of its ids: two of 4 bits, three of 3 bits. A kept value takes a byte, and if it
+    // is there, its number or length and its text.
+    assert_eq!(bytes(1), [empty + 3 + 1 + 3 + 2 + 1 + (2 + 4)]);
     assert_eq!(bytes(2), [empty + 3 + 1 + 2 + (2 + 4)]);
-    assert_eq!(bytes(0), [empty + 3 + 1 + 3 + 3 + 2 + (2 + 2)]);
+    assert_eq!(bytes(0), [empty + 3 + 1 + 3 + 2 + 2 + (2 + 2)]);
     assert_eq!(totals.statistics.values[..2], [[8, 0], [15, 7]]);
     let changes = totals.statistics.changes.unwrap();
     // As if the late sample had been logged first, whose sequence shares nothing with the next one. Of the two of one
