@@ -41,9 +41,8 @@ const AGAINST_PLAIN: f64 = 0.95;
 /// … and values split into their bytes less than this share of values one after the other, which need not be put
 /// together.
 const SPLIT_AGAINST_PLAIN: f64 = 0.98;
-/// Ids are split into their bytes only if so many are tried, 256 KiB: pages of fewer are compressed by other parameters
-/// of zstd than full ones, so that a part of them tells little of the whole.
-const SPLIT_VALUES: usize = 1 << 15;
+/// Ids are split into their bytes only if so many are tried: of few, the tables of zstd's codes would decide.
+const SPLIT_VALUES: usize = LEAST_VALUES;
 /// The bytes of a dictionary page at which Parquet's writer gives dictionaries up.
 const DICTIONARY_BYTES: f64 = (1 << 20) as f64;
 
