@@ -64,8 +64,8 @@ pub(crate) fn state_bytes(memory_limit: u64) -> usize {
 /// Otherwise both sides are split by the join's keys.
 const MOST_HELD_BYTES: u64 = 64 << 20;
 
-/// How temporary files are compressed: where their bytes are limited, with LZ4. Records hold ids of few bytes, so that
-/// halves the files, but a build that spills much takes a fifth more time.
+/// How temporary files are compressed: where their bytes are limited, with LZ4. Records hold ids of few bits, so that
+/// saves a quarter of them; a build that spills much takes as long, or a little longer.
 fn spill_compression(options: &EngineOptions) -> SpillCompression {
     options.spill_limit.map_or(SpillCompression::Uncompressed, |_| SpillCompression::Lz4Frame)
 }
