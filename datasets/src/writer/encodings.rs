@@ -41,8 +41,6 @@ const AGAINST_PLAIN: f64 = 0.95;
 /// … and values split into their bytes less than this share of values one after the other, which need not be put
 /// together.
 const SPLIT_AGAINST_PLAIN: f64 = 0.98;
-/// Ids are split into their bytes only if so many are tried: of few, the tables of zstd's codes would decide.
-const SPLIT_VALUES: usize = LEAST_VALUES;
 /// The bytes of a dictionary page at which Parquet's writer gives dictionaries up.
 const DICTIONARY_BYTES: f64 = (1 << 20) as f64;
 
@@ -126,8 +124,9 @@ impl Sample {
         let candidates = match self.values.data_type() {
             DataType::Float32 => &[Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT][..],
             DataType::Utf8 => &[Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY],
-            // Of ids that are far from 2^63 most bytes are zero: split, they take nothing.
-            _ if self.values.len() >= SPLIT_VALUES => {
+            // Of ids that are far from 2^63 most bytes are zero: split, they take nothing. Of few ids, the tables of
+            // zstd's codes would decide.
+            _ if self.values.len() >= LEAST_VALUES => {
                 &[Encoding::DELTA_BINARY_PACKED, Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT]
             }
             _ => &[Encoding::DELTA_BINARY_PACKED, Encoding::PLAIN],

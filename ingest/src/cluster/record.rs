@@ -105,10 +105,10 @@ impl RecordWriter {
         self.bytes[self.bits + list / 8] |= 1 << (list % 8);
         write_varint(&mut self.bytes, length as u64);
         write_varint(&mut self.bytes, stored.len() as u64);
-        // The union of the bits of all zigzag codes is as wide as the widest code.
-        let union = stored.iter().fold(0, |bits, id| bits | zigzag(*id));
+        // The union of the bits of all zigzag codes is as wide as the widest code. Every id has at least one bit.
+        let union = stored.iter().fold(1, |bits, id| bits | zigzag(*id));
         let width = match u64::BITS - union.leading_zeros() {
-            ..=MOST_BITS => (u64::BITS - union.leading_zeros()).max(1),
+            width @ ..=MOST_BITS => width,
             _ => u64::BITS,
         };
         self.bytes.push(width as u8);
