@@ -20,6 +20,9 @@
 #[cfg(test)]
 extern crate self as onefold_datasets;
 
+// Checks the processor at the start of every program that handles datasets.
+use onefold_processor as _;
+
 pub mod commit;
 mod conform;
 mod dense;
