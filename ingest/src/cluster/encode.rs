@@ -226,27 +226,31 @@ impl DeltaEncoder {
             keys.push(take(key, &indices, None).map_err(engine)?);
         }
         let keys = self.records.keys(&keys)?;
-        let mut lists = Vec::with_capacity(self.known.len());
-        for (i, row) in rows.iter().enumerate() {
-            if i % TOUCHED == 0 {
-                self.touch(batch, &rows[i..rows.len().min(i + TOUCHED)]);
-            }
-            let row = *row as usize;
+        let width = self.known.len();
+        let mut lists = Vec::with_capacity(TOUCHED * width);
+        for (rows, first) in rows.chunks(TOUCHED).zip((0..).step_by(TOUCHED)) {
             lists.clear();
-            lists.extend((0..self.known.len()).map(|list| batch.list(list, row)));
-            self.encode_sample(Row { batch, row, lists: &lists }, keys.row(i).as_ref())?;
+            let rows = rows.iter().map(|row| *row as usize);
+            rows.clone().for_each(|row| lists.extend((0..width).map(|list| batch.list(list, row))));
+            self.touch(batch, rows.clone(), &lists);
+            for (i, row) in rows.enumerate() {
+                let sample = Row { batch, row, lists: &lists[i * width..][..width] };
+                self.encode_sample(sample, keys.row(first + i).as_ref())?;
+            }
         }
         Ok(())
     }
 
-    /// Loads the last samples of the sessions of `rows` into the processor's caches. The sessions of a batch are
-    /// anywhere in memory. None of these loads waits for another, so they take place at the same time.
-    fn touch(&self, batch: &Converted, rows: &[u32]) {
-        let identities = rows.iter().map(|row| batch.identity.row(*row as usize));
+    /// Loads the last samples of the sessions of `rows`, and the first ids of their `lists`, into the processor's caches.
+    /// The sessions of a batch are anywhere in memory, and its columns exceed the nearest cache. None of these loads
+    /// waits for another, so they take place at the same time.
+    fn touch(&self, batch: &Converted, rows: impl Iterator<Item = usize>, lists: &[&[i64]]) {
+        let identities = rows.map(|row| batch.identity.row(row));
         let mut sessions = Vec::with_capacity(TOUCHED);
         sessions.extend(identities.filter_map(|identity| self.sessions.get(identity.as_ref())));
         let last = |session: &&Session| session.lasts.last().map_or(0, Last::touch);
         black_box(sessions.iter().map(last).fold(0, u64::wrapping_add));
+        black_box(lists.iter().filter_map(|list| list.first()).fold(0, |all: i64, id| all.wrapping_add(*id)));
     }
 
     /// The complete records: those of all samples except the last one of every session in memory.
@@ -276,6 +280,7 @@ impl DeltaEncoder {
     pub(super) fn finish(mut self) -> (SampleTotals, RecordBatches) {
         debug_assert!(self.sessions.is_empty());
         self.histories.finish(&mut self.outcome.statistics);
+        self.outcome.statistics.observe_ids();
         (self.outcome, self.records)
     }
 

@@ -4,8 +4,8 @@
 //! Ids are counted where a list changes, not where it repeats: an id is counted when it leaves its list, once for each
 //! sample that contained it.
 
-use std::iter;
 use std::ops::Range;
+use std::{iter, mem};
 
 use onefold_datasets::{CountBudget, VocabularyCounter};
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,10 @@ use serde::{Deserialize, Serialize};
 use crate::Result;
 use crate::groups::CoChange;
 use crate::statistics::{ColumnCounts, IdCounts, ListCounts};
+
+/// Ids of a list that are observed together: the registers of a list's distinct ids stay in the nearest cache meanwhile.
+/// Those of all lists do not fit there.
+const OBSERVED_TOGETHER: usize = 128;
 
 /// Which statistics to count.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -45,6 +49,9 @@ pub(crate) struct SampleStatistics {
     pub(crate) columns: ColumnCounts,
     /// The ids of every list, those of timelines once samples are decoded; none if they are not observed.
     pub(crate) ids: Vec<IdCounts>,
+    /// Ids of every list that are still to be [observed](Self::observe_ids).
+    #[serde(skip)]
+    waiting: Vec<Vec<i64>>,
     /// Lists that each timeline makes.
     timelines: Vec<usize>,
     /// Samples whose window of each timeline is empty.
@@ -74,6 +81,7 @@ impl SampleStatistics {
             values: vec![[0; 2]; lists],
             columns: ColumnCounts::default(),
             ids: (0..if wanted.values { lists } else { 0 }).map(|_| IdCounts::new()).collect(),
+            waiting: vec![Vec::new(); if wanted.values { lists } else { 0 }],
             empty_windows: vec![0; wanted.timelines.len()],
             timelines: wanted.timelines.clone(),
         }
@@ -134,10 +142,26 @@ impl SampleStatistics {
         first..first + self.timelines[timeline]
     }
 
-    /// Observes ids of a list, of which it may know some.
+    /// Adds ids of a list, of which it may know some.
+    #[inline]
     pub(super) fn ids(&mut self, list: usize, ids: &[i64]) {
-        if let Some(counts) = self.ids.get_mut(list) {
-            counts.add(ids);
+        let Some(waiting) = self.waiting.get_mut(list) else { return };
+        // A call to copy one id would be felt.
+        match ids {
+            [id] => waiting.push(*id),
+            ids if ids.len() >= OBSERVED_TOGETHER => return self.ids[list].add(ids),
+            ids => waiting.extend_from_slice(ids),
+        }
+        if waiting.len() >= OBSERVED_TOGETHER {
+            self.ids[list].add(waiting);
+            waiting.clear();
+        }
+    }
+
+    /// Observes the ids that wait, once all samples are counted.
+    pub(super) fn observe_ids(&mut self) {
+        for (counts, waiting) in self.ids.iter_mut().zip(&mut self.waiting) {
+            counts.add(&mem::take(waiting));
         }
     }
 
@@ -201,7 +225,7 @@ impl SampleStatistics {
         Ok(())
     }
 
-    /// Adds the statistics of another worker.
+    /// Adds the statistics of another worker, all of whose ids are observed.
     pub(super) fn merge(&mut self, other: Self) -> Result<()> {
         for (counter, other) in self.counters.iter_mut().zip(other.counters) {
             counter.merge(other)?;
