@@ -73,6 +73,7 @@ impl SampleStatistics {
         let lists = wanted.vocabulary_of.len() + wanted.timelines.iter().sum::<usize>();
         let counter = |name: &String| VocabularyCounter::new(name, budget);
         let changes = wanted.changes.then(|| CoChange::new(lists));
+        let observed = if wanted.values { lists } else { 0 };
         Self {
             vocabulary_of: wanted.vocabulary_of.clone(),
             counters: wanted.vocabularies.iter().map(counter).collect(),
@@ -80,8 +81,8 @@ impl SampleStatistics {
             changes,
             values: vec![[0; 2]; lists],
             columns: ColumnCounts::default(),
-            ids: (0..if wanted.values { lists } else { 0 }).map(|_| IdCounts::new()).collect(),
-            waiting: vec![Vec::new(); if wanted.values { lists } else { 0 }],
+            ids: (0..observed).map(|_| IdCounts::new()).collect(),
+            waiting: vec![Vec::new(); observed],
             empty_windows: vec![0; wanted.timelines.len()],
             timelines: wanted.timelines.clone(),
         }
