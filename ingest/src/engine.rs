@@ -19,11 +19,8 @@ use crate::remote::{Cluster, RunOnCluster, SessionCluster, Stores};
 use crate::spilling_join::{SortedJoins, SpillingJoins};
 use crate::{Config, Result, session_ids, signed_lengths};
 
-/// Bytes that a batch between two of the engine's operators should have. One row of a log can hold thousands of ids, so
-/// the rows of a batch follow from their width.
-const BATCH_BYTES: u64 = 1 << 20;
 /// Rows of a batch of narrow rows (sessions, records) at most …
-const NARROW_BATCH_ROWS: usize = 4096;
+const NARROW_BATCH_ROWS: usize = 8192;
 /// … and fewer where a sort's share of the limit would be a few such batches: a row to so many bytes of a thread's
 /// part.
 const NARROW_BYTES: usize = 64 << 10;
@@ -48,11 +45,6 @@ pub struct EngineOptions {
 
 /// The largest margin that is left free on the disk, in bytes.
 const DISK_MARGIN: u64 = 4 << 30;
-
-/// Rows of a batch of rows of `row_bytes` bytes.
-pub(crate) fn batch_rows(row_bytes: u64) -> usize {
-    (BATCH_BYTES / row_bytes.max(1)).clamp(16, 8192) as usize
-}
 
 /// The part of the memory limit for what is kept of sessions while their samples are encoded, and as much for
 /// vocabularies if there are any. The engine has the rest.

@@ -130,13 +130,12 @@ impl<'a> Reading<'a> {
 
     /// How they are clustered.
     pub(crate) fn cluster_options(&self, wanted: &ReadingOptions) -> ClusterOptions {
-        let rows = engine::batch_rows(sources::widest_row_bytes(&self.sources));
         ClusterOptions {
             order: SampleOrder { order: wanted.order, buckets: self.buckets(wanted) },
             state_bytes: engine::state_bytes(self.options.memory_limit),
             budget: self.budget.clone(),
             threads: self.options.threads,
-            query_batch_rows: rows.min(self.context.copied_config().batch_size()),
+            row_bytes: sources::widest_row_bytes(&self.sources),
             observe_changes: wanted.observe_changes,
             time_limits: self.planned.time_limits,
             ids: self.ids.clone(),

@@ -16,6 +16,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use datafusion::arrow::array::RecordBatch;
@@ -54,6 +55,15 @@ pub(crate) const RECORD: &str = "__onefold_record";
 
 /// The most batches that wait for a worker, or for the engine.
 const WAITING: usize = 2;
+/// Bytes of a batch of the input, at least and at most. One row of a log can hold thousands of ids. But small batches are
+/// slow: a log has many columns, each with its dictionary, and a reader goes from one to the next before it has used
+/// what it loaded into the processor's caches.
+const BATCH_BYTES: RangeInclusive<usize> = 1 << 20..=16 << 20;
+/// Within these bounds a batch takes this part of the memory for a worker's sessions, one in so many: several batches of
+/// each worker are read, joined, converted and encoded at the same time.
+const BATCH_PART: usize = 16;
+/// The fewest rows of a batch of the input.
+const LEAST_ROWS: u64 = 16;
 /// The metrics that count samples and the bytes that they take in memory.
 const SAMPLES: &str = "samples";
 const BYTES: &str = "bytes";
@@ -66,14 +76,20 @@ pub(crate) struct FoldSpec {
     pub(super) statistics: StatisticsOptions,
     /// The workers that share the samples of all parts of the input. If `None`, each part is folded for itself.
     pub(super) workers: Option<usize>,
-    /// Rows of a batch of the input: fewer than a batch of records has, because they are wide.
-    pub(super) batch_rows: usize,
+    /// Bytes of a row of the input.
+    pub(super) row_bytes: u64,
 }
 
 impl FoldSpec {
     /// Whether ids are counted for vocabularies.
     pub(crate) fn counts_ids(&self) -> bool {
         !self.statistics.vocabularies.is_empty()
+    }
+
+    /// Rows of a batch of the input.
+    fn batch_rows(&self) -> usize {
+        let bytes = (self.encoder.state_bytes / BATCH_PART).clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end());
+        (bytes as u64 / self.row_bytes.max(1)).max(LEAST_ROWS) as usize
     }
 
     /// Sets the memory: bytes that the last samples of a worker's sessions may take, and the budget of the texts of
@@ -224,7 +240,9 @@ impl Fold {
         context: &Arc<TaskContext>,
         counts: &(Count, Count),
     ) -> Result<(Receiver<Message>, Option<JoinSet<()>>)> {
-        let config = context.session_config().clone().with_batch_size(self.spec.batch_rows);
+        let config = context.session_config().clone();
+        let rows = self.spec.batch_rows().min(config.batch_size());
+        let config = config.with_batch_size(rows);
         let context = in_context(context, config, context.runtime_env());
         let read = |readers: &mut JoinSet<()>, part: usize, workers: Vec<Sender<Message>>| {
             let work = Arc::clone(self).read(part, workers, Arc::clone(&context), counts.clone());

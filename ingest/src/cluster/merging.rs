@@ -152,7 +152,7 @@ pub(crate) async fn fold_old_samples(
         encoder,
         statistics,
         workers: workers(context, options),
-        batch_rows: options.query_batch_rows,
+        row_bytes: options.row_bytes,
     };
     let fold = Arc::new(FoldExec::new(spec, options.budget.clone(), input)?);
     context.deregister_table(records)?;

@@ -115,8 +115,8 @@ pub(crate) struct ClusterOptions {
     /// Bytes for the counts of vocabularies.
     pub(crate) budget: CountBudget,
     pub(crate) threads: usize,
-    /// Rows of a batch of the query.
-    pub(crate) query_batch_rows: usize,
+    /// Bytes of a row of the query.
+    pub(crate) row_bytes: u64,
     /// Whether to observe which lists change together.
     pub(crate) observe_changes: bool,
     /// The times that samples may have, if nothing has checked them yet.
@@ -406,7 +406,7 @@ async fn fold_samples(
         encoder,
         statistics: statistics_options(config, options),
         workers: workers.map(|workers| workers.max(1)),
-        batch_rows: options.query_batch_rows,
+        row_bytes: options.row_bytes,
     };
     Ok(Arc::new(FoldExec::new(spec, options.budget.clone(), input)?))
 }

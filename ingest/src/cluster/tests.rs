@@ -633,7 +633,7 @@ fn folded(
     workers: Option<usize>,
 ) -> (Vec<Sorted>, SampleTotals) {
     let (encoder, statistics) = (options.clone(), wanted());
-    let spec = FoldSpec { names: names(), encoder, statistics, workers, batch_rows: 4096 };
+    let spec = FoldSpec { names: names(), encoder, statistics, workers, row_bytes: 256 };
     let spec: FoldSpec = serde_json::from_str(&serde_json::to_string(&spec).unwrap()).unwrap();
     let mut parts = [Vec::new(), Vec::new()];
     for (i, samples) in samples.chunks(batch_rows).enumerate() {
@@ -693,7 +693,7 @@ fn counts_that_do_not_fit_name_the_memory_limit_of_their_process() {
         [(Some(2), "the option `memory_limit`"), (None, "`--memory-limit` of the executors")]
     {
         let (encoder, statistics) = (options(true, 1 << 20), wanted());
-        let spec = FoldSpec { names: names(), encoder, statistics, workers, batch_rows: 4096 };
+        let spec = FoldSpec { names: names(), encoder, statistics, workers, row_bytes: 256 };
         let input = MemorySourceConfig::try_new_exec(&[vec![batch(&samples)]], schema(), None).unwrap();
         let fold = FoldExec::new(spec, CountBudget::new(4000), input).unwrap();
         let error = runtime.block_on(collect(Arc::new(fold), Arc::default())).unwrap_err();

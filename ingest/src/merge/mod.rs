@@ -411,7 +411,7 @@ impl<'a> Merge<'a> {
         read: Read,
         lists: &[ListColumn],
     ) -> Result<()> {
-        let (spec, schema) = self.old.rows(self.config, read, self.options.query_batch_rows);
+        let (spec, schema) = self.old.rows(self.config, read);
         self.context.deregister_table(table)?;
         let readers = self.context.copied_config().target_partitions();
         let files = self.old.files(self.config, buckets, readers)?;

@@ -78,8 +78,8 @@ impl OldDataset {
         files(&self.snapshot.partitions[number], bucket).next().map(|_| (number, bucket))
     }
 
-    /// How samples are read, in batches of about so many rows, and the columns that they then have.
-    pub(crate) fn rows(&self, config: &Config, read: Read, batch_rows: usize) -> (OldRowsSpec, SchemaRef) {
+    /// How samples are read, and the columns that they then have.
+    pub(crate) fn rows(&self, config: &Config, read: Read) -> (OldRowsSpec, SchemaRef) {
         let lists = list_names(config).map(|name| self.feature(name)).collect::<Option<Vec<_>>>();
         let spec = OldRowsSpec {
             location: self.location.clone(),
@@ -89,7 +89,6 @@ impl OldDataset {
             positions: sessionize::position_columns(config).len(),
             keyed: !config.samples.key.is_empty(),
             read,
-            batch_rows: batch_rows.max(1),
         };
         (spec, self.columns(config, read))
     }

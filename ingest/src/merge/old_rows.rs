@@ -99,7 +99,6 @@ pub(crate) struct OldRowsSpec {
     pub(super) positions: usize,
     pub(super) keyed: bool,
     pub(super) read: Read,
-    pub(super) batch_rows: usize,
 }
 
 /// Reads the files that the rows of its input name.
@@ -174,7 +173,8 @@ impl ExecutionPlan for OldRowsExec {
                 Read::Times | Read::Keys => Vec::new(),
             };
             let storage = Storage::open(&spec.location).map_err(|error| external(error.into()))?;
-            let reader = Reader { storage, spec: &spec, originals, schema };
+            let batch_rows = context.session_config().batch_size();
+            let reader = Reader { storage, spec: &spec, batch_rows, originals, schema };
             while let Some(named) = runtime.block_on(files.next()).transpose()? {
                 for file in OldFile::of_rows(&named)? {
                     if !reader.read(&file, &output).map_err(external)? {
@@ -255,6 +255,7 @@ fn json(error: serde_json::Error) -> DataFusionError {
 struct Reader<'a> {
     storage: Storage,
     spec: &'a OldRowsSpec,
+    batch_rows: usize,
     /// For each list the originals of its ids, if a vocabulary numbers them.
     originals: Vec<Option<Originals>>,
     schema: SchemaRef,
@@ -272,8 +273,8 @@ impl Reader<'_> {
         for group in 0..open.row_groups() {
             let columns = RowGroup::read(self.spec, &open, group)?;
             let rows = columns.sessions.len();
-            for start in (0..rows).step_by(self.spec.batch_rows) {
-                let rows = start..(start + self.spec.batch_rows).min(rows);
+            for start in (0..rows).step_by(self.batch_rows) {
+                let rows = start..(start + self.batch_rows).min(rows);
                 let batch = self.batch(file, &columns, rows, before)?;
                 if output.blocking_send(Ok(batch)).is_err() {
                     return Ok(false);
