@@ -20,7 +20,7 @@ use crate::spilling_join::{SortedJoins, SpillingJoins};
 use crate::{Config, Result, session_ids, signed_lengths};
 
 /// Rows of a batch of narrow rows (sessions, records) at most …
-const NARROW_BATCH_ROWS: usize = 8192;
+const NARROW_BATCH_ROWS: usize = 4096;
 /// … and fewer where a sort's share of the limit would be a few such batches: a row to so many bytes of a thread's
 /// part.
 const NARROW_BYTES: usize = 64 << 10;

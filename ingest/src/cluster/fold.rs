@@ -62,8 +62,8 @@ const BATCH_BYTES: RangeInclusive<usize> = 1 << 20..=16 << 20;
 /// Within these bounds a batch takes this part of the memory for a worker's sessions, one in so many: several batches of
 /// each worker are read, joined, converted and encoded at the same time.
 const BATCH_PART: usize = 16;
-/// The fewest rows of a batch of the input.
-const LEAST_ROWS: u64 = 16;
+/// Rows of a batch of the input, at least and at most.
+const BATCH_ROWS: RangeInclusive<usize> = 16..=8192;
 /// The metrics that count samples and the bytes that they take in memory.
 const SAMPLES: &str = "samples";
 const BYTES: &str = "bytes";
@@ -89,7 +89,7 @@ impl FoldSpec {
     /// Rows of a batch of the input.
     fn batch_rows(&self) -> usize {
         let bytes = (self.encoder.state_bytes / BATCH_PART).clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end());
-        (bytes as u64 / self.row_bytes.max(1)).max(LEAST_ROWS) as usize
+        (bytes / self.row_bytes.max(1) as usize).clamp(*BATCH_ROWS.start(), *BATCH_ROWS.end())
     }
 
     /// Sets the memory: bytes that the last samples of a worker's sessions may take, and the budget of the texts of
@@ -240,9 +240,7 @@ impl Fold {
         context: &Arc<TaskContext>,
         counts: &(Count, Count),
     ) -> Result<(Receiver<Message>, Option<JoinSet<()>>)> {
-        let config = context.session_config().clone();
-        let rows = self.spec.batch_rows().min(config.batch_size());
-        let config = config.with_batch_size(rows);
+        let config = context.session_config().clone().with_batch_size(self.spec.batch_rows());
         let context = in_context(context, config, context.runtime_env());
         let read = |readers: &mut JoinSet<()>, part: usize, workers: Vec<Sender<Message>>| {
             let work = Arc::clone(self).read(part, workers, Arc::clone(&context), counts.clone());
