@@ -57,7 +57,7 @@ class Cluster:
     def __init__(self, options):
         self.options, self.port, self.number = options, free_port(), 0
         self.log = open(options.work / "cluster.log", "w")
-        self.scheduler = self.start("scheduler", "--port", self.port, "--executor-timeout", 5)
+        self.scheduler = self.start("scheduler", "--port", self.port, "--executor-timeout", 8)
         while True:
             with socket.socket() as client:
                 if client.connect_ex(("127.0.0.1", self.port)) == 0:

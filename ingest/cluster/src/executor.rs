@@ -32,8 +32,6 @@ use crate::tls::{Tls, TlsArguments};
 /// Executors ask for tasks. If the scheduler sent them, those of a lost executor could wait for ever in Ballista 55 (no
 /// event offers them to the others), and executors would need a server of their own for tasks, which knows no TLS.
 pub(crate) const POLICY: TaskSchedulingPolicy = TaskSchedulingPolicy::PullStaged;
-/// Seconds between signs of life.
-const HEARTBEAT_SECONDS: u64 = 3;
 /// Seconds that a new executor waits for its scheduler.
 const CONNECT_SECONDS: u16 = 30;
 /// The rows that an exchange collects before it writes them may take one of so many parts of a thread's memory.
@@ -90,7 +88,6 @@ pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
         job_data_clean_up_interval_seconds: 600,
         grpc_max_decoding_message_size: MESSAGE_BYTES,
         grpc_max_encoding_message_size: MESSAGE_BYTES,
-        executor_heartbeat_interval_seconds: HEARTBEAT_SECONDS,
         // The pool is that of our runtime, which all tasks share.
         memory_pool_size: Some(0),
         override_execution_engine: Some(Arc::new(Engine {

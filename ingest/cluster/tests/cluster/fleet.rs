@@ -140,7 +140,7 @@ impl Drop for Fleet<'_> {
 }
 
 fn scheduler(dir: &Dir, port: u16, options: &str) -> TestCommand {
-    dir.command(&format!("onefold-cluster scheduler --port {port} --executor-timeout 5 {options}"))
+    dir.command(&format!("onefold-cluster scheduler --port {port} --executor-timeout 8 {options}"))
 }
 
 fn free_port() -> u16 {
