@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use ballista_core::BALLISTA_VERSION;
-use ballista_core::client::BallistaClient;
 use ballista_core::config::BallistaConfig;
-use ballista_core::extension::{BallistaConfigGrpcEndpoint, SessionConfigExt};
+use ballista_core::extension::SessionConfigExt;
 use ballista_core::serde::protobuf::execute_query_params::Query;
 use ballista_core::serde::protobuf::execute_query_result::Result as Submitted;
 use ballista_core::serde::protobuf::job_status::Status as JobStatus;
@@ -26,7 +25,6 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::prelude::SessionConfig;
 use datafusion_proto::physical_plan::AsExecutionPlan;
 use datafusion_proto::protobuf::PhysicalPlanNode;
-use futures::{StreamExt, TryStreamExt};
 use onefold_ingest::remote::Cluster;
 use tonic::body::Body;
 use tonic::codegen::{Body as _, Service, http};
@@ -35,6 +33,7 @@ use tonic::transport::Channel;
 use crate::MESSAGE_BYTES;
 use crate::codec::PlanCodec;
 use crate::command::Address;
+use crate::results::Results;
 use crate::tls::Tls;
 
 /// How often the scheduler is asked about a job: at first …
@@ -45,6 +44,8 @@ const LAST_WAIT: Duration = Duration::from_millis(250);
 const FIRST_LOOK: Duration = Duration::from_secs(10);
 /// … and how often it looks again.
 const NEXT_LOOK: Duration = Duration::from_secs(30);
+/// A query runs so often at most, if executors are lost before the client has fetched its rows.
+const MOST_RUNS: usize = 3;
 /// The time that the scheduler has to hear that a job is not wanted any more.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
@@ -204,57 +205,24 @@ impl Cluster for Client {
         let schema = plan.schema();
         let channel = self.channel().await?;
         let mut scheduler = scheduler_at(channel.clone());
-        let job = self.submit(&mut scheduler, plan, config).await?;
-        let mut running =
-            RunningJob { scheduler: self.scheduler.clone(), tls: self.tls.clone(), job: Some(job.clone()) };
-        let locations = self.wait(&mut scheduler, &channel, &job).await?;
-        running.job = None;
-        let tls = self.tls.clone();
-        let rows =
-            futures::stream::iter(locations).then(move |location| fetch(location, tls.clone())).try_flatten();
-        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
+        let mut runs = 0;
+        loop {
+            let job = self.submit(&mut scheduler, Arc::clone(&plan), config).await?;
+            let mut running = RunningJob {
+                scheduler: self.scheduler.clone(),
+                tls: self.tls.clone(),
+                job: Some(job.clone()),
+            };
+            let locations = self.wait(&mut scheduler, &channel, &job).await?;
+            running.job = None;
+            runs += 1;
+            match Results::connect(locations, self.tls.as_ref()).await {
+                Ok(results) => return Ok(Box::pin(RecordBatchStreamAdapter::new(schema, results.rows()))),
+                Err(lost) if runs == MOST_RUNS => return Err(lost.into()),
+                Err(lost) => tracing::warn!("{lost}; the query runs again"),
+            }
+        }
     }
-}
-
-/// Fetches the rows of a partition from the executor that has them.
-async fn fetch(location: PartitionLocation, tls: Option<Tls>) -> Result<SendableRecordBatchStream> {
-    let incomplete = || DataFusionError::Internal("a partition's location is incomplete".to_owned());
-    let layout = location.layout();
-    let executor = location.executor_meta.ok_or_else(incomplete)?;
-    let partition = location.partition_id.ok_or_else(incomplete)?;
-    let port = u16::try_from(executor.port).map_err(|error| DataFusionError::External(error.into()))?;
-    let endpoint = tls.as_ref().map(|tls| Arc::new(BallistaConfigGrpcEndpoint::new(tls.endpoints())));
-    let config = GrpcClientConfig::from(&BallistaConfig::default());
-    let lost = |error: ballista_core::error::BallistaError| {
-        failure(
-            format!("the result of executor {}:{port} cannot be fetched: {error}", executor.host),
-            "run the command again; nothing was committed",
-        )
-    };
-    let mut client = BallistaClient::try_new(
-        &executor.host,
-        port,
-        MESSAGE_BYTES as usize,
-        tls.is_some(),
-        endpoint,
-        config.io_retries_times,
-        config.io_retry_wait_time_ms,
-        0,
-        0,
-    )
-    .await
-    .map_err(lost)?;
-    let partition = partition.into();
-    let rows = client.fetch_partition_proxied(
-        &executor.id,
-        &partition,
-        location.file_id,
-        layout,
-        &executor.host,
-        port,
-        true,
-    );
-    rows.await.map_err(lost)
 }
 
 /// A job that is ended when this is dropped.
@@ -295,7 +263,7 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn failure(message: String, hint: &str) -> DataFusionError {
+pub(crate) fn failure(message: String, hint: &str) -> DataFusionError {
     DataFusionError::External(Box::new(onefold_ingest::Error::Engine { message, hint: hint.to_owned() }))
 }
 

@@ -6,27 +6,23 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use arrow_flight::flight_service_server::FlightServiceServer;
-use ballista_core::JobId;
 use ballista_core::config::TaskSchedulingPolicy;
 use ballista_core::error::BallistaError;
-use ballista_core::execution_plans::sort_shuffle::SortShuffleWriterExec;
 use ballista_core::extension::SessionConfigExt;
 use ballista_core::registry::BallistaFunctionRegistry;
 use ballista_core::utils::create_grpc_server;
-use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine, QueryStageExecutor};
 use ballista_executor::executor_process::{ExecutorProcessConfig, start_executor_process};
 use ballista_executor::flight_service::BallistaFlightService;
 use datafusion::error::Result;
-use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionConfig;
 use onefold_datasets::process::available_threads;
 use onefold_datasets::units::parse_bytes;
-use onefold_ingest::remote::{Stores, executor_runtime, functions, of_run};
+use onefold_ingest::remote::{Stores, executor_runtime, functions};
 
 use crate::MESSAGE_BYTES;
 use crate::codec::PlanCodec;
 use crate::command::Address;
-use crate::identity::identify;
+use crate::engine::Engine;
 use crate::tls::{Tls, TlsArguments};
 
 /// Executors ask for tasks. If the scheduler sent them, those of a lost executor could wait for ever in Ballista 55 (no
@@ -90,10 +86,7 @@ pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
         grpc_max_encoding_message_size: MESSAGE_BYTES,
         // The pool is that of our runtime, which all tasks share.
         memory_pool_size: Some(0),
-        override_execution_engine: Some(Arc::new(Engine {
-            inner: DefaultExecutionEngine::new(),
-            exchange_bytes: usize::try_from(exchange_bytes).unwrap_or(usize::MAX),
-        })),
+        override_execution_engine: Some(Arc::new(Engine::new(exchange_bytes))),
         override_function_registry: Some(Arc::new(registry()?)),
         override_runtime_producer: Some(Arc::new(move |_: &SessionConfig| Ok(Arc::clone(&runtime)))),
         override_config_producer: Some(config_producer(tls.as_ref())),
@@ -153,38 +146,4 @@ fn flight_service(tls: &Tls) -> Arc<ballista_executor::ArrowFlightServerProvider
             serving.await.map_err(BallistaError::TonicError)
         })
     })
-}
-
-/// Ballista's engine, which also tells our operators which part of which run they are, and keeps the memory of exchanges
-/// within this machine's limit.
-struct Engine {
-    inner: DefaultExecutionEngine,
-    exchange_bytes: usize,
-}
-
-impl ExecutionEngine for Engine {
-    fn create_query_stage_exec(
-        &self,
-        job: JobId,
-        stage: usize,
-        task: usize,
-        partitions: Vec<usize>,
-        plan: Arc<dyn ExecutionPlan>,
-        work_dir: &str,
-        config: &SessionConfig,
-    ) -> Result<Arc<dyn QueryStageExecutor>> {
-        let plan = of_run(plan, task as u64, &identify)?;
-        let plan = match plan.downcast_ref::<SortShuffleWriterExec>() {
-            Some(writer) => Arc::new(SortShuffleWriterExec::try_new(
-                job.clone(),
-                stage,
-                Arc::clone(plan.children()[0]),
-                work_dir.to_owned(),
-                writer.shuffle_output_partitioning().clone(),
-                writer.config().clone().with_memory_limit_per_task_bytes(self.exchange_bytes),
-            )?),
-            None => plan,
-        };
-        self.inner.create_query_stage_exec(job, stage, task, partitions, plan, work_dir, config)
-    }
 }

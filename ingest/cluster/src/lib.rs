@@ -13,8 +13,10 @@
 mod client;
 mod codec;
 pub mod command;
+mod engine;
 mod executor;
 mod identity;
+mod results;
 mod scheduler;
 mod tls;
 

@@ -1,0 +1,155 @@
+//! How an executor runs the tasks of a plan.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use ballista_core::JobId;
+use ballista_core::execution_plans::ShuffleReaderExec;
+use ballista_core::execution_plans::sort_shuffle::SortShuffleWriterExec;
+use ballista_core::serde::scheduler::PartitionLocation;
+use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine, QueryStageExecutor};
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::error::Result;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::prelude::SessionConfig;
+use onefold_ingest::remote::of_run;
+
+use crate::identity::identify;
+
+/// Ballista's engine, which also reads every output of a stage once, tells our operators which part of which run they
+/// are, and keeps the memory of exchanges within this machine's limit.
+pub(crate) struct Engine {
+    inner: DefaultExecutionEngine,
+    exchange_bytes: usize,
+}
+
+impl Engine {
+    /// Rows of a task that an exchange collects may take so many bytes before it writes them.
+    pub(crate) fn new(exchange_bytes: u64) -> Self {
+        let exchange_bytes = usize::try_from(exchange_bytes).unwrap_or(usize::MAX);
+        Self { inner: DefaultExecutionEngine::new(), exchange_bytes }
+    }
+}
+
+impl ExecutionEngine for Engine {
+    fn create_query_stage_exec(
+        &self,
+        job: JobId,
+        stage: usize,
+        task: usize,
+        partitions: Vec<usize>,
+        plan: Arc<dyn ExecutionPlan>,
+        work_dir: &str,
+        config: &SessionConfig,
+    ) -> Result<Arc<dyn QueryStageExecutor>> {
+        let plan = of_run(each_output_once(plan)?, task as u64, &identify)?;
+        let plan = match plan.downcast_ref::<SortShuffleWriterExec>() {
+            Some(writer) => Arc::new(SortShuffleWriterExec::try_new(
+                job.clone(),
+                stage,
+                Arc::clone(plan.children()[0]),
+                work_dir.to_owned(),
+                writer.shuffle_output_partitioning().clone(),
+                writer.config().clone().with_memory_limit_per_task_bytes(self.exchange_bytes),
+            )?),
+            None => plan,
+        };
+        self.inner.create_query_stage_exec(job, stage, task, partitions, plan, work_dir, config)
+    }
+}
+
+/// A plan that reads the output of every task of an earlier stage once.
+///
+/// When an executor is lost, a stage whose input it had runs again. In Ballista 55, stages that read its output are also
+/// told where its tasks had written theirs before. The tasks of a stage have numbers, by the parts of its input; the
+/// last output with a number and a partition is read.
+fn each_output_once(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    let once = |plan: Arc<dyn ExecutionPlan>| {
+        let Some(reader) = plan.downcast_ref::<ShuffleReaderExec>() else { return Ok(Transformed::no(plan)) };
+        let mut partitions = reader.partition.clone();
+        partitions.iter_mut().for_each(keep_last);
+        if partitions.iter().map(Vec::len).eq(reader.partition.iter().map(Vec::len)) {
+            return Ok(Transformed::no(plan));
+        }
+        // The reader's own copy, whose folder the engine sets anyway.
+        let mut reader = reader.with_work_dir(String::new());
+        reader.partition = partitions;
+        Ok(Transformed::yes(Arc::new(reader) as _))
+    };
+    Ok(plan.transform(once)?.data)
+}
+
+/// Keeps the last of the outputs of a task's number and a partition.
+fn keep_last(outputs: &mut Vec<PartitionLocation>) {
+    let mut seen = HashSet::new();
+    outputs.reverse();
+    outputs.retain(|output| seen.insert((output.partition_id.partition_id, output.map_partition_id)));
+    outputs.reverse();
+}
+
+#[cfg(test)]
+mod tests {
+    use ballista_core::serde::scheduler::{
+        ExecutorMetadata, ExecutorOperatingSystemSpecification, ExecutorSpecification, PartitionId,
+        PartitionStats,
+    };
+    use datafusion::arrow::datatypes::Schema;
+    use datafusion::physical_plan::Partitioning;
+
+    use super::*;
+
+    /// What a task has written of a partition on an executor.
+    fn output(executor: &str, task: usize, partition: usize) -> PartitionLocation {
+        PartitionLocation {
+            map_partition_id: task,
+            partition_id: PartitionId::new(&JobId::from("job".to_owned()), 1, partition),
+            executor_meta: ExecutorMetadata {
+                id: executor.to_owned(),
+                host: "127.0.0.1".to_owned(),
+                port: 1,
+                grpc_port: 1,
+                specification: ExecutorSpecification::default(),
+                os_info: ExecutorOperatingSystemSpecification::default(),
+            },
+            partition_stats: PartitionStats::default(),
+            file_id: Some(task as u64),
+            is_sort_shuffle: true,
+        }
+    }
+
+    /// The executor, task and partition of what is read, by partition of the reader.
+    fn read(partitions: Vec<Vec<PartitionLocation>>) -> Vec<Vec<(String, usize, usize)>> {
+        let partitioning = Partitioning::UnknownPartitioning(partitions.len());
+        let reader =
+            ShuffleReaderExec::try_new(1, partitions, Arc::new(Schema::empty()), partitioning).unwrap();
+        let plan = each_output_once(Arc::new(reader)).unwrap();
+        let reader = plan.downcast_ref::<ShuffleReaderExec>().unwrap();
+        let of = |at: &PartitionLocation| {
+            (at.executor_meta.id.clone(), at.map_partition_id, at.partition_id.partition_id)
+        };
+        reader.partition.iter().map(|outputs| outputs.iter().map(of).collect()).collect()
+    }
+
+    #[test]
+    fn of_two_outputs_of_a_task_the_last_is_read() {
+        let partition = |number| {
+            let before = [output("a", 1, number), output("a", 2, number)];
+            let again = [output("b", 0, number), output("a", 1, number), output("b", 2, number)];
+            before.into_iter().chain(again).collect::<Vec<_>>()
+        };
+        let expected = |number| {
+            ["b", "a", "b"]
+                .into_iter()
+                .zip(0..)
+                .map(|(id, task)| (id.to_owned(), task, number))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(read(vec![partition(0), partition(1)]), vec![expected(0), expected(1)]);
+    }
+
+    #[test]
+    fn the_partitions_of_a_task_are_all_read() {
+        let outputs = vec![output("a", 0, 0), output("a", 0, 1), output("b", 1, 0), output("b", 1, 1)];
+        assert_eq!(read(vec![outputs])[0].len(), 4);
+    }
+}
