@@ -11,14 +11,18 @@
 pub use tikv_jemallocator::Jemalloc;
 
 /// How jemalloc is set up for a program that makes batch after batch within a memory limit. What it gives back, large
-/// allocations included, it takes again at once; what nobody takes for three seconds goes back to the kernel. It has two
-/// arenas, and threads have small caches, because the limit does not know of what they keep. Building rm1 (1 million
-/// samples, 512 MiB) took 744 MiB in place of 1,032 MiB where the kernel got nothing back before the program ended. After
-/// one second in place of three, building rm3 took 1.05 times the processor time. Huge pages are not asked for: where
-/// much memory is taken once, clearing them costs more than they save (rm1 with 4 GiB on a virtual machine: 59 s of
-/// processor time with them, 53 s without). The environment's `MALLOC_CONF` has the last word.
-pub const MALLOC_CONF: &[u8; 104] =
-    b"narenas:2,metadata_thp:auto,oversize_threshold:0,dirty_decay_ms:3000,muzzy_decay_ms:0,tcache_max:262144\0";
+/// allocations included, it takes again at once; what nobody takes for three seconds goes back to the kernel. Giving it
+/// back after one second cost rm3 1.05 times the processor time.
+///
+/// Four processors share an arena, because the limit does not know of what arenas keep. On two processors, rm1's samples
+/// in one session (1 million, 512 MiB) took 698 MiB with one arena and 930 MiB with two, in the same time. One arena for
+/// all would be too few for many processors: a build spends 3 % of its processor time with an arena locked.
+///
+/// Huge pages are not asked for: where much memory is taken once, clearing them costs more than they save (rm1 with
+/// 4 GiB on a virtual machine: 59 s of processor time with them, 53 s without). The environment's `MALLOC_CONF` has the
+/// last word.
+pub const MALLOC_CONF: &[u8; 95] =
+    b"narenas_ratio:0.25,metadata_thp:auto,oversize_threshold:0,dirty_decay_ms:3000,muzzy_decay_ms:0\0";
 
 /// For a trainer, which takes as much memory again at every step as it has just given back: four arenas, and the kernel
 /// gets nothing back before the program ends. Steps of rm1's reference model took 0.79 times as long (1.28 s to 1.60 s),
