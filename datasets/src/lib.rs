@@ -72,8 +72,8 @@ pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
 };
 pub use writer::{
-    BucketWriter, BucketWriters, ClosingBuckets, Commit, DatasetWriter, Decode, WORK, WriterOptions, Written,
-    WrittenBucket,
+    BucketWriter, BucketWriters, ClosingBuckets, Commit, DatasetWriter, Decode, Encoders, WORK,
+    WriterOptions, Written, WrittenBucket,
 };
 
 /// A random name of 16 hexadecimal digits, for files that no two writers may both write.

@@ -22,6 +22,7 @@ mod closing;
 mod columns;
 mod count;
 mod data_file;
+mod encoders;
 mod encodings;
 mod finish;
 mod options;
@@ -37,6 +38,7 @@ use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
 pub use self::bucket::{BucketWriter, BucketWriters, Decode, WrittenBucket};
 pub use self::closing::ClosingBuckets;
 pub(crate) use self::count::Counter;
+pub use self::encoders::Encoders;
 pub use self::finish::Written;
 pub use self::options::{Commit, WriterOptions};
 use crate::conform::conform;
@@ -110,7 +112,8 @@ impl DatasetWriter {
         let appended_to = base.as_ref().filter(|_| options.commit.keeps_others());
         options.buckets = appended_to.map_or(options.buckets, |base| base.buckets).clamp(1, MOST_BUCKETS);
         options.sample_keys = appended_to.map_or(options.sample_keys, |base| base.sample_keys);
-        let writers = BucketWriters::new(storage, schema.clone(), options.clone())?;
+        let encoders = Encoders::new(options.threads, options.threads)?;
+        let writers = BucketWriters::new(storage, schema.clone(), options.clone(), encoders)?;
         Ok(Self {
             closing: ClosingBuckets::new(&writers),
             writers,

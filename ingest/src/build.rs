@@ -262,7 +262,6 @@ impl Build<'_> {
         let options = WriterOptions {
             layout,
             commit: self.options.commit,
-            threads: self.options.engine.threads,
             sample_keys: !self.config.samples.key.is_empty(),
             column_order: self.options.column_order.clone(),
             sessions: Some(self.config.session.clone()),

@@ -52,6 +52,14 @@ pub(crate) fn state_bytes(memory_limit: u64) -> usize {
     usize::try_from(memory_limit / 4).unwrap_or(usize::MAX)
 }
 
+/// The row groups that are written at a time: one on each thread, but fewer where the limit has no room for them.
+pub(crate) fn row_groups(memory_limit: u64, threads: usize) -> usize {
+    usize::try_from(memory_limit / WRITTEN_BYTES).unwrap_or(usize::MAX).clamp(1, threads.max(1))
+}
+
+/// A row group that is written gets so many bytes of the memory limit. It takes up to 250 MiB.
+const WRITTEN_BYTES: u64 = 384 << 20;
+
 /// On a cluster, every task holds the side of a join that has no lists where its files have at most so many bytes.
 /// Otherwise both sides are split by the join's keys.
 const MOST_HELD_BYTES: u64 = 64 << 20;

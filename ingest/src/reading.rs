@@ -135,6 +135,7 @@ impl<'a> Reading<'a> {
             state_bytes: engine::state_bytes(self.options.memory_limit),
             budget: self.budget.clone(),
             threads: self.options.threads,
+            row_groups: engine::row_groups(self.options.memory_limit, self.options.threads),
             row_bytes: sources::widest_row_bytes(&self.sources),
             observe_changes: wanted.observe_changes,
             time_limits: self.planned.time_limits,

@@ -8,13 +8,12 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use parquet::basic::ZstdLevel;
-use rayon::ThreadPool;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
 
 use super::columns::FileColumns;
 use super::count::Counter;
 use super::data_file::DataFileWriter;
+use super::encoders::Encoders;
 use super::order::SampleOrder;
 use super::{DATA, WriterOptions};
 use crate::digest::Digest;
@@ -45,9 +44,7 @@ pub(super) struct Format {
     /// The samples' columns of dense features.
     pub(super) dense: Vec<usize>,
     pub(super) level: ZstdLevel,
-    pub(super) pool: ThreadPool,
-    /// One for each row group that may be decoded and encoded at a time, over all buckets.
-    pub(super) slots: Arc<Semaphore>,
+    pub(super) encoders: Encoders,
 }
 
 impl Format {
@@ -55,22 +52,23 @@ impl Format {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] for a column order that names no column; [`Error::Io`] if threads cannot be started.
-    pub(super) fn new(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
+    /// [`Error::Schema`] for a column order that names no column.
+    pub(super) fn new(
+        location: &Path,
+        schema: Schema,
+        options: WriterOptions,
+        encoders: Encoders,
+    ) -> Result<Self> {
         let columns = FileColumns::new(&schema, &options)?;
         let level =
             ZstdLevel::try_new(options.zstd_level).map_err(|error| Error::write_parquet(location, error))?;
-        let threads = options.threads.max(1);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-        let pool = pool.thread_name(|i| format!("onefold-write-{i}")).build();
         Ok(Self {
             columns_of_samples: with_sample_keys(schema.to_arrow(), options.sample_keys),
             columns,
             counter: Counter::new(&schema),
             dense: dense_columns(&schema),
             level,
-            pool: pool.map_err(std::io::Error::other)?,
-            slots: Arc::new(Semaphore::new(threads)),
+            encoders,
             schema,
             options,
         })
@@ -96,18 +94,18 @@ pub struct BucketWriters {
 }
 
 impl BucketWriters {
-    /// Writers of buckets of the dataset in `storage`, as many as the options say. Several may write the same bucket in
+    /// Writers of buckets of the dataset in `storage`, as many as the options say, with these encoders; the options'
+    /// threads are not used. Several may write the same bucket in
     /// turns or at the same time, as tasks that are tried again do: the names of their files differ. What they have
     /// written becomes visible when one of them is [added](super::DatasetWriter::add) and committed.
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] for a schema that no dataset can have, or a column order that names no column; [`Error::Io`]
-    /// if threads cannot be started.
-    pub fn new(storage: Storage, schema: Schema, options: WriterOptions) -> Result<Self> {
+    /// [`Error::Schema`] for a schema that no dataset can have, or a column order that names no column.
+    pub fn new(storage: Storage, schema: Schema, options: WriterOptions, encoders: Encoders) -> Result<Self> {
         schema.validate()?;
-        let (buckets, threads) = (options.buckets.clamp(1, MOST_BUCKETS), options.threads.max(1));
-        let format = Arc::new(Format::new(storage.location(), schema, options)?);
+        let (buckets, threads) = (options.buckets.clamp(1, MOST_BUCKETS), encoders.threads());
+        let format = Arc::new(Format::new(storage.location(), schema, options, encoders)?);
         Ok(Self { storage, attempt: random_name(), format, buckets, threads })
     }
 
@@ -115,7 +113,7 @@ impl BucketWriters {
     /// threads of these writers.
     #[must_use]
     pub fn for_part(&self, parts: usize) -> Self {
-        let threads = self.format.options.threads.div_ceil(parts.max(1)).max(1);
+        let threads = self.format.encoders.threads().div_ceil(parts.max(1));
         Self { attempt: random_name(), threads, ..self.clone() }
     }
 
@@ -202,8 +200,8 @@ impl BucketWriter {
     }
 
     /// Writes a row group: the samples that were pushed since the row group before it; without the last one if that
-    /// begins the next row group. Returns while it is decoded and encoded, but waits while as many row groups are, over
-    /// all buckets, as there are threads.
+    /// begins the next row group. Returns while it is decoded and encoded, but waits while as many row groups are as the
+    /// encoders work at.
     ///
     /// # Errors
     ///

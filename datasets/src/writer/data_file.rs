@@ -94,11 +94,11 @@ impl DataFileWriter {
     }
 
     /// Starts to decode and encode the next row group, which has `bytes` decoded bytes. Waits while as many row groups
-    /// are encoded as there are threads.
+    /// are as the encoders work at.
     pub(super) fn write_row_group(&mut self, bytes: usize, decode: Decode) -> Result<()> {
         self.bytes += bytes;
         // Unconstrained: in a task of tokio that has used up its budget, the future would stay pending for ever.
-        let slot = block_on(unconstrained(Arc::clone(&self.format.slots).acquire_owned()));
+        let slot = block_on(unconstrained(Arc::clone(&self.format.encoders.slots).acquire_owned()));
         let slot = slot.map_err(|error| Error::write(&self.full_path, io::Error::other(error)))?;
         let (path, format) = (self.full_path.clone(), Arc::clone(&self.format));
         let number = self.row_groups.len() + self.encoding.len();
@@ -192,7 +192,7 @@ fn encode_row_group(
     let rows = decode().map_err(Error::Decoding)?;
     let rows =
         rows.iter().map(|rows| conform(rows, &format.columns_of_samples)).collect::<Result<Vec<_>>>()?;
-    let (columns, pool) = (&format.columns, &format.pool);
+    let (columns, pool) = (&format.columns, &format.encoders.pool);
     let mut file = None;
     if let Some((empty, chosen)) = empty {
         let encodings = pool.install(|| choose_encodings(path, columns, &rows, format.level))?;

@@ -44,8 +44,8 @@ pub struct WriterOptions {
     pub buckets: u32,
     /// What makes a session, which the snapshot records; it must be that of a dataset that is appended to.
     pub sessions: Option<Sessions>,
-    /// Threads that encode the columns of a row group, while the next one is gathered. What is written does not depend
-    /// on their number.
+    /// Threads of a [`DatasetWriter`](crate::DatasetWriter) that encode row groups, while the next one is gathered. What
+    /// is written does not depend on their number.
     pub threads: usize,
     /// Columns that come first in the files, in this order: those that jobs read most, side by side, are read in fewer
     /// requests. The others follow in the schema's order, which readers see in any case.

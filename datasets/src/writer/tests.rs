@@ -88,7 +88,9 @@ fn what_is_written_depends_neither_on_threads_nor_on_batches() {
 
 /// Writes the samples as one bucket, as a process without the dataset's writer does.
 fn part(root: &Path, options: &WriterOptions) -> WrittenBucket {
-    let writers = BucketWriters::new(Storage::open(root).unwrap(), schema(), options.clone()).unwrap();
+    let encoders = Encoders::new(2, 1).unwrap();
+    let writers =
+        BucketWriters::new(Storage::open(root).unwrap(), schema(), options.clone(), encoders).unwrap();
     let (mut bucket, samples) = (writers.bucket(&PartitionKey::default(), 0), samples());
     let bytes = decoded_row_bytes(&samples);
     for (row, (session, time)) in session_ids(&samples).iter().zip(times(&samples)).enumerate() {

@@ -141,7 +141,6 @@ impl Build<'_> {
             location: self.out.to_owned(),
             schema: part.schema.clone(),
             options: WriterOptions {
-                threads: options.engine.threads,
                 column_order: options.column_order.clone(),
                 ..part.options(Commit::Append)
             },

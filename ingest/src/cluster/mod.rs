@@ -60,7 +60,9 @@ use futures::StreamExt;
 use futures::future::try_join_all;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::units::format_bytes;
-use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind, WrittenBucket};
+use onefold_datasets::{
+    CountBudget, Encoders, KeptColumn, Sessions, SparseFeature, SparseKind, WrittenBucket,
+};
 
 use self::by_bucket::{BucketExchange, ExchangedRecords, slices_in_order};
 use self::convert::ColumnNames;
@@ -115,6 +117,8 @@ pub(crate) struct ClusterOptions {
     /// Bytes for the counts of vocabularies.
     pub(crate) budget: CountBudget,
     pub(crate) threads: usize,
+    /// Row groups that are written at a time.
+    pub(crate) row_groups: usize,
     /// Bytes of a row of the query.
     pub(crate) row_bytes: u64,
     /// Whether to observe which lists change together.
@@ -134,6 +138,10 @@ pub(crate) struct Clustering {
     /// What folds the samples, if they are not folded yet. The sort reads its records.
     fold: Option<Arc<FoldExec>>,
     totals_of_records: TotalsReader,
+    /// Threads of the writer …
+    threads: usize,
+    /// … and row groups that they work at, at a time.
+    row_groups: usize,
     context: Arc<TaskContext>,
     /// The sorted records: each partition has whole buckets.
     sorted: Vec<SendableRecordBatchStream>,
@@ -196,6 +204,8 @@ impl Clustering {
             cut: cut_spec(config, columns, options),
             fold: None,
             totals_of_records: TotalsReader::new(&statistics_options(config, options), &options.budget),
+            threads: options.threads,
+            row_groups: options.row_groups,
             context: context.task_ctx(),
             sorted,
             slices,
@@ -254,6 +264,7 @@ impl Clustering {
         add: &mut (dyn FnMut(WrittenBucket) -> Result<()> + Send),
     ) -> Result<(SampleStatistics, LeftOut)> {
         let (totals, digested) = (self.take_totals()?, spec.cut.digested);
+        let encoders = Encoders::new(self.threads, self.row_groups)?;
         let (slices, context) = (std::mem::take(&mut self.slices), Arc::clone(&self.context));
         // They live until all is read.
         let _tables = std::mem::take(&mut self.slice_tables);
@@ -262,7 +273,8 @@ impl Clustering {
             return Err(bug("records are sorted in no partition"));
         };
         let inputs = [once_each(&schema, records)?].into_iter().chain(slices).collect();
-        let plan = Arc::new(WriteExec::new(Arc::new(spec), WrittenLists::Here(lists), inputs));
+        let lists = WrittenLists::Here(lists);
+        let plan = Arc::new(WriteExec::new(Arc::new(spec), lists, inputs, Some(encoders)));
         reporter.begin("writing", Some(totals.samples), "samples");
         let mut rows = execute_stream(Arc::clone(&plan) as _, context)?;
         let (mut decoded, mut left_out, mut seen) = (DecodedTotals::default(), LeftOut::default(), 0);

@@ -198,7 +198,7 @@ impl<'a> RemoteClustering<'a> {
         // The files live until the job has ended.
         let (lists, _vocabularies) = SentLists::write(self.cluster.work_folder(), lists)?;
         let lists = WrittenLists::InFiles(lists, Arc::default());
-        let write = Arc::new(WriteExec::new(Arc::new(spec), lists, inputs));
+        let write = Arc::new(WriteExec::new(Arc::new(spec), lists, inputs, None));
         let plan = Arc::new(OnCluster::new(self.cluster, write));
         let known = self.folded.as_ref().map(|totals| totals.samples);
         let what = if known.is_some() { "writing on the cluster" } else { "building on the cluster" };

@@ -28,7 +28,8 @@ use futures::StreamExt;
 use futures::future::{Either, select};
 use onefold_datasets::storage::Storage;
 use onefold_datasets::{
-    BucketWriters, PartitionChoice, PartitionFilter, PartitionTypes, Schema, WriterOptions, WrittenBucket,
+    BucketWriters, Encoders, PartitionChoice, PartitionFilter, PartitionTypes, Schema, WriterOptions,
+    WrittenBucket,
 };
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -115,24 +116,29 @@ pub(crate) struct WriteExec {
     /// The list columns of samples, with the vocabularies that number their ids.
     lists: WrittenLists,
     inputs: Vec<Arc<dyn ExecutionPlan>>,
-    /// The writers whose threads all partitions share, once one of them is written.
+    /// The threads that encode; `None` in a process that does not execute it.
+    encoders: Option<Encoders>,
+    /// The writers of all partitions, once one of them is written.
     writers: Arc<Mutex<Option<BucketWriters>>>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl WriteExec {
-    /// Writes the records of the first of `inputs`.
+    /// Writes the records of the first of `inputs` with these encoders, which a process that does not execute it need
+    /// not have.
     pub(crate) fn new(
         spec: Arc<WriteSpec>,
         lists: WrittenLists,
         inputs: Vec<Arc<dyn ExecutionPlan>>,
+        encoders: Option<Encoders>,
     ) -> Self {
         let parts = inputs.first().map_or(1, |input| input.output_partitioning().partition_count());
         Self {
             spec,
             lists,
             inputs,
+            encoders,
             writers: Arc::default(),
             properties: plan_properties(&SCHEMA, parts),
             metrics: ExecutionPlanMetricsSet::new(),
@@ -163,7 +169,7 @@ impl ExecutionPlan for WriteExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(Self::new(Arc::clone(&self.spec), self.lists.clone(), children)))
+        Ok(Arc::new(Self::new(Arc::clone(&self.spec), self.lists.clone(), children, self.encoders.clone())))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
@@ -171,6 +177,9 @@ impl ExecutionPlan for WriteExec {
         let mut inputs = inputs.collect::<Result<Vec<_>>>()?.into_iter();
         let Some(sorted) = inputs.next() else {
             return datafusion::common::internal_err!("there are no records to write");
+        };
+        let Some(encoders) = self.encoders.clone() else {
+            return datafusion::common::internal_err!("there are no threads that encode");
         };
         let mut rows = RecordBatchReceiverStream::builder(Arc::clone(&SCHEMA), WAITING);
         let (spec, lists, runtime) = (Arc::clone(&self.spec), self.lists.clone(), Handle::current());
@@ -187,7 +196,7 @@ impl ExecutionPlan for WriteExec {
                 held: MemoryConsumer::new("decoding of samples").register(pool),
                 samples,
             };
-            let writers = writers_of_part(&spec, &writers, parts).map_err(external)?;
+            let writers = writers_of_part(&spec, encoders, &writers, parts).map_err(external)?;
             let mut files = BucketFiles::new(&spec, writers).map_err(external)?;
             if !runtime.block_on(writing.run(&mut files))? {
                 return Ok(());
@@ -212,6 +221,7 @@ impl ExecutionPlan for WriteExec {
 /// Writers for one of so many partitions. `shared` has those that were made for another one.
 fn writers_of_part(
     spec: &WriteSpec,
+    encoders: Encoders,
     shared: &Mutex<Option<BucketWriters>>,
     parts: usize,
 ) -> crate::Result<BucketWriters> {
@@ -220,7 +230,7 @@ fn writers_of_part(
         Some(writers) => writers,
         none => {
             let storage = Storage::open(&spec.location)?;
-            none.insert(BucketWriters::new(storage, spec.schema.clone(), spec.options.clone())?)
+            none.insert(BucketWriters::new(storage, spec.schema.clone(), spec.options.clone(), encoders)?)
         }
     };
     Ok(writers.for_part(parts))

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use datafusion::error::Result;
 use datafusion::execution::object_store::ObjectStoreRegistry;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
-use onefold_datasets::CountBudget;
+use onefold_datasets::{CountBudget, Encoders};
 
 use super::IdMaps;
-use crate::engine::state_bytes;
+use crate::cluster::external;
+use crate::engine::{row_groups, state_bytes};
 use crate::memory::EnginePool;
 
 /// Counts of ids get one of so many parts of the memory for the last samples of sessions.
@@ -25,13 +26,18 @@ pub struct ExecutorMemory {
     counts: CountBudget,
     /// The vocabularies in memory.
     pub(super) maps: Arc<IdMaps>,
+    /// The threads that encode what tasks write.
+    pub(super) encoders: Encoders,
 }
 
 impl ExecutorMemory {
-    /// The memory of a part of the bytes of an executor of so many `threads`.
-    fn new(bytes: usize, threads: usize) -> Self {
+    /// The memory of an executor of so many `threads` that may hold `memory_limit` bytes.
+    fn new(memory_limit: u64, threads: usize) -> Result<Self> {
+        let bytes = state_bytes(memory_limit);
+        let encoders = Encoders::new(threads, row_groups(memory_limit, threads))
+            .map_err(|error| external(error.into()))?;
         let counts = CountBudget::new((bytes / COUNTS_PART) as u64);
-        Self { state_bytes: bytes / threads.max(1), counts, maps: Arc::default() }
+        Ok(Self { state_bytes: bytes / threads.max(1), counts, maps: Arc::default(), encoders })
     }
 
     /// The bytes that a task that folds samples may take for the last samples of sessions, and the budget of the counts
@@ -47,22 +53,22 @@ impl ExecutorMemory {
 ///
 /// # Errors
 ///
-/// If temporary files cannot be made there.
+/// If temporary files cannot be made there, or threads cannot be started.
 pub fn executor_runtime(
     memory_limit: u64,
     threads: usize,
     work: &Path,
     stores: Arc<dyn ObjectStoreRegistry>,
 ) -> Result<(Arc<RuntimeEnv>, ExecutorMemory)> {
-    let ours = state_bytes(memory_limit);
-    let limit = usize::try_from(memory_limit).unwrap_or(usize::MAX).saturating_sub(ours);
+    let memory = ExecutorMemory::new(memory_limit, threads)?;
+    let limit = usize::try_from(memory_limit).unwrap_or(usize::MAX).saturating_sub(state_bytes(memory_limit));
     let runtime = RuntimeEnvBuilder::new()
         .with_memory_pool(Arc::new(EnginePool::new(limit)))
         .with_temp_file_path(work)
         .with_max_temp_directory_size(u64::MAX)
         .with_object_store_registry(stores)
         .build_arc()?;
-    Ok((runtime, ExecutorMemory::new(ours, threads)))
+    Ok((runtime, memory))
 }
 
 #[cfg(test)]
@@ -73,7 +79,7 @@ mod tests {
 
     #[test]
     fn counts_of_ids_share_half_of_the_memory_of_sessions() {
-        let memory = ExecutorMemory::new(1 << 20, 4);
+        let memory = ExecutorMemory::new(4 << 20, 4).unwrap();
         assert_eq!((memory.of_fold(false).0, memory.of_fold(true).0), (1 << 18, 1 << 17));
         let mut counters = [(); 2].map(|()| VocabularyCounter::new("item", &memory.of_fold(true).1));
         let mut counted = 0;

@@ -127,8 +127,9 @@ pub fn read_operator(
         }
         Operator::Write(spec, lists) => {
             let maps = memory.map_or_else(Arc::default, |memory| Arc::clone(&memory.maps));
+            let encoders = memory.map(|memory| memory.encoders.clone());
             let lists = WrittenLists::InFiles(lists, maps);
-            Arc::new(WriteExec::new(Arc::new(*spec), lists, inputs.to_vec()))
+            Arc::new(WriteExec::new(Arc::new(*spec), lists, inputs.to_vec(), encoders))
         }
         Operator::Stage(spec) => Arc::new(StageExec::new(spec, input()?)),
         Operator::WorkRows(spec) => Arc::new(WorkRowsExec::new(spec, input()?)),
