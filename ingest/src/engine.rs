@@ -191,6 +191,15 @@ mod tests {
     }
 
     #[test]
+    fn row_groups_are_written_within_the_limit() {
+        assert_eq!(row_groups(64 << 20, 2), 1);
+        assert_eq!(row_groups(512 << 20, 2), 1);
+        assert_eq!(row_groups(4 << 30, 2), 2);
+        assert_eq!(row_groups(4 << 30, 64), 10);
+        assert_eq!(row_groups(u64::MAX, 0), 1);
+    }
+
+    #[test]
     fn spilling_ends_at_its_limit_with_a_clear_error() {
         let error = sort(&options(None, Some(1 << 20))).unwrap_err();
         assert!(matches!(&error, Error::SpillLimit { .. }), "{error}");

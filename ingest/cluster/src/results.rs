@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ballista_core::client::BallistaClient;
 use ballista_core::config::BallistaConfig;
 use ballista_core::error::BallistaError;
-use ballista_core::extension::BallistaConfigGrpcEndpoint;
+use ballista_core::extension::{BallistaConfigGrpcEndpoint, EndpointOverrideFn};
 use ballista_core::serde::protobuf::{ExecutorMetadata, PartitionId, PartitionLocation};
 use ballista_core::utils::GrpcClientConfig;
 use datafusion::arrow::array::RecordBatch;
@@ -21,6 +22,8 @@ use crate::tls::Tls;
 
 /// The client connects to so many executors at a time.
 const CONNECTING: usize = 32;
+/// An executor that does not answer for so long is lost.
+const CONNECT_WAIT: Duration = Duration::from_secs(20);
 
 /// The rows of a job.
 pub(crate) struct Results {
@@ -108,14 +111,18 @@ async fn connect(
     executor: &ExecutorMetadata,
     tls: Option<&Tls>,
 ) -> std::result::Result<BallistaClient, Lost> {
-    let endpoint = tls.map(|tls| Arc::new(BallistaConfigGrpcEndpoint::new(tls.endpoints())));
+    let secure = tls.map(Tls::endpoints);
+    let endpoint: EndpointOverrideFn = Arc::new(move |endpoint| {
+        let endpoint = secure.as_ref().map_or(Ok(endpoint.clone()), |secure| secure(endpoint))?;
+        Ok(endpoint.connect_timeout(CONNECT_WAIT))
+    });
     let config = GrpcClientConfig::from(&BallistaConfig::default());
     let client = BallistaClient::try_new(
         &executor.host,
         port(executor),
         MESSAGE_BYTES as usize,
         tls.is_some(),
-        endpoint,
+        Some(Arc::new(BallistaConfigGrpcEndpoint::new(endpoint))),
         config.io_retries_times,
         config.io_retry_wait_time_ms,
         0,
