@@ -95,9 +95,9 @@ pub struct BucketWriters {
 
 impl BucketWriters {
     /// Writers of buckets of the dataset in `storage`, as many as the options say, with these encoders; the options'
-    /// threads are not used. Several may write the same bucket in
-    /// turns or at the same time, as tasks that are tried again do: the names of their files differ. What they have
-    /// written becomes visible when one of them is [added](super::DatasetWriter::add) and committed.
+    /// threads are not used. Several may write the same bucket in turns or at the same time, as tasks that are tried
+    /// again do: the names of their files differ. What they have written becomes visible when one of them is
+    /// [added](super::DatasetWriter::add) and committed.
     ///
     /// # Errors
     ///
@@ -200,8 +200,8 @@ impl BucketWriter {
     }
 
     /// Writes a row group: the samples that were pushed since the row group before it; without the last one if that
-    /// begins the next row group. Returns while it is decoded and encoded, but waits while as many row groups are as the
-    /// encoders work at.
+    /// begins the next row group. Returns while it is decoded and encoded, but waits while the encoders work at as many
+    /// row groups as they may.
     ///
     /// # Errors
     ///

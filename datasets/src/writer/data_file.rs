@@ -93,8 +93,8 @@ impl DataFileWriter {
         })
     }
 
-    /// Starts to decode and encode the next row group, which has `bytes` decoded bytes. Waits while as many row groups
-    /// are as the encoders work at.
+    /// Starts to decode and encode the next row group, which has `bytes` decoded bytes. Waits while the encoders work at
+    /// as many row groups as they may.
     pub(super) fn write_row_group(&mut self, bytes: usize, decode: Decode) -> Result<()> {
         self.bytes += bytes;
         // Unconstrained: in a task of tokio that has used up its budget, the future would stay pending for ever.
