@@ -16,6 +16,7 @@ use onefold_datasets::{
     FeatureGroup, KeptColumn, OriginalKind, Schema, Snapshot, SparseFeature, TextIds, Vocabulary,
     VocabularyCounter, VocabularyFile,
 };
+use onefold_sql::Query as _;
 use serde::Serialize;
 
 use crate::cluster::{ListColumn, SampleStatistics, list_names, same_hash};
@@ -192,7 +193,7 @@ async fn count_timelines(
         {
             add_texts(config, context, (number, column), &texts).await?;
         }
-        let mut rows = context.sql(&timeline::counts_sql(number, column)).await?.execute_stream().await?;
+        let mut rows = context.query(&timeline::counts_sql(number, column)).await?.execute_stream().await?;
         while let Some(rows) = rows.next().await.transpose()? {
             let (ids, counts) =
                 (rows.column(0).as_primitive::<Int64Type>(), rows.column(1).as_primitive::<Int64Type>());
@@ -215,7 +216,7 @@ async fn add_texts(
     let shown = &timeline.columns[column].1;
     let form = IdForm::Texts(Arc::clone(texts));
     let sql = timeline::texts_sql(number, timeline, column);
-    let mut rows = context.sql(&sql).await?.execute_stream().await?;
+    let mut rows = context.query(&sql).await?.execute_stream().await?;
     while let Some(rows) = rows.next().await.transpose()? {
         let (ids, values) = (rows.column(0).as_primitive::<Int64Type>(), rows.column(1));
         let numbers = scalar_ids(shown, values, &form)?;

@@ -169,6 +169,7 @@ pub(crate) fn sorted_joins(context: &SessionContext) -> bool {
 mod tests {
     use super::*;
     use crate::Error;
+    use onefold_sql::Query as _;
 
     fn options(spill_directory: Option<PathBuf>, spill_limit: Option<u64>) -> EngineOptions {
         EngineOptions { memory_limit: 8 << 20, threads: 2, spill_directory, spill_limit, cluster: None }
@@ -185,7 +186,7 @@ mod tests {
         let sql =
             "SELECT value, md5(CAST(value AS VARCHAR)) AS text FROM generate_series(1, 300000) ORDER BY text";
         runtime.block_on(async {
-            let rows = context.sql(sql).await?.collect().await?;
+            let rows = context.query(sql).await?.collect().await?;
             Ok(rows.iter().map(|batch| batch.num_rows()).sum())
         })
     }

@@ -155,6 +155,7 @@ mod tests {
     use datafusion::execution::runtime_env::RuntimeEnvBuilder;
     use datafusion::physical_plan::displayable;
     use datafusion::prelude::{SessionConfig, SessionContext};
+    use onefold_sql::Query as _;
 
     use super::*;
     use crate::engine::physical_rules;
@@ -179,7 +180,7 @@ mod tests {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
         runtime.block_on(async {
-            let plan = context.sql(NESTED).await.unwrap().create_physical_plan().await.unwrap();
+            let plan = context.query(NESTED).await.unwrap().create_physical_plan().await.unwrap();
             let mut exchanges = 0;
             let _ = Arc::clone(&plan).transform_up(|plan| {
                 exchanges += u32::from(plan.is::<ExchangeExec>());

@@ -297,6 +297,7 @@ mod tests {
     use datafusion::datasource::MemTable;
     use datafusion::execution::SessionStateBuilder;
     use datafusion::prelude::{SessionConfig, SessionContext};
+    use onefold_sql::Query as _;
 
     use super::*;
     use crate::engine::physical_rules;
@@ -343,7 +344,7 @@ mod tests {
         context
             .register_table("few", Arc::new(MemTable::try_new(few.schema(), vec![vec![few]]).unwrap()))
             .unwrap();
-        context.sql(query).await.unwrap().collect().await.unwrap()
+        context.query(query).await.unwrap().collect().await.unwrap()
     }
 
     #[tokio::test]

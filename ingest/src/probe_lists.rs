@@ -106,6 +106,7 @@ mod tests {
     use datafusion::physical_plan::Partitioning;
     use datafusion::physical_plan::repartition::RepartitionExec;
     use datafusion::prelude::{SessionConfig, SessionContext};
+    use onefold_sql::Query as _;
 
     use super::*;
     use crate::engine::physical_rules;
@@ -125,9 +126,9 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let plan = runtime.block_on(async {
             // The lists' side has fewer rows, so DataFusion alone would hold it.
-            context.sql("CREATE TABLE lists AS VALUES (1, [1, 2]), (2, [3])").await.unwrap();
-            context.sql("CREATE TABLE scalars AS VALUES (1, 10), (2, 20), (3, 30), (4, 40)").await.unwrap();
-            context.sql(query).await.unwrap().create_physical_plan().await.unwrap()
+            context.query("CREATE TABLE lists AS VALUES (1, [1, 2]), (2, [3])").await.unwrap();
+            context.query("CREATE TABLE scalars AS VALUES (1, 10), (2, 20), (3, 30), (4, 40)").await.unwrap();
+            context.query(query).await.unwrap().create_physical_plan().await.unwrap()
         });
         let mut found = Vec::new();
         let _ = plan.transform_down(|plan| {

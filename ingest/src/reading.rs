@@ -8,6 +8,7 @@ use datafusion::arrow::datatypes::Int64Type;
 use datafusion::prelude::SessionContext;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{CountBudget, KeptColumn, Order, OriginalKind, PartitionTypes, default_buckets};
+use onefold_sql::Query as _;
 
 use crate::cluster::{ClusterOptions, Clustering, RemoteClustering, SampleTotals, kept_columns};
 use crate::engine::{self, EngineOptions};
@@ -99,7 +100,7 @@ impl<'a> Reading<'a> {
     pub(crate) async fn cut_sessions(&self) -> Result<u64> {
         let columns = self.planned.wide.schema().as_arrow();
         let Some(sql) = sessionize::cut_sessions(self.config, columns)? else { return Ok(0) };
-        let batches = self.context.sql(&sql).await?.collect().await?;
+        let batches = self.context.query(&sql).await?.collect().await?;
         let counts = batches.iter().flat_map(|batch| batch.column(0).as_primitive::<Int64Type>().values());
         Ok(counts.sum::<i64>().unsigned_abs())
     }

@@ -496,6 +496,7 @@ mod tests {
     use datafusion::arrow::compute::concat_batches;
     use datafusion::arrow::datatypes::Int64Type;
     use datafusion::prelude::SessionContext;
+    use onefold_sql::Query as _;
 
     use super::*;
 
@@ -516,7 +517,7 @@ mod tests {
                 "CREATE VIEW {SAMPLES_VIEW} AS SELECT column1 AS user, column2 * 1000000 AS time, column3 AS item, \
                  0.5 AS x FROM (VALUES {rows})"
             );
-            context.sql(&view).await.unwrap();
+            context.query(&view).await.unwrap();
             let narrow = context.table(SAMPLES_VIEW).await.unwrap().into_view();
             context.register_table(NARROW_VIEW, narrow).unwrap();
             let columns = context.table(SAMPLES_VIEW).await.unwrap().schema().as_arrow().clone();
@@ -528,7 +529,7 @@ mod tests {
             let sql = sorted(&config, order, &joined, None, &["item"]);
             let start = format!("{START} / 1000000 AS start");
             let shown = ["item", &format!("{SESSION} AS session"), &start];
-            let samples = context.sql(&sql).await.unwrap().select_exprs(&shown).unwrap();
+            let samples = context.query(&sql).await.unwrap().select_exprs(&shown).unwrap();
             let batches = samples.collect().await.unwrap();
             let schema = batches[0].schema();
             let rows = concat_batches(&schema, &batches).unwrap();

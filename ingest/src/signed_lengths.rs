@@ -70,6 +70,7 @@ impl ScalarUDFImpl for Signed {
 #[cfg(test)]
 mod tests {
     use datafusion::arrow::util::pretty::pretty_format_batches;
+    use onefold_sql::Query as _;
 
     use super::*;
 
@@ -81,7 +82,8 @@ mod tests {
                      list_length(x) * 2 AS c, array_position(x, 7) - 3 AS d, array_ndims(x) AS e \
                      FROM (VALUES ([5, 7]), ([7]), (NULL)) AS lists(x)";
         let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
-        let batches = runtime.block_on(async { context.sql(query).await.unwrap().collect().await.unwrap() });
+        let batches =
+            runtime.block_on(async { context.query(query).await.unwrap().collect().await.unwrap() });
         let types: Vec<String> =
             batches[0].schema().fields().iter().map(|field| field.data_type().to_string()).collect();
         assert_eq!(types[2..], ["Int64", "Int64", "Int64"], "{types:?}");

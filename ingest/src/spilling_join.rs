@@ -507,6 +507,7 @@ mod tests {
     use datafusion::execution::SessionStateBuilder;
     use datafusion::execution::runtime_env::RuntimeEnvBuilder;
     use datafusion::prelude::SessionContext;
+    use onefold_sql::Query as _;
 
     use super::*;
     use crate::engine::physical_rules;
@@ -537,10 +538,10 @@ mod tests {
                 let table = format!(
                     "CREATE VIEW {name} AS SELECT value * {factor} AS k, value AS {name} FROM generate_series(1, {rows})"
                 );
-                context.sql(&table).await.unwrap().collect().await.unwrap();
+                context.query(&table).await.unwrap().collect().await.unwrap();
             }
             let sql = format!("SELECT count(*), coalesce(sum(a), 0), coalesce(sum(b), 0) FROM ({join})");
-            let frame = context.sql(&sql).await.unwrap();
+            let frame = context.query(&sql).await.unwrap();
             let plan = frame.clone().create_physical_plan().await.unwrap();
             let mut joins = 0;
             let _ = plan.transform_up(|plan| {

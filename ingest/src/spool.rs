@@ -18,6 +18,7 @@ use datafusion::execution::spill_file::SpillFile;
 use datafusion::physical_plan::ExecutionPlanProperties;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use futures::StreamExt;
+use onefold_sql::Query as _;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 
@@ -55,7 +56,7 @@ impl Spool {
     /// Those of the query; [`Error::Engine`] if the rows cannot be written.
     pub(crate) async fn table(&mut self, context: &SessionContext, name: &str, sql: &str) -> Result<()> {
         tracing::debug!("{name}: {sql}");
-        let rows = context.sql(sql).await?;
+        let rows = context.query(sql).await?;
         let schema = Arc::new(rows.schema().as_arrow().clone());
         let plan = rows.create_physical_plan().await?;
         if let Some(cluster) = cluster_of(&context.copied_config()) {
@@ -134,7 +135,7 @@ pub(crate) fn unwritten(error: parquet::errors::ParquetError) -> Error {
 /// The numbers of the only row of `sql`; nulls, as sums over nothing give, are 0.
 pub(crate) async fn counts(context: &SessionContext, sql: &str) -> Result<Vec<u64>> {
     let mut counts = Vec::new();
-    for batch in context.sql(sql).await?.collect().await? {
+    for batch in context.query(sql).await?.collect().await? {
         for column in batch.columns() {
             let column = column.as_primitive::<Int64Type>();
             counts.extend(column.iter().map(|count| u64::try_from(count.unwrap_or(0)).unwrap_or(0)));
@@ -145,7 +146,7 @@ pub(crate) async fn counts(context: &SessionContext, sql: &str) -> Result<Vec<u6
 
 /// The first row of `sql` as `column = value` pairs, for a message; empty if there is none.
 pub(crate) async fn example(context: &SessionContext, sql: &str) -> Result<String> {
-    for batch in context.sql(sql).await?.collect().await? {
+    for batch in context.query(sql).await?.collect().await? {
         if batch.num_rows() == 0 {
             continue;
         }

@@ -311,6 +311,7 @@ pub(crate) mod tests {
     use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch};
     use datafusion::arrow::datatypes::Int64Type;
     use datafusion::prelude::SessionContext;
+    use onefold_sql::Query as _;
     use proptest::prelude::*;
 
     use super::*;
@@ -389,7 +390,7 @@ pub(crate) mod tests {
     /// The rows of numbers that `sql` gives.
     pub(crate) async fn rows(context: &SessionContext, sql: &str) -> Vec<Vec<i64>> {
         let mut rows = Vec::new();
-        for batch in context.sql(sql).await.unwrap().collect().await.unwrap() {
+        for batch in context.query(sql).await.unwrap().collect().await.unwrap() {
             let columns: Vec<&Int64Array> =
                 batch.columns().iter().map(|column| column.as_primitive::<Int64Type>()).collect();
             rows.extend(
@@ -562,7 +563,7 @@ pub(crate) mod tests {
             register(&context, "features", ["request", "user", "time"], &[[1, 1, 10]]);
             let events = "CREATE TABLE events AS SELECT column1 AS who, column2 AS at, column3 AS event, column4 AS item \
                           FROM (VALUES (1, 5, 1, 7), (1, 6, 2, NULL), (1, 5, 1, 7), (NULL, 5, 3, 7))";
-            context.sql(events).await.unwrap();
+            context.query(events).await.unwrap();
             plan(&context, &config).await.map(|samples| samples.skipped)
         })
     }

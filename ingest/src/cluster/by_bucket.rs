@@ -30,6 +30,7 @@ use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 use datafusion::physical_plan::windows::BoundedWindowAggExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning};
 use datafusion::prelude::SessionContext;
+use onefold_sql::Query as _;
 
 use super::bug;
 use super::fold::DIGEST;
@@ -77,7 +78,7 @@ impl ExchangedRecords {
         first: Option<&str>,
     ) -> Result<Self> {
         Ok(Self {
-            records: OnCluster::inner(context.sql(records).await?.create_physical_plan().await?),
+            records: OnCluster::inner(context.query(records).await?.create_physical_plan().await?),
             with_buckets: sessionize::with_known_buckets(order.buckets, ROWS),
             ordered: sessionize::sorted(config, order, ROWS, first, &DIGEST),
         })
@@ -182,7 +183,7 @@ async fn over_partitions(
     let table = Placeholder(input.schema());
     let table = StreamingTable::try_new(input.schema(), vec![Arc::new(table)])?;
     context.register_table(ROWS, Arc::new(table))?;
-    let plan = context.sql(sql).await?.create_physical_plan().await;
+    let plan = context.query(sql).await?.create_physical_plan().await;
     context.deregister_table(ROWS)?;
     let apply = |plan: Arc<dyn ExecutionPlan>| -> EngineResult<Transformed<Arc<dyn ExecutionPlan>>> {
         let applied: Arc<dyn ExecutionPlan> = if let Some(leaf) = plan.downcast_ref::<StreamingTableExec>() {

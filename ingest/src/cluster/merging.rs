@@ -12,6 +12,7 @@ use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{KeptColumn, SparseKind};
+use onefold_sql::Query as _;
 
 use super::by_bucket::ExchangedRecords;
 use super::convert::ColumnNames;
@@ -95,11 +96,11 @@ impl LateSamples {
              ORDER BY {TIME}",
             DIGEST[0]
         );
-        let mut parts = context.sql(&parts).await?.execute_stream().await?;
+        let mut parts = context.query(&parts).await?.execute_stream().await?;
         while let Some(parts) = parts.next().await.transpose()? {
             totals.read(&parts)?;
         }
-        let records = context.sql(&format!("SELECT * FROM {folded} WHERE NOT {TOTALS}")).await?;
+        let records = context.query(&format!("SELECT * FROM {folded} WHERE NOT {TOTALS}")).await?;
         context.register_table(table, records.into_view())?;
         let totals = totals.finish()?.ok_or_else(|| bug("the samples have no totals"))?;
         Ok(Self { totals })

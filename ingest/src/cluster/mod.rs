@@ -63,6 +63,7 @@ use onefold_datasets::units::format_bytes;
 use onefold_datasets::{
     CountBudget, Encoders, KeptColumn, Sessions, SparseFeature, SparseKind, WrittenBucket,
 };
+use onefold_sql::Query as _;
 
 use self::by_bucket::{BucketExchange, ExchangedRecords, slices_in_order};
 use self::convert::ColumnNames;
@@ -197,7 +198,7 @@ impl Clustering {
         let queries = SliceQueries::new(config, context, columns, options, sessions).await?;
         let mut slices = Vec::new();
         for query in &queries.queries {
-            let rows = context.sql(query).await?.create_physical_plan().await?;
+            let rows = context.query(query).await?.create_physical_plan().await?;
             slices.push(slices_in_order(config, context, rows, exchange).await?);
         }
         Ok(Self {
@@ -410,7 +411,7 @@ async fn fold_samples(
     workers: Option<usize>,
 ) -> Result<Arc<FoldExec>> {
     check_types(config, columns)?;
-    let samples = context.sql(&sessionize::samples(config, columns)?).await?;
+    let samples = context.query(&sessionize::samples(config, columns)?).await?;
     let input = OnCluster::inner(samples.create_physical_plan().await?);
     tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
     let spec = FoldSpec {

@@ -26,6 +26,7 @@ use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use onefold_datasets::WrittenBucket;
 use onefold_datasets::progress::Reporter;
+use onefold_sql::Query as _;
 
 use super::by_bucket::{BucketExchange, ExchangedRecords, ROWS, slices_in_order};
 use super::cut::CutSpec;
@@ -117,7 +118,7 @@ impl<'a> RemoteClustering<'a> {
         let slice_tables = SliceQueries::new(config, context, columns, options, sessions).await?;
         let mut slices = Vec::new();
         for query in &slice_tables.queries {
-            slices.push(OnCluster::inner(context.sql(query).await?.create_physical_plan().await?));
+            slices.push(OnCluster::inner(context.query(query).await?.create_physical_plan().await?));
         }
         Ok(Self {
             config,

@@ -11,6 +11,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Int64Type};
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::prelude::SessionContext;
 use onefold_datasets::{CountBudget, TextIds, hash_id};
+use onefold_sql::Query as _;
 
 use super::*;
 
@@ -193,11 +194,11 @@ fn functions_of_timelines_are_sent_with_their_form() {
         let context = SessionContext::new();
         context.register_udf(functions::read_timeline_function(&sent.unwrap()).unwrap());
         let sql = "SELECT __onefold_ids3_1(column1) FROM (VALUES ('N17'), (NULL), ('Å'))";
-        let rows = runtime.block_on(async { context.sql(sql).await.unwrap().collect().await.unwrap() });
+        let rows = runtime.block_on(async { context.query(sql).await.unwrap().collect().await.unwrap() });
         let ids = rows[0].column(0).as_primitive::<Int64Type>();
         assert_eq!(ids.iter().collect::<Vec<_>>(), [Some(hashes[0]), None, Some(hashes[1])]);
         let sql = "SELECT __onefold_ids3_1(arrow_cast(x'ff', 'Binary'))";
-        let bytes = runtime.block_on(async { context.sql(sql).await.unwrap().collect().await });
+        let bytes = runtime.block_on(async { context.query(sql).await.unwrap().collect().await });
         if is_text {
             let error = bytes.unwrap_err().to_string();
             assert!(error.contains("column `item`: the bytes `\\xff` are not a UTF-8 text"), "{error}");
@@ -216,7 +217,7 @@ fn query(sql: &str) -> Result<String, String> {
     functions::register(&context);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
-        let rows = context.sql(sql).await.map_err(|error| error.to_string())?;
+        let rows = context.query(sql).await.map_err(|error| error.to_string())?;
         let rows = rows.collect().await.map_err(|error| error.to_string())?;
         let table = pretty_format_batches(&rows).unwrap().to_string();
         let cells = table.lines().skip(3).filter(|line| line.starts_with('|'));

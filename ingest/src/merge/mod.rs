@@ -32,6 +32,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionContext;
 use onefold_datasets::progress::Reporter;
 use onefold_datasets::{PartitionChoice, PartitionKey, Sessions, Snapshot, hash_id};
+use onefold_sql::Query as _;
 use serde::Serialize;
 
 use self::old::{OldDataset, PARTITION};
@@ -332,7 +333,7 @@ impl<'a> Merge<'a> {
             self.context.deregister_table(view)?;
             let name = format!("{view}_all");
             self.context.register_table(name.as_str(), samples)?;
-            let late = self.context.sql(&self.sql.without_known_keys(&name)).await?.into_view();
+            let late = self.context.query(&self.sql.without_known_keys(&name)).await?.into_view();
             self.context.register_table(view, late)?;
         }
         self.summary.samples_skipped = all - self.count(NARROW_VIEW).await?;
@@ -476,7 +477,7 @@ impl<'a> Merge<'a> {
     /// The rows of a query that gives few.
     async fn rows(&self, sql: &str) -> Result<Vec<RecordBatch>> {
         tracing::debug!("{sql}");
-        Ok(self.context.sql(sql).await?.collect().await?)
+        Ok(self.context.query(sql).await?.collect().await?)
     }
 }
 

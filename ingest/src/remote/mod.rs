@@ -206,6 +206,7 @@ mod tests {
     use datafusion::execution::SessionStateBuilder;
     use datafusion::physical_plan::{collect, execute_stream};
     use datafusion::prelude::SessionContext;
+    use onefold_sql::Query as _;
 
     use super::*;
     use crate::engine::physical_rules;
@@ -251,9 +252,9 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let rows = "SELECT value AS a, count(*) AS n FROM generate_series(1, 100) GROUP BY value";
-            let plan = context.sql(rows).await.unwrap().create_physical_plan().await.unwrap();
+            let plan = context.query(rows).await.unwrap().create_physical_plan().await.unwrap();
             context.register_table("planned", Arc::new(PlannedTable(OnCluster::inner(plan)))).unwrap();
-            let query = context.sql("SELECT CAST(sum(n) AS BIGINT) AS s FROM planned").await.unwrap();
+            let query = context.query("SELECT CAST(sum(n) AS BIGINT) AS s FROM planned").await.unwrap();
             let plan = query.create_physical_plan().await.unwrap();
             let shown = displayable(OnCluster::inner(Arc::clone(&plan)).as_ref()).indent(false).to_string();
             // One exchange of the table, by value, and one of the sum.
@@ -271,7 +272,7 @@ mod tests {
                    (SELECT value % 7 AS a, value % 7 AS b, value % 2 AS c, value AS t FROM generate_series(0, 139))";
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let rows = runtime.block_on(async {
-            let plan = context.sql(sql).await.unwrap().create_physical_plan().await.unwrap();
+            let plan = context.query(sql).await.unwrap().create_physical_plan().await.unwrap();
             assert!(plan.is::<OnCluster>());
             collect(plan, context.task_ctx()).await.unwrap()
         });

@@ -8,6 +8,7 @@ use datafusion::common::tree_node::TreeNode;
 use datafusion::logical_expr::{Expr, ExprSchemable};
 use datafusion::prelude::SessionContext;
 use onefold_datasets::suggest;
+use onefold_sql::Query as _;
 
 use super::sql::{key_kind, table};
 use crate::config::{
@@ -314,7 +315,7 @@ impl<'a> StepColumns<'a> {
                 hint,
             ));
         }
-        let planned = self.context.sql(&format!("SELECT {sql}\n AS label FROM {}", table(source))).await;
+        let planned = self.context.query(&format!("SELECT {sql}\n AS label FROM {}", table(source))).await;
         let planned =
             planned.map_err(|error| self.wrong(format!("{place}: {}", engine_message(&error)), hint))?;
         let data_type = planned.schema().field(0).data_type().clone();

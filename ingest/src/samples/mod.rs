@@ -28,6 +28,7 @@ mod tests;
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use datafusion::execution::context::SQLOptions;
 use datafusion::prelude::{DataFrame, SessionContext};
+use onefold_sql::Query as _;
 
 use self::attributes::{attributes_in_time_table, attributes_table};
 use self::check::StepColumns;
@@ -95,10 +96,10 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
     for i in 0..config.timelines.len() {
         planner.timeline(i).await?;
     }
-    let narrow = context.sql(&planner.steps.narrow_samples()).await?;
+    let narrow = context.query(&planner.steps.narrow_samples()).await?;
     let wide = planner.steps.wide_samples(planner.skipped.duplicate_samples > 0)?;
     tracing::debug!("samples: {wide}");
-    let wide = context.sql(&wide).await?;
+    let wide = context.query(&wide).await?;
     Ok(Samples {
         wide,
         narrow,
@@ -161,7 +162,7 @@ async fn user_query(
 ) -> Result<DataFrame> {
     let read_only =
         SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
-    let planned = context.sql_with_options(query, read_only).await;
+    let planned = context.query_with_options(query, read_only).await;
     planned.map_err(|error| {
         let message = engine_message(&error);
         let hint = advice(&message).map(str::to_owned).unwrap_or_else(|| {

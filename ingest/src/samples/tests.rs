@@ -10,6 +10,7 @@ use datafusion::execution::SessionStateBuilder;
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::{ExecutionPlan, Partitioning, displayable};
 use datafusion::prelude::SessionContext;
+use onefold_sql::Query as _;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -52,7 +53,7 @@ async fn logs() -> SessionContext {
         .with_physical_optimizer_rules(physical_rules(None));
     let context = SessionContext::new_with_state(state.build());
     for (name, rows) in [("features", FEATURES), ("events", EVENTS), ("users", USERS)] {
-        context.sql(&format!("CREATE TABLE {name} AS {rows}")).await.unwrap();
+        context.query(&format!("CREATE TABLE {name} AS {rows}")).await.unwrap();
     }
     context
 }
@@ -85,7 +86,7 @@ fn samples(sections: &str, shown: &str) -> (String, SkipCounts) {
         context.register_table("wide", samples.wide.clone().into_view()).unwrap();
         context.register_table("narrow", samples.narrow.clone().into_view()).unwrap();
         let text = async |sql: String| {
-            let batches = context.sql(&sql).await.unwrap().collect().await.unwrap();
+            let batches = context.query(&sql).await.unwrap().collect().await.unwrap();
             pretty_format_batches(&batches).unwrap().to_string()
         };
         let narrow = text(order("request, user, time", "narrow")).await;
@@ -363,7 +364,7 @@ fn lists_are_streamed_past_all_declared_steps() {
             .replace(", (2, 'a', 110, 8, [1, 9])", "")
             .replace(", (6, 'c', 151, 7, [6]), (6, 'c', 150, 7, [7])", "");
         for (name, rows) in [("features", once.as_str()), ("events", EVENTS), ("users", USERS)] {
-            context.sql(&format!("CREATE TABLE {name} AS {rows}")).await.unwrap();
+            context.query(&format!("CREATE TABLE {name} AS {rows}")).await.unwrap();
         }
         let samples = plan(&context, &config).await.unwrap();
         assert_eq!(samples.skipped.duplicate_samples, 0);
@@ -432,7 +433,7 @@ proptest! {
             register(&context, "numbers", ["user", "product", "since", "age"], &attributes);
             let users = "CREATE TABLE users AS SELECT CAST(user AS VARCHAR) AS name, product, since, \
                          nullif(age, -1) AS age FROM numbers";
-            context.sql(users).await.unwrap();
+            context.query(users).await.unwrap();
             let samples = plan(&context, &config).await.unwrap();
             context.register_table("wide", samples.wide.clone().into_view()).unwrap();
             (rows(&context, "SELECT request, coalesce(age, -1) FROM wide ORDER BY request").await, samples.skipped)
