@@ -1,7 +1,7 @@
 # What a person does here: `make demo`, `make test`. CONTRIBUTING.md says more.
 #
 # Everything builds in one profile (release) and for the whole workspace, so that nothing is compiled twice.
-# CARGO_TARGET_DIR, LIBTORCH, ONEFOLD_GLOO and ONEFOLD_CACHE are respected when they are set.
+# CARGO_TARGET_DIR, LIBTORCH, ONEFOLD_GLOO, ONEFOLD_CACHE and RUST_TEST_THREADS are respected when they are set.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -11,6 +11,9 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Evaluated in each recipe that needs it: fetches libtorch and Gloo's headers the first time, prints their paths afterwards.
 WITH_LIBTORCH = LIBTORCH="$$(trainer/libtorch.sh)" && ONEFOLD_GLOO="$$(trainer/gloo.sh)" && export LIBTORCH ONEFOLD_GLOO &&
+
+# Many tests wait: for processes that they kill, and for stores that do not answer.
+export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
 
 .PHONY: help
 help: ## Show this list
