@@ -120,6 +120,17 @@ pub(crate) struct FoldExec {
     fold: Arc<Fold>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
+    read: Read,
+}
+
+/// The samples that were read so far, and the bytes that they took in memory.
+///
+/// All partitions count with the same counters: whoever reports progress asks for them several times a second, and must
+/// not add up those of each partition then.
+#[derive(Debug, Clone)]
+struct Read {
+    samples: Count,
+    bytes: Count,
 }
 
 /// What the workers share.
@@ -167,7 +178,10 @@ impl FoldExec {
         let parts = spec.workers.unwrap_or_else(|| input.output_partitioning().partition_count());
         let properties = plan_properties(&schema, parts);
         let fold = Fold { spec, budget, input, schema, started: Mutex::new(None) };
-        Ok(Self { fold: Arc::new(fold), properties, metrics: ExecutionPlanMetricsSet::new() })
+        let metrics = ExecutionPlanMetricsSet::new();
+        let count = |name| MetricBuilder::new(&metrics).global_counter(name);
+        let read = Read { samples: count(SAMPLES), bytes: count(BYTES) };
+        Ok(Self { fold: Arc::new(fold), properties, metrics, read })
     }
 
     /// How it folds.
@@ -177,9 +191,7 @@ impl FoldExec {
 
     /// The samples that were read so far, and the bytes that they took in memory.
     pub(super) fn read(&self) -> (u64, u64) {
-        let metrics = self.metrics.clone_inner();
-        let sum = |name| metrics.sum_by_name(name).map_or(0, |sum| sum.as_usize() as u64);
-        (sum(SAMPLES), sum(BYTES))
+        (self.read.samples.value() as u64, self.read.bytes.value() as u64)
     }
 
     /// The table of its rows, as a leaf of the plans that read it: the plan of the samples is optimised already.
@@ -208,11 +220,9 @@ impl ExecutionPlan for FoldExec {
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let mut stream = RecordBatchReceiverStream::builder(Arc::clone(&self.fold.schema), WAITING);
-        let (fold, output) = (Arc::clone(&self.fold), stream.tx());
-        let count = |name| MetricBuilder::new(&self.metrics).counter(name, partition);
-        let counts = (count(SAMPLES), count(BYTES));
+        let (fold, output, read) = (Arc::clone(&self.fold), stream.tx(), self.read.clone());
         let work = async move {
-            let (queue, readers) = fold.start(partition, &context, &counts)?;
+            let (queue, readers) = fold.start(partition, &context, &read)?;
             let worked = Arc::clone(&fold).work(partition, queue, output).await;
             // One worker owns the readers. After a success they have ended; `join_all` passes on their panics.
             if worked.is_ok()
@@ -238,7 +248,7 @@ impl Fold {
         self: &Arc<Self>,
         worker: usize,
         context: &Arc<TaskContext>,
-        counts: &(Count, Count),
+        counts: &Read,
     ) -> Result<(Receiver<Message>, Option<JoinSet<()>>)> {
         let config = context.session_config().clone().with_batch_size(self.spec.batch_rows());
         let context = in_context(context, config, context.runtime_env());
@@ -273,7 +283,7 @@ impl Fold {
         part: usize,
         workers: Vec<Sender<Message>>,
         context: Arc<TaskContext>,
-        counts: (Count, Count),
+        counts: Read,
     ) {
         if let Err(error) = self.convert(part, &workers, context, counts).await {
             // If the worker has stopped, the query has ended already.
@@ -286,7 +296,7 @@ impl Fold {
         part: usize,
         workers: &[Sender<Message>],
         context: Arc<TaskContext>,
-        (samples, bytes): (Count, Count),
+        counts: Read,
     ) -> Result<()> {
         let converter = Converter::new(self.spec.names.clone(), &self.input.schema()).map_err(external)?;
         let mut batches = self.input.execute(part, context)?;
@@ -296,18 +306,16 @@ impl Fold {
         let mut first = part % workers.len();
         while let Some(batch) = batches.next().await {
             let batch = batch?;
-            samples.add(batch.num_rows());
-            bytes.add(batch.get_array_memory_size());
+            counts.samples.add(batch.num_rows());
+            counts.bytes.add(batch.get_array_memory_size());
             let converted = Arc::new(converter.convert(&batch).map_err(|error| self.failed(error))?);
             columns.merge(&converted.counts);
             let mut rows = converted.rows_by_worker(workers.len());
-            for worker in (first..workers.len()).chain(0..first) {
-                let rows = std::mem::take(&mut rows[worker]);
-                if rows.is_empty() {
-                    continue;
-                }
+            rows.rotate_left(first);
+            let shares = workers.iter().cycle().skip(first).zip(rows);
+            for (worker, rows) in shares.filter(|(_, rows)| !rows.is_empty()) {
                 let told = Told::Samples(Arc::clone(&converted), rows);
-                if workers[worker].send(Ok(told)).await.is_err() {
+                if worker.send(Ok(told)).await.is_err() {
                     return Ok(());
                 }
             }

@@ -122,6 +122,8 @@ pub(crate) struct WriteExec {
     writers: Arc<Mutex<Option<BucketWriters>>>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
+    /// The samples that all partitions have cut into row groups so far.
+    samples: Count,
 }
 
 impl WriteExec {
@@ -134,6 +136,8 @@ impl WriteExec {
         encoders: Option<Encoders>,
     ) -> Self {
         let parts = inputs.first().map_or(1, |input| input.output_partitioning().partition_count());
+        let metrics = ExecutionPlanMetricsSet::new();
+        let samples = MetricBuilder::new(&metrics).global_counter(SAMPLES);
         Self {
             spec,
             lists,
@@ -141,7 +145,8 @@ impl WriteExec {
             encoders,
             writers: Arc::default(),
             properties: plan_properties(&SCHEMA, parts),
-            metrics: ExecutionPlanMetricsSet::new(),
+            metrics,
+            samples,
         }
     }
 
@@ -152,7 +157,7 @@ impl WriteExec {
 
     /// The samples that were cut into row groups so far.
     pub(super) fn samples(&self) -> u64 {
-        self.metrics.clone_inner().sum_by_name(SAMPLES).map_or(0, |samples| samples.as_usize() as u64)
+        self.samples.value() as u64
     }
 }
 
@@ -184,7 +189,7 @@ impl ExecutionPlan for WriteExec {
         let mut rows = RecordBatchReceiverStream::builder(Arc::clone(&SCHEMA), WAITING);
         let (spec, lists, runtime) = (Arc::clone(&self.spec), self.lists.clone(), Handle::current());
         let (writers, parts) = (Arc::clone(&self.writers), self.properties.partitioning.partition_count());
-        let (output, samples) = (rows.tx(), MetricBuilder::new(&self.metrics).counter(SAMPLES, partition));
+        let (output, samples) = (rows.tx(), self.samples.clone());
         // Writing waits for threads of its own and for the storage, which no thread of the engine should do.
         let work = move || {
             let pool = context.memory_pool();
