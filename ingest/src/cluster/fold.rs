@@ -120,17 +120,6 @@ pub(crate) struct FoldExec {
     fold: Arc<Fold>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
-    read: Read,
-}
-
-/// The samples that were read so far, and the bytes that they took in memory.
-///
-/// All partitions count with the same counters: whoever reports progress asks for them several times a second, and must
-/// not add up those of each partition then.
-#[derive(Debug, Clone)]
-struct Read {
-    samples: Count,
-    bytes: Count,
 }
 
 /// What the workers share.
@@ -142,6 +131,10 @@ struct Fold {
     input: Arc<dyn ExecutionPlan>,
     schema: SchemaRef,
     started: Mutex<Option<Started>>,
+    /// The samples that were read so far, and the bytes that they took in memory. All partitions count together: whoever
+    /// reports progress asks several times a second, and must not add up the counters of each partition then.
+    samples: Count,
+    bytes: Count,
 }
 
 /// What a worker is told.
@@ -177,11 +170,11 @@ impl FoldExec {
         let schema = records_schema(&spec.names, &input.schema())?;
         let parts = spec.workers.unwrap_or_else(|| input.output_partitioning().partition_count());
         let properties = plan_properties(&schema, parts);
-        let fold = Fold { spec, budget, input, schema, started: Mutex::new(None) };
         let metrics = ExecutionPlanMetricsSet::new();
         let count = |name| MetricBuilder::new(&metrics).global_counter(name);
-        let read = Read { samples: count(SAMPLES), bytes: count(BYTES) };
-        Ok(Self { fold: Arc::new(fold), properties, metrics, read })
+        let (samples, bytes) = (count(SAMPLES), count(BYTES));
+        let fold = Fold { spec, budget, input, schema, started: Mutex::new(None), samples, bytes };
+        Ok(Self { fold: Arc::new(fold), properties, metrics })
     }
 
     /// How it folds.
@@ -191,7 +184,7 @@ impl FoldExec {
 
     /// The samples that were read so far, and the bytes that they took in memory.
     pub(super) fn read(&self) -> (u64, u64) {
-        (self.read.samples.value() as u64, self.read.bytes.value() as u64)
+        (self.fold.samples.value() as u64, self.fold.bytes.value() as u64)
     }
 
     /// The table of its rows, as a leaf of the plans that read it: the plan of the samples is optimised already.
@@ -220,9 +213,9 @@ impl ExecutionPlan for FoldExec {
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let mut stream = RecordBatchReceiverStream::builder(Arc::clone(&self.fold.schema), WAITING);
-        let (fold, output, read) = (Arc::clone(&self.fold), stream.tx(), self.read.clone());
+        let (fold, output) = (Arc::clone(&self.fold), stream.tx());
         let work = async move {
-            let (queue, readers) = fold.start(partition, &context, &read)?;
+            let (queue, readers) = fold.start(partition, &context)?;
             let worked = Arc::clone(&fold).work(partition, queue, output).await;
             // One worker owns the readers. After a success they have ended; `join_all` passes on their panics.
             if worked.is_ok()
@@ -248,12 +241,11 @@ impl Fold {
         self: &Arc<Self>,
         worker: usize,
         context: &Arc<TaskContext>,
-        counts: &Read,
     ) -> Result<(Receiver<Message>, Option<JoinSet<()>>)> {
         let config = context.session_config().clone().with_batch_size(self.spec.batch_rows());
         let context = in_context(context, config, context.runtime_env());
         let read = |readers: &mut JoinSet<()>, part: usize, workers: Vec<Sender<Message>>| {
-            let work = Arc::clone(self).read(part, workers, Arc::clone(&context), counts.clone());
+            let work = Arc::clone(self).read(part, workers, Arc::clone(&context));
             stage("convert samples", || readers.spawn(work));
         };
         let Some(workers) = self.spec.workers else {
@@ -278,14 +270,8 @@ impl Fold {
     }
 
     /// Converts one part of the input for all workers. An error goes to the first of them.
-    async fn read(
-        self: Arc<Self>,
-        part: usize,
-        workers: Vec<Sender<Message>>,
-        context: Arc<TaskContext>,
-        counts: Read,
-    ) {
-        if let Err(error) = self.convert(part, &workers, context, counts).await {
+    async fn read(self: Arc<Self>, part: usize, workers: Vec<Sender<Message>>, context: Arc<TaskContext>) {
+        if let Err(error) = self.convert(part, &workers, context).await {
             // If the worker has stopped, the query has ended already.
             let _ = workers[0].send(Err(error)).await;
         }
@@ -296,7 +282,6 @@ impl Fold {
         part: usize,
         workers: &[Sender<Message>],
         context: Arc<TaskContext>,
-        counts: Read,
     ) -> Result<()> {
         let converter = Converter::new(self.spec.names.clone(), &self.input.schema()).map_err(external)?;
         let mut batches = self.input.execute(part, context)?;
@@ -306,8 +291,8 @@ impl Fold {
         let mut first = part % workers.len();
         while let Some(batch) = batches.next().await {
             let batch = batch?;
-            counts.samples.add(batch.num_rows());
-            counts.bytes.add(batch.get_array_memory_size());
+            self.samples.add(batch.num_rows());
+            self.bytes.add(batch.get_array_memory_size());
             let converted = Arc::new(converter.convert(&batch).map_err(|error| self.failed(error))?);
             columns.merge(&converted.counts);
             let mut rows = converted.rows_by_worker(workers.len());
