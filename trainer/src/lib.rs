@@ -8,9 +8,10 @@
 //!
 //! [`TrainConfig`] is `train.toml`, checked against the dataset's schema. A [`Model`](model::Model) is a DLRM (Naumov
 //! et al. 2019): [`model`] holds the dense part on libtorch, [`embedding`] the tables. Lookups, pooling, attention, the
-//! interaction and the tables' updates are our own [`kernels`], outside autograd: what they give is a leaf tensor,
-//! whose gradient after `backward` goes on to the kernel's own backward. [`Prepared`] and [`evaluate()`] are the loops;
-//! [`metrics`] has NE and AUC; [`checkpoint`] what a run leaves on the disk; [`bench`](bench::bench) measures steps.
+//! interaction and the tables' updates are our own kernels ([`onefold_kernels`]), outside autograd: what they give is a
+//! leaf tensor, whose gradient after `backward` goes on to the kernel's own backward. [`Prepared`] and [`evaluate()`] are
+//! the loops; [`metrics`] has NE and AUC; [`checkpoint`] what a run leaves on the disk; [`bench`](bench::bench) measures
+//! steps.
 //!
 //! [`device`] is a GPU: there the tables' kernels are CUDA's, and the dense part libtorch's operations.
 //!
@@ -18,7 +19,8 @@
 //!
 //! [`profile`](mod@profile) measures what tables cost, for the planner's cost model.
 //!
-//! Upstream is `onefold-ikjt` (batches); `onefold-sharding` gives the tables' configuration and the plan.
+//! Upstream are `onefold-ikjt` (batches), `onefold-train-config` (`train.toml`) and `onefold-kernels`; `onefold-sharding`
+//! gives the tables' configuration and the plan.
 
 pub mod bench;
 pub mod checkpoint;
@@ -30,7 +32,6 @@ mod error;
 mod evaluate;
 mod export;
 mod infer;
-pub mod kernels;
 mod lockstep;
 mod memory;
 pub mod metrics;
@@ -39,6 +40,7 @@ pub mod normalize;
 pub mod optimizer;
 mod predict;
 mod preprocess;
+mod processor;
 pub mod profile;
 pub mod report;
 pub mod run;

@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn ranks_of_a_machine_share_its_memory() {
         let check = |bytes: [u64; 3], available: u64| -> Vec<Result<()>> {
-            let ranks = threads(3, Duration::from_secs(60)).into_iter().zip(bytes);
+            let ranks = threads(3, Duration::from_secs(300)).into_iter().zip(bytes);
             std::thread::scope(|scope| {
                 let checks: Vec<_> = ranks
                     .map(|(rank, bytes)| scope.spawn(move || check_machine(bytes, &rank, available)))

@@ -5,12 +5,12 @@
 
 use std::borrow::Cow;
 
+use onefold_kernels::simd::{Lanes, dispatched};
 use rayon::prelude::*;
 use tch::{Kind, Tensor};
 
 use crate::config::{DenseOptimizerConfig, DenseOptimizerKind};
 use crate::device::{Accelerator, DenseRule, DenseUpdate, Learned, Verdict};
-use crate::kernels::simd::{Lanes, dispatched};
 use crate::model::Model;
 use crate::shim::set_gradient;
 use crate::{Result, tensors};

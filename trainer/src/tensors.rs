@@ -3,10 +3,9 @@
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError};
 
+use onefold_kernels::element::Elements;
+use onefold_kernels::fresh::write_all;
 use tch::{Device, Kind, Tensor};
-
-use crate::kernels::element::Elements;
-use crate::kernels::fresh::write_all;
 
 /// Runs `work` with libtorch's generator of random numbers seeded. All threads share that generator, so everything
 /// that draws from it runs in here, one at a time.
@@ -192,8 +191,9 @@ fn checked_len(tensor: &Tensor) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use onefold_kernels::fresh::{fill_chunks, zeroed};
+
     use super::*;
-    use crate::kernels::fresh::{fill_chunks, zeroed};
 
     #[test]
     fn elements_go_both_ways() {

@@ -30,9 +30,9 @@ pub use self::products::{Peak, ProductReport, ProductsReport, measure_products};
 use self::reference::reference_model;
 use crate::device::Accelerator;
 use crate::embedding::{Embeddings, Placement, Status};
-use crate::kernels::processor::check_precision;
 use crate::model::{Model, Stage};
 use crate::optimizer::DenseOptimizer;
+use crate::processor::check_precision;
 use crate::{Error, Precision, Result, TrainConfig};
 
 /// What is measured.

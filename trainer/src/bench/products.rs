@@ -3,12 +3,12 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use onefold_kernels::processor;
+use onefold_kernels::product::{Arithmetic, Finish, Matrix, is_narrow, multiply, peak};
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
 use crate::embedding::thread_pool;
-use crate::kernels::processor;
-use crate::kernels::product::{Arithmetic, Finish, Matrix, is_narrow, multiply, peak};
 use crate::model::arithmetic_of;
 use crate::{Precision, Result, tensors};
 

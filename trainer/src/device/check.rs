@@ -1,6 +1,9 @@
 //! Whether a device's kernels compute what they should: each one on random numbers, against its definition in double
 //! precision.
 
+use onefold_ikjt::hash::sigrid_hash;
+use onefold_kernels::update::Rule;
+use onefold_sharding::DataType;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
@@ -10,9 +13,6 @@ use super::travel::RouteParts;
 use super::weights::{Stored, Weights};
 use super::{Accelerator, Bags, Jagged, Sums};
 use crate::Result;
-use crate::kernels::update::Rule;
-use onefold_ikjt::hash::sigrid_hash;
-use onefold_sharding::DataType;
 
 mod dense;
 mod update;

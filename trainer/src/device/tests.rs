@@ -1,17 +1,17 @@
 //! The kernels and the driver, as far as they go without a GPU.
 
 use onefold_ikjt::{Batch, BatchParts, Feature, Group, deduplicate, fold_windows};
+use onefold_kernels::update::Rule;
 use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling};
 use proptest::prelude::*;
 
 use super::host::emulated;
 use super::weights::{Stored, Weights};
 use super::*;
-use crate::kernels::update::Rule;
 use crate::tensors;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(onefold_property::cases(60))]
     #[test]
     fn every_kernel_equals_its_definition(seed: u64) {
         for check in check_kernels(&emulated(), seed).unwrap() {

@@ -1,12 +1,12 @@
 //! The exact update: an id's gradients are summed over its places, then its row is updated once.
 
+use onefold_kernels::update::Rule;
 use tch::{Kind, Tensor};
 
 use super::kernels::check;
 use super::weights::Weights;
 use super::{Accelerator, Argument};
 use crate::Result;
-use crate::kernels::update::Rule;
 
 /// `CHUNK` of `kernels.cu`.
 const CHUNK: u64 = 32;
@@ -30,7 +30,7 @@ pub(crate) struct Update<'a> {
     pub(crate) rate: f32,
     /// A row's summed gradient is scaled down to this L2 norm where it is longer.
     pub(crate) max_norm: Option<f32>,
-    /// The key of this step's rounding noise: [`step_key`](crate::kernels::element::step_key).
+    /// The key of this step's rounding noise: [`step_key`](onefold_kernels::element::step_key).
     pub(crate) noise: u64,
     /// `[1]`, `int`: where it is 0, nothing changes.
     pub(crate) permit: Option<&'a Tensor>,

@@ -24,8 +24,7 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
-// Through the base class all calls are virtual: no inline function of Gloo's own headers, which are of another
-// version, runs.
+// Calls through the base class are virtual, so they need no definition of a class of Gloo (see `declarations`).
 using GroupPointer = c10::intrusive_ptr<c10d::Backend>;
 
 char* text(const char* message) {

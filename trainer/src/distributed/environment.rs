@@ -496,7 +496,7 @@ mod tests {
     fn a_rank_that_is_lost_while_all_connect_is_named_once() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let timeout = Duration::from_secs(20);
+        let timeout = Duration::from_secs(60);
         let store = Store::open("127.0.0.1", port, Some(listener), &prefix(0), timeout).unwrap();
         let environment = |rank: &str| {
             let own = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "3"), ("LOCAL_WORLD_SIZE", "3")];

@@ -2,27 +2,28 @@
 //!
 //! Every rank has a thread that looks at the store. A rank whose operation fails, or that ends with an error of
 //! its own, leaves a note there; the threads of the others see it and leave notes too, whatever their ranks are
-//! doing. Whoever has left none after [`SETTLE`] is lost. All ranks judge by the same notes, so that they agree,
-//! and that the lowest of those that are left reports it.
+//! doing. A rank that has left none after [`SETTLE`] is lost; one that its launcher has seen end is not waited for. All
+//! ranks judge by the same notes, so that they agree, and that the lowest of those that are left reports it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::c10d::{Said, Store};
+use super::environment;
 use crate::{Error, Result};
 
 /// How often the store is looked at.
 const POLL: Duration = Duration::from_millis(250);
-/// How long the ranks have for their notes.
-const SETTLE: Duration = Duration::from_secs(3);
+/// How long the ranks have for their notes. Where much else runs, a rank may get no processor time for seconds.
+const SETTLE: Duration = Duration::from_secs(10);
 /// How much longer a rank stays that hosts the store, so that the others can read the notes, or that ends with an
 /// error of its own, so that they can report it before `torchrun` sees that it has ended, and ends them too.
 const LINGER: Duration = Duration::from_secs(1);
 /// How long an operation may still take when another rank has failed. It may have ended well everywhere.
 const GRACE: Duration = Duration::from_secs(1);
 /// When no judgement is there after this time, the store does not answer.
-const SILENCE: Duration = Duration::from_secs(6);
+const SILENCE: Duration = Duration::from_secs(15);
 
 /// The key that says that some rank has left a note.
 const FAILED: &str = "failed";
@@ -212,6 +213,8 @@ impl Shared {
         notes[self.rank as usize] = Some(note);
         let deadline = Instant::now() + SETTLE;
         while notes.contains(&None) && Instant::now() < deadline {
+            // First: what a rank has left before its end is there by the time that its end is.
+            let ended = self.ended(store);
             for rank in 0..self.size {
                 let slot = &mut notes[rank as usize];
                 if slot.is_none() {
@@ -225,9 +228,22 @@ impl Shared {
                     }
                 }
             }
+            if are_complete(&notes, ended) {
+                break;
+            }
             std::thread::sleep(POLL / 5);
         }
         Ok(judge(&notes))
+    }
+
+    /// The first rank that a launcher has seen fail and end. Only a launcher that hosts the store writes it there.
+    fn ended(&self, store: &Store) -> Option<u32> {
+        if self.hosted_by_rank_0 {
+            return None;
+        }
+        // A store that does not answer is noticed where notes are read.
+        let rank = store.get(environment::ENDED).ok()??;
+        String::from_utf8_lossy(&rank).parse().ok()
     }
 
     /// The judgement when the store does not answer.
@@ -264,6 +280,11 @@ impl Shared {
             },
         }
     }
+}
+
+/// Whether no note will come any more: all are there, but perhaps that of a rank that has ended.
+fn are_complete(notes: &[Option<Note>], ended: Option<u32>) -> bool {
+    (0..).zip(notes).all(|(rank, note)| note.is_some() || Some(rank) == ended)
 }
 
 /// What the notes say; those that are `None` were not left in time.
@@ -309,6 +330,15 @@ mod tests {
         let notes = [None, note(5, ""), note(5, closed), None];
         let lost = Verdict::Lost { ranks: vec![0, 3], cause: closed.to_owned(), reporter: 1 };
         assert_eq!(judge(&notes), lost);
+    }
+
+    #[test]
+    fn only_a_rank_that_has_ended_is_not_waited_for() {
+        let notes = [note(5, ""), None, note(5, "")];
+        assert!(are_complete(&notes, Some(1)));
+        assert!(!are_complete(&notes, None) && !are_complete(&notes, Some(0)));
+        assert!(!are_complete(&[None, None, note(5, "")], Some(1)));
+        assert!(are_complete(&[note(5, ""), note(5, "")], None));
     }
 
     #[test]

@@ -272,19 +272,21 @@ mod tests {
     use super::super::loss::Watch;
     use super::*;
 
+    /// How long connecting may take, where much else runs.
+    const CONNECT: Duration = Duration::from_secs(60);
+
     /// Runs `work` on each of two ranks, which are threads.
     fn on_two_ranks<T: Send>(timeout: Duration, work: impl Fn(Nccl) -> T + Sync) -> Vec<T> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let mut listener = Some(listener);
         let connect = |rank: u32, mut listener: Option<TcpListener>| {
-            let mut open = |prefix: &str| {
-                Store::open("127.0.0.1", port, listener.take(), prefix, Duration::from_secs(20)).unwrap()
-            };
+            let mut open =
+                |prefix: &str| Store::open("127.0.0.1", port, listener.take(), prefix, CONNECT).unwrap();
             let stores = ["host", "device", "watch"].map(&mut open);
             let group = |store: &Store| {
                 let interface = Interface::Address("127.0.0.1".to_owned());
-                Group::gloo(store, (rank, 2), &interface, 2, timeout).unwrap()
+                Group::gloo(store, (rank, 2), &interface, 2, CONNECT).unwrap()
             };
             let (on_host, on_device) = (group(&stores[0]), group(&stores[1]));
             let [_, _, store] = stores;
@@ -305,7 +307,7 @@ mod tests {
 
     #[test]
     fn tensors_on_the_device_are_exchanged() {
-        for outcome in on_two_ranks(Duration::from_secs(20), |ranks| {
+        for outcome in on_two_ranks(Duration::from_secs(300), |ranks| {
             check_collectives(&ranks, Device::Cpu, 3)?;
             Ok::<_, Error>(())
         }) {
@@ -327,7 +329,7 @@ mod tests {
                 return None;
             }
             let pending = ranks.all_reduce(&sum, Reduce::Sum).unwrap();
-            let deadline = Instant::now() + Duration::from_secs(30);
+            let deadline = Instant::now() + Duration::from_secs(120);
             while !ranks.shared.job.watch().has_failed() || !ranks.shared.lock().under_way.is_empty() {
                 assert!(Instant::now() < deadline, "nobody looks after the operation");
                 std::thread::sleep(POLL);

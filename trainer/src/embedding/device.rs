@@ -4,6 +4,7 @@ use std::cell::{Ref, RefCell};
 use std::io;
 use std::sync::Arc;
 
+use onefold_kernels::element::step_key;
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use tch::{Kind, Tensor};
 
@@ -13,7 +14,6 @@ use super::update::rule;
 use super::usage::Usage;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, DeviceTables, Held, LookedUp, Slots, Staged, Update, failed, guarded};
-use crate::kernels::element::step_key;
 use crate::{Result, tensors};
 
 /// Bytes of a table that pass through this machine's memory at a time.

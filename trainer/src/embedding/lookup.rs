@@ -1,14 +1,14 @@
 //! What is looked up for the features of a batch.
 
 use onefold_ikjt::{Feature, Group};
+use onefold_kernels::attention::Sequence;
+use onefold_kernels::element::Elements;
+use onefold_kernels::pool::Bags;
 use onefold_sharding::{FeatureConfig, Pooling};
 
 use super::Layout;
 use super::table::{Table, table_rows};
 use crate::Result;
-use crate::kernels::attention::Sequence;
-use crate::kernels::element::Elements;
-use crate::kernels::pool::Bags;
 
 /// The rows of a feature: row `u` is the values from `offsets[u]` on, `sizes[u]` of them. Rows may overlap.
 #[derive(Debug, Clone, Default)]

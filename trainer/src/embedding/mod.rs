@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use onefold_ikjt::{Batch, Group};
+use onefold_kernels::attention::Sequence;
 use onefold_sharding::{DataType, FeatureConfig, TableConfig, tables_of};
 use rayon::prelude::*;
 use tch::Tensor;
@@ -52,7 +53,6 @@ pub(crate) use self::usage::EARLIER;
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, LookedUp, Staged, guarded};
 use crate::distributed::{Alone, Collectives};
-use crate::kernels::attention::Sequence;
 use crate::trace::Recorder;
 use crate::{Error, Result};
 

@@ -2,13 +2,13 @@
 
 use std::io;
 
+use onefold_kernels::element::Elements;
 use onefold_sharding::{DataType, TableConfig};
 
 use super::shard::{Buffer, RowSet, Shard};
 use super::usage::Usage;
 use super::{Embeddings, Store, table, update};
 use crate::config::TableOptimizerConfig;
-use crate::kernels::element::Elements;
 
 /// A shard's buffers by number.
 const WEIGHTS: usize = 0;

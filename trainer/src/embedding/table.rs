@@ -4,6 +4,7 @@ use std::io;
 
 use onefold_ikjt::Feature;
 use onefold_ikjt::hash::SigridHash;
+use onefold_kernels::element::{Elements, ElementsMut, Noise, nearest_bf16, nearest_fp16};
 use onefold_sharding::{DataType, FeatureConfig, IdPolicy, TableConfig};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -12,7 +13,6 @@ use safetensors::Dtype;
 use super::shard::{Buffer, RowSet, Shard};
 use super::update::rule;
 use crate::config::TableOptimizerConfig;
-use crate::kernels::element::{Elements, ElementsMut, Noise, nearest_bf16, nearest_fp16};
 use crate::{Error, Result};
 
 /// The salt of hashed ids.

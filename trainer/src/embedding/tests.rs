@@ -275,7 +275,7 @@ fn stored(embeddings: &Embeddings, shard: usize) -> Vec<u8> {
 
 /// Runs `work` on every rank of a job, each on a thread; what it returned, by rank.
 fn on_ranks<T: Send>(ranks: usize, work: impl Fn(Arc<dyn Collectives>) -> T + Sync) -> Vec<T> {
-    let collectives = crate::distributed::threads(ranks as u32, std::time::Duration::from_secs(20));
+    let collectives = crate::distributed::threads(ranks as u32, std::time::Duration::from_secs(300));
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> =
@@ -331,7 +331,7 @@ fn near(found: &[f32], expected: &[f32], bound: impl Fn(f32) -> f32) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(onefold_property::cases(96))]
     #[test]
     fn ranks_see_and_learn_what_one_does(
         (shards, plain) in jobs(), form in 0_usize..3,

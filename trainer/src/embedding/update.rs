@@ -2,15 +2,15 @@
 
 use std::borrow::Cow;
 
+use onefold_kernels::element::Noise;
+use onefold_kernels::pool::unpool;
+use onefold_kernels::update::{self, Place, Rule, Sources, Update, place, sort_places};
 use rayon::prelude::*;
 
 use super::lookup::FeatureLookup;
 use super::table::Table;
 use super::usage::Usage;
 use crate::config::{TableOptimizer, TableOptimizerConfig};
-use crate::kernels::element::Noise;
-use crate::kernels::pool::unpool;
-use crate::kernels::update::{self, Place, Rule, Sources, Update, place, sort_places};
 
 /// The update rule of a configuration, at step `step`, counted from 1.
 pub(super) fn rule(optimizer: &TableOptimizerConfig, step: u64) -> Rule {

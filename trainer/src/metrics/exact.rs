@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(none, None);
         assert!((found.unwrap() - won / pairs).abs() < 1e-12);
         let on_ranks = |most| {
-            let ranks = threads(3, Duration::from_secs(60)).into_iter();
+            let ranks = threads(3, Duration::from_secs(300)).into_iter();
             let ranks = ranks
                 .map(|rank| std::thread::spawn(move || refined(collected(rank.rank(), 3, most), &rank)[1]));
             ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()

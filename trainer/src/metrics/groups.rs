@@ -327,7 +327,7 @@ mod tests {
         let spilled = collected(0, 1, 1_000);
         assert!(spilled.spilled.is_some());
         assert_eq!(figures(spilled, &Alone).all, whole.all);
-        let ranks = threads(3, Duration::from_secs(60)).into_iter().map(|collectives| {
+        let ranks = threads(3, Duration::from_secs(300)).into_iter().map(|collectives| {
             std::thread::spawn(move || {
                 figures(collected(u64::from(collectives.rank()), 3, 700), &collectives)
             })

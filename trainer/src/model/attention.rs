@@ -1,5 +1,6 @@
 //! Pooling of sequences by self-attention.
 
+use onefold_kernels::attention::{self, Plan, QueryKey, Sequence};
 use onefold_sharding::Pooling;
 use tch::nn;
 use tch::{Kind, Tensor};
@@ -8,14 +9,13 @@ use super::compute::Compute;
 use super::linear::{bias, layer, linear};
 use super::padded::Valid;
 use super::sequences::{Block, Features, OfQueries, Pooled, Read};
-use crate::kernels::attention::{self, Plan, QueryKey, Sequence};
 use crate::{Result, tensors};
 
 /// One multi-head self-attention block (Vaswani et al. 2017), shared by all features that pool by it: QKV projection,
 /// key padding mask, mean over the valid positions, output projection.
 ///
 /// Only the projections of values and outputs are in the autograd graph; they run once per row. What comes before is
-/// [`kernels::attention`](crate::kernels::attention), whose output is a leaf.
+/// [`onefold_kernels::attention`], whose output is a leaf.
 #[derive(Debug)]
 pub(super) struct SelfAttention {
     dim: i64,

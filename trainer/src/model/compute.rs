@@ -4,11 +4,12 @@
 
 use std::sync::Arc;
 
+use onefold_kernels::element::Elements;
+use onefold_kernels::processor;
+use onefold_kernels::product::{self, Arithmetic, Finish, Matrix, multiply};
 use tch::{Device, Kind, Tensor};
 
-use crate::kernels::element::Elements;
-use crate::kernels::processor;
-use crate::kernels::product::{self, Arithmetic, Finish, Matrix, multiply};
+use crate::processor::has_fast_mkl;
 use crate::shim::with_backward;
 use crate::{Precision, tensors};
 
@@ -56,7 +57,7 @@ pub(crate) fn arithmetic_of(precision: Precision) -> Option<Arithmetic> {
         Precision::Bf16 if processor::has_amx_bf16() => None,
         _ if !processor::has_vectors() => None,
         Precision::Bf16 => Some(Arithmetic::of_bf16()),
-        Precision::Fp32 | Precision::Tf32 if processor::has_fast_mkl() => None,
+        Precision::Fp32 | Precision::Tf32 if has_fast_mkl() => None,
         Precision::Fp32 | Precision::Tf32 => Some(Arithmetic::Floats),
     }
 }

@@ -14,6 +14,7 @@
 //! device.
 
 use onefold_ikjt::Batch;
+use onefold_kernels::interaction::Source;
 use tch::{Device, Kind, Tensor};
 
 use super::on_device::DevicePath;
@@ -24,7 +25,6 @@ use crate::device::guarded;
 use crate::embedding::{
     Embeddings, HostEmbeddings, Lookup, LookupGradients, Lookups, Request, SentGradients, Status,
 };
-use crate::kernels::interaction::Source;
 use crate::lockstep::FAILED;
 use crate::{Result, shim, tensors};
 

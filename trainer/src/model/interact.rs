@@ -1,9 +1,9 @@
 //! From the vectors of a batch to the input of the cross layers or of the top MLP, and back.
 
+use onefold_kernels::interaction::{Form, Interaction, Source};
 use tch::Tensor;
 
 use super::{Model, Stage};
-use crate::kernels::interaction::{Form, Interaction, Source};
 use crate::tensors::{self, written};
 
 impl Model {

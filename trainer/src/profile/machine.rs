@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
+use onefold_kernels::processor;
 use onefold_sharding::Costs;
 
 use crate::device::Accelerator;
-use crate::kernels::processor;
 
 /// The processor's kernels. Raise it with any change that makes them faster or slower: models keep it.
 const CPU_KERNELS: &str = "cpu-5";

@@ -275,7 +275,7 @@ mod tests {
         };
         let work = &work;
         std::thread::scope(|scope| {
-            for inner in threads(RANKS, Duration::from_secs(20)) {
+            for inner in threads(RANKS, Duration::from_secs(300)) {
                 scope.spawn(move || {
                     let turns = Turns::new(Arc::new(inner), 1).unwrap();
                     for _ in 0..2 {
@@ -310,7 +310,7 @@ mod tests {
                     if rank == 1 { Err(failed("of its own")) } else { turns.end().map(drop) }
                 })
             };
-            let ranks: Vec<_> = threads(3, Duration::from_secs(20)).into_iter().map(of_rank).collect();
+            let ranks: Vec<_> = threads(3, Duration::from_secs(300)).into_iter().map(of_rank).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         let messages: Vec<String> =
@@ -326,11 +326,11 @@ mod tests {
     fn sockets_that_are_gone_let_nobody_wait() {
         let mut ranks: Vec<Turns> = std::thread::scope(|scope| {
             let of_rank = |inner| scope.spawn(move || Turns::new(Arc::new(inner), 1).unwrap());
-            let ranks: Vec<_> = threads(3, Duration::from_secs(20)).into_iter().map(of_rank).collect();
+            let ranks: Vec<_> = threads(3, Duration::from_secs(300)).into_iter().map(of_rank).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         let last = ranks.pop().unwrap();
-        last.baton.own.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        last.baton.own.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         ranks.into_iter().for_each(drop);
         let error = last.baton.wait_for(TURN).unwrap_err().to_string();
         assert!(error.contains("another rank failed in its turn"), "{error}");

@@ -224,7 +224,7 @@ mod tests {
     fn ranks_need_one_folder() {
         let folder = tempfile::tempdir().unwrap();
         let check = |folders: [&str; 3]| -> Vec<Result<()>> {
-            let ranks = threads(3, Duration::from_secs(60)).into_iter().zip(folders);
+            let ranks = threads(3, Duration::from_secs(300)).into_iter().zip(folders);
             std::thread::scope(|scope| {
                 let open = |name: &str| Storage::open(&folder.path().join(name)).unwrap();
                 let checks: Vec<_> =

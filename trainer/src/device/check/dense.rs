@@ -1,5 +1,6 @@
 //! The dense optimizer's kernels against their definition, and steps that may not be taken.
 
+use onefold_kernels::update::Rule;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use tch::{Kind, Tensor};
@@ -9,7 +10,6 @@ use super::super::dense::{DenseRule, DenseUpdate, Verdict};
 use super::super::update::Update;
 use super::{KernelCheck, Sizes, Tables, To, compare, floats, ints};
 use crate::Result;
-use crate::kernels::update::Rule;
 
 const RULES: [(&str, DenseRule); 4] = [
     ("SGD", DenseRule::Sgd),

@@ -1,5 +1,7 @@
 //! The update's kernels against their definition, in every type of stored weights.
 
+use onefold_kernels::element::{Bf16, Element, Elements, ElementsMut, Fp16, Noise, RowNoise, step_key};
+use onefold_kernels::update::{self as host, Rule, Sources, place};
 use onefold_sharding::DataType;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -10,8 +12,6 @@ use super::super::weights::Weights;
 use super::super::{Accelerator, failed};
 use super::{KernelCheck, Sizes, Tables, To, compare, floats, ints};
 use crate::Result;
-use crate::kernels::element::{Bf16, Element, Elements, ElementsMut, Fp16, Noise, RowNoise, step_key};
-use crate::kernels::update::{self as host, Rule, Sources, place};
 
 /// What results may be off by, relative to the largest one, before weights of 16 bits are looked for elsewhere.
 const BOUND: f64 = 1e-5;

@@ -20,6 +20,8 @@ mod wire;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use onefold_kernels::element::Elements;
+use onefold_kernels::pool::{Bags, pool_into, pool_some};
 use onefold_sharding::{DataType, TableConfig};
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -35,8 +37,6 @@ use super::shard::Shard;
 use super::store::HostStore;
 use super::{Layout, Status};
 use crate::distributed::{Collectives, Pending};
-use crate::kernels::element::Elements;
-use crate::kernels::pool::{Bags, pool_into, pool_some};
 use crate::trace::{Activity, Recorder};
 use crate::{Error, Result};
 

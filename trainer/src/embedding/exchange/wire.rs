@@ -2,6 +2,8 @@
 
 use std::sync::atomic::AtomicU64;
 
+use onefold_kernels::element::{Elements, nearest_bf16, nearest_fp16};
+use onefold_kernels::fresh::fill_pieces;
 use onefold_sharding::DataType;
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -9,8 +11,6 @@ use tch::{Device, Tensor};
 
 use super::Exchange;
 use crate::distributed::Pending;
-use crate::kernels::element::{Elements, nearest_bf16, nearest_fp16};
-use crate::kernels::fresh::fill_pieces;
 use crate::{Result, tensors};
 
 /// 32-bit floats to be sent, by rank.

@@ -61,7 +61,7 @@ fn three_steps_on_device(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(onefold_property::cases(96))]
     #[test]
     fn ranks_on_devices_see_and_learn_what_those_in_memory_do(
         (shards, plain) in jobs(), form in 0_usize..3,

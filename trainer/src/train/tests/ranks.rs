@@ -199,7 +199,7 @@ impl Jobs {
             let prepared = collectives.agree_on(|| Prepared::new(&config, &dataset, &options))?;
             prepared.train(&self.folder.path().join(run), &reporter)
         };
-        let ranks = threads(job.ranks, Duration::from_secs(60));
+        let ranks = threads(job.ranks, Duration::from_secs(300));
         std::thread::scope(|scope| {
             let train = &train;
             let threads: Vec<_> =
@@ -489,7 +489,7 @@ fn refuses_others_options(jobs: &Jobs) {
         }),
     ];
     for (what, work) in cases {
-        let ranks = threads(3, Duration::from_secs(60));
+        let ranks = threads(3, Duration::from_secs(300));
         let errors: Vec<Error> = std::thread::scope(|scope| {
             let threads: Vec<_> = (ranks.into_iter().zip([false, false, true]))
                 .map(|(rank, other)| scope.spawn(move || work(Arc::new(rank), other).unwrap_err()))
@@ -527,7 +527,7 @@ fn ranks_that_do_not_belong_together_are_refused() {
     let four = jobs.plan(4, Division::Mixed).unwrap();
     fs_err::rename(four, jobs.folder.path().join("Mixed-2.json")).unwrap();
     let plan = jobs.folder.path().join("Mixed-2.json");
-    let [collectives, other]: [_; 2] = threads(2, Duration::from_secs(60)).try_into().unwrap();
+    let [collectives, other]: [_; 2] = threads(2, Duration::from_secs(300)).try_into().unwrap();
     drop(other);
     let options = TrainOptions { plan: Some(plan), ..options(Arc::new(collectives)) };
     let error = Prepared::new(&jobs.config, &jobs.folder.path().join("dataset"), &options).unwrap_err();

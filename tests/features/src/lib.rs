@@ -1,0 +1,3 @@
+//! No code: `Cargo.toml` says what this crate is for.
+
+#![forbid(unsafe_code)]

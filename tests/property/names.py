@@ -1,0 +1,25 @@
+#!/usr/bin/env python3
+"""Prints the names of all property tests of the workspace, as filters for `cargo test`."""
+
+import pathlib
+import re
+import subprocess
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+# `proptest! {` begins a block; a line with its closing brace, at the same indentation, ends it.
+BLOCK = re.compile(r"^(?P<indentation> *)proptest! \{$(?P<body>.*?)^(?P=indentation)\}$", re.MULTILINE | re.DOTALL)
+TEST = re.compile(r"#\[test\]\s+fn (\w+)")
+
+
+def main():
+    """Prints the names on one line."""
+    files = subprocess.run(["git", "ls-files", "*.rs"], cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    names = set()
+    for name in files.stdout.split():
+        for block in BLOCK.finditer((REPOSITORY / name).read_text()):
+            names.update(TEST.findall(block["body"]))
+    print(" ".join(sorted(names)))
+
+
+if __name__ == "__main__":
+    main()

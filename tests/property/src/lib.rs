@@ -1,0 +1,19 @@
+//! The configuration of property tests that do not run proptest's default of 256 cases.
+//!
+//! `PROPTEST_RNG_SEED` is set in `.cargo/config.toml`, so a test draws the same cases in every run. `make test-random`
+//! sets another seed and, with `PROPTEST_CASES`, a multiple of the cases.
+
+#![forbid(unsafe_code)]
+
+use proptest::test_runner::Config;
+
+/// The number of cases of a property test without a configuration.
+const DEFAULT_CASES: u64 = 256;
+
+/// A configuration with `count` cases. A `PROPTEST_CASES` of 25,600, 100 times the default, makes it 100 times as many.
+#[must_use]
+pub fn cases(count: u32) -> Config {
+    let default = Config::default();
+    let scaled = u64::from(count) * u64::from(default.cases) / DEFAULT_CASES;
+    Config { cases: u32::try_from(scaled).unwrap_or(u32::MAX).max(1), ..default }
+}

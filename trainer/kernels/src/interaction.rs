@@ -1,0 +1,487 @@
+//! A sample's vectors side by side, or the dot products of all their pairs, straight from the rows of each group.
+//!
+//! A row is expanded to its samples here and nowhere else: a sample's vectors are gathered into a buffer that stays
+//! in the processor's first cache, multiplied, and only the products are written. Going back, the gradients of
+//! samples that stand together and share a row are summed there too, before they leave the cache.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::element::Elements;
+use super::fresh::{Fresh, Piece, fill_chunks, written};
+use super::gemm::{ROWS, Strided, gemm, transpose};
+use super::product::{self, Output};
+use super::simd::{Lanes, WIDE, dispatched};
+
+/// Samples that one thread goes through at a time.
+const BLOCK: usize = 64;
+
+/// Vectors of a batch that share an inverse index: sample `b` has the vectors of row `inverse[b]`, or of row `b`.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// `[U, F, D]`, row-major.
+    pub values: &'a [f32],
+    /// F.
+    pub vectors: usize,
+    /// `[B]`, each below U.
+    pub inverse: Option<&'a [i32]>,
+}
+
+impl Source<'_> {
+    /// U, where vectors have `dim` values.
+    pub fn rows(&self, dim: usize) -> usize {
+        self.values.len().checked_div(self.vectors * dim).unwrap_or(0)
+    }
+
+    fn row(&self, sample: usize) -> usize {
+        self.inverse.map_or(sample, |inverse| inverse[sample] as usize)
+    }
+}
+
+/// The products of one batch: N vectors a sample, those of the first source first.
+#[derive(Debug, Clone, Copy)]
+pub struct Interaction<'a> {
+    /// Where the vectors stand.
+    pub sources: &'a [Source<'a>],
+    /// D.
+    pub dim: usize,
+    /// What is made of a sample's vectors.
+    pub form: Form,
+    /// Whether vectors are rounded to bfloat16 before they are multiplied.
+    pub rounded: bool,
+}
+
+/// What a sample passes through, one after the other: its vectors `[N, D]`, the same transposed, and products.
+#[derive(Default)]
+struct Buffers {
+    matrix: Vec<f32>,
+    transposed: Vec<f32>,
+    products: Vec<f32>,
+}
+
+/// What becomes of a sample's vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// The strict lower triangle of `V Vᵀ`, row by row.
+    Dot {
+        /// Whether the first vector (the bottom MLP's output) also stands before the products.
+        keep_first: bool,
+    },
+    /// All vectors, one after the other.
+    Concat,
+}
+
+impl Interaction<'_> {
+    /// N.
+    #[inline]
+    fn vectors(&self) -> usize {
+        self.sources.iter().map(|source| source.vectors).sum()
+    }
+
+    /// Values of one sample's result: D if the first vector is kept and `N (N - 1) / 2` products, or `N D`.
+    #[inline]
+    pub fn width(&self) -> usize {
+        let vectors = self.vectors();
+        match self.form {
+            Form::Dot { .. } => vectors * vectors.saturating_sub(1) / 2 + self.kept().len(),
+            Form::Concat => vectors * self.dim,
+        }
+    }
+
+    /// The values of a sample's vectors that also stand before the products.
+    #[inline]
+    fn kept(&self) -> Range<usize> {
+        match self.form {
+            Form::Dot { keep_first: true } => 0..self.dim,
+            _ => 0..0,
+        }
+    }
+
+    /// `[B, width]`, for `samples` samples.
+    ///
+    /// # Panics
+    ///
+    /// If an inverse index leads outside its source, or has fewer samples.
+    pub fn forward(&self, samples: usize) -> Vec<f32> {
+        written(samples * self.width(), |output| self.forward_into(output))
+    }
+
+    /// Writes the results of [`forward`](Self::forward), `[B, width]`, as 32-bit floats or rounded to bfloat16, to all of
+    /// `output`, and returns it.
+    ///
+    /// # Panics
+    ///
+    /// As that of [`forward`](Self::forward).
+    pub fn forward_into<'m, O: Output>(&self, output: &'m mut [MaybeUninit<O>]) -> &'m mut [O] {
+        let width = self.width();
+        fill_chunks(output, BLOCK * width, Buffers::default, |buffers, block, output| {
+            for (i, output) in output.chunks_exact_mut(width).enumerate() {
+                let sample = block * BLOCK + i;
+                match self.form {
+                    Form::Concat => {
+                        buffers.matrix.resize(width, 0.0);
+                        self.gather(sample, &mut buffers.matrix);
+                        store(&buffers.matrix, output);
+                    }
+                    Form::Dot { .. } => self.dot(sample, buffers, output),
+                }
+            }
+        })
+    }
+
+    /// The products of a sample.
+    fn dot<O: Output>(&self, sample: usize, buffers: &mut Buffers, output: &mut [O]) {
+        let (vectors, dim) = (self.vectors(), self.dim);
+        let kept = self.kept();
+        let padded = vectors.next_multiple_of(WIDE);
+        let Buffers { matrix, transposed, products } = buffers;
+        matrix.resize(vectors * dim, 0.0);
+        transposed.resize(dim * padded, 0.0);
+        products.resize(vectors * padded, 0.0);
+        self.gather(sample, matrix);
+        transpose((vectors, dim), matrix, dim, transposed, padded);
+        lower_triangle(vectors, dim, matrix, transposed, products);
+        let (first, mut triangle) = output.split_at_mut(kept.len());
+        store(&matrix[kept], first);
+        for (row, products) in products.chunks_exact(padded).enumerate() {
+            let (of_row, rest) = triangle.split_at_mut(row);
+            store(&products[..row], of_row);
+            triangle = rest;
+        }
+    }
+
+    fn gather(&self, sample: usize, matrix: &mut [f32]) {
+        let mut place = 0;
+        for source in self.sources {
+            let size = source.vectors * self.dim;
+            let (own, values) =
+                (&mut matrix[place..place + size], &source.values[source.row(sample) * size..]);
+            if self.rounded {
+                round(own, &values[..size]);
+            } else {
+                own.copy_from_slice(&values[..size]);
+            }
+            place += size;
+        }
+    }
+
+    /// The gradients of every source, `[U, F, D]` each, from that of the result, `[B, width]`, of 32-bit floats or of
+    /// bfloat16. A row's gradient is
+    /// summed over its samples in their order, whatever the number of threads.
+    ///
+    /// # Panics
+    ///
+    /// If `gradient` is not of that size.
+    pub fn backward<'g>(&self, gradient: impl Into<Elements<'g>>) -> Vec<Vec<f32>> {
+        self.backward_of(gradient.into())
+    }
+
+    /// Not generic, so that it is compiled in this crate.
+    fn backward_of(&self, gradient: Elements<'_>) -> Vec<Vec<f32>> {
+        let width = self.width();
+        let samples = gradient.len().checked_div(width).unwrap_or(0);
+        let runs: Vec<Runs> = self.sources.iter().map(|source| Runs::new(source, samples)).collect();
+        let sizes: Vec<usize> = self.sources.iter().map(|source| source.vectors * self.dim).collect();
+        let mut sums: Vec<Fresh> =
+            runs.iter().zip(&sizes).map(|(runs, size)| Fresh::new(runs.rows.len() * size)).collect();
+        let mut tasks: Vec<Vec<Piece<'_>>> = Vec::new();
+        tasks.resize_with(samples.div_ceil(BLOCK), Vec::new);
+        for ((sums, runs), size) in sums.iter_mut().zip(&runs).zip(&sizes) {
+            let mut rest = sums.whole();
+            for (task, bounds) in tasks.iter_mut().zip(runs.blocks.windows(2)) {
+                let (head, tail) = rest.split_at((bounds[1] - bounds[0]) * size);
+                task.push(head);
+                rest = tail;
+            }
+        }
+        tasks.into_par_iter().enumerate().with_max_len(1).for_each(|(block, sums)| {
+            let samples = block * BLOCK..((block + 1) * BLOCK).min(samples);
+            let mut sums: Vec<&mut [f32]> = sums.into_iter().map(Piece::zeroed).collect();
+            self.backward_block(samples, gradient, &runs, &mut sums);
+        });
+        let sums: Vec<Vec<f32>> = sums.into_iter().map(Fresh::into_vec).collect();
+        let folded = sums.into_par_iter().zip(&runs).zip(self.sources).zip(&sizes).with_max_len(1);
+        folded.map(|(((sums, runs), source), size)| runs.fold(sums, source.values.len(), *size)).collect()
+    }
+
+    fn backward_block(
+        &self,
+        samples: Range<usize>,
+        gradient: Elements<'_>,
+        runs: &[Runs],
+        sums: &mut [&mut [f32]],
+    ) {
+        let (vectors, dim, width) = (self.vectors(), self.dim, self.width());
+        let kept = self.kept();
+        let mut matrix = vec![0.0; vectors * dim];
+        // Above the diagonal it stays zero.
+        let mut lower = vec![0.0; vectors * vectors];
+        let mut result = vec![0.0; vectors * dim];
+        let mut widened = vec![0.0; width];
+        let first = samples.start;
+        for sample in samples {
+            let upstream = match gradient.slice(sample * width, width) {
+                Elements::Fp32(upstream) => upstream,
+                narrow => {
+                    narrow.widen(&mut widened);
+                    &widened
+                }
+            };
+            match self.form {
+                Form::Concat => result.copy_from_slice(upstream),
+                Form::Dot { .. } => {
+                    self.gather(sample, &mut matrix);
+                    let (first, mut triangle) = upstream.split_at(kept.len());
+                    for (row, lower) in lower.chunks_exact_mut(vectors).enumerate() {
+                        let (of_row, rest) = triangle.split_at(row);
+                        lower[..row].copy_from_slice(of_row);
+                        triangle = rest;
+                    }
+                    multiply_symmetric(vectors, dim, &lower, &matrix, &mut result);
+                    result[kept.clone()].iter_mut().zip(first).for_each(|(result, first)| *result += first);
+                }
+            }
+            let mut place = 0;
+            for ((source, runs), sums) in self.sources.iter().zip(runs).zip(&mut *sums) {
+                let size = source.vectors * dim;
+                let run = runs.of_sample[sample] - runs.of_sample[first];
+                let sum = &mut sums[run as usize * size..][..size];
+                add(sum, &result[place..place + size]);
+                place += size;
+            }
+        }
+    }
+}
+
+/// `V Vᵀ` left of the diagonal and beside it in a tile; `transposed` is Vᵀ, and its rows are as far apart as those of
+/// the products.
+fn lower_triangle(vectors: usize, dim: usize, matrix: &[f32], transposed: &[f32], products: &mut [f32]) {
+    let padded = vectors.next_multiple_of(WIDE);
+    for row in (0..vectors).step_by(ROWS) {
+        let rows = ROWS.min(vectors - row);
+        let columns = (row + rows - 1).next_multiple_of(WIDE);
+        let (a, c) = (Strided::rows(&matrix[row * dim..], dim), &mut products[row * padded..]);
+        gemm((rows, columns, dim), a, transposed, padded, c, padded, false);
+    }
+}
+
+/// `(L + Lᵀ) V`, where L, `[N, N]`, is zero on and above the diagonal.
+fn multiply_symmetric(vectors: usize, dim: usize, lower: &[f32], matrix: &[f32], result: &mut [f32]) {
+    for row in (0..vectors).step_by(ROWS) {
+        let rows = ROWS.min(vectors - row);
+        let a = Strided::rows(&lower[row * vectors..], vectors);
+        gemm((rows, dim, row + rows - 1), a, matrix, dim, &mut result[row * dim..], dim, false);
+    }
+    for column in (0..vectors).step_by(ROWS) {
+        // Rows before have nothing but zeros in these columns.
+        let first = (column + 1).min(vectors);
+        let a = Strided::transposed(lower.get(first * vectors + column..).unwrap_or(&[]), vectors);
+        let c = &mut result[column * dim..];
+        let columns = ROWS.min(vectors - column);
+        gemm((columns, dim, vectors - first), a, &matrix[first * dim..], dim, c, dim, true);
+    }
+}
+
+/// Samples that stand together in a block and share a row of one source.
+struct Runs {
+    /// `[B]`.
+    of_sample: Vec<u32>,
+    /// The row of each run.
+    rows: Vec<u32>,
+    /// The first run of each block, and the number of runs.
+    blocks: Vec<usize>,
+}
+
+impl Runs {
+    fn new(source: &Source<'_>, samples: usize) -> Self {
+        let mut runs = Self { of_sample: Vec::with_capacity(samples), rows: Vec::new(), blocks: Vec::new() };
+        for sample in 0..samples {
+            let row = source.row(sample) as u32;
+            let begins = sample % BLOCK == 0;
+            if begins {
+                runs.blocks.push(runs.rows.len());
+            }
+            if begins || runs.rows.last() != Some(&row) {
+                runs.rows.push(row);
+            }
+            runs.of_sample.push(runs.rows.len() as u32 - 1);
+        }
+        runs.blocks.push(runs.rows.len());
+        runs
+    }
+
+    /// The sums by row from those by run; `length` values in all, `size` a row.
+    fn fold(&self, mut sums: Vec<f32>, length: usize, size: usize) -> Vec<f32> {
+        if !self.in_order() {
+            let mut folded = vec![0.0; length];
+            for (row, sum) in self.rows.iter().zip(sums.chunks_exact(size)) {
+                add(&mut folded[*row as usize * size..][..size], sum);
+            }
+            return folded;
+        }
+        // Rows move up over the runs before them that went on into the next block.
+        let mut rows = 0;
+        for (run, &row) in self.rows.iter().enumerate() {
+            if row as usize == rows {
+                if run > rows {
+                    sums.copy_within(run * size..(run + 1) * size, rows * size);
+                }
+                rows += 1;
+            } else {
+                let (before, from) = sums.split_at_mut(run * size);
+                add(&mut before[(rows - 1) * size..rows * size], &from[..size]);
+            }
+        }
+        sums.truncate(rows * size);
+        sums.resize(length, 0.0);
+        sums
+    }
+
+    /// Whether every run has the row of the run before it, or the next row.
+    fn in_order(&self) -> bool {
+        self.rows.first().is_none_or(|row| *row == 0)
+            && self.rows.windows(2).all(|pair| pair[1] == pair[0] || pair[1] == pair[0] + 1)
+    }
+}
+
+fn store<O: Output>(values: &[f32], output: &mut [O]) {
+    output.iter_mut().zip(values).for_each(|(output, value)| *output = O::from_f32(*value));
+}
+
+dispatched! {
+    /// Numbers rounded to bfloat16.
+    fn round(out: &mut [f32], values: &[f32]) = wide round_with
+}
+
+#[inline(always)]
+fn round_with<L: Lanes<N>, const N: usize>(out: &mut [f32], values: &[f32]) {
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = product::round(*value);
+    }
+}
+
+fn add(total: &mut [f32], values: &[f32]) {
+    total.iter_mut().zip(values).for_each(|(total, value)| *total += value);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn numbers(length: usize) -> impl Strategy<Value = Vec<f32>> {
+        prop::collection::vec(-2.0_f32..2.0, length)
+    }
+
+    /// Sources of 3 and 5 rows behind inverse indices, and one without.
+    fn sources(
+        samples: usize,
+        dim: usize,
+    ) -> impl Strategy<Value = Vec<(Vec<f32>, usize, Option<Vec<i32>>)>> {
+        let inverse = |rows: i32| prop::collection::vec(0..rows, samples);
+        let source = move |rows: usize, vectors: usize| numbers(rows * vectors * dim);
+        (source(samples, 1), source(3, 2), inverse(3), source(5, 4), inverse(5))
+            .prop_map(|(a, b, ib, c, ic)| vec![(a, 1, None), (b, 2, Some(ib)), (c, 4, Some(ic))])
+    }
+
+    /// The definition in double precision: the result, and the gradients for a given gradient of it.
+    fn naive(interaction: &Interaction<'_>, samples: usize, gradient: &[f32]) -> (Vec<f64>, Vec<Vec<f64>>) {
+        let (n, dim, width) = (interaction.vectors(), interaction.dim, interaction.width());
+        let mut output = Vec::new();
+        let mut gradients: Vec<Vec<f64>> =
+            interaction.sources.iter().map(|source| vec![0.0; source.values.len()]).collect();
+        for b in 0..samples {
+            let mut places = Vec::new();
+            for (s, source) in interaction.sources.iter().enumerate() {
+                let row = source.row(b);
+                places.extend((0..source.vectors).map(|v| (s, (row * source.vectors + v) * dim)));
+            }
+            let value =
+                |(s, place): (usize, usize), d: usize| f64::from(interaction.sources[s].values[place + d]);
+            let upstream: Vec<f64> = gradient[b * width..][..width].iter().map(|g| f64::from(*g)).collect();
+            let mut k = 0;
+            if interaction.form == Form::Concat {
+                for place in &places {
+                    for d in 0..dim {
+                        output.push(value(*place, d));
+                        gradients[place.0][place.1 + d] += upstream[k];
+                        k += 1;
+                    }
+                }
+                continue;
+            }
+            for i in interaction.kept() {
+                let (place, d) = (places[i / dim], i % dim);
+                output.push(value(place, d));
+                gradients[place.0][place.1 + d] += upstream[k];
+                k += 1;
+            }
+            for i in 0..n {
+                for j in 0..i {
+                    output.push((0..dim).map(|d| value(places[i], d) * value(places[j], d)).sum());
+                    for d in 0..dim {
+                        gradients[places[i].0][places[i].1 + d] += upstream[k] * value(places[j], d);
+                        gradients[places[j].0][places[j].1 + d] += upstream[k] * value(places[i], d);
+                    }
+                    k += 1;
+                }
+            }
+        }
+        (output, gradients)
+    }
+
+    fn close(found: &[f32], expected: &[f64]) -> bool {
+        let near = |(found, expected): (&f32, &f64)| {
+            (f64::from(*found) - expected).abs() <= 2e-4 * (1.0 + expected.abs())
+        };
+        found.len() == expected.len() && found.iter().zip(expected).all(near)
+    }
+
+    proptest! {
+        #![proptest_config(onefold_property::cases(48))]
+        #[test]
+        fn forward_and_backward_equal_the_definition(
+            (samples, dim, parts) in (1_usize..150, prop::sample::select(vec![1_usize, 4, 8, 20]))
+                .prop_flat_map(|(samples, dim)| (Just(samples), Just(dim), sources(samples, dim))),
+            form in prop::sample::select(vec![
+                Form::Dot { keep_first: true }, Form::Dot { keep_first: false }, Form::Concat,
+            ]),
+            seed in 0_usize..100,
+        ) {
+            let sources: Vec<Source<'_>> = parts.iter()
+                .map(|(values, vectors, inverse)| Source { values, vectors: *vectors, inverse: inverse.as_deref() })
+                .collect();
+            let interaction = Interaction { sources: &sources, dim, form, rounded: false };
+            let width = interaction.width();
+            let gradient: Vec<f32> = (0..samples * width).map(|i| ((i + seed) % 9) as f32 / 4.0 - 1.0).collect();
+            let (expected, expected_gradients) = naive(&interaction, samples, &gradient);
+            let output = interaction.forward(samples);
+            prop_assert!(close(&output, &expected));
+            for (found, expected) in interaction.backward(&gradient).iter().zip(&expected_gradients) {
+                prop_assert!(close(found, expected));
+            }
+            // In bfloat16 it is rounded once; these gradients are exact.
+            let mut halves = vec![MaybeUninit::new(0_u16); samples * width];
+            let expected: Vec<u16> = output.iter().map(|value| u16::from_f32(*value)).collect();
+            prop_assert_eq!(&*interaction.forward_into(&mut halves), &expected[..]);
+            let halves: Vec<u16> = gradient.iter().map(|value| u16::from_f32(*value)).collect();
+            prop_assert_eq!(interaction.backward(Elements::Bf16(&halves)), interaction.backward(&gradient));
+            // Rounded vectors give what vectors of rounded numbers give.
+            let rounded: Vec<Vec<f32>> = parts.iter().map(|(values, ..)| {
+                let mut rounded = values.clone();
+                round(&mut rounded, values);
+                rounded
+            }).collect();
+            let of_rounded: Vec<Source<'_>> = sources.iter().zip(&rounded)
+                .map(|(source, values)| Source { values, ..*source })
+                .collect();
+            let found = Interaction { rounded: true, ..interaction };
+            let expected = Interaction { sources: &of_rounded, ..interaction };
+            prop_assert_eq!(found.forward(samples), expected.forward(samples));
+            prop_assert_eq!(found.backward(&gradient), expected.backward(&gradient));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! `Aᵀ B` where B has few columns: the gradient of the weights of a layer with few inputs.
+//!
+//! Packing A would take longer than the product. Its rows are read where they stand, as vectors, and B's columns are the
+//! rows of one tile, whose sums stay in registers from the first row of both to the last.
+
+use std::mem::MaybeUninit;
+
+use super::Unit;
+use crate::element::Elements;
+use crate::simd::{Kernel, Lanes, WIDE, prefetch, run};
+
+/// Rows of the tile: the columns of B, and one of ones, by which the sums of A's columns come along.
+const TILE: usize = 14;
+/// B has no more columns.
+pub(super) const COLUMNS: usize = TILE - 1;
+/// A's columns that are a task.
+const TASK: usize = 64;
+/// Rows that A is asked for ahead.
+const AHEAD: usize = 24;
+
+/// Columns of A, in memory `[k, m]`, of a type that needs no rounding, with all of B.
+struct Narrow<'a> {
+    a: Elements<'a>,
+    m: usize,
+    columns: std::ops::Range<usize>,
+    /// `[k, TILE]`.
+    b: &'a [f32],
+    /// `[TILE, columns]`.
+    sums: &'a mut [f32],
+}
+
+impl Kernel for Narrow<'_> {
+    type Output = ();
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn run<L: Lanes<N>, const N: usize>(self) {
+        match self.a {
+            Elements::Fp32(a) => self.of::<L, N, f32>(a, L::load),
+            Elements::Bf16(a) | Elements::Fp16(a) => self.of::<L, N, u16>(a, L::load_bf16),
+        }
+    }
+}
+
+impl Narrow<'_> {
+    #[inline(always)]
+    fn of<L: Lanes<N>, const N: usize, S>(self, a: &[S], load: impl Fn(&[S; N]) -> L) {
+        let Self { m, columns, b, sums, .. } = self;
+        let stride = columns.len();
+        let mut column = 0;
+        // Registers of AVX-512 hold a tile of two vectors, those of AVX2 one of one.
+        while N == WIDE && column + 2 * N <= stride {
+            let a = &a[columns.start + column..];
+            tile::<L, N, S, 2>(a, m, b, &mut sums[column..], stride, &load);
+            column += 2 * N;
+        }
+        while column < stride {
+            let a = &a[columns.start + column..];
+            tile::<L, N, S, 1>(a, m, b, &mut sums[column..], stride, &load);
+            column += N;
+        }
+    }
+}
+
+#[inline(always)]
+fn tile<L: Lanes<N>, const N: usize, S, const V: usize>(
+    a: &[S],
+    m: usize,
+    b: &[f32],
+    out: &mut [f32],
+    stride: usize,
+    load: &impl Fn(&[S; N]) -> L,
+) {
+    let mut sums = [[L::splat(0.0); V]; TILE];
+    for (p, factors) in b.as_chunks::<TILE>().0.iter().enumerate() {
+        let (own, _) = a[p * m..][..V * N].as_chunks::<N>();
+        if let Some(ahead) = a.get((p + AHEAD) * m..(p + AHEAD) * m + V * N) {
+            prefetch(ahead);
+        }
+        let mut vectors = [L::splat(0.0); V];
+        for (vector, own) in vectors.iter_mut().zip(own) {
+            *vector = load(own);
+        }
+        for (sums, factor) in sums.iter_mut().zip(factors) {
+            let factor = L::splat(*factor);
+            for (sum, vector) in sums.iter_mut().zip(vectors) {
+                *sum = sum.fma(factor, vector);
+            }
+        }
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        let (out, _) = out[row * stride..][..V * N].as_chunks_mut::<N>();
+        out.iter_mut().zip(sums).for_each(|(out, sum)| sum.store(out));
+    }
+}
+
+/// Whether elements of A need no rounding.
+pub(super) fn takes<U: Unit>(a: Elements<'_>) -> bool {
+    matches!((a, U::ROUNDS), (Elements::Fp32(_), false) | (Elements::Bf16(_), true))
+}
+
+/// Writes `Aᵀ B`, `[m, n]`, of A, `[k, m]`, and B, `[k, n]`, both as they stand in memory, and the sums of A's columns.
+pub(super) fn multiply<U: Unit>(
+    (a, m): (Elements<'_>, usize),
+    (b, n): (Elements<'_>, usize),
+    output: &mut [MaybeUninit<f32>],
+    column_sums: Option<&mut [f32]>,
+    threads: usize,
+) {
+    let k = b.len() / n;
+    let b = rows_of_tiles::<U>(b, n);
+    let mut all_sums = column_sums.map(|sums| sums.chunks_mut(TASK));
+    let tasks = output.chunks_mut(TASK * n).enumerate();
+    let tasks =
+        tasks.map(|(number, output)| (number * TASK, output, all_sums.as_mut().and_then(Iterator::next)));
+    debug_assert_eq!(a.len(), k * m);
+    super::for_each(tasks.collect(), threads, |(start, output, column_sums)| {
+        let columns = output.len() / n;
+        let mut sums = [0.0; TILE * TASK];
+        run(Narrow { a, m, columns: start..start + columns, b: &b, sums: &mut sums[..TILE * columns] });
+        for (i, output) in output.chunks_exact_mut(n).enumerate() {
+            output.iter_mut().enumerate().for_each(|(j, output)| {
+                output.write(sums[j * columns + i]);
+            });
+        }
+        if let Some(own) = column_sums {
+            own.copy_from_slice(&sums[COLUMNS * columns..][..columns]);
+        }
+    });
+}
+
+/// `[k, TILE]`: a row of B, zeros, and 1.
+fn rows_of_tiles<U: Unit>(b: Elements<'_>, n: usize) -> Vec<f32> {
+    let mut rows = vec![0.0; b.len() / n * TILE];
+    for (i, row) in rows.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
+        b.slice(i * n, n).widen(&mut row[..n]);
+        if U::ROUNDS {
+            row[..n].iter_mut().for_each(|value| *value = super::round(*value));
+        }
+        row[COLUMNS] = 1.0;
+    }
+    rows
+}

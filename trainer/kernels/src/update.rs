@@ -1,0 +1,547 @@
+//! The exact update of a table: the gradient of an id is summed over all places where it was looked up, then its
+//! row is updated once (as FBGEMM's exact optimizers do).
+
+use super::element::{Bf16, Element, ElementsMut, Fp16, Fp32, Noise};
+use super::simd::{Lanes, axpy, dispatched, dot, prefetch};
+
+/// Places per piece of a table, about, for threads to take.
+const PIECE: usize = 4096;
+
+/// How many places ahead a table row is asked for.
+const AHEAD: usize = 12;
+
+/// Bits that one pass of the sort looks at, at most.
+const DIGIT: u32 = 11;
+
+/// A place is where an id was looked up: its table row in the upper half, the number of its gradient in the lower.
+pub type Place = u64;
+
+/// The place of gradient `source` for table row `row`.
+#[inline]
+pub fn place(row: u32, source: u32) -> Place {
+    u64::from(row) << 32 | u64::from(source)
+}
+
+#[inline]
+fn row_of(place: Place) -> usize {
+    (place >> 32) as usize
+}
+
+/// Sorts places by table row; those of a row keep their order. `rows` is the number of rows of the table.
+///
+/// A radix sort from the lowest digit (Knuth, TAOCP 3, 5.2.5): its passes are few, as table rows have few bits.
+pub fn sort_places(places: &mut Vec<Place>, rows: u64) {
+    let bits = u64::BITS - rows.saturating_sub(1).leading_zeros();
+    let passes = bits.div_ceil(DIGIT);
+    if passes == 0 || places.len() < 64 {
+        places.sort_by_key(|place| place >> 32);
+        return;
+    }
+    let digit = bits.div_ceil(passes);
+    let mut other = vec![0; places.len()];
+    for pass in 0..passes {
+        let shift = 32 + pass * digit;
+        let bucket = |place: Place| (place >> shift) as usize & ((1 << digit) - 1);
+        let mut starts = vec![0_u32; 1 << digit];
+        places.iter().for_each(|place| starts[bucket(*place)] += 1);
+        let mut sum = 0;
+        for start in &mut starts {
+            sum += std::mem::replace(start, sum);
+        }
+        for place in places.iter() {
+            let start = &mut starts[bucket(*place)];
+            other[*start as usize] = *place;
+            *start += 1;
+        }
+        std::mem::swap(places, &mut other);
+    }
+}
+
+/// Gradients by number: number `s` is `scales[s] * values[s * stride ..][.. D]`. A table's gradients may be in several
+/// such parts, which [`number`] tells apart.
+#[derive(Debug, Clone, Copy)]
+pub struct Sources<'a> {
+    /// All gradients.
+    pub values: &'a [f32],
+    /// Floats from one to the next.
+    pub stride: usize,
+    /// A factor for each; 1 without.
+    pub scales: Option<&'a [f32]>,
+}
+
+/// The lower bits of a gradient's number that say which one of its part it is, where there are so many parts.
+#[inline]
+fn bits(parts: usize) -> u32 {
+    u32::BITS - parts.max(1).next_power_of_two().trailing_zeros()
+}
+
+/// The number of gradient `source` of part `part`, of so many parts, or `None` if it does not fit.
+#[inline]
+pub fn number(part: usize, source: usize, parts: usize) -> Option<u32> {
+    let fits = (source as u64) >> bits(parts) == 0;
+    fits.then(|| ((part as u64) << bits(parts)) as u32 | source as u32)
+}
+
+/// An update rule; `state` are the values that it keeps for a row, `g` the row's summed gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rule {
+    /// `w -= rate * g`; no state.
+    Sgd,
+    /// `a += g²; w -= rate * g / (√a + eps)` for each element (Duchi et al. 2011); state `[D]`.
+    Adagrad {
+        /// Added to the denominator.
+        eps: f32,
+    },
+    /// The same with one `a` for the row, which grows by the mean of `g²`; state `[1]`.
+    RowWiseAdagrad {
+        /// Added to the denominator.
+        eps: f32,
+    },
+    /// Adam (Kingma and Ba 2015) on the rows of the batch: others keep their moments, as in FBGEMM; state `[2, D]`.
+    Adam {
+        /// Decay of the first moment.
+        beta1: f32,
+        /// Decay of the second moment.
+        beta2: f32,
+        /// Added to the denominator.
+        eps: f32,
+        /// Steps so far, this one included.
+        step: u64,
+    },
+}
+
+impl Rule {
+    /// Values of state for a row of `dim` weights.
+    pub fn state_width(&self, dim: usize) -> usize {
+        match self {
+            Self::Sgd => 0,
+            Self::RowWiseAdagrad { .. } => 1,
+            Self::Adagrad { .. } => dim,
+            Self::Adam { .. } => 2 * dim,
+        }
+    }
+
+    /// Updates one row of `[D]` weights by the rule's definition, in double precision; kernels are checked against it.
+    /// `state` holds [`state_width`](Self::state_width) values.
+    pub fn apply_exactly(&self, rate: f64, gradient: &[f64], weights: &mut [f64], state: &mut [f64]) {
+        let dim = gradient.len();
+        if let Rule::RowWiseAdagrad { .. } = self {
+            state[0] += gradient.iter().map(|g| g * g).sum::<f64>() / dim as f64;
+        }
+        for (d, g) in gradient.iter().enumerate() {
+            weights[d] -= rate
+                * match *self {
+                    Rule::Sgd => *g,
+                    Rule::RowWiseAdagrad { eps } => g / (state[0].sqrt() + f64::from(eps)),
+                    Rule::Adagrad { eps } => {
+                        state[d] += g * g;
+                        g / (state[d].sqrt() + f64::from(eps))
+                    }
+                    Rule::Adam { beta1, beta2, eps, step } => {
+                        let (beta1, beta2) = (f64::from(beta1), f64::from(beta2));
+                        state[d] = beta1 * state[d] + (1.0 - beta1) * g;
+                        state[dim + d] = beta2 * state[dim + d] + (1.0 - beta2) * g * g;
+                        let first = state[d] / (1.0 - beta1.powf(step as f64));
+                        let second = state[dim + d] / (1.0 - beta2.powf(step as f64));
+                        first / (second.sqrt() + f64::from(eps))
+                    }
+                };
+        }
+    }
+}
+
+/// What is done to every row of a table.
+#[derive(Debug, Clone, Copy)]
+pub struct Update {
+    /// How a row follows its gradient.
+    pub rule: Rule,
+    /// Learning rate.
+    pub rate: f32,
+    /// A row's summed gradient is scaled down to this L2 norm where it is longer, before the rule sees it.
+    pub max_norm: Option<f32>,
+    /// For rounding to types of 16 bits.
+    pub noise: Noise,
+}
+
+impl Update {
+    /// An update without a limit of the norm, and with noise that is always the same.
+    pub fn new(rule: Rule, rate: f32) -> Self {
+        Self { rule, rate, max_norm: None, noise: Noise::new(0, 0, 0) }
+    }
+}
+
+/// A part of a table's update: whole table rows, on one thread.
+#[derive(Debug)]
+pub struct Piece<'a> {
+    places: &'a [Place],
+    sources: &'a [Sources<'a>],
+    first_row: usize,
+    dim: usize,
+    weights: ElementsMut<'a>,
+    state: &'a mut [f32],
+}
+
+/// Cuts the update of a table into pieces, which may run in any order: `places` are sorted, `weights` are `[rows, D]`,
+/// `state` is `[rows, state width]`.
+///
+/// # Panics
+///
+/// If a place is in no row of the table.
+pub fn pieces<'a>(
+    places: &'a [Place],
+    sources: &'a [Sources<'a>],
+    dim: usize,
+    weights: impl Into<ElementsMut<'a>>,
+    state: &'a mut [f32],
+) -> Vec<Piece<'a>> {
+    let weights = weights.into();
+    let width = state.len() * dim / weights.len().max(1);
+    let (mut places, mut weights, mut state, mut first_row) = (places, weights, state, 0);
+    let mut pieces = Vec::new();
+    while !places.is_empty() {
+        let mut end = PIECE.min(places.len());
+        while end < places.len() && row_of(places[end]) == row_of(places[end - 1]) {
+            end += 1;
+        }
+        let (own, rest) = places.split_at(end);
+        let rows = row_of(own[end - 1]) + 1 - first_row;
+        let (own_weights, rest_weights) = weights.split_at(rows * dim);
+        let (own_state, rest_state) = state.split_at_mut(rows * width);
+        pieces.push(Piece { places: own, sources, first_row, dim, weights: own_weights, state: own_state });
+        (places, weights, state, first_row) = (rest, rest_weights, rest_state, first_row + rows);
+    }
+    pieces
+}
+
+impl Piece<'_> {
+    /// Updates every row of the piece.
+    ///
+    /// # Panics
+    ///
+    /// If the table's state is that of another rule.
+    pub fn run(&mut self, update: &Update) {
+        let rows = self.weights.len() / self.dim;
+        let width = update.rule.state_width(self.dim);
+        assert_eq!(self.state.len(), rows * width, "the state is of another optimizer");
+        let Self { places, sources, first_row, dim, weights, state } = self;
+        let work = Work { places, sources, first_row: *first_row, dim: *dim };
+        match weights {
+            ElementsMut::Fp32(weights) => run_fp32(&work, weights, state, update),
+            ElementsMut::Bf16(weights) => run_bf16(&work, weights, state, update),
+            ElementsMut::Fp16(weights) => run_fp16(&work, weights, state, update),
+        }
+    }
+}
+
+/// What a piece reads.
+struct Work<'a> {
+    places: &'a [Place],
+    sources: &'a [Sources<'a>],
+    first_row: usize,
+    dim: usize,
+}
+
+dispatched! {
+    fn run_fp32(work: &Work<'_>, weights: &mut [f32], state: &mut [f32], update: &Update) = run_fp32_with
+}
+dispatched! {
+    fn run_bf16(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) = run_bf16_with
+}
+dispatched! {
+    fn run_fp16(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) = run_fp16_with
+}
+
+#[inline(always)]
+fn run_fp32_with<L: Lanes>(work: &Work<'_>, weights: &mut [f32], state: &mut [f32], update: &Update) {
+    run_of::<L, Fp32>(work, weights, state, update);
+}
+
+#[inline(always)]
+fn run_bf16_with<L: Lanes>(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) {
+    run_of::<L, Bf16>(work, weights, state, update);
+}
+
+#[inline(always)]
+fn run_fp16_with<L: Lanes>(work: &Work<'_>, weights: &mut [u16], state: &mut [f32], update: &Update) {
+    run_of::<L, Fp16>(work, weights, state, update);
+}
+
+#[inline(always)]
+fn run_of<L: Lanes, E: Element>(
+    work: &Work<'_>,
+    weights: &mut [E::Stored],
+    state: &mut [f32],
+    update: &Update,
+) {
+    let Work { places, sources, first_row, dim } = *work;
+    let Update { rule, rate, max_norm, noise } = update;
+    let width = rule.state_width(dim);
+    let (mut gradient, mut buffer) = (vec![0.0; dim], vec![0.0; dim]);
+    let bits = bits(sources.len());
+    // Part and number of a place's gradient.
+    let split = |place: Place| {
+        let number = place & u64::from(u32::MAX);
+        (&sources[(number >> bits) as usize], (number & ((1 << bits) - 1)) as usize)
+    };
+    let mut start = 0;
+    while let Some(place) = places.get(start) {
+        let row = row_of(*place);
+        let length = places[start..].iter().take_while(|other| row_of(**other) == row).count();
+        if let Some(ahead) = places.get(start + length + AHEAD) {
+            let ahead = row_of(*ahead) - first_row;
+            prefetch(&weights[ahead * dim..][..dim]);
+            prefetch(&state[ahead * width..][..width]);
+        }
+        gradient.fill(0.0);
+        for (i, place) in places[start..start + length].iter().enumerate() {
+            if let Some(ahead) = places.get(start + i + AHEAD) {
+                let (part, source) = split(*ahead);
+                prefetch(&part.values[source * part.stride..][..dim]);
+            }
+            let (part, source) = split(*place);
+            let scale = part.scales.map_or(1.0, |scales| scales[source]);
+            axpy::<L, _>(&mut gradient, scale, &part.values[source * part.stride..][..dim]);
+        }
+        if let Some(max) = *max_norm {
+            clip_norm::<L>(&mut gradient, max);
+        }
+        let own = row - first_row;
+        let (weights, state) = (&mut weights[own * dim..][..dim], &mut state[own * width..][..width]);
+        apply::<L>(rule, *rate, &gradient, E::widened::<L>(weights, &mut buffer), state);
+        E::store(weights, &buffer, noise.row(row));
+        start += length;
+    }
+}
+
+/// Scales a gradient down to the norm `max` if it is longer.
+#[inline(always)]
+fn clip_norm<L: Lanes>(gradient: &mut [f32], max: f32) {
+    let square = dot::<L, _>(gradient, gradient);
+    // The square of a gradient that is not infinite itself may be.
+    let norm = if square.is_finite() {
+        square.sqrt()
+    } else {
+        gradient.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt() as f32
+    };
+    if norm > max {
+        let scale = max / norm;
+        gradient.iter_mut().for_each(|g| *g *= scale);
+    }
+}
+
+#[inline(always)]
+fn apply<L: Lanes>(rule: &Rule, rate: f32, gradient: &[f32], weights: &mut [f32], state: &mut [f32]) {
+    match *rule {
+        Rule::Sgd => axpy::<L, _>(weights, -rate, gradient),
+        Rule::RowWiseAdagrad { eps } => {
+            state[0] += dot::<L, _>(gradient, gradient) / gradient.len() as f32;
+            axpy::<L, _>(weights, -rate / (state[0].sqrt() + eps), gradient);
+        }
+        Rule::Adagrad { eps } => {
+            for ((weight, sum), g) in weights.iter_mut().zip(state).zip(gradient) {
+                *sum += g * g;
+                *weight -= rate * g / (sum.sqrt() + eps);
+            }
+        }
+        Rule::Adam { beta1, beta2, eps, step } => {
+            let exponent = i32::try_from(step).unwrap_or(i32::MAX);
+            let (unbias1, unbias2) = (1.0 - beta1.powi(exponent), 1.0 - beta2.powi(exponent));
+            let (first, second) = state.split_at_mut(gradient.len());
+            for (((weight, m), v), g) in weights.iter_mut().zip(first).zip(second).zip(gradient) {
+                *m = beta1 * *m + (1.0 - beta1) * g;
+                *v = beta2 * *v + (1.0 - beta2) * g * g;
+                *weight -= rate * (*m / unbias1) / ((*v / unbias2).sqrt() + eps);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::element::{Elements, nearest_bf16, nearest_fp16};
+
+    fn rules() -> impl Strategy<Value = Rule> {
+        prop::sample::select(vec![
+            Rule::Sgd,
+            Rule::Adagrad { eps: 1e-8 },
+            Rule::RowWiseAdagrad { eps: 1e-8 },
+            Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, step: 1 },
+        ])
+    }
+
+    /// The definition in double precision, on whole gradients of a table.
+    fn naive(rule: &Rule, rate: f64, gradients: &[Option<Vec<f64>>], weights: &mut [f64], state: &mut [f64]) {
+        let dim = weights.len() / gradients.len();
+        let width = rule.state_width(dim);
+        for (row, gradient) in gradients.iter().enumerate() {
+            let Some(gradient) = gradient else { continue };
+            let (weights, state) = (&mut weights[row * dim..][..dim], &mut state[row * width..][..width]);
+            rule.apply_exactly(rate, gradient, weights, state);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn sorting_is_stable_and_by_row(rows in prop::collection::vec(0_u32..5_000, 0..400), bound in 5_000_u64..3_000_000) {
+            let mut places: Vec<Place> = rows.iter().enumerate().map(|(i, row)| place(*row, i as u32)).collect();
+            let mut expected = places.clone();
+            expected.sort_unstable();
+            sort_places(&mut places, bound);
+            prop_assert_eq!(places, expected);
+        }
+
+        #[test]
+        fn updates_equal_the_definition(
+            rule in rules(), dim in prop::sample::select(vec![1_usize, 3, 8, 20]),
+            ids in prop::collection::vec((0_u32..40, 0_u32..30), 0..300), scaled: bool,
+            max_norm in prop::option::of(0.1_f32..5.0),
+        ) {
+            let width = rule.state_width(dim);
+            let start: Vec<f32> = (0..40 * dim).map(|i| (i % 11) as f32 / 10.0 - 0.5).collect();
+            let values: Vec<f32> = (0..30 * (dim + 1)).map(|i| (i * 7 % 17) as f32 / 8.0 - 1.0).collect();
+            let scales: Vec<f32> = (0..30).map(|i| (i % 4) as f32 / 2.0).collect();
+            let sources = Sources { values: &values, stride: dim + 1, scales: scaled.then_some(scales.as_slice()) };
+            let (mut weights, mut state) = (start.clone(), vec![0.0; 40 * width]);
+            let mut expected: Vec<f64> = start.iter().map(|w| f64::from(*w)).collect();
+            let mut expected_state = vec![0.0; 40 * width];
+            let mut places: Vec<Place> = ids.iter().map(|(row, source)| place(*row, *source)).collect();
+            sort_places(&mut places, 40);
+            let mut gradients = vec![None; 40];
+            for (row, source) in &ids {
+                let total = gradients[*row as usize].get_or_insert_with(|| vec![0.0; dim]);
+                let scale = if scaled { f64::from(scales[*source as usize]) } else { 1.0 };
+                for (d, total) in total.iter_mut().enumerate() {
+                    *total += scale * f64::from(values[*source as usize * (dim + 1) + d]);
+                }
+            }
+            // A sum that is zero but for rounding has no direction, and Adagrad and Adam divide by its size.
+            prop_assume!(gradients.iter().flatten().flatten().all(|g| *g == 0.0 || g.abs() > 1e-3));
+            if let Some(max) = max_norm {
+                for gradient in gradients.iter_mut().flatten() {
+                    let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
+                    let scale = (f64::from(max) / norm).min(1.0);
+                    gradient.iter_mut().for_each(|g| *g *= scale);
+                }
+            }
+            for step in 1..=3 {
+                let rule = match rule {
+                    Rule::Adam { beta1, beta2, eps, .. } => Rule::Adam { beta1, beta2, eps, step },
+                    rule => rule,
+                };
+                let update = Update { max_norm, ..Update::new(rule, 0.1) };
+                for mut piece in pieces(&places, &[sources], dim, &mut weights, &mut state) {
+                    piece.run(&update);
+                }
+                naive(&rule, f64::from(0.1_f32), &gradients, &mut expected, &mut expected_state);
+            }
+            for (found, expected) in weights.iter().zip(&expected) {
+                prop_assert!((f64::from(*found) - expected).abs() < 2e-4, "{} {}", found, expected);
+            }
+        }
+    }
+
+    /// Reference, torch 2.11: `p = torch.tensor([1., -2.], requires_grad=True); o = torch.optim.Adam([p], lr=0.1)`,
+    /// then three times `o.zero_grad(); (p * p).sum().backward(); o.step()`.
+    #[test]
+    fn adam_equals_pytorch() {
+        let (mut weights, mut state) = (vec![1.0_f32, -2.0], vec![0.0; 4]);
+        for step in 1..=3 {
+            let gradient: Vec<f32> = weights.iter().map(|w| 2.0 * w).collect();
+            let sources = Sources { values: &gradient, stride: 2, scales: None };
+            let rule = Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, step };
+            for mut piece in pieces(&[place(0, 0)], &[sources], 2, &mut weights, &mut state) {
+                piece.run(&Update::new(rule, 0.1));
+            }
+        }
+        for (found, expected) in weights.iter().zip([0.7015863_f32, -1.7006234]) {
+            assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+        }
+    }
+
+    proptest! {
+        /// In types of 16 bits the update is that of the stored weights in double precision, to a step of the type; and
+        /// its mean over many steps' noise is that update.
+        #[test]
+        fn updates_of_narrow_types_are_rounded_without_bias(
+            rule in rules(), dim in prop::sample::select(vec![1_usize, 8, 13]), bf16: bool, seed: u64,
+            gradient in prop::collection::vec(0.01_f32..2.0, 13),
+        ) {
+            let start: Vec<f32> = (0..dim).map(|i| 0.5 - i as f32 / 8.0).collect();
+            let narrow = if bf16 { nearest_bf16 } else { nearest_fp16 };
+            let stored: Vec<u16> = start.iter().map(|weight| narrow(*weight)).collect();
+            let widen = |stored: &[u16]| {
+                if bf16 { Elements::Bf16(stored).to_f32() } else { Elements::Fp16(stored).to_f32() }
+            };
+            let width = rule.state_width(dim);
+            let gradients = [Some(gradient[..dim].iter().map(|g| f64::from(*g)).collect::<Vec<_>>())];
+            let mut expected: Vec<f64> = widen(&stored).into_iter().map(f64::from).collect();
+            naive(&rule, f64::from(0.01_f32), &gradients, &mut expected, &mut vec![0.0; width]);
+            let sources = Sources { values: &gradient, stride: 13, scales: None };
+            let mut sums = vec![0.0; dim];
+            let draws = 400;
+            for step in 0..draws {
+                let (mut weights, mut state) = (stored.clone(), vec![0.0; width]);
+                let elements =
+                    if bf16 { ElementsMut::Bf16(&mut weights) } else { ElementsMut::Fp16(&mut weights) };
+                let update = Update { noise: Noise::new(seed, step, 0), ..Update::new(rule, 0.01) };
+                for mut piece in pieces(&[place(0, 0)], &[sources], dim, elements, &mut state) {
+                    piece.run(&update);
+                }
+                for ((found, expected), sum) in widen(&weights).into_iter().zip(&expected).zip(&mut sums) {
+                    let step = (expected.abs() * 2_f64.powi(if bf16 { -7 } else { -10 })).max(2_f64.powi(-24));
+                    prop_assert!((f64::from(found) - expected).abs() <= 1.001 * step + 1e-6);
+                    // In steps, which have a standard deviation of at most one half.
+                    *sum += (f64::from(found) - expected) / step;
+                }
+            }
+            for sum in sums {
+                // Six deviations of a mean of 400.
+                prop_assert!((sum / draws as f64).abs() < 6.0 * 0.5 / 20.0, "{sum}");
+            }
+        }
+    }
+
+    /// Updates far below a step of the type are lost by rounding to the nearest number, and not by this.
+    #[test]
+    fn small_updates_are_not_lost() {
+        let dim = 256;
+        let mut weights = vec![nearest_bf16(1.0); dim];
+        let gradient = vec![1.0; dim];
+        let sources = Sources { values: &gradient, stride: dim, scales: None };
+        for step in 0..1000 {
+            let update = Update { noise: Noise::new(7, step, 0), ..Update::new(Rule::Sgd, 1e-4) };
+            let elements = ElementsMut::Bf16(&mut weights);
+            pieces(&[place(0, 0)], &[sources], dim, elements, &mut [])
+                .iter_mut()
+                .for_each(|p| p.run(&update));
+        }
+        // A step is 0.004 below 1, a thousand updates are 0.1 together.
+        let mean = Elements::Bf16(&weights).to_f32().iter().sum::<f32>() / dim as f32;
+        assert!((mean - 0.9).abs() < 0.005, "{mean}");
+    }
+
+    #[test]
+    fn infinite_squares_do_not_hide_a_norm() {
+        let values = [3e30_f32, -4e30];
+        let sources = Sources { values: &values, stride: 2, scales: None };
+        let mut weights = vec![0.0; 2];
+        let update = Update { max_norm: Some(10.0), ..Update::new(Rule::Sgd, 1.0) };
+        pieces(&[place(0, 0)], &[sources], 2, &mut weights, &mut []).iter_mut().for_each(|p| p.run(&update));
+        assert!((weights[0] + 6.0).abs() < 1e-5 && (weights[1] - 8.0).abs() < 1e-5, "{weights:?}");
+    }
+
+    #[test]
+    fn large_tables_are_cut_between_rows() {
+        let places: Vec<Place> = (0..3 * PIECE as u32).map(|i| place(i / 3, i)).collect();
+        let values = vec![1.0; places.len()];
+        let (mut weights, mut state) = (vec![0.0; PIECE], vec![]);
+        let sources = [Sources { values: &values, stride: 1, scales: None }];
+        let mut cut = pieces(&places, &sources, 1, &mut weights, &mut state);
+        assert_eq!(cut.len(), 3);
+        cut.iter_mut().rev().for_each(|piece| piece.run(&Update::new(Rule::Sgd, 1.0)));
+        assert!(weights.iter().all(|weight| *weight == -3.0));
+    }
+}

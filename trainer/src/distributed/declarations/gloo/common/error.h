@@ -1,0 +1,2 @@
+// `ProcessGroupGloo.hpp` includes this file of Gloo and uses nothing of it.
+#pragma once
