@@ -49,17 +49,29 @@ impl Search for Beam {
         batch_size: u64,
     ) -> Result<Plan> {
         let problem = Problem::new(tables, topology, cost_model, batch_size)?;
-        let best = self.search(&problem)?;
-        let mut placed = problem.table_plans(&best.units, &best.places);
-        for (table, reason) in placed.iter_mut().zip(reasons(&problem, &best)) {
+        let mut best: Option<(Plan, Placement)> = None;
+        for placement in self.finalists(&problem)? {
+            let placed = problem.table_plans(&placement.units, &placement.places);
+            let plan = Plan::predict(self.id(), tables, placed, topology, cost_model, batch_size)?;
+            if best.as_ref().is_none_or(|(best, _)| plan.max_cost_ms < best.max_cost_ms) {
+                best = Some((plan, placement));
+            }
+        }
+        let Some((mut plan, placement)) = best else {
+            return Err(Error::invalid("there are no tables", "a plan needs at least one sparse feature"));
+        };
+        for (table, reason) in plan.tables.iter_mut().zip(reasons(&problem, &placement)) {
             table.reason = reason;
         }
-        Plan::predict(self.id(), tables, placed, topology, cost_model, batch_size)
+        Ok(plan)
     }
 }
 
 impl Beam {
-    fn search(self, problem: &Problem<'_>) -> Result<Placement> {
+    /// The placements of which the plan is the cheapest. A search prices all row blocks of a table as its largest one.
+    /// The last block may have fewer rows and be on the slowest rank, so the exact prices may have another order, in
+    /// which a baseline may even be cheaper than its improvement.
+    fn finalists(self, problem: &Problem<'_>) -> Result<Vec<Placement>> {
         let whole = problem.whole_tables();
         let memory = by_memory(problem, &whole).or_else(|fault| {
             // Where memory is tight, a baseline may cut tables as no packing did.
@@ -75,14 +87,16 @@ impl Beam {
         };
         let mut found = Self::Neuroshard.beam(problem, first.clone(), step);
         if self == Self::Neuroshard {
-            return Ok(found.swap_remove(0));
+            found.truncate(1);
+            return Ok(found);
         }
         found.extend(self.beam(problem, first, step));
-        found.extend(baselines(problem));
-        let improved: Vec<Placement> =
+        let baselines = baselines(problem);
+        found.extend(baselines.iter().cloned());
+        let mut finalists: Vec<Placement> =
             found.into_par_iter().map(|placement| improve(problem, placement)).collect();
-        let best = improved.into_iter().reduce(better);
-        best.ok_or_else(|| Error::invalid("there are no tables", "a plan needs at least one sparse feature"))
+        finalists.extend(baselines);
+        Ok(finalists)
     }
 
     /// The best states that the beam came by, the best first.
@@ -313,6 +327,11 @@ mod tests {
         }
     }
 
+    /// The lowest cost, as the search prices it, of a placement that it finds.
+    fn cheapest_found(problem: &Problem<'_>) -> f64 {
+        Beam::Full.finalists(problem).unwrap().into_iter().reduce(better).unwrap().cost_ms
+    }
+
     /// The cost of the cheapest placement of whole tables, by trying all.
     fn cheapest_whole(problem: &Problem<'_>) -> f64 {
         let units = problem.whole_tables();
@@ -326,7 +345,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(96))]
+        #![proptest_config(onefold_property::cases(96))]
 
         /// Every plan passes the independent check, is the same twice, and costs what the search said and at most what
         /// any baseline's does.
@@ -345,13 +364,13 @@ mod tests {
             prop_assert!(plan.check(&tables, &topology).is_ok());
             prop_assert_eq!(&Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).unwrap(), &plan);
             let problem = Problem::new(&tables, &topology, &AnalyticCost, 64).unwrap();
-            let searched = Beam::Full.search(&problem).unwrap().cost_ms;
+            let searched = cheapest_found(&problem);
             // Row blocks are priced as the largest of them.
             prop_assert!(plan.max_cost_ms <= searched * (1.0 + 1e-9), "{} {searched}", plan.max_cost_ms);
             for search in searches(3) {
                 if let Ok(other) = search.plan(&tables, &topology, &AnalyticCost, 64) {
                     prop_assert!(other.check(&tables, &topology).is_ok(), "{}", search.id());
-                    let most = 1.01 * other.max_cost_ms;
+                    let most = other.max_cost_ms * (1.0 + 1e-9);
                     prop_assert!(plan.max_cost_ms <= most || search.id() == "random", "{}: {most}", search.id());
                 }
             }
@@ -362,7 +381,7 @@ mod tests {
         fn small_problems_are_solved(tables in (0..6).map(table).collect::<Vec<_>>(), ranks in 1u32..4) {
             let topology = Topology::h100(ranks, 1 << 40).unwrap();
             let problem = Problem::new(&tables, &topology, &AnalyticCost, 64).unwrap();
-            let found = Beam::Full.search(&problem).unwrap().cost_ms;
+            let found = cheapest_found(&problem);
             prop_assert!(found <= 1.05 * cheapest_whole(&problem), "{found} {}", cheapest_whole(&problem));
         }
     }

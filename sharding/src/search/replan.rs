@@ -330,7 +330,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+        #![proptest_config(onefold_property::cases(64))]
         /// A new plan is valid, never costs more than the old one, and moves what it says and no more than it may.
         #[test]
         fn budgets_are_kept(

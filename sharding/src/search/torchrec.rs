@@ -56,12 +56,12 @@ impl Search for TorchrecDefault {
 }
 
 impl TorchrecDefault {
-    /// Its placement of another problem's tables after at most so many proposals, priced there; `None` if it finds
-    /// none.
+    /// Its placement of another problem's tables, priced there, after at most `most_proposals` and no more than
+    /// [`plan`](Search::plan) tries; `None` if no proposal has room.
     pub(crate) fn units(self, problem: &Problem<'_>, most_proposals: usize) -> Option<Placement> {
         let plain: Vec<Table> = problem.tables.iter().map(Table::without_deduplication).collect();
         let own = Problem::new(&plain, problem.topology, &TorchrecCost, problem.batch_size).ok()?;
-        let best = propose(&own, most_proposals)?;
+        let best = propose(&own, most_proposals.min(MAX_PROPOSALS))?;
         Some(Placement::new(problem, best.units, best.places))
     }
 }
