@@ -81,7 +81,7 @@ mod tests {
         let before = cpu_seconds().unwrap();
         let started = std::time::Instant::now();
         while cpu_seconds().unwrap() == before {
-            assert!(started.elapsed().as_secs() < 60, "a busy process uses processor time");
+            assert!(started.elapsed().as_secs() < 600, "a busy process uses processor time");
         }
     }
 

@@ -192,7 +192,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(20_000))]
+        #![proptest_config(onefold_property::cases(20_000))]
         #[test]
         fn modulus_equals_rem_euclid(
             values in prop::collection::vec(any_magnitude(), 8),

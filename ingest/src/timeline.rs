@@ -502,7 +502,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+        #![proptest_config(onefold_property::cases(48))]
 
         #[test]
         fn lists_are_the_last_rows_before_the_sample(

@@ -1,5 +1,6 @@
 """How much memory a process takes that reads."""
 
+import os
 import subprocess
 import sys
 
@@ -26,7 +27,10 @@ def test_memory_stays_within_the_limit(run, tmp_path):
     run("onefold-data", "generate", "--workload", "rm1", "--samples", 60_000, "--seed", 1, "--out", logs)
     run("onefold-ingest", "build", logs / "dataset.toml", "--out", dataset)
     command = [sys.executable, "-c", READS, dataset, str(LIMIT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    # A thread that finds all heaps of malloc in use gets another one, which keeps what is freed. How often that happens
+    # depends on what else the machine does.
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     growth, batch = map(int, done.stdout.split())
     # Python holds one batch, and gets the next one before it drops that one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -15,15 +16,24 @@ import pytest
 
 import onefold
 
-PATIENCE = 60.0
+PATIENCE = 600.0
+TRIED = itertools.count()
+
+
+def free_port() -> int:
+    """A port at which nothing listens. It lies below those that the system gives to `connect` and to `bind` with port
+    0, so that no other process gets it before it is used."""
+    while True:
+        # Test programs that run side by side begin at different ports.
+        port = 12_000 + (os.getpid() * 199 + next(TRIED)) % 20_000
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextlib.contextmanager
 def service(dataset: Path) -> Iterator[str]:
     """The URL of a dataset that a service on this machine reads."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     program = Path(os.environ["ONEFOLD_BINARIES"]) / "onefold-serve"
     options = ["--workers", "2", "--threads", "2", "--dataset", f"logged={dataset}", "--quiet"]
     running = subprocess.Popen([program, "local", "--listen", f"127.0.0.1:{port}", *options], stdout=subprocess.DEVNULL)

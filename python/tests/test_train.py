@@ -135,11 +135,11 @@ def test_the_summary_is_that_of_the_command(given, run, tmp_path):
 
 def test_several_ranks_train_together(given, run, tmp_path):
     given.pop("threads")
-    together = onefold.train(**given, out=tmp_path / "together", ranks=2, threads=1, timeout=60)
+    together = onefold.train(**given, out=tmp_path / "together", ranks=2, threads=1, timeout=300)
     line = ["launch", "--ranks", 2, "--", "run", given["config"], "--data", given["data"], "--out", tmp_path / "other"]
-    printed = json.loads(run("onefold-train", *line, "--threads", 1, "--timeout", 60, "--json").splitlines()[-1])
+    printed = json.loads(run("onefold-train", *line, "--threads", 1, "--timeout", 300, "--json").splitlines()[-1])
     assert together["ranks"] == 2 and together["losses"] == printed["losses"]
-    evaluated = onefold.evaluate(tmp_path / "together", data=given["data"], ranks=2, threads=1, timeout=60)
+    evaluated = onefold.evaluate(tmp_path / "together", data=given["data"], ranks=2, threads=1, timeout=300)
     assert evaluated["samples"] == 3000
     with pytest.raises(onefold.OnefoldError, match="already exists") as caught:
         onefold.train(**given, out=tmp_path / "together", ranks=2, threads=1)
@@ -223,7 +223,7 @@ def endless(given, tmp_path):
     return {**given, "config": config}
 
 
-def wait_for(found, seconds=60):
+def wait_for(found, seconds=600):
     deadline = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < deadline, "it does not come"
@@ -251,11 +251,14 @@ def programs(folder):
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_an_interrupt_ends_the_training_with_a_checkpoint(endless, ranks, tmp_path):
     out = tmp_path / "run"
-    options = {**endless, "out": out, "ranks": ranks, "threads": 1, "timeout": 60}
+    options = {**endless, "out": out, "ranks": ranks, "threads": 1, "timeout": 300}
 
     def interrupt():
-        wait_for(lambda: trains(out))
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            wait_for(lambda: trains(out))
+        finally:
+            # Without it the training would not end.
+            os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -291,7 +294,7 @@ def test_progress_is_shown_on_a_terminal(given, progress, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", call], stderr=theirs, stdout=subprocess.PIPE)
     os.close(theirs)
     shown = b""
-    while select.select([ours], [], [], 120)[0]:
+    while select.select([ours], [], [], 600)[0]:
         try:
             shown += os.read(ours, 1 << 16)
         except OSError:

@@ -1,13 +1,18 @@
 //! Certificates for tests of TLS, made by `openssl`.
 
 use std::process::Command;
+use std::time::Duration;
 
 use crate::Dir;
 
+/// The time after which a [certificate](Dir::certificate) of no days has expired: certificates count in seconds, and the
+/// last one is still valid.
+pub const EXPIRY: Duration = Duration::from_secs(2);
+
 impl Dir {
-    /// Makes `NAME.pem` and `NAME.key`, a certificate for this machine that is valid for so many days (one of no days has
-    /// expired when this returns), and `AUTHORITY-ca.pem`, the certificate of the authority that signed it, if there is
-    /// none yet.
+    /// Makes `NAME.pem` and `NAME.key`, a certificate for this machine that is valid for `days` days (one of no days has
+    /// expired [`EXPIRY`](crate::EXPIRY) after this returns), and `AUTHORITY-ca.pem`, the certificate of the authority
+    /// that signed it, if there is none yet.
     #[track_caller]
     pub fn certificate(&self, name: &str, authority: &str, days: u32) {
         if !self.path(format!("{authority}-ca.pem")).exists() {
@@ -24,10 +29,6 @@ impl Dir {
             "x509 -req -days {days} -in {name}.csr -CA {authority}-ca.pem -CAkey {authority}-ca.key -CAcreateserial \
              -extfile {name}.ext -out {name}.pem"
         ));
-        if days == 0 {
-            // Certificates count in seconds, and the last one is still valid.
-            std::thread::sleep(std::time::Duration::from_secs(2));
-        }
     }
 
     #[track_caller]

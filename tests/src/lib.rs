@@ -1,5 +1,5 @@
-//! What tests that cross crates need: a folder of one's own ([`Dir`]) and the workspace's binaries as a
-//! person runs them ([`TestCommand`]).
+//! Helpers for tests that cross crates: a temporary folder ([`Dir`]), the workspace's binaries as a person runs them
+//! ([`TestCommand`]), and ports for servers ([`free_port`]).
 //!
 //! ```no_run
 //! let dir = onefold_tests::Dir::new();
@@ -13,21 +13,32 @@
 //! With the feature `s3` there is an S3 server, too: `S3Server`.
 
 mod certificates;
+mod ports;
 #[cfg(feature = "s3")]
 mod s3;
 
 use std::collections::BTreeMap;
+use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 
+pub use self::certificates::EXPIRY;
+pub use self::ports::free_port;
 #[cfg(feature = "s3")]
 pub use self::s3::{ACCESS_KEY, BUCKET, Counters, Fault, ObjectWriter, S3Server, SECRET_KEY, When};
 
 /// A temporary folder, removed at the end.
 #[derive(Debug)]
 pub struct Dir(tempfile::TempDir);
+
+/// The files of a folder that was made once, by their paths relative to it.
+type Made = Arc<OnceLock<BTreeMap<PathBuf, Vec<u8>>>>;
+
+/// The folders of [`Dir::made_once`], by the places that ask for them and their keys.
+static MADE: Mutex<BTreeMap<(Location<'static>, String), Made>> = Mutex::new(BTreeMap::new());
 
 impl Default for Dir {
     fn default() -> Self {
@@ -39,6 +50,23 @@ impl Dir {
     /// An empty folder.
     pub fn new() -> Self {
         Self(tempfile::Builder::new().prefix("onefold-test-").tempdir().expect("a temporary folder"))
+    }
+
+    /// A folder with the files that `make` puts into one. Each place that calls this has `make` called once in a process
+    /// for each `key`, which names what `make` depends on; later calls copy the files. Folders without files are left
+    /// out.
+    #[track_caller]
+    pub fn made_once(key: &str, make: impl FnOnce(&Self)) -> Self {
+        let place = (*Location::caller(), key.to_owned());
+        let made = Arc::clone(MADE.lock().unwrap_or_else(PoisonError::into_inner).entry(place).or_default());
+        let files = made.get_or_init(|| {
+            let first = Self::new();
+            make(&first);
+            first.files()
+        });
+        let dir = Self::new();
+        files.iter().for_each(|(name, bytes)| dir.write(name, bytes));
+        dir
     }
 
     /// The folder's path.
@@ -345,6 +373,20 @@ mod tests {
         let names: Vec<_> = files.keys().map(|name| name.to_string_lossy().into_owned()).collect();
         assert_eq!(names, ["a/b/c.txt", "d.txt"]);
         assert_eq!(files[Path::new("d.txt")], b"three");
+    }
+
+    #[test]
+    fn a_folder_is_made_once_for_each_key() {
+        let made = std::cell::Cell::new(0);
+        let of = |key: &str| {
+            Dir::made_once(key, |dir| {
+                made.set(made.get() + 1);
+                dir.write("folder/key.txt", key);
+            })
+        };
+        let [first, second, other] = ["a", "a", "b"].map(of);
+        first.write("folder/key.txt", "changed");
+        assert_eq!((made.get(), second.text("folder/key.txt"), other.files().len()), (2, "a".to_owned(), 1));
     }
 
     #[test]

@@ -119,7 +119,7 @@ fn a_task_that_has_used_up_its_budget_can_write() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         done.send(runtime.block_on(used_up_and_written)).unwrap();
     });
-    let part = written.recv_timeout(std::time::Duration::from_secs(60)).expect("writing ends");
+    let part = written.recv_timeout(std::time::Duration::from_secs(600)).expect("writing ends");
     assert_eq!(part.bucket.samples, samples().num_rows() as u64);
 }
 
@@ -250,7 +250,7 @@ fn as_views(lists: &RecordBatch) -> RecordBatch {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(onefold_property::cases(64))]
 
     #[test]
     fn bytes_do_not_depend_on_batches_views_or_threads(

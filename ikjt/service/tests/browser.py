@@ -5,10 +5,11 @@
 
 It fails if the page does not show the job, the workers, their rates and what limits, does not refresh itself, loads
 anything from elsewhere, or has an error in the browser's console. Chromium is the first of $CHROMIUM, `chromium` and
-`google-chrome`; where there is none, apt-get installs it.
+`google-chrome` that is installed.
 """
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -39,14 +40,17 @@ def find_chromium():
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found:
         return found
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        fail("there is no Chromium", "install it (Debian: apt-get install chromium), or set CHROMIUM")
-    print("installing Chromium (once)", file=sys.stderr)
-    for command in [["update"], ["install", "--yes", "--no-install-recommends", "chromium"]]:
-        done = subprocess.run(["apt-get", "--quiet", "--quiet", *command], stdout=sys.stderr)
-        if done.returncode != 0:
-            fail("apt-get could not install Chromium (its message is above)", "install it, or set CHROMIUM")
-    return shutil.which("chromium")
+    fail("there is no Chromium", "install it (Debian: package chromium), or set CHROMIUM")
+
+
+def free_port():
+    """A port at which nothing listens. It lies below those that the system gives to `connect` and to `bind` with port
+    0, so that no other process gets it before it is used."""
+    for tried in range(20_000):
+        port = 12_000 + (os.getpid() * 199 + tried) % 20_000
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    fail("no port is free", "end what listens at the ports from 12000 on")
 
 
 def run(program, *arguments):
@@ -219,9 +223,7 @@ def main():
             shutil.rmtree(folder, ignore_errors=True)
         run("onefold-data", "generate", "--workload", "rm1", "--samples", SAMPLES, "--seed", 1, "--out", out / "logs")
         run("onefold-ingest", "build", out / "logs" / "dataset.toml", "--layout", "folded", "--out", data)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     serve = [TARGET / "release" / "onefold-serve", "local", "--workers", "2", "--listen", address]
     serve += ["--memory-limit", "512MiB", "--threads", "2", "--dataset", f"clicks={data.resolve()}", "--quiet"]
     service = subprocess.Popen(serve, stdout=subprocess.DEVNULL)

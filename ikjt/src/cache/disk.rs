@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -73,14 +73,20 @@ impl Disk {
 
     /// Writes an item of `bytes` if the disk keeps up; `written` is told the number of its file.
     pub(super) fn write(&self, item: Item, bytes: u64, written: impl FnOnce(u64) + Send + 'static) {
-        let waiting = self.queued.load(Relaxed);
+        let waiting = self.queued.load(Ordering::Relaxed);
         if bytes > self.limit || (waiting > 0 && waiting.saturating_add(bytes) > self.most_queued) {
             return;
         }
-        self.queued.fetch_add(bytes, Relaxed);
+        self.queued.fetch_add(bytes, Ordering::Relaxed);
         if self.queue.try_send((item, bytes, Box::new(written))).is_err() {
-            self.queued.fetch_sub(bytes, Relaxed);
+            self.queued.fetch_sub(bytes, Ordering::Relaxed);
         }
+    }
+
+    /// Whether all that was to be written is on disk, and told.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.queued.load(Ordering::Acquire) == 0
     }
 
     /// The item in a file; `None` if it cannot be read.
@@ -144,12 +150,12 @@ fn write_all(
         let result = fs_err::File::create(&path).and_then(|file| encode(&item, file));
         drop(closed);
         drop(item);
-        queued.fetch_sub(bytes, Relaxed);
         match result {
             Ok(()) => written(file),
             // The disk may be full. What was written of the file is no item.
             Err(_) => drop(fs_err::remove_file(path)),
         }
+        queued.fetch_sub(bytes, Ordering::Release);
     }
 }
 

@@ -295,7 +295,7 @@ fn run(preprocessor: &Preprocessor, batch: Batch, first: u64) -> Batch {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(onefold_property::cases(2000))]
 
     /// Operator by operator: whatever the rows, what comes out is what each sample alone would become.
     #[test]

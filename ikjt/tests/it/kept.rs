@@ -32,7 +32,7 @@ fn check(batch: &Batch) -> Vec<i64> {
 const SESSIONS: i64 = 40;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 30, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 30, ..onefold_property::cases(24) })]
 
     #[test]
     fn kept_values_stay_with_their_samples(

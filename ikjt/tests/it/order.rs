@@ -116,7 +116,7 @@ fn orders() -> impl Strategy<Value = Option<Shuffle>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(onefold_property::cases(24))]
 
     /// Uneven streams, any number of ranks, sampling or none, resumed by another number of ranks: the same global
     /// batches, in as many steps on all ranks, every sample once.

@@ -1,8 +1,9 @@
 //! An executor: runs the tasks of plans on one machine, within a memory limit.
 
-use std::net::{IpAddr, TcpListener};
+use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context;
 use arrow_flight::flight_service_server::FlightServiceServer;
@@ -18,6 +19,7 @@ use datafusion::prelude::SessionConfig;
 use onefold_datasets::process::available_threads;
 use onefold_datasets::units::parse_bytes;
 use onefold_ingest::remote::{Stores, executor_runtime, functions};
+use tonic::transport::server::TcpIncoming;
 
 use crate::MESSAGE_BYTES;
 use crate::codec::PlanCodec;
@@ -69,7 +71,8 @@ pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
     let (runtime, memory) =
         executor_runtime(arguments.memory_limit, threads, &arguments.work_dir, Arc::new(Stores::default()))?;
     let exchange_bytes = arguments.memory_limit / threads as u64 / EXCHANGE_PART;
-    let port = free_port(arguments.bind, arguments.port)?;
+    let incoming = listen(arguments.bind, arguments.port)?;
+    let port = incoming.local_addr()?.port();
     let config = ExecutorProcessConfig {
         bind_host: arguments.bind.to_string(),
         external_host: Some(arguments.host.clone().unwrap_or_else(|| arguments.bind.to_string())),
@@ -91,7 +94,7 @@ pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
         override_runtime_producer: Some(Arc::new(move |_: &SessionConfig| Ok(Arc::clone(&runtime)))),
         override_config_producer: Some(config_producer(tls.as_ref())),
         override_physical_codec: Some(PlanCodec::new("executor", Some(memory))),
-        override_arrow_flight_service: tls.as_ref().map(flight_service),
+        override_arrow_flight_service: Some(flight_service(incoming, tls.as_ref())),
         override_create_grpc_client_endpoint: tls.as_ref().map(Tls::endpoints),
         ..ExecutorProcessConfig::default()
     };
@@ -124,25 +127,35 @@ fn registry() -> Result<BallistaFunctionRegistry> {
     Ok(registry)
 }
 
-/// `port`, or a free one if it is 0.
-fn free_port(address: IpAddr, port: u16) -> anyhow::Result<u16> {
-    let listener = TcpListener::bind((address, port))
-        .with_context(|| format!("port {port} of {address} cannot be listened on"))?;
-    Ok(listener.local_addr()?.port())
+/// Listens at `port`, or at a free one if it is 0. Ballista would do so only when it has reached the scheduler; another
+/// process could have taken the free port by then.
+fn listen(address: IpAddr, port: u16) -> anyhow::Result<TcpIncoming> {
+    TcpIncoming::bind((address, port).into())
+        .with_context(|| format!("port {port} of {address} cannot be listened on"))
 }
 
-/// Serves what exchanges have written, with TLS.
-fn flight_service(tls: &Tls) -> Arc<ballista_executor::ArrowFlightServerProvider> {
-    let tls = tls.clone();
-    Arc::new(move |work_dir, address, mut shutdown, config| {
-        let tls = tls.server();
+/// Serves what exchanges have written, with TLS if there is a certificate.
+fn flight_service(
+    incoming: TcpIncoming,
+    tls: Option<&Tls>,
+) -> Arc<ballista_executor::ArrowFlightServerProvider> {
+    let (incoming, tls) = (Mutex::new(Some(incoming)), tls.cloned());
+    Arc::new(move |work_dir, _, mut shutdown, config| {
+        let incoming = incoming.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let tls = tls.as_ref().map(Tls::server);
         tokio::spawn(async move {
+            let incoming = incoming
+                .ok_or_else(|| BallistaError::General("exchanges are served already".to_owned()))?
+                .with_nodelay(Some(true))
+                .with_keepalive(Some(Duration::from_secs(config.tcp_keepalive_seconds)));
             let service = FlightServiceServer::new(BallistaFlightService::new(work_dir))
                 .max_decoding_message_size(MESSAGE_BYTES as usize)
                 .max_encoding_message_size(MESSAGE_BYTES as usize);
-            let mut server =
-                create_grpc_server(&config).tls_config(tls).map_err(BallistaError::TonicError)?;
-            let serving = server.add_service(service).serve_with_shutdown(address, shutdown.recv());
+            let mut server = create_grpc_server(&config);
+            if let Some(tls) = tls {
+                server = server.tls_config(tls).map_err(BallistaError::TonicError)?;
+            }
+            let serving = server.add_service(service).serve_with_incoming_shutdown(incoming, shutdown.recv());
             serving.await.map_err(BallistaError::TonicError)
         })
     })

@@ -657,7 +657,7 @@ fn folded(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(onefold_property::cases(64))]
 
     #[test]
     fn parts_that_share_workers_and_parts_alone_give_the_samples(

@@ -401,7 +401,7 @@ fn ages_in_time(samples: &[[i64; 3]], attributes: &[[i64; 4]]) -> Vec<Option<Opt
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    #![proptest_config(onefold_property::cases(40))]
 
     /// Many rows of one key, keys of two columns, null attributes, and samples and attributes of one instant.
     #[test]
@@ -515,7 +515,7 @@ fn expected_samples((features, events, attributes): &Logs, window: i64) -> (Vec<
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    #![proptest_config(onefold_property::cases(40))]
 
     #[test]
     fn declared_steps_do_what_they_are_defined_to_do(

@@ -126,7 +126,7 @@ fn stores_that_do_not_answer_are_told_apart() {
         let started = Instant::now();
         dir.configure(&sources, SELECT);
         dir.fails_as(program(&dir, "failed", SECRET_KEY), &["cannot be reached", "`endpoint`"]);
-        assert!(started.elapsed() < Duration::from_secs(25), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     }
 }
 

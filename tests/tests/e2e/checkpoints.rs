@@ -99,7 +99,9 @@ fn a_job_goes_on_elsewhere_from_its_store() {
             figures(&format!("onefold-train eval {run} --data dataset --checkpoint latest")),
             expected
         );
-        let of_ranks = format!("onefold-train launch --ranks 2 -- eval {run} --data dataset --checkpoint 40");
+        let of_ranks = format!(
+            "onefold-train launch --ranks 2 -- eval {run} --data dataset --timeout 300 --checkpoint 40"
+        );
         let loss = figures(&of_ranks).0.as_f64().unwrap();
         assert!((loss - expected.0.as_f64().unwrap()).abs() < 1e-6, "{run}");
     }
@@ -177,7 +179,9 @@ fn places_of_checkpoints_that_cannot_be_used() {
         &["s3://data/runs/2", "not a run"],
     );
     refused(
-        command(&format!("onefold-train launch --ranks 2 -- eval {REMOTE} --data dataset --checkpoint 7")),
+        command(&format!(
+            "onefold-train launch --ranks 2 -- eval {REMOTE} --data dataset --timeout 300 --checkpoint 7"
+        )),
         &["no checkpoint of step 7", "choose one of step 5"],
     );
     dir.set("logs/train.toml", "seed", "2");
@@ -254,23 +258,25 @@ fn two_jobs_on_one_store_are_told() {
     let (dir, server) = (with_dataset(), S3Server::start());
     let command = on(&dir, &server);
     let launch = "onefold-train launch --ranks 2 --";
-    let line =
-        |out: &str| format!("{launch} {RUN} --out {out} --checkpoints {REMOTE} --max-steps 20 --resume");
-    command(&line("first").replace("20", "5")).works();
-    let (other, second) = (Arc::new(OnceLock::new()), line("second"));
-    // The first job is about to write its next checkpoint when the second one runs to its end.
+    let line = |out: &str, steps: u32| {
+        format!("{launch} {RUN} --out {out} --checkpoints {REMOTE} --max-steps {steps} --resume")
+    };
+    command(&line("first", 5)).works();
+    let (other, second) = (Arc::new(OnceLock::new()), line("second", 12));
+    // The first job is about to write its next checkpoint when the second one runs to its end, soon: the request of the
+    // first one waits for it.
     let (run, result) = (dir.command(&second).with_s3(&server), Arc::clone(&other));
     server.before("PUT /data/runs/1/checkpoints/step-000000000010/", 1, move || {
         result.set(run.json()["steps"].as_u64()).unwrap();
     });
-    let output = command(&line("first")).output();
+    let output = command(&line("first", 20)).output();
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert_eq!(message.matches("error:").count(), 1, "one rank speaks: {message}");
-    assert!(message.contains("another job has written the checkpoint `step-000000000020`"), "{message}");
-    assert_eq!(other.get(), Some(&Some(20)));
+    assert!(message.contains("another job has written the checkpoint `step-000000000012`"), "{message}");
+    assert_eq!(other.get(), Some(&Some(12)));
     // The next one goes on from there.
-    let third = command(&line("third").replace("20", "25")).json();
-    assert_eq!(third["resumed_from_step"].as_u64(), Some(20));
+    let third = command(&line("third", 25)).json();
+    assert_eq!(third["resumed_from_step"].as_u64(), Some(12));
     assert_only_named_files(&server.file(BUCKET, "runs/1"));
 }

@@ -66,7 +66,7 @@ fn a_warm_start_goes_on_as_if_training_had_not_ended() {
     // Other ranks go on, too.
     let ranks =
         warm.replace("onefold-train ", "onefold-train launch --ranks 2 -- ").replace("--threads 2", "");
-    let on_ranks = dir.command(&format!("{ranks} --out ranks")).json();
+    let on_ranks = dir.command(&format!("{ranks} --timeout 300 --out ranks")).json();
     assert_eq!(
         (samples(&on_ranks, "lifetime"), &on_ranks["ranks"]),
         (samples(&second, "lifetime"), &2.into())

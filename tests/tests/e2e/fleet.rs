@@ -289,13 +289,18 @@ fn check_history(place: &Place<'_>, acknowledged: &BTreeMap<String, u64>) {
     assert_eq!(numbers, (1..=Day::all().count() as u64).collect::<Vec<_>>());
     let mut committed: BTreeMap<String, u64> = BTreeMap::new();
     let mut before = BTreeSet::new();
+    let newest = numbers.len() as u64;
     for (entry, number) in history.iter().zip(numbers) {
         let partitions = entry["partitions_written"].as_array().unwrap();
         let [Value::String(partition)] = partitions.as_slice() else { panic!("{partitions:?}") };
         assert_eq!(committed.insert(partition.clone(), number), None, "`{partition}` was committed twice");
-        let verified = place.command(&format!("onefold-ingest verify DATASET --at {number}")).json();
-        assert_eq!(verified["samples"], entry["samples"]);
+        // A process of its own for each would take longer than all else here.
+        if number.is_multiple_of(5) || number == newest {
+            let verified = place.command(&format!("onefold-ingest verify DATASET --at {number}")).json();
+            assert_eq!(verified["samples"], entry["samples"]);
+        }
         let now = requests(&place.folder, number);
+        assert_eq!(entry["samples"].as_u64(), Some(now.len() as u64));
         assert!(now.is_superset(&before), "snapshot {number} has lost samples");
         assert_eq!((now.len() - before.len()) as i64, SAMPLES);
         assert_eq!(entry["samples_gained"].as_i64(), Some(SAMPLES));

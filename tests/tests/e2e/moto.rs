@@ -1,21 +1,24 @@
 //! A dataset in a second store, which other people wrote: the S3 server of moto, alone and behind a network that fails.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use onefold_datasets::Snapshot;
-use onefold_tests::{Dir, Fault, S3Server, TestCommand, When};
+use onefold_tests::{Dir, Fault, S3Server, TestCommand, When, free_port};
 use serde_json::{Value, json};
 
 use crate::remote::{whole_path, with_logs};
 use crate::samples::without_random_names;
 
-/// moto's server, as a process that ends with the test.
+/// moto's server, as a process that ends with the tests that use it.
 struct Moto {
     process: Child,
     address: SocketAddr,
+    /// The server writes to its log all the time; a command that fails must leave its own folder alone.
+    folder: Dir,
 }
 
 impl Drop for Moto {
@@ -26,24 +29,36 @@ impl Drop for Moto {
 }
 
 impl Moto {
+    /// The server of all tests that run at this time: each of them has keys of its own.
+    fn shared() -> Arc<Self> {
+        static SHARED: Mutex<Weak<Moto>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let moto = Arc::new(Self::start());
+            *shared = Arc::downgrade(&moto);
+            moto
+        })
+    }
+
     /// Starts a server with the bucket `data` on a free port of 127.0.0.1.
-    fn start(dir: &Dir) -> Self {
+    fn start() -> Self {
+        let folder = Dir::new();
         let packages = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/moto.sh")).output().unwrap();
         assert!(packages.status.success(), "{}", String::from_utf8_lossy(&packages.stderr));
         let packages = String::from_utf8(packages.stdout).unwrap();
-        // The port is free again when moto binds it.
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let log = fs_err::File::create(dir.path("moto.log")).unwrap().into_file();
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let log = fs_err::File::create(folder.path("moto.log")).unwrap().into_file();
         let mut command = Command::new("python3");
         command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &address.port().to_string()]);
         command.env("PYTHONPATH", packages.trim()).env("PYTHONDONTWRITEBYTECODE", "1").stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log);
-        let mut moto = Self { process: command.spawn().unwrap(), address };
+        let mut moto = Self { process: command.spawn().unwrap(), address, folder };
         let started = Instant::now();
         while !moto.creates_bucket() {
-            let told = || dir.text("moto.log");
-            assert!(moto.process.try_wait().unwrap().is_none(), "moto ended: {}", told());
-            assert!(started.elapsed() < Duration::from_secs(120), "moto does not answer: {}", told());
+            let ended = moto.process.try_wait().unwrap().is_some();
+            let told = || moto.folder.text("moto.log");
+            assert!(!ended, "moto ended: {}", told());
+            assert!(started.elapsed() < Duration::from_secs(600), "moto does not answer: {}", told());
             std::thread::sleep(Duration::from_millis(100));
         }
         moto
@@ -110,9 +125,7 @@ fn request(mut stream: TcpStream, line: &str, body: &[u8]) -> Vec<u8> {
 fn a_dataset_in_moto_is_that_of_a_local_disk() {
     let dir = with_logs(3000);
     let local = whole_path("dataset", "run-local", &|line| dir.command(line));
-    // The server writes to its log all the time; a failing command must leave its folder alone.
-    let own = Dir::new();
-    let moto = Moto::start(&own);
+    let moto = Moto::shared();
     let remote = whole_path("s3://data/some/ds", "run-moto", &|line| moto.command(&dir, line));
     assert_eq!(remote, local);
     // Commits rest on this: what exists is not created again.
@@ -143,9 +156,8 @@ fn faults_in_front_of_moto_change_nothing() {
     let dir = with_logs(1000);
     let local = short_path("dataset", &|line| dir.command(line));
     let snapshot = without_random_names(&Snapshot::load(&dir.path("dataset")).unwrap());
-    let own = Dir::new();
-    let moto = Moto::start(&own);
-    let slow = Fault::Slow { bytes_per_second: 200_000 };
+    let moto = Moto::shared();
+    let slow = Fault::Slow { bytes_per_second: 1_000_000 };
     let kinds =
         [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::LoseAnswer, Fault::Truncate, slow];
     for (kind, seed) in kinds.into_iter().zip(1..) {
@@ -176,8 +188,7 @@ fn a_file_that_is_replaced_in_moto_is_noticed() {
     let dir = with_logs(1000);
     // One file.
     dir.edit("logs/dataset.toml", "by = \"hour\"", "columns = []");
-    let own = Dir::new();
-    let moto = Moto::start(&own);
+    let moto = Moto::shared();
     let server = S3Server::in_front_of(moto.address);
     let command = |line: &str| dir.command(line).with_s3(&server);
     let built = command("onefold-ingest build logs/dataset.toml --out s3://data/ds").json();

@@ -12,7 +12,10 @@ use crate::samples::workers;
 
 /// A dataset of rm3's proportions, whose batches are preprocessed: lists shortened, ids hashed, one feature generated.
 fn with_dataset() -> Dir {
-    let dir = Dir::new();
+    Dir::made_once("", make_dataset)
+}
+
+fn make_dataset(dir: &Dir) {
     dir.command("onefold-data generate --workload rm3 --samples 4096 --seed 7 --out logs").works();
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
     let settings = [
@@ -25,7 +28,6 @@ fn with_dataset() -> Dir {
     for (key, value) in settings {
         dir.set("logs/train.toml", key, value);
     }
-    dir
 }
 
 const PREPROCESS: &str = r#"format_version = 1
@@ -210,7 +212,9 @@ fn a_machine_is_measured_learned_and_planned_for() {
         "profile --collectives --exchanges 200 --most-bytes 64KiB --threads 1 --out costs.parquet";
     dir.command(&format!("onefold-train {exchanges} --append"))
         .fails(&["there is one rank", "launch --ranks 4"]);
-    let on_ranks = |more: &str| dir.command(&format!("onefold-train launch --ranks 2 -- {exchanges} {more}"));
+    let on_ranks = |more: &str| {
+        dir.command(&format!("onefold-train launch --ranks 2 -- {exchanges} --timeout 300 {more}"))
+    };
     on_ranks("").fails(&["`costs.parquet` already exists", "--overwrite"]);
     let both = on_ranks("--append").json();
     assert_eq!((both["exchanges"].as_u64(), both["ranks"].as_u64()), (Some(200), Some(2)));
@@ -315,7 +319,8 @@ fn the_ranks_of_plans_are_measured() {
 
     // As many ranks as the plans have take whole steps.
     let on_ranks = |ranks: u32, command: &str| {
-        dir.command(&format!("onefold-train launch --ranks {ranks} -- {command} --threads 1 --steps 2"))
+        let options = "--threads 1 --steps 2 --timeout 300";
+        dir.command(&format!("onefold-train launch --ranks {ranks} -- {command} {options}"))
     };
     let every = "measure-plans --tasks tasks --plans plans";
     let measured = on_ranks(2, every).json();

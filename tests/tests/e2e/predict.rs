@@ -106,7 +106,7 @@ fn predictions_joined_by_key_have_the_figures_of_the_evaluation() {
             1 => format!("{command} --threads 2 --dedupe {dedupe}"),
             _ => {
                 command.replace("onefold-train ", &format!("onefold-train launch --ranks {ranks} -- "))
-                    + &format!(" --dedupe {dedupe}")
+                    + &format!(" --dedupe {dedupe} --timeout 300")
             }
         };
         let summary = dir.command(&of_ranks(PREDICT)).json();

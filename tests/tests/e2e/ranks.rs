@@ -9,15 +9,19 @@ use serde_json::Value;
 
 use crate::training::make_small;
 
-pub(crate) const RUN: &str = "run logs/train.toml --data dataset";
+/// With more time for an operation than it takes where much else runs.
+pub(crate) const RUN: &str = "run logs/train.toml --data dataset --timeout 300";
 
 /// A folder with a small dataset of rm3's proportions in 12 buckets, read in 12 streams, and a small model that trains
 /// gently.
 pub(crate) fn with_dataset() -> Dir {
-    let dir = Dir::new();
+    Dir::made_once("", make_dataset)
+}
+
+fn make_dataset(dir: &Dir) {
     dir.command("onefold-data generate --workload rm3 --samples 3072 --seed 7 --out logs").works();
     dir.command("onefold-ingest build logs/dataset.toml --out dataset --buckets 12").works();
-    make_small(&dir, "logs/train.toml");
+    make_small(dir, "logs/train.toml");
     for (key, value) in [("batch_size", "48"), ("eps", "1e-1"), ("learning_rate", "0.01")] {
         dir.set("logs/train.toml", key, value);
     }
@@ -29,7 +33,6 @@ pub(crate) fn with_dataset() -> Dir {
     // An accumulator per weight is the same however columns are divided.
     dir.edit("logs/train.toml", "kind = \"row_wise_adagrad\"", "kind = \"adagrad\"");
     dir.append("logs/train.toml", "\n[checkpoint]\nevery_steps = 5\nkeep = 3\nfull_every = 3\n");
-    dir
 }
 
 /// Writes a plan for three ranks that divides tables in every way.
@@ -91,8 +94,8 @@ fn launched_ranks_train_the_same_model() {
     for command in [
         "onefold-train eval whole --data dataset",
         "onefold-train eval whole --data dataset --checkpoint latest",
-        "onefold-train launch --ranks 4 -- eval whole --data dataset",
-        "onefold-train launch --ranks 2 -- eval whole --data dataset --checkpoint latest",
+        "onefold-train launch --ranks 4 -- eval whole --data dataset --timeout 300",
+        "onefold-train launch --ranks 2 -- eval whole --data dataset --timeout 300 --checkpoint latest",
     ] {
         let loss = dir.command(command).json()["loss"].as_f64().unwrap();
         assert!((loss - expected).abs() < 1e-6, "{command}: {loss} {expected}");
@@ -115,7 +118,7 @@ fn launched_ranks_train_the_same_model() {
     );
     refused(&format!("onefold-train launch --ranks 2 -- {RUN} --out whole"), &["`whole` already exists"]);
     refused(
-        "onefold-train launch --ranks 2 -- run nothing.toml --data dataset --out other",
+        "onefold-train launch --ranks 2 -- run nothing.toml --data dataset --timeout 300 --out other",
         &["`nothing.toml`"],
     );
     refused(
@@ -181,7 +184,7 @@ fn features_share_a_table() {
     // A plan for tables of their own is another one.
     dir.write("logs/own.toml", text.replace("table = \"things\"\n", ""));
     dir.command(
-        "onefold-train launch --ranks 2 -- run logs/own.toml --data dataset --out other --plan plan.json",
+        "onefold-train launch --ranks 2 -- run logs/own.toml --data dataset --timeout 300 --out other --plan plan.json",
     )
     .fails(&[
         "it lacks tables `user_00`, `item_00`, `item_01`",
@@ -220,7 +223,7 @@ fn a_job_whose_rank_is_killed_is_resumed_by_other_ranks() {
         let (begun, started) = (steps(&dir.path("run")), Instant::now());
         // A few more steps, a different number each time.
         while steps(&dir.path("run")) <= begun + 9 * turn % 13 && child.try_wait().unwrap().is_none() {
-            assert!(started.elapsed() < Duration::from_secs(60), "nothing happened within a minute");
+            assert!(started.elapsed() < Duration::from_secs(600), "nothing happened within ten minutes");
             std::thread::sleep(Duration::from_millis(3));
         }
         let victims = ranks_of(child.id());

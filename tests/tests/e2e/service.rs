@@ -1,10 +1,10 @@
 //! Training and planning by the URL of a preprocessing service.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use onefold_tests::Dir;
+use onefold_tests::{Dir, free_port};
 
 use crate::ranks::{losses, with_dataset};
 
@@ -13,8 +13,7 @@ struct Service(Child, String);
 
 impl Service {
     fn start(dir: &Dir) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let address = format!("127.0.0.1:{port}");
+        let address = format!("127.0.0.1:{}", free_port());
         let line = format!(
             "onefold-serve local --workers 2 --threads 2 --listen {address} --dataset logged={}",
             dir.path("dataset").display()
@@ -22,7 +21,7 @@ impl Service {
         let service = Self(dir.command(&line).spawn(), format!("grpc://{address}/logged"));
         let started = Instant::now();
         while TcpStream::connect(&address).is_err() {
-            assert!(started.elapsed() < Duration::from_secs(60), "the service does not listen");
+            assert!(started.elapsed() < Duration::from_secs(300), "the service does not listen");
             std::thread::sleep(Duration::from_millis(20));
         }
         service
@@ -43,7 +42,7 @@ fn a_model_trains_by_url_as_it_does_from_files() {
     let url = &service.1;
     let run = |data: &str, more: &str| {
         let line = format!("onefold-train run logs/train.toml --threads 1 --data {data} {more}");
-        dir.command(&line).with_time_limit(120).json()
+        dir.command(&line).with_time_limit(900).json()
     };
     let local = losses(&run("dataset", "--out local"));
     assert_eq!(losses(&run(url, "--out served")), local);
@@ -52,7 +51,7 @@ fn a_model_trains_by_url_as_it_does_from_files() {
     assert_eq!(losses(&run(url, "--out both --resume"))[10..], local[10..]);
     let evaluate = |data: &str| {
         let line = format!("onefold-train eval local --data {data}");
-        let mut found = dir.command(&line).with_time_limit(120).json();
+        let mut found = dir.command(&line).with_time_limit(900).json();
         found.as_object_mut().unwrap().retain(|key, _| !key.ends_with("seconds") && !key.ends_with("_bytes"));
         (found["ne"].clone(), found["auc"].clone(), found["samples"].clone())
     };
@@ -65,7 +64,7 @@ fn tables_are_measured_by_url() {
     let service = Service::start(&dir);
     let tables = |data: &str, out: &str| {
         let line = format!("onefold-shard tables logs/train.toml --data {data} --out {out}");
-        dir.command(&line).with_time_limit(120).works();
+        dir.command(&line).with_time_limit(900).works();
         dir.text(out)
     };
     assert_eq!(tables(&service.1, "served.json"), tables("dataset", "local.json"));

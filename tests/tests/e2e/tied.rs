@@ -91,7 +91,7 @@ fn an_id_means_what_it_meant() {
     dir.command("onefold-ingest build logs/dataset.toml --out whole").works();
     for ranks in ["", "launch --ranks 2 -- "] {
         let eval = eval.replace("onefold-train ", &format!("onefold-train {ranks}"));
-        dir.command(&format!("{eval} whole")).fails(&[
+        dir.command(&format!("{eval} whole --timeout 300")).fails(&[
             "error: `run`: the model was trained with another vocabulary `items`",
             "the same ids mean other things",
             "`onefold-ingest append`",

@@ -1,9 +1,10 @@
 //! The training loop: resuming, being killed and stopped, evaluation, preprocessing, what is left of a run that
 //! diverges.
 
+use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use arrow::array::AsArray;
@@ -39,10 +40,11 @@ final_factor = 0.1
 
 /// A folder with a small dataset of rm3's proportions, a small model of it, and `settings` at the end of `train.toml`.
 pub(crate) fn with_dataset(settings: &str) -> Dir {
-    let dir = Dir::new();
-    dir.command("onefold-data generate --workload rm3 --samples 2048 --seed 7 --out logs").works();
-    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
-    make_small(&dir, "logs/train.toml");
+    let dir = Dir::made_once("", |dir| {
+        dir.command("onefold-data generate --workload rm3 --samples 2048 --seed 7 --out logs").works();
+        dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+        make_small(dir, "logs/train.toml");
+    });
     dir.edit(
         "logs/train.toml",
         "kind = \"adagrad\"",
@@ -162,7 +164,7 @@ fn wait_for(child: &mut Child, moment: impl Fn() -> bool) -> bool {
         if moment() {
             return true;
         }
-        assert!(started.elapsed() < Duration::from_secs(120), "nothing happened within two minutes");
+        assert!(started.elapsed() < Duration::from_secs(600), "nothing happened within ten minutes");
         std::thread::sleep(Duration::from_micros(500));
     }
     false
@@ -205,11 +207,13 @@ fn a_signal_ends_training_with_a_checkpoint_and_success() {
     for signal in ["TERM", "INT"] {
         let run = dir.path(signal);
         let mut child = dir.command(&format!("{RUN} {signal} --max-steps 600")).spawn();
+        // It waits for a line. To start a process when the moment has come could take longer than the training.
+        let script = format!("read -r && kill -{signal} {}", child.id());
+        let mut sender = Command::new("bash").args(["-c", &script]).stdin(Stdio::piped()).spawn().unwrap();
         let trains = || fs_err::metadata(run.join("metrics.jsonl")).is_ok_and(|file| file.len() > 2_000);
         assert!(wait_for(&mut child, trains), "the run ended too early");
-        let kill =
-            Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap();
-        assert!(kill.success());
+        writeln!(sender.stdin.take().unwrap()).unwrap();
+        assert!(sender.wait().unwrap().success());
         assert!(child.wait().unwrap().success(), "SIG{signal} must end the run with success");
         let steps = checkpoints(&run);
         assert!(steps.len() == 1 && (1..600).contains(&steps[0]), "{steps:?}");

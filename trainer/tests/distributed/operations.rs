@@ -154,10 +154,10 @@ fn on_threads<T: Send>(
     })
 }
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..onefold_property::cases(40) })]
 
     #[test]
     fn operations_of_threads_equal_their_references(size in 1..5_u32, seed in any::<u64>()) {

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ const SCENARIO: &str = "ONEFOLD_TEST_SCENARIO";
 /// What variables the ranks of a launcher get in addition, as `NAME=VALUE NAME=VALUE`.
 const VARIABLES: &str = "ONEFOLD_TEST_VARIABLES";
 /// After this time a test fails, and kills what it started.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Where every process that a test starts begins; as a test it does nothing.
 #[test]
@@ -55,13 +56,16 @@ const CHILD: [&str; 3] = ["processes::child", "--exact", "--nocapture"];
 
 /// A rank of a job.
 fn rank(scenario: &str) -> Result<()> {
-    let timeouts = Timeouts { join: Duration::from_secs(20), operation: Duration::from_secs(3) };
+    // Longer than anything takes where much else runs.
+    let timeouts = Timeouts { join: Duration::from_secs(300), operation: Duration::from_secs(120) };
     if let Some(libtorch) = scenario.strip_prefix("nccl ") {
         return nccl(libtorch, timeouts);
     }
     let timeouts = match scenario {
         "alone" => Timeouts { join: Duration::from_secs(2), ..timeouts },
         "never joins" => Timeouts { join: 2 * LIMIT, ..timeouts },
+        // Only this limit ends an operation.
+        "stops" | "sleeps" | "stopped host" => Timeouts { operation: Duration::from_secs(10), ..timeouts },
         _ => timeouts,
     };
     let mut environment = Environment::read()?;
@@ -160,9 +164,19 @@ fn command(scenario: &str) -> Command {
     command
 }
 
-/// A port that was free a moment ago.
+/// A port at which nothing listens. It lies below those that the system gives to `connect` and to `bind` with port 0, so
+/// that no other process gets it before it is used; and no two calls give the same one.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    // Test programs that run side by side begin at different ports.
+    let start = std::process::id() % 20_000 * 199;
+    loop {
+        let tried = TRIED.fetch_add(1, Ordering::Relaxed);
+        let port = 12_000 + ((start + tried) % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 impl Job {
@@ -222,21 +236,22 @@ fn with_rank_1_lost(scenario: &str) -> String {
 fn a_rank_that_dies_ends_the_others() {
     let report = with_rank_1_lost("dies");
     assert!(report.starts_with("error: rank 1 was lost at step 5: "), "{report}");
-    assert!(report.contains("Connection closed by peer"), "{report}");
+    let closed = ["Connection closed by peer", "Connection reset by peer", "Broken pipe"];
+    assert!(closed.iter().any(|closed| report.contains(closed)), "{report}");
 }
 
 #[test]
 fn a_rank_that_is_stopped_ends_the_others() {
     let report = with_rank_1_lost("stops");
     assert!(report.starts_with("error: rank 1 was lost at step 5: "), "{report}");
-    assert!(report.contains("had no answer within 3s"), "{report}");
+    assert!(report.contains("had no answer within 10s"), "{report}");
 }
 
 #[test]
 fn a_rank_that_does_not_come_ends_the_others() {
     let report = with_rank_1_lost("sleeps");
     assert!(report.starts_with("error: rank 1 was lost at step 5: "), "{report}");
-    assert!(report.contains("had no answer within 3s"), "{report}");
+    assert!(report.contains("had no answer within 10s"), "{report}");
 }
 
 #[test]
@@ -247,8 +262,8 @@ fn a_rank_with_an_error_of_its_own_ends_the_others_with_it() {
 
 #[test]
 fn the_loss_of_the_stores_host_ends_the_others() {
-    for signal in [libc::SIGKILL, libc::SIGSTOP] {
-        let mut job = Job::start(3, "works");
+    let lost = |signal: i32, scenario: &str| {
+        let mut job = Job::start(3, scenario);
         job.0.iter_mut().for_each(|child| {
             read_process(child);
         });
@@ -257,7 +272,12 @@ fn the_loss_of_the_stores_host_ends_the_others() {
         assert_eq!((first, second), (Some(1), Some(1)), "{report}\n{follows}");
         assert!(report.starts_with("error: rank 0 was lost at step "), "{report}");
         assert_eq!(follows, "error: ended because of rank 0, as rank 1 reports\n");
-    }
+    };
+    // Side by side, as both wait for seconds.
+    std::thread::scope(|scope| {
+        scope.spawn(|| lost(libc::SIGKILL, "works"));
+        scope.spawn(|| lost(libc::SIGSTOP, "stopped host"));
+    });
 }
 
 #[test]
@@ -307,11 +327,15 @@ fn a_second_job_at_the_place_of_the_first_is_refused() {
 
 #[test]
 fn missing_ranks_are_named() {
-    for (rank, expected) in [("0", "ranks 1 and 2 were missing"), ("1", "cannot reach the job's store")] {
+    // Side by side, as both wait for seconds.
+    let jobs = [("0", "ranks 1 and 2 were missing"), ("1", "cannot reach the job's store")];
+    let jobs = jobs.map(|(rank, expected)| {
         let mut command = command("alone");
         command.env("RANK", rank).env("WORLD_SIZE", "3").env("MASTER_ADDR", "127.0.0.1");
         command.env("MASTER_PORT", free_port().to_string());
-        let mut job = Job(vec![command.spawn().unwrap()]);
+        (Job(vec![command.spawn().unwrap()]), expected)
+    });
+    for (mut job, expected) in jobs {
         let [(code, text)] = job.ended([0]);
         assert_eq!(code, Some(1), "{text}");
         assert!(text.contains(expected), "{text}");
@@ -352,7 +376,7 @@ fn launcher(scenario: &str) -> Job {
 
 #[test]
 fn a_launched_rank_that_dies_ends_the_job() {
-    let [(code, text)] = launcher("30 dies").ended([0]);
+    let [(code, text)] = launcher("200 dies").ended([0]);
     assert_eq!(code, Some(0), "{text}");
     assert_eq!(text.matches("error: rank 1 was lost at step 5: ").count(), 1, "{text}");
     assert!(text.contains("rank 1: exit status: 9, killed: false"), "{text}");
@@ -407,7 +431,7 @@ fn the_network_interface_can_be_named() {
     // An address that is not recognised as the loopback interface's.
     let variables = |interface: &str| format!("MASTER_ADDR=::ffff:127.0.0.1 GLOO_SOCKET_IFNAME={interface}");
     for (interface, code) in [("lo", 0), ("no-such-interface", 1)] {
-        let mut command = command("launch 30 operations 6");
+        let mut command = command("launch 200 operations 6");
         let mut job = Job(vec![command.env(VARIABLES, variables(interface)).spawn().unwrap()]);
         let [(_, text)] = job.ended([0]);
         for rank in 0..3 {

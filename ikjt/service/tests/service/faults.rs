@@ -2,13 +2,13 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onefold_ikjt::{Reader, ReaderOptions, Shuffle, Within};
 use onefold_tests::{BUCKET, Fault, S3Server, When};
 
-use crate::fleet::Fleet;
-use crate::reading::{bytes_of, dataset, workers};
+use crate::fleet::{Fleet, START};
+use crate::reading::{SetAtEnd, bytes_of, dataset, workers};
 
 /// Epochs that are read again and again while something happens to the service.
 const EPOCHS: u64 = 3;
@@ -33,8 +33,9 @@ fn read_during(url: &str, local: &Path, faults: impl FnOnce()) {
                 epochs += 1;
             }
         });
+        let end = SetAtEnd(&over);
         faults();
-        over.store(true, Relaxed);
+        drop(end);
         reading.join().unwrap();
     });
 }
@@ -90,8 +91,7 @@ fn a_drained_worker_ends_and_is_not_missed() {
     read_during(&fleet.url("data"), &dir.path("data"), || {
         fleet.signal(0, "TERM");
         fleet.wait_for_end();
-        fleet.wait_for_workers(1);
-        let last = fleet.status()["workers"][0]["address"].as_str().unwrap().to_owned();
+        let last = fleet.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
         fleet.start_worker();
         fleet.wait_for_workers(2);
         let drain = format!("onefold-serve drain {last} --master {}", fleet.address());
@@ -110,12 +110,22 @@ fn a_failing_object_store_changes_nothing() {
     let fleet = Fleet::with(&dir, 2, Some(&server), "", "");
     fleet.wait_for_workers(2);
     let url = format!("grpc://{}/s3://{BUCKET}/data", fleet.address());
+    // From the first request on: workers keep what they have read.
+    server.inject("", Fault::SlowDown, When::Always);
     read_during(&url, &dir.path("data"), || {
-        for fault in [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::Truncate] {
+        let kinds = [Fault::SlowDown, Fault::InternalError, Fault::Reset, Fault::Truncate];
+        for (number, fault) in kinds.into_iter().enumerate() {
+            server.reset_counters();
             server.inject("", fault, When::Always);
-            std::thread::sleep(Duration::from_millis(700));
+            // Later the workers may have kept all that the store has.
+            let limit = if number == 0 { START } else { Duration::from_millis(700) };
+            let injected = Instant::now();
+            while server.counters().faults < 3 && injected.elapsed() < limit {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert!(number > 0 || server.counters().faults >= 3, "the workers ask for nothing");
             server.heal();
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(Duration::from_millis(100));
         }
     });
 }

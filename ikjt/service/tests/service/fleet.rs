@@ -1,14 +1,14 @@
 //! A master and workers as processes.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use onefold_tests::{Dir, S3Server, TestCommand};
+use onefold_tests::{Dir, S3Server, TestCommand, free_port};
 use serde_json::Value;
 
-/// The time that a process has to start to listen.
-pub(crate) const START: Duration = Duration::from_secs(60);
+/// The time that a process has to start to listen, or to show what it does.
+pub(crate) const START: Duration = Duration::from_secs(300);
 
 /// A service. Its processes end with it.
 pub(crate) struct Fleet<'a> {
@@ -124,18 +124,31 @@ impl<'a> Fleet<'a> {
         self.command(&format!("onefold-serve status --master {} {}", self.address(), self.options)).json()
     }
 
-    /// Waits until the service has so many workers.
-    pub(crate) fn wait_for_workers(&self, workers: usize) {
+    /// Waits until the service has this many workers; gives what the master said then. Later it may say that there are
+    /// fewer: it forgets a worker that it has not heard of for seconds.
+    pub(crate) fn wait_for_workers(&self, workers: usize) -> Value {
+        self.wait_for(&format!("there are {workers} workers"), |status| {
+            status["workers"].as_array().map(Vec::len) == Some(workers)
+        })
+    }
+
+    /// Waits until what the master says of the service is so; gives what it said.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let started = Instant::now();
-        while self.status()["workers"].as_array().map(Vec::len) != Some(workers) {
-            assert!(started.elapsed() < START, "there are no {workers} workers: {}", self.status());
+        loop {
+            let status = self.status();
+            if holds(&status) {
+                return status;
+            }
+            assert!(started.elapsed() < START, "{what}: {status}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
     /// A command in the folder, which is killed if it hangs.
     pub(crate) fn command(&self, line: &str) -> TestCommand {
-        self.dir.command(line).with_time_limit(120)
+        self.dir.command(line).with_time_limit(900)
     }
 }
 
@@ -153,8 +166,4 @@ fn end(process: &mut Child) {
 
 fn master_line(port: u16, options: &str) -> String {
     format!("onefold-serve master --listen 127.0.0.1:{port} {options}")
-}
-
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -1,6 +1,7 @@
 //! What comes through the service is what the local reader gives.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use onefold_ikjt::preprocess::PreprocessConfig;
 use onefold_ikjt::{Dedupe, PackedBatch, Rank, Reader, ReaderOptions, Shuffle, Tail, Within, Workers};
@@ -35,15 +36,24 @@ seed = 7
 
 /// A folder with a dataset of rm1's proportions in 64 buckets, and pipelines.
 pub(crate) fn dataset() -> Dir {
-    let dir = Dir::new();
-    dir.command("onefold-data generate --workload rm1 --samples 6000 --seed 3 --out logs").works();
-    dir.command("onefold-ingest build logs/dataset.toml --layout folded --buckets 64 --out data").works();
-    let names = dir.command("onefold-read head data").json();
-    assert!(names["shown"][0]["sparse"]["user_00"].is_array(), "{names}");
-    dir.write("table.txt", "5\n6\n7\n");
-    dir.write("steps.toml", PIPELINE);
-    dir.write("sampling.toml", format!("{PIPELINE}{SAMPLING}"));
-    dir
+    Dir::made_once("", |dir| {
+        dir.command("onefold-data generate --workload rm1 --samples 6000 --seed 3 --out logs").works();
+        dir.command("onefold-ingest build logs/dataset.toml --layout folded --buckets 64 --out data").works();
+        let names = dir.command("onefold-read head data").json();
+        assert!(names["shown"][0]["sparse"]["user_00"].is_array(), "{names}");
+        dir.write("table.txt", "5\n6\n7\n");
+        dir.write("steps.toml", PIPELINE);
+        dir.write("sampling.toml", format!("{PIPELINE}{SAMPLING}"));
+    })
+}
+
+/// Sets a flag when it is dropped, so that threads that look at it end when the test fails, too.
+pub(crate) struct SetAtEnd<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 pub(crate) fn workers() -> Workers {

@@ -1,11 +1,13 @@
 //! What workers compute once for several jobs and epochs, and where they keep it.
 
 use std::path::Path;
+use std::time::Duration;
 
 use onefold_ikjt::service::protocol::{CountSamples, Define, Job};
 use onefold_ikjt::service::{Failure, Network, Security};
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Shuffle, Within};
 use onefold_tests::{BUCKET, S3Server};
+use serde_json::Value;
 
 use crate::fleet::Fleet;
 use crate::reading::{bytes_of, dataset, workers};
@@ -17,11 +19,9 @@ fn compare(url: &str, local: &Path, options: &ReaderOptions, epoch: u64) {
     assert!(read(Path::new(url)) == read(local), "epoch {epoch}");
 }
 
-/// The sum of a figure over the workers.
-fn sum(fleet: &Fleet<'_>, figure: &str) -> u64 {
-    // Workers tell their figures twice a second.
-    std::thread::sleep(std::time::Duration::from_millis(1200));
-    let status = fleet.status();
+/// The sum of a figure over the workers, in what the master says. Workers tell it their figures twice a second, and one
+/// that gets no processor time for seconds is left out for a while: wait for what must be there at least.
+fn sum(status: &Value, figure: &str) -> u64 {
     let workers = status["workers"].as_array().unwrap();
     workers.iter().map(|worker| worker[figure].as_u64().unwrap()).sum()
 }
@@ -36,6 +36,10 @@ fn jobs_of_other_features_share_what_was_decoded() {
         ReaderOptions { dedupe: Dedupe::Off, features: features(&["user_01"]), ..ReaderOptions::new(128) },
         ReaderOptions { dedupe: Dedupe::Window, ..ReaderOptions::new(96) },
     ];
+    let steps = |job: &ReaderOptions| {
+        Reader::open(&dir.path("data"), job.clone(), &workers()).unwrap().steps(0).unwrap()
+    };
+    let batches = 2 * jobs.iter().map(steps).sum::<u64>();
     for workers in [1, 3] {
         let fleet = Fleet::new(&dir, workers);
         fleet.wait_for_workers(workers);
@@ -45,13 +49,17 @@ fn jobs_of_other_features_share_what_was_decoded() {
                 scope.spawn(|| (0..2).for_each(|epoch| compare(&url, &dir.path("data"), job, epoch)));
             }
         });
-        assert!(sum(&fleet, "decoded_hits") > 0, "{workers} workers: {}", fleet.status());
+        let status = fleet.wait_for("all batches are counted, and columns that jobs share", |status| {
+            sum(status, "batches_sent") >= batches
+                && sum(status, "decoded_hits") > 0
+                && sum(status, "bytes_verified") > 0
+        });
         // Whoever comes first verifies a file for all.
         let bytes: u64 = onefold_tests::files_below(&dir.path("data/data"))
             .into_values()
             .map(|bytes| bytes.len() as u64)
             .sum();
-        let verified = sum(&fleet, "bytes_verified");
+        let verified = sum(&status, "bytes_verified");
         assert!(verified <= workers as u64 * bytes, "{verified} bytes of {bytes} by {workers} workers");
     }
 }
@@ -63,9 +71,11 @@ fn an_epoch_that_repeats_is_computed_once() {
     for epoch in 0..3 {
         compare(&fleet.url("data"), &dir.path("data"), &ReaderOptions::new(64), epoch);
     }
-    let (computed, sent) = (sum(&fleet, "batches_computed"), sum(&fleet, "batches_sent"));
-    assert!(sum(&fleet, "block_hits") > 0 && sent >= 3 * 94, "{}", fleet.status());
-    assert!(computed < 2 * 94, "{computed} batches computed for {sent} sent");
+    let status = fleet.wait_for("all batches are counted, and blocks that were kept", |status| {
+        sum(status, "block_hits") > 0 && sum(status, "batches_sent") >= 3 * 94
+    });
+    let (computed, sent) = (sum(&status, "batches_computed"), sum(&status, "batches_sent"));
+    assert!((1..2 * 94).contains(&computed), "{computed} batches computed for {sent} sent");
 }
 
 /// What was kept of a dataset is not taken for what stands at its place now.
@@ -87,8 +97,7 @@ fn a_dataset_that_is_built_anew_is_another_one() {
         identity: before.snapshot().dataset.clone(),
         options: ReaderOptions { snapshot: Some(before.snapshot().snapshot), ..options },
     };
-    late.wait_for_workers(1);
-    let worker = late.status()["workers"][0]["address"].as_str().unwrap().to_owned();
+    let worker = late.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
     let network = Network::new(&Security::default(), false).unwrap();
     let asked = async {
         network.ask(&worker, &Define { job: job.clone() }).await.unwrap();
@@ -116,17 +125,24 @@ fn a_job_that_joins_begins_where_another_one_is() {
     assert_eq!(alone.position(0).begins_at, 0, "there is nobody to join");
     let first = open(&url, &options);
     let mut batches = first.batches().unwrap();
-    let read = (&mut batches).take(60).map(Result::unwrap).count();
+    let mut read = (&mut batches).take(60).map(Result::unwrap).count() as u64;
     assert_eq!(read, 60);
-    // The master hears once a second where clients are.
-    std::thread::sleep(std::time::Duration::from_millis(1200));
-    batches.next().unwrap().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
     let fewer = ReaderOptions { features: Some(vec!["user_00".to_owned()]), ..options.clone() };
     let local = Reader::open(&dir.path("data"), fewer.clone(), &workers()).unwrap();
-    let second = open(&joined_url, &fewer);
+    let second = loop {
+        // The master hears once a second where clients are, and forgets those that it has not heard of for long.
+        std::thread::sleep(Duration::from_millis(1200));
+        batches.next().unwrap().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let joined = open(&joined_url, &fewer);
+        if joined.position(0).begins_at >= 20 {
+            break joined;
+        }
+        read += 1;
+        assert!(read < 80, "no job joins the first one: {}", fleet.status());
+    };
     let begins_at = second.position(0).begins_at;
-    assert!((20..=60).contains(&begins_at), "{begins_at}");
+    assert!((20..=read).contains(&begins_at), "{begins_at}");
     let plain = bytes_of(&local, 0, 0);
     let rotated = |from: usize| {
         let steps = (from..plain.len()).map(|step| (step + begins_at as usize) % plain.len());
@@ -146,7 +162,9 @@ fn a_job_that_joins_begins_where_another_one_is() {
         assert!(found(&second, epoch, from) == expected, "epoch {epoch} from {from} by the service");
         assert!(found(&local, epoch, from) == expected, "epoch {epoch} from {from} from files");
     }
-    assert!(sum(&fleet, "decoded_hits") + sum(&fleet, "block_hits") > 0, "{}", fleet.status());
+    fleet.wait_for("something was there already", |status| {
+        sum(status, "decoded_hits") + sum(status, "block_hits") > 0
+    });
     drop(batches);
     let ranks = ReaderOptions { rank: onefold_ikjt::Rank { rank: 1, world_size: 2 }, ..options };
     let error = Reader::open(Path::new(&joined_url), ranks, &workers()).unwrap_err().to_string();
@@ -175,7 +193,7 @@ fn what_does_not_fit_into_memory_comes_from_disk() {
         compare(&fleet.url("data"), &dir.path("data"), &options, epoch);
         compare(&fleet.url("data"), &dir.path("data"), &ReaderOptions::new(64), epoch);
     }
-    assert!(sum(&fleet, "disk_hits") > 0, "{}", fleet.status());
+    fleet.wait_for("something came from disk", |status| sum(status, "disk_hits") > 0);
     let folder = dir.path("cache/cache-0");
     let items = || {
         fs_err::read_dir(&folder).unwrap().filter(|entry| {
@@ -207,5 +225,5 @@ fn what_came_from_an_object_store_is_kept_encoded() {
     for epoch in 0..3 {
         compare(&url, &dir.path("data"), &options, epoch);
     }
-    assert!(sum(&fleet, "encoded_hits") > 0, "{}", fleet.status());
+    fleet.wait_for("what came from the store was kept", |status| sum(status, "encoded_hits") > 0);
 }

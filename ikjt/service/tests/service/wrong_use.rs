@@ -1,9 +1,20 @@
 //! What is wrong is said once, to the one who can do something about it.
 
-use onefold_tests::{Dir, TestCommand};
+use std::time::Instant;
+
+use onefold_tests::{Dir, EXPIRY, TestCommand};
 
 use crate::fleet::Fleet;
 use crate::reading::dataset;
+
+/// Runs commands side by side, as some of them wait for seconds; each must fail, with all of its parts in its error.
+fn all_fail<const N: usize>(commands: [(TestCommand, &[&str]); N]) {
+    std::thread::scope(|scope| {
+        for (command, parts) in commands {
+            scope.spawn(move || command.fails(parts));
+        }
+    });
+}
 
 #[test]
 fn wrong_requests_have_one_clear_error() {
@@ -47,14 +58,22 @@ fn damaged_data_is_named() {
 #[test]
 fn a_master_refuses_two_datasets_of_one_name() {
     let dir = Dir::new();
-    let master =
-        dir.command("onefold-serve master --listen 127.0.0.1:0 --dataset a=s3://b/c --dataset a=s3://b/d");
-    master.with_time_limit(30).fails(&["two datasets have the name `a`", "`s3://b/c` and `s3://b/d`"]);
-    let everywhere = dir.command("onefold-serve worker --master 127.0.0.1:1 --listen 0.0.0.0:0");
-    everywhere.with_time_limit(30).fails(&["clients cannot reach a worker at `0.0.0.0:0`", "`--host`"]);
-    let nobody = dir.command("onefold-read digest grpc://127.0.0.1:1/clicks").with_time_limit(60);
-    nobody
-        .fails(&["the preprocessing service at `127.0.0.1:1`", "onefold-serve status --master 127.0.0.1:1"]);
+    let command = |line: &str| dir.command(line).with_time_limit(300);
+    all_fail([
+        (
+            command("onefold-serve master --listen 127.0.0.1:0 --dataset a=s3://b/c --dataset a=s3://b/d"),
+            &["two datasets have the name `a`", "`s3://b/c` and `s3://b/d`"],
+        ),
+        (
+            command("onefold-serve worker --master 127.0.0.1:1 --listen 0.0.0.0:0"),
+            &["clients cannot reach a worker at `0.0.0.0:0`", "`--host`"],
+        ),
+        // No process listens there.
+        (
+            command("onefold-read digest grpc://127.0.0.1:1/clicks"),
+            &["the preprocessing service at `127.0.0.1:1`", "onefold-serve status --master 127.0.0.1:1"],
+        ),
+    ]);
 }
 
 fn tls(certificate: &str, authority: &str) -> String {
@@ -66,8 +85,9 @@ fn tls(certificate: &str, authority: &str) -> String {
 #[test]
 fn only_those_with_certificate_and_token_are_answered() {
     let dir = dataset();
-    dir.certificate("ours", "ours", 2);
     dir.certificate("old", "ours", 0);
+    let made = Instant::now();
+    dir.certificate("ours", "ours", 2);
     dir.certificate("theirs", "theirs", 2);
     dir.write("token", "a-long-random-text\n");
     let fleet = Fleet::with(&dir, 1, None, &format!("{} --token-file token", tls("ours", "ours")), "");
@@ -82,10 +102,13 @@ fn only_those_with_certificate_and_token_are_answered() {
             .with_variable("ONEFOLD_TOKEN", token)
     };
     assert_eq!(read("ours", "ours", "a-long-random-text").json()["samples"], 6000);
-    read("ours", "ours", "guessed").fails(&["the token is missing or unknown", "ONEFOLD_TOKEN"]);
-    read("ours", "theirs", "a-long-random-text").fails(&["no TLS connection", "UnknownIssuer"]);
-    // The service says why, or closes the connection before the client has read it.
-    read("theirs", "ours", "a-long-random-text").fails(&["`ONEFOLD_TLS_CERTIFICATE`"]);
-    read("old", "ours", "a-long-random-text").fails(&["`ONEFOLD_TLS_CERTIFICATE`"]);
-    fleet.command(&format!("onefold-read digest {}", fleet.url("data"))).fails(&[&fleet.address()]);
+    std::thread::sleep(EXPIRY.saturating_sub(made.elapsed()));
+    all_fail([
+        (read("ours", "ours", "guessed"), &["the token is missing or unknown", "ONEFOLD_TOKEN"]),
+        (read("ours", "theirs", "a-long-random-text"), &["no TLS connection", "UnknownIssuer"]),
+        // The service says why, or closes the connection before the client has read it.
+        (read("theirs", "ours", "a-long-random-text"), &["`ONEFOLD_TLS_CERTIFICATE`"]),
+        (read("old", "ours", "a-long-random-text"), &["`ONEFOLD_TLS_CERTIFICATE`"]),
+        (fleet.command(&format!("onefold-read digest {}", fleet.url("data"))), &[&fleet.address()]),
+    ]);
 }

@@ -6,13 +6,13 @@ use crate::fleet::{Fleet, contents};
 
 /// Logs of a workload, and the dataset that one process builds of them.
 fn built_here(workload: &str, samples: usize) -> Dir {
-    let dir = Dir::new();
-    dir.command(&format!(
-        "onefold-data generate --workload {workload} --samples {samples} --seed 3 --out logs"
-    ))
-    .works();
-    dir.command("onefold-ingest build logs/dataset.toml --buckets 5 --out here --threads 2").works();
-    dir
+    Dir::made_once(&format!("{workload} {samples}"), |dir| {
+        dir.command(&format!(
+            "onefold-data generate --workload {workload} --samples {samples} --seed 3 --out logs"
+        ))
+        .works();
+        dir.command("onefold-ingest build logs/dataset.toml --buckets 5 --out here --threads 2").works();
+    })
 }
 
 /// Builds the dataset on a cluster, and compares it with the one of one process, byte by byte.

@@ -1,16 +1,19 @@
 //! A scheduler and executors as processes, and datasets that are compared.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 use onefold_datasets::Snapshot;
-use onefold_tests::{Dir, S3Server, TestCommand};
+use onefold_tests::{Dir, S3Server, TestCommand, free_port};
 
 /// The time that a process has to start to listen.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_secs(300);
+/// Seconds after which a scheduler takes an executor for lost that it does not hear of: longer than an executor may get
+/// no processor time where much else runs.
+const EXECUTOR_TIMEOUT: u32 = 60;
 
 /// A cluster. Its processes end with it.
 pub(crate) struct Fleet<'a> {
@@ -19,6 +22,7 @@ pub(crate) struct Fleet<'a> {
     scratch: Dir,
     server: Option<&'a S3Server>,
     options: String,
+    executor_timeout: u32,
     port: u16,
     scheduler: Child,
     executors: Vec<Child>,
@@ -34,13 +38,29 @@ impl<'a> Fleet<'a> {
 
     /// The same with an S3 server that they reach, and options that all of their commands get.
     pub(crate) fn with(dir: &'a Dir, executors: usize, server: Option<&'a S3Server>, options: &str) -> Self {
+        Self::start(dir, executors, server, options, EXECUTOR_TIMEOUT)
+    }
+
+    /// The same with a scheduler that soon takes an executor for lost.
+    pub(crate) fn impatient(dir: &'a Dir, executors: usize) -> Self {
+        Self::start(dir, executors, None, "", 8)
+    }
+
+    fn start(
+        dir: &'a Dir,
+        executors: usize,
+        server: Option<&'a S3Server>,
+        options: &str,
+        executor_timeout: u32,
+    ) -> Self {
         let port = free_port();
-        let scheduler = scheduler(dir, port, options).spawn();
+        let scheduler = scheduler(dir, port, executor_timeout, options).spawn();
         let mut fleet = Self {
             dir,
             scratch: Dir::new(),
             server,
             options: options.to_owned(),
+            executor_timeout,
             port,
             scheduler,
             executors: Vec::new(),
@@ -106,7 +126,7 @@ impl<'a> Fleet<'a> {
 
     /// Starts the scheduler again.
     pub(crate) fn restart_scheduler(&mut self) {
-        self.scheduler = scheduler(self.dir, self.port, &self.options).spawn();
+        self.scheduler = scheduler(self.dir, self.port, self.executor_timeout, &self.options).spawn();
         self.wait();
     }
 
@@ -118,7 +138,7 @@ impl<'a> Fleet<'a> {
     /// The command `line`, a build or an append.
     pub(crate) fn command(&self, line: &str) -> TestCommand {
         let scheduler = format!("--scheduler 127.0.0.1:{} --partitions 4 {}", self.port, self.options);
-        self.reaching(self.dir.command(&format!("onefold-cluster {line} {scheduler}"))).with_time_limit(300)
+        self.reaching(self.dir.command(&format!("onefold-cluster {line} {scheduler}"))).with_time_limit(1800)
     }
 
     fn reaching(&self, command: TestCommand) -> TestCommand {
@@ -139,12 +159,10 @@ impl Drop for Fleet<'_> {
     }
 }
 
-fn scheduler(dir: &Dir, port: u16, options: &str) -> TestCommand {
-    dir.command(&format!("onefold-cluster scheduler --port {port} --executor-timeout 8 {options}"))
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+fn scheduler(dir: &Dir, port: u16, executor_timeout: u32, options: &str) -> TestCommand {
+    let line =
+        format!("onefold-cluster scheduler --port {port} --executor-timeout {executor_timeout} {options}");
+    dir.command(&line)
 }
 
 /// Every file of a dataset without the part of its name that no two writers share, with its checksum.

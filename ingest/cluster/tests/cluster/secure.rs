@@ -25,7 +25,7 @@ fn all_connections_may_be_mutual_tls() {
     let address = fleet.address();
     // Signed by another authority; does not know the scheduler's authority; no TLS.
     for options in [options("theirs", "ours"), options("ours", "theirs"), String::new()] {
-        let output = dir.command(&format!("{build} {address} {options}")).with_time_limit(60).output();
+        let output = dir.command(&format!("{build} {address} {options}")).with_time_limit(300).output();
         let error = String::from_utf8_lossy(&output.stderr);
         let refused = !output.status.success() && error.contains(&address) && error.contains("hint: ");
         assert!(refused, "{options}: {error}");

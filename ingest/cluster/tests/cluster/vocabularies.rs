@@ -13,7 +13,10 @@ const FILES: usize = 6;
 
 /// Logs of a workload in several files.
 pub(crate) fn logs(workload: &str) -> Dir {
-    let dir = Dir::new();
+    Dir::made_once(workload, |dir| write_logs(dir, workload))
+}
+
+fn write_logs(dir: &Dir, workload: &str) {
     dir.command(&format!("onefold-data generate --workload {workload} --samples 3000 --seed 3 --out logs"))
         .works();
     let whole = dir.path("logs/features/part-00000.parquet");
@@ -29,7 +32,6 @@ pub(crate) fn logs(workload: &str) -> Dir {
         writer.write(&all.slice(start, rows_of_file.min(rows - start))).unwrap();
         writer.close().unwrap();
     }
-    dir
 }
 
 /// The same with vocabularies: one of two features, one without rare ids, one of texts, and one that has no ids.

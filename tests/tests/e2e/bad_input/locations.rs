@@ -49,6 +49,24 @@ fn fails_soon(command: TestCommand, parts: &[&str]) {
     command.with_time_limit(SOON).fails(parts);
 }
 
+/// Commands that are run at the same time, so that each gets enough processor time to fail soon.
+const AT_ONCE: usize = 7;
+
+/// Runs commands side by side, as they do little but wait; each must fail with all of its parts in its error, and soon.
+fn all_fail_soon(mut commands: Vec<(TestCommand, Vec<String>)>) {
+    while !commands.is_empty() {
+        let some = commands.split_off(commands.len().saturating_sub(AT_ONCE));
+        std::thread::scope(|scope| {
+            for (command, parts) in some {
+                scope.spawn(move || {
+                    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+                    fails_soon(command, &parts);
+                });
+            }
+        });
+    }
+}
+
 fn with_logs() -> Dir {
     let dir = Dir::new();
     write_logs(&dir);
@@ -60,29 +78,33 @@ const KEYS: [(&str, &str); 2] = [("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCE
 #[test]
 fn every_command_says_that_a_store_cannot_be_reached() {
     let dir = with_logs();
-    let closed = [("AWS_ENDPOINT_URL", "http://127.0.0.1:1"), ("AWS_ALLOW_HTTP", "true")];
-    for line in COMMANDS {
-        let variables = [&KEYS[..], &closed].concat();
-        let parts = ["s3://bucket/ds", "http://127.0.0.1:1 cannot be reached", "AWS_ENDPOINT_URL"];
-        fails_soon(command(&dir, line, "s3://bucket/ds", &variables), &parts);
-    }
-    let read = "onefold-read head DATASET";
-    let nowhere = [("AWS_ENDPOINT_URL", "http://nowhere.invalid"), ("AWS_ALLOW_HTTP", "true")];
-    let variables = [&KEYS[..], &nowhere].concat();
-    fails_soon(
-        command(&dir, read, "s3://bucket/ds", &variables),
-        &["http://nowhere.invalid cannot be reached", "AWS_ENDPOINT_URL"],
-    );
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", silent.local_addr().unwrap());
-    let mute = [("AWS_ENDPOINT_URL", endpoint.as_str()), ("AWS_ALLOW_HTTP", "true")];
-    let variables = [&KEYS[..], &mute].concat();
-    fails_soon(
-        command(&dir, read, "s3://bucket/ds", &variables),
-        &[&format!("{endpoint} cannot be reached"), "AWS_ENDPOINT_URL"],
-    );
+    let mute = format!("http://{}", silent.local_addr().unwrap());
+    let at = |line: &str, endpoint: &str, allowed: &[(&str, &str)], parts: &[&str]| {
+        let variables = [&KEYS[..], &[("AWS_ENDPOINT_URL", endpoint)], allowed].concat();
+        let parts = parts.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>();
+        (command(&dir, line, "s3://bucket/ds", &variables), parts)
+    };
+    let allowed = [("AWS_ALLOW_HTTP", "true")];
+    let cannot_be_reached = |line: &str, endpoint: &str| {
+        let cannot = format!("{endpoint} cannot be reached");
+        at(line, endpoint, &allowed, &[&cannot, "AWS_ENDPOINT_URL"])
+    };
+    let closed = "http://127.0.0.1:1";
+    let mut commands: Vec<_> = COMMANDS
+        .iter()
+        .map(|line| {
+            let (command, mut parts) = cannot_be_reached(line, closed);
+            parts.push("s3://bucket/ds".to_owned());
+            (command, parts)
+        })
+        .collect();
+    let read = "onefold-read head DATASET";
+    commands.push(cannot_be_reached(read, "http://nowhere.invalid"));
+    commands.push(cannot_be_reached(read, &mute));
     // Without leave, no credentials go over plain HTTP.
-    fails_soon(command(&dir, read, "s3://bucket/ds", &variables[..3]), &[&endpoint, "AWS_ALLOW_HTTP"]);
+    commands.push(at(read, &mute, &[], &[&mute, "AWS_ALLOW_HTTP"]));
+    all_fail_soon(commands);
 }
 
 #[test]
@@ -105,12 +127,14 @@ fn missing_credentials_are_named() {
             &["nowhere.json", "GOOGLE_APPLICATION_CREDENTIALS"],
         ),
     ];
+    let mut commands = Vec::new();
     for (location, variables, parts) in cases {
         for line in ["onefold-read head DATASET", "onefold-ingest append logs/dataset.toml --out DATASET"] {
-            let parts = [&[*location][..], parts].concat();
-            fails_soon(command(&dir, line, location, variables), &parts);
+            let parts = [&[*location][..], parts].concat().into_iter().map(str::to_owned).collect();
+            commands.push((command(&dir, line, location, variables), parts));
         }
     }
+    all_fail_soon(commands);
 }
 
 #[test]

@@ -18,17 +18,19 @@ const EVAL: &str = "onefold-train eval run --data dataset --threads 2";
 
 /// A folder with the hand-made log in `logs` and its dataset in `dataset`.
 fn with_dataset() -> Dir {
-    let dir = Dir::new();
-    write_logs(&dir);
-    dir.command(BUILD).works();
-    dir
+    Dir::made_once("", |dir| {
+        write_logs(dir);
+        dir.command(BUILD).works();
+    })
 }
 
 /// The same with a trained model in `run`.
 fn with_run() -> Dir {
-    let dir = with_dataset();
-    dir.command(TRAIN).works();
-    dir
+    Dir::made_once("", |dir| {
+        write_logs(dir);
+        dir.command(BUILD).works();
+        dir.command(TRAIN).works();
+    })
 }
 
 /// `text` with the first `from` replaced, of which there must be one.
