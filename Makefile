@@ -1,7 +1,8 @@
-# What a person does here: `make demo`, `make test`. CONTRIBUTING.md says more.
+# The commands for users and contributors: `make demo`, `make test`. CONTRIBUTING.md describes them.
 #
-# Everything builds in one profile (release) and for the whole workspace, so that nothing is compiled twice.
-# CARGO_TARGET_DIR, LIBTORCH, ONEFOLD_GLOO, ONEFOLD_CACHE and RUST_TEST_THREADS are respected when they are set.
+# Everything builds in one profile (release) and with `--workspace`, which gives every dependency one set of features,
+# so nothing is compiled twice. CARGO_TARGET_DIR, LIBTORCH, ONEFOLD_CACHE and RUST_TEST_THREADS are respected when they
+# are set.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -9,37 +10,65 @@ SHELL := bash
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# Evaluated in each recipe that needs it: fetches libtorch and Gloo's headers the first time, prints their paths afterwards.
-WITH_LIBTORCH = LIBTORCH="$$(trainer/libtorch.sh)" && ONEFOLD_GLOO="$$(trainer/gloo.sh)" && export LIBTORCH ONEFOLD_GLOO &&
+# Evaluated in each recipe that needs it: fetches libtorch the first time, prints its path afterwards.
+WITH_LIBTORCH = LIBTORCH="$$(trainer/libtorch.sh)" && export LIBTORCH &&
 
 # Many tests wait: for processes that they kill, and for stores that do not answer.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
 
 .PHONY: help
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: requirements
+requirements: ## Check that this machine can build Onefold; `make` does this before it builds
+	@tests/requirements.sh
+
+.PHONY: requirements-of-tests
+requirements-of-tests:
+	@tests/requirements.sh --tests
 
 .PHONY: build
-build: ## Build all binaries into $(TARGET)/release
+build: requirements ## Build all binaries into $(TARGET)/release
 	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace --bins
 
+DEMO_BINARIES := onefold-data onefold-ingest onefold-shard onefold-train onefold-demo
+
 .PHONY: demo
-demo: build ## MovieLens-100K from ratings to a trained model; figures in target/demo/summary.json
+demo: requirements ## MovieLens-100K from ratings to a trained model; figures in target/demo/summary.json
+	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace $(DEMO_BINARIES:%=--bin %)
 	@$(TARGET)/release/onefold-demo --out target/demo
 
+# LIBTORCH, and the NVRTC with which tests compile the GPU's kernels.
+WITH_TESTS = $(WITH_LIBTORCH) ONEFOLD_NVRTC="$$(trainer/nvrtc.sh)" && export ONEFOLD_NVRTC &&
+
 .PHONY: test
-test: test-rust test-python ## Run all tests
+test: requirements-of-tests build ## Run the tests of Rust and Python; a summary at the end
+	@$(WITH_TESTS) tests/run.py
 
 .PHONY: test-rust
-test-rust: build ## Run the tests of the workspace
-	@$(WITH_LIBTORCH) ONEFOLD_NVRTC="$$(trainer/nvrtc.sh)" && export ONEFOLD_NVRTC && $(CARGO) test --locked --release --workspace
+test-rust: requirements-of-tests build ## Run the tests of the workspace
+	@$(WITH_TESTS) tests/run.py rust
 
 .PHONY: test-python
-test-python: build ## Build the wheel and run the tests of the Python package (installs 90 MB the first time)
-	@$(WITH_LIBTORCH) python/test.sh
+test-python: requirements-of-tests build ## Build the wheel and run the tests of the Python package
+	@$(WITH_LIBTORCH) tests/run.py python
+
+# At least 100 times as many cases as in `make test`, of another seed, which is printed. proptest gives up when it rejects
+# more cases than a limit, so the limits grow too. The filter leaves out what is not a property test.
+TIMES ?= 100
+SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+PROPERTY_TESTS = $$(tests/property/names.py)
+
+.PHONY: test-random
+test-random: requirements-of-tests build ## Run property tests with new cases: SEED=… (random), TIMES=100 as many
+	@echo "property tests with SEED=$(SEED) TIMES=$(TIMES)"
+	@$(WITH_TESTS) export PROPTEST_RNG_SEED=$(SEED) PROPTEST_CASES=$$((256 * $(TIMES))) && \
+	    export PROPTEST_MAX_GLOBAL_REJECTS=$$((1024 * $(TIMES))) PROPTEST_MAX_LOCAL_REJECTS=$$((65536 * $(TIMES))) && \
+	    tests/run.py rust -- --lib --test it --test distributed -- $(PROPERTY_TESTS)
 
 .PHONY: test-browser
-test-browser: build ## Look at the status page of a preprocessing service with Chromium (installs it with apt-get where there is none)
+test-browser: build ## Look at the status page of a preprocessing service with Chromium, which must be installed
 	@ikjt/service/tests/browser.py
 
 .PHONY: test-torchrec

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Runs the tests of Rust, of Python, or both, and prints at the end which tests ran and how long each binary took.
+
+    tests/run.py [rust] [python] [-- ARGUMENTS OF CARGO TEST]
+
+All test binaries run, also after one has failed. `make test` calls this script, with LIBTORCH and ONEFOLD_NVRTC set.
+The exit status is 1 if a test failed or a binary did not finish.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+# What the summary says about tests that need more than `make test` installs.
+FURTHER_TARGETS = """\
+Further targets:
+  make test-torchrec   Rust and Python tests with torch, torchdata and TorchRec (installs 2.3 GB the first time)
+  make test-browser    the status page of a preprocessing service in Chromium
+  make test-random     property tests with new seeds and 100 times as many cases (hours)"""
+
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+BINARY = re.compile(r"^\s+Running (?P<source>.*) \((?P<path>.*)\)$")
+DOC_TESTS = re.compile(r"^\s+Doc-tests (?P<package>\S+)$")
+FAILED = re.compile(r"^test (?P<name>.*) \.\.\. FAILED$")
+RESULT = re.compile(
+    r"^test result: \S+ (?P<passed>\d+) passed; (?P<failed>\d+) failed; (?P<ignored>\d+) ignored; .*"
+    r"finished in (?P<seconds>[\d.]+)s$"
+)
+PYTEST_FAILED = re.compile(r"^(?:FAILED|ERROR) (?P<name>\S+)")
+PYTEST_RESULT = re.compile(r"^=+ (?P<counts>.*) in (?P<seconds>[\d.]+)s.* =+$")
+
+
+@dataclasses.dataclass
+class Binary:
+    """One test binary, the doc tests of one package, or the tests of the Python package."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    ignored: int = 0
+    seconds: float = 0.0
+    # False until the line with its result is read: a binary that crashes prints none.
+    finished: bool = False
+    failures: list = dataclasses.field(default_factory=list)
+
+
+def output_of(command):
+    """Runs a command in the repository, passes its output on, and yields its lines without colours; last the status."""
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    for line in process.stdout:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        yield STYLE.sub("", line.rstrip("\n"))
+    yield process.wait()
+
+
+def name_of(source, path):
+    """`onefold-ingest: tests/it/main.rs`, from Cargo's `tests/it/main.rs (target/release/deps/it-0123456789abcdef)`."""
+    binary = re.sub(r"-[0-9a-f]{16}$", "", pathlib.PurePath(path).name)
+    return f"{binary} ({source.removeprefix('unittests ')})"
+
+
+def run_rust(arguments):
+    """Runs `cargo test` on the workspace; returns the binaries and whether Cargo succeeded."""
+    cargo = os.environ.get("CARGO", "cargo")
+    command = [cargo, "test", "--locked", "--release", "--workspace", "--no-fail-fast", *arguments]
+    binaries, status = [], 1
+    for line in output_of(command):
+        if isinstance(line, int):
+            status = line
+        elif found := BINARY.match(line):
+            binaries.append(Binary(name_of(found["source"], found["path"])))
+        elif found := DOC_TESTS.match(line):
+            binaries.append(Binary(f"{found['package']} (documentation)"))
+        elif binaries and (found := FAILED.match(line)):
+            binaries[-1].failures.append(found["name"])
+        elif binaries and (found := RESULT.match(line)):
+            binary = binaries[-1]
+            # Doc tests that do not compile together have results of their own.
+            binary.passed += int(found["passed"])
+            binary.failed += int(found["failed"])
+            binary.ignored += int(found["ignored"])
+            binary.seconds += float(found["seconds"])
+            binary.finished = True
+    return binaries, status == 0
+
+
+def run_python():
+    """Runs the tests of the Python package; returns them as one binary, and whether they succeeded."""
+    binary, status = Binary("python/tests"), 1
+    for line in output_of(["python/test.sh", "-rfE"]):
+        if isinstance(line, int):
+            status = line
+        elif found := PYTEST_FAILED.match(line):
+            binary.failures.append(found["name"])
+        elif found := PYTEST_RESULT.match(line):
+            counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (\w+)", found["counts"])}
+            binary.passed = counts.get("passed", 0)
+            binary.failed = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
+            binary.ignored = counts.get("skipped", 0) + counts.get("deselected", 0)
+            binary.seconds, binary.finished = float(found["seconds"]), True
+    return [binary], status == 0
+
+
+def summarize(binaries, wall_seconds):
+    """Prints a line for every binary that has tests, the failures, and the further targets."""
+    shown = [binary for binary in binaries if not binary.finished or binary.passed + binary.failed + binary.ignored]
+    width = max([len(binary.name) for binary in shown], default=0)
+    print(f"\n{'tests':<{width}}  passed  failed  not run  seconds")
+    for binary in shown:
+        counts = f"{binary.passed:>6}  {binary.failed:>6}  {binary.ignored:>7}  {binary.seconds:>7.1f}"
+        print(f"{binary.name:<{width}}  {counts if binary.finished else 'did not finish; its error is above'}")
+    total = [sum(getattr(binary, count) for binary in shown) for count in ("passed", "failed", "ignored")]
+    print(f"{'all':<{width}}  {total[0]:>6}  {total[1]:>6}  {total[2]:>7}  {wall_seconds:>7.1f}  (with compilation)")
+    for binary in shown:
+        for failure in binary.failures:
+            print(f"FAILED  {binary.name}: {failure}")
+    print(FURTHER_TARGETS, flush=True)
+
+
+def main(arguments):
+    """Runs the named suites; returns the exit status."""
+    rest = arguments.index("--") if "--" in arguments else len(arguments)
+    suites, cargo_arguments = arguments[:rest], arguments[rest + 1 :]
+    if unknown := sorted(set(suites) - {"rust", "python"}):
+        print(f"error: unknown suite {', '.join(unknown)}\n  hint: the suites are rust and python", file=sys.stderr)
+        return 2
+    started, binaries, succeeded = time.monotonic(), [], True
+    suites = suites or ["rust", "python"]
+    if "rust" in suites:
+        found, done = run_rust(cargo_arguments)
+        binaries, succeeded = binaries + found, succeeded and done
+    if "python" in suites:
+        found, done = run_python()
+        binaries, succeeded = binaries + found, succeeded and done
+    summarize(binaries, time.monotonic() - started)
+    return 0 if succeeded else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
