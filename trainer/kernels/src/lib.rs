@@ -18,6 +18,9 @@
 //! `onefold-trainer` uses this crate, which depends on no other crate of ours and does not need libtorch. The crate is
 //! optimised by itself: small functions that the trainer calls for every row or element are `#[inline]`.
 
+// `dispatched!` calls every kernel with a type of vectors, whether the kernel names it or not.
+#![allow(clippy::extra_unused_type_parameters)]
+
 pub mod attention;
 pub mod element;
 pub mod fresh;
