@@ -401,6 +401,7 @@ dispatched! {
 
 /// The loops are compiled for the processor's vectors, whose operations are those on numbers.
 #[inline(always)]
+#[allow(clippy::extra_unused_type_parameters, reason = "`dispatched!` calls it with a type of vectors")]
 fn apply_with<L: Lanes<N>, const N: usize>(
     DenseUpdate { rule, rate, penalty }: DenseUpdate,
     weights: &mut [f32],
