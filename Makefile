@@ -22,11 +22,10 @@ help: ## Show this list
 
 .PHONY: requirements
 requirements: ## Check that this machine can build Onefold; `make` does this before it builds
-	@tests/requirements.sh
+	@tests/requirements.sh $(REQUIREMENTS)
 
-.PHONY: requirements-of-tests
-requirements-of-tests:
-	@tests/requirements.sh --tests
+# Prerequisites of these targets get the variable too.
+test test-rust test-python test-random: REQUIREMENTS := --tests
 
 .PHONY: build
 build: requirements ## Build all binaries into $(TARGET)/release
@@ -43,15 +42,15 @@ demo: requirements ## MovieLens-100K from ratings to a trained model; figures in
 WITH_TESTS = $(WITH_LIBTORCH) ONEFOLD_NVRTC="$$(trainer/nvrtc.sh)" && export ONEFOLD_NVRTC &&
 
 .PHONY: test
-test: requirements-of-tests build ## Run the tests of Rust and Python; a summary at the end
+test: build ## Run the tests of Rust and Python; a summary at the end
 	@$(WITH_TESTS) tests/run.py
 
 .PHONY: test-rust
-test-rust: requirements-of-tests build ## Run the tests of the workspace
+test-rust: build ## Run the tests of the workspace
 	@$(WITH_TESTS) tests/run.py rust
 
 .PHONY: test-python
-test-python: requirements-of-tests build ## Build the wheel and run the tests of the Python package
+test-python: build ## Build the wheel and run the tests of the Python package
 	@$(WITH_LIBTORCH) tests/run.py python
 
 # At least 100 times as many cases as in `make test`, of another seed, which is printed. proptest gives up when it rejects
@@ -61,7 +60,7 @@ SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 PROPERTY_TESTS = $$(tests/property/names.py)
 
 .PHONY: test-random
-test-random: requirements-of-tests build ## Run property tests with new cases: SEED=… (random), TIMES=100 as many
+test-random: build ## Run property tests with new cases: SEED=… (random), TIMES=100 as many
 	@echo "property tests with SEED=$(SEED) TIMES=$(TIMES)"
 	@$(WITH_TESTS) export PROPTEST_RNG_SEED=$(SEED) PROPTEST_CASES=$$((256 * $(TIMES))) && \
 	    export PROPTEST_MAX_GLOBAL_REJECTS=$$((1024 * $(TIMES))) PROPTEST_MAX_LOCAL_REJECTS=$$((65536 * $(TIMES))) && \

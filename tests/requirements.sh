@@ -36,7 +36,7 @@ glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d ' ' -f 2)
 at_least "${glibc:-0}" 2.28 ||
     require "glibc 2.28 or newer is needed; found ${glibc:-another C library}" "use a distribution of 2018 or later with glibc"
 
-# `space FOLDER GIGABYTES PURPOSE`: checks the file system that FOLDER is on, or will be on.
+# `space FOLDER GIBIBYTES PURPOSE VARIABLE`: checks the file system of FOLDER, which VARIABLE names.
 space() {
     local folder=$1 free
     while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done

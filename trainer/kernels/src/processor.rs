@@ -26,7 +26,7 @@ pub fn is_intel() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         let vendor = std::arch::x86_64::__cpuid(0);
-        // The vendor's name stands in three registers, in this order.
+        // Three registers contain the vendor's name, in this order.
         let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
         name.as_flattened() == b"GenuineIntel"
     }
@@ -61,7 +61,7 @@ pub fn has_amx_bf16() -> bool {
     features & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE && saved_state() & TILES_SAVED == TILES_SAVED
 }
 
-/// What of a processor's state the operating system saves: XCR0.
+/// The parts of a processor's state that the operating system saves, as bits: XCR0.
 #[cfg(target_arch = "x86_64")]
 fn saved_state() -> u64 {
     if !is_x86_feature_detected!("xsave") {
