@@ -11,7 +11,7 @@ pub const EXPIRY: Duration = Duration::from_secs(2);
 
 impl Dir {
     /// Makes `NAME.pem` and `NAME.key`, a certificate for this machine that is valid for `days` days (one of no days has
-    /// expired [`EXPIRY`](crate::EXPIRY) after this returns), and `AUTHORITY-ca.pem`, the certificate of the authority
+    /// expired [`EXPIRY`] after this returns), and `AUTHORITY-ca.pem`, the certificate of the authority
     /// that signed it, unless that file exists.
     #[track_caller]
     pub fn certificate(&self, name: &str, authority: &str, days: u32) {
