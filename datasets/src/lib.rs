@@ -11,9 +11,10 @@
 //! writes one, and its commit creates the next snapshot. Lists are stored in every row, or only where they change
 //! ([`folded`]).
 //!
-//! Beside this crate, in the same folder: `onefold-raw-logs` (importers and the generator), `onefold-report` (measures
-//! a dataset, draws one HTML page), `onefold-terminal` (what the binaries print) and `onefold-allocator` (theirs). This
-//! crate depends on none of them: its users inherit no terminal, generator or allocator.
+//! Beside this crate, in the same folder: `onefold-raw-logs` (importers and the generator) and `onefold-report`
+//! (measures a dataset, draws one HTML page). In the folder `common`: `onefold-terminal` (the output of the binaries)
+//! and `onefold-allocator` (their allocator). This crate depends on none of them: its users inherit no terminal,
+//! generator or allocator.
 #![forbid(unsafe_code)]
 
 // For files that the tests of other crates include.
