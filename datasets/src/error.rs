@@ -162,7 +162,7 @@ pub enum Error {
     /// A feature has more distinct ids than can be counted in the memory that there is.
     #[error(
         "feature `{feature}`: the memory limit does not suffice to count its ids for a vocabulary: {} distinct ones so far, {} for all features\n  hint: raise the option `memory_limit`, or leave this feature's ids as they are (remove its `vocabulary`)",
-        crate::units::format_count(*distinct), crate::units::format_bytes(*limit)
+        onefold_base::units::format_count(*distinct), onefold_base::units::format_bytes(*limit)
     )]
     TooManyIds {
         /// The feature.

@@ -36,18 +36,13 @@ mod lists;
 mod overlap;
 mod partition;
 mod partition_filter;
-pub mod percent;
 mod problem;
-pub mod process;
-pub mod progress;
 pub mod scan;
 mod schema;
 mod snapshot;
 pub mod storage;
-pub mod units;
 pub mod vacuum;
 pub mod verify;
-pub mod versioned;
 pub mod vocabulary;
 mod writer;
 

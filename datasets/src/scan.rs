@@ -14,11 +14,11 @@ use arrow::array::{
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
+use onefold_base::process::catch_panic;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
 
 use crate::folded::{UnfoldedGroup, unfold_group};
-use crate::process::catch_panic;
 use crate::storage::{Object, Ranges, Storage, check_counts, read_footer};
 use crate::{DataFile, FeatureGroup, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
 

@@ -34,6 +34,7 @@ use std::path::Path;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
+use onefold_base::percent;
 
 pub use self::bucket::{BucketWriter, BucketWriters, Decode, WrittenBucket};
 pub use self::closing::ClosingBuckets;
@@ -48,7 +49,7 @@ use crate::snapshot::{Snapshot, latest_head};
 use crate::storage::Storage;
 use crate::{
     Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
-    VocabularyFile, bucket_of_session, percent,
+    VocabularyFile, bucket_of_session,
 };
 
 /// The folder of the data files in a dataset.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::units::format_bytes;
+use onefold_base::units::format_bytes;
 
 /// What can go wrong with tables, topologies, searches and plans.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use onefold_datasets::units::format_bytes;
+use onefold_base::units::format_bytes;
 
 /// What can go wrong while a model is configured, trained, stored or evaluated.
 #[derive(Debug, thiserror::Error)]

@@ -15,10 +15,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use onefold_base::process::available_threads;
+use onefold_base::progress::{Reporter, Silent};
+use onefold_base::units::{format_bytes, format_count, parse_bytes};
 use onefold_datasets::PartitionFilter;
-use onefold_datasets::process::available_threads;
-use onefold_datasets::progress::{Reporter, Silent};
-use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;

@@ -290,7 +290,7 @@ fn step_of(rough: f64) -> f64 {
 /// A place on a scale as text.
 pub fn number_of_tick(tick: f64) -> String {
     match tick {
-        tick if tick >= 1000.0 => onefold_datasets::units::format_count(tick.round() as u64),
+        tick if tick >= 1000.0 => onefold_base::units::format_count(tick.round() as u64),
         tick if tick.abs() < 0.01 => format!("{}", (tick * 1e6).round() / 1e6),
         tick => format!("{}", (tick * 1e4).round() / 1e4),
     }

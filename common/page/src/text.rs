@@ -1,6 +1,6 @@
 //! Figures and names as a page shows them.
 
-use onefold_datasets::units::format_count;
+use onefold_base::units::format_count;
 
 /// Text in which nothing is taken for markup, neither between tags nor in an attribute.
 pub fn escape(text: &str) -> String {

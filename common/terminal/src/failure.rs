@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use onefold_datasets::process::panic_text;
+use onefold_base::process::panic_text;
 
 use crate::options::Names;
 

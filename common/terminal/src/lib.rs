@@ -2,7 +2,7 @@
 //! what they tell: progress, the closing summary, errors and `--json`.
 //!
 //! stdout is data: a summary for people, or with `--json` one JSON object as its last line. Progress, logs
-//! and errors go to stderr. Libraries take a [`Reporter`](onefold_datasets::progress::Reporter) and never print.
+//! and errors go to stderr. Libraries take a [`Reporter`](onefold_base::progress::Reporter) and never print.
 
 mod failure;
 mod keywords;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use serde::Serialize;
 
 use crate::OutputOptions;

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 
 use crate::keywords::{Keyword, usage_failure};
 use crate::options::Names;

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use onefold_base::units;
 use serde::Deserialize;
 
 use super::{Layout, Operation, OperationKind, Order, Partition, Snapshot, Statistics};
-use crate::{Schema, VocabularyFile, units};
+use crate::{Schema, VocabularyFile};
 
 /// The file of format versions 1 to 3, in the dataset's folder.
 pub const MANIFEST_FILE: &str = "manifest.json";

@@ -1,12 +1,12 @@
 //! The footer of a Parquet file, read with one request, or two if it is long.
 
+use onefold_base::process::catch_panic;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::reader::ChunkReader;
 
 use super::{Ranges, Storage};
-use crate::process::catch_panic;
 use crate::{DataFile, Result};
 
 /// What is fetched of the end of a file at first. Footers of 40 columns take about 10 KiB a row group.

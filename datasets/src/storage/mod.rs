@@ -34,6 +34,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt};
+use onefold_base::units;
 use sha2::{Digest, Sha256};
 use url::Url;
 
@@ -43,7 +44,7 @@ pub use self::ranges::{RANGE_GAP, Ranges};
 pub use self::remote::{Patience, RemoteStore, S3Settings};
 pub(crate) use self::upload::HashingWriter;
 pub use self::upload::Upload;
-use crate::{Error, Result, commit, units};
+use crate::{Error, Result, commit};
 
 /// The size of the requests for an object that is read from its first byte to its last.
 const STREAMED_REQUEST: u64 = 4 << 20;

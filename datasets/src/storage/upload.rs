@@ -6,11 +6,12 @@ use std::io::{self, Write};
 
 use bytes::Bytes;
 use object_store::MultipartUpload;
+use onefold_base::units;
 use sha2::{Digest, Sha256};
 use tokio::task::JoinHandle;
 
 use super::{CLEAN_UP_LIMIT, Storage, runtime};
-use crate::{Error, Result, units};
+use crate::{Error, Result};
 
 /// Bytes of a part at least. With S3's 10,000 parts an object may have 78 GiB, unless it is known to be larger.
 const PART_BYTES: u64 = 8 << 20;

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use onefold_base::progress::{Reporter, Silent};
+
 use super::problem_of;
-use crate::progress::{Reporter, Silent};
 use crate::scan::MISSING;
 use crate::snapshot::{named_files, numbers};
 use crate::storage::{FEW_REQUESTS, Object, Storage};

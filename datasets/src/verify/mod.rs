@@ -24,6 +24,7 @@ mod totals;
 use std::path::Path;
 use std::time::Instant;
 
+use onefold_base::progress::Reporter;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -33,7 +34,6 @@ use self::order::{OrderCheck, SessionOrder};
 use self::row_group::{CheckedRowGroup, RowGroupCheck};
 use self::totals::{PartitionTotals, feature_sums, snapshot_problems, total_problems};
 use crate::digest::Digest;
-use crate::progress::Reporter;
 use crate::scan::OpenFile;
 use crate::storage::Storage;
 use crate::writer::DATA;

@@ -9,6 +9,8 @@ use arrow::array::{
 };
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow::datatypes::{Field, Int32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
+use onefold_base::progress::Silent;
+use onefold_base::units::format_hex;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
@@ -16,8 +18,6 @@ use sha2::{Digest, Sha256};
 
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};
-use crate::progress::Silent;
-use crate::units::format_hex;
 use crate::{DatasetWriter, Layout, Order, PartitionKey, Vocabulary, WriterOptions};
 
 /// The file of the snapshot that tests damage.

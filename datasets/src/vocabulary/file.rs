@@ -6,6 +6,8 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StringArray, UInt64Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt64Type};
 use bytes::Bytes;
+use onefold_base::process::catch_panic;
+use onefold_base::units;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
@@ -15,10 +17,9 @@ use sha2::{Digest, Sha256};
 
 use super::Vocabulary;
 use super::originals::{OriginalKind, Originals};
-use crate::process::catch_panic;
 use crate::snapshot::stays_inside;
 use crate::storage::{HashingWriter, Storage, read_footer};
-use crate::{Error, Result, Snapshot, suggest, units};
+use crate::{Error, Result, Snapshot, suggest};
 
 /// Rows that are encoded or decoded at once.
 const BATCH_ROWS: usize = 64 << 10;

@@ -272,7 +272,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
         let verified = crate::verify::verify(
             &root,
             &crate::verify::VerifyOptions { threads: 1, snapshot: None },
-            &crate::progress::Silent,
+            &onefold_base::progress::Silent,
         );
         assert_eq!(verified.unwrap().problems, []);
         let file =
@@ -288,7 +288,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
         let verified = crate::verify::verify(
             &root,
             &crate::verify::VerifyOptions { threads: 1, snapshot: None },
-            &crate::progress::Silent,
+            &onefold_base::progress::Silent,
         );
         let problems = verified.unwrap().problems;
         assert_eq!(problems.len(), 1);

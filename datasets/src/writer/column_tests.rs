@@ -6,11 +6,11 @@ use std::sync::Arc;
 use arrow::array::{
     Array, ArrayRef, Float32Array, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray,
 };
+use onefold_base::progress::Silent;
 use serde_json::Value;
 
 use super::*;
 use crate::dense::DenseSketch;
-use crate::progress::Silent;
 use crate::scan::OpenFile;
 use crate::verify::{ExpectedSamples, VerifyOptions, verify};
 use crate::{Commit, DenseStatistics, KeptColumn, KeptKind, Layout, Order, PartitionFilter, WriterOptions};

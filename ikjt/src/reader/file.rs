@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow::datatypes::{DataType, Field, SchemaRef};
-use onefold_datasets::process::catch_panic;
+use onefold_base::process::catch_panic;
 use onefold_datasets::storage::{
     FEW_REQUESTS, MANY_REQUESTS, Object, Ranges, Storage, check_counts, decode_footer,
 };

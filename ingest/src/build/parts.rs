@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_datasets::storage::Storage;
 use onefold_datasets::{
     Commit, DatasetWriter, Layout, Order, Schema, Sessions, WriterOptions, Written, WrittenBucket,

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use onefold_base::units::{count_of, format_bytes, parse_duration_micros};
 use onefold_datasets::storage::Storage;
-use onefold_datasets::units::{count_of, format_bytes, parse_duration_micros};
 use onefold_datasets::vacuum::{VacuumOptions, Vacuumed, vacuum};
 use onefold_terminal::Printer;
 

@@ -13,8 +13,9 @@ mod times;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::versioned::parse_toml;
-use onefold_datasets::{MOST_BUCKETS, Schema, Sessions, SparseKind, suggest, units};
+use onefold_base::units;
+use onefold_base::versioned::parse_toml;
+use onefold_datasets::{MOST_BUCKETS, Schema, Sessions, SparseKind, suggest};
 use serde::{Deserialize, Serialize};
 
 pub use self::columns::Policy;

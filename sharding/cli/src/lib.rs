@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{format_bytes, format_count};
 use onefold_sharding::{
     Alternative, AnalyticCost, CostModel, Error, LearnedCost, LearnedCosts, ModelFile, Plan, Replanned,
     TableFile, Topology, claim_output, replan, searches,

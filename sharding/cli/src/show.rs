@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use onefold_base::units::format_count;
 use onefold_datasets::commit;
-use onefold_datasets::units::format_count;
 use onefold_sharding::{Plan, TableChange, claim_output, diff, html, torchrec};
 use onefold_terminal::Printer;
 use serde_json::json;

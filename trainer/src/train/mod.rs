@@ -28,7 +28,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_datasets::storage::{Created, Storage};
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
 use onefold_ikjt::reader::load_snapshot;

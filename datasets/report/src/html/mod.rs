@@ -9,7 +9,7 @@ use self::sections::{bought, co_change, method, sessions, training};
 use self::tables::{columns, groups};
 use self::text::instant;
 use super::{MIDDLE, Report};
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{format_bytes, format_count};
 use onefold_datasets::{Layout, Order};
 use onefold_page::text::{counted, escape, number, one_in, times};
 use onefold_page::{STYLE, document};
