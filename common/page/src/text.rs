@@ -66,11 +66,6 @@ pub fn percent(share: f64) -> String {
     format!("{percent:.digits$}\u{202F}%")
 }
 
-/// "1 partition", "3 partitions".
-pub fn counted(count: u64, one: &str) -> String {
-    format!("{} {one}{}", format_count(count), if count == 1 { "" } else { "s" })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,9 +88,5 @@ mod tests {
             ["0 %", "1.2 %", "93 %", "99.7 %", "100 %"]
         );
         assert_eq!([0.25, 0.1, 0.4, 1e-4].map(one_in), ["4", "10", "2.50", "10,000"]);
-        assert_eq!(
-            (counted(1, "file"), counted(1200, "file")),
-            ("1 file".to_owned(), "1,200 files".to_owned())
-        );
     }
 }
