@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use strsim::levenshtein;
+
 use crate::Problem;
 use crate::storage::Explanation;
 
@@ -292,29 +294,14 @@ impl Error {
 pub fn suggest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
     let listed = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    let nearest = known.iter().min_by_key(|name| edit_distance(wrong, name));
+    let nearest = known.iter().min_by_key(|name| levenshtein(wrong, name));
     match nearest {
         None => "there are none".to_owned(),
-        Some(name) if edit_distance(wrong, name) <= 1 + wrong.len() / 3 => {
+        Some(name) if levenshtein(wrong, name) <= 1 + wrong.len() / 3 => {
             format!("did you mean `{name}`? Known names: {listed}")
         }
         Some(_) => format!("known names: {listed}"),
     }
-}
-
-/// Levenshtein distance in characters (Wagner and Fischer 1974), one row at a time.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, to) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 impl From<crate::Problem> for Error {
@@ -326,13 +313,6 @@ impl From<crate::Problem> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn edit_distance_counts_single_edits() {
-        assert_eq!(edit_distance("kitten", "sitting"), 3);
-        assert_eq!(edit_distance("", "abc"), 3);
-        assert_eq!(edit_distance("same", "same"), 0);
-    }
 
     #[test]
     fn far_names_are_listed_without_a_guess() {
