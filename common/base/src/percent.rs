@@ -1,16 +1,16 @@
 //! Percent-encoding of names and values that are parts of paths, as Hive writes them.
 
+use std::borrow::Cow;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+/// Bytes that have a meaning in paths or in other tools.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'+').remove(b',');
+
 /// Encodes `text` as one part of a path: bytes that have a meaning in paths or in other tools become `%` and two
 /// digits.
 pub fn encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'+' | b',') {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
+    let encoded = utf8_percent_encode(text, ESCAPED).to_string();
     // In a path `.` and `..` are directories.
     if encoded.chars().all(|c| c == '.') { encoded.replace('.', "%2E") } else { encoded }
 }
@@ -18,33 +18,17 @@ pub fn encode(text: &str) -> String {
 /// Decodes what [`encode`] writes. `None` if a `%` is not followed by two hexadecimal digits, or the bytes are not
 /// UTF-8.
 pub fn decode(text: &str) -> Option<String> {
-    let (bytes, is_clean) = decode_bytes(text);
-    String::from_utf8(bytes).ok().filter(|_| is_clean)
+    let is_escape = |after: &str| after.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    if !text.split('%').skip(1).all(is_escape) {
+        return None;
+    }
+    percent_decode_str(text).decode_utf8().ok().map(Cow::into_owned)
 }
 
 /// Decodes a name of another program: a `%` that is not followed by two hexadecimal digits stays as it is, and so does
 /// `text` if the bytes are not UTF-8.
 pub fn decode_leniently(text: &str) -> String {
-    String::from_utf8(decode_bytes(text).0).unwrap_or_else(|_| text.to_owned())
-}
-
-/// The bytes of `text`, and whether every `%` in it is followed by two hexadecimal digits.
-fn decode_bytes(text: &str) -> (Vec<u8>, bool) {
-    let (mut bytes, mut is_clean) = (Vec::with_capacity(text.len()), true);
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        let escaped = if first == b'%' { byte_of_digits(tail) } else { None };
-        is_clean &= first != b'%' || escaped.is_some();
-        bytes.push(escaped.unwrap_or(first));
-        rest = if escaped.is_some() { &tail[2..] } else { tail };
-    }
-    (bytes, is_clean)
-}
-
-/// The byte that the first two hexadecimal digits of `text` are.
-fn byte_of_digits(text: &[u8]) -> Option<u8> {
-    let digit = |place: usize| char::from(*text.get(place)?).to_digit(16);
-    u8::try_from(digit(0)? << 4 | digit(1)?).ok()
+    percent_decode_str(text).decode_utf8().map_or_else(|_| text.to_owned(), Cow::into_owned)
 }
 
 #[cfg(test)]
@@ -61,6 +45,15 @@ mod tests {
             prop_assert_eq!(decode(&encoded), Some(text.clone()));
             prop_assert_eq!(decode_leniently(&encoded), text);
         }
+    }
+
+    #[test]
+    fn letters_digits_and_five_signs_stay() {
+        let plain: String =
+            (0..128_u8).map(char::from).filter(|c| encode(&format!("a{c}")).len() == 2).collect();
+        assert_eq!(plain, "+,-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz");
+        assert_eq!(encode("\0 /:=%~\u{7f}é"), "%00%20%2F%3A%3D%25%7E%7F%C3%A9");
+        assert_eq!([".", "..", "a.", ""].map(encode), ["%2E", "%2E%2E", "a.", ""]);
     }
 
     #[test]
