@@ -61,15 +61,15 @@ pub use schema::{
     SparseKind, TIME_COLUMN,
 };
 pub use snapshot::{
-    Bucket, DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Operation, OperationKind, Order, Partition,
+    Bucket, Commit, DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Operation, Order, Partition,
     PartitionList, RowGroup, RowGroups, Sessions, Snapshot, SnapshotEntry, Statistics, history,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
 };
 pub use writer::{
-    BucketWriter, BucketWriters, ClosingBuckets, Commit, DatasetWriter, Decode, Encoders, WORK,
-    WriterOptions, Written, WrittenBucket,
+    BucketWriter, BucketWriters, ClosingBuckets, DatasetWriter, Decode, Encoders, WORK, WriterOptions,
+    Written, WrittenBucket,
 };
 
 /// A random name of 16 hexadecimal digits, for files that no two writers may both write.

@@ -41,14 +41,14 @@ pub use self::closing::ClosingBuckets;
 pub(crate) use self::count::Counter;
 pub use self::encoders::Encoders;
 pub use self::finish::Written;
-pub use self::options::{Commit, WriterOptions};
+pub use self::options::WriterOptions;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::Lists;
 use crate::snapshot::{Snapshot, latest_head};
 use crate::storage::Storage;
 use crate::{
-    Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
+    Commit, Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
     VocabularyFile, bucket_of_session,
 };
 

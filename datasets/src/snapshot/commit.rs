@@ -11,8 +11,8 @@ use chrono::{DateTime, SecondsFormat, Utc};
 
 use super::store::{HINT, read_list};
 use super::{
-    FORMAT_VERSION, LIST_PARTITIONS, Layout, Operation, OperationKind, Order, Partition, PartitionList,
-    SNAPSHOTS, Sessions, Snapshot, Statistics, heads_after, snapshot_path,
+    Commit, FORMAT_VERSION, LIST_PARTITIONS, Layout, Operation, Order, Partition, PartitionList, SNAPSHOTS,
+    Sessions, Snapshot, Statistics, heads_after, snapshot_path,
 };
 use crate::storage::{Created, Storage};
 use crate::{Error, PartitionKey, Result, Schema, VocabularyFile, random_name};
@@ -20,7 +20,7 @@ use crate::{Error, PartitionKey, Result, Schema, VocabularyFile, random_name};
 /// What a writer has written: a new dataset, or partitions of one.
 #[derive(Debug, Clone)]
 pub(crate) struct Changes {
-    pub(crate) kind: OperationKind,
+    pub(crate) kind: Commit,
     pub(crate) layout: Layout,
     pub(crate) order: Order,
     pub(crate) buckets: u32,
@@ -36,7 +36,7 @@ pub(crate) struct Changes {
 impl Changes {
     /// Whether the changes replace a whole dataset.
     fn replaces_everything(&self) -> bool {
-        matches!(self.kind, OperationKind::Create | OperationKind::Overwrite)
+        !self.kind.keeps_others()
     }
 }
 
@@ -78,7 +78,7 @@ fn conflict(
         "created the dataset".to_owned()
     } else if changes.replaces_everything() {
         "changed the dataset".to_owned()
-    } else if matches!(other.operation.kind, OperationKind::Create | OperationKind::Overwrite) {
+    } else if !other.operation.kind.keeps_others() {
         "replaced the whole dataset".to_owned()
     } else if let Some(key) =
         other.operation.partitions.iter().find(|key| changes.partitions.contains_key(*key))

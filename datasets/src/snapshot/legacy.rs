@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use onefold_base::units;
 use serde::Deserialize;
 
-use super::{Layout, Operation, OperationKind, Order, Partition, Snapshot, Statistics};
+use super::{Commit, Layout, Operation, Order, Partition, Snapshot, Statistics};
 use crate::{Schema, VocabularyFile};
 
 /// The file of format versions 1 to 3, in the dataset's folder.
@@ -45,7 +45,7 @@ pub(super) fn parse(text: &str) -> Result<Snapshot, String> {
         snapshot: 0,
         committed: "1970-01-01T00:00:00Z".to_owned(),
         operation: Operation {
-            kind: if manifest.generation == 1 { OperationKind::Create } else { OperationKind::Overwrite },
+            kind: if manifest.generation == 1 { Commit::Create } else { Commit::Overwrite },
             partitions: Vec::new(),
             samples_gained: i64::try_from(manifest.statistics.samples).unwrap_or(i64::MAX),
         },

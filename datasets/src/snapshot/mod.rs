@@ -154,30 +154,38 @@ pub struct Snapshot {
 #[serde(deny_unknown_fields)]
 pub struct Operation {
     /// The kind of commit.
-    pub kind: OperationKind,
+    pub kind: Commit,
     /// The partitions that were written or removed; all, if the whole dataset was replaced.
     pub partitions: Vec<PartitionKey>,
     /// How many samples the dataset gained; negative if it lost some.
     pub samples_gained: i64,
 }
 
-/// The kinds of commits.
+/// How a commit changes a dataset. A writer is told one, with
+/// [`WriterOptions::commit`](crate::WriterOptions::commit). A snapshot records the one that took place: that of the
+/// writer, or `Create` if there was no dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum OperationKind {
-    /// The dataset was created.
+pub enum Commit {
+    /// A dataset is created. It is an error if something is there.
     Create,
-    /// The whole dataset was replaced.
+    /// The whole dataset is replaced.
     Overwrite,
-    /// Partitions were added, or replaced by at least as many samples.
+    /// The partitions written replace those of the same key, which must not have more samples; the others are kept. Its
+    /// schema, layout, order and definition of sessions must be those of the writer. No dataset there: it is created.
     Append,
-    /// Partitions were replaced.
+    /// As `Append`, but a partition may lose samples.
     Replace,
-    /// Late samples were merged into partitions.
+    /// As `Append`, but of a partition only the buckets written are replaced.
     Merge,
 }
 
-impl OperationKind {
+impl Commit {
+    /// Whether partitions that are not written are kept.
+    pub fn keeps_others(self) -> bool {
+        matches!(self, Self::Append | Self::Replace | Self::Merge)
+    }
+
     /// The name that people read.
     pub fn name(self) -> &'static str {
         match self {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde::Serialize;
 
-use super::{MANIFEST_FILE, OperationKind, Partition, PartitionList, Snapshot};
+use super::{Commit, MANIFEST_FILE, Partition, PartitionList, Snapshot};
 use crate::storage::Storage;
 use crate::{Error, Result};
 
@@ -173,7 +173,7 @@ pub struct SnapshotEntry {
     /// When it was committed: RFC 3339, UTC.
     pub committed: String,
     /// The kind of commit.
-    pub operation: OperationKind,
+    pub operation: Commit,
     /// The partitions that the commit wrote.
     pub partitions_written: Vec<String>,
     /// How many samples the dataset gained.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::tests::{content, in_last_bucket};
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};
-use crate::{FeatureStatistics, Layout, OperationKind, Order};
+use crate::{FeatureStatistics, Layout, Order};
 
 fn options(commit: Commit) -> WriterOptions {
     WriterOptions { commit, layout: Layout::Folded, ..WriterOptions::new(Order::Session) }
@@ -57,7 +57,7 @@ fn partitions_written_replace_their_own_and_keep_the_others() {
     let second = write(root, Commit::Append, &[b.clone(), new_c.clone()]);
     assert_eq!((keys(&second).len(), second.snapshot, &second.dataset), (3, 2, &first.dataset));
     assert_eq!(second.partitions[0], first.partitions[0]);
-    assert_eq!((second.operation.kind, second.operation.samples_gained), (OperationKind::Append, 8));
+    assert_eq!((second.operation.kind, second.operation.samples_gained), (Commit::Append, 8));
     let item = FeatureStatistics { values: 16, min_id: Some(10), max_id: Some(103), max_length: 1 };
     assert_eq!(second.statistics.features["item"], item);
     // Both snapshots stay readable.
@@ -143,7 +143,7 @@ fn of_two_merges_into_one_partition_the_first_succeeds() {
     let error = second.finish().unwrap_err().to_string();
     assert!(error.contains("another writer changed the partition `day=1` meanwhile (snapshot 2)"), "{error}");
     let merged = other.finish().unwrap().snapshot;
-    assert_eq!((merged.snapshot, merged.operation.kind), (3, OperationKind::Merge));
+    assert_eq!((merged.snapshot, merged.operation.kind), (3, Commit::Merge));
     assert_eq!(merged.partitions.iter().map(|partition| partition.samples).collect::<Vec<_>>(), [6, 1]);
 }
 

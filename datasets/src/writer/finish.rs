@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Commit, DatasetWriter, WrittenBucket};
+use super::{DatasetWriter, WrittenBucket};
 use crate::digest::Digest;
-use crate::snapshot::{Changes, OperationKind, Partition, Snapshot, commit, find_partition};
+use crate::snapshot::{Changes, Commit, Partition, Snapshot, commit, find_partition};
 use crate::{Error, PartitionKey, Result, VocabularyFile};
 
 /// What a writer has committed.
@@ -55,11 +55,9 @@ impl DatasetWriter {
         }
         let changes = Changes {
             kind: match (self.options.commit, kept) {
-                (Commit::Overwrite, _) if base.is_some() => OperationKind::Overwrite,
-                (Commit::Create | Commit::Overwrite, _) | (_, None) => OperationKind::Create,
-                (Commit::Append, _) => OperationKind::Append,
-                (Commit::Replace, _) => OperationKind::Replace,
-                (Commit::Merge, _) => OperationKind::Merge,
+                (Commit::Overwrite, _) if base.is_some() => Commit::Overwrite,
+                (Commit::Create | Commit::Overwrite, _) | (_, None) => Commit::Create,
+                (kind, Some(_)) => kind,
             },
             layout: self.options.layout,
             order: self.options.order,
