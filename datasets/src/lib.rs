@@ -74,8 +74,7 @@ pub use writer::{
 
 /// A random name of 16 hexadecimal digits, for files that no two writers may both write.
 pub fn random_name() -> String {
-    use std::hash::{BuildHasher, Hasher};
-    // The keys of a `RandomState` come from the operating system, and differ with every one that is made.
-    let random = || std::hash::RandomState::new().build_hasher().finish();
-    format!("{:016x}", random() ^ u64::from(std::process::id()).rotate_left(32))
+    // The version and the variant have different places in the halves, so all bits of the name are random.
+    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+    format!("{:016x}", high ^ low)
 }
