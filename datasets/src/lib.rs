@@ -30,6 +30,7 @@ mod dense;
 pub mod digest;
 mod error;
 pub mod folded;
+pub mod footer;
 mod identity;
 mod ids;
 mod lists;

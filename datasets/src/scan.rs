@@ -19,7 +19,8 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
 
 use crate::folded::{UnfoldedGroup, unfold_group};
-use crate::storage::{Object, Ranges, Storage, check_counts, read_footer};
+use crate::footer::{check_counts, read_footer};
+use crate::storage::{Object, Ranges, Storage};
 use crate::{DataFile, FeatureGroup, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
 
 /// The problem of a file that is not there.

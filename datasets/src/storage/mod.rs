@@ -11,7 +11,6 @@
 //! dataset never change, and requests for an object whose ETag is known say so: a changed object is an error.
 
 mod error;
-mod footer;
 mod local;
 mod ranges;
 mod remote;
@@ -39,7 +38,6 @@ use sha2::{Digest, Sha256};
 use url::Url;
 
 pub use self::error::{Explanation, Hints, Service};
-pub use self::footer::{check_counts, decode_footer, read_footer};
 pub use self::ranges::{RANGE_GAP, Ranges};
 pub use self::remote::{Patience, RemoteStore, S3Settings};
 pub(crate) use self::upload::HashingWriter;

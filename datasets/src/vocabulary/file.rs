@@ -17,8 +17,9 @@ use sha2::{Digest, Sha256};
 
 use super::Vocabulary;
 use super::originals::{OriginalKind, Originals};
+use crate::footer::read_footer;
 use crate::snapshot::stays_inside;
-use crate::storage::{HashingWriter, Storage, read_footer};
+use crate::storage::{HashingWriter, Storage};
 use crate::{Error, Result, Snapshot, suggest};
 
 /// Rows that are encoded or decoded at once.

@@ -6,7 +6,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::reader::ChunkReader;
 
-use super::{Ranges, Storage};
+use crate::storage::{Ranges, Storage};
 use crate::{DataFile, Result};
 
 /// What is fetched of the end of a file at first. Footers of 40 columns take about 10 KiB a row group.
