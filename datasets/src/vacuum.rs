@@ -9,7 +9,7 @@ use crate::snapshot::{
     MANIFEST_FILE, SNAPSHOTS, head_at, named_files, not_a_dataset, numbers, snapshot_number, snapshot_path,
 };
 use crate::storage::{Object, Storage};
-use crate::writer::{DATA, VOCABULARIES, WORK};
+use crate::writer::{DATA, VOCABULARIES, WORK, WRITTEN_FOLDERS};
 use crate::{Error, Result};
 
 /// What a vacuum keeps.
@@ -93,8 +93,8 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
         objects.iter().filter(is_file).filter(|object| !named.contains(&object.path)).cloned().collect();
     unnamed.extend(manifest_files(storage)?);
     let listed: HashSet<&str> = objects.iter().map(|object| object.path.as_str()).collect();
-    unnamed
-        .extend(storage.left_over_files()?.into_iter().filter(|file| !listed.contains(file.path.as_str())));
+    let left_over = storage.left_over_files(&WRITTEN_FOLDERS)?.into_iter();
+    unnamed.extend(left_over.filter(|file| !listed.contains(file.path.as_str())));
     let (old_files, young_files): (Vec<Object>, Vec<Object>) = unnamed.into_iter().partition(is_old);
     let removed_paths: HashSet<String> = removed.iter().copied().map(snapshot_path).collect();
     let size_of_snapshots =
@@ -111,7 +111,7 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     if !options.dry_run {
         storage.delete(removed.into_iter().map(snapshot_path).collect())?;
         storage.delete(old_files.into_iter().map(|object| object.path).collect())?;
-        storage.remove_empty_folders();
+        storage.remove_empty_folders(&WRITTEN_FOLDERS);
     }
     Ok(vacuumed)
 }

@@ -45,7 +45,7 @@ pub use self::options::WriterOptions;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::Lists;
-use crate::snapshot::{Snapshot, latest_head};
+use crate::snapshot::{SNAPSHOTS, Snapshot, latest_head};
 use crate::storage::Storage;
 use crate::{
     Commit, Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
@@ -58,6 +58,8 @@ pub(crate) const DATA: &str = "data";
 pub(crate) const VOCABULARIES: &str = "vocabularies";
 /// The folder, in a dataset, of what a cluster keeps there while it builds.
 pub const WORK: &str = "work";
+/// The folders of a dataset that writers write to.
+pub(crate) const WRITTEN_FOLDERS: [&str; 4] = [DATA, VOCABULARIES, WORK, SNAPSHOTS];
 
 /// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
 /// before it removes the files it wrote.
@@ -412,7 +414,7 @@ impl Drop for DatasetWriter {
         let _ = self.closing.finish();
         self.add_closed();
         self.writers.storage.clean_up(std::mem::take(&mut self.paths));
-        self.writers.storage.remove_empty_folders();
+        self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
     }
 }
 
@@ -429,7 +431,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             Ok(Some(base))
         }
         (None, _) => {
-            let ours: BTreeSet<&str> = [DATA, VOCABULARIES, WORK, crate::snapshot::SNAPSHOTS].into();
+            let ours: BTreeSet<&str> = WRITTEN_FOLDERS.into();
             let foreign = storage.entries("")?.into_iter().find(|name| !ours.contains(name.as_str()));
             match foreign {
                 None => Ok(None),

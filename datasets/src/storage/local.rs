@@ -7,25 +7,27 @@ use super::{Object, Storage};
 use crate::{Result, commit};
 
 impl Storage {
-    /// Files of a local disk that a killed writer left half-written; the store does not list them.
+    /// Files below the given `folders` of a local disk that a killed writer left half-written; the store does not list
+    /// them.
     ///
     /// # Errors
     ///
     /// The operating system's error if a folder cannot be listed.
-    pub(crate) fn left_over_files(&self) -> Result<Vec<Object>> {
+    pub(crate) fn left_over_files(&self, folders: &[&str]) -> Result<Vec<Object>> {
         let mut found = Vec::new();
         if let Some(local) = &self.local {
-            for folder in WRITTEN_FOLDERS {
+            for folder in folders {
                 left_over_below(local, folder, &mut found)?;
             }
         }
         Ok(found)
     }
 
-    /// Removes local folders that hold nothing, as far as that is possible.
-    pub fn remove_empty_folders(&self) {
+    /// Removes the local folders below the given `folders` that hold nothing, these themselves, and the folder of the
+    /// storage if nothing else is in it, as far as that is possible.
+    pub fn remove_empty_folders(&self, folders: &[&str]) {
         let Some(local) = &self.local else { return };
-        for folder in WRITTEN_FOLDERS {
+        for folder in folders {
             remove_empty_below(&local.join(folder));
         }
         let _ = fs_err::remove_dir(local);
@@ -40,10 +42,6 @@ impl Storage {
         inside.take(16).try_for_each(commit::sync_directory)
     }
 }
-
-/// The folders that writers write to.
-const WRITTEN_FOLDERS: [&str; 4] =
-    [crate::writer::DATA, crate::writer::VOCABULARIES, crate::writer::WORK, crate::snapshot::SNAPSHOTS];
 
 /// Collects half-written files: `NAME#1` of an upload, `.NAME.tmp` of a file that was to be created.
 fn left_over_below(root: &Path, folder: &str, found: &mut Vec<Object>) -> io::Result<()> {

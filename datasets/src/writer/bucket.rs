@@ -15,7 +15,7 @@ use super::count::Counter;
 use super::data_file::DataFileWriter;
 use super::encoders::Encoders;
 use super::order::SampleOrder;
-use super::{DATA, WriterOptions};
+use super::{DATA, WRITTEN_FOLDERS, WriterOptions};
 use crate::digest::Digest;
 use crate::schema::with_sample_keys;
 use crate::snapshot::Bucket;
@@ -303,7 +303,7 @@ impl Drop for BucketWriter {
         self.ending.clear();
         if !self.started.is_empty() {
             self.writers.storage.clean_up(std::mem::take(&mut self.started));
-            self.writers.storage.remove_empty_folders();
+            self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
 
-use super::{BucketWriter, BucketWriters, WrittenBucket};
+use super::{BucketWriter, BucketWriters, WRITTEN_FOLDERS, WrittenBucket};
 use crate::Result;
 
 /// Buckets that may be ended at the same time, for each thread.
@@ -77,7 +77,7 @@ impl Drop for ClosingBuckets {
         let paths: Vec<String> = files.map(|file| file.path).collect();
         if !paths.is_empty() {
             self.writers.storage.clean_up(paths);
-            self.writers.storage.remove_empty_folders();
+            self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
         }
     }
 }

@@ -86,7 +86,7 @@ impl Drop for WrittenRows {
     fn drop(&mut self) {
         // What cannot be removed now goes with a vacuum.
         let _ = self.storage.delete(std::mem::take(&mut self.files));
-        self.storage.remove_empty_folders();
+        self.storage.remove_empty_folders(&[]);
     }
 }
 
