@@ -1,12 +1,12 @@
 //! The footer of a Parquet file, read with one request, or two if it is long.
 
 use onefold_base::process::catch_panic;
+use onefold_storage::{Ranges, Storage};
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::reader::ChunkReader;
 
-use crate::storage::{Ranges, Storage};
 use crate::{DataFile, Result};
 
 /// What is fetched of the end of a file at first. Footers of 40 columns take about 10 KiB a row group.
@@ -23,10 +23,11 @@ pub fn read_footer(
     length: u64,
     e_tag: Option<String>,
 ) -> Result<Result<ArrowReaderMetadata, String>> {
-    decode_footer(length, |start| {
+    let decoded = decode_footer(length, |start| {
         let end = std::iter::once(start..length).collect();
         storage.read_ranges(path, length, end, e_tag.clone())
-    })
+    })?;
+    Ok(decoded)
 }
 
 /// Decodes the footer of a Parquet file of `length` bytes. `read` gives the bytes from a position to the end of the

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! raw logs ──onefold-ingest──▶ dataset ──onefold-ikjt──▶ batches
-//!                              (schema, snapshots, writer, storage)
+//!                              (schema, snapshots, writer)
 //! ```
 //!
 //! A **dataset** is a folder of a local disk or an object store: Parquet files in hive-style partition folders, and the
@@ -11,10 +11,10 @@
 //! writes one, and its commit creates the next snapshot. Lists are stored in every row, or only where they change
 //! ([`folded`]).
 //!
-//! Beside this crate, in the same folder: `onefold-raw-logs` (importers and the generator) and `onefold-report`
-//! (measures a dataset, draws one HTML page). In the folder `common`: `onefold-terminal` (the output of the binaries)
-//! and `onefold-allocator` (their allocator). This crate depends on none of them: its users inherit no terminal,
-//! generator or allocator.
+//! Beside this crate, in the same folder: `onefold-storage` (folders of local disks and object stores),
+//! `onefold-raw-logs` (importers and the generator) and `onefold-report` (measures a dataset, draws one HTML page). In
+//! the folder `common`: `onefold-terminal` (the output of the binaries) and `onefold-allocator` (their allocator). Of
+//! these, this crate depends on `onefold-storage` alone: its users inherit no terminal, generator or allocator.
 #![forbid(unsafe_code)]
 
 // For files that the tests of other crates include.
@@ -24,7 +24,6 @@ extern crate self as onefold_datasets;
 // Checks the processor at the start of every program that handles datasets.
 use onefold_processor as _;
 
-pub mod commit;
 mod conform;
 mod dense;
 pub mod digest;
@@ -41,7 +40,6 @@ mod problem;
 pub mod scan;
 mod schema;
 mod snapshot;
-pub mod storage;
 pub mod vacuum;
 pub mod verify;
 pub mod vocabulary;
@@ -72,10 +70,3 @@ pub use writer::{
     BucketWriter, BucketWriters, ClosingBuckets, DatasetWriter, Decode, Encoders, WORK, WriterOptions,
     Written, WrittenBucket,
 };
-
-/// A random name of 16 hexadecimal digits, for files that no two writers may both write.
-pub fn random_name() -> String {
-    // The version and the variant have different places in the halves, so all bits of the name are random.
-    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
-    format!("{:016x}", high ^ low)
-}

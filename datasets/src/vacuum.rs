@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
+use onefold_storage::{Object, Storage};
 use serde::Serialize;
 
 use crate::snapshot::{
     MANIFEST_FILE, SNAPSHOTS, head_at, named_files, not_a_dataset, numbers, snapshot_number, snapshot_path,
 };
-use crate::storage::{Object, Storage};
 use crate::writer::{DATA, VOCABULARIES, WORK, WRITTEN_FOLDERS};
 use crate::{Error, Result};
 
@@ -54,7 +54,7 @@ pub struct Vacuumed {
 /// # Errors
 ///
 /// [`Error::NotADataset`] if there is no snapshot, [`Error::Snapshot`] if one that is kept cannot be read; nothing is
-/// removed then. [`Error::Read`] and [`Error::Store`] if the storage fails.
+/// removed then. [`Error::Storage`] if the storage fails.
 pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     let now = SystemTime::now();
     // A clock that is ahead of the store's only keeps more.
@@ -64,7 +64,7 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     let objects: Vec<Object> = [DATA, VOCABULARIES, SNAPSHOTS, WORK]
         .into_iter()
         .map(|folder| storage.list(folder, None))
-        .collect::<Result<Vec<_>>>()?
+        .collect::<onefold_storage::Result<Vec<_>>>()?
         .concat();
     let numbers = numbers(storage, None)?;
     let Some(newest) = numbers.last() else {

@@ -35,6 +35,7 @@ use std::path::Path;
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
 use onefold_base::percent;
+use onefold_storage::Storage;
 
 pub use self::bucket::{BucketWriter, BucketWriters, Decode, WrittenBucket};
 pub use self::closing::ClosingBuckets;
@@ -46,7 +47,6 @@ use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::Lists;
 use crate::snapshot::{SNAPSHOTS, Snapshot, latest_head};
-use crate::storage::Storage;
 use crate::{
     Commit, Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
     VocabularyFile, bucket_of_session,
@@ -96,10 +96,10 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Exists`] if `location` holds a dataset that may be neither replaced nor appended to, or holds something
-    /// that is no dataset; [`Error::Schema`] for a schema that no dataset can have, a column order that names no
-    /// column, or a dataset of another schema, layout, order, definition of sessions or version to append to;
-    /// [`Error::Location`] and [`Error::Read`] if the storage cannot be reached.
+    /// [`Error::Storage`] if `location` holds a dataset that may be neither replaced nor appended to, holds something
+    /// that is no dataset, or cannot be reached; [`Error::Schema`] for a schema that no dataset can have, a column
+    /// order that names no column, or a dataset of another schema, layout, order, definition of sessions or version to
+    /// append to.
     pub fn create(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
         Self::create_in(Storage::open(location)?, schema, options)
     }
@@ -203,8 +203,8 @@ impl DatasetWriter {
     ///
     /// [`Error::Column`] if the columns differ, samples do not come in their order, or a bucket comes back after
     /// another one; [`Error::Schema`] if the partition columns are not those of the dataset that is appended to;
-    /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if a file cannot be written (a full disk, say), also
-    /// for one of the row groups before.
+    /// [`Error::Storage`] and [`Error::Parquet`] if a file cannot be written (a full disk, say), also for one of the
+    /// row groups before.
     pub fn write(&mut self, key: &PartitionKey, batch: &RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
             return Ok(());
@@ -241,7 +241,7 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if its file cannot be written.
+    /// [`Error::Storage`] and [`Error::Parquet`] if its file cannot be written.
     pub fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
         let BucketWriters { storage, attempt, .. } = &self.writers;
         let path = format!("{VOCABULARIES}/{}-{attempt}.parquet", percent::encode(name));
@@ -420,7 +420,10 @@ impl Drop for DatasetWriter {
 
 /// The newest snapshot, if there is one and it may be replaced or appended to.
 fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<Option<Snapshot>> {
-    let exists = |hint: &str| Error::Exists { path: storage.location().to_owned(), hint: hint.to_owned() };
+    let exists = |hint: &str| {
+        let (path, hint) = (storage.location().to_owned(), hint.to_owned());
+        Error::from(onefold_storage::Error::Exists { path, hint })
+    };
     match (latest_head(storage)?, options.commit) {
         (Some(_), Commit::Create) => Err(exists(
             "it is a dataset; choose another location, or replace it with the option `commit = overwrite`",

@@ -25,8 +25,8 @@ use std::time::Instant;
 use arrow::array::RecordBatch;
 use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
-use onefold_datasets::commit::{self, StagedDirectory};
 use onefold_datasets::digest::Digest;
+use onefold_storage::commit::{self, StagedDirectory};
 use rayon::prelude::*;
 use serde::Serialize;
 

@@ -125,6 +125,12 @@ pub enum Error {
     },
 }
 
+impl From<onefold_storage::Error> for Error {
+    fn from(error: onefold_storage::Error) -> Self {
+        Self::Datasets(error.into())
+    }
+}
+
 impl From<onefold_ikjt::Error> for Error {
     fn from(error: onefold_ikjt::Error) -> Self {
         Self::Read(Box::new(error))

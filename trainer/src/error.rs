@@ -222,6 +222,12 @@ pub(crate) fn ranks(rank: u32, others: &[u32]) -> String {
     }
 }
 
+impl From<onefold_storage::Error> for Error {
+    fn from(error: onefold_storage::Error) -> Self {
+        Self::Dataset(error.into())
+    }
+}
+
 impl From<onefold_train_config::Error> for Error {
     fn from(error: onefold_train_config::Error) -> Self {
         use onefold_train_config::Error as Own;

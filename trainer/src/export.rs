@@ -7,9 +7,9 @@
 
 use std::path::Path;
 
-use onefold_datasets::commit::StagedDirectory;
-use onefold_datasets::storage::Storage;
 use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling, TableConfig, tables_of};
+use onefold_storage::Storage;
+use onefold_storage::commit::StagedDirectory;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 

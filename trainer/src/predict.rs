@@ -10,8 +10,8 @@ use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use onefold_base::progress::Reporter;
 use onefold_datasets::Schema;
-use onefold_datasets::storage::{Storage, Upload};
 use onefold_ikjt::Batch;
+use onefold_storage::{Storage, Upload};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
@@ -161,7 +161,7 @@ impl File {
         let (folder, name) = text.rsplit_once('/').map_or((".", &*text), |(folder, name)| (folder, name));
         let storage = Storage::open(Path::new(if folder.is_empty() { "/" } else { folder }))?;
         if name.is_empty() || !overwrite && storage.head(name)?.is_some() {
-            return Err(onefold_datasets::Error::Exists {
+            return Err(onefold_storage::Error::Exists {
                 path: out.to_owned(),
                 hint: "give another file, or replace it with the option `overwrite`".to_owned(),
             }

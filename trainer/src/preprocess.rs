@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onefold_datasets::Schema;
-use onefold_datasets::storage::Storage;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
+use onefold_storage::Storage;
 
 use crate::{Result, TrainConfig};
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::commit::write_atomically;
+use onefold_storage::commit::write_atomically;
 use onefold_terminal::Printer;
 use onefold_trainer::report::Report;
 use serde::Serialize;

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::storage::{Created, Storage, is_url};
 use onefold_datasets::{FeatureGroup, IdEncoding, PartitionKey, Schema, Snapshot, SparseFeature};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
+use onefold_storage::{Created, Storage, is_url};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;

@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use chrono::{DateTime, SecondsFormat, Utc};
+use onefold_storage::{Created, Storage, random_name};
 
 use super::store::{HINT, read_list};
 use super::{
     Commit, FORMAT_VERSION, LIST_PARTITIONS, Layout, Operation, Order, Partition, PartitionList, SNAPSHOTS,
     Sessions, Snapshot, Statistics, heads_after, snapshot_path,
 };
-use crate::storage::{Created, Storage};
-use crate::{Error, PartitionKey, Result, Schema, VocabularyFile, random_name};
+use crate::{Error, PartitionKey, Result, Schema, VocabularyFile};
 
 /// What a writer has written: a new dataset, or partitions of one.
 #[derive(Debug, Clone)]
@@ -47,7 +47,7 @@ impl Changes {
 /// # Errors
 ///
 /// [`Error::Conflict`] if another writer has changed the same partitions, vocabularies or the whole dataset since
-/// `base`; [`Error::Write`] and [`Error::Read`] if the storage fails. Nothing is committed then.
+/// `base`; [`Error::Storage`] if the storage fails. Nothing is committed then.
 pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
     let mut base = base.cloned();
     loop {

@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use arrow::datatypes::SchemaRef;
+use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::commit::{Changes, commit, find_partition};
@@ -37,7 +38,6 @@ pub use self::store::{SnapshotEntry, history};
 use crate::dense;
 use crate::digest::Digest;
 use crate::schema::with_sample_keys;
-use crate::storage::Storage;
 use crate::{
     DenseStatistics, Error, PartitionFilter, PartitionKey, PartitionTypes, Result, Schema, VocabularyFile,
 };
@@ -405,7 +405,7 @@ impl Snapshot {
     /// # Errors
     ///
     /// [`Error::NotADataset`] if there is none, [`Error::Snapshot`] if it is of a version that this code does not read
-    /// or contradicts itself, [`Error::Read`] if the storage does not give it.
+    /// or contradicts itself, [`Error::Storage`] if the storage does not give it.
     pub fn load(location: &Path) -> Result<Self> {
         Self::load_at(location, None)
     }

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
+use onefold_storage::Storage;
 use serde::Serialize;
 
 use super::{Commit, MANIFEST_FILE, Partition, PartitionList, Snapshot};
-use crate::storage::Storage;
 use crate::{Error, Result};
 
 /// The folder of the snapshots.
@@ -190,7 +190,7 @@ pub struct SnapshotEntry {
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] if there are none, [`Error::Snapshot`] and [`Error::Read`] if one cannot be read.
+/// [`Error::NotADataset`] if there are none, [`Error::Snapshot`] and [`Error::Storage`] if one cannot be read.
 pub fn history(storage: &Storage, limit: Option<usize>) -> Result<Vec<SnapshotEntry>> {
     let numbers = numbers(storage, None)?;
     let skipped = limit.map_or(0, |limit| numbers.len().saturating_sub(limit));

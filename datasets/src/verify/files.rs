@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use onefold_base::progress::{Reporter, Silent};
+use onefold_storage::{FEW_REQUESTS, Object, Storage};
 
 use super::problem_of;
 use crate::scan::MISSING;
 use crate::snapshot::{named_files, numbers};
-use crate::storage::{FEW_REQUESTS, Object, Storage};
 use crate::writer::{DATA, VOCABULARIES};
 use crate::{Error, Problem, Result, Snapshot, Vocabulary};
 

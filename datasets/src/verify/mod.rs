@@ -25,6 +25,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use onefold_base::progress::Reporter;
+use onefold_storage::Storage;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -35,7 +36,6 @@ use self::row_group::{CheckedRowGroup, RowGroupCheck};
 use self::totals::{PartitionTotals, feature_sums, snapshot_problems, total_problems};
 use crate::digest::Digest;
 use crate::scan::OpenFile;
-use crate::storage::Storage;
 use crate::writer::DATA;
 use crate::{DataFile, Error, Partition, Problem, Result, SESSION_COLUMN, Snapshot};
 
@@ -98,9 +98,8 @@ impl Verification {
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no snapshot to compare with, [`Error::Read`] if the
-/// storage does not give a file, [`Error::Changed`] if another one takes its place meanwhile, [`Error::Io`] if threads
-/// cannot be started.
+/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no snapshot to compare with, [`Error::Storage`] if the
+/// storage does not give a file, or another one takes its place meanwhile, [`Error::Io`] if threads cannot be started.
 pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter) -> Result<Verification> {
     let started = Instant::now();
     let storage = Storage::open(location)?;

@@ -39,7 +39,7 @@ impl RowGroupCheck<'_> {
     ///
     /// # Errors
     ///
-    /// As [`Storage::read_ranges`](crate::storage::Storage::read_ranges).
+    /// As [`Storage::read_ranges`](onefold_storage::Storage::read_ranges).
     pub(super) fn run(&self) -> Result<CheckedRowGroup> {
         let mut problems = Vec::new();
         let _fetched = self.file.fetch(self.index)?;

@@ -8,6 +8,7 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt64Type
 use bytes::Bytes;
 use onefold_base::process::catch_panic;
 use onefold_base::units;
+use onefold_storage::{HashingWriter, Storage};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
@@ -19,7 +20,6 @@ use super::Vocabulary;
 use super::originals::{OriginalKind, Originals};
 use crate::footer::read_footer;
 use crate::snapshot::stays_inside;
-use crate::storage::{HashingWriter, Storage};
 use crate::{Error, Result, Snapshot, suggest};
 
 /// Rows that are encoded or decoded at once.
@@ -46,7 +46,7 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`], [`Error::Store`] or [`Error::Parquet`] if it cannot be written; the file does not appear then.
+    /// [`Error::Storage`] or [`Error::Parquet`] if it cannot be written; the file does not appear then.
     pub fn write(&self, storage: &Storage, path: &str) -> Result<VocabularyFile> {
         let shown = storage.shown(path);
         let wrong = |source| Error::write_parquet(&shown, source);
@@ -96,7 +96,7 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the storage does not give the file, [`Error::Vocabulary`] if it is not a vocabulary.
+    /// [`Error::Storage`] if the storage does not give the file, [`Error::Vocabulary`] if it is not a vocabulary.
     pub fn read_kind(storage: &Storage, file: &VocabularyFile) -> Result<OriginalKind> {
         let footer = read_footer(storage, &file.path, file.bytes_on_disk, None)?;
         footer
@@ -108,7 +108,7 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the storage does not give the file, [`Error::Vocabulary`] if it is missing, its size,
+    /// [`Error::Storage`] if the storage does not give the file, [`Error::Vocabulary`] if it is missing, its size,
     /// checksum, columns or number of entries are not the recorded ones, the ids do not count from 1, or an original
     /// occurs twice.
     pub fn read(storage: &Storage, file: &VocabularyFile) -> Result<Self> {

@@ -177,7 +177,7 @@ fn of_two_writers_of_a_new_dataset_one_succeeds() {
     assert!(error.to_string().contains("another writer created the dataset meanwhile"), "{error}");
     assert_eq!(Snapshot::load(root).unwrap(), first);
     let error = DatasetWriter::create(root, schema(), options(Commit::Create)).unwrap_err();
-    assert!(matches!(error, Error::Exists { .. }), "{error}");
+    assert!(matches!(error, Error::Storage(onefold_storage::Error::Exists { .. })), "{error}");
 }
 
 #[test]

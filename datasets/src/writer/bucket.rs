@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use onefold_storage::{Storage, random_name};
 use parquet::basic::ZstdLevel;
 use serde::{Deserialize, Serialize};
 
@@ -19,8 +20,7 @@ use super::{DATA, WRITTEN_FOLDERS, WriterOptions};
 use crate::digest::Digest;
 use crate::schema::with_sample_keys;
 use crate::snapshot::Bucket;
-use crate::storage::Storage;
-use crate::{DataFile, Error, MOST_BUCKETS, PartitionKey, Result, Schema, random_name};
+use crate::{DataFile, Error, MOST_BUCKETS, PartitionKey, Result, Schema};
 
 /// A row group has at most so many decoded bytes: ids of twice as many are addressed by 32-bit offsets.
 const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
@@ -205,8 +205,8 @@ impl BucketWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if a file cannot be written, and the errors of
-    /// decoding, also for one of the row groups before.
+    /// [`Error::Storage`] and [`Error::Parquet`] if a file cannot be written, and the errors of decoding, also for one
+    /// of the row groups before.
     pub fn write_row_group(&mut self, decode: Decode) -> Result<()> {
         let bytes = self.ended.take().unwrap_or_else(|| std::mem::take(&mut self.group_bytes));
         self.append_encoded()?;

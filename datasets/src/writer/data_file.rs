@@ -21,6 +21,7 @@ use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::executor::block_on;
 use futures::future::Shared;
+use onefold_storage::{HashingWriter, Storage};
 use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowRowGroupWriterFactory};
 use parquet::arrow::{ArrowSchemaConverter, add_encoded_arrow_schema_to_metadata};
 use parquet::basic::{Compression, ZstdLevel};
@@ -38,7 +39,6 @@ use super::row_group::{choose_encodings, encode};
 use super::{session_ids, times};
 use crate::conform::conform;
 use crate::dense::DenseSketch;
-use crate::storage::{HashingWriter, Storage};
 use crate::{DataFile, DenseStatistics, Error, Result, RowGroup, RowGroups};
 
 /// A data file that row groups are appended to.

@@ -26,8 +26,8 @@ impl DatasetWriter {
     ///
     /// [`Error::Samples`] if the samples are not those [expected](Self::expect); [`Error::FewerSamples`] if a partition
     /// would lose samples and may not; [`Error::Conflict`] if another writer has changed the same partitions meanwhile;
-    /// [`Error::Schema`] if a feature's vocabulary was not added; [`Error::Write`], [`Error::Store`] and
-    /// [`Error::Parquet`] if a file or the snapshot cannot be written. The dataset is then as it was.
+    /// [`Error::Schema`] if a feature's vocabulary was not added; [`Error::Storage`] and [`Error::Parquet`] if a file
+    /// or the snapshot cannot be written. The dataset is then as it was.
     pub fn finish(mut self) -> Result<Written> {
         self.complete()?;
         self.check_expected()?;

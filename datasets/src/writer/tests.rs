@@ -393,7 +393,9 @@ fn a_file_that_cannot_be_written_is_named_and_nothing_is_left() {
     writer.write(&key, &samples()).unwrap();
     let error = writer.finish().unwrap_err();
     let named = |path: &Path| path.to_string_lossy().contains("data/split=a/part-00000-");
-    assert!(matches!(&error, Error::Write { path, .. } if named(path)), "{error}");
+    let is_write =
+        matches!(&error, Error::Storage(onefold_storage::Error::Write { path, .. }) if named(path));
+    assert!(is_write, "{error}");
     let left: Vec<_> = fs_err::read_dir(directory.path().join("data"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name())

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arrow::datatypes::{DataType, Field, SchemaRef};
 use onefold_base::process::catch_panic;
 use onefold_datasets::footer::{check_counts, decode_footer};
-use onefold_datasets::storage::{FEW_REQUESTS, MANY_REQUESTS, Object, Ranges, Storage};
 use onefold_datasets::{DataFile, Schema};
+use onefold_storage::{FEW_REQUESTS, MANY_REQUESTS, Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 

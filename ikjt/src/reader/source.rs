@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use onefold_datasets::Snapshot;
-use onefold_datasets::storage::Storage;
+use onefold_storage::Storage;
 
 use super::files::{Chosen, Files};
 use super::plan::{Counts, described_counts, footer_counts, kept_counts};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use arrow_flight::FlightData;
 use onefold_datasets::Snapshot;
-use onefold_datasets::storage::runtime;
+use onefold_storage::runtime;
 use tonic::Streaming;
 
 use super::address::ServiceAddress;

@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use onefold_base::progress::Reporter;
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{
     Commit, DatasetWriter, Layout, Order, Schema, Sessions, WriterOptions, Written, WrittenBucket,
 };
+use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
 use super::{Build, BuildOptions};

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::{BuildOptions, BuildSummary, Config, Groups, build, popularity, profile};
 use clap::ValueEnum;
 use onefold_base::units::{count_of, format_bytes, format_count};
-use onefold_datasets::commit::write_atomically;
-use onefold_datasets::storage::is_url;
 use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter, WORK};
+use onefold_storage::commit::write_atomically;
+use onefold_storage::is_url;
 use onefold_terminal::Printer;
 
 use super::statistics::table;

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use onefold_base::units::{count_of, format_bytes, parse_duration_micros};
-use onefold_datasets::storage::Storage;
 use onefold_datasets::vacuum::{VacuumOptions, Vacuumed, vacuum};
+use onefold_storage::Storage;
 use onefold_terminal::Printer;
 
 #[derive(Debug, clap::Args)]

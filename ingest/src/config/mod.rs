@@ -205,7 +205,7 @@ impl Config {
         };
         source.paths.clear();
         for path in paths {
-            let is_url = onefold_datasets::storage::is_url(Path::new(path));
+            let is_url = onefold_storage::is_url(Path::new(path));
             let path = if is_url { path.into() } else { std::path::absolute(path)? };
             source.paths.push(path.to_string_lossy().into_owned());
         }

@@ -14,7 +14,7 @@ use datafusion::physical_plan::{
 };
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use futures::StreamExt;
-use onefold_datasets::storage::{Storage, Upload};
+use onefold_storage::{Storage, Upload};
 use parquet::arrow::ArrowWriter;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -189,9 +189,9 @@ impl WorkFile {
     ///
     /// Those of the storage.
     pub(crate) fn create(spec: &WorkRowsSpec, schema: SchemaRef) -> Result<Self> {
-        let failed = |error: onefold_datasets::Error| external(error.into());
+        let failed = |error: onefold_storage::Error| external(error.into());
         let storage = Storage::open(&spec.folder).map_err(failed)?;
-        let name = format!("{}-{}.parquet", spec.name, onefold_datasets::random_name());
+        let name = format!("{}-{}.parquet", spec.name, onefold_storage::random_name());
         let upload = storage.upload(&name).map_err(failed)?;
         let writer = ArrowWriter::try_new(upload, schema, Some(properties()))
             .map_err(|error| external(unwritten(error)))?;

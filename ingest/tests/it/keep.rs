@@ -7,8 +7,8 @@ use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Float64Array, Int64Ar
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float32Type};
 use onefold_datasets::scan::OpenFile;
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{KeptKind, Snapshot};
+use onefold_storage::Storage;
 
 use crate::logs::{Dir, columns, csv, parquet, rows};
 

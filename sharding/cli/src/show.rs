@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use onefold_base::units::{count_of, format_count};
-use onefold_datasets::commit;
 use onefold_sharding::{Plan, TableChange, claim_output, diff, html, torchrec};
+use onefold_storage::commit;
 use onefold_terminal::Printer;
 use serde_json::json;
 

@@ -29,11 +29,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onefold_base::progress::Reporter;
-use onefold_datasets::storage::{Created, Storage};
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
 use onefold_ikjt::reader::load_snapshot;
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, Plan};
+use onefold_storage::{Created, Storage};
 
 use self::parts::{Day, Progressive};
 use self::run_directory::{RunDirectory, check_shared};
@@ -432,7 +432,7 @@ impl<'a> Prepared<'a> {
         let Some(begun) = begun else {
             // A store that has no such bucket says so here.
             if elsewhere && !files.entries("")?.is_empty() {
-                return Err(onefold_datasets::Error::Exists {
+                return Err(onefold_storage::Error::Exists {
                     path: files.location().to_owned(),
                     hint: format!(
                         "it holds no `{RUN_FILE}`, so it is not the folder of a run; give another one with the option `checkpoints`"
@@ -443,7 +443,7 @@ impl<'a> Prepared<'a> {
             return Ok(None);
         };
         if elsewhere && self.options.existing != Existing::Resume {
-            return Err(onefold_datasets::Error::Exists {
+            return Err(onefold_storage::Error::Exists {
                 path: files.location().to_owned(),
                 hint: "give another folder with the option `checkpoints`, or continue the run that is there with the option `existing = resume`"
                     .to_owned(),
@@ -490,7 +490,7 @@ impl<'a> Prepared<'a> {
         if run.checkpoints.is_some() {
             // One of several jobs that begin here at once creates this file.
             if run.create_in(&files)? == Created::Exists {
-                return Err(onefold_datasets::Error::Exists {
+                return Err(onefold_storage::Error::Exists {
                     path: files.location().to_owned(),
                     hint:
                         "another job has begun a run there; give another folder with the option `checkpoints`"

@@ -10,7 +10,7 @@ use zip::ZipArchive;
 
 use crate::{Error, Result};
 use onefold_base::progress::Reporter;
-use onefold_datasets::commit::sync_directory;
+use onefold_storage::commit::sync_directory;
 
 /// A wheel on PyPI, pinned by its checksum.
 #[derive(Debug, Clone, Copy)]

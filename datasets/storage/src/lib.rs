@@ -9,13 +9,18 @@
 //! Transient failures (a busy store, a reset connection, an answer that breaks off) are retried with exponential
 //! backoff for a minute. A request is retried by itself: nothing that was read before is read again. Objects of a
 //! dataset never change, and requests for an object whose ETag is known say so: a changed object is an error.
+//!
+//! The module [`commit`] writes files and directories of a local disk that are whole or not there.
+#![forbid(unsafe_code)]
 
+pub mod commit;
 mod error;
 mod local;
 mod ranges;
 mod remote;
 mod retry;
 pub mod runtime;
+mod service;
 mod upload;
 
 use std::collections::VecDeque;
@@ -37,12 +42,11 @@ use onefold_base::units;
 use sha2::{Digest, Sha256};
 use url::Url;
 
-pub use self::error::{Explanation, Hints, Service};
+pub use self::error::{Error, Result, write_hint};
 pub use self::ranges::{RANGE_GAP, Ranges};
 pub use self::remote::{Patience, RemoteStore, S3Settings};
-pub(crate) use self::upload::HashingWriter;
-pub use self::upload::Upload;
-use crate::{Error, Result, commit};
+pub use self::service::{Explanation, Hints, Service};
+pub use self::upload::{HashingWriter, Upload};
 
 /// The size of the requests for an object that is read from its first byte to its last.
 const STREAMED_REQUEST: u64 = 4 << 20;
@@ -56,7 +60,7 @@ const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
 /// An object as the store lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object {
-    /// Its path relative to the dataset's folder, with `/` between its parts.
+    /// Its path relative to the folder of the storage, with `/` between its parts.
     pub path: String,
     /// Its size in bytes.
     pub bytes: u64,
@@ -75,7 +79,7 @@ pub enum Created {
     Exists,
 }
 
-/// A folder that holds a dataset.
+/// A folder of a local disk or of an object store.
 #[derive(Clone)]
 pub struct Storage {
     location: PathBuf,
@@ -477,7 +481,7 @@ impl Storage {
 
     /// Removes what a writer that failed has written, as far as the store lets it soon: the error that the writer
     /// failed with counts. A vacuum removes the rest.
-    pub(crate) fn clean_up(&self, paths: Vec<String>) {
+    pub fn clean_up(&self, paths: Vec<String>) {
         if self.local.is_some() {
             let _ = self.delete(paths);
         } else if let Ok(deletion) = self.deletion(&paths) {
@@ -529,7 +533,7 @@ impl Storage {
         removed.map_err(|error| Error::write(path, error))
     }
 
-    /// The names of files and folders directly in `folder`, in the dataset's own folder if it is empty.
+    /// The names of files and folders directly in `folder`, in the storage's own folder if it is empty.
     ///
     /// # Errors
     ///
@@ -623,6 +627,13 @@ impl Storage {
     fn write_error(&self, path: &str, error: &object_store::Error) -> Error {
         Error::write(self.shown(path), self.service.io_error(error))
     }
+}
+
+/// A random name of 16 hexadecimal digits, for files that no two writers may both write.
+pub fn random_name() -> String {
+    // The version and the variant have different places in the halves, so all bits of the name are random.
+    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+    format!("{:016x}", high ^ low)
 }
 
 #[cfg(test)]

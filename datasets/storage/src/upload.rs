@@ -10,8 +10,7 @@ use onefold_base::units;
 use sha2::{Digest, Sha256};
 use tokio::task::JoinHandle;
 
-use super::{CLEAN_UP_LIMIT, Storage, runtime};
-use crate::{Error, Result};
+use crate::{CLEAN_UP_LIMIT, Error, Result, Storage, runtime};
 
 /// Bytes of a part at least. With S3's 10,000 parts an object may have 78 GiB, unless it is known to be larger.
 const PART_BYTES: u64 = 8 << 20;
@@ -135,14 +134,15 @@ impl Write for Upload {
 
 /// An upload that digests what is written to it.
 #[derive(Debug)]
-pub(crate) struct HashingWriter {
+pub struct HashingWriter {
     upload: Upload,
     digest: Sha256,
     bytes: u64,
 }
 
 impl HashingWriter {
-    pub(crate) fn new(upload: Upload) -> Self {
+    /// Digests what is written to `upload` from now on.
+    pub fn new(upload: Upload) -> Self {
         Self { upload, digest: Sha256::new(), bytes: 0 }
     }
 
@@ -151,7 +151,7 @@ impl HashingWriter {
     /// # Errors
     ///
     /// As [`Upload::finish`].
-    pub(crate) fn finish(self) -> Result<(u64, String)> {
+    pub fn finish(self) -> Result<(u64, String)> {
         self.upload.finish()?;
         Ok((self.bytes, units::format_hex(&self.digest.finalize())))
     }

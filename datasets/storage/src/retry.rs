@@ -11,7 +11,7 @@ use object_store::client::{HttpError, HttpErrorKind};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 
-use super::Created;
+use crate::Created;
 
 /// How often a request is sent at most. The client retries each of them by itself where it can.
 const TRIES: u32 = 5;

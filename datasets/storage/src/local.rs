@@ -3,8 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use super::{Object, Storage};
-use crate::{Result, commit};
+use crate::{Object, Result, Storage, commit};
 
 impl Storage {
     /// Files below the given `folders` of a local disk that a killed writer left half-written; the store does not list
@@ -13,7 +12,7 @@ impl Storage {
     /// # Errors
     ///
     /// The operating system's error if a folder cannot be listed.
-    pub(crate) fn left_over_files(&self, folders: &[&str]) -> Result<Vec<Object>> {
+    pub fn left_over_files(&self, folders: &[&str]) -> Result<Vec<Object>> {
         let mut found = Vec::new();
         if let Some(local) = &self.local {
             for folder in folders {

@@ -11,7 +11,7 @@ use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, ObjectStoreSchem
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::Service;
+use crate::Service;
 
 /// The settings for an S3 bucket that take precedence over the environment's. Credentials are not among them: they come
 /// from the environment only.

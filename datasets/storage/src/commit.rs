@@ -4,8 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::storage::Created;
-use crate::{Error, Result};
+use crate::{Created, Error, Result};
 
 /// Replaces the file at `path` with `bytes`: written beside it, synced, renamed over it, and the directory
 /// synced, so that after a crash either the old or the new file is there, whole.
