@@ -65,8 +65,8 @@ pub use schema::{
     SparseKind, TIME_COLUMN,
 };
 pub use snapshot::{
-    Bucket, DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Operation, OperationKind, Order, Partition,
-    PartitionList, RowGroup, RowGroups, Sessions, Snapshot, SnapshotEntry, Statistics, history,
+    Bucket, DataFile, FeatureStatistics, Layout, Operation, OperationKind, Order, Partition, PartitionList,
+    RowGroup, Sessions, Snapshot, SnapshotEntry, Statistics, history,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
