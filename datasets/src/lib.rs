@@ -60,8 +60,8 @@ pub use schema::{
     SparseKind, TIME_COLUMN,
 };
 pub use snapshot::{
-    Bucket, Commit, DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Operation, Order, Partition,
-    PartitionList, RowGroup, RowGroups, Sessions, Snapshot, SnapshotEntry, Statistics, history,
+    Bucket, Commit, DataFile, FeatureStatistics, Layout, Operation, Order, Partition, PartitionList,
+    RowGroup, Sessions, Snapshot, SnapshotEntry, Statistics, history,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,

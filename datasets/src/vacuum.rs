@@ -6,11 +6,9 @@ use std::time::{Duration, SystemTime};
 use onefold_storage::{Object, Storage};
 use serde::Serialize;
 
-use crate::snapshot::{
-    MANIFEST_FILE, SNAPSHOTS, head_at, named_files, not_a_dataset, numbers, snapshot_number, snapshot_path,
-};
+use crate::Result;
+use crate::snapshot::{SNAPSHOTS, named_files, not_a_dataset, numbers, snapshot_number, snapshot_path};
 use crate::writer::{DATA, VOCABULARIES, WORK, WRITTEN_FOLDERS};
-use crate::{Error, Result};
 
 /// What a vacuum keeps.
 #[derive(Debug, Clone, Copy)]
@@ -53,8 +51,9 @@ pub struct Vacuumed {
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] if there is no snapshot, [`Error::Snapshot`] if one that is kept cannot be read; nothing is
-/// removed then. [`Error::Storage`] if the storage fails.
+/// [`Error::NotADataset`](crate::Error::NotADataset) if there is no snapshot,
+/// [`Error::Snapshot`](crate::Error::Snapshot) if one that is kept cannot be read; nothing is removed then.
+/// [`Error::Storage`](crate::Error::Storage) if the storage fails.
 pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     let now = SystemTime::now();
     // A clock that is ahead of the store's only keeps more.
@@ -67,16 +66,7 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
         .collect::<onefold_storage::Result<Vec<_>>>()?
         .concat();
     let numbers = numbers(storage, None)?;
-    let Some(newest) = numbers.last() else {
-        return Err(match storage.head(MANIFEST_FILE)? {
-            None => not_a_dataset(storage),
-            // A `manifest.json` has nothing but its own files.
-            Some(_) => Error::NotADataset {
-                path: storage.location().to_owned(),
-                hint: "a vacuum needs a dataset of format version 4 or later".to_owned(),
-            },
-        });
-    };
+    let Some(newest) = numbers.last() else { return Err(not_a_dataset(storage)) };
     let last: HashSet<u64> = numbers.iter().rev().take(options.keep.max(1)).copied().collect();
     let old: HashSet<u64> = objects
         .iter()
@@ -91,7 +81,6 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
         |object: &&Object| object.path != crate::snapshot::HINT && snapshot_number(&object.path).is_none();
     let mut unnamed: Vec<Object> =
         objects.iter().filter(is_file).filter(|object| !named.contains(&object.path)).cloned().collect();
-    unnamed.extend(manifest_files(storage)?);
     let listed: HashSet<&str> = objects.iter().map(|object| object.path.as_str()).collect();
     let left_over = storage.left_over_files(&WRITTEN_FOLDERS)?.into_iter();
     unnamed.extend(left_over.filter(|file| !listed.contains(file.path.as_str())));
@@ -114,17 +103,4 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
         storage.remove_empty_folders(&WRITTEN_FOLDERS);
     }
     Ok(vacuumed)
-}
-
-/// The files of a `manifest.json` that snapshots have replaced.
-fn manifest_files(storage: &Storage) -> Result<Vec<Object>> {
-    let Some(manifest) = storage.head(MANIFEST_FILE)? else { return Ok(Vec::new()) };
-    let mut files = Vec::new();
-    for path in head_at(storage, 0)?.file_paths() {
-        // All of them became superfluous when the manifest did, which is not before its own time.
-        let file = storage.head(path)?;
-        files.extend(file.map(|file| Object { modified: file.modified.max(manifest.modified), ..file }));
-    }
-    files.push(manifest);
-    Ok(files)
 }

@@ -459,12 +459,6 @@ fn check_appendable(
         let hint = "append with the configuration that the dataset was built with, or build the dataset anew";
         Err(Error::Schema { message, hint: hint.to_owned() })
     };
-    if base.snapshot == 0 {
-        let message =
-            format!("`{location}` is of format version {}, which cannot be appended to", base.format_version);
-        let hint = "build the dataset anew; from then on it can be appended to".to_owned();
-        return Err(Error::Schema { message, hint });
-    }
     if base.layout != options.layout {
         return differs("layout");
     }

@@ -373,8 +373,8 @@ impl Begun {
     /// What `run` was begun with.
     fn of(run: Run, checkpoints: Option<PathBuf>) -> Self {
         Self {
-            snapshot: run.snapshot,
-            streams: run.streams,
+            snapshot: Some(run.snapshot),
+            streams: Some(run.streams),
             checkpoints: checkpoints.or(run.checkpoints),
             new_partitions: run.train_partitions.is_some(),
             warm_start: run.warm_start,

@@ -124,7 +124,7 @@ fn apply(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Resul
     let gained = i128::from(statistics.samples) - i128::from(samples_before);
     Ok(Snapshot {
         format_version: FORMAT_VERSION,
-        dataset: base.filter(|base| base.snapshot > 0).map_or_else(random_name, |base| base.dataset.clone()),
+        dataset: base.map_or_else(random_name, |base| base.dataset.clone()),
         snapshot: base.map_or(0, |base| base.snapshot) + 1,
         committed: DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Millis, true),
         operation: Operation {

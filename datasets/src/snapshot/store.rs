@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use onefold_storage::Storage;
 use serde::Serialize;
 
-use super::{Commit, MANIFEST_FILE, Partition, PartitionList, Snapshot};
+use super::{Commit, Partition, PartitionList, Snapshot};
 use crate::{Error, Result};
 
 /// The folder of the snapshots.
@@ -49,22 +49,21 @@ pub(crate) fn newest_number(storage: &Storage) -> Result<Option<u64>> {
     Ok(numbers(storage, None)?.last().copied())
 }
 
-/// The newest snapshot, without its lists; that of a `manifest.json` if there is no other.
+/// The newest snapshot, without its lists.
 pub(crate) fn latest_head(storage: &Storage) -> Result<Option<Snapshot>> {
     // A vacuum may remove the snapshot between the listing and the reading; there is a newer one then.
     for _ in 0..3 {
-        let Some(number) = newest_number(storage)? else { return read(storage, MANIFEST_FILE) };
-        if let Some(head) = read(storage, &snapshot_path(number))? {
+        let Some(number) = newest_number(storage)? else { return Ok(None) };
+        if let Some(head) = read(storage, number)? {
             return Ok(Some(head));
         }
     }
     Ok(None)
 }
 
-/// Snapshot `number`, without its lists; 0 is a `manifest.json`.
+/// Snapshot `number`, without its lists.
 pub(crate) fn head_at(storage: &Storage, number: u64) -> Result<Snapshot> {
-    let path = if number == 0 { MANIFEST_FILE.to_owned() } else { snapshot_path(number) };
-    if let Some(head) = read(storage, &path)? {
+    if let Some(head) = read(storage, number)? {
         return Ok(head);
     }
     let there = numbers(storage, None)?;
@@ -95,16 +94,15 @@ pub(crate) fn heads_after(storage: &Storage, after: u64) -> Result<Vec<Snapshot>
     numbers(storage, Some(after))?.into_iter().map(|number| head_at(storage, number)).collect()
 }
 
-fn read(storage: &Storage, path: &str) -> Result<Option<Snapshot>> {
-    let Some(bytes) = storage.read(path)? else { return Ok(None) };
+fn read(storage: &Storage, number: u64) -> Result<Option<Snapshot>> {
+    let path = snapshot_path(number);
+    let Some(bytes) = storage.read(&path)? else { return Ok(None) };
     let text = String::from_utf8_lossy(&bytes);
-    let snapshot = Snapshot::parse(&text).and_then(|snapshot| match snapshot_number(path) {
-        Some(number) if number != snapshot.snapshot => {
-            Err(format!("it says that it is snapshot {}", snapshot.snapshot))
-        }
+    let snapshot = Snapshot::parse(&text).and_then(|snapshot| match snapshot.snapshot {
+        other if other != number => Err(format!("it says that it is snapshot {other}")),
         _ => Ok(snapshot),
     });
-    snapshot.map(Some).map_err(|message| Error::Snapshot { path: storage.shown(path), message })
+    snapshot.map(Some).map_err(|message| Error::Snapshot { path: storage.shown(&path), message })
 }
 
 /// The partitions of a list.
@@ -197,7 +195,7 @@ pub fn history(storage: &Storage, limit: Option<usize>) -> Result<Vec<SnapshotEn
     let mut heads = Vec::new();
     for number in &numbers[skipped..] {
         // A vacuum may have removed it meanwhile.
-        heads.extend(read(storage, &snapshot_path(*number))?);
+        heads.extend(read(storage, *number)?);
     }
     if heads.is_empty() {
         heads.push(latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?);

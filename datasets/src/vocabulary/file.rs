@@ -246,7 +246,7 @@ mod tests {
     fn vocabularies_are_found_by_name() {
         let directory = tempfile::tempdir().unwrap();
         let file = vocabulary().write(&storage(&directory), "item.parquet").unwrap();
-        let mut snapshot = Snapshot::parse(MANIFEST).unwrap();
+        let mut snapshot = Snapshot::parse(SNAPSHOT).unwrap();
         snapshot.vocabularies.insert("item".into(), file);
         assert_eq!(Vocabulary::load(directory.path(), &snapshot, "item").unwrap(), vocabulary());
         let error = Vocabulary::load(directory.path(), &snapshot, "items").unwrap_err().to_string();
@@ -257,8 +257,10 @@ mod tests {
     }
 
     /// A dataset without samples.
-    const MANIFEST: &str = r#"{
-        "format_version": 3, "generation": 1, "layout": "rows", "order": "session",
+    const SNAPSHOT: &str = r#"{
+        "format_version": 5, "dataset": "d078e343a0b044a6", "snapshot": 1, "committed": "2026-11-22T20:39:48.899Z",
+        "operation": { "kind": "create", "partitions": [], "samples_gained": 0 },
+        "layout": "rows", "order": "session", "buckets": 1, "partition_columns": [],
         "schema": { "labels": ["label"], "dense": ["age"], "groups": [] }, "partitions": [],
         "statistics": { "samples": 0, "sessions": 0, "bytes_on_disk": 0, "features": {} }
     }"#;

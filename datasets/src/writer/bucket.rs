@@ -262,8 +262,7 @@ impl BucketWriter {
         let WrittenBucket { bucket, files, .. } = &mut self.written;
         let schema = &self.writers.format.schema;
         file.bucket = bucket.bucket;
-        let last_time =
-            file.row_groups.listed().into_iter().flatten().map(|row_group| row_group.last_time).max();
+        let last_time = file.row_groups.iter().map(|row_group| row_group.last_time).max();
         bucket.last_time = bucket.last_time.max(last_time);
         files.push(file);
         for (feature, figures) in schema.sparse_features().zip(&counts.features) {

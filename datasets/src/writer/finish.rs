@@ -171,7 +171,7 @@ impl DatasetWriter {
 /// Whether the new partitions have the samples of the old ones.
 fn same_samples(old: &BTreeMap<PartitionKey, Partition>, new: &BTreeMap<PartitionKey, Partition>) -> bool {
     new.iter().all(|(key, new)| match old.get(key) {
-        Some(old) => old.samples == new.samples && old.digest.is_some() && old.digest == new.digest,
+        Some(old) => old.samples == new.samples && old.digest == new.digest,
         None => new.samples == 0,
     })
 }

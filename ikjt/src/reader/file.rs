@@ -109,9 +109,7 @@ impl Footer {
         let sha256 = file.sha256.as_str().into();
         let footer = Self { path, storage, object, sha256, metadata, columns: mask };
         let counts = footer.row_counts()?;
-        if let Some(row_groups) = file.row_groups.listed()
-            && !row_groups.iter().map(|row_group| row_group.samples).eq(counts)
-        {
+        if !file.row_groups.iter().map(|row_group| row_group.samples).eq(counts) {
             let message = "its row groups have other numbers of rows than the snapshot says".to_owned();
             return Err(Error::Mismatch { path: footer.path.to_path_buf(), message });
         }

@@ -85,7 +85,7 @@ impl Service {
         Self::ask_until_answered(Arc::clone(self), FindClients { dataset: self.location().to_owned() })
     }
 
-    /// The samples of a job's row groups in an epoch.
+    /// The samples of a job's row groups that sampling keeps in an epoch.
     ///
     /// # Errors
     ///

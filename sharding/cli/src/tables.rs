@@ -239,12 +239,6 @@ impl<'a> Counts<'a> {
         let values = if all {
             statistics.features.iter().map(|(name, found)| (name.as_str(), found.values)).collect()
         } else {
-            if let Some(partition) = chosen.iter().find(|part| part.samples > 0 && part.features.is_empty()) {
-                return Err(wrong(
-                    format!("the partition `{}` has no figures of its own", partition.key),
-                    "build the dataset again with `onefold-ingest build`, or leave `train` under `[data]` out",
-                ));
-            }
             let of_feature = |name: &'a String| {
                 let of_partition =
                     |part: &&Partition| part.features.get(name).map_or(0, |found| found.values);

@@ -188,7 +188,7 @@ const LEFTOVERS: [(&str, &str); 6] = [
     ("data/part-00000-00000000deadbeef.parquet", "one where no partition is"),
     ("vocabularies/ids-00000000deadbeef.parquet", "a vocabulary"),
     ("snapshots/partitions-00000000deadbeef.json", "[]"),
-    ("snapshots/.00000002.json.00000000deadbeef.tmp", "{ \"format_version\": 4, \"data"),
+    ("snapshots/.00000002.json.00000000deadbeef.tmp", "{ \"format_version\": 5, \"data"),
 ];
 
 /// The hand-made dataset with [`LEFTOVERS`] in it.
