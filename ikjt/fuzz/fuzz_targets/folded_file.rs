@@ -9,9 +9,9 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use onefold_datasets::footer::read_footer;
-use onefold_storage::Storage;
 use onefold_datasets::{RowGroup, Snapshot};
 use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions, Workers};
+use onefold_storage::Storage;
 
 /// A copy of the dataset of its own for this process, whose data file is replaced by every input.
 struct Dataset {
