@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use onefold_datasets::digest::Digest;
 use onefold_datasets::{FeatureGroup, IdEncoding, PartitionKey, Schema, Snapshot, SparseFeature};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
-use onefold_storage::{Created, Storage, is_url};
+use onefold_storage::{Created, Storage};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -481,12 +481,9 @@ impl Run {
 ///
 /// # Errors
 ///
-/// If the current folder is not known.
-pub fn absolute(location: &Path) -> std::io::Result<PathBuf> {
-    match location.to_str() {
-        Some(url) if is_url(location) => Ok(url.trim_end_matches('/').into()),
-        _ => std::path::absolute(location),
-    }
+/// As [`onefold_storage::absolute`].
+pub fn absolute(location: &Path) -> Result<PathBuf> {
+    Ok(onefold_storage::absolute(location)?)
 }
 
 fn sha256(bytes: &[u8]) -> String {

@@ -190,8 +190,10 @@ impl StagedDirectory {
     ///
     /// [`Error::Exists`] if something is there and `overwrite` is false, or if it is there and does not hold `marker`,
     /// the file that makes it a directory of the kind being written; [`Error::Locked`] if another process writes the
-    /// same directory.
+    /// same directory; [`Error::Location`] if `target` names nothing, as [`absolute`](crate::absolute) says.
     pub fn create(target: &Path, marker: &str, overwrite: bool) -> Result<Self> {
+        // The folders on the way are made, so a `~` that the shell did not expand would become one.
+        crate::absolute(target)?;
         let occupied = target.exists() && !is_empty_directory(target)?;
         if occupied && !target.join(marker).is_file() {
             let hint = format!("it holds no `{marker}`, so it is not replaced; choose another directory");

@@ -15,6 +15,7 @@
 
 pub mod commit;
 mod error;
+mod folder;
 mod local;
 mod ranges;
 mod remote;
@@ -43,6 +44,8 @@ use sha2::{Digest, Sha256};
 use url::Url;
 
 pub use self::error::{Error, Result, write_hint};
+pub use self::folder::absolute;
+use self::folder::{Folder, wrong_location};
 pub use self::ranges::{RANGE_GAP, Ranges};
 pub use self::remote::{Patience, RemoteStore, S3Settings};
 pub use self::service::{Explanation, Hints, Service};
@@ -89,8 +92,10 @@ pub struct Storage {
     probe: Arc<Mutex<Option<Arc<dyn ObjectStore>>>>,
     /// The folder within the store.
     prefix: ObjectPath,
-    /// The folder, if it is one of a local disk.
+    /// The resolved folder, if it is one of a local disk.
     local: Option<PathBuf>,
+    /// Whether the location is a symbolic link to the folder.
+    is_link: bool,
 }
 
 impl fmt::Debug for Storage {
@@ -112,28 +117,23 @@ pub fn is_url(location: &Path) -> bool {
 impl Storage {
     /// The storage at `location`, a local path or a URL. Makes no request.
     ///
+    /// A local path is resolved now, as the kernel does it: the storage stays the same folder if the working directory
+    /// or a symbolic link changes later.
+    ///
     /// # Errors
     ///
     /// [`Error::Location`] if the URL is malformed, of an unknown scheme, or the environment's settings for its store
-    /// contradict each other.
+    /// contradict each other; if a local path names nothing, as [`absolute`] says; if it is the root of the file system.
     pub fn open(location: &Path) -> Result<Self> {
-        if !is_url(location) {
-            return Ok(Self::of_disk(location, location.to_owned()));
-        }
-        let text = location.to_str().unwrap_or_default();
-        let wrong = |message: String, hint: &str| Error::Location {
-            location: text.to_owned(),
-            message,
-            hint: hint.to_owned(),
+        let Some(text) = location.to_str().filter(|_| is_url(location)) else {
+            return Self::of_disk(Folder::resolve(location, location)?, location);
         };
+        let wrong = |message: String, hint: &str| wrong_location(location, (message, hint.to_owned()));
         let write_url = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \
                          `az://container/folder` or `file:///folder`";
         let url = Url::parse(text).map_err(|error| wrong(error.to_string(), write_url))?;
         if url.scheme() == "file" {
-            let path = url.to_file_path();
-            let path =
-                path.map_err(|()| wrong("the URL does not name a local path".to_owned(), write_url))?;
-            return Ok(Self::of_disk(&path, location.to_owned()));
+            return Self::of_disk(Folder::of_url(text, location)?, location);
         }
         let remote = RemoteStore::of_url(&url, S3Settings::default());
         let remote = remote.map_err(|message| wrong(message, write_url))?;
@@ -148,16 +148,61 @@ impl Storage {
         };
         let (store, probe) = (connect(Patience::Long)?, connect(Patience::Short)?);
         let probe = Arc::new(Mutex::new(Some(probe)));
-        Ok(Self { location: location.to_owned(), service, store, probe, prefix, local: None })
+        Ok(Self { location: location.to_owned(), service, store, probe, prefix, local: None, is_link: false })
     }
 
-    fn of_disk(folder: &Path, location: PathBuf) -> Self {
-        // The store wants absolute paths; a folder that cannot be made absolute fails at its first request.
-        let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-        let prefix = ObjectPath::from_absolute_path(&absolute).unwrap_or_default();
+    /// The storage of the folder that holds the file `location`, and the file's name in it. The name is empty if
+    /// `location` ends in a slash, `.` or `..` or is the URL of a bucket; it is then the storage of that folder itself.
+    /// Makes no request.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open). A file may be directly in the root of the file system.
+    pub fn of_file(location: &Path) -> Result<(Self, String)> {
+        let text = location.to_str().ok_or_else(|| {
+            let message = "the path is not UTF-8 text".to_owned();
+            wrong_location(location, (message, "choose another name".to_owned()))
+        })?;
+        if let Some((scheme, _)) = text.split_once("://")
+            && is_url(location)
+            && scheme.eq_ignore_ascii_case("file")
+        {
+            // The name is decoded too.
+            let path = folder::path_of_url(text).map_err(|problem| wrong_location(location, problem))?;
+            return Self::of_file(&path);
+        }
+        // The slashes of `s3://` do not end a folder's name.
+        let scheme = if is_url(location) { text.find("://").map_or(0, |at| at + 3) } else { 0 };
+        let (folder, name) = match text[scheme..].rsplit_once('/') {
+            Some((folder, name)) => (&text[..scheme + folder.len()], name),
+            None if scheme > 0 => (text, ""),
+            None => (".", text),
+        };
+        if matches!(name, "" | "." | "..") {
+            return Ok((Self::open(location)?, String::new()));
+        }
+        // Only a path whose single slash is its first character has an empty folder.
+        let storage = match folder {
+            "" => Self::of_resolved(Folder::resolve(Path::new("/"), location)?, Path::new("/")),
+            folder => Self::open(Path::new(folder))?,
+        };
+        Ok((storage, name.to_owned()))
+    }
+
+    /// The storage of a folder of the local disk, which is not the root of the file system.
+    fn of_disk(folder: Folder, location: &Path) -> Result<Self> {
+        if folder.is_root() {
+            let message = "this is the root of the file system".to_owned();
+            return Err(wrong_location(location, (message, "choose a folder in it".to_owned())));
+        }
+        Ok(Self::of_resolved(folder, location))
+    }
+
+    fn of_resolved(folder: Folder, location: &Path) -> Self {
+        let Folder { path, prefix, is_link } = folder;
         let store = Arc::new(LocalFileSystem::new());
-        let service = Service::local_disk();
-        Self { location, service, store, probe: Arc::default(), prefix, local: Some(folder.to_owned()) }
+        let (service, local) = (Service::local_disk(), Some(path));
+        Self { location: location.to_owned(), service, store, probe: Arc::default(), prefix, local, is_link }
     }
 
     /// A storage over any store, for tests.
@@ -170,6 +215,7 @@ impl Storage {
             probe: Arc::default(),
             prefix: ObjectPath::from(prefix),
             local: None,
+            is_link: false,
         }
     }
 
@@ -178,7 +224,7 @@ impl Storage {
         &self.location
     }
 
-    /// The folder, if it is one of a local disk.
+    /// The folder, if it is one of a local disk: an absolute path without `.`, `..` and symbolic links.
     pub fn local(&self) -> Option<&Path> {
         self.local.as_deref()
     }
@@ -411,10 +457,10 @@ impl Storage {
     /// [`Error::Write`] if the store refuses it.
     pub fn replace(&self, path: &str, bytes: Vec<u8>) -> Result<()> {
         if let Some(local) = &self.local {
-            let path = local.join(path);
-            let write = || commit::write_atomically(&path, &bytes);
-            let written = commit::in_folder(path.parent().unwrap_or(local), write);
-            return written.map_err(|error| Error::write(path, error));
+            let file = local.join(path);
+            let write = || commit::write_atomically(&file, &bytes);
+            let written = commit::in_folder(file.parent().unwrap_or(local), write);
+            return written.map_err(|error| Error::write(self.shown(path), error));
         }
         let (store, key, bytes) = (Arc::clone(&self.store), self.key(path)?, Bytes::from(bytes));
         let put = async move { retry::repeat(|| store.put(&key, bytes.clone().into())).await };
@@ -530,7 +576,7 @@ impl Storage {
             true => commit::sync_directory(&path).and_then(|()| fs_err::remove_dir_all(&path)),
             false => Ok(()),
         };
-        removed.map_err(|error| Error::write(path, error))
+        removed.map_err(|error| Error::write(self.shown(folder), error))
     }
 
     /// The names of files and folders directly in `folder`, in the storage's own folder if it is empty.

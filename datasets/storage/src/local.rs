@@ -23,13 +23,16 @@ impl Storage {
     }
 
     /// Removes the local folders below the given `folders` that hold nothing, these themselves, and the folder of the
-    /// storage if nothing else is in it, as far as that is possible.
+    /// storage if nothing else is in it, as far as that is possible. A folder that the location names by a symbolic link
+    /// stays: without it, the link would name nothing.
     pub fn remove_empty_folders(&self, folders: &[&str]) {
         let Some(local) = &self.local else { return };
         for folder in folders {
             remove_empty_below(&local.join(folder));
         }
-        let _ = fs_err::remove_dir(local);
+        if !self.is_link {
+            let _ = fs_err::remove_dir(local);
+        }
     }
 
     /// Makes a local file and the entry in its folder survive a power cut; stores do that by themselves.

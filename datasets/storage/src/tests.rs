@@ -95,8 +95,80 @@ fn a_location_that_cannot_be_opened_says_what_to_write() {
     for path in ["folder", "./a:b", "/c://d", "C://x"] {
         assert!(Storage::open(Path::new(path)).unwrap().local().is_some(), "{path}");
     }
-    let url = Storage::open(Path::new("file:///tmp/a%20b")).unwrap();
-    assert_eq!(url.local(), Some(Path::new("/tmp/a b")));
+    let folder = tempfile::tempdir().unwrap();
+    let root = fs_err::canonicalize(folder.path()).unwrap();
+    let url = Storage::open(Path::new(&format!("file://{}/a%20b", root.display()))).unwrap();
+    assert_eq!(url.local(), Some(&*root.join("a b")));
+}
+
+/// The store and the local paths address the same folder, and nothing is written elsewhere.
+#[test]
+fn a_location_with_parent_folders_is_that_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = fs_err::canonicalize(folder.path()).unwrap();
+    fs_err::create_dir(root.join("work")).unwrap();
+    for (number, location) in ["work/../a", "work/./../b/", "work/../c d%20#1?*~/e"].iter().enumerate() {
+        let storage = Storage::open(&root.join(location)).unwrap();
+        assert_eq!(storage.create("snapshots/1.json", b"first".to_vec()).unwrap(), Created::Yes);
+        let mut upload = storage.upload("data/part").unwrap();
+        upload.write_all(b"rows").unwrap();
+        upload.finish().unwrap();
+        assert_eq!(storage.read("data/part").unwrap().unwrap(), "rows");
+        let mut listed: Vec<_> = storage.list("", None).unwrap().into_iter().map(|o| o.path).collect();
+        listed.sort();
+        assert_eq!(listed, ["data/part", "snapshots/1.json"], "{location}");
+        let name = ["a", "b", "c d%20#1?*~/e"][number];
+        assert_eq!(fs_err::read(root.join(name).join("data/part")).unwrap(), b"rows", "{location}");
+    }
+    for location in ["/", "//", "/..", "/.", "file:///"] {
+        let error = Storage::open(Path::new(location)).unwrap_err().to_string();
+        assert!(error.contains("the root of the file system"), "{location}: {error}");
+    }
+    let error = Storage::open(&root.join("missing/../ds")).unwrap_err().to_string();
+    assert!(error.contains("missing/../ds") && error.contains("does not exist"), "{error}");
+}
+
+#[test]
+fn a_file_is_in_the_folder_that_its_path_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = fs_err::canonicalize(folder.path()).unwrap();
+    fs_err::create_dir(root.join("work")).unwrap();
+    for (location, place, name) in [
+        ("work/file", "work", "file"),
+        ("work/../file", "", "file"),
+        ("work/..", "", ""),
+        ("work/", "work", ""),
+        ("new/file", "new", "file"),
+    ] {
+        let (storage, found) = Storage::of_file(&root.join(location)).unwrap();
+        let place = if place.is_empty() { root.clone() } else { root.join(place) };
+        assert_eq!((storage.local(), &*found), (Some(&*place), name), "{location}");
+    }
+    for location in ["/file", "file:///file"] {
+        let (storage, name) = Storage::of_file(Path::new(location)).unwrap();
+        assert_eq!((storage.local(), &*name), (Some(Path::new("/")), "file"), "{location}");
+    }
+    let url = format!("file://{}/work/a%20b", root.display());
+    let (storage, name) = Storage::of_file(Path::new(&url)).unwrap();
+    assert_eq!((storage.local(), &*name), (Some(&*root.join("work")), "a b"));
+    let here = fs_err::canonicalize(".").unwrap();
+    let (storage, name) = Storage::of_file(Path::new("file")).unwrap();
+    assert_eq!((storage.local(), &*name), (Some(&*here), "file"));
+    assert!(Storage::of_file(Path::new("~/file")).unwrap_err().to_string().contains("$HOME"));
+}
+
+/// A writer that fails leaves the folder that the user's link points to.
+#[cfg(unix)]
+#[test]
+fn the_target_of_a_link_is_not_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+    fs_err::create_dir(&target).unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    Storage::open(&link.join("")).unwrap().remove_empty_folders(&["data"]);
+    assert!(target.is_dir());
+    Storage::open(&target).unwrap().remove_empty_folders(&["data"]);
+    assert!(!target.exists());
 }
 
 /// A writer that ends removes empty folders, also those in which another one is about to create its first file.

@@ -165,8 +165,11 @@ impl Part {
     ///
     /// [`Error::Part`] for what is no part; [`Error::Dataset`] if the location cannot be read.
     pub fn read(location: &Path) -> Result<Vec<(PathBuf, Self)>> {
-        let (folder, name) = folder_and_name(location)?;
-        if let Some(bytes) = folder.read(&name)? {
+        let (folder, name) = Storage::of_file(location)?;
+        // Without a name, the location is a folder.
+        if !name.is_empty()
+            && let Some(bytes) = folder.read(&name)?
+        {
             return Ok(vec![(location.to_owned(), Self::parse(location, &bytes)?)]);
         }
         let folder = Storage::open(location)?;
@@ -203,7 +206,15 @@ impl Part {
     ///
     /// [`Error::Dataset`] if it cannot be written.
     pub fn store(&self, location: &Path) -> Result<()> {
-        let (folder, name) = folder_and_name(location)?;
+        let (folder, name) = Storage::of_file(location)?;
+        if name.is_empty() {
+            let error = onefold_storage::Error::Location {
+                location: location.display().to_string(),
+                message: "the location names a folder, not a file".to_owned(),
+                hint: "add the name of the file".to_owned(),
+            };
+            return Err(error.into());
+        }
         let text = serde_json::to_vec(self).map_err(|error| Error::Io(error.into()))?;
         Ok(folder.replace(&name, text)?)
     }
@@ -286,14 +297,6 @@ fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Re
         if missing.len() == 1 { "is" } else { "are" },
     );
     Err(no_part(first_path, &message))
-}
-
-/// The folder that holds a file, and the file's name in it.
-fn folder_and_name(location: &Path) -> Result<(Storage, String)> {
-    let text = location.to_string_lossy();
-    let (folder, name) = text.trim_end_matches('/').rsplit_once('/').unwrap_or((".", &text));
-    let folder = if folder.is_empty() { "/" } else { folder };
-    Ok((Storage::open(Path::new(folder))?, name.to_owned()))
 }
 
 fn no_part(path: &Path, message: &str) -> Error {

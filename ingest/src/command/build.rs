@@ -156,7 +156,7 @@ fn run(
     if let Some(connect) = cluster {
         if !is_url(&out) {
             // Executors have another folder of their own.
-            out = std::path::absolute(out)?;
+            out = onefold_storage::absolute(&out)?;
         }
         options.engine.cluster = Some(connect(&out.join(WORK))?);
     }

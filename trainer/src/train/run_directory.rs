@@ -48,6 +48,8 @@ impl RunDirectory {
                         .to_owned(),
             });
         }
+        // The folders on the way are made, so a `~` that the shell did not expand would become one.
+        onefold_storage::absolute(path)?;
         let occupied = path.is_file() || (path.is_dir() && fs_err::read_dir(path)?.next().is_some());
         if occupied {
             check_occupied(path, existing)?;
