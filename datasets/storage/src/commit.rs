@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::{Created, Error, Result};
 
@@ -23,20 +24,22 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_directory(parent(path))
 }
 
-/// Creates the file at `path` with `bytes`, unless it exists: written beside it, synced, and linked to its name, which
-/// fails if the name is taken. Missing folders are made, and the folder is synced.
+/// Creates the file at `path` with `bytes`, unless it exists: written beside it, synced, and given its name, which fails
+/// if the name is taken. Missing folders are made, and the folder is synced.
 ///
 /// # Errors
 ///
-/// The operating system's error; nothing is left beside the file.
+/// The operating system's error; nothing is left beside the file. `ResourceBusy` if the file system has neither hard
+/// links nor a rename that does not replace, and another writer has claimed the name and not given it up.
 pub(crate) fn create_file(path: &Path, bytes: &[u8]) -> io::Result<Created> {
+    create_file_by(&Naming::default(), path, bytes)
+}
+
+fn create_file_by(naming: &Naming, path: &Path, bytes: &[u8]) -> io::Result<Created> {
     let temporary = sibling(path, &format!("{}.tmp", crate::random_name()));
     let created = in_folder(parent(path), || {
         write_synced(&temporary, bytes)?;
-        match fs_err::hard_link(&temporary, path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Exists),
-            linked => linked.map(|()| Created::Yes),
-        }
+        naming.name(&temporary, path)
     });
     // The first error is the one to report; a vacuum removes the temporary file if this fails.
     let _ = fs_err::remove_file(&temporary);
@@ -45,6 +48,134 @@ pub(crate) fn create_file(path: &Path, bytes: &[u8]) -> io::Result<Created> {
         return Ok(Created::Yes);
     }
     Ok(Created::Exists)
+}
+
+/// Gives a complete file its name, unless the name is taken. Tests replace the system calls.
+///
+/// Three ways are tried, the safest first. With each of them, a name appears only with the complete and synced file, so
+/// a killed writer leaves nothing under it, and of several writers one succeeds:
+///
+/// 1. A hard link: one atomic call, which POSIX defines. Object stores behind FUSE, exFAT, FAT and some network mounts
+///    refuse it.
+/// 2. A rename that does not replace (Linux's `renameat2` with `RENAME_NOREPLACE`): atomic too, but only some file
+///    systems support it.
+/// 3. A rename by the one writer that has created a claim, a file with a name of its own, exclusively (`O_EXCL`). The
+///    holder checks that the name is free before it renames. A writer that is killed in between leaves the claim. It
+///    keeps others from the name until a person or a vacuum removes it: to take over a claim would be a guess that its
+///    holder is dead, and a wrong guess would let two writers succeed.
+///
+/// To create the name itself exclusively and write into it would need no claim, but a killed writer would leave a part
+/// of a file under the name. The third way excludes writers that use the third way only; writers agree on the way as
+/// long as they see the same file system with the same capabilities.
+#[derive(Debug, Clone, Copy)]
+struct Naming {
+    link: fn(&Path, &Path) -> io::Result<()>,
+    rename: fn(&Path, &Path) -> io::Result<()>,
+    /// How long another writer may hold its claim.
+    patience: Duration,
+}
+
+impl Default for Naming {
+    fn default() -> Self {
+        Self { link: hard_link, rename: rename_without_replacing, patience: CLAIM_LIMIT }
+    }
+}
+
+/// A writer holds its claim for one rename. A rename may copy the file in an object store behind FUSE.
+const CLAIM_LIMIT: Duration = Duration::from_secs(30);
+/// The wait between two looks at another writer's claim.
+const CLAIM_WAIT: Duration = Duration::from_millis(10);
+
+impl Naming {
+    fn name(&self, temporary: &Path, path: &Path) -> io::Result<Created> {
+        for way in [self.link, self.rename] {
+            match way(temporary, path) {
+                Ok(()) => return Ok(Created::Yes),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Created::Exists),
+                Err(error) if is_unsupported(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.name_with_claim(temporary, path)
+    }
+
+    fn name_with_claim(&self, temporary: &Path, path: &Path) -> io::Result<Created> {
+        // The name is one that a vacuum takes for a left-over.
+        let claim = sibling(path, "claim.tmp");
+        let started = Instant::now();
+        loop {
+            if is_taken(path)? {
+                return Ok(Created::Exists);
+            }
+            match fs_err::OpenOptions::new().write(true).create_new(true).open(&claim) {
+                Ok(_) => break,
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                Err(_) if started.elapsed() < self.patience => std::thread::sleep(CLAIM_WAIT),
+                Err(_) => {
+                    let message =
+                        format!("another writer has claimed the name with the file `{}`", claim.display());
+                    return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
+                }
+            }
+        }
+        // Another writer may have held the claim, and created the file, since the look above.
+        let named = is_taken(path).and_then(|taken| match taken {
+            true => Ok(Created::Exists),
+            false => fs_err::rename(temporary, path).map(|()| Created::Yes),
+        });
+        // A claim that stays is only in the way of a writer to whom the name is taken anyway.
+        let _ = fs_err::remove_file(&claim);
+        named
+    }
+}
+
+/// Whether something has the name `path`.
+fn is_taken(path: &Path) -> io::Result<bool> {
+    match fs_err::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes a hard link. The error has the system's code, which `fs_err` hides.
+#[cfg(unix)]
+fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
+    Ok(rustix::fs::link(from, to)?)
+}
+
+#[cfg(not(unix))]
+fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
+    fs_err::hard_link(from, to)
+}
+
+#[cfg(target_os = "linux")]
+fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(|error| match error {
+        // A file system that does not know the flag says that it is invalid.
+        rustix::io::Errno::INVAL => io::ErrorKind::Unsupported.into(),
+        error => error.into(),
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn rename_without_replacing(_: &Path, _: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Whether the file system does not support a call. Permission to link is refused by file systems without links; if the
+/// user may not write, the next call fails too.
+fn is_unsupported(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    {
+        use rustix::io::Errno;
+        let codes = [Errno::PERM, Errno::NOTSUP, Errno::OPNOTSUPP, Errno::MLINK, Errno::NOSYS, Errno::XDEV];
+        if codes.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error())) {
+            return true;
+        }
+    }
+    error.kind() == io::ErrorKind::Unsupported
 }
 
 /// How often a folder may be removed again before a file is in it. Another process removes empty folders once, when it
@@ -312,6 +443,85 @@ mod tests {
         write_atomically(&path, b"new").unwrap();
         assert_eq!(fs_err::read(&path).unwrap(), b"new");
         assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    /// The ways to name a file on file systems with ever fewer capabilities.
+    #[cfg(unix)]
+    fn namings() -> [Naming; 4] {
+        use rustix::io::Errno;
+        let full = Naming::default();
+        let no_links = Naming { link: |_, _| Err(Errno::PERM.into()), ..full };
+        let neither = Naming {
+            link: |_, _| Err(Errno::OPNOTSUPP.into()),
+            rename: |_, _| Err(Errno::NOSYS.into()),
+            ..full
+        };
+        let old_kernel = Naming { rename: |_, _| Err(io::ErrorKind::Unsupported.into()), ..no_links };
+        [full, no_links, neither, old_kernel]
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_is_created_once_also_without_hard_links() {
+        for naming in namings() {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("folder/file");
+            assert_eq!(create_file_by(&naming, &path, b"first").unwrap(), Created::Yes);
+            assert_eq!(create_file_by(&naming, &path, b"second").unwrap(), Created::Exists);
+            assert_eq!(fs_err::read(&path).unwrap(), b"first");
+            assert_eq!(fs_err::read_dir(parent(&path)).unwrap().count(), 1);
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn of_many_writers_one_creates_a_file_also_without_hard_links() {
+        for naming in namings() {
+            let directory = tempfile::tempdir().unwrap();
+            let create = |writer: u8| {
+                let path = |n: u8| directory.path().join(n.to_string());
+                let created = |n: u8| create_file_by(&naming, &path(n), &[n, writer]).unwrap();
+                (0..20).filter(|n| created(*n) == Created::Yes).count()
+            };
+            let create = &create;
+            let created: usize = std::thread::scope(|scope| {
+                let writers: Vec<_> = (0..8).map(|writer| scope.spawn(move || create(writer))).collect();
+                writers.into_iter().map(|writer| writer.join().unwrap()).sum()
+            });
+            assert_eq!(created, 20);
+            assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 20);
+        }
+    }
+
+    /// The system's other errors are not taken for a missing capability.
+    #[cfg(unix)]
+    #[test]
+    fn a_full_disk_is_reported_by_the_first_way() {
+        use rustix::io::Errno;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let full = Naming { link: |_, _| Err(Errno::NOSPC.into()), ..Naming::default() };
+        let error = create_file_by(&full, &path, b"text").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    /// A killed writer leaves its claim and no file; the name is not given to another one before the claim is removed.
+    #[cfg(unix)]
+    #[test]
+    fn a_claim_of_a_killed_writer_is_reported() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let naming = Naming { patience: Duration::from_millis(50), ..namings()[2] };
+        let claim = directory.path().join(".file.claim.tmp");
+        fs_err::write(&claim, b"").unwrap();
+        let error = create_file_by(&naming, &path, b"text").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+        let error = Error::write(&path, error).to_string();
+        assert!(error.contains(".file.claim.tmp") && error.contains("hint: if no other writer"), "{error}");
+        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1, "only the claim is left");
+        fs_err::remove_file(&claim).unwrap();
+        assert_eq!(create_file_by(&naming, &path, b"text").unwrap(), Created::Yes);
     }
 
     #[test]

@@ -98,6 +98,9 @@ pub fn write_hint(kind: io::ErrorKind) -> String {
         ErrorKind::FileTooLarge => {
             "the file would be larger than the file system or `ulimit -f` allows: raise the limit or write to another disk; what was there is untouched"
         }
+        ErrorKind::ResourceBusy => {
+            "if no other writer runs, a killed one left that file: remove it, then run this again"
+        }
         _ => "check the disk's free space and permissions",
     };
     hint.to_owned()

@@ -45,7 +45,8 @@ impl Storage {
     }
 }
 
-/// Collects half-written files: `NAME#1` of an upload, `.NAME.tmp` of a file that was to be created.
+/// Collects half-written files: `NAME#1` of an upload, `.NAME.tmp` of a file that was to be created or of a claim to a
+/// name.
 fn left_over_below(root: &Path, folder: &str, found: &mut Vec<Object>) -> io::Result<()> {
     let path = root.join(folder);
     if !path.is_dir() {
