@@ -7,7 +7,7 @@
 //! thread, also one of another runtime.
 //!
 //! Transient failures (a busy store, a reset connection, an answer that breaks off) are retried with exponential
-//! backoff for a minute. A request is retried by itself: nothing that was read before is read again. Objects of a
+//! backoff for three minutes, and so are requests that stall. A request is retried by itself: nothing that was read before is read again. Objects of a
 //! dataset never change, and requests for an object whose ETag is known say so: a changed object is an error.
 //!
 //! The module [`commit`] writes files and directories of a local disk that are whole or not there.
@@ -38,7 +38,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
-use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt};
+use object_store::{MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt};
 use onefold_base::units;
 use sha2::{Digest, Sha256};
 use url::Url;
@@ -47,6 +47,7 @@ pub use self::error::{Error, Result, write_hint};
 pub use self::folder::absolute;
 use self::folder::{Folder, wrong_location};
 pub use self::ranges::{RANGE_GAP, Ranges};
+use self::remote::LARGEST_REQUEST;
 pub use self::remote::{Patience, RemoteStore, S3Settings};
 pub use self::service::{Explanation, Hints, Service};
 pub use self::upload::{HashingWriter, Upload};
@@ -88,6 +89,8 @@ pub struct Storage {
     location: PathBuf,
     service: Service,
     store: Arc<dyn ObjectStore>,
+    /// The bucket of the store, for clients with other timeouts.
+    remote: Option<RemoteStore>,
     /// A client that gives up soon, for the first request. Nothing is here once the store has answered.
     probe: Arc<Mutex<Option<Arc<dyn ObjectStore>>>>,
     /// The folder within the store.
@@ -148,7 +151,16 @@ impl Storage {
         };
         let (store, probe) = (connect(Patience::Long)?, connect(Patience::Short)?);
         let probe = Arc::new(Mutex::new(Some(probe)));
-        Ok(Self { location: location.to_owned(), service, store, probe, prefix, local: None, is_link: false })
+        Ok(Self {
+            location: location.to_owned(),
+            service,
+            store,
+            remote: Some(remote),
+            probe,
+            prefix,
+            local: None,
+            is_link: false,
+        })
     }
 
     /// The storage of the folder that holds the file `location`, and the file's name in it. The name is empty if
@@ -202,7 +214,16 @@ impl Storage {
         let Folder { path, prefix, is_link } = folder;
         let store = Arc::new(LocalFileSystem::new());
         let (service, local) = (Service::local_disk(), Some(path));
-        Self { location: location.to_owned(), service, store, probe: Arc::default(), prefix, local, is_link }
+        Self {
+            location: location.to_owned(),
+            service,
+            store,
+            remote: None,
+            probe: Arc::default(),
+            prefix,
+            local,
+            is_link,
+        }
     }
 
     /// A storage over any store, for tests.
@@ -212,6 +233,7 @@ impl Storage {
             location: format!("memory:///{prefix}").into(),
             service: Service::s3(None, true),
             store,
+            remote: None,
             probe: Arc::default(),
             prefix: ObjectPath::from(prefix),
             local: None,
@@ -241,17 +263,33 @@ impl Storage {
     ///
     /// [`Error::Read`] if the store does not give it.
     pub fn read(&self, path: &str) -> Result<Option<Bytes>> {
-        let key = self.key(path)?;
-        self.ask(path, move |store| {
+        let (key, is_local) = (self.key(path)?, self.local.is_some());
+        let found = self.ask(path, move |store| {
             let key = key.clone();
             async move {
                 match store.get(&key).await {
-                    Ok(object) => object.bytes().await.map(Some),
+                    // One request of it could take longer than a try may.
+                    Ok(object) if !is_local && object.meta.size > LARGEST_REQUEST => {
+                        Ok(Some(Err(object.meta)))
+                    }
+                    Ok(object) => object.bytes().await.map(|bytes| Some(Ok(bytes))),
                     Err(object_store::Error::NotFound { .. }) => Ok(None),
                     Err(error) => Err(error),
                 }
             }
-        })
+        })?;
+        let meta: ObjectMeta = match found {
+            None => return Ok(None),
+            Some(Ok(bytes)) => return Ok(Some(bytes)),
+            Some(Err(meta)) => meta,
+        };
+        let object = object_of(path.to_owned(), meta);
+        let mut bytes = Vec::with_capacity(usize::try_from(object.bytes).unwrap_or(0));
+        self.read_through(path, &object, FEW_REQUESTS, |ranges| {
+            ranges.parts().for_each(|(_, part)| bytes.extend_from_slice(part));
+            Ok(())
+        })?;
+        Ok(Some(bytes.into()))
     }
 
     /// Size, time and ETag of an object; `None` if there is no such object.
@@ -271,12 +309,7 @@ impl Storage {
                 }
             }
         })?;
-        Ok(found.map(|found| Object {
-            path: path.to_owned(),
-            bytes: found.size,
-            modified: found.last_modified.into(),
-            e_tag: found.e_tag,
-        }))
+        Ok(found.map(|found| object_of(path.to_owned(), found)))
     }
 
     /// Reads byte ranges of an object of `length` bytes with few large requests, several at a time. With an `e_tag`, an
@@ -425,12 +458,7 @@ impl Storage {
         let relative = |path: &ObjectPath| {
             path.as_ref().strip_prefix(prefix).unwrap_or(path.as_ref()).trim_start_matches('/').to_owned()
         };
-        let object = |meta: object_store::ObjectMeta| Object {
-            path: relative(&meta.location),
-            bytes: meta.size,
-            modified: meta.last_modified.into(),
-            e_tag: meta.e_tag,
-        };
+        let object = |meta: ObjectMeta| object_of(relative(&meta.location), meta);
         Ok(found.into_iter().map(object).collect())
     }
 
@@ -445,7 +473,8 @@ impl Storage {
             let created = commit::create_file(&local.join(path), &bytes);
             return created.map_err(|error| Error::write(self.shown(path), error));
         }
-        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
+        let store = self.store_for(bytes.len() as u64).map_err(|error| self.write_error(path, &error))?;
+        let key = self.key(path)?;
         let created = runtime::wait(retry::create(store, key, bytes.into()))?;
         created.map_err(|error| self.write_error(path, &error))
     }
@@ -462,7 +491,8 @@ impl Storage {
             let written = commit::in_folder(file.parent().unwrap_or(local), write);
             return written.map_err(|error| Error::write(self.shown(path), error));
         }
-        let (store, key, bytes) = (Arc::clone(&self.store), self.key(path)?, Bytes::from(bytes));
+        let store = self.store_for(bytes.len() as u64).map_err(|error| self.write_error(path, &error))?;
+        let (key, bytes) = (self.key(path)?, Bytes::from(bytes));
         let put = async move { retry::repeat(|| store.put(&key, bytes.clone().into())).await };
         runtime::wait(put)?.map(|_| ()).map_err(|error| self.write_error(path, &error))
     }
@@ -488,7 +518,7 @@ impl Storage {
         let multipart = match self.local.as_ref().map(|local| local.join(path)) {
             // The upload begins with a file in this folder.
             Some(file) => {
-                let start = || self.start_multipart(path);
+                let start = || self.start_multipart(path, 0);
                 let started = commit::in_folder(file.parent().unwrap_or(&file), start);
                 Some(started.map_err(|error| Error::write(self.shown(path), error))?)
             }
@@ -497,11 +527,20 @@ impl Storage {
         Ok(Upload::new(self.clone(), path.to_owned(), multipart, bytes))
     }
 
-    /// Starts the upload of an object in parts.
-    fn start_multipart(&self, path: &str) -> io::Result<Box<dyn MultipartUpload>> {
-        let (store, key) = (Arc::clone(&self.store), self.key(path).map_err(io::Error::other)?);
+    /// Starts the upload of an object in parts of `part_bytes`.
+    fn start_multipart(&self, path: &str, part_bytes: u64) -> io::Result<Box<dyn MultipartUpload>> {
+        let store = self.store_for(part_bytes).map_err(|error| self.service.io_error(&error))?;
+        let key = self.key(path).map_err(io::Error::other)?;
         let started = runtime::wait(async move { store.put_multipart(&key).await })?;
         started.map_err(|error| self.service.io_error(&error))
+    }
+
+    /// The client whose timeout is enough for requests of so many bytes.
+    fn store_for(&self, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
+        match &self.remote {
+            Some(remote) if bytes > LARGEST_REQUEST => remote.connect_for(bytes),
+            _ => Ok(Arc::clone(&self.store)),
+        }
     }
 
     /// Removes objects; those that are not there are no error.
@@ -631,15 +670,16 @@ impl Storage {
         let probe = || self.probe.lock().unwrap_or_else(PoisonError::into_inner);
         let (store, first) = (Arc::clone(&self.store), probe().clone());
         let answer = self.wait(path, async move {
-            match first {
-                None => retry::repeat(|| request(Arc::clone(&store))).await,
-                Some(first) => match request(first).await {
-                    // It is there, and busy.
-                    Err(error) if !retry::is_unreachable(&error) => {
-                        retry::repeat(|| request(Arc::clone(&store))).await
-                    }
-                    answered => answered,
-                },
+            let Some(first) = first else {
+                return retry::repeat(|| request(Arc::clone(&store))).await;
+            };
+            let ask_first = || request(Arc::clone(&first));
+            match retry::repeat_within(retry::FIRST_REQUEST_BUDGET, ask_first).await {
+                // It is there, and busy.
+                Err(error) if !retry::is_unreachable(&error) => {
+                    retry::repeat(|| request(Arc::clone(&store))).await
+                }
+                answered => answered,
             }
         })?;
         *probe() = None;
@@ -673,6 +713,11 @@ impl Storage {
     fn write_error(&self, path: &str, error: &object_store::Error) -> Error {
         Error::write(self.shown(path), self.service.io_error(error))
     }
+}
+
+/// An object with the path `path`, as the store describes it.
+fn object_of(path: String, meta: ObjectMeta) -> Object {
+    Object { path, bytes: meta.size, modified: meta.last_modified.into(), e_tag: meta.e_tag }
 }
 
 /// A random name of 16 hexadecimal digits, for files that no two writers may both write.

@@ -10,14 +10,15 @@ use object_store::{GetOptions, GetRange, ObjectStore};
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
+use crate::remote::LARGEST_REQUEST;
+use crate::retry;
+
 /// Ranges closer than this are fetched with one request: the bytes between them cost less than another request. (Meta's
 /// readers merge ranges within about 1 MiB.)
 pub const RANGE_GAP: u64 = 1 << 20;
 
 /// Requests for one object that run at a time.
 const REQUESTS_AT_A_TIME: usize = 8;
-/// A larger request is split, so that its parts are fetched at the same time.
-const LARGEST_REQUEST: u64 = 8 << 20;
 
 /// Some ranges of an object, in memory. Parquet's decoder reads from it.
 #[derive(Debug, Clone)]
@@ -158,20 +159,24 @@ pub(super) async fn fetch_parts(
     let fetch_one = |range: Range<u64>| {
         let (store, key, if_match) = (Arc::clone(&store), key.clone(), e_tag.clone());
         async move {
-            let range_option = Some(GetRange::Bounded(range.clone()));
-            let options = GetOptions { range: range_option, if_match, ..GetOptions::default() };
-            let bytes = store.get_opts(&key, options).await?.bytes().await?;
-            if bytes.len() as u64 != range.end - range.start {
-                let message = format!("{} bytes came of {}", bytes.len(), range.end - range.start);
-                return Err(object_store::Error::Generic { store: "storage", source: message.into() });
-            }
-            Ok((range.start, bytes))
+            let get = || async {
+                let range_option = Some(GetRange::Bounded(range.clone()));
+                let options =
+                    GetOptions { range: range_option, if_match: if_match.clone(), ..GetOptions::default() };
+                let bytes = store.get_opts(&key, options).await?.bytes().await?;
+                if bytes.len() as u64 != range.end - range.start {
+                    let message = format!("{} bytes came of {}", bytes.len(), range.end - range.start);
+                    return Err(object_store::Error::Generic { store: "storage", source: message.into() });
+                }
+                Ok(bytes)
+            };
+            retry::repeat(get).await.map(|bytes| (range.start, bytes))
         }
     };
     stream::iter(requests).map(fetch_one).buffered(REQUESTS_AT_A_TIME).try_collect().await
 }
 
-/// Parts of a large request.
+/// Parts of a large request, which are fetched at the same time.
 fn split(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let starts = (range.start..range.end).step_by(LARGEST_REQUEST as usize);
     starts.map(move |start| start..range.end.min(start + LARGEST_REQUEST))

@@ -7,11 +7,11 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
-use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig};
+use object_store::{ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use crate::Service;
+use crate::{Service, retry};
 
 /// The settings for an S3 bucket that take precedence over the environment's. Credentials are not among them: they come
 /// from the environment only.
@@ -34,37 +34,37 @@ pub struct S3Settings {
 }
 
 /// How long a client keeps trying.
+///
+/// The variables `AWS_TIMEOUT`, `GOOGLE_TIMEOUT` and `AZURE_TIMEOUT` of the environment (such as `30 seconds`) set the
+/// timeout of a try for either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
-    /// For reading and writing data: a request may take two minutes, and a failed one is retried for one minute.
+    /// For reading and writing data: a try may take 15 seconds and one more for each MiB, and a failed request is sent
+    /// again for three minutes.
     Long,
     /// For the first requests to a store: a wrong endpoint is reported after about ten seconds.
     Short,
 }
 
 impl Patience {
-    fn request_timeout(self) -> &'static str {
+    /// The time that a try may take if it transfers up to `bytes`.
+    fn try_timeout(self, bytes: u64) -> Duration {
         match self {
-            Self::Long => "120 seconds",
-            Self::Short => "10 seconds",
+            Self::Long => retry::try_timeout(bytes),
+            Self::Short => retry::first_try_timeout(),
         }
     }
 
     fn retries(self) -> RetryConfig {
-        // Time is what limits the patience with a store: ten tries may be over after two seconds, because the waits
-        // between them are random.
-        let (max_retries, seconds) = match self {
-            Self::Long => (1000, 60),
-            Self::Short => (3, 5),
-        };
-        RetryConfig { backoff: backoff(), max_retries, retry_timeout: Duration::from_secs(seconds) }
+        retry::of_client(match self {
+            Self::Long => retry::BUDGET,
+            Self::Short => retry::FIRST_REQUEST_BUDGET,
+        })
     }
 }
 
-/// The waits between tries: each is random, up to three times the one before it, so that they grow.
-fn backoff() -> BackoffConfig {
-    BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(5), base: 3.0 }
-}
+/// Bytes that a request transfers at most, except by a client for [larger ones](RemoteStore::connect_for).
+pub(crate) const LARGEST_REQUEST: u64 = 8 << 20;
 
 /// Time for a store to accept a connection.
 const CONNECT_TIMEOUT: &str = "3 seconds";
@@ -114,39 +114,65 @@ impl RemoteStore {
         }
     }
 
-    /// A client of the bucket. Makes no request.
+    /// A client of the bucket, for requests of up to 8 MiB. A longer answer that a timeout breaks off is asked for again
+    /// from where it broke off. Makes no request.
     ///
     /// # Errors
     ///
     /// If the settings contradict each other.
     pub fn connect(&self, patience: Patience) -> object_store::Result<Arc<dyn ObjectStore>> {
+        self.connect_with(patience, LARGEST_REQUEST)
+    }
+
+    /// A client of the bucket with [`Patience::Long`], for requests of up to `bytes`. Makes no request.
+    ///
+    /// # Errors
+    ///
+    /// If the settings contradict each other.
+    pub(crate) fn connect_for(&self, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
+        self.connect_with(Patience::Long, bytes)
+    }
+
+    fn connect_with(&self, patience: Patience, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
         use ClientConfigKey::{ConnectTimeout, Timeout};
-        let (timeout, retries) = (patience.request_timeout(), patience.retries());
+        let retries = patience.retries();
+        // A setting of the environment is left as it is.
+        let timeout = |variable: &str| match std::env::var_os(variable) {
+            Some(_) => None,
+            None => Some(format!("{} seconds", patience.try_timeout(bytes).as_secs())),
+        };
         // The other settings of the client, such as a proxy, are those of the environment.
         Ok(match &self.kind {
-            Kind::S3(settings) => Arc::new(
-                self.s3_builder(settings)
+            Kind::S3(settings) => {
+                let mut builder = self
+                    .s3_builder(settings)
                     .with_config(AmazonS3ConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
-                    .with_config(AmazonS3ConfigKey::Client(Timeout), timeout)
-                    .with_retry(retries)
-                    .build()?,
-            ),
-            Kind::GoogleCloud => Arc::new(
-                GoogleCloudStorageBuilder::from_env()
+                    .with_retry(retries);
+                if let Some(timeout) = timeout("AWS_TIMEOUT") {
+                    builder = builder.with_config(AmazonS3ConfigKey::Client(Timeout), timeout);
+                }
+                Arc::new(builder.build()?)
+            }
+            Kind::GoogleCloud => {
+                let mut builder = GoogleCloudStorageBuilder::from_env()
                     .with_url(self.url.as_str())
                     .with_config(GoogleConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
-                    .with_config(GoogleConfigKey::Client(Timeout), timeout)
-                    .with_retry(retries)
-                    .build()?,
-            ),
-            Kind::Azure => Arc::new(
-                MicrosoftAzureBuilder::from_env()
+                    .with_retry(retries);
+                if let Some(timeout) = timeout("GOOGLE_TIMEOUT") {
+                    builder = builder.with_config(GoogleConfigKey::Client(Timeout), timeout);
+                }
+                Arc::new(builder.build()?)
+            }
+            Kind::Azure => {
+                let mut builder = MicrosoftAzureBuilder::from_env()
                     .with_url(self.url.as_str())
                     .with_config(AzureConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
-                    .with_config(AzureConfigKey::Client(Timeout), timeout)
-                    .with_retry(retries)
-                    .build()?,
-            ),
+                    .with_retry(retries);
+                if let Some(timeout) = timeout("AZURE_TIMEOUT") {
+                    builder = builder.with_config(AzureConfigKey::Client(Timeout), timeout);
+                }
+                Arc::new(builder.build()?)
+            }
         })
     }
 

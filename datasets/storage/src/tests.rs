@@ -259,5 +259,6 @@ fn bytes_are_read_from_any_place_and_from_first_to_last() {
         };
         storage.read_through("part", &object, FEW_REQUESTS, keep).unwrap();
         assert!(read == content, "{storage:?}");
+        assert!(storage.read("part").unwrap().unwrap() == content, "{storage:?}");
     }
 }

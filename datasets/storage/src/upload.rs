@@ -10,10 +10,11 @@ use onefold_base::units;
 use sha2::{Digest, Sha256};
 use tokio::task::JoinHandle;
 
+use crate::remote::LARGEST_REQUEST;
 use crate::{CLEAN_UP_LIMIT, Error, Result, Storage, runtime};
 
 /// Bytes of a part at least. With S3's 10,000 parts an object may have 78 GiB, unless it is known to be larger.
-const PART_BYTES: u64 = 8 << 20;
+const PART_BYTES: u64 = LARGEST_REQUEST;
 /// Parts of an object at most, as S3 allows them.
 const MOST_PARTS: u64 = 10_000;
 /// Parts in flight at most; their bytes are in memory.
@@ -92,7 +93,7 @@ impl Upload {
         }
         let multipart = match &mut self.multipart {
             Some(multipart) => multipart,
-            None => self.multipart.insert(self.storage.start_multipart(&self.path)?),
+            None => self.multipart.insert(self.storage.start_multipart(&self.path, self.part_bytes as u64)?),
         };
         let part = std::mem::take(&mut self.buffer);
         // The local store opens its blocking task when the part is created.

@@ -36,7 +36,7 @@ pub(super) struct SourceStore {
     pub(super) engine_url: ObjectStoreUrl,
     settings: S3Settings,
     service: Service,
-    /// For reading data: retries for a minute when the store is busy.
+    /// For reading data: retries for three minutes when the store is busy or stalls.
     inner: Arc<dyn ObjectStore>,
     /// For the first requests: gives up in seconds, so that a wrong endpoint is noticed.
     probe: Arc<dyn ObjectStore>,
