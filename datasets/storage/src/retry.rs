@@ -24,7 +24,7 @@ pub(super) const BUDGET: Duration = Duration::from_secs(180);
 pub(super) const FIRST_REQUEST_BUDGET: Duration = Duration::from_secs(8);
 /// The time that a try may take for what does not depend on its bytes.
 const LATENCY: Duration = Duration::from_secs(15);
-/// The time that a try of a first request may take: two tries fit into its budget.
+/// The time that a try of a first request may take: a second try begins within its budget.
 const FIRST_REQUEST_LATENCY: Duration = Duration::from_secs(5);
 /// Bytes a second with which a transfer is not taken for stalled.
 const SLOWEST: u64 = 1 << 20;
