@@ -22,8 +22,11 @@ pub(crate) struct Folder {
 /// A message and a hint.
 type Problem = (String, String);
 
-/// An absolute name of a location: the resolved folder of a local path, or a URL without slashes at its end. The name
-/// does not depend on the working directory and not on symbolic links.
+/// An absolute name of a location: a local path without `.` and `..`, or a URL without slashes at its end. The name does
+/// not depend on the working directory, so it may be kept and sent to other processes.
+///
+/// Symbolic links stay in a path, because another machine may have other links to the same folder. Only a path with
+/// `..` is resolved: its meaning depends on the links.
 ///
 /// # Errors
 ///
@@ -31,10 +34,15 @@ type Problem = (String, String);
 /// symbolic link whose target does not exist, has `..` after a folder that does not exist, or has a name that is not
 /// UTF-8.
 pub fn absolute(location: &Path) -> Result<PathBuf> {
-    match location.to_str() {
-        Some(url) if is_url(location) => Ok(url.trim_end_matches('/').into()),
-        _ => Folder::resolve(location, location).map(|folder| folder.path),
+    if let Some(url) = location.to_str().filter(|_| is_url(location)) {
+        return Ok(url.trim_end_matches('/').into());
     }
+    let resolved = Folder::resolve(location, location)?.path;
+    if location.components().any(|component| component == Component::ParentDir) {
+        return Ok(resolved);
+    }
+    // The components leave out slashes at the end.
+    Ok(std::path::absolute(location)?.components().collect())
 }
 
 impl Folder {
@@ -188,7 +196,7 @@ mod tests {
     use super::*;
 
     fn resolved(path: &Path) -> PathBuf {
-        absolute(path).unwrap()
+        Folder::resolve(path, path).unwrap().path
     }
 
     fn refused(path: &Path) -> String {
@@ -232,6 +240,26 @@ mod tests {
         assert_eq!(resolved(Path::new("new")), here.join("new"));
         assert_eq!(resolved(Path::new("..")), here.parent().unwrap());
         assert_eq!(resolved(Path::new("../new")), here.parent().unwrap().join("new"));
+    }
+
+    #[test]
+    fn an_absolute_name_keeps_links_that_no_parent_follows() {
+        let (_folder, root) = folder();
+        fs_err::create_dir_all(root.join("far/target")).unwrap();
+        symlink(root.join("far/target"), root.join("link")).unwrap();
+        for (location, name) in [
+            ("link/new/", "link/new"),
+            ("link/./new", "link/new"),
+            ("link/../new", "far/new"),
+            ("far/../link", "far/target"),
+        ] {
+            let found = absolute(&root.join(location)).unwrap();
+            // Paths that differ in slashes only are equal as paths.
+            assert_eq!(found.into_os_string(), root.join(name).into_os_string(), "{location}");
+        }
+        let here = fs_err::canonicalize(".").unwrap();
+        assert_eq!(absolute(Path::new("new/")).unwrap().into_os_string(), here.join("new").into_os_string());
+        assert_eq!(absolute(Path::new("s3://bucket/a/")).unwrap(), Path::new("s3://bucket/a"));
     }
 
     #[test]

@@ -189,7 +189,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if there are several sources; [`Error::Io`] if there is no working directory.
+    /// [`Error::Config`] if there are several sources; [`Error::Io`] if there is no working directory, or its path is not
+    /// UTF-8 text.
     pub fn set_input(&mut self, paths: &[String]) -> Result<()> {
         let mut sources = self.sources.values_mut();
         let (Some(source), None) = (sources.next(), sources.next()) else {
@@ -207,7 +208,11 @@ impl Config {
         for path in paths {
             let is_url = onefold_storage::is_url(Path::new(path));
             let path = if is_url { path.into() } else { std::path::absolute(path)? };
-            source.paths.push(path.to_string_lossy().into_owned());
+            let path = path.into_os_string().into_string().map_err(|path| {
+                let message = format!("`{}` is not UTF-8 text", path.display());
+                std::io::Error::new(std::io::ErrorKind::InvalidInput, message)
+            })?;
+            source.paths.push(path);
         }
         Ok(())
     }
