@@ -116,6 +116,8 @@ fn remove_items(folder: &Path) -> io::Result<()> {
 }
 
 fn take_folder(parent: &Path) -> Result<(PathBuf, DirectoryLock)> {
+    // The folders on the way are made, so a `~` that the shell did not expand would become one.
+    onefold_storage::absolute(parent)?;
     for number in 0..MOST_PROCESSES {
         let folder = parent.join(format!("cache-{number}"));
         fs_err::create_dir_all(&folder)?;
