@@ -10,11 +10,12 @@ use std::time::SystemTime;
 use chrono::{DateTime, SecondsFormat, Utc};
 use onefold_storage::{Created, Storage, random_name};
 
-use super::store::{HINT, read_list};
+use super::store::read_list;
 use super::{
-    Commit, FORMAT_VERSION, LIST_PARTITIONS, Layout, Operation, Order, Partition, PartitionList, SNAPSHOTS,
-    Sessions, Snapshot, Statistics, heads_after, snapshot_path,
+    Commit, FORMAT_VERSION, LIST_PARTITIONS, Layout, Operation, Order, Partition, PartitionList, Sessions,
+    Snapshot, Statistics, heads_after,
 };
+use crate::names::{HINT, partition_list, snapshot_path};
 use crate::{Error, PartitionKey, Result, Schema, VocabularyFile};
 
 /// What a writer has written: a new dataset, or partitions of one.
@@ -180,7 +181,7 @@ fn unchanged(
 
 /// Writes a list of partitions, which are in order.
 fn write_list(storage: &Storage, partitions: &[Partition]) -> Result<PartitionList> {
-    let path = format!("{SNAPSHOTS}/partitions-{}.json", random_name());
+    let path = partition_list();
     storage.create(&path, serde_json::to_vec(partitions).map_err(std::io::Error::other)?)?;
     let key =
         |partition: Option<&Partition>| partition.map(|partition| partition.key.clone()).unwrap_or_default();

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::folded::samples::{rows, schema};
+use crate::names::{HINT, snapshot_path};
 use crate::vacuum::{VacuumOptions, vacuum};
 use crate::{Commit, DatasetWriter, WriterOptions};
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::tests::{content, in_last_bucket};
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};
+use crate::names::DATA;
 use crate::{FeatureStatistics, Layout, Order};
 
 fn options(commit: Commit) -> WriterOptions {
@@ -186,7 +187,7 @@ fn a_snapshot_of_many_partitions_refers_to_lists_of_those_that_stay() {
     let root = directory.path();
     let day = |day: i64| format!("day={day:04}");
     let head_bytes =
-        |snapshot: u64| fs_err::metadata(root.join(crate::snapshot::snapshot_path(snapshot))).unwrap().len();
+        |snapshot: u64| fs_err::metadata(root.join(crate::names::snapshot_path(snapshot))).unwrap().len();
     let mut last = write(root, Commit::Create, &[(&day(0), samples(1, 0))]);
     for i in 1..400 {
         last = write(root, Commit::Append, &[(&day(i), samples(1, i))]);
@@ -280,7 +281,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
         let file = file.unwrap();
         let keys = file.numbers::<Int64Type>(0, crate::SAMPLE_KEY_COLUMN).unwrap();
         assert_eq!(keys.to_vec(), [100, 101, 102, 103, 104]);
-        let path = root.join(crate::snapshot::snapshot_path(1));
+        let path = root.join(crate::names::snapshot_path(1));
         let text = fs_err::read_to_string(&path).unwrap();
         let mut wrong = snapshot.clone();
         wrong.partitions[0].last_time = wrong.partitions[0].last_time.map(|time| time + 1);
