@@ -100,6 +100,11 @@ fn conflict(
     Some(Error::Conflict { path: storage.location().to_owned(), snapshot: other.snapshot, what })
 }
 
+/// A time in UTC, as RFC 3339 writes it, to the millisecond.
+pub(crate) fn utc(time: SystemTime) -> String {
+    DateTime::<Utc>::from(time).to_rfc3339_opts(SecondsFormat::Millis, true)
+}
+
 /// The snapshot after `base` with `changes`. Lists that it needs are written.
 fn apply(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
     let kept = base.filter(|_| !changes.replaces_everything());
@@ -127,7 +132,7 @@ fn apply(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Resul
         format_version: FORMAT_VERSION,
         dataset: base.map_or_else(random_name, |base| base.dataset.clone()),
         snapshot: base.map_or(0, |base| base.snapshot) + 1,
-        committed: DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Millis, true),
+        committed: utc(SystemTime::now()),
         operation: Operation {
             kind: changes.kind,
             partitions: changes.partitions.keys().cloned().collect(),

@@ -26,7 +26,7 @@ use arrow::datatypes::SchemaRef;
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::commit::{Changes, commit, find_partition};
+pub(crate) use self::commit::{Changes, commit, find_partition, utc};
 pub use self::row_groups::RowGroup;
 pub use self::store::{SnapshotEntry, history};
 pub(crate) use self::store::{head_at, heads_after, latest_head, named_files, not_a_dataset, numbers};
