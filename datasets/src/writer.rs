@@ -230,7 +230,8 @@ impl DatasetWriter {
     }
 
     /// Adds the vocabulary `name`, which features of the schema name and whose ids the samples have. Of a dataset that
-    /// is appended to, it replaces the vocabulary of that name, which it must extend.
+    /// is appended to, it replaces the vocabulary of that name, which it must extend; one with the same content changes
+    /// nothing.
     ///
     /// # Errors
     ///

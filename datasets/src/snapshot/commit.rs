@@ -1,8 +1,9 @@
 //! The commit: the next snapshot is created if it is not there yet, which of several writers one does.
 //!
 //! A writer that finds its number taken reads the snapshots since its own. If one of them touched a partition that the
-//! writer writes, the commit fails; otherwise the writer's changes are applied to the newest snapshot, and it tries the
-//! next number. So writers of different partitions all succeed, and of writers of one partition the first does.
+//! writer writes, or changed a vocabulary that the writer changes to another content, the commit fails; otherwise the
+//! writer's changes are applied to the newest snapshot, and it tries the next number. So writers of different partitions
+//! all succeed unless two of them extend one vocabulary, and of writers of one partition the first does.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -31,6 +32,7 @@ pub(crate) struct Changes {
     pub(crate) partition_columns: Vec<String>,
     /// The partitions written, whole; each replaces the one of its key. One without samples is removed.
     pub(crate) partitions: BTreeMap<PartitionKey, Partition>,
+    /// The vocabularies added or extended, and no others. The dataset's other ones stay as they are.
     pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
 }
 
@@ -47,8 +49,8 @@ impl Changes {
 ///
 /// # Errors
 ///
-/// [`Error::Conflict`] if another writer has changed the same partitions, vocabularies or the whole dataset since
-/// `base`; [`Error::Storage`] if the storage fails. Nothing is committed then.
+/// [`Error::Conflict`] if another writer has changed the same partitions or the whole dataset since `base`, or the same
+/// vocabulary to another content; [`Error::Storage`] if the storage fails. Nothing is committed then.
 pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
     let mut base = base.cloned();
     loop {
@@ -90,9 +92,13 @@ fn conflict(
             format!("changed the partition `{key}`")
         }
     } else {
-        let before = |name: &String| base.and_then(|base| base.vocabularies.get(name));
+        // Paths differ also where the content is the same.
+        let content = |snapshot: &Snapshot, name: &String| -> Option<String> {
+            snapshot.vocabularies.get(name).map(|file| file.sha256.clone())
+        };
         let changed = |(name, file): &(&String, &VocabularyFile)| {
-            other.vocabularies.get(*name) != before(name) && Some(*file) != before(name)
+            let now = content(other, name);
+            now != base.and_then(|base| content(base, name)) && now.as_ref() != Some(&file.sha256)
         };
         let (name, _) = changes.vocabularies.iter().find(changed)?;
         format!("extended the vocabulary `{name}`")
