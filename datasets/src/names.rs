@@ -159,7 +159,7 @@ mod tests {
             vocabulary in ".{0,8}",
             bucket in 0..300_u32,
             number in 0..200_000_usize,
-            snapshot: u64,
+            snapshot in any::<u64>(),
         ) {
             let (key, random) = (PartitionKey::new(columns), random_name());
             let paths = [

@@ -10,8 +10,8 @@ use crate::{Error, Result};
 /// Most files that the error lists.
 const MOST_LISTED: usize = 5;
 
-/// Checks that a dataset may be created in `storage`, which holds no snapshot. It may hold empty folders, and files with
-/// the names that writers of datasets make: another writer is at work, or was killed.
+/// Checks that a dataset may be created in `storage`, which holds no snapshot. It may hold empty folders, and files
+/// with the names that writers of datasets make: another writer is at work, or was killed.
 ///
 /// # Errors
 ///
@@ -27,8 +27,8 @@ pub fn check_new_location(storage: &Storage) -> Result<()> {
     let more = if found.len() > MOST_LISTED { ", …" } else { "" };
     found.truncate(MOST_LISTED);
     let hint = format!(
-        "it is not a dataset, and it holds files that belong to no dataset (`{}`{more}), so nothing is written into it; \
-         choose another location",
+        "it is not a dataset, and it holds files that belong to no dataset (`{}`{more}), so nothing is written into \
+         it; choose another location",
         found.join("`, `")
     );
     Err(onefold_storage::Error::Exists { path: storage.location().to_owned(), hint }.into())

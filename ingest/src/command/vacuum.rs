@@ -17,10 +17,11 @@ pub(crate) struct VacuumArguments {
     keep: u32,
     /// Keep snapshots and files that were needed less than this ago; choose more than the duration of the longest job
     ///
-    /// A snapshot is kept if it was superseded less than this ago: when the next snapshot was written. A file that no
-    /// kept snapshot names is kept if the first snapshot that no longer names it was written less than this ago. A file
-    /// that no snapshot ever named, of a writer that is at work or was killed, is kept if it was modified less than this
-    /// ago. The longest job is the longest one that reads or writes the dataset.
+    /// A snapshot is kept, also beyond --keep, if it was superseded less than this ago. It is superseded at the
+    /// modification time of the next snapshot that exists. A file that no kept snapshot names is kept if the first
+    /// snapshot that no longer names it was committed less than this ago. A file that no snapshot ever named, of a
+    /// writer that is at work or was killed, is kept if it was modified less than this ago. The longest job is the
+    /// longest one that reads or writes the dataset.
     #[arg(long, value_name = "AGE", default_value = "1d", value_parser = parse_age)]
     older_than: Duration,
     /// Print each snapshot and file that would be removed, and why, and remove nothing
