@@ -75,7 +75,9 @@ impl DatasetWriter {
         };
         let snapshot = commit(&self.writers.storage, base.as_ref(), &changes)?;
         self.finished = true;
-        self.writers.storage.clean_up(unchanged.into_values().map(|file| file.path).collect());
+        if !unchanged.is_empty() {
+            self.writers.storage.clean_up(unchanged.into_values().map(|file| file.path).collect());
+        }
         Ok(Written { snapshot, changed: true, partitions })
     }
 

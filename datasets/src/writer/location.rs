@@ -68,29 +68,39 @@ fn local_files_below(root: &Path, folder: &str, found: &mut Vec<String>) -> Resu
     Ok(())
 }
 
-/// As [`local_files`], of an object store. Of a folder that writers do not write to, its name alone is given.
+/// As [`local_files`], of an object store. Of a folder that writers do not write to, only the name is given, because it
+/// may hold any number of objects.
 fn stored_files(storage: &Storage) -> Result<Vec<String>> {
     let mut names = storage.entries("")?;
     names.sort();
     names.dedup();
     let mut found = Vec::new();
-    for name in names {
+    for name in names.iter().filter(|name| !is_written_folder(name)) {
         if found.len() > MOST_LISTED {
-            break;
+            return Ok(found);
         }
-        if WRITTEN_FOLDERS.contains(&name.as_str()) {
-            let objects = storage.list(&name, None)?.into_iter().map(|object| object.path);
-            let mut foreign: Vec<String> = objects.filter(|path| !is_written(path)).collect();
-            foreign.sort();
-            found.extend(foreign);
-        } else if !storage.entries(&name)?.is_empty() {
+        if !storage.entries(name)?.is_empty() {
             found.push(format!("{name}/"));
-        }
-        if storage.head(&name)?.is_some() {
-            found.push(name);
+        } else if storage.head(name)?.is_some() {
+            found.push(name.clone());
         }
     }
+    if found.is_empty() && !names.is_empty() {
+        // Objects without content stand for empty folders.
+        let objects = storage.list("", None)?.into_iter().filter(|object| object.bytes > 0);
+        let paths = objects.map(|object| object.path);
+        let is_foreign = |path: &String| {
+            is_written_folder(path.split('/').next().unwrap_or_default()) && !is_written(path)
+        };
+        found.extend(paths.filter(is_foreign));
+        found.sort();
+    }
     Ok(found)
+}
+
+/// Whether writers write to the folder `name` of a dataset.
+fn is_written_folder(name: &str) -> bool {
+    WRITTEN_FOLDERS.contains(&name)
 }
 
 #[cfg(test)]
