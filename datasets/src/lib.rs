@@ -33,6 +33,7 @@ pub mod footer;
 mod identity;
 mod ids;
 mod lists;
+mod names;
 mod overlap;
 mod partition;
 mod partition_filter;
@@ -51,6 +52,7 @@ pub use identity::{
     IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, bucket_of_session, default_buckets, session_id,
 };
 pub use ids::{hash_id, with_decimal};
+pub use names::{WORK, work_file_name};
 pub use overlap::overlap;
 pub use partition::PartitionKey;
 pub use partition_filter::{PartitionChoice, PartitionFilter, PartitionType, PartitionTypes};
@@ -67,6 +69,6 @@ pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
 };
 pub use writer::{
-    BucketWriter, BucketWriters, ClosingBuckets, DatasetWriter, Decode, Encoders, WORK, WriterOptions,
-    Written, WrittenBucket,
+    BucketWriter, BucketWriters, ClosingBuckets, DatasetWriter, Decode, Encoders, WriterOptions, Written,
+    WrittenBucket, check_new_location,
 };

@@ -25,6 +25,7 @@ mod data_file;
 mod encoders;
 mod encodings;
 mod finish;
+mod location;
 mod options;
 mod order;
 mod row_group;
@@ -34,7 +35,6 @@ use std::path::Path;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
-use onefold_base::percent;
 use onefold_storage::Storage;
 
 pub use self::bucket::{BucketWriter, BucketWriters, Decode, WrittenBucket};
@@ -42,24 +42,17 @@ pub use self::closing::ClosingBuckets;
 pub(crate) use self::count::Counter;
 pub use self::encoders::Encoders;
 pub use self::finish::Written;
+pub use self::location::check_new_location;
 pub use self::options::WriterOptions;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::Lists;
-use crate::snapshot::{SNAPSHOTS, Snapshot, latest_head};
+use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
+use crate::snapshot::{Snapshot, latest_head};
 use crate::{
     Commit, Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
     VocabularyFile, bucket_of_session,
 };
-
-/// The folder of the data files in a dataset.
-pub(crate) const DATA: &str = "data";
-/// The folder of the vocabularies in a dataset.
-pub(crate) const VOCABULARIES: &str = "vocabularies";
-/// The folder, in a dataset, of what a cluster keeps there while it builds.
-pub const WORK: &str = "work";
-/// The folders of a dataset that writers write to.
-pub(crate) const WRITTEN_FOLDERS: [&str; 4] = [DATA, VOCABULARIES, WORK, SNAPSHOTS];
 
 /// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
 /// before it removes the files it wrote.
@@ -96,8 +89,8 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] if `location` holds a dataset that may be neither replaced nor appended to, holds something
-    /// that is no dataset, or cannot be reached; [`Error::Schema`] for a schema that no dataset can have, a column
+    /// [`Error::Storage`] if `location` holds a dataset that may be neither replaced nor appended to, holds a file that
+    /// belongs to no dataset and no snapshot, or cannot be reached; [`Error::Schema`] for a schema that no dataset can have, a column
     /// order that names no column, or a dataset of another schema, layout, order, definition of sessions or version to
     /// append to.
     pub fn create(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
@@ -237,14 +230,15 @@ impl DatasetWriter {
     }
 
     /// Adds the vocabulary `name`, which features of the schema name and whose ids the samples have. Of a dataset that
-    /// is appended to, it replaces the vocabulary of that name, which it must extend.
+    /// is appended to, it replaces the vocabulary of that name, which it must extend; one with the same content changes
+    /// nothing.
     ///
     /// # Errors
     ///
     /// [`Error::Storage`] and [`Error::Parquet`] if its file cannot be written.
     pub fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
         let BucketWriters { storage, attempt, .. } = &self.writers;
-        let path = format!("{VOCABULARIES}/{}-{attempt}.parquet", percent::encode(name));
+        let path = vocabulary_file(name, attempt);
         self.paths.push(path.clone());
         let file = vocabulary.write(storage, &path)?;
         self.vocabularies.insert(name.to_owned(), file);
@@ -433,16 +427,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             check_appendable(storage, &base, schema, options)?;
             Ok(Some(base))
         }
-        (None, _) => {
-            let ours: BTreeSet<&str> = WRITTEN_FOLDERS.into();
-            let foreign = storage.entries("")?.into_iter().find(|name| !ours.contains(name.as_str()));
-            match foreign {
-                None => Ok(None),
-                Some(name) => Err(exists(&format!(
-                    "it is not a dataset (it holds `{name}`), so nothing is written into it; choose another location"
-                ))),
-            }
-        }
+        (None, _) => check_new_location(storage).map(|()| None),
     }
 }
 

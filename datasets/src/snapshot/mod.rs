@@ -26,13 +26,10 @@ use arrow::datatypes::SchemaRef;
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::commit::{Changes, commit, find_partition};
+pub(crate) use self::commit::{Changes, commit, find_partition, utc};
 pub use self::row_groups::RowGroup;
-pub(crate) use self::store::{
-    HINT, SNAPSHOTS, head_at, heads_after, latest_head, named_files, not_a_dataset, numbers, snapshot_number,
-    snapshot_path,
-};
 pub use self::store::{SnapshotEntry, history};
+pub(crate) use self::store::{head_at, heads_after, latest_head, named_files, not_a_dataset, numbers};
 use crate::dense;
 use crate::digest::Digest;
 use crate::schema::with_sample_keys;

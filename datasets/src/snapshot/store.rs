@@ -1,4 +1,4 @@
-//! Snapshots in storage: their names, and finding the newest one.
+//! Snapshots in storage: reading them, and finding the newest one.
 
 use std::collections::HashSet;
 
@@ -6,25 +6,8 @@ use onefold_storage::Storage;
 use serde::Serialize;
 
 use super::{Commit, Partition, PartitionList, Snapshot};
+use crate::names::{HINT, SNAPSHOTS, snapshot_number, snapshot_path};
 use crate::{Error, Result};
-
-/// The folder of the snapshots.
-pub(crate) const SNAPSHOTS: &str = "snapshots";
-/// Holds the number of a recent snapshot. It is written after a commit and may be old or missing: listing begins there.
-pub(crate) const HINT: &str = "snapshots/latest";
-
-/// The path of snapshot `number`.
-pub(crate) fn snapshot_path(number: u64) -> String {
-    format!("{SNAPSHOTS}/{number:08}.json")
-}
-
-/// The number of the snapshot whose path this is.
-pub(crate) fn snapshot_number(path: &str) -> Option<u64> {
-    let digits = path.strip_prefix(SNAPSHOTS)?.strip_prefix('/')?.strip_suffix(".json")?;
-    let number =
-        (digits.len() >= 8 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok());
-    number.flatten()
-}
 
 /// The numbers of the snapshots that are there, in ascending order; with `after`, only greater ones.
 pub(crate) fn numbers(storage: &Storage, after: Option<u64>) -> Result<Vec<u64>> {

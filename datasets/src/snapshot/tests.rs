@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::folded::samples::{rows, schema};
+use crate::names::{HINT, snapshot_path};
 use crate::vacuum::{VacuumOptions, vacuum};
 use crate::{Commit, DatasetWriter, WriterOptions};
 
@@ -113,7 +114,10 @@ fn a_vacuum_keeps_what_kept_snapshots_name() {
     write(root, Commit::Append, "day=2", 5);
     let third = write(root, Commit::Append, "day=1", 4);
     // What a killed writer leaves.
-    let left_over = ["data/day=1/part-00000-0123456789abcdef.parquet", "data/day=3/part-00000-ff.parquet#1"];
+    let left_over = [
+        "data/day=1/part-00000-0123456789abcdef.parquet",
+        "data/day=3/part-00000-0123456789abcdef.parquet#1",
+    ];
     for path in left_over {
         fs_err::create_dir_all(root.join(path).parent().unwrap()).unwrap();
         fs_err::write(root.join(path), b"half").unwrap();

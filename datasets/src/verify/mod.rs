@@ -35,8 +35,8 @@ use self::order::OrderCheck;
 use self::row_group::{CheckedRowGroup, RowGroupCheck};
 use self::totals::{PartitionTotals, snapshot_problems};
 use crate::digest::Digest;
+use crate::names::DATA;
 use crate::scan::OpenFile;
-use crate::writer::DATA;
 use crate::{DataFile, Error, Partition, Problem, Result, SESSION_COLUMN, Snapshot};
 
 /// As many problems are told with their places; all are counted.

@@ -552,12 +552,16 @@ fn vocabularies_are_read_again() {
 #[test]
 fn files_that_no_snapshot_names_are_warned_of() {
     let dataset = Dataset::new(Layout::Rows, Order::Session);
-    for name in ["data/split=a/part-00077-0.parquet", "data/notes.txt", "README.md"] {
+    let left = "data/split=a/part-00077-0123456789abcdef.parquet";
+    for name in [left, "data/notes.txt", "README.md"] {
         fs_err::write(dataset.root().join(name), b"1").unwrap();
     }
     let verification = dataset.verify();
     let paths: Vec<&str> = verification.warnings.iter().map(|warning| warning.path.as_str()).collect();
-    assert_eq!(paths, ["data/notes.txt", "data/split=a/part-00077-0.parquet"]);
+    assert_eq!(paths, ["data/notes.txt", left]);
+    let messages: Vec<String> = verification.warnings.iter().map(ToString::to_string).collect();
+    assert!(messages[0].contains("a vacuum keeps it"), "{messages:?}");
+    assert!(messages[1].contains("a vacuum removes it"), "{messages:?}");
     assert!(verification.is_sound());
 }
 

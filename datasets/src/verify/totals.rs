@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use super::partition_path;
 use crate::digest::Digest;
+use crate::names::SNAPSHOTS;
 use crate::scan::SampleLists;
-use crate::snapshot::SNAPSHOTS;
 use crate::{DenseStatistics, FeatureStatistics, Partition, Problem, SESSION_COLUMN, Snapshot, TIME_COLUMN};
 
 /// What the row groups of a partition have together.

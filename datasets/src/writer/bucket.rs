@@ -11,13 +11,14 @@ use onefold_storage::{Storage, random_name};
 use parquet::basic::ZstdLevel;
 use serde::{Deserialize, Serialize};
 
+use super::WriterOptions;
 use super::columns::FileColumns;
 use super::count::Counter;
 use super::data_file::DataFileWriter;
 use super::encoders::Encoders;
 use super::order::SampleOrder;
-use super::{DATA, WRITTEN_FOLDERS, WriterOptions};
 use crate::digest::Digest;
+use crate::names::{WRITTEN_FOLDERS, data_file};
 use crate::schema::with_sample_keys;
 use crate::snapshot::Bucket;
 use crate::{DataFile, Error, MOST_BUCKETS, PartitionKey, Result, Schema};
@@ -227,11 +228,7 @@ impl BucketWriter {
     /// The next data file's path in the dataset.
     fn next_path(&self) -> String {
         let BucketWriters { attempt, buckets, .. } = &self.writers;
-        let (key, number) = (self.written.key.to_string(), self.started.len());
-        let mut folders = vec![DATA.to_owned()];
-        folders.extend(Some(key).filter(|key| !key.is_empty()));
-        folders.extend(bucket_folder(self.written.bucket.bucket, *buckets));
-        format!("{}/part-{number:05}-{attempt}.parquet", folders.join("/"))
+        data_file(&self.written.key, self.written.bucket.bucket, *buckets, self.started.len(), attempt)
     }
 
     /// Appends what is encoded; waits for the first row group if too many wait for it.
@@ -305,10 +302,4 @@ impl Drop for BucketWriter {
             self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
         }
     }
-}
-
-/// The folder of a bucket in its partition; none where there is one bucket.
-fn bucket_folder(bucket: u32, buckets: u32) -> Option<String> {
-    let digits = (buckets - 1).to_string().len().max(3);
-    (buckets > 1).then(|| format!("bucket={bucket:0digits$}"))
 }

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
 
-use super::{BucketWriter, BucketWriters, WRITTEN_FOLDERS, WrittenBucket};
+use super::{BucketWriter, BucketWriters, WrittenBucket};
 use crate::Result;
+use crate::names::WRITTEN_FOLDERS;
 
 /// Buckets that may be ended at the same time, for each thread.
 const CLOSING_PART: usize = 4;

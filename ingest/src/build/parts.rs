@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use onefold_base::progress::Reporter;
 use onefold_datasets::{
     Commit, DatasetWriter, Layout, Order, Schema, Sessions, WriterOptions, Written, WrittenBucket,
+    check_new_location,
 };
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
@@ -62,7 +63,8 @@ pub struct Part {
 /// # Errors
 ///
 /// As [`build`](crate::build()); [`Error::Config`] if `config` has vocabularies, because these are made of the samples
-/// of all buckets, or the dataset has another number of buckets. Files that were written are removed.
+/// of all buckets, or the dataset has another number of buckets; [`Error::Dataset`] if `out` is no dataset and holds a
+/// file that belongs to none. Files that were written are removed.
 pub async fn write_part(
     config: &Config,
     out: &Path,
@@ -110,6 +112,9 @@ impl Build<'_> {
         if let Some(old) = old.as_ref().filter(|old| old.buckets != buckets) {
             let message = format!("the dataset has {} buckets, not {buckets}", old.buckets);
             return refused(message, "write the buckets that the dataset has");
+        }
+        if old.is_none() {
+            check_new_location(&Storage::open(self.out)?)?;
         }
         let (layout, order) = self.layout_and_order(old.as_ref());
         let wanted = ReadingOptions {

@@ -14,6 +14,7 @@ use datafusion::physical_plan::{
 };
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use futures::StreamExt;
+use onefold_datasets::work_file_name;
 use onefold_storage::{Storage, Upload};
 use parquet::arrow::ArrowWriter;
 use serde::{Deserialize, Serialize};
@@ -191,7 +192,7 @@ impl WorkFile {
     pub(crate) fn create(spec: &WorkRowsSpec, schema: SchemaRef) -> Result<Self> {
         let failed = |error: onefold_storage::Error| external(error.into());
         let storage = Storage::open(&spec.folder).map_err(failed)?;
-        let name = format!("{}-{}.parquet", spec.name, onefold_storage::random_name());
+        let name = work_file_name(&spec.name);
         let upload = storage.upload(&name).map_err(failed)?;
         let writer = ArrowWriter::try_new(upload, schema, Some(properties()))
             .map_err(|error| external(unwritten(error)))?;

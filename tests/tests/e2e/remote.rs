@@ -194,6 +194,30 @@ fn requests_that_stall_are_sent_again() {
     });
 }
 
+/// No dataset is created among objects of others, and a vacuum keeps those that come into its folders later.
+#[test]
+fn objects_of_others_stay() {
+    let dir = with_logs(1000);
+    let server = S3Server::start();
+    let command = |line: &str| dir.command(line).with_s3(&server);
+    let build = |location: &str| format!("onefold-ingest build logs/dataset.toml --out {location}");
+    for (place, object, shown) in [
+        ("one", "data/log.csv", "`data/log.csv`"),
+        ("two", "data/events/part-0.parquet", "`data/events/part-0.parquet`"),
+        ("three", "letters/dear.txt", "`letters/`"),
+        ("four", "dear.txt", "`dear.txt`"),
+    ] {
+        server.put(BUCKET, &format!("{place}/{object}"), "dear");
+        let location = format!("s3://{BUCKET}/{place}");
+        command(&build(&location)).fails(&[&format!("`{location}` already exists"), "not a dataset", shown]);
+    }
+    command(&build(REMOTE)).works();
+    server.put(BUCKET, "some/ds/data/log.csv", "dear");
+    let vacuumed = command(&format!("onefold-ingest vacuum {REMOTE} --older-than 0s")).json();
+    assert_eq!([&vacuumed["files_removed"], &vacuumed["foreign_files_kept"]], [&json!(0), &json!(1)]);
+    assert!(server.file(BUCKET, "some/ds/data/log.csv").exists());
+}
+
 /// A failure that stays is one error, which names the object, within seconds where nothing can be hoped for.
 #[test]
 fn failures_that_stay_are_told_at_once() {
