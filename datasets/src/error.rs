@@ -3,8 +3,10 @@
 
 use std::path::PathBuf;
 
+use onefold_storage::write_hint;
+use strsim::levenshtein;
+
 use crate::Problem;
-use crate::storage::Explanation;
 
 /// What can go wrong with schemas, snapshots and datasets.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +16,10 @@ pub enum Error {
     #[error("{0}")]
     Io(#[from] std::io::Error),
 
+    /// The storage of a dataset, or an output path.
+    #[error(transparent)]
+    Storage(#[from] onefold_storage::Error),
+
     /// A directory that should hold a dataset does not.
     #[error("`{}` is not a dataset: it has no snapshot\n  hint: {hint}", path.display())]
     NotADataset {
@@ -21,62 +27,6 @@ pub enum Error {
         path: PathBuf,
         /// What to do.
         hint: String,
-    },
-
-    /// Output would go where something already is.
-    #[error("`{}` already exists\n  hint: {hint}", path.display())]
-    Exists {
-        /// The file or directory in the way.
-        path: PathBuf,
-        /// What to do.
-        hint: String,
-    },
-
-    /// Another process writes the same dataset.
-    #[error("`{}` is being written by another process\n  hint: wait for it to end, then run this again", path.display())]
-    Locked {
-        /// The dataset directory.
-        path: PathBuf,
-    },
-
-    /// A path or URL that names no storage.
-    #[error("`{location}`: {message}\n  hint: {hint}")]
-    Location {
-        /// The path or URL.
-        location: String,
-        /// What is wrong with it.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
-    /// The storage does not give an object.
-    #[error("`{}` cannot be read: {message}\n  hint: {hint}", path.display())]
-    Read {
-        /// The object.
-        path: PathBuf,
-        /// What the storage answered.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
-    /// The store does not take an object.
-    #[error("`{}` cannot be written: {message}\n  hint: {hint}", path.display())]
-    Store {
-        /// The object.
-        path: PathBuf,
-        /// What the store answered.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
-    /// An object is not the one that was read before.
-    #[error("`{}` was changed while it was read\n  hint: files of a dataset never change; find out what else writes there, and build the dataset again", path.display())]
-    Changed {
-        /// The object.
-        path: PathBuf,
     },
 
     /// A snapshot that cannot be read or contradicts itself.
@@ -162,7 +112,7 @@ pub enum Error {
     /// A feature has more distinct ids than can be counted in the memory that there is.
     #[error(
         "feature `{feature}`: the memory limit does not suffice to count its ids for a vocabulary: {} distinct ones so far, {} for all features\n  hint: raise the option `memory_limit`, or leave this feature's ids as they are (remove its `vocabulary`)",
-        crate::units::format_count(*distinct), crate::units::format_bytes(*limit)
+        onefold_base::units::format_count(*distinct), onefold_base::units::format_bytes(*limit)
     )]
     TooManyIds {
         /// The feature.
@@ -201,17 +151,6 @@ pub enum Error {
         hint: String,
     },
 
-    /// A file of a dataset could not be written: the disk is full, say.
-    #[error("`{}` cannot be written: {source}\n  hint: {hint}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's error.
-        source: std::io::Error,
-        /// What to do.
-        hint: String,
-    },
-
     /// What was written is not what was to be written.
     #[error(
         "the samples written are not those of the query: {written} of {expected} samples{}\n  hint: nothing was committed; check that no source changed while it was read, then run this again, and report it if it stays",
@@ -236,38 +175,14 @@ pub enum Error {
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What to do when a file cannot be written because of an error of this `kind`.
-pub(crate) fn write_hint(kind: std::io::ErrorKind) -> String {
-    use std::io::ErrorKind;
-    let hint = match kind {
-        ErrorKind::StorageFull => {
-            "the disk is full: free space on it, then run this again; what was there is untouched"
-        }
-        ErrorKind::QuotaExceeded => {
-            "the disk quota is used up: free space or raise it, then run this again; what was there is untouched"
-        }
-        ErrorKind::FileTooLarge => {
-            "the file would be larger than the file system or `ulimit -f` allows: raise the limit or write to another disk; what was there is untouched"
-        }
-        _ => "check the disk's free space and permissions",
-    };
-    hint.to_owned()
-}
-
 impl Error {
-    /// That `path` cannot be written: [`Error::Store`] if a store explained why, otherwise [`Error::Write`].
+    /// That `path` cannot be written.
     pub(crate) fn write(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
-        let path = path.into();
-        if let Some(explanation) = source.get_ref().and_then(|cause| cause.downcast_ref::<Explanation>()) {
-            let Explanation { message, hint } = explanation.clone();
-            return Self::Store { path, message, hint };
-        }
-        let hint = write_hint(source.kind());
-        Self::Write { path, source, hint }
+        onefold_storage::Error::write(path, source).into()
     }
 
-    /// That the Parquet file `path` cannot be written: [`Error::Write`] if it is the operating system that says so, or
-    /// else [`Error::Parquet`].
+    /// That the Parquet file `path` cannot be written: [`Error::Storage`] if it is the operating system or a store that
+    /// says so, or else [`Error::Parquet`].
     pub fn write_parquet(path: impl Into<PathBuf>, source: parquet::errors::ParquetError) -> Self {
         let path = path.into();
         match source {
@@ -292,29 +207,14 @@ impl Error {
 pub fn suggest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
     let listed = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    let nearest = known.iter().min_by_key(|name| edit_distance(wrong, name));
+    let nearest = known.iter().min_by_key(|name| levenshtein(wrong, name));
     match nearest {
         None => "there are none".to_owned(),
-        Some(name) if edit_distance(wrong, name) <= 1 + wrong.len() / 3 => {
+        Some(name) if levenshtein(wrong, name) <= 1 + wrong.len() / 3 => {
             format!("did you mean `{name}`? Known names: {listed}")
         }
         Some(_) => format!("known names: {listed}"),
     }
-}
-
-/// Levenshtein distance in characters (Wagner and Fischer 1974), one row at a time.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, to) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 impl From<crate::Problem> for Error {
@@ -325,13 +225,20 @@ impl From<crate::Problem> for Error {
 
 #[cfg(test)]
 mod tests {
+    use onefold_storage::Explanation;
+
     use super::*;
 
+    /// The hint must not be to free space on a disk.
     #[test]
-    fn edit_distance_counts_single_edits() {
-        assert_eq!(edit_distance("kitten", "sitting"), 3);
-        assert_eq!(edit_distance("", "abc"), 3);
-        assert_eq!(edit_distance("same", "same"), 0);
+    fn a_store_that_refuses_to_write_is_explained_from_behind_parquet() {
+        let (message, hint) = ("AWS denied the request".to_owned(), "set AWS_ACCESS_KEY_ID".to_owned());
+        let error = std::io::Error::other(Explanation { message, hint });
+        let parquet = parquet::errors::ParquetError::External(Box::new(error));
+        let error = Error::write_parquet("s3://bucket/part.parquet", parquet);
+        assert!(matches!(error, Error::Storage(onefold_storage::Error::Store { .. })), "{error:?}");
+        let expected = "`s3://bucket/part.parquet` cannot be written: AWS denied the request\n  hint: set AWS_ACCESS_KEY_ID";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

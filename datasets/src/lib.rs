@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! raw logs ──onefold-ingest──▶ dataset ──onefold-ikjt──▶ batches
-//!                              (schema, snapshots, writer, storage)
+//!                              (schema, snapshots, writer)
 //! ```
 //!
 //! A **dataset** is a folder of a local disk or an object store: Parquet files in hive-style partition folders, and the
@@ -11,9 +11,10 @@
 //! writes one, and its commit creates the next snapshot. Lists are stored in every row, or only where they change
 //! ([`folded`]).
 //!
-//! Beside this crate, in the same folder: `onefold-raw-logs` (importers and the generator), `onefold-report` (measures
-//! a dataset, draws one HTML page), `onefold-terminal` (what the binaries print) and `onefold-allocator` (theirs). This
-//! crate depends on none of them: its users inherit no terminal, generator or allocator.
+//! Beside this crate, in the same folder: `onefold-storage` (folders of local disks and object stores),
+//! `onefold-raw-logs` (importers and the generator) and `onefold-report` (measures a dataset, draws one HTML page). In
+//! the folder `common`: `onefold-terminal` (the output of the binaries) and `onefold-allocator` (their allocator). Of
+//! these, this crate depends on `onefold-storage` alone: its users inherit no terminal, generator or allocator.
 #![forbid(unsafe_code)]
 
 // For files that the tests of other crates include.
@@ -23,30 +24,25 @@ extern crate self as onefold_datasets;
 // Checks the processor at the start of every program that handles datasets.
 use onefold_processor as _;
 
-pub mod commit;
 mod conform;
 mod dense;
 pub mod digest;
 mod error;
 pub mod folded;
+pub mod footer;
 mod identity;
 mod ids;
 mod lists;
+mod names;
 mod overlap;
 mod partition;
 mod partition_filter;
-pub mod percent;
 mod problem;
-pub mod process;
-pub mod progress;
 pub mod scan;
 mod schema;
 mod snapshot;
-pub mod storage;
-pub mod units;
 pub mod vacuum;
 pub mod verify;
-pub mod versioned;
 pub mod vocabulary;
 mod writer;
 
@@ -56,6 +52,7 @@ pub use identity::{
     IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, bucket_of_session, default_buckets, session_id,
 };
 pub use ids::{hash_id, with_decimal};
+pub use names::{WORK, work_file_name};
 pub use overlap::overlap;
 pub use partition::PartitionKey;
 pub use partition_filter::{PartitionChoice, PartitionFilter, PartitionType, PartitionTypes};
@@ -65,21 +62,13 @@ pub use schema::{
     SparseKind, TIME_COLUMN,
 };
 pub use snapshot::{
-    Bucket, DataFile, FeatureStatistics, Layout, MANIFEST_FILE, Operation, OperationKind, Order, Partition,
-    PartitionList, RowGroup, RowGroups, Sessions, Snapshot, SnapshotEntry, Statistics, history,
+    Bucket, Commit, DataFile, FeatureStatistics, Layout, Operation, Order, Partition, PartitionList,
+    RowGroup, Sessions, Snapshot, SnapshotEntry, Statistics, history,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
 };
 pub use writer::{
-    BucketWriter, BucketWriters, ClosingBuckets, Commit, DatasetWriter, Decode, Encoders, WORK,
-    WriterOptions, Written, WrittenBucket,
+    BucketWriter, BucketWriters, ClosingBuckets, DatasetWriter, Decode, Encoders, WriterOptions, Written,
+    WrittenBucket, check_new_location,
 };
-
-/// A random name of 16 hexadecimal digits, for files that no two writers may both write.
-pub fn random_name() -> String {
-    use std::hash::{BuildHasher, Hasher};
-    // The keys of a `RandomState` come from the operating system, and differ with every one that is made.
-    let random = || std::hash::RandomState::new().build_hasher().finish();
-    format!("{:016x}", random() ^ u64::from(std::process::id()).rotate_left(32))
-}

@@ -2,9 +2,8 @@
 
 use std::fmt;
 
+use onefold_base::percent::{decode, encode};
 use serde::{Deserialize, Serialize};
-
-use crate::percent::{decode, encode};
 
 /// The values of a dataset's partition columns, in column order; empty when it has none.
 ///

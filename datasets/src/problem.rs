@@ -7,8 +7,8 @@ use serde::Serialize;
 /// What is wrong with a dataset, and where.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// A file or a partition's folder, relative to the dataset's directory; `manifest.json` for what it says of the
-    /// whole.
+    /// A file or a partition's folder, relative to the dataset's directory; `snapshots` for what the snapshot says of
+    /// the whole.
     pub path: String,
     /// The row group in the file, counted from 0.
     #[serde(skip_serializing_if = "Option::is_none")]

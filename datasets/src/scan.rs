@@ -14,12 +14,13 @@ use arrow::array::{
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
+use onefold_base::process::catch_panic;
+use onefold_storage::{Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
 
 use crate::folded::{UnfoldedGroup, unfold_group};
-use crate::process::catch_panic;
-use crate::storage::{Object, Ranges, Storage, check_counts, read_footer};
+use crate::footer::{check_counts, read_footer};
 use crate::{DataFile, FeatureGroup, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
 
 /// The problem of a file that is not there.
@@ -164,7 +165,7 @@ impl OpenFile {
         // A footer of damaged bytes may have negative sizes, about which the library panics.
         match catch_panic(|| wanted.collect::<Result<Vec<_>, _>>()) {
             Ok(wanted) => {
-                self.storage.read_ranges(&self.path, self.bytes, wanted, self.e_tag.clone()).map(Ok)
+                Ok(Ok(self.storage.read_ranges(&self.path, self.bytes, wanted, self.e_tag.clone())?))
             }
             Err(message) => Ok(Err(message)),
         }

@@ -1,31 +1,38 @@
-//! Removes snapshots that nobody needs any more, and the files that only they name.
+//! Removes snapshots that were superseded long ago, the files that only they name, and files of writers that did not
+//! commit.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
+use onefold_storage::{Object, Storage};
 use serde::Serialize;
 
-use crate::snapshot::{
-    MANIFEST_FILE, SNAPSHOTS, head_at, named_files, not_a_dataset, numbers, snapshot_number, snapshot_path,
-};
-use crate::storage::{Object, Storage};
-use crate::writer::{DATA, VOCABULARIES, WORK};
+use crate::names::{HINT, SNAPSHOTS, WRITTEN_FOLDERS, is_written, snapshot_number};
+use crate::snapshot::{named_files, not_a_dataset, utc};
 use crate::{Error, Result};
 
 /// What a vacuum keeps.
 #[derive(Debug, Clone, Copy)]
 pub struct VacuumOptions {
-    /// The newest snapshots that are kept, at least 1.
+    /// The number of newest snapshots that are kept, at least 1. The newest one is always kept.
     pub keep: usize,
-    /// Whatever is younger is kept: snapshots that a job may be reading, and files that a writer has not committed yet.
-    /// It must be longer than the longest job that reads or writes the dataset.
+    /// The least time for which snapshots and files are kept after they are no longer needed:
+    ///
+    /// - A snapshot is kept, also beyond `keep`, if it was superseded less than this ago. It is superseded at the
+    ///   modification time of the next snapshot that exists.
+    /// - A file that no kept snapshot names is kept if the first snapshot that no longer names it was committed less
+    ///   than this ago.
+    /// - A file that no snapshot ever named, of a writer that is at work or was killed, is kept if it was modified less
+    ///   than this ago.
+    ///
+    /// It must be longer than the longest job that reads the dataset, and than the longest one that writes it.
     pub older_than: Duration,
-    /// Only say what would be removed.
+    /// Only list the snapshots and files that would be removed.
     pub dry_run: bool,
 }
 
 impl Default for VacuumOptions {
-    /// The last 10 snapshots, and whatever is younger than a day.
+    /// The last 10 snapshots, and all that was superseded or written less than a day ago.
     fn default() -> Self {
         Self { keep: 10, older_than: Duration::from_secs(86_400), dry_run: false }
     }
@@ -44,87 +51,165 @@ pub struct Vacuumed {
     pub files_removed: usize,
     /// The size of all that was removed.
     pub bytes_removed: u64,
-    /// Files that no snapshot names, but that are too young to be removed.
+    /// Files that no kept snapshot names, but that are too young to be removed.
     pub young_files_kept: usize,
+    /// Files in the folders of the dataset whose names no writer of datasets makes. They are never removed.
+    pub foreign_files_kept: usize,
+    /// The snapshots, and then the other files, that a dry run would remove, by path. Empty if it was no dry run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub would_remove: Vec<Removal>,
 }
 
-/// Removes what `options` do not keep from the dataset in `storage`. The newest snapshot is always kept. Snapshots are
-/// removed before the files that they name, so that a vacuum that is killed leaves every snapshot whole.
+/// A file that a vacuum would remove.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Removal {
+    /// Its path relative to the dataset's folder.
+    pub path: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Why it is removed.
+    pub reason: Reason,
+    /// Since when that is so, RFC 3339, UTC: when the snapshot, or the last snapshot that names the file, was
+    /// superseded; or when the file was modified, if its writer did not commit.
+    pub since: String,
+}
+
+/// Why a vacuum removes a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// A snapshot that was superseded, or a file that only such snapshots name.
+    Superseded,
+    /// A file that no snapshot names: its writer did not commit.
+    NotCommitted,
+}
+
+/// A snapshot or file that no kept snapshot needs.
+#[derive(Debug)]
+struct Unneeded {
+    object: Object,
+    reason: Reason,
+    since: SystemTime,
+}
+
+impl From<Unneeded> for Removal {
+    fn from(unneeded: Unneeded) -> Self {
+        let Unneeded { object, reason, since } = unneeded;
+        Self { path: object.path, bytes: object.bytes, reason, since: utc(since) }
+    }
+}
+
+/// Removes what `options` do not keep from the dataset in `storage`. Snapshots are removed before the files that they
+/// name, so that a vacuum that is killed leaves every snapshot whole. Files whose names no writer of datasets makes are
+/// never removed. A snapshot that is to be removed and cannot be read is removed, too.
 ///
 /// # Errors
 ///
 /// [`Error::NotADataset`] if there is no snapshot, [`Error::Snapshot`] if one that is kept cannot be read; nothing is
-/// removed then. [`Error::Read`] and [`Error::Store`] if the storage fails.
+/// removed then. [`Error::Storage`] if the storage fails.
 pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     let now = SystemTime::now();
-    // A clock that is ahead of the store's only keeps more.
-    let is_old =
-        |object: &Object| now.duration_since(object.modified).is_ok_and(|age| age >= options.older_than);
+    // A time after `now`, by a clock of the storage that is ahead, is young.
+    let is_old = |since: SystemTime| now.duration_since(since).is_ok_and(|age| age >= options.older_than);
     // Listed before the snapshots: a file that is committed meanwhile is named by a snapshot that is read below.
-    let objects: Vec<Object> = [DATA, VOCABULARIES, SNAPSHOTS, WORK]
-        .into_iter()
-        .map(|folder| storage.list(folder, None))
-        .collect::<Result<Vec<_>>>()?
-        .concat();
-    let numbers = numbers(storage, None)?;
-    let Some(newest) = numbers.last() else {
-        return Err(match storage.head(MANIFEST_FILE)? {
-            None => not_a_dataset(storage),
-            // A `manifest.json` has nothing but its own files.
-            Some(_) => Error::NotADataset {
-                path: storage.location().to_owned(),
-                hint: "a vacuum needs a dataset of format version 4 or later".to_owned(),
-            },
-        });
+    let files = other_files(storage)?;
+    let snapshots = snapshots(storage)?;
+    if snapshots.is_empty() {
+        return Err(not_a_dataset(storage));
+    }
+    let superseded = superseded(&snapshots);
+    let last: HashSet<u64> = snapshots.keys().rev().take(options.keep.max(1)).copied().collect();
+    let is_removed = |number: &u64| {
+        !last.contains(number) && superseded.get(number).is_some_and(|(_, since)| is_old(*since))
     };
-    let last: HashSet<u64> = numbers.iter().rev().take(options.keep.max(1)).copied().collect();
-    let old: HashSet<u64> = objects
-        .iter()
-        .filter(|object| is_old(object))
-        .filter_map(|object| snapshot_number(&object.path))
-        .collect();
-    let (removed, kept): (Vec<u64>, Vec<u64>) = numbers
-        .iter()
-        .partition(|number| **number != *newest && !last.contains(number) && old.contains(number));
+    let (removed, kept): (Vec<u64>, Vec<u64>) = snapshots.keys().copied().partition(is_removed);
     let named = named_files(storage, kept.iter().copied())?;
-    let is_file =
-        |object: &&Object| object.path != crate::snapshot::HINT && snapshot_number(&object.path).is_none();
-    let mut unnamed: Vec<Object> =
-        objects.iter().filter(is_file).filter(|object| !named.contains(&object.path)).cloned().collect();
-    unnamed.extend(manifest_files(storage)?);
-    let listed: HashSet<&str> = objects.iter().map(|object| object.path.as_str()).collect();
-    unnamed
-        .extend(storage.left_over_files()?.into_iter().filter(|file| !listed.contains(file.path.as_str())));
-    let (old_files, young_files): (Vec<Object>, Vec<Object>) = unnamed.into_iter().partition(is_old);
-    let removed_paths: HashSet<String> = removed.iter().copied().map(snapshot_path).collect();
-    let size_of_snapshots =
-        objects.iter().filter(|object| removed_paths.contains(&object.path)).map(|object| object.bytes);
-    let bytes_removed = size_of_snapshots.chain(old_files.iter().map(|object| object.bytes)).sum();
-    let vacuumed = Vacuumed {
+    let dropped = dropped(storage, &removed, &superseded)?;
+
+    let not_named = files.into_iter().filter(|file| !named.contains(&file.path));
+    let (written, foreign): (Vec<Object>, Vec<Object>) = not_named.partition(|file| is_written(&file.path));
+    let unneeded = written.into_iter().map(|object| match dropped.get(&object.path) {
+        Some(since) => Unneeded { since: *since, reason: Reason::Superseded, object },
+        None => Unneeded { since: object.modified, reason: Reason::NotCommitted, object },
+    });
+    let (mut old_files, young_files): (Vec<Unneeded>, Vec<Unneeded>) =
+        unneeded.partition(|file| is_old(file.since));
+    old_files.sort_by(|a, b| a.object.path.cmp(&b.object.path));
+    let old_snapshots = removed.iter().filter_map(|number| superseded.get(number));
+    let old_snapshots: Vec<Unneeded> = old_snapshots
+        .map(|(object, since)| Unneeded {
+            object: (*object).clone(),
+            reason: Reason::Superseded,
+            since: *since,
+        })
+        .collect();
+
+    let mut vacuumed = Vacuumed {
         dry_run: options.dry_run,
         snapshots_kept: kept,
-        snapshots_removed: removed.clone(),
+        snapshots_removed: removed,
         files_removed: old_files.len(),
-        bytes_removed,
+        bytes_removed: old_snapshots.iter().chain(&old_files).map(|old| old.object.bytes).sum(),
         young_files_kept: young_files.len(),
+        foreign_files_kept: foreign.len(),
+        would_remove: Vec::new(),
     };
-    if !options.dry_run {
-        storage.delete(removed.into_iter().map(snapshot_path).collect())?;
-        storage.delete(old_files.into_iter().map(|object| object.path).collect())?;
-        storage.remove_empty_folders();
+    if options.dry_run {
+        vacuumed.would_remove = old_snapshots.into_iter().chain(old_files).map(Removal::from).collect();
+        return Ok(vacuumed);
     }
+    let paths = |old: Vec<Unneeded>| old.into_iter().map(|old| old.object.path).collect::<Vec<String>>();
+    storage.delete(paths(old_snapshots))?;
+    storage.delete(paths(old_files))?;
+    storage.remove_empty_folders(&WRITTEN_FOLDERS);
     Ok(vacuumed)
 }
 
-/// The files of a `manifest.json` that snapshots have replaced.
-fn manifest_files(storage: &Storage) -> Result<Vec<Object>> {
-    let Some(manifest) = storage.head(MANIFEST_FILE)? else { return Ok(Vec::new()) };
+/// The files in the dataset's folders, temporary ones included, without the snapshots and the hint.
+fn other_files(storage: &Storage) -> Result<Vec<Object>> {
     let mut files = Vec::new();
-    for path in head_at(storage, 0)?.file_paths() {
-        // All of them became superfluous when the manifest did, which is not before its own time.
-        let file = storage.head(path)?;
-        files.extend(file.map(|file| Object { modified: file.modified.max(manifest.modified), ..file }));
+    for folder in WRITTEN_FOLDERS {
+        files.extend(storage.list(folder, None)?);
     }
-    files.push(manifest);
+    let listed: HashSet<String> = files.iter().map(|file| file.path.clone()).collect();
+    let left_over = storage.left_over_files(&WRITTEN_FOLDERS)?;
+    files.extend(left_over.into_iter().filter(|file| !listed.contains(&file.path)));
+    files.retain(|file| file.path != HINT && snapshot_number(&file.path).is_none());
     Ok(files)
 }
+
+/// The snapshots that exist, by number.
+fn snapshots(storage: &Storage) -> Result<BTreeMap<u64, Object>> {
+    let objects = storage.list(SNAPSHOTS, None)?.into_iter();
+    Ok(objects.filter_map(|object| Some((snapshot_number(&object.path)?, object))).collect())
+}
+
+/// All snapshots but the newest, and the time at which each was superseded: the modification time of the next one.
+fn superseded(snapshots: &BTreeMap<u64, Object>) -> BTreeMap<u64, (&Object, SystemTime)> {
+    let pairs = snapshots.iter().zip(snapshots.values().skip(1));
+    pairs.map(|((number, snapshot), next)| (*number, (snapshot, next.modified))).collect()
+}
+
+/// The files that the `removed` snapshots name, and the time at which the last one that names each was superseded: the
+/// first snapshot that no longer names the file was committed then.
+fn dropped(
+    storage: &Storage,
+    removed: &[u64],
+    superseded: &BTreeMap<u64, (&Object, SystemTime)>,
+) -> Result<HashMap<String, SystemTime>> {
+    let mut dropped = HashMap::new();
+    for number in removed {
+        let Some((_, since)) = superseded.get(number) else { continue };
+        match named_files(storage, [*number]) {
+            Ok(named) => dropped.extend(named.into_iter().map(|path| (path, *since))),
+            // It is damaged, or another vacuum has removed it. Its files count from their own modification time, which
+            // is before its commit.
+            Err(Error::Snapshot { .. } | Error::NoSnapshot { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(dropped)
+}
+
+#[cfg(test)]
+mod tests;

@@ -25,6 +25,7 @@ mod data_file;
 mod encoders;
 mod encodings;
 mod finish;
+mod location;
 mod options;
 mod order;
 mod row_group;
@@ -34,29 +35,24 @@ use std::path::Path;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
+use onefold_storage::Storage;
 
 pub use self::bucket::{BucketWriter, BucketWriters, Decode, WrittenBucket};
 pub use self::closing::ClosingBuckets;
 pub(crate) use self::count::Counter;
 pub use self::encoders::Encoders;
 pub use self::finish::Written;
-pub use self::options::{Commit, WriterOptions};
+pub use self::location::check_new_location;
+pub use self::options::WriterOptions;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::Lists;
+use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::snapshot::{Snapshot, latest_head};
-use crate::storage::Storage;
 use crate::{
-    Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
-    VocabularyFile, bucket_of_session, percent,
+    Commit, Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
+    VocabularyFile, bucket_of_session,
 };
-
-/// The folder of the data files in a dataset.
-pub(crate) const DATA: &str = "data";
-/// The folder of the vocabularies in a dataset.
-pub(crate) const VOCABULARIES: &str = "vocabularies";
-/// The folder, in a dataset, of what a cluster keeps there while it builds.
-pub const WORK: &str = "work";
 
 /// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
 /// before it removes the files it wrote.
@@ -93,10 +89,10 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Exists`] if `location` holds a dataset that may be neither replaced nor appended to, or holds something
-    /// that is no dataset; [`Error::Schema`] for a schema that no dataset can have, a column order that names no
-    /// column, or a dataset of another schema, layout, order, definition of sessions or version to append to;
-    /// [`Error::Location`] and [`Error::Read`] if the storage cannot be reached.
+    /// [`Error::Storage`] if `location` holds a dataset that may be neither replaced nor appended to, holds a file that
+    /// belongs to no dataset and no snapshot, or cannot be reached; [`Error::Schema`] for a schema that no dataset can have, a column
+    /// order that names no column, or a dataset of another schema, layout, order, definition of sessions or version to
+    /// append to.
     pub fn create(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
         Self::create_in(Storage::open(location)?, schema, options)
     }
@@ -200,8 +196,8 @@ impl DatasetWriter {
     ///
     /// [`Error::Column`] if the columns differ, samples do not come in their order, or a bucket comes back after
     /// another one; [`Error::Schema`] if the partition columns are not those of the dataset that is appended to;
-    /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if a file cannot be written (a full disk, say), also
-    /// for one of the row groups before.
+    /// [`Error::Storage`] and [`Error::Parquet`] if a file cannot be written (a full disk, say), also for one of the
+    /// row groups before.
     pub fn write(&mut self, key: &PartitionKey, batch: &RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
             return Ok(());
@@ -234,14 +230,15 @@ impl DatasetWriter {
     }
 
     /// Adds the vocabulary `name`, which features of the schema name and whose ids the samples have. Of a dataset that
-    /// is appended to, it replaces the vocabulary of that name, which it must extend.
+    /// is appended to, it replaces the vocabulary of that name, which it must extend; one with the same content changes
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if its file cannot be written.
+    /// [`Error::Storage`] and [`Error::Parquet`] if its file cannot be written.
     pub fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
         let BucketWriters { storage, attempt, .. } = &self.writers;
-        let path = format!("{VOCABULARIES}/{}-{attempt}.parquet", percent::encode(name));
+        let path = vocabulary_file(name, attempt);
         self.paths.push(path.clone());
         let file = vocabulary.write(storage, &path)?;
         self.vocabularies.insert(name.to_owned(), file);
@@ -411,13 +408,16 @@ impl Drop for DatasetWriter {
         let _ = self.closing.finish();
         self.add_closed();
         self.writers.storage.clean_up(std::mem::take(&mut self.paths));
-        self.writers.storage.remove_empty_folders();
+        self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
     }
 }
 
 /// The newest snapshot, if there is one and it may be replaced or appended to.
 fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<Option<Snapshot>> {
-    let exists = |hint: &str| Error::Exists { path: storage.location().to_owned(), hint: hint.to_owned() };
+    let exists = |hint: &str| {
+        let (path, hint) = (storage.location().to_owned(), hint.to_owned());
+        Error::from(onefold_storage::Error::Exists { path, hint })
+    };
     match (latest_head(storage)?, options.commit) {
         (Some(_), Commit::Create) => Err(exists(
             "it is a dataset; choose another location, or replace it with the option `commit = overwrite`",
@@ -427,16 +427,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             check_appendable(storage, &base, schema, options)?;
             Ok(Some(base))
         }
-        (None, _) => {
-            let ours: BTreeSet<&str> = [DATA, VOCABULARIES, WORK, crate::snapshot::SNAPSHOTS].into();
-            let foreign = storage.entries("")?.into_iter().find(|name| !ours.contains(name.as_str()));
-            match foreign {
-                None => Ok(None),
-                Some(name) => Err(exists(&format!(
-                    "it is not a dataset (it holds `{name}`), so nothing is written into it; choose another location"
-                ))),
-            }
-        }
+        (None, _) => check_new_location(storage).map(|()| None),
     }
 }
 
@@ -453,12 +444,6 @@ fn check_appendable(
         let hint = "append with the configuration that the dataset was built with, or build the dataset anew";
         Err(Error::Schema { message, hint: hint.to_owned() })
     };
-    if base.snapshot == 0 {
-        let message =
-            format!("`{location}` is of format version {}, which cannot be appended to", base.format_version);
-        let hint = "build the dataset anew; from then on it can be appended to".to_owned();
-        return Err(Error::Schema { message, hint });
-    }
     if base.layout != options.layout {
         return differs("layout");
     }

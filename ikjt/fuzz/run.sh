@@ -5,7 +5,7 @@ set -euo pipefail
 seconds="${1:-60}"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 target="${CARGO_TARGET_DIR:-$here/../../target}"
-export ONEFOLD_FUZZ_DATASET="$here/../../tests/data/v3"
+export ONEFOLD_FUZZ_DATASET="$here/../../tests/data/v5"
 export CARGO_TARGET_DIR="$target/fuzz" TMPDIR="$target/fuzz/tmp" RUST_BACKTRACE=0
 mkdir -p "$TMPDIR"
 
@@ -22,7 +22,7 @@ for name in folded snapshot folded_file packed; do
     corpus="$target/fuzz/corpus/$name"
     mkdir -p "$corpus" "$target/fuzz/artifacts/$name"
     case "$name" in
-        snapshot) cp "$here"/../../tests/data/v*/manifest.json "$here"/../../tests/data/v*/snapshots/0*.json --target-directory "$corpus" --backup=numbered 2>/dev/null || true ;;
+        snapshot) cp "$here"/../../tests/data/v*/snapshots/0*.json --target-directory "$corpus" --backup=numbered 2>/dev/null || true ;;
         folded_file) find "$ONEFOLD_FUZZ_DATASET" -name '*.parquet' -exec cp {} "$corpus/" \; ;;
     esac
     echo "fuzzing $name for $seconds seconds" >&2

@@ -146,6 +146,12 @@ pub enum ServiceErrorKind {
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+impl From<onefold_storage::Error> for Error {
+    fn from(error: onefold_storage::Error) -> Self {
+        Self::Dataset(error.into())
+    }
+}
+
 impl Error {
     pub(crate) fn corrupt(path: &Path, message: impl Into<String>) -> Self {
         let message = message.into();

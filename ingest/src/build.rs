@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use onefold_datasets::process::peak_rss_bytes;
-use onefold_datasets::progress::Reporter;
-use onefold_datasets::units::count_of;
+use onefold_base::process::peak_rss_bytes;
+use onefold_base::progress::Reporter;
+use onefold_base::units::count_of;
 use onefold_datasets::{
     Commit, DatasetWriter, KeptColumn, KeptKind, Layout, Order, PartitionFilter, Schema, Snapshot,
     WriterOptions, Written,

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_datasets::verify::ExpectedSamples;
 use onefold_datasets::{Decode, PartitionChoice, PartitionFilter, PartitionKey, Problem, Snapshot};
 use serde::Serialize;

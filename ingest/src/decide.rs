@@ -11,12 +11,12 @@ use datafusion::arrow::util::display::array_value_to_string;
 use datafusion::error::DataFusionError;
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{
     FeatureGroup, KeptColumn, OriginalKind, Schema, Snapshot, SparseFeature, TextIds, Vocabulary,
     VocabularyCounter, VocabularyFile,
 };
 use onefold_sql::Query as _;
+use onefold_storage::Storage;
 use serde::Serialize;
 
 use crate::cluster::{ListColumn, SampleStatistics, list_names, same_hash};

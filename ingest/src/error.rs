@@ -166,6 +166,12 @@ impl From<onefold_datasets::Error> for Error {
     }
 }
 
+impl From<onefold_storage::Error> for Error {
+    fn from(error: onefold_storage::Error) -> Self {
+        Self::Dataset(error.into())
+    }
+}
+
 impl From<DataFusionError> for Error {
     fn from(error: DataFusionError) -> Self {
         // An error of this crate comes back through the engine.

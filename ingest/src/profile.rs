@@ -32,7 +32,7 @@ use datafusion::physical_plan::{
 };
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
-use onefold_datasets::process::{ThreadSeconds, cpu_seconds, threads_named};
+use onefold_base::process::{ThreadSeconds, cpu_seconds, threads_named};
 
 /// The length of the intervals by which work is shown.
 const INTERVAL: Duration = Duration::from_millis(10);

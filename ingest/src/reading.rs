@@ -6,7 +6,7 @@ use std::sync::Arc;
 use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
 use datafusion::prelude::SessionContext;
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_datasets::{CountBudget, KeptColumn, Order, OriginalKind, PartitionTypes, default_buckets};
 use onefold_sql::Query as _;
 
@@ -225,7 +225,7 @@ mod tests {
     use std::sync::Arc;
 
     use datafusion::arrow::array::{Int64Array, RecordBatch};
-    use onefold_datasets::progress::Silent;
+    use onefold_base::progress::Silent;
     use parquet::arrow::ArrowWriter;
 
     use super::*;

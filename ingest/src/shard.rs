@@ -23,10 +23,10 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
-use onefold_datasets::commit::{self, StagedDirectory};
+use onefold_base::process::peak_rss_bytes;
+use onefold_base::progress::Reporter;
 use onefold_datasets::digest::Digest;
-use onefold_datasets::process::peak_rss_bytes;
-use onefold_datasets::progress::Reporter;
+use onefold_storage::commit::{self, StagedDirectory};
 use rayon::prelude::*;
 use serde::Serialize;
 

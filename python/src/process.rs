@@ -8,8 +8,8 @@ use std::mem::ManuallyDrop;
 use std::process;
 use std::sync::{Mutex, PoisonError};
 
-use onefold_datasets::process::available_threads;
-use onefold_datasets::units::parse_bytes;
+use onefold_base::process::available_threads;
+use onefold_base::units::parse_bytes;
 use onefold_ikjt::Workers;
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use pyo3::prelude::*;

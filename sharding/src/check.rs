@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use onefold_datasets::units::format_bytes;
+use onefold_base::units::format_bytes;
 
 use crate::plan::{KIND, buffer_bytes, loads_by_rank, memory_bytes, no_such_rank};
 use crate::tables::check_size;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::units::format_bytes;
+use onefold_base::units::format_bytes;
 
 /// What can go wrong with tables, topologies, searches and plans.
 #[derive(Debug, thiserror::Error)]
@@ -123,6 +123,12 @@ pub enum Error {
         /// Ranks that have room; `None` if the buffers of many ranks leave no room in each.
         enough_ranks: Option<u64>,
     },
+}
+
+impl From<onefold_storage::Error> for Error {
+    fn from(error: onefold_storage::Error) -> Self {
+        Self::Datasets(error.into())
+    }
 }
 
 impl From<onefold_ikjt::Error> for Error {

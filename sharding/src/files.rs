@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-use onefold_datasets::commit;
+use onefold_storage::commit;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -144,7 +144,7 @@ pub fn claim_output(path: &Path, overwrite: bool) -> Result<()> {
     }
     if path.exists() && !overwrite {
         let hint = "choose another file, or replace it with the option `overwrite`".to_owned();
-        return Err(onefold_datasets::Error::Exists { path: path.to_owned(), hint }.into());
+        return Err(onefold_storage::Error::Exists { path: path.to_owned(), hint }.into());
     }
     Ok(())
 }

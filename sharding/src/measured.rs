@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_ikjt::hash::SigridHash;
 use onefold_ikjt::{Feature, Group, Reader, ReaderOptions, Workers};
 

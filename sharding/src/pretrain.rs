@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;

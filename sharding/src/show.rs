@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{format_bytes, format_count};
 
 use crate::{Plan, RankGroup, RankPrediction, Shard, ShardingType, TablePlan, Topology};
 

@@ -5,7 +5,7 @@ mod rows;
 
 use std::collections::{BTreeMap, HashMap};
 
-use onefold_datasets::units::format_count;
+use onefold_base::units::format_count;
 use onefold_datasets::{FeatureStatistics, Schema, SparseFeature, SparseKind, suggest};
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use onefold_datasets::units;
+use onefold_base::units;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 

@@ -36,7 +36,7 @@ use s3s_fs::FileSystem;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use self::answer::{Answer, Broken, broken, refusal, reset, slow, truncated};
+use self::answer::{Answer, Broken, broken, refusal, reset, slow, stalled, truncated};
 use self::backend::{Backend, Folder, drain};
 
 /// The key that requests are signed with.
@@ -67,6 +67,10 @@ pub enum Fault {
     LoseAnswer,
     /// The connection is reset after half of the answer's body.
     Truncate,
+    /// The connection stays open, and no answer comes; the request is not executed.
+    Stall,
+    /// The connection stays open, and nothing comes after half of the answer's body.
+    StallHalfway,
     /// The answer's body comes with this many bytes a second.
     Slow {
         /// Bytes a second, at least 1.
@@ -441,16 +445,34 @@ impl Shared {
                 Err(reset(&handle))
             }
             Some(Fault::Truncate) => {
-                let response = self.execute(request).await?;
-                let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-                let half = length.and_then(|length| length.parse::<usize>().ok()).unwrap_or(0) / 2;
+                let (response, half) = self.execute_and_halve(request).await?;
                 Ok(response.map(|body| truncated(body, half, handle)))
+            }
+            Some(Fault::Stall) => {
+                drain(request).await;
+                // The client gives up and closes the connection, which drops this.
+                std::future::pending().await
+            }
+            Some(Fault::StallHalfway) => {
+                let (response, half) = self.execute_and_halve(request).await?;
+                Ok(response.map(|body| stalled(body, half)))
             }
             Some(Fault::Slow { bytes_per_second }) => {
                 Ok(self.execute(request).await?.map(|body| slow(body, bytes_per_second.max(1))))
             }
             _ => self.execute(request).await,
         }
+    }
+
+    /// The answer of the backend, and half of its body's length.
+    async fn execute_and_halve(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<(Response<Answer>, usize), Broken> {
+        let response = self.execute(request).await?;
+        let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        let half = length.and_then(|length| length.parse::<usize>().ok()).unwrap_or(0) / 2;
+        Ok((response, half))
     }
 
     /// The answer of the backend, with its bytes counted.

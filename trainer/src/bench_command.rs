@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use onefold_datasets::process::available_threads;
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::process::available_threads;
+use onefold_base::units::{format_bytes, format_count};
 use onefold_raw_logs::generate::Workload;
 use onefold_terminal::Printer;
 use onefold_trainer::bench::{BenchOptions, BenchReport, bench};

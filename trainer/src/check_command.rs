@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use onefold_datasets::process::available_threads;
+use onefold_base::process::available_threads;
 use onefold_raw_logs::generate::Workload;
 use onefold_terminal::Printer;
 use onefold_trainer::bench::{CompareOptions, Comparison, compare};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{format_bytes, format_count};
 use onefold_trainer::metrics::Figures;
 use onefold_trainer::{
     Ending, EvaluationSummary, GrownTable, LossJump, ModelSize, ProgressiveSummary, RowCounts, TrainSummary,

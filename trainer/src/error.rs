@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use onefold_datasets::units::format_bytes;
+use onefold_base::units::format_bytes;
 
 /// What can go wrong while a model is configured, trained, stored or evaluated.
 #[derive(Debug, thiserror::Error)]
@@ -219,6 +219,12 @@ pub(crate) fn ranks(rank: u32, others: &[u32]) -> String {
             let between: String = between.iter().map(|rank| format!(", {rank}")).collect();
             format!("ranks {rank}{between} and {last} were")
         }
+    }
+}
+
+impl From<onefold_storage::Error> for Error {
+    fn from(error: onefold_storage::Error) -> Self {
+        Self::Dataset(error.into())
     }
 }
 

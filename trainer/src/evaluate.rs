@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_datasets::{PartitionFilter, Schema, Snapshot, hash_id};
 use onefold_ikjt::reader::load_snapshot;
 use onefold_ikjt::reader::{DEFAULT_MEMORY_LIMIT, Rank};

@@ -7,9 +7,9 @@
 
 use std::path::Path;
 
-use onefold_datasets::commit::StagedDirectory;
-use onefold_datasets::storage::Storage;
 use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling, TableConfig, tables_of};
+use onefold_storage::Storage;
+use onefold_storage::commit::StagedDirectory;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -27,8 +27,7 @@ use crate::run::Run;
 /// The file that says how the tensors belong together.
 const EXPORT_FILE: &str = "export.json";
 const MODEL_FILE: &str = "model.safetensors";
-/// The version of `export.json`. Version 1 had one `label` in place of `labels`, version 2 one `feature` a table, version
-/// 3 no `normalizers`.
+/// The version of `export.json`.
 const FORMAT_VERSION: u32 = 4;
 /// Name of the bottom MLP's output among the vectors that interact.
 const DENSE_VECTOR: &str = "dense";
@@ -70,7 +69,6 @@ struct ExportedTable {
     rows: u64,
     dim: u64,
     /// The type of its weights.
-    #[serde(default)]
     dtype: DataType,
     /// How an id becomes a row: `checked`, as it is; `hashed`, by SigridHash with salt 0, modulo the rows.
     ids: IdPolicy,

@@ -1,6 +1,6 @@
 //! A model's predictions for everything that a reader reads.
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_ikjt::{Batch, Reader};
 
 use crate::lockstep::{self, STOP};

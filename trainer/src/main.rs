@@ -15,10 +15,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use onefold_base::process::available_threads;
+use onefold_base::progress::{Reporter, Silent};
+use onefold_base::units::{format_bytes, format_count, parse_bytes};
 use onefold_datasets::PartitionFilter;
-use onefold_datasets::process::available_threads;
-use onefold_datasets::progress::{Reporter, Silent};
-use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
 use onefold_ikjt::Dedupe;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;
@@ -373,8 +373,8 @@ impl Begun {
     /// What `run` was begun with.
     fn of(run: Run, checkpoints: Option<PathBuf>) -> Self {
         Self {
-            snapshot: run.snapshot,
-            streams: run.streams,
+            snapshot: Some(run.snapshot),
+            streams: Some(run.streams),
             checkpoints: checkpoints.or(run.checkpoints),
             new_partitions: run.train_partitions.is_some(),
             warm_start: run.warm_start,

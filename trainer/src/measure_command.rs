@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use onefold_datasets::process::available_threads;
-use onefold_datasets::progress::{Reporter, Silent};
-use onefold_datasets::units::{format_count, parse_bytes};
+use onefold_base::process::available_threads;
+use onefold_base::progress::{Reporter, Silent};
+use onefold_base::units::{format_count, parse_bytes};
 use onefold_sharding::{Costs, claim_output};
 use onefold_terminal::Printer;
 use onefold_trainer::device::{Accelerator, DeviceName};

@@ -8,10 +8,10 @@ use arrow::array::{ArrayRef, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
+use onefold_base::progress::Reporter;
 use onefold_datasets::Schema;
-use onefold_datasets::progress::Reporter;
-use onefold_datasets::storage::{Storage, Upload};
 use onefold_ikjt::Batch;
+use onefold_storage::{Storage, Upload};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
@@ -157,17 +157,15 @@ struct File {
 
 impl File {
     fn create(out: &Path, overwrite: bool) -> Result<Self> {
-        let text = out.to_string_lossy();
-        let (folder, name) = text.rsplit_once('/').map_or((".", &*text), |(folder, name)| (folder, name));
-        let storage = Storage::open(Path::new(if folder.is_empty() { "/" } else { folder }))?;
-        if name.is_empty() || !overwrite && storage.head(name)?.is_some() {
-            return Err(onefold_datasets::Error::Exists {
+        let (storage, name) = Storage::of_file(out)?;
+        if name.is_empty() || !overwrite && storage.head(&name)?.is_some() {
+            return Err(onefold_storage::Error::Exists {
                 path: out.to_owned(),
                 hint: "give another file, or replace it with the option `overwrite`".to_owned(),
             }
             .into());
         }
-        Ok(Self { storage, name: name.to_owned(), writer: None, schema: None })
+        Ok(Self { storage, name, writer: None, schema: None })
     }
 
     fn failed(&self, error: parquet::errors::ParquetError) -> Error {

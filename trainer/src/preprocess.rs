@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onefold_datasets::Schema;
-use onefold_datasets::storage::Storage;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
+use onefold_storage::Storage;
 
 use crate::{Result, TrainConfig};
 
@@ -43,7 +43,11 @@ impl Preprocessing {
         let copies = tempfile::tempdir()?;
         fs_err::create_dir(copies.path().join(FOLDER))?;
         for object in run.list(FOLDER, None)? {
-            let bytes = run.read(&object.path)?.unwrap_or_default();
+            let bytes = run.read(&object.path)?.ok_or_else(|| {
+                let message =
+                    format!("`{}` was removed while it was read", run.shown(&object.path).display());
+                std::io::Error::new(std::io::ErrorKind::NotFound, message)
+            })?;
             fs_err::write(copies.path().join(&object.path), bytes)?;
         }
         let path = copies.path().join(STORED);

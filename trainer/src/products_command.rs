@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use onefold_datasets::process::available_threads;
+use onefold_base::process::available_threads;
 use onefold_terminal::Printer;
 use onefold_trainer::bench::{ProductsReport, measure_products};
 

@@ -21,7 +21,7 @@ mod turns;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_sharding::{AskedFeatures, ComputeSample, Costs, ShardFeatures};
 use onefold_sharding_benchmark::pool;
 use rand::SeedableRng;
@@ -157,7 +157,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use onefold_datasets::progress::Silent;
+    use onefold_base::progress::Silent;
     use onefold_sharding::ShardFeatures;
 
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::commit::write_atomically;
+use onefold_storage::commit::write_atomically;
 use onefold_terminal::Printer;
 use onefold_trainer::report::Report;
 use serde::Serialize;
@@ -38,7 +38,7 @@ pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Res
         report.counts().map(|(run, evaluations, days)| ReportedRun { run, evaluations, days }).collect();
     let text = format!(
         "drew {} in {}",
-        onefold_datasets::units::count_of(runs.len() as u64, "run"),
+        onefold_base::units::count_of(runs.len() as u64, "run"),
         arguments.html.display()
     );
     Ok(printer.summary(&text, &ReportSummary { html: &arguments.html, runs })?)

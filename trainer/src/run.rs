@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::storage::{Created, Storage, is_url};
+use onefold_datasets::digest::Digest;
 use onefold_datasets::{FeatureGroup, IdEncoding, PartitionKey, Schema, Snapshot, SparseFeature};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
+use onefold_storage::{Created, Storage};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -30,7 +31,7 @@ pub const MODEL_FILE: &str = "model.safetensors";
 pub(crate) const SHARDS: &str = ".shards";
 /// What names of the dense part's parameters begin with.
 const DENSE: &str = "dense.";
-/// The version this code writes; it reads 1 too, which has fewer settings.
+/// The version that this code writes, and the only one that it reads.
 const FORMAT_VERSION: u32 = 2;
 
 /// `run.json`: what is needed to use the parameters.
@@ -41,31 +42,23 @@ pub struct Run {
     pub format_version: u32,
     /// The configuration that was trained.
     pub config: TrainConfig,
-    /// The identity of the dataset that it was trained on; runs of earlier versions do not name it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dataset: Option<String>,
+    /// The identity of the dataset that it was trained on.
+    pub dataset: String,
     /// The number of the dataset's snapshot.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub snapshot: Option<u64>,
+    pub snapshot: u64,
     /// The schema of the dataset that it was trained on.
     pub schema: Schema,
     /// How dense features are normalized, by name; those that are not named stay as they are.
     #[serde(default, skip_serializing_if = "Normalizers::is_empty")]
     pub normalizers: Normalizers,
-    /// The dataset's vocabularies, by name; runs of earlier versions do not know them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vocabularies: Option<BTreeMap<String, VocabularyIdentity>>,
+    /// The dataset's vocabularies, by name.
+    pub vocabularies: BTreeMap<String, VocabularyIdentity>,
     /// What every feature looks up, in the schema's order.
     pub tables: Vec<FeatureConfig>,
     /// The streams that batches are put together from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub streams: Option<usize>,
-    /// Runs of earlier versions have the shards of their plan here; checkpoints name them now.
-    #[serde(default, rename = "shards", skip_serializing)]
-    _shards_of_earlier_versions: serde::de::IgnoredAny,
-    /// What every partition of the snapshot holds, by key: later ones can be told from them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub partitions: Option<BTreeMap<String, String>>,
+    pub streams: usize,
+    /// The digests of the snapshot's partitions, by key: later ones can be told from them.
+    pub partitions: BTreeMap<String, Digest>,
     /// The partitions that are trained on, if it is not those that the configuration names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train_partitions: Option<Vec<PartitionKey>>,
@@ -77,11 +70,9 @@ pub struct Run {
     pub warm_start: Option<WarmStarted>,
     /// Steps that were taken.
     pub steps: u64,
-    /// How far the model was trained, by this run and those before it; runs of earlier versions do not say it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trained: Option<Trained>,
+    /// How far the model was trained, by this run and those before it; 0 until training is complete, as the steps.
+    pub trained: Trained,
     /// Whether training came to its end, so that the model is there.
-    #[serde(default = "yes")]
     pub completed: bool,
     /// The path or URL of the folder that holds the model and the checkpoints, if it is not that of this description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -111,32 +102,32 @@ pub struct Trained {
     pub samples: u64,
 }
 
-/// Runs of version 1 appeared when they were complete.
-fn yes() -> bool {
-    true
+/// The version that a description says it has. It is looked at first: other versions have other fields.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Versioned {
+    pub(crate) format_version: u32,
 }
 
 impl Run {
-    /// The description of a run that begins.
+    /// The description of a run that begins, without what it is trained on.
     pub fn new(config: &TrainConfig, schema: &Schema, tables: &[FeatureConfig]) -> Self {
         let (config, schema, tables) = (config.clone(), schema.clone(), tables.to_vec());
         Self {
             format_version: FORMAT_VERSION,
             config,
-            dataset: None,
-            snapshot: None,
-            vocabularies: None,
+            dataset: String::new(),
+            snapshot: 0,
+            vocabularies: BTreeMap::new(),
             schema,
             normalizers: Normalizers::new(),
             tables,
-            streams: None,
-            partitions: None,
+            streams: 0,
+            partitions: BTreeMap::new(),
             train_partitions: None,
             progressive: false,
             warm_start: None,
-            trained: None,
-            _shards_of_earlier_versions: serde::de::IgnoredAny,
             steps: 0,
+            trained: Trained::default(),
             completed: false,
             checkpoints: None,
         }
@@ -217,7 +208,7 @@ impl Run {
             }
             tensor_file::write(&files, MODEL_FILE, entries)?;
             files.remove_folder(SHARDS, None)?;
-            (self.steps, self.trained, self.completed) = (steps, Some(trained), true);
+            (self.steps, self.trained, self.completed) = (steps, trained, true);
             self.store(directory)
         })
     }
@@ -323,13 +314,14 @@ impl Run {
         let hint = "train again, or use the program that wrote it";
         let wrong =
             |message: String| Error::Run { path: storage.shown(RUN_FILE), message, hint: hint.to_owned() };
-        let run: Self = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
-        if !(1..=FORMAT_VERSION).contains(&run.format_version) {
-            let message =
-                format!("format version {}, this program reads {FORMAT_VERSION}", run.format_version);
-            return Err(wrong(message));
+        let malformed = |error: serde_json::Error| wrong(error.to_string());
+        let Versioned { format_version } = serde_json::from_slice(&text).map_err(malformed)?;
+        if format_version != FORMAT_VERSION {
+            return Err(wrong(format!(
+                "format version {format_version}, this program reads {FORMAT_VERSION}"
+            )));
         }
-        Ok(Some(run))
+        Ok(Some(serde_json::from_slice(&text).map_err(malformed)?))
     }
 
     /// The files of the model of the run at `location`, or of one of its checkpoints. Every rank calls it.
@@ -365,8 +357,7 @@ impl Run {
         collectives.agree_on(|| {
             let tables = StoredTables::open(&files, &[MODEL_FILE.to_owned()], &[])?;
             let (dense, metrics) = (DenseFile::open(&files, MODEL_FILE)?, tables::open(&files, MODEL_FILE)?);
-            let trained = self.trained.unwrap_or_default();
-            Ok(Stored { dense, tables, metrics, steps: self.steps, trained })
+            Ok(Stored { dense, tables, metrics, steps: self.steps, trained: self.trained })
         })
     }
 
@@ -482,15 +473,7 @@ impl Run {
         snapshot: &Snapshot,
         directory: &Path,
     ) -> Result<()> {
-        match &self.vocabularies {
-            Some(known) => vocabularies::check_continued(known, dataset, snapshot, directory),
-            None if snapshot.vocabularies.is_empty() || self.dataset.as_ref() == Some(&snapshot.dataset) => Ok(()),
-            None => Err(Error::Run {
-                path: directory.to_owned(),
-                message: "the run does not say which vocabularies its dataset had, because an earlier version began it".to_owned(),
-                hint: "use it with the dataset that it was trained on, or train again".to_owned(),
-            }),
-        }
+        vocabularies::check_continued(&self.vocabularies, dataset, snapshot, directory)
     }
 }
 
@@ -498,12 +481,9 @@ impl Run {
 ///
 /// # Errors
 ///
-/// If the current folder is not known.
-pub fn absolute(location: &Path) -> std::io::Result<PathBuf> {
-    match location.to_str() {
-        Some(url) if is_url(location) => Ok(url.trim_end_matches('/').into()),
-        _ => std::path::absolute(location),
-    }
+/// As [`onefold_storage::absolute`].
+pub fn absolute(location: &Path) -> Result<PathBuf> {
+    Ok(onefold_storage::absolute(location)?)
 }
 
 fn sha256(bytes: &[u8]) -> String {
@@ -528,11 +508,8 @@ fn describe_ids(feature: &SparseFeature) -> String {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Taken {
     steps: u64,
-    #[serde(default)]
     optimizer_steps: u64,
-    #[serde(default)]
     samples_before: u64,
-    #[serde(default)]
     samples: u64,
 }
 

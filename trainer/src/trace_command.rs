@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::commit::write_atomically;
-use onefold_datasets::units::count_of;
+use onefold_base::units::count_of;
+use onefold_storage::commit::write_atomically;
 use onefold_terminal::Printer;
 use onefold_trainer::trace::{RankTimes, Timeline};
 use serde::Serialize;

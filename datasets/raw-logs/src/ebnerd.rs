@@ -41,7 +41,7 @@ pub use self::state::HISTORY_WINDOW;
 use self::state::ServiceState;
 use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE, TableWriter};
 use crate::{Error, Result};
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 
 /// Impressions that are sorted in memory at once.
 const CHUNK_IMPRESSIONS: u32 = 512 << 10;

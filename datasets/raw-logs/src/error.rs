@@ -63,3 +63,9 @@ pub enum Error {
 
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl From<onefold_storage::Error> for Error {
+    fn from(error: onefold_storage::Error) -> Self {
+        Self::Output(error.into())
+    }
+}

@@ -39,7 +39,7 @@ pub use self::point_in_time::{HISTORY_WINDOW, LIKED_RATING};
 use self::wheel::{CachedWheel, Wheel};
 use crate::Result;
 use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE, TableWriter};
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 
 /// The wheel that ships the files.
 const WHEEL: Wheel = Wheel {
@@ -354,7 +354,7 @@ mod tests {
     use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
     use super::*;
-    use onefold_datasets::progress::Silent;
+    use onefold_base::progress::Silent;
 
     const RATINGS: &str = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n";
     const USERS: &str = "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token\n\

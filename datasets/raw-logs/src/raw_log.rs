@@ -10,7 +10,7 @@ use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 
 use crate::{Error, Result};
-use onefold_datasets::commit::{StagedDirectory, write_atomically};
+use onefold_storage::commit::{StagedDirectory, write_atomically};
 
 /// The configuration that `onefold-ingest build` reads. It marks a directory as raw logs.
 pub const DATASET_CONFIG_FILE: &str = "dataset.toml";

@@ -7,8 +7,8 @@ use arrow::array::RecordBatch;
 use rayon::prelude::*;
 
 use onefold_datasets::scan::OpenFile;
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{DatasetWriter, Layout, Order, PartitionKey, Result, Schema, WriterOptions};
+use onefold_storage::Storage;
 
 /// Writes samples to see how large they become.
 #[derive(Debug)]

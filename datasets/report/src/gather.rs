@@ -13,10 +13,10 @@ use super::gathered::{BATCH_SAMPLES, Gathered, Samples, sessions_and_lists};
 use super::pass::Pass;
 use super::plan::{RowGroup, choose, row_groups, spread};
 use super::{BATCH_SIZES, Report, ReportOptions};
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_datasets::scan::OpenFile;
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{Error, Layout, Order, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions};
+use onefold_storage::Storage;
 
 /// A batch in arrival order that stands for a larger one must have so many samples to tell anything.
 const FEWEST_BATCH_SAMPLES: usize = 16;

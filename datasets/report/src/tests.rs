@@ -7,7 +7,7 @@ use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, T
 use arrow::datatypes::Int64Type;
 
 use super::*;
-use onefold_datasets::progress::Silent;
+use onefold_base::progress::Silent;
 use onefold_datasets::{
     DatasetWriter, Error, FeatureGroup, PartitionKey, SESSION_COLUMN, Schema, SparseFeature, TIME_COLUMN,
     WriterOptions,

@@ -1,26 +1,28 @@
 //! The commit: the next snapshot is created if it is not there yet, which of several writers one does.
 //!
 //! A writer that finds its number taken reads the snapshots since its own. If one of them touched a partition that the
-//! writer writes, the commit fails; otherwise the writer's changes are applied to the newest snapshot, and it tries the
-//! next number. So writers of different partitions all succeed, and of writers of one partition the first does.
+//! writer writes, or changed a vocabulary that the writer changes to another content, the commit fails; otherwise the
+//! writer's changes are applied to the newest snapshot, and it tries the next number. So writers of different partitions
+//! all succeed unless two of them extend one vocabulary, and of writers of one partition the first does.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use chrono::{DateTime, SecondsFormat, Utc};
+use onefold_storage::{Created, Storage, random_name};
 
-use super::store::{HINT, read_list};
+use super::store::read_list;
 use super::{
-    FORMAT_VERSION, LIST_PARTITIONS, Layout, Operation, OperationKind, Order, Partition, PartitionList,
-    SNAPSHOTS, Sessions, Snapshot, Statistics, heads_after, snapshot_path,
+    Commit, FORMAT_VERSION, LIST_PARTITIONS, Layout, Operation, Order, Partition, PartitionList, Sessions,
+    Snapshot, Statistics, heads_after,
 };
-use crate::storage::{Created, Storage};
-use crate::{Error, PartitionKey, Result, Schema, VocabularyFile, random_name};
+use crate::names::{HINT, partition_list, snapshot_path};
+use crate::{Error, PartitionKey, Result, Schema, VocabularyFile};
 
 /// What a writer has written: a new dataset, or partitions of one.
 #[derive(Debug, Clone)]
 pub(crate) struct Changes {
-    pub(crate) kind: OperationKind,
+    pub(crate) kind: Commit,
     pub(crate) layout: Layout,
     pub(crate) order: Order,
     pub(crate) buckets: u32,
@@ -30,13 +32,14 @@ pub(crate) struct Changes {
     pub(crate) partition_columns: Vec<String>,
     /// The partitions written, whole; each replaces the one of its key. One without samples is removed.
     pub(crate) partitions: BTreeMap<PartitionKey, Partition>,
+    /// The vocabularies added or extended, and no others. The dataset's other ones stay as they are.
     pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
 }
 
 impl Changes {
     /// Whether the changes replace a whole dataset.
     fn replaces_everything(&self) -> bool {
-        matches!(self.kind, OperationKind::Create | OperationKind::Overwrite)
+        !self.kind.keeps_others()
     }
 }
 
@@ -46,8 +49,8 @@ impl Changes {
 ///
 /// # Errors
 ///
-/// [`Error::Conflict`] if another writer has changed the same partitions, vocabularies or the whole dataset since
-/// `base`; [`Error::Write`] and [`Error::Read`] if the storage fails. Nothing is committed then.
+/// [`Error::Conflict`] if another writer has changed the same partitions or the whole dataset since `base`, or the same
+/// vocabulary to another content; [`Error::Storage`] if the storage fails. Nothing is committed then.
 pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
     let mut base = base.cloned();
     loop {
@@ -78,7 +81,7 @@ fn conflict(
         "created the dataset".to_owned()
     } else if changes.replaces_everything() {
         "changed the dataset".to_owned()
-    } else if matches!(other.operation.kind, OperationKind::Create | OperationKind::Overwrite) {
+    } else if !other.operation.kind.keeps_others() {
         "replaced the whole dataset".to_owned()
     } else if let Some(key) =
         other.operation.partitions.iter().find(|key| changes.partitions.contains_key(*key))
@@ -89,14 +92,23 @@ fn conflict(
             format!("changed the partition `{key}`")
         }
     } else {
-        let before = |name: &String| base.and_then(|base| base.vocabularies.get(name));
+        // Paths differ also where the content is the same.
+        let content = |snapshot: &Snapshot, name: &String| -> Option<String> {
+            snapshot.vocabularies.get(name).map(|file| file.sha256.clone())
+        };
         let changed = |(name, file): &(&String, &VocabularyFile)| {
-            other.vocabularies.get(*name) != before(name) && Some(*file) != before(name)
+            let now = content(other, name);
+            now != base.and_then(|base| content(base, name)) && now.as_ref() != Some(&file.sha256)
         };
         let (name, _) = changes.vocabularies.iter().find(changed)?;
         format!("extended the vocabulary `{name}`")
     };
     Some(Error::Conflict { path: storage.location().to_owned(), snapshot: other.snapshot, what })
+}
+
+/// A time in UTC, as RFC 3339 writes it, to the millisecond.
+pub(crate) fn utc(time: SystemTime) -> String {
+    DateTime::<Utc>::from(time).to_rfc3339_opts(SecondsFormat::Millis, true)
 }
 
 /// The snapshot after `base` with `changes`. Lists that it needs are written.
@@ -124,9 +136,9 @@ fn apply(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Resul
     let gained = i128::from(statistics.samples) - i128::from(samples_before);
     Ok(Snapshot {
         format_version: FORMAT_VERSION,
-        dataset: base.filter(|base| base.snapshot > 0).map_or_else(random_name, |base| base.dataset.clone()),
+        dataset: base.map_or_else(random_name, |base| base.dataset.clone()),
         snapshot: base.map_or(0, |base| base.snapshot) + 1,
-        committed: DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Millis, true),
+        committed: utc(SystemTime::now()),
         operation: Operation {
             kind: changes.kind,
             partitions: changes.partitions.keys().cloned().collect(),
@@ -180,7 +192,7 @@ fn unchanged(
 
 /// Writes a list of partitions, which are in order.
 fn write_list(storage: &Storage, partitions: &[Partition]) -> Result<PartitionList> {
-    let path = format!("{SNAPSHOTS}/partitions-{}.json", random_name());
+    let path = partition_list();
     storage.create(&path, serde_json::to_vec(partitions).map_err(std::io::Error::other)?)?;
     let key =
         |partition: Option<&Partition>| partition.map(|partition| partition.key.clone()).unwrap_or_default();

@@ -14,7 +14,6 @@
 //! grow with the commits before it (but for a reference to each list of [`LIST_PARTITIONS`] partitions).
 
 mod commit;
-mod legacy;
 mod row_groups;
 mod store;
 #[cfg(test)]
@@ -24,26 +23,21 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use arrow::datatypes::SchemaRef;
+use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::commit::{Changes, commit, find_partition};
-pub use self::legacy::MANIFEST_FILE;
-pub use self::row_groups::{RowGroup, RowGroups};
-pub(crate) use self::store::{
-    HINT, SNAPSHOTS, head_at, heads_after, latest_head, named_files, not_a_dataset, numbers, snapshot_number,
-    snapshot_path,
-};
+pub(crate) use self::commit::{Changes, commit, find_partition, utc};
+pub use self::row_groups::RowGroup;
 pub use self::store::{SnapshotEntry, history};
+pub(crate) use self::store::{head_at, heads_after, latest_head, named_files, not_a_dataset, numbers};
 use crate::dense;
 use crate::digest::Digest;
 use crate::schema::with_sample_keys;
-use crate::storage::Storage;
 use crate::{
     DenseStatistics, Error, PartitionFilter, PartitionKey, PartitionTypes, Result, Schema, VocabularyFile,
 };
 
-/// The version this code writes. It reads version 4 too, which counts row groups without describing them, and versions
-/// 1 to 3, which are a `manifest.json`.
+/// The version that this code writes, and the only one that it reads.
 pub(crate) const FORMAT_VERSION: u32 = 5;
 /// A snapshot holds at most so many partitions itself; beyond that they move to a list.
 pub(crate) const LIST_PARTITIONS: usize = 128;
@@ -114,7 +108,7 @@ pub struct Snapshot {
     pub format_version: u32,
     /// The identity of the dataset: random, given when the dataset is created, the same in all of its snapshots.
     pub dataset: String,
-    /// The number of the snapshot: 1 for the first, one more for each commit. 0 for a `manifest.json`.
+    /// The number of the snapshot: 1 for the first, one more for each commit.
     pub snapshot: u64,
     /// When it was committed: RFC 3339, UTC, by the clock of the writer.
     pub committed: String,
@@ -154,30 +148,38 @@ pub struct Snapshot {
 #[serde(deny_unknown_fields)]
 pub struct Operation {
     /// The kind of commit.
-    pub kind: OperationKind,
+    pub kind: Commit,
     /// The partitions that were written or removed; all, if the whole dataset was replaced.
     pub partitions: Vec<PartitionKey>,
     /// How many samples the dataset gained; negative if it lost some.
     pub samples_gained: i64,
 }
 
-/// The kinds of commits.
+/// How a commit changes a dataset. A writer is told one, with
+/// [`WriterOptions::commit`](crate::WriterOptions::commit). A snapshot records the one that took place: that of the
+/// writer, or `Create` if there was no dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum OperationKind {
-    /// The dataset was created.
+pub enum Commit {
+    /// A dataset is created. It is an error if something is there.
     Create,
-    /// The whole dataset was replaced.
+    /// The whole dataset is replaced.
     Overwrite,
-    /// Partitions were added, or replaced by at least as many samples.
+    /// The partitions written replace those of the same key, which must not have more samples; the others are kept. Its
+    /// schema, layout, order and definition of sessions must be those of the writer. No dataset there: it is created.
     Append,
-    /// Partitions were replaced.
+    /// As `Append`, but a partition may lose samples.
     Replace,
-    /// Late samples were merged into partitions.
+    /// As `Append`, but of a partition only the buckets written are replaced.
     Merge,
 }
 
-impl OperationKind {
+impl Commit {
+    /// Whether partitions that are not written are kept.
+    pub fn keeps_others(self) -> bool {
+        matches!(self, Self::Append | Self::Replace | Self::Merge)
+    }
+
     /// The name that people read.
     pub fn name(self) -> &'static str {
         match self {
@@ -220,16 +222,14 @@ pub struct Partition {
     pub sessions: u64,
     /// The files, by bucket and then in the order of the samples.
     pub files: Vec<DataFile>,
-    /// Statistics by sparse feature; empty before version 3.
-    #[serde(default)]
+    /// Statistics by sparse feature.
     pub features: BTreeMap<String, FeatureStatistics>,
     /// Statistics by dense feature; empty if an earlier program wrote some of the samples.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dense: BTreeMap<String, DenseStatistics>,
-    /// The digest of the samples; `None` before version 3.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<Digest>,
-    /// The time of the last sample, in microseconds since 1970; `None` if a writer before version 4 wrote it.
+    /// The digest of the samples.
+    pub digest: Digest,
+    /// The time of the last sample, in microseconds since 1970; `None` without samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_time: Option<i64>,
     /// The same by bucket, in ascending order of buckets; empty for a dataset of one bucket.
@@ -254,7 +254,7 @@ pub struct Bucket {
     pub dense: BTreeMap<String, DenseStatistics>,
     /// The digest of the samples.
     pub digest: Digest,
-    /// The time of the last sample, in microseconds since 1970.
+    /// The time of the last sample, in microseconds since 1970; `None` without samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_time: Option<i64>,
 }
@@ -270,8 +270,8 @@ pub struct DataFile {
     pub bucket: u32,
     /// Samples in the file.
     pub samples: u64,
-    /// Row groups in the file.
-    pub row_groups: RowGroups,
+    /// The row groups, in the order of the file.
+    pub row_groups: Vec<RowGroup>,
     /// Size of the file.
     pub bytes_on_disk: u64,
     /// SHA-256 of the file, in hexadecimal.
@@ -354,7 +354,7 @@ impl Statistics {
 impl Partition {
     /// A partition without samples.
     pub(crate) fn empty(key: PartitionKey) -> Self {
-        let (features, dense, digest) = (BTreeMap::new(), BTreeMap::new(), Some(Digest::default()));
+        let (features, dense, digest) = (BTreeMap::new(), BTreeMap::new(), Digest::default());
         let (files, buckets) = (Vec::new(), Vec::new());
         Self { key, samples: 0, sessions: 0, files, features, dense, digest, last_time: None, buckets }
     }
@@ -362,22 +362,20 @@ impl Partition {
     /// Sets the totals to the sums over the buckets.
     pub(crate) fn add_up(&mut self) {
         (self.samples, self.sessions, self.features) = (0, 0, BTreeMap::new());
-        let mut digest = Digest::default();
+        self.digest = Digest::default();
         for bucket in &self.buckets {
             self.samples += bucket.samples;
             self.sessions += bucket.sessions;
             for (name, feature) in &bucket.features {
                 self.features.entry(name.clone()).or_default().merge(feature);
             }
-            digest.merge(bucket.digest);
+            self.digest.merge(bucket.digest);
         }
-        self.digest = Some(digest);
         self.dense = dense::merged(self.buckets.iter().map(|bucket| &bucket.dense));
-        let last: Option<Vec<i64>> = self.buckets.iter().map(|bucket| bucket.last_time).collect();
-        self.last_time = last.and_then(|last| last.into_iter().max());
+        self.last_time = self.buckets.iter().filter_map(|bucket| bucket.last_time).max();
     }
 
-    /// The time of the last sample of a bucket, if it is known; of a dataset of so many buckets.
+    /// The time of the last sample of a bucket, if it has any; of a dataset of so many buckets.
     pub fn last_time(&self, bucket: u32, buckets: u32) -> Option<i64> {
         if buckets == 1 {
             return self.last_time;
@@ -397,7 +395,7 @@ impl Snapshot {
     /// # Errors
     ///
     /// [`Error::NotADataset`] if there is none, [`Error::Snapshot`] if it is of a version that this code does not read
-    /// or contradicts itself, [`Error::Read`] if the storage does not give it.
+    /// or contradicts itself, [`Error::Storage`] if the storage does not give it.
     pub fn load(location: &Path) -> Result<Self> {
         Self::load_at(location, None)
     }
@@ -457,17 +455,12 @@ impl Snapshot {
             format_version: u32,
         }
         let version: Versioned = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        let snapshot = match version.format_version {
-            4 | FORMAT_VERSION => serde_json::from_str(text).map_err(|error| error.to_string())?,
-            version if legacy::VERSIONS.contains(&version) => legacy::parse(text)?,
-            version => {
-                return Err(format!(
-                    "format version {version}, this program reads {} to {FORMAT_VERSION}",
-                    legacy::VERSIONS.start()
-                ));
-            }
-        };
-        Self::check(&snapshot)?;
+        let version = version.format_version;
+        if version != FORMAT_VERSION {
+            return Err(format!("format version {version}, this program reads {FORMAT_VERSION}"));
+        }
+        let snapshot: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        snapshot.check()?;
         Ok(snapshot)
     }
 
@@ -587,8 +580,9 @@ impl Snapshot {
                 file.path, file.bucket, self.buckets
             ));
         }
-        if let Some((file, message)) =
-            files.iter().find_map(|file| Some((file, file.row_groups.check(file.samples).err()?)))
+        if let Some((file, message)) = files
+            .iter()
+            .find_map(|file| Some((file, row_groups::check(&file.row_groups, file.samples).err()?)))
         {
             return Err(format!("`{}`: {message}", file.path));
         }

@@ -2,16 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The row groups of a data file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "`row_groups` is neither a number nor a list of described row groups")]
-pub enum RowGroups {
-    /// Their number alone: what format versions before 5 record.
-    Counted(u64),
-    /// Each of them, in the order of the file.
-    Listed(Vec<RowGroup>),
-}
-
 /// One row group of a data file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -34,39 +24,20 @@ pub struct RowGroup {
     pub bytes_on_disk: u64,
 }
 
-impl RowGroups {
-    /// How many there are.
-    pub fn count(&self) -> u64 {
-        match self {
-            Self::Counted(count) => *count,
-            Self::Listed(row_groups) => row_groups.len() as u64,
-        }
+/// Checks that the row groups of a file have `samples` samples together, and none is empty.
+///
+/// # Errors
+///
+/// What is wrong.
+pub(super) fn check(row_groups: &[RowGroup], samples: u64) -> Result<(), String> {
+    if let Some(empty) = row_groups.iter().position(|row_group| row_group.samples == 0) {
+        return Err(format!("row group {empty} has no samples"));
     }
-
-    /// What is known of each; `None` if only their number is.
-    pub fn listed(&self) -> Option<&[RowGroup]> {
-        match self {
-            Self::Counted(_) => None,
-            Self::Listed(row_groups) => Some(row_groups),
-        }
+    let listed = row_groups.iter().fold(0, |sum: u64, row_group| sum.saturating_add(row_group.samples));
+    if listed != samples {
+        return Err(format!("the file has {samples} samples, its row groups have {listed}"));
     }
-
-    /// Checks that they have `samples` samples together, and none is empty.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong.
-    pub(super) fn check(&self, samples: u64) -> Result<(), String> {
-        let Self::Listed(row_groups) = self else { return Ok(()) };
-        if let Some(empty) = row_groups.iter().position(|row_group| row_group.samples == 0) {
-            return Err(format!("row group {empty} has no samples"));
-        }
-        let listed = row_groups.iter().fold(0, |sum: u64, row_group| sum.saturating_add(row_group.samples));
-        if listed != samples {
-            return Err(format!("the file has {samples} samples, its row groups have {listed}"));
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 impl RowGroup {
@@ -110,16 +81,10 @@ mod tests {
     }
 
     #[test]
-    fn a_number_and_a_list_are_both_read() {
-        let counted: RowGroups = serde_json::from_str("3").unwrap();
-        assert_eq!((counted.count(), counted.listed(), counted.check(9)), (3, None, Ok(())));
+    fn row_groups_have_the_samples_of_their_file() {
         let one = RowGroup { samples: 4, sessions: 1, ..RowGroup::default() };
-        let listed = RowGroups::Listed(vec![one; 2]);
-        let text = serde_json::to_string(&listed).unwrap();
-        assert_eq!(serde_json::from_str::<RowGroups>(&text).unwrap(), listed);
-        assert_eq!((listed.count(), listed.check(8)), (2, Ok(())));
-        assert_eq!(listed.check(9).unwrap_err(), "the file has 9 samples, its row groups have 8");
-        let empty = RowGroups::Listed(vec![one, RowGroup::default()]);
-        assert_eq!(empty.check(4).unwrap_err(), "row group 1 has no samples");
+        assert_eq!(check(&[one, one], 8), Ok(()));
+        assert_eq!(check(&[one, one], 9).unwrap_err(), "the file has 9 samples, its row groups have 8");
+        assert_eq!(check(&[one, RowGroup::default()], 4).unwrap_err(), "row group 1 has no samples");
     }
 }

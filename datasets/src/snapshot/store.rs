@@ -1,30 +1,13 @@
-//! Snapshots in storage: their names, and finding the newest one.
+//! Snapshots in storage: reading them, and finding the newest one.
 
 use std::collections::HashSet;
 
+use onefold_storage::Storage;
 use serde::Serialize;
 
-use super::{MANIFEST_FILE, OperationKind, Partition, PartitionList, Snapshot};
-use crate::storage::Storage;
+use super::{Commit, Partition, PartitionList, Snapshot};
+use crate::names::{HINT, SNAPSHOTS, snapshot_number, snapshot_path};
 use crate::{Error, Result};
-
-/// The folder of the snapshots.
-pub(crate) const SNAPSHOTS: &str = "snapshots";
-/// Holds the number of a recent snapshot. It is written after a commit and may be old or missing: listing begins there.
-pub(crate) const HINT: &str = "snapshots/latest";
-
-/// The path of snapshot `number`.
-pub(crate) fn snapshot_path(number: u64) -> String {
-    format!("{SNAPSHOTS}/{number:08}.json")
-}
-
-/// The number of the snapshot whose path this is.
-pub(crate) fn snapshot_number(path: &str) -> Option<u64> {
-    let digits = path.strip_prefix(SNAPSHOTS)?.strip_prefix('/')?.strip_suffix(".json")?;
-    let number =
-        (digits.len() >= 8 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok());
-    number.flatten()
-}
 
 /// The numbers of the snapshots that are there, in ascending order; with `after`, only greater ones.
 pub(crate) fn numbers(storage: &Storage, after: Option<u64>) -> Result<Vec<u64>> {
@@ -49,22 +32,21 @@ pub(crate) fn newest_number(storage: &Storage) -> Result<Option<u64>> {
     Ok(numbers(storage, None)?.last().copied())
 }
 
-/// The newest snapshot, without its lists; that of a `manifest.json` if there is no other.
+/// The newest snapshot, without its lists.
 pub(crate) fn latest_head(storage: &Storage) -> Result<Option<Snapshot>> {
     // A vacuum may remove the snapshot between the listing and the reading; there is a newer one then.
     for _ in 0..3 {
-        let Some(number) = newest_number(storage)? else { return read(storage, MANIFEST_FILE) };
-        if let Some(head) = read(storage, &snapshot_path(number))? {
+        let Some(number) = newest_number(storage)? else { return Ok(None) };
+        if let Some(head) = read(storage, number)? {
             return Ok(Some(head));
         }
     }
     Ok(None)
 }
 
-/// Snapshot `number`, without its lists; 0 is a `manifest.json`.
+/// Snapshot `number`, without its lists.
 pub(crate) fn head_at(storage: &Storage, number: u64) -> Result<Snapshot> {
-    let path = if number == 0 { MANIFEST_FILE.to_owned() } else { snapshot_path(number) };
-    if let Some(head) = read(storage, &path)? {
+    if let Some(head) = read(storage, number)? {
         return Ok(head);
     }
     let there = numbers(storage, None)?;
@@ -95,16 +77,15 @@ pub(crate) fn heads_after(storage: &Storage, after: u64) -> Result<Vec<Snapshot>
     numbers(storage, Some(after))?.into_iter().map(|number| head_at(storage, number)).collect()
 }
 
-fn read(storage: &Storage, path: &str) -> Result<Option<Snapshot>> {
-    let Some(bytes) = storage.read(path)? else { return Ok(None) };
+fn read(storage: &Storage, number: u64) -> Result<Option<Snapshot>> {
+    let path = snapshot_path(number);
+    let Some(bytes) = storage.read(&path)? else { return Ok(None) };
     let text = String::from_utf8_lossy(&bytes);
-    let snapshot = Snapshot::parse(&text).and_then(|snapshot| match snapshot_number(path) {
-        Some(number) if number != snapshot.snapshot => {
-            Err(format!("it says that it is snapshot {}", snapshot.snapshot))
-        }
+    let snapshot = Snapshot::parse(&text).and_then(|snapshot| match snapshot.snapshot {
+        other if other != number => Err(format!("it says that it is snapshot {other}")),
         _ => Ok(snapshot),
     });
-    snapshot.map(Some).map_err(|message| Error::Snapshot { path: storage.shown(path), message })
+    snapshot.map(Some).map_err(|message| Error::Snapshot { path: storage.shown(&path), message })
 }
 
 /// The partitions of a list.
@@ -173,7 +154,7 @@ pub struct SnapshotEntry {
     /// When it was committed: RFC 3339, UTC.
     pub committed: String,
     /// The kind of commit.
-    pub operation: OperationKind,
+    pub operation: Commit,
     /// The partitions that the commit wrote.
     pub partitions_written: Vec<String>,
     /// How many samples the dataset gained.
@@ -190,14 +171,14 @@ pub struct SnapshotEntry {
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] if there are none, [`Error::Snapshot`] and [`Error::Read`] if one cannot be read.
+/// [`Error::NotADataset`] if there are none, [`Error::Snapshot`] and [`Error::Storage`] if one cannot be read.
 pub fn history(storage: &Storage, limit: Option<usize>) -> Result<Vec<SnapshotEntry>> {
     let numbers = numbers(storage, None)?;
     let skipped = limit.map_or(0, |limit| numbers.len().saturating_sub(limit));
     let mut heads = Vec::new();
     for number in &numbers[skipped..] {
         // A vacuum may have removed it meanwhile.
-        heads.extend(read(storage, &snapshot_path(*number))?);
+        heads.extend(read(storage, *number)?);
     }
     if heads.is_empty() {
         heads.push(latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?);

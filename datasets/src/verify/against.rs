@@ -106,20 +106,16 @@ impl<'a> ExpectedSamples<'a> {
     }
 
     fn difference(&self, partition: &Partition) -> Option<String> {
-        let of_dataset = partition.samples;
-        match (self.partitions.get(&partition.key), partition.digest) {
-            (None, _) => Some(format!("the dataset has {of_dataset} samples of it, the sources have none")),
-            (Some((samples, _)), _) if *samples != of_dataset => {
+        let (of_dataset, written) = (partition.samples, partition.digest);
+        match self.partitions.get(&partition.key) {
+            None => Some(format!("the dataset has {of_dataset} samples of it, the sources have none")),
+            Some((samples, _)) if *samples != of_dataset => {
                 Some(format!("the sources have {samples} samples, the dataset has {of_dataset}"))
             }
-            (Some((_, digest)), Some(written)) if *digest != written => Some(format!(
+            Some((_, digest)) if *digest != written => Some(format!(
                 "its {of_dataset} samples are not those of the sources: their digests are {written} and {digest}"
             )),
-            (Some(_), None) => Some(
-                "it cannot be compared, because datasets before format version 3 have no digest; build it again"
-                    .to_owned(),
-            ),
-            (Some(_), Some(_)) => None,
+            Some(_) => None,
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use onefold_base::progress::{Reporter, Silent};
+use onefold_storage::{FEW_REQUESTS, Object, Storage};
+
 use super::problem_of;
-use crate::progress::{Reporter, Silent};
+use crate::names::{DATA, VOCABULARIES, is_written};
 use crate::scan::MISSING;
 use crate::snapshot::{named_files, numbers};
-use crate::storage::{FEW_REQUESTS, Object, Storage};
-use crate::writer::{DATA, VOCABULARIES};
 use crate::{Error, Problem, Result, Snapshot, Vocabulary};
 
 /// Checks the size and SHA-256 of the file `path`, and reports its bytes as done; gives the object that has them.
@@ -59,7 +60,8 @@ pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Res
     Ok(problems)
 }
 
-/// Data files and vocabularies that no snapshot names: left by a writer that was killed, or by one that is at work.
+/// Files in the folders of data files and vocabularies that no snapshot names: those of a writer that was killed or is at
+/// work, and files whose names no writer makes.
 pub(super) fn unnamed_files(storage: &Storage, snapshot: &Snapshot) -> Result<Vec<Problem>> {
     let others = numbers(storage, None)?.into_iter().filter(|number| *number != snapshot.snapshot);
     let mut named = named_files(storage, others)?;
@@ -69,7 +71,11 @@ pub(super) fn unnamed_files(storage: &Storage, snapshot: &Snapshot) -> Result<Ve
         let objects = storage.list(folder, None)?;
         unnamed.extend(objects.into_iter().map(|object| object.path).filter(|path| !named.contains(path)));
     }
-    let message =
-        "no snapshot names it: a writer is at work, or was killed; a vacuum removes it once it is old";
-    Ok(unnamed.into_iter().map(|path| Problem::new(path, message)).collect())
+    let message = |path: &str| match is_written(path) {
+        true => {
+            "no snapshot names it: a writer is at work, or was killed; a vacuum removes it once it is old"
+        }
+        false => "it is no file of a dataset, and a vacuum keeps it; move it out of the dataset's folder",
+    };
+    Ok(unnamed.into_iter().map(|path| Problem::new(&path, message(&path))).collect())
 }

@@ -24,19 +24,19 @@ mod totals;
 use std::path::Path;
 use std::time::Instant;
 
+use onefold_base::progress::Reporter;
+use onefold_storage::Storage;
 use rayon::prelude::*;
 use serde::Serialize;
 
 pub use self::against::ExpectedSamples;
 use self::files::{check_bytes, unnamed_files, vocabulary_problems};
-use self::order::{OrderCheck, SessionOrder};
+use self::order::OrderCheck;
 use self::row_group::{CheckedRowGroup, RowGroupCheck};
-use self::totals::{PartitionTotals, feature_sums, snapshot_problems, total_problems};
+use self::totals::{PartitionTotals, snapshot_problems};
 use crate::digest::Digest;
-use crate::progress::Reporter;
+use crate::names::DATA;
 use crate::scan::OpenFile;
-use crate::storage::Storage;
-use crate::writer::DATA;
 use crate::{DataFile, Error, Partition, Problem, Result, SESSION_COLUMN, Snapshot};
 
 /// As many problems are told with their places; all are counted.
@@ -68,8 +68,7 @@ pub struct Verification {
     pub sessions: u64,
     /// Size of all data files in the snapshot.
     pub bytes_on_disk: u64,
-    /// Partitions whose samples were compared with the digest taken when they were written; format versions before 3
-    /// have none.
+    /// Partitions whose samples could all be read, and were compared with the digest taken when they were written.
     pub digests: usize,
     /// The digest of the samples that were read, which does not depend on their order; `None` if some could not be
     /// read.
@@ -98,9 +97,8 @@ impl Verification {
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no snapshot to compare with, [`Error::Read`] if the
-/// storage does not give a file, [`Error::Changed`] if another one takes its place meanwhile, [`Error::Io`] if threads
-/// cannot be started.
+/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no snapshot to compare with, [`Error::Storage`] if the
+/// storage does not give a file, or another one takes its place meanwhile, [`Error::Io`] if threads cannot be started.
 pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter) -> Result<Verification> {
     let started = Instant::now();
     let storage = Storage::open(location)?;
@@ -122,7 +120,7 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
         partitions: snapshot.partitions.len(),
         files: data_files(&snapshot).count(),
         row_groups: data_files(&snapshot)
-            .fold(0, |sum, (_, file)| sum.saturating_add(file.row_groups.count())),
+            .fold(0, |sum, (_, file)| sum.saturating_add(file.row_groups.len() as u64)),
         samples: snapshot.statistics.samples,
         sessions: snapshot.statistics.sessions,
         bytes_on_disk: snapshot.statistics.bytes_on_disk,
@@ -193,7 +191,7 @@ fn check_partitions(
 ) -> Result<()> {
     let totals: Vec<PartitionTotals> =
         snapshot.partitions.iter().map(|_| PartitionTotals::new(snapshot)).collect();
-    // A file that is not read has its place too: what comes after it is not at the partition's start.
+    // A file that is not read has its place too: the order is not followed across it, and its partition is not whole.
     let places = data_files(snapshot).zip(files).flat_map(|((partition, named), file)| {
         let row_groups = file.as_ref().map_or(1, OpenFile::row_groups);
         (0..row_groups).map(move |index| (partition, named, file.as_ref(), index))
@@ -217,7 +215,7 @@ fn check_partitions(
         while let Some(((_, named, file, index), checked)) = checked.next_if(|((of, ..), _)| *of == number) {
             if of_bucket.as_ref().is_none_or(|(last, _)| *last != named.bucket) {
                 sessions += of_bucket.map_or(0, |(_, order)| end_bucket(partition, &order, found));
-                of_bucket = Some((named.bucket, OrderCheck::new(SessionOrder::of(snapshot))));
+                of_bucket = Some((named.bucket, OrderCheck::new(snapshot.order)));
             }
             let checked = checked.unwrap_or_default();
             let path = file.map_or("", |file| &file.path);
@@ -230,18 +228,13 @@ fn check_partitions(
         sessions += of_bucket.map_or(0, |(_, order)| end_bucket(partition, &order, found));
         if whole[number] {
             found.problems.extend(totals.problems(snapshot, partition, sessions));
-            found.digests += usize::from(partition.digest.is_some());
+            found.digests += 1;
         }
     }
     if whole.iter().all(|whole| *whole) {
         let mut all = Digest::default();
         totals.iter().for_each(|totals| all.merge(totals.digest()));
         found.digest = Some(all);
-    }
-    // Before format version 3 there are only figures over all partitions.
-    let older = snapshot.partitions.iter().all(|partition| partition.features.is_empty());
-    if older && whole.iter().all(|whole| *whole) {
-        found.problems.extend(total_problems(snapshot, &feature_sums(snapshot, &totals)));
     }
     Ok(())
 }

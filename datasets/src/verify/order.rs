@@ -1,33 +1,11 @@
 //! The order of samples and sessions, within row groups and from one to the next.
-//!
-//! Since format version 4 a session has a hash as its id. Before, sessions were numbered from 0 within their partition,
-//! and clustered ones came in the order of their numbers.
 
-use crate::{Order, Problem, SESSION_COLUMN, Snapshot, TIME_COLUMN};
+use crate::{Order, Problem, SESSION_COLUMN, TIME_COLUMN};
 
-/// How sessions are ordered, and what their ids are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SessionOrder {
-    pub(super) order: Order,
-    /// Whether sessions are numbered from 0 (format versions 1 to 3).
-    pub(super) numbered: bool,
-}
-
-impl SessionOrder {
-    pub(super) fn of(snapshot: &Snapshot) -> Self {
-        Self { order: snapshot.order, numbered: snapshot.format_version < 4 }
-    }
-
-    /// What is wrong with session `now` coming after session `before`, if anything is.
-    fn wrong_succession(self, before: i64, now: i64) -> Option<String> {
-        if self.numbered {
-            return (before.checked_add(1) != Some(now)).then(|| {
-                format!("session {now} follows session {before}; sessions are contiguous and numbered without gaps")
-            });
-        }
-        (self.order == Order::SessionHash && now < before)
-            .then(|| format!("session {now} follows session {before}; sessions are ordered by their ids"))
-    }
+/// What is wrong with session `now` coming after session `before`, if anything is.
+fn wrong_succession(order: Order, before: i64, now: i64) -> Option<String> {
+    (order == Order::SessionHash && now < before)
+        .then(|| format!("session {now} follows session {before}; sessions are ordered by their ids"))
 }
 
 /// What the row groups around it need to know of a row group.
@@ -48,11 +26,10 @@ pub(super) struct Span {
 
 /// A row group's span, and what is wrong with its order: column, row and message.
 pub(super) fn check_row_group(
-    sessions_order: SessionOrder,
+    order: Order,
     sessions: &[i64],
     times: &[i64],
 ) -> (Span, Vec<(&'static str, usize, String)>) {
-    let order = sessions_order.order;
     let mut span = Span { rows: times.len(), ..Span::default() };
     let (Some(first), Some(last)) = (times.first(), times.last()) else { return (span, Vec::new()) };
     span.first = (sessions[0], *first);
@@ -72,7 +49,7 @@ pub(super) fn check_row_group(
             continue;
         }
         span.runs.push(now);
-        if let Some(message) = sessions_order.wrong_succession(before, now) {
+        if let Some(message) = wrong_succession(order, before, now) {
             numbers.add(row, || message);
         }
         let (_, last) = span.starts.unwrap_or((0, i64::MIN));
@@ -120,13 +97,11 @@ impl Finding {
 /// Follows the order of one bucket of a partition from row group to row group.
 #[derive(Debug)]
 pub(super) struct OrderCheck {
-    sessions_order: SessionOrder,
     order: Order,
     /// The session of each run of samples so far: 8 bytes a session.
     runs: Vec<i64>,
     /// Session and time of the last row so far; unknown before the first row group, and after one that cannot be read.
     last: Option<(i64, i64)>,
-    at_start: bool,
     /// When the session of that row started, if that is known.
     session_start: Option<i64>,
     /// The row groups so far.
@@ -143,15 +118,12 @@ struct Ended {
 }
 
 impl OrderCheck {
-    pub(super) fn new(sessions_order: SessionOrder) -> Self {
-        let order = sessions_order.order;
-        let (runs, row_groups) = (Vec::new(), Vec::new());
-        Self { sessions_order, order, runs, last: None, at_start: true, session_start: None, row_groups }
+    pub(super) fn new(order: Order) -> Self {
+        Self { order, runs: Vec::new(), last: None, session_start: None, row_groups: Vec::new() }
     }
 
     /// The next row group of the bucket, or `None` in place of one that could not be read.
     pub(super) fn next(&mut self, path: &str, index: usize, span: Option<Span>) -> Vec<Problem> {
-        let at_start = std::mem::replace(&mut self.at_start, false);
         let Some(span) = span.filter(|span| span.rows > 0) else {
             (self.last, self.session_start) = (None, None);
             return Vec::new();
@@ -170,12 +142,8 @@ impl OrderCheck {
                 problems.push(problem(TIME_COLUMN, earlier(self.order)));
             }
             Some((last, _)) if self.order.is_clustered() && !continues => {
-                let wrong = self.sessions_order.wrong_succession(last, session);
+                let wrong = wrong_succession(self.order, last, session);
                 problems.extend(wrong.map(|message| problem(SESSION_COLUMN, message)));
-            }
-            None if at_start && self.sessions_order.numbered && self.order.is_clustered() && session != 0 => {
-                let message = format!("the partition's first session has the number {session}, not 0");
-                problems.push(problem(SESSION_COLUMN, message));
             }
             _ => {}
         }
@@ -240,8 +208,6 @@ mod tests {
 
     /// The messages for row groups of (session, time).
     fn messages(order: Order, row_groups: &[&[(i64, i64)]]) -> Vec<String> {
-        // As numbers they are in order, and as hashes they are as well.
-        let order = SessionOrder { order, numbered: true };
         let mut check = OrderCheck::new(order);
         let mut found = Vec::new();
         for (index, rows) in row_groups.iter().enumerate() {
@@ -268,11 +234,9 @@ mod tests {
 
     #[test]
     fn every_kind_of_disorder_is_found_with_its_row() {
-        let within: [(Order, &[SessionAndTime], &str); 6] = [
+        let within: [(Order, &[SessionAndTime], &str); 4] = [
             (Order::Session, &[(0, 5), (0, 4)], "0 timestamp 1"),
-            (Order::Session, &[(0, 5), (2, 6)], "0 session_id 1"),
-            (Order::Session, &[(0, 5), (1, 6), (0, 7)], "0 session_id 2"),
-            (Order::Session, &[(1, 5), (2, 6)], "0 session_id 0"),
+            (Order::SessionHash, &[(0, 5), (2, 6), (1, 7)], "0 session_id 2"),
             (Order::Session, &[(0, 1), (1, 6), (2, 5)], "0 timestamp 2"),
             (Order::Arrival, &[(0, 5), (1, 4)], "0 timestamp 1"),
         ];
@@ -281,7 +245,7 @@ mod tests {
         }
         let between: [(Order, [&[SessionAndTime]; 2], &str); 5] = [
             (Order::Session, [&[(0, 5)], &[(0, 4)]], "1 timestamp 0"),
-            (Order::Session, [&[(0, 5)], &[(2, 6)]], "1 session_id 0"),
+            (Order::SessionHash, [&[(2, 5)], &[(0, 6)]], "1 session_id 0"),
             (Order::Session, [&[(0, 5), (0, 9)], &[(0, 9), (1, 4)]], "1 timestamp -"),
             (Order::Session, [&[(0, 5), (1, 8)], &[(2, 7)]], "1 timestamp -"),
             (Order::Arrival, [&[(0, 5)], &[(1, 4)]], "1 timestamp 0"),
@@ -293,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_session_may_be_cut_only_where_it_does_not_fit() {
-        let mut check = OrderCheck::new(SessionOrder { order: Order::Session, numbered: false });
+        let mut check = OrderCheck::new(Order::Session);
         for (index, (first, last, decoded_bytes)) in
             [((0, 1), (1, 5), 100), ((1, 5), (1, 6), 210), ((1, 6), (3, 9), 120), ((4, 9), (4, 9), 10)]
                 .into_iter()
@@ -313,7 +277,6 @@ mod tests {
     #[test]
     fn hashed_sessions_are_contiguous_and_in_their_order() {
         let found = |order, row_groups: [&[SessionAndTime]; 2]| {
-            let order = SessionOrder { order, numbered: false };
             let mut check = OrderCheck::new(order);
             let mut problems = 0;
             for (index, rows) in row_groups.iter().enumerate() {

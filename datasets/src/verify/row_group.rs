@@ -3,7 +3,7 @@
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
 
-use super::order::{SessionOrder, Span, check_row_group};
+use super::order::{Span, check_row_group};
 use super::problem_of;
 use super::totals::{PartitionTotals, count_lists};
 use crate::digest::{ColumnSeed, Digest, SampleDigest};
@@ -39,7 +39,7 @@ impl RowGroupCheck<'_> {
     ///
     /// # Errors
     ///
-    /// As [`Storage::read_ranges`](crate::storage::Storage::read_ranges).
+    /// As [`Storage::read_ranges`](onefold_storage::Storage::read_ranges).
     pub(super) fn run(&self) -> Result<CheckedRowGroup> {
         let mut problems = Vec::new();
         let _fetched = self.file.fetch(self.index)?;
@@ -96,7 +96,7 @@ impl RowGroupCheck<'_> {
     fn read_order(&self, problems: &mut Vec<Problem>) -> Result<(Span, RowGroup, Vec<SampleDigest>)> {
         let sessions = self.file.numbers::<Int64Type>(self.index, SESSION_COLUMN)?;
         let times = self.file.numbers::<TimestampMicrosecondType>(self.index, TIME_COLUMN)?;
-        let (span, found) = check_row_group(SessionOrder::of(self.snapshot), &sessions, &times);
+        let (span, found) = check_row_group(self.snapshot.order, &sessions, &times);
         problems.extend(found.into_iter().map(|(column, row, message)| self.problem(column, row, message)));
         self.totals.see_sessions(&sessions);
         self.totals.see_times(&times);
@@ -112,7 +112,7 @@ impl RowGroupCheck<'_> {
 
     /// What of the snapshot's description of the row group is wrong. Bytes and samples were checked with the footer.
     fn misdescribed(&self, found: RowGroup) -> Option<Problem> {
-        let expected = self.named.row_groups.listed()?.get(self.index)?;
+        let expected = self.named.row_groups.get(self.index)?;
         let session = |of: &RowGroup| [of.first_session, of.last_session];
         let time = |of: &RowGroup| [of.first_time, of.last_time];
         let message = if found.sessions != expected.sessions {

@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use super::partition_path;
 use crate::digest::Digest;
+use crate::names::SNAPSHOTS;
 use crate::scan::SampleLists;
-use crate::snapshot::SNAPSHOTS;
 use crate::{DenseStatistics, FeatureStatistics, Partition, Problem, SESSION_COLUMN, Snapshot, TIME_COLUMN};
 
 /// What the row groups of a partition have together.
@@ -123,7 +123,7 @@ impl PartitionTotals {
         }
         let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = snapshot.schema.sparse_features().zip(&sums.features);
-        for (feature, found) in counted.filter(|_| !partition.features.is_empty()) {
+        for (feature, found) in counted {
             let expected = partition.features.get(&feature.name).copied().unwrap_or_default();
             problems.extend(differences(&expected, found).map(|m| wrong(m).in_column(&feature.name)));
         }
@@ -134,14 +134,14 @@ impl PartitionTotals {
                 problems.push(wrong(message).in_column(name));
             }
         }
-        if partition.last_time.is_some() && partition.last_time != sums.last_time {
+        if partition.last_time != sums.last_time {
             let message = "its last time is not the one that the snapshot says".to_owned();
             problems.push(wrong(message).in_column(TIME_COLUMN));
         }
-        if let Some(expected) = partition.digest.filter(|expected| *expected != sums.digest) {
+        if partition.digest != sums.digest {
             let message = format!(
-                "the samples are not those that were written: their digest is {}, the snapshot says {expected}",
-                sums.digest
+                "the samples are not those that were written: their digest is {}, the snapshot says {}",
+                sums.digest, partition.digest
             );
             problems.push(wrong(message));
         }
@@ -166,42 +166,15 @@ pub(super) fn snapshot_problems(snapshot: &Snapshot) -> Vec<Problem> {
         let message = format!("the statistics count {total} {what}, the partitions {sum}");
         problems.push(Problem::new(SNAPSHOTS, message));
     }
-    if snapshot.partitions.iter().any(|partition| !partition.features.is_empty()) {
-        let mut sums: BTreeMap<String, FeatureStatistics> = BTreeMap::new();
-        for (name, feature) in snapshot.partitions.iter().flat_map(|partition| &partition.features) {
-            sums.entry(name.clone()).or_default().merge(feature);
-        }
-        problems.extend(total_problems(snapshot, &sums));
-    }
-    problems
-}
-
-/// What was counted of the features in all partitions.
-pub(super) fn feature_sums(
-    snapshot: &Snapshot,
-    totals: &[PartitionTotals],
-) -> BTreeMap<String, FeatureStatistics> {
     let mut sums: BTreeMap<String, FeatureStatistics> = BTreeMap::new();
-    for partition in totals {
-        let partition = partition.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        for (feature, counted) in snapshot.schema.sparse_features().zip(&partition.features) {
-            sums.entry(feature.name.clone()).or_default().merge(counted);
-        }
+    for (name, feature) in snapshot.partitions.iter().flat_map(|partition| &partition.features) {
+        sums.entry(name.clone()).or_default().merge(feature);
     }
-    sums
-}
-
-/// Where the snapshot's figures of features over all partitions are not `sums`.
-pub(super) fn total_problems(
-    snapshot: &Snapshot,
-    sums: &BTreeMap<String, FeatureStatistics>,
-) -> Vec<Problem> {
-    let mut problems = Vec::new();
     for feature in snapshot.schema.sparse_features() {
         let of = |figures: &BTreeMap<String, FeatureStatistics>| {
             figures.get(&feature.name).copied().unwrap_or_default()
         };
-        let found = differences(&of(&snapshot.statistics.features), &of(sums));
+        let found = differences(&of(&statistics.features), &of(&sums));
         problems.extend(found.map(|message| Problem::new(SNAPSHOTS, message).in_column(&feature.name)));
     }
     problems

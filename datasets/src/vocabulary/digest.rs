@@ -1,10 +1,10 @@
 //! What the first ids of a vocabulary stand for, as a digest.
 
+use onefold_base::units;
 use sha2::{Digest, Sha256};
 
 use super::Vocabulary;
 use super::originals::Originals;
-use crate::units;
 
 impl Vocabulary {
     /// A digest of the originals of ids 1 to `entries`, SHA-256 in hexadecimal: in vocabularies with the same digest

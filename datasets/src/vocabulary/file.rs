@@ -6,6 +6,9 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StringArray, UInt64Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt64Type};
 use bytes::Bytes;
+use onefold_base::process::catch_panic;
+use onefold_base::units;
+use onefold_storage::{HashingWriter, Storage};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
@@ -15,10 +18,9 @@ use sha2::{Digest, Sha256};
 
 use super::Vocabulary;
 use super::originals::{OriginalKind, Originals};
-use crate::process::catch_panic;
+use crate::footer::read_footer;
 use crate::snapshot::stays_inside;
-use crate::storage::{HashingWriter, Storage, read_footer};
-use crate::{Error, Result, Snapshot, suggest, units};
+use crate::{Error, Result, Snapshot, suggest};
 
 /// Rows that are encoded or decoded at once.
 const BATCH_ROWS: usize = 64 << 10;
@@ -44,7 +46,7 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`], [`Error::Store`] or [`Error::Parquet`] if it cannot be written; the file does not appear then.
+    /// [`Error::Storage`] or [`Error::Parquet`] if it cannot be written; the file does not appear then.
     pub fn write(&self, storage: &Storage, path: &str) -> Result<VocabularyFile> {
         let shown = storage.shown(path);
         let wrong = |source| Error::write_parquet(&shown, source);
@@ -94,7 +96,7 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the storage does not give the file, [`Error::Vocabulary`] if it is not a vocabulary.
+    /// [`Error::Storage`] if the storage does not give the file, [`Error::Vocabulary`] if it is not a vocabulary.
     pub fn read_kind(storage: &Storage, file: &VocabularyFile) -> Result<OriginalKind> {
         let footer = read_footer(storage, &file.path, file.bytes_on_disk, None)?;
         footer
@@ -106,7 +108,7 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the storage does not give the file, [`Error::Vocabulary`] if it is missing, its size,
+    /// [`Error::Storage`] if the storage does not give the file, [`Error::Vocabulary`] if it is missing, its size,
     /// checksum, columns or number of entries are not the recorded ones, the ids do not count from 1, or an original
     /// occurs twice.
     pub fn read(storage: &Storage, file: &VocabularyFile) -> Result<Self> {
@@ -244,7 +246,7 @@ mod tests {
     fn vocabularies_are_found_by_name() {
         let directory = tempfile::tempdir().unwrap();
         let file = vocabulary().write(&storage(&directory), "item.parquet").unwrap();
-        let mut snapshot = Snapshot::parse(MANIFEST).unwrap();
+        let mut snapshot = Snapshot::parse(SNAPSHOT).unwrap();
         snapshot.vocabularies.insert("item".into(), file);
         assert_eq!(Vocabulary::load(directory.path(), &snapshot, "item").unwrap(), vocabulary());
         let error = Vocabulary::load(directory.path(), &snapshot, "items").unwrap_err().to_string();
@@ -255,8 +257,10 @@ mod tests {
     }
 
     /// A dataset without samples.
-    const MANIFEST: &str = r#"{
-        "format_version": 3, "generation": 1, "layout": "rows", "order": "session",
+    const SNAPSHOT: &str = r#"{
+        "format_version": 5, "dataset": "d078e343a0b044a6", "snapshot": 1, "committed": "2026-11-22T20:39:48.899Z",
+        "operation": { "kind": "create", "partitions": [], "samples_gained": 0 },
+        "layout": "rows", "order": "session", "buckets": 1, "partition_columns": [],
         "schema": { "labels": ["label"], "dense": ["age"], "groups": [] }, "partitions": [],
         "statistics": { "samples": 0, "sessions": 0, "bytes_on_disk": 0, "features": {} }
     }"#;

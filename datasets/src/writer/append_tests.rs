@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::tests::{content, in_last_bucket};
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};
-use crate::{FeatureStatistics, Layout, OperationKind, Order};
+use crate::names::DATA;
+use crate::{FeatureStatistics, Layout, Order};
 
 fn options(commit: Commit) -> WriterOptions {
     WriterOptions { commit, layout: Layout::Folded, ..WriterOptions::new(Order::Session) }
@@ -57,7 +58,7 @@ fn partitions_written_replace_their_own_and_keep_the_others() {
     let second = write(root, Commit::Append, &[b.clone(), new_c.clone()]);
     assert_eq!((keys(&second).len(), second.snapshot, &second.dataset), (3, 2, &first.dataset));
     assert_eq!(second.partitions[0], first.partitions[0]);
-    assert_eq!((second.operation.kind, second.operation.samples_gained), (OperationKind::Append, 8));
+    assert_eq!((second.operation.kind, second.operation.samples_gained), (Commit::Append, 8));
     let item = FeatureStatistics { values: 16, min_id: Some(10), max_id: Some(103), max_length: 1 };
     assert_eq!(second.statistics.features["item"], item);
     // Both snapshots stay readable.
@@ -143,7 +144,7 @@ fn of_two_merges_into_one_partition_the_first_succeeds() {
     let error = second.finish().unwrap_err().to_string();
     assert!(error.contains("another writer changed the partition `day=1` meanwhile (snapshot 2)"), "{error}");
     let merged = other.finish().unwrap().snapshot;
-    assert_eq!((merged.snapshot, merged.operation.kind), (3, OperationKind::Merge));
+    assert_eq!((merged.snapshot, merged.operation.kind), (3, Commit::Merge));
     assert_eq!(merged.partitions.iter().map(|partition| partition.samples).collect::<Vec<_>>(), [6, 1]);
 }
 
@@ -177,7 +178,7 @@ fn of_two_writers_of_a_new_dataset_one_succeeds() {
     assert!(error.to_string().contains("another writer created the dataset meanwhile"), "{error}");
     assert_eq!(Snapshot::load(root).unwrap(), first);
     let error = DatasetWriter::create(root, schema(), options(Commit::Create)).unwrap_err();
-    assert!(matches!(error, Error::Exists { .. }), "{error}");
+    assert!(matches!(error, Error::Storage(onefold_storage::Error::Exists { .. })), "{error}");
 }
 
 #[test]
@@ -186,7 +187,7 @@ fn a_snapshot_of_many_partitions_refers_to_lists_of_those_that_stay() {
     let root = directory.path();
     let day = |day: i64| format!("day={day:04}");
     let head_bytes =
-        |snapshot: u64| fs_err::metadata(root.join(crate::snapshot::snapshot_path(snapshot))).unwrap().len();
+        |snapshot: u64| fs_err::metadata(root.join(crate::names::snapshot_path(snapshot))).unwrap().len();
     let mut last = write(root, Commit::Create, &[(&day(0), samples(1, 0))]);
     for i in 1..400 {
         last = write(root, Commit::Append, &[(&day(i), samples(1, i))]);
@@ -272,7 +273,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
         let verified = crate::verify::verify(
             &root,
             &crate::verify::VerifyOptions { threads: 1, snapshot: None },
-            &crate::progress::Silent,
+            &onefold_base::progress::Silent,
         );
         assert_eq!(verified.unwrap().problems, []);
         let file =
@@ -280,7 +281,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
         let file = file.unwrap();
         let keys = file.numbers::<Int64Type>(0, crate::SAMPLE_KEY_COLUMN).unwrap();
         assert_eq!(keys.to_vec(), [100, 101, 102, 103, 104]);
-        let path = root.join(crate::snapshot::snapshot_path(1));
+        let path = root.join(crate::names::snapshot_path(1));
         let text = fs_err::read_to_string(&path).unwrap();
         let mut wrong = snapshot.clone();
         wrong.partitions[0].last_time = wrong.partitions[0].last_time.map(|time| time + 1);
@@ -288,7 +289,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
         let verified = crate::verify::verify(
             &root,
             &crate::verify::VerifyOptions { threads: 1, snapshot: None },
-            &crate::progress::Silent,
+            &onefold_base::progress::Silent,
         );
         let problems = verified.unwrap().problems;
         assert_eq!(problems.len(), 1);
@@ -310,4 +311,75 @@ fn keys_of_samples_are_no_part_of_their_digest() {
             .to_string()
             .contains("`sample_key` is reserved for the hashes of the samples' keys")
     );
+}
+
+/// A writer of a dataset whose features `item` and `city` have a vocabulary of their name each.
+fn with_vocabularies(
+    root: &Path,
+    commit: Commit,
+    key: &str,
+    vocabularies: &[(&str, &Vocabulary)],
+) -> DatasetWriter {
+    let mut schema = schema();
+    schema.groups[0].features[0].vocabulary = Some("city".to_owned());
+    schema.groups[1].features[0].vocabulary = Some("item".to_owned());
+    let mut writer = DatasetWriter::create(root, schema, options(commit)).unwrap();
+    writer.write(&PartitionKey::parse(key).unwrap(), &samples(2, 0)).unwrap();
+    for (name, vocabulary) in vocabularies {
+        writer.add_vocabulary(name, vocabulary).unwrap();
+    }
+    writer
+}
+
+/// The file of the vocabulary `name` in a snapshot.
+fn vocabulary_of(snapshot: &Snapshot, name: &str) -> VocabularyFile {
+    snapshot.vocabularies[name].clone()
+}
+
+#[test]
+fn appends_that_extend_no_vocabulary_do_not_conflict() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let (small, large) =
+        (Vocabulary::from_counts([(70, 9)], 1), Vocabulary::from_counts([(70, 9), (80, 3)], 1));
+    let both = [("city", &small), ("item", &small)];
+    let first = with_vocabularies(root, Commit::Create, "day=1", &both).finish().unwrap().snapshot;
+    // Writers add all vocabularies, under paths of their own, also if they do not extend them.
+    let extends = with_vocabularies(root, Commit::Append, "day=2", &[("city", &small), ("item", &large)]);
+    let later: [(&str, &[(&str, &Vocabulary)]); 3] =
+        [("day=3", &both), ("day=4", &[]), ("day=5", &[("city", &large)])];
+    let [same, none, other] =
+        later.map(|(day, vocabularies)| with_vocabularies(root, Commit::Append, day, vocabularies));
+    let second = extends.finish().unwrap().snapshot;
+    assert_eq!(vocabulary_of(&second, "city"), vocabulary_of(&first, "city"));
+    assert_eq!(vocabulary_of(&second, "item").entries, 2);
+    // The vocabularies of the first commit stay.
+    for writer in [same, none] {
+        let snapshot = writer.finish().unwrap().snapshot;
+        assert_eq!(snapshot.vocabularies, second.vocabularies);
+    }
+    let last = other.finish().unwrap().snapshot;
+    assert_eq!((keys(&last).len(), last.snapshot), (5, 5));
+    assert_eq!(vocabulary_of(&last, "item"), vocabulary_of(&second, "item"));
+    assert_eq!(vocabulary_of(&last, "city").sha256, vocabulary_of(&second, "item").sha256);
+    // No file is left of vocabularies that were added unchanged.
+    let files = Storage::open(root).unwrap().list(crate::names::VOCABULARIES, None).unwrap();
+    assert_eq!(files.len(), 4, "{files:?}");
+}
+
+#[test]
+fn of_two_appends_that_extend_one_vocabulary_the_first_succeeds() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let of = |counts: &[(i64, u64)]| Vocabulary::from_counts(counts.iter().copied(), 1);
+    let (small, large, other) = (of(&[(70, 9)]), of(&[(70, 9), (80, 3)]), of(&[(70, 9), (90, 3)]));
+    with_vocabularies(root, Commit::Create, "day=1", &[("city", &small), ("item", &small)]).finish().unwrap();
+    let [first, same, different] = [("day=2", &large), ("day=3", &large), ("day=4", &other)]
+        .map(|(day, items)| with_vocabularies(root, Commit::Append, day, &[("item", items)]));
+    first.finish().unwrap();
+    let second = same.finish().unwrap().snapshot;
+    assert_eq!((second.snapshot, vocabulary_of(&second, "item").entries), (3, 2));
+    let error = different.finish().unwrap_err().to_string();
+    assert!(error.contains("another writer extended the vocabulary `item` meanwhile"), "{error}");
+    assert_eq!(Snapshot::load(root).unwrap(), second);
 }

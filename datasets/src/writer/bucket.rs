@@ -7,20 +7,21 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use onefold_storage::{Storage, random_name};
 use parquet::basic::ZstdLevel;
 use serde::{Deserialize, Serialize};
 
+use super::WriterOptions;
 use super::columns::FileColumns;
 use super::count::Counter;
 use super::data_file::DataFileWriter;
 use super::encoders::Encoders;
 use super::order::SampleOrder;
-use super::{DATA, WriterOptions};
 use crate::digest::Digest;
+use crate::names::{WRITTEN_FOLDERS, data_file};
 use crate::schema::with_sample_keys;
 use crate::snapshot::Bucket;
-use crate::storage::Storage;
-use crate::{DataFile, Error, MOST_BUCKETS, PartitionKey, Result, Schema, random_name};
+use crate::{DataFile, Error, MOST_BUCKETS, PartitionKey, Result, Schema};
 
 /// A row group has at most so many decoded bytes: ids of twice as many are addressed by 32-bit offsets.
 const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
@@ -205,8 +206,8 @@ impl BucketWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`], [`Error::Store`] and [`Error::Parquet`] if a file cannot be written, and the errors of
-    /// decoding, also for one of the row groups before.
+    /// [`Error::Storage`] and [`Error::Parquet`] if a file cannot be written, and the errors of decoding, also for one
+    /// of the row groups before.
     pub fn write_row_group(&mut self, decode: Decode) -> Result<()> {
         let bytes = self.ended.take().unwrap_or_else(|| std::mem::take(&mut self.group_bytes));
         self.append_encoded()?;
@@ -227,11 +228,7 @@ impl BucketWriter {
     /// The next data file's path in the dataset.
     fn next_path(&self) -> String {
         let BucketWriters { attempt, buckets, .. } = &self.writers;
-        let (key, number) = (self.written.key.to_string(), self.started.len());
-        let mut folders = vec![DATA.to_owned()];
-        folders.extend(Some(key).filter(|key| !key.is_empty()));
-        folders.extend(bucket_folder(self.written.bucket.bucket, *buckets));
-        format!("{}/part-{number:05}-{attempt}.parquet", folders.join("/"))
+        data_file(&self.written.key, self.written.bucket.bucket, *buckets, self.started.len(), attempt)
     }
 
     /// Appends what is encoded; waits for the first row group if too many wait for it.
@@ -262,8 +259,7 @@ impl BucketWriter {
         let WrittenBucket { bucket, files, .. } = &mut self.written;
         let schema = &self.writers.format.schema;
         file.bucket = bucket.bucket;
-        let last_time =
-            file.row_groups.listed().into_iter().flatten().map(|row_group| row_group.last_time).max();
+        let last_time = file.row_groups.iter().map(|row_group| row_group.last_time).max();
         bucket.last_time = bucket.last_time.max(last_time);
         files.push(file);
         for (feature, figures) in schema.sparse_features().zip(&counts.features) {
@@ -303,13 +299,7 @@ impl Drop for BucketWriter {
         self.ending.clear();
         if !self.started.is_empty() {
             self.writers.storage.clean_up(std::mem::take(&mut self.started));
-            self.writers.storage.remove_empty_folders();
+            self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
         }
     }
-}
-
-/// The folder of a bucket in its partition; none where there is one bucket.
-fn bucket_folder(bucket: u32, buckets: u32) -> Option<String> {
-    let digits = (buckets - 1).to_string().len().max(3);
-    (buckets > 1).then(|| format!("bucket={bucket:0digits$}"))
 }

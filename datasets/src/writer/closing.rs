@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 
 use super::{BucketWriter, BucketWriters, WrittenBucket};
 use crate::Result;
+use crate::names::WRITTEN_FOLDERS;
 
 /// Buckets that may be ended at the same time, for each thread.
 const CLOSING_PART: usize = 4;
@@ -77,7 +78,7 @@ impl Drop for ClosingBuckets {
         let paths: Vec<String> = files.map(|file| file.path).collect();
         if !paths.is_empty() {
             self.writers.storage.clean_up(paths);
-            self.writers.storage.remove_empty_folders();
+            self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);
         }
     }
 }

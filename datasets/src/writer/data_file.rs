@@ -21,6 +21,7 @@ use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::executor::block_on;
 use futures::future::Shared;
+use onefold_storage::{HashingWriter, Storage};
 use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowRowGroupWriterFactory};
 use parquet::arrow::{ArrowSchemaConverter, add_encoded_arrow_schema_to_metadata};
 use parquet::basic::{Compression, ZstdLevel};
@@ -38,8 +39,7 @@ use super::row_group::{choose_encodings, encode};
 use super::{session_ids, times};
 use crate::conform::conform;
 use crate::dense::DenseSketch;
-use crate::storage::{HashingWriter, Storage};
-use crate::{DataFile, DenseStatistics, Error, Result, RowGroup, RowGroups};
+use crate::{DataFile, DenseStatistics, Error, Result, RowGroup};
 
 /// A data file that row groups are appended to.
 #[derive(Debug)]
@@ -158,7 +158,6 @@ impl DataFileWriter {
         let (bytes_on_disk, sha256) = file.finish()?;
         let row_groups = std::mem::take(&mut self.row_groups);
         let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
-        let row_groups = RowGroups::Listed(row_groups);
         let path = std::mem::take(&mut self.path);
         let file = DataFile { path, bucket: 0, samples, row_groups, bytes_on_disk, sha256 };
         let dense = self.dense.iter().map(DenseSketch::statistics).collect();

@@ -1,10 +1,10 @@
 //! The end of writing: partitions are put together, compared with what the dataset has, and committed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Commit, DatasetWriter, WrittenBucket};
+use super::{DatasetWriter, WrittenBucket};
 use crate::digest::Digest;
-use crate::snapshot::{Changes, OperationKind, Partition, Snapshot, commit, find_partition};
+use crate::snapshot::{Changes, Commit, Partition, Snapshot, commit, find_partition};
 use crate::{Error, PartitionKey, Result, VocabularyFile};
 
 /// What a writer has committed.
@@ -25,9 +25,10 @@ impl DatasetWriter {
     /// # Errors
     ///
     /// [`Error::Samples`] if the samples are not those [expected](Self::expect); [`Error::FewerSamples`] if a partition
-    /// would lose samples and may not; [`Error::Conflict`] if another writer has changed the same partitions meanwhile;
-    /// [`Error::Schema`] if a feature's vocabulary was not added; [`Error::Write`], [`Error::Store`] and
-    /// [`Error::Parquet`] if a file or the snapshot cannot be written. The dataset is then as it was.
+    /// would lose samples and may not; [`Error::Conflict`] if another writer has changed the same partitions meanwhile,
+    /// or the same vocabulary to another content; [`Error::Schema`] if a feature's vocabulary was not added;
+    /// [`Error::Storage`] and [`Error::Parquet`] if a file or the snapshot cannot be written. The dataset is then as it
+    /// was.
     pub fn finish(mut self) -> Result<Written> {
         self.complete()?;
         self.check_expected()?;
@@ -45,21 +46,22 @@ impl DatasetWriter {
             (key.clone(), (old.get(key).map_or(0, |old| old.samples), partition.samples))
         });
         let partitions = partitions.collect();
-        let mut vocabularies = kept.map(|kept| kept.vocabularies.clone()).unwrap_or_default();
-        vocabularies.extend(std::mem::take(&mut self.vocabularies));
-        self.check_vocabularies(&vocabularies)?;
-        if let Some(kept) = kept.filter(|kept| same_samples(&old, &new) && same_entries(kept, &vocabularies))
-        {
+        let added = std::mem::take(&mut self.vocabularies);
+        self.check_vocabularies(kept, &added)?;
+        // A vocabulary with the content of the dataset's is not changed. Its new file is named by no snapshot.
+        let (unchanged, vocabularies): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            added.into_iter().partition(|(name, file)| {
+                kept.and_then(|kept| kept.vocabularies.get(name)).is_some_and(|old| old.sha256 == file.sha256)
+            });
+        if let Some(kept) = kept.filter(|_| same_samples(&old, &new) && vocabularies.is_empty()) {
             // Dropped unfinished, so that the files written are removed.
             return Ok(Written { snapshot: kept.clone(), changed: false, partitions });
         }
         let changes = Changes {
             kind: match (self.options.commit, kept) {
-                (Commit::Overwrite, _) if base.is_some() => OperationKind::Overwrite,
-                (Commit::Create | Commit::Overwrite, _) | (_, None) => OperationKind::Create,
-                (Commit::Append, _) => OperationKind::Append,
-                (Commit::Replace, _) => OperationKind::Replace,
-                (Commit::Merge, _) => OperationKind::Merge,
+                (Commit::Overwrite, _) if base.is_some() => Commit::Overwrite,
+                (Commit::Create | Commit::Overwrite, _) | (_, None) => Commit::Create,
+                (kind, Some(_)) => kind,
             },
             layout: self.options.layout,
             order: self.options.order,
@@ -73,6 +75,9 @@ impl DatasetWriter {
         };
         let snapshot = commit(&self.writers.storage, base.as_ref(), &changes)?;
         self.finished = true;
+        if !unchanged.is_empty() {
+            self.writers.storage.clean_up(unchanged.into_values().map(|file| file.path).collect());
+        }
         Ok(Written { snapshot, changed: true, partitions })
     }
 
@@ -155,13 +160,21 @@ impl DatasetWriter {
         if (written, all) == (expected, digest) { Ok(()) } else { Err(Error::Samples { expected, written }) }
     }
 
-    fn check_vocabularies(&self, all: &BTreeMap<String, VocabularyFile>) -> Result<()> {
+    /// Checks that the vocabularies of `kept` and those that were added are those that features name.
+    fn check_vocabularies(
+        &self,
+        kept: Option<&Snapshot>,
+        added: &BTreeMap<String, VocabularyFile>,
+    ) -> Result<()> {
+        let kept = kept.into_iter().flat_map(|kept| kept.vocabularies.keys());
+        let all: BTreeSet<&String> = kept.chain(added.keys()).collect();
         let of_feature =
             |name: &String| self.schema.sparse_features().any(|f| f.vocabulary.as_ref() == Some(name));
         let mut named = self.schema.sparse_features().filter_map(|feature| feature.vocabulary.as_ref());
-        let wrong = named.find(|name| !all.contains_key(*name)).map(|name| (name, "was not added"));
+        let wrong = named.find(|name| !all.contains(name)).map(|name| (name, "was not added"));
         let wrong = wrong.or_else(|| {
-            all.keys().find(|name| !of_feature(name)).map(|name| (name, "belongs to no feature"))
+            let foreign = all.iter().copied().find(|name| !of_feature(name));
+            foreign.map(|name| (name, "belongs to no feature"))
         });
         let Some((name, what)) = wrong else { return Ok(()) };
         let message = format!("the vocabulary `{name}` {what}");
@@ -173,15 +186,7 @@ impl DatasetWriter {
 /// Whether the new partitions have the samples of the old ones.
 fn same_samples(old: &BTreeMap<PartitionKey, Partition>, new: &BTreeMap<PartitionKey, Partition>) -> bool {
     new.iter().all(|(key, new)| match old.get(key) {
-        Some(old) => old.samples == new.samples && old.digest.is_some() && old.digest == new.digest,
+        Some(old) => old.samples == new.samples && old.digest == new.digest,
         None => new.samples == 0,
     })
-}
-
-/// Whether vocabularies have the same entries as those of the dataset. They only grow, so their number tells.
-fn same_entries(kept: &Snapshot, vocabularies: &BTreeMap<String, VocabularyFile>) -> bool {
-    vocabularies.len() == kept.vocabularies.len()
-        && vocabularies
-            .iter()
-            .all(|(name, file)| kept.vocabularies.get(name).is_some_and(|old| old.sha256 == file.sha256))
 }

@@ -2,31 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Layout, Order, Sessions};
-
-/// What a writer does with a dataset that is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Commit {
-    /// It is refused: nothing may be there.
-    Create,
-    /// The whole dataset is replaced.
-    Overwrite,
-    /// The partitions written replace those of the same key, which must not have more samples; the others are kept. Its
-    /// schema, layout, order and definition of sessions must be those of the writer. No dataset there: it is created.
-    Append,
-    /// As `Append`, but a partition may lose samples.
-    Replace,
-    /// As `Append`, but of a partition only the buckets written are replaced.
-    Merge,
-}
-
-impl Commit {
-    /// Whether partitions that are not written are kept.
-    pub fn keeps_others(self) -> bool {
-        matches!(self, Self::Append | Self::Replace | Self::Merge)
-    }
-}
+use crate::{Commit, Layout, Order, Sessions};
 
 /// How a dataset is written.
 #[derive(Debug, Clone, Serialize, Deserialize)]

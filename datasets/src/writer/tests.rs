@@ -46,7 +46,7 @@ fn written_row_groups(layout: Layout) -> (Snapshot, Vec<RecordBatch>) {
     let mut groups = Vec::new();
     for file in &snapshot.partitions[0].files {
         let path = directory.path().join(&file.path);
-        for group in 0..file.row_groups.count() as usize {
+        for group in 0..file.row_groups.len() {
             let file = fs_err::File::open(&path).unwrap().into_file();
             let reader = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().with_row_groups(vec![group]);
             let batches: Vec<_> = reader.build().unwrap().map(Result::unwrap).collect();
@@ -321,7 +321,7 @@ fn samples_of_buckets_have_files_and_statistics_of_their_own() {
     assert_eq!(folders, ["data/split=a/bucket=000", "data/split=a/bucket=002"]);
     let mut digest = Digest::default();
     partition.buckets.iter().for_each(|bucket| digest.merge(bucket.digest));
-    assert_eq!(partition.digest, Some(digest));
+    assert_eq!(partition.digest, digest);
     assert_eq!(Snapshot::load(directory.path()).unwrap(), snapshot);
 }
 
@@ -333,7 +333,7 @@ fn layouts_have_the_same_figures_and_digest() {
     let mut files: Vec<_> = [rows, folded].into_iter().flat_map(|snapshot| snapshot.partitions).collect();
     for partition in &mut files {
         assert_eq!((partition.samples, partition.sessions), (samples().num_rows() as u64, 60));
-        assert_eq!(partition.digest, Some(all.digest));
+        assert_eq!(partition.digest, all.digest);
         let figures = schema().sparse_features().map(|f| partition.features[&f.name]).collect::<Vec<_>>();
         assert_eq!(figures, all.features);
     }
@@ -393,7 +393,9 @@ fn a_file_that_cannot_be_written_is_named_and_nothing_is_left() {
     writer.write(&key, &samples()).unwrap();
     let error = writer.finish().unwrap_err();
     let named = |path: &Path| path.to_string_lossy().contains("data/split=a/part-00000-");
-    assert!(matches!(&error, Error::Write { path, .. } if named(path)), "{error}");
+    let is_write =
+        matches!(&error, Error::Storage(onefold_storage::Error::Write { path, .. }) if named(path));
+    assert!(is_write, "{error}");
     let left: Vec<_> = fs_err::read_dir(directory.path().join("data"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name())

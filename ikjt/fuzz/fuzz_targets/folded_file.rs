@@ -8,8 +8,10 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use onefold_datasets::{RowGroups, Snapshot};
+use onefold_datasets::footer::read_footer;
+use onefold_datasets::{RowGroup, Snapshot};
 use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions, Workers};
+use onefold_storage::Storage;
 
 /// A copy of the dataset of its own for this process, whose data file is replaced by every input.
 struct Dataset {
@@ -33,16 +35,30 @@ fn dataset() -> &'static Dataset {
 fuzz_target!(|bytes: &[u8]| {
     let Dataset { directory, snapshot } = dataset();
     let mut snapshot = snapshot.clone();
-    // As if it had always been of this version.
-    (snapshot.format_version, snapshot.snapshot) = (5, 1);
+    snapshot.snapshot = 1;
     snapshot.partitions.truncate(1);
     snapshot.partitions[0].files.truncate(1);
     let file = &mut snapshot.partitions[0].files[0];
     std::fs::write(directory.join(&file.path), bytes).expect("a written file");
     file.bytes_on_disk = bytes.len() as u64;
-    // The size of its row groups would give a changed file away.
-    file.row_groups = RowGroups::Counted(file.row_groups.count());
     let samples = file.samples;
+    // Row groups of other sizes than the snapshot says would give a changed file away.
+    let storage = Storage::open(directory).expect("a folder");
+    if let Ok(Ok(footer)) = read_footer(&storage, &file.path, bytes.len() as u64, None) {
+        let row_groups = footer.metadata().row_groups().iter().map(|row_group| {
+            let sizes = row_group.columns().iter().map(|column| column.compressed_size());
+            RowGroup {
+                samples: row_group.num_rows().try_into().unwrap_or(0),
+                bytes_on_disk: sizes.fold(0_i64, i64::saturating_add).try_into().unwrap_or(0),
+                ..RowGroup::default()
+            }
+        });
+        let row_groups: Vec<RowGroup> = row_groups.collect();
+        let sum = row_groups.iter().fold(0, |sum: u64, row_group| sum.saturating_add(row_group.samples));
+        if sum == samples && row_groups.iter().all(|row_group| row_group.samples > 0) {
+            file.row_groups = row_groups;
+        }
+    }
     snapshot.partitions[0].samples = samples;
     snapshot.statistics.samples = samples;
     snapshot.statistics.sessions = snapshot.partitions[0].sessions;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use axum::Router;
 use clap::{Parser, Subcommand};
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{format_bytes, format_count};
 use onefold_ikjt::service::protocol::Question;
 use onefold_ikjt::service::{Failure, Network};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};

@@ -8,6 +8,7 @@ use std::time::Instant;
 use onefold_datasets::Error as DatasetError;
 use onefold_ikjt::service::protocol::Job;
 use onefold_ikjt::{Error, Reader, Workers};
+use onefold_storage::Error as StorageError;
 use tokio::sync::OnceCell;
 use tonic::{Code, Status};
 
@@ -103,9 +104,14 @@ pub(crate) fn to_status(error: &Error) -> Status {
         | Error::Mismatch { .. }
         | Error::Invariant { .. } => Code::DataLoss,
         // Another worker, or this one later, may be able to read what this one cannot read now.
-        Error::Io(_) | Error::Dataset(DatasetError::Io(_) | DatasetError::Read { .. }) => Code::Unavailable,
+        Error::Io(_)
+        | Error::Dataset(
+            DatasetError::Io(_) | DatasetError::Storage(StorageError::Io(_) | StorageError::Read { .. }),
+        ) => Code::Unavailable,
         Error::Dataset(
-            DatasetError::Snapshot { .. } | DatasetError::Damaged(_) | DatasetError::Changed { .. },
+            DatasetError::Snapshot { .. }
+            | DatasetError::Damaged(_)
+            | DatasetError::Storage(StorageError::Changed { .. }),
         ) => Code::DataLoss,
         _ => Code::InvalidArgument,
     };

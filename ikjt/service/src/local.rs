@@ -6,9 +6,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use onefold_datasets::process::available_threads;
-use onefold_datasets::progress::Reporter;
-use onefold_datasets::units::parse_bytes;
+use onefold_base::process::available_threads;
+use onefold_base::progress::Reporter;
+use onefold_base::units::parse_bytes;
 use onefold_terminal::Printer;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;

@@ -12,8 +12,7 @@ use arrow::datatypes::{Field, Schema};
 use arrow::ipc::reader::StreamDecoder;
 use arrow::ipc::writer::StreamWriter;
 use bytes::Bytes;
-use onefold_datasets::Error as DatasetError;
-use onefold_datasets::commit::DirectoryLock;
+use onefold_storage::commit::DirectoryLock;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::Item;
@@ -117,12 +116,14 @@ fn remove_items(folder: &Path) -> io::Result<()> {
 }
 
 fn take_folder(parent: &Path) -> Result<(PathBuf, DirectoryLock)> {
+    // The folders on the way are made, so a `~` that the shell did not expand would become one.
+    onefold_storage::absolute(parent)?;
     for number in 0..MOST_PROCESSES {
         let folder = parent.join(format!("cache-{number}"));
         fs_err::create_dir_all(&folder)?;
         match DirectoryLock::take(&folder) {
             Ok(lock) => return Ok((folder, lock)),
-            Err(DatasetError::Locked { .. }) => (),
+            Err(onefold_storage::Error::Locked { .. }) => (),
             Err(error) => return Err(error.into()),
         }
     }

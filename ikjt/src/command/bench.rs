@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use std::time::Instant;
 
 use crate::{Figures, StageFigures, Statistics, Step};
-use onefold_datasets::process::peak_rss_bytes;
-use onefold_datasets::progress::Reporter;
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::process::peak_rss_bytes;
+use onefold_base::progress::Reporter;
+use onefold_base::units::{format_bytes, format_count};
 use onefold_terminal::Printer;
 use serde::Serialize;
 

@@ -7,9 +7,9 @@ use crate::preprocess::PreprocessConfig;
 use crate::reader::load_snapshot;
 use crate::{Dedupe, Rank, Reader, ReaderOptions, Shuffle, Tail, Within, Workers};
 use clap::{Parser, Subcommand, ValueEnum};
+use onefold_base::process::available_threads;
+use onefold_base::units::parse_bytes;
 use onefold_datasets::PartitionFilter;
-use onefold_datasets::process::available_threads;
-use onefold_datasets::units::parse_bytes;
 use onefold_terminal::OutputOptions;
 
 /// Read datasets as deduplicated batches

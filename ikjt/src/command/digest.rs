@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::time::Instant;
 
 use crate::digest;
+use onefold_base::progress::Reporter;
+use onefold_base::units::format_count;
 use onefold_datasets::digest::Digest;
-use onefold_datasets::progress::Reporter;
-use onefold_datasets::units::format_count;
 use onefold_terminal::Printer;
 use serde::Serialize;
 

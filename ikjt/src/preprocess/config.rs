@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chrono_tz::Tz;
+use onefold_base::versioned::parse_toml;
 use onefold_datasets::suggest;
-use onefold_datasets::versioned::parse_toml;
 use serde::{Deserialize, Serialize};
 use toml::{Spanned, Table};
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use arrow::array::ArrayRef;
-use onefold_datasets::storage::Ranges;
+use onefold_storage::Ranges;
 use parquet::arrow::ProjectionMask;
 
 use super::decode::RowGroup;

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow::datatypes::{DataType, Field, SchemaRef};
-use onefold_datasets::process::catch_panic;
-use onefold_datasets::storage::{
-    FEW_REQUESTS, MANY_REQUESTS, Object, Ranges, Storage, check_counts, decode_footer,
-};
+use onefold_base::process::catch_panic;
+use onefold_datasets::footer::{check_counts, decode_footer};
 use onefold_datasets::{DataFile, Schema};
+use onefold_storage::{FEW_REQUESTS, MANY_REQUESTS, Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 
@@ -110,9 +109,7 @@ impl Footer {
         let sha256 = file.sha256.as_str().into();
         let footer = Self { path, storage, object, sha256, metadata, columns: mask };
         let counts = footer.row_counts()?;
-        if let Some(row_groups) = file.row_groups.listed()
-            && !row_groups.iter().map(|row_group| row_group.samples).eq(counts)
-        {
+        if !file.row_groups.iter().map(|row_group| row_group.samples).eq(counts) {
             let message = "its row groups have other numbers of rows than the snapshot says".to_owned();
             return Err(Error::Mismatch { path: footer.path.to_path_buf(), message });
         }

@@ -5,8 +5,8 @@ use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{DataFile, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
+use onefold_storage::Storage;
 
 use super::budget::Account;
 use super::file::{Footer, KnownFiles, OpenFile, WantedColumns};

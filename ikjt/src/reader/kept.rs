@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use onefold_datasets::storage::Ranges;
+use onefold_storage::Ranges;
 
 use super::budget::{Account, Reservation};
 
@@ -61,7 +61,7 @@ impl KeptFile {
 mod tests {
     use std::path::Path;
 
-    use onefold_datasets::storage::Storage;
+    use onefold_storage::Storage;
 
     use super::super::budget::Budget;
     use super::*;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use arrow::array::{Int64Array, ListArray};
 use arrow::buffer::{NullBuffer, OffsetBuffer};
 use arrow::datatypes::{DataType, Field};
-use onefold_datasets::storage::Ranges;
+use onefold_storage::Ranges;
 use parquet::column::reader::{get_column_reader, get_typed_column_reader};
 use parquet::data_type::Int64Type;
 use parquet::file::metadata::RowGroupMetaData;

@@ -63,7 +63,7 @@ use self::fetched::{Fetched, block_steps, checked, row_groups_by_step};
 use self::files::{Chosen, Files, Opener, choose};
 use self::order::{Item, StreamOrder};
 use self::pipeline::{Finish, Made, Packing, Steps, Work};
-use self::plan::{Counts, stream_files};
+use self::plan::{Counts, row_counts, stream_files};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::source::{Place, Source, sample_counts};
 use self::stages::Stages;
@@ -361,16 +361,14 @@ impl Reader {
         Ok(SentBatch::copy_of(&self.read(split, epoch)?, widths, overlaps))
     }
 
-    /// The samples of the row groups of all chosen files, and those that sampling keeps in an epoch: what a preprocessing
-    /// service tells its clients.
+    /// The samples of the row groups of all chosen files that sampling keeps in an epoch: what a preprocessing service
+    /// tells its clients.
     ///
     /// # Errors
     ///
     /// As [`plan`](Self::plan).
     pub fn sample_counts(&self, epoch: u64) -> Result<SampleCounts> {
-        let all: Vec<usize> = (0..self.chosen.len()).collect();
-        let rows = self.source.row_counts(&self.chosen, &all, &self.workers)?;
-        Ok(sample_counts(rows, self.kept_counts(epoch)?.map(|kept| (*kept).clone())))
+        Ok(sample_counts(self.kept_counts(epoch)?.map(|kept| (*kept).clone())))
     }
 
     fn packing(&self) -> Packing {
@@ -576,9 +574,8 @@ impl Reader {
     /// The orders of some streams in an epoch.
     fn orders(&self, epoch: u64, wanted: impl Iterator<Item = usize> + Clone) -> Result<Vec<StreamOrder>> {
         let kept = self.kept_counts(epoch)?;
-        let files: Vec<usize> =
-            wanted.clone().flat_map(|stream| self.streams[stream].iter().copied()).collect();
-        let rows = self.source.row_counts(&self.chosen, &files, &self.workers)?;
+        let files = wanted.clone().flat_map(|stream| self.streams[stream].iter().copied());
+        let rows = row_counts(&self.chosen, files);
         let order = |stream: usize| {
             let items = self.streams[stream].iter().flat_map(|file| {
                 let kept = kept.as_ref().map(|kept| kept[file].as_slice());

@@ -15,9 +15,8 @@ use crate::preprocess::Sampler;
 
 /// What an epoch reads, for all ranks.
 ///
-/// It comes from the snapshot alone, without a look at data files. There are two exceptions: a snapshot before format
-/// version 5 does not describe row groups, which are then taken from the files' footers; and a `sampling` step whose
-/// rates depend on labels needs these columns.
+/// It comes from the snapshot alone, without a look at data files, but for one exception: a `sampling` step whose rates
+/// depend on labels needs these columns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// The epoch, from 0.
@@ -52,19 +51,13 @@ pub struct Split {
 /// Samples by row group, of some of the chosen files.
 pub(super) type Counts = HashMap<usize, Vec<u64>>;
 
-/// The rows of the row groups of the files `wanted`, as the snapshot describes them; `None` if it does not.
-pub(super) fn described_counts(chosen: &[Chosen], wanted: &[usize]) -> Option<Counts> {
-    let of_file = |file: &usize| {
-        let row_groups = chosen[*file].file.row_groups.listed()?;
-        Some((*file, row_groups.iter().map(|row_group| row_group.samples).collect()))
+/// The rows of the row groups of the files `wanted`, as the snapshot describes them.
+pub(super) fn row_counts(chosen: &[Chosen], wanted: impl IntoIterator<Item = usize>) -> Counts {
+    let of_file = |file: usize| {
+        let row_groups = chosen[file].file.row_groups.iter();
+        (file, row_groups.map(|row_group| row_group.samples).collect())
     };
-    wanted.iter().map(of_file).collect()
-}
-
-/// The rows of the row groups of the files `wanted`, from their footers.
-pub(super) fn footer_counts(files: &Files, wanted: &[usize], pool: &rayon::ThreadPool) -> Result<Counts> {
-    let of_file = |file: &usize| Ok((*file, files.footer(*file, &KeptFile::default())?.row_counts()?));
-    pool.install(|| wanted.par_iter().map(of_file).collect())
+    wanted.into_iter().map(of_file).collect()
 }
 
 /// Of the row groups `counts`, the samples that sampling keeps in an epoch. `labels` are the schema's.

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use onefold_datasets::Snapshot;
-use onefold_datasets::storage::Storage;
+use onefold_storage::Storage;
 
 use super::files::{Chosen, Files};
-use super::plan::{Counts, described_counts, footer_counts, kept_counts};
+use super::plan::{Counts, kept_counts, row_counts};
 use super::workers::Workers;
 use crate::preprocess::Sampler;
 use crate::service::protocol::{Job, SampleCounts};
@@ -68,25 +68,6 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// The rows of the row groups of the `chosen` files `wanted`.
-    pub(super) fn row_counts(
-        &self,
-        chosen: &[Chosen],
-        wanted: &[usize],
-        workers: &Workers,
-    ) -> Result<Counts> {
-        if let Some(counts) = described_counts(chosen, wanted) {
-            return Ok(counts);
-        }
-        match self {
-            Self::Storage(files) => footer_counts(files, wanted, &workers.pool),
-            Self::Service(service, job) => {
-                let mut counts = of_service(service.counts(job, 0)?.rows, chosen.len())?;
-                Ok(wanted.iter().filter_map(|file| counts.remove_entry(file)).collect())
-            }
-        }
-    }
-
     /// By file and row group, the samples that sampling keeps in an epoch.
     pub(super) fn kept_counts(
         &self,
@@ -97,8 +78,7 @@ impl Source {
     ) -> Result<Counts> {
         match self {
             Self::Storage(files) => {
-                let all: Vec<usize> = (0..chosen.len()).collect();
-                let rows = self.row_counts(chosen, &all, workers)?;
+                let rows = row_counts(chosen, 0..chosen.len());
                 kept_counts(files, &rows, sampler, labels, epoch, &workers.pool)
             }
             Self::Service(service, job) => {
@@ -127,6 +107,6 @@ pub(super) fn in_order(mut counts: Counts) -> Vec<Vec<u64>> {
 }
 
 /// What a service answers about a job's row groups.
-pub(super) fn sample_counts(rows: Counts, kept: Option<Counts>) -> SampleCounts {
-    SampleCounts { rows: in_order(rows), kept: kept.map(in_order) }
+pub(super) fn sample_counts(kept: Option<Counts>) -> SampleCounts {
+    SampleCounts { kept: kept.map(in_order) }
 }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use onefold_datasets::process::available_threads;
-use onefold_datasets::storage::Storage;
+use onefold_base::process::available_threads;
+use onefold_storage::Storage;
 
 use super::budget::Budget;
 use super::file::KnownFiles;

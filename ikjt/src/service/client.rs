@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use arrow_flight::FlightData;
 use onefold_datasets::Snapshot;
-use onefold_datasets::storage::runtime;
+use onefold_storage::runtime;
 use tonic::Streaming;
 
 use super::address::ServiceAddress;
@@ -85,7 +85,7 @@ impl Service {
         Self::ask_until_answered(Arc::clone(self), FindClients { dataset: self.location().to_owned() })
     }
 
-    /// The samples of a job's row groups in an epoch.
+    /// The samples of a job's row groups that sampling keeps in an epoch.
     ///
     /// # Errors
     ///

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use arrow::buffer::Buffer;
 use arrow_flight::FlightData;
-use onefold_datasets::storage::runtime;
+use onefold_storage::runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use xxhash_rust::xxh3::xxh3_64;
@@ -94,7 +94,7 @@ impl Fetch {
     ///
     /// [`Error::Service`] for what a worker says about the job or its data, and if no batch comes for a long time.
     pub(crate) fn run(&self, deliver: &mut Deliver<'_>) -> Result<()> {
-        let (name, dataset) = (onefold_datasets::random_name(), self.job.dataset.clone());
+        let (name, dataset) = (onefold_storage::random_name(), self.job.dataset.clone());
         let near = self.near(self.steps.start);
         let client =
             ClientState { epoch: self.epoch, near, ..ClientState::new(name, self.job.key(), dataset) };

@@ -216,7 +216,7 @@ impl Question for Define {
     type Answer = ();
 }
 
-/// To a worker: the samples of row groups, where the snapshot does not say them.
+/// To a worker: the samples of row groups that sampling keeps.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountSamples {
     /// The [key](Job::key) of the job.
@@ -233,8 +233,6 @@ impl Question for CountSamples {
 /// The samples of row groups, by file in the order of the job's files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleCounts {
-    /// All of them.
-    pub rows: Vec<Vec<u64>>,
     /// Those that sampling keeps; `None` if nothing is dropped.
     pub kept: Option<Vec<Vec<u64>>>,
 }

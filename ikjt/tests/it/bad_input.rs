@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Int32Array, ListArray, RecordBatch};
 use arrow::buffer::NullBuffer;
 use arrow::datatypes::Schema as ArrowSchema;
-use onefold_datasets::{Layout, Snapshot};
+use onefold_datasets::{Layout, RowGroup, Snapshot};
 use onefold_ikjt::{Dedupe, Error, Rank, ReaderOptions, Shuffle, Within, Workers};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -37,6 +37,11 @@ fn rewrite(directory: &Path, file: usize, change: impl Fn(RecordBatch) -> Record
     let samples = rows.iter().map(RecordBatch::num_rows).sum::<usize>();
     let bytes = writer.into_inner().unwrap();
     fs_err::write(path, &bytes).unwrap();
+    let open = fs_err::File::open(path).unwrap().into_file();
+    let metadata = ParquetRecordBatchReaderBuilder::try_new(open).unwrap().metadata().clone();
+    assert_eq!(metadata.num_row_groups(), 1);
+    let bytes_on_disk = metadata.row_group(0).compressed_size() as u64;
+    let row_group = RowGroup { samples: samples as u64, bytes_on_disk, ..RowGroup::default() };
     let snapshot = directory.join("snapshots/00000001.json");
     let mut json: serde_json::Value =
         serde_json::from_str(&fs_err::read_to_string(&snapshot).unwrap()).unwrap();
@@ -45,8 +50,7 @@ fn rewrite(directory: &Path, file: usize, change: impl Fn(RecordBatch) -> Record
         for entry in partition["files"].as_array_mut().unwrap() {
             if number == file {
                 assert_eq!(entry["samples"], samples);
-                // As version 4 has it: their number alone.
-                entry["row_groups"] = 1.into();
+                entry["row_groups"] = serde_json::json!([row_group]);
                 entry["bytes_on_disk"] = bytes.len().into();
             }
             number += 1;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
 use arrow::datatypes::Int64Type;
-use onefold_datasets::units::parse_bytes;
+use onefold_base::units::parse_bytes;
 use onefold_datasets::{
     DatasetWriter, FeatureGroup, Layout, Order, Schema, SparseFeature, SparseKind, WriterOptions,
 };

@@ -101,8 +101,8 @@ impl Client {
         let query = ExecuteQueryParams {
             query: Some(Query::PhysicalPlan(bytes)),
             settings,
-            session_id: onefold_datasets::random_name(),
-            operation_id: onefold_datasets::random_name(),
+            session_id: onefold_storage::random_name(),
+            operation_id: onefold_storage::random_name(),
         };
         let mut request = tonic::Request::new(query);
         insert_version_header(request.metadata_mut());

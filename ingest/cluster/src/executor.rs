@@ -16,8 +16,8 @@ use ballista_executor::executor_process::{ExecutorProcessConfig, start_executor_
 use ballista_executor::flight_service::BallistaFlightService;
 use datafusion::error::Result;
 use datafusion::prelude::SessionConfig;
-use onefold_datasets::process::available_threads;
-use onefold_datasets::units::parse_bytes;
+use onefold_base::process::available_threads;
+use onefold_base::units::parse_bytes;
 use onefold_ingest::remote::{Stores, executor_runtime, functions};
 use tonic::transport::server::TcpIncoming;
 

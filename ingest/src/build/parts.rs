@@ -14,11 +14,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::progress::Reporter;
-use onefold_datasets::storage::Storage;
+use onefold_base::progress::Reporter;
 use onefold_datasets::{
     Commit, DatasetWriter, Layout, Order, Schema, Sessions, WriterOptions, Written, WrittenBucket,
+    check_new_location,
 };
+use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
 use super::{Build, BuildOptions};
@@ -62,7 +63,8 @@ pub struct Part {
 /// # Errors
 ///
 /// As [`build`](crate::build()); [`Error::Config`] if `config` has vocabularies, because these are made of the samples
-/// of all buckets, or the dataset has another number of buckets. Files that were written are removed.
+/// of all buckets, or the dataset has another number of buckets; [`Error::Dataset`] if `out` is no dataset and holds a
+/// file that belongs to none. Files that were written are removed.
 pub async fn write_part(
     config: &Config,
     out: &Path,
@@ -110,6 +112,9 @@ impl Build<'_> {
         if let Some(old) = old.as_ref().filter(|old| old.buckets != buckets) {
             let message = format!("the dataset has {} buckets, not {buckets}", old.buckets);
             return refused(message, "write the buckets that the dataset has");
+        }
+        if old.is_none() {
+            check_new_location(&Storage::open(self.out)?)?;
         }
         let (layout, order) = self.layout_and_order(old.as_ref());
         let wanted = ReadingOptions {
@@ -165,8 +170,11 @@ impl Part {
     ///
     /// [`Error::Part`] for what is no part; [`Error::Dataset`] if the location cannot be read.
     pub fn read(location: &Path) -> Result<Vec<(PathBuf, Self)>> {
-        let (folder, name) = folder_and_name(location)?;
-        if let Some(bytes) = folder.read(&name)? {
+        let (folder, name) = Storage::of_file(location)?;
+        // Without a name, the location is a folder.
+        if !name.is_empty()
+            && let Some(bytes) = folder.read(&name)?
+        {
             return Ok(vec![(location.to_owned(), Self::parse(location, &bytes)?)]);
         }
         let folder = Storage::open(location)?;
@@ -203,7 +211,15 @@ impl Part {
     ///
     /// [`Error::Dataset`] if it cannot be written.
     pub fn store(&self, location: &Path) -> Result<()> {
-        let (folder, name) = folder_and_name(location)?;
+        let (folder, name) = Storage::of_file(location)?;
+        if name.is_empty() {
+            let error = onefold_storage::Error::Location {
+                location: location.display().to_string(),
+                message: "the location names a folder, not a file".to_owned(),
+                hint: "add the name of the file".to_owned(),
+            };
+            return Err(error.into());
+        }
         let text = serde_json::to_vec(self).map_err(|error| Error::Io(error.into()))?;
         Ok(folder.replace(&name, text)?)
     }
@@ -286,14 +302,6 @@ fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Re
         if missing.len() == 1 { "is" } else { "are" },
     );
     Err(no_part(first_path, &message))
-}
-
-/// The folder that holds a file, and the file's name in it.
-fn folder_and_name(location: &Path) -> Result<(Storage, String)> {
-    let text = location.to_string_lossy();
-    let (folder, name) = text.trim_end_matches('/').rsplit_once('/').unwrap_or((".", &text));
-    let folder = if folder.is_empty() { "/" } else { folder };
-    Ok((Storage::open(Path::new(folder))?, name.to_owned()))
 }
 
 fn no_part(path: &Path, message: &str) -> Error {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use datafusion::physical_plan::displayable;
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_datasets::{KeptColumn, SparseKind};
 use onefold_sql::Query as _;
 

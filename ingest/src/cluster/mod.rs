@@ -58,8 +58,8 @@ use datafusion::physical_plan::{ExecutionPlan, displayable, execute_stream, exec
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use futures::future::try_join_all;
-use onefold_datasets::progress::Reporter;
-use onefold_datasets::units::format_bytes;
+use onefold_base::progress::Reporter;
+use onefold_base::units::format_bytes;
 use onefold_datasets::{
     CountBudget, Encoders, KeptColumn, Sessions, SparseFeature, SparseKind, WrittenBucket,
 };

@@ -24,8 +24,8 @@ use datafusion::execution::SendableRecordBatchStream;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
+use onefold_base::progress::Reporter;
 use onefold_datasets::WrittenBucket;
-use onefold_datasets::progress::Reporter;
 use onefold_sql::Query as _;
 
 use super::by_bucket::{BucketExchange, ExchangedRecords, ROWS, slices_in_order};

@@ -26,11 +26,11 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use futures::future::{Either, select};
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{
     BucketWriters, Encoders, PartitionChoice, PartitionFilter, PartitionTypes, Schema, WriterOptions,
     WrittenBucket,
 };
+use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;

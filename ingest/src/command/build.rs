@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::{BuildOptions, BuildSummary, Config, Groups, build, popularity, profile};
 use clap::ValueEnum;
-use onefold_datasets::commit::write_atomically;
-use onefold_datasets::storage::is_url;
-use onefold_datasets::units::{count_of, format_bytes, format_count};
+use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter, WORK};
+use onefold_storage::commit::write_atomically;
+use onefold_storage::is_url;
 use onefold_terminal::Printer;
 
 use super::statistics::table;
@@ -156,7 +156,7 @@ fn run(
     if let Some(connect) = cluster {
         if !is_url(&out) {
             // Executors have another folder of their own.
-            out = std::path::absolute(out)?;
+            out = onefold_storage::absolute(&out)?;
         }
         options.engine.cluster = Some(connect(&out.join(WORK))?);
     }

@@ -57,7 +57,8 @@ pub(crate) enum Command {
     History(history::HistoryArguments),
     /// Remove old snapshots, and files that no other snapshot names
     ///
-    /// Files that writers left when they were killed are removed too. The newest snapshot is always kept.
+    /// Files that writers left when they were killed are removed too. The newest snapshot is always kept, and so are
+    /// files whose names no writer of datasets makes.
     /// Example: onefold-ingest vacuum dataset --keep 10 --older-than 1d
     Vacuum(vacuum::VacuumArguments),
     /// Measure how much repeats in a dataset, its size on disk in each layout, and how much training can gain

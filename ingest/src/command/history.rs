@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use onefold_datasets::storage::Storage;
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{format_bytes, format_count};
 use onefold_datasets::{SnapshotEntry, history};
+use onefold_storage::Storage;
 use onefold_terminal::Printer;
 use serde::Serialize;
 

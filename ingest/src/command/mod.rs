@@ -15,9 +15,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use onefold_datasets::process::available_threads;
-use onefold_datasets::progress::Reporter;
-use onefold_datasets::units::parse_bytes;
+use onefold_base::process::available_threads;
+use onefold_base::progress::Reporter;
+use onefold_base::units::parse_bytes;
 use onefold_terminal::Program;
 
 pub use self::build::{AppendArguments, BuildArguments, ConnectCluster, run_append, run_build};

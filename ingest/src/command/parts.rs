@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use onefold_datasets::units::{count_of, format_bytes};
+use onefold_base::units::{count_of, format_bytes};
 use onefold_datasets::{Commit, MOST_BUCKETS, Snapshot};
 use onefold_terminal::Printer;
 use serde::Serialize;

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use crate::{BuildOptions, Config, EngineOptions, Groups, build};
 use anyhow::Context;
-use onefold_datasets::commit::write_atomically;
-use onefold_datasets::process::available_threads;
-use onefold_datasets::units::{format_count, parse_bytes};
+use onefold_base::process::available_threads;
+use onefold_base::units::{format_count, parse_bytes};
 use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
 use onefold_report::{MIDDLE, Report, ReportOptions, gather, html};
+use onefold_storage::commit::write_atomically;
 use onefold_terminal::Printer;
 
 use super::run_async;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::shard::{ShardOptions, ShardSummary, shard};
-use onefold_datasets::process::available_threads;
-use onefold_datasets::units::{format_bytes, format_count, parse_bytes};
+use onefold_base::process::available_threads;
+use onefold_base::units::{format_bytes, format_count, parse_bytes};
 use onefold_terminal::Printer;
 
 /// The arguments of `shard`.

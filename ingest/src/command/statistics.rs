@@ -1,7 +1,7 @@
 //! The statistics of a build as a table for people.
 
 use crate::{BuildStatistics, ColumnStatistics, FeatureKind, ValueStatistics};
-use onefold_datasets::units::format_count;
+use onefold_base::units::format_count;
 
 /// One line for each feature column, below a line that names what they show.
 pub(super) fn table(statistics: &BuildStatistics) -> Vec<String> {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::{Comparison, Config, compare};
-use onefold_datasets::units::{count_of, format_bytes, format_count};
+use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::verify::{Verification, VerifyOptions, verify};
 use onefold_datasets::{PartitionFilter, Problem};
 use onefold_terminal::Printer;

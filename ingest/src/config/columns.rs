@@ -2,8 +2,8 @@
 //! fit.
 
 use crate::error::MessageAndHint;
+use onefold_base::units::parse_duration_micros;
 use onefold_datasets::suggest;
-use onefold_datasets::units::parse_duration_micros;
 use serde::Deserialize;
 
 /// What to do with rows that do not fit.

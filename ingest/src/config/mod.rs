@@ -13,8 +13,9 @@ mod times;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::versioned::parse_toml;
-use onefold_datasets::{MOST_BUCKETS, Schema, Sessions, SparseKind, suggest, units};
+use onefold_base::units;
+use onefold_base::versioned::parse_toml;
+use onefold_datasets::{MOST_BUCKETS, Schema, Sessions, SparseKind, suggest};
 use serde::{Deserialize, Serialize};
 
 pub use self::columns::Policy;
@@ -188,7 +189,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if there are several sources; [`Error::Io`] if there is no working directory.
+    /// [`Error::Config`] if there are several sources; [`Error::Io`] if there is no working directory, or its path is not
+    /// UTF-8 text.
     pub fn set_input(&mut self, paths: &[String]) -> Result<()> {
         let mut sources = self.sources.values_mut();
         let (Some(source), None) = (sources.next(), sources.next()) else {
@@ -204,9 +206,13 @@ impl Config {
         };
         source.paths.clear();
         for path in paths {
-            let is_url = onefold_datasets::storage::is_url(Path::new(path));
+            let is_url = onefold_storage::is_url(Path::new(path));
             let path = if is_url { path.into() } else { std::path::absolute(path)? };
-            source.paths.push(path.to_string_lossy().into_owned());
+            let path = path.into_os_string().into_string().map_err(|path| {
+                let message = format!("`{}` is not UTF-8 text", path.display());
+                std::io::Error::new(std::io::ErrorKind::InvalidInput, message)
+            })?;
+            source.paths.push(path);
         }
         Ok(())
     }

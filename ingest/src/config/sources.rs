@@ -7,8 +7,8 @@ use datafusion::arrow::datatypes::{DataType, Field};
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::Expr;
 use datafusion::prelude::SessionContext;
-use onefold_datasets::storage::S3Settings;
 use onefold_datasets::suggest;
+use onefold_storage::S3Settings;
 use serde::{Deserialize, Serialize};
 
 /// The key of `[object_stores]` for buckets without an entry of their own.

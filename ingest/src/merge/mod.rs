@@ -30,7 +30,7 @@ use datafusion::datasource::empty::EmptyTable;
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionContext;
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_datasets::{PartitionChoice, PartitionKey, Sessions, Snapshot, hash_id};
 use onefold_sql::Query as _;
 use serde::Serialize;

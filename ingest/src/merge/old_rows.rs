@@ -24,10 +24,10 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use onefold_datasets::scan::OpenFile;
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{
     DataFile, FeatureGroup, IdMap, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, SparseFeature, TIME_COLUMN,
 };
+use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onefold_datasets::process::cpu_seconds;
+use onefold_base::process::cpu_seconds;
 use onefold_page::svg::{Anchor, Svg, ticks};
 use onefold_page::text::{escape, percent};
 use onefold_page::{STYLE, document, section};

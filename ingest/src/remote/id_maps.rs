@@ -10,7 +10,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema as ArrowSc
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
 use onefold_datasets::IdMap;
-use onefold_datasets::storage::Storage;
+use onefold_storage::Storage;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;

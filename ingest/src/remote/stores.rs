@@ -7,7 +7,7 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::object_store::ObjectStoreRegistry;
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
-use onefold_datasets::storage::{Patience, RemoteStore, S3Settings};
+use onefold_storage::{Patience, RemoteStore, S3Settings};
 use url::Url;
 
 /// Stores by the scheme and host of their URLs.

@@ -14,7 +14,8 @@ use datafusion::physical_plan::{
 };
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use futures::StreamExt;
-use onefold_datasets::storage::{Storage, Upload};
+use onefold_datasets::work_file_name;
+use onefold_storage::{Storage, Upload};
 use parquet::arrow::ArrowWriter;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -86,7 +87,7 @@ impl Drop for WrittenRows {
     fn drop(&mut self) {
         // What cannot be removed now goes with a vacuum.
         let _ = self.storage.delete(std::mem::take(&mut self.files));
-        self.storage.remove_empty_folders();
+        self.storage.remove_empty_folders(&[]);
     }
 }
 
@@ -189,9 +190,9 @@ impl WorkFile {
     ///
     /// Those of the storage.
     pub(crate) fn create(spec: &WorkRowsSpec, schema: SchemaRef) -> Result<Self> {
-        let failed = |error: onefold_datasets::Error| external(error.into());
+        let failed = |error: onefold_storage::Error| external(error.into());
         let storage = Storage::open(&spec.folder).map_err(failed)?;
-        let name = format!("{}-{}.parquet", spec.name, onefold_datasets::random_name());
+        let name = work_file_name(&spec.name);
         let upload = storage.upload(&name).map_err(failed)?;
         let writer = ArrowWriter::try_new(upload, schema, Some(properties()))
             .map_err(|error| external(unwritten(error)))?;

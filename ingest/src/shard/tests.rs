@@ -9,8 +9,8 @@ use arrow::array::{
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Int32Type, Int64Type};
 use arrow::row::{RowConverter, SortField};
+use onefold_base::progress::Silent;
 use onefold_datasets::bucket_of_identity;
-use onefold_datasets::progress::Silent;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use tempfile::TempDir;

@@ -9,7 +9,7 @@ use object_store::{ObjectMeta, ObjectStoreExt, local::LocalFileSystem};
 
 use super::FileError;
 use crate::error::MessageAndHint;
-use onefold_datasets::percent::decode_leniently;
+use onefold_base::percent::decode_leniently;
 
 /// The value of Hive's folder for rows without a value.
 const NO_VALUE: &str = "__HIVE_DEFAULT_PARTITION__";

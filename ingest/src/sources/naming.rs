@@ -30,7 +30,7 @@ use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt, stream};
 use object_store::ObjectStore;
 use object_store::path::Path;
-use onefold_datasets::process::panic_text;
+use onefold_base::process::panic_text;
 
 use super::csv::CsvRules;
 use super::head::damaged_hint;

@@ -15,7 +15,7 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::cache::cache_manager::{CacheManager, CacheManagerConfig};
 use datafusion::physical_plan::ExecutionPlan;
 use object_store::ObjectMeta;
-use onefold_datasets::storage::S3Settings;
+use onefold_storage::S3Settings;
 use serde::{Deserialize, Serialize};
 
 use super::csv::{CsvRules, NO_QUOTE};

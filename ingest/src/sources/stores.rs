@@ -1,5 +1,5 @@
 //! The stores that hold the sources: the local disk and buckets of object stores. Connections and explanations of
-//! failed requests are those of [`onefold_datasets::storage`]; here every object is read in the version that was found.
+//! failed requests are those of [`onefold_storage`]; here every object is read in the version that was found.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -18,7 +18,7 @@ use object_store::{
     OBJECT_STORE_COALESCE_DEFAULT, ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions,
     PutPayload, PutResult, Result, coalesce_ranges,
 };
-use onefold_datasets::storage::{Explanation, Hints, Patience, RemoteStore, S3Settings, Service};
+use onefold_storage::{Explanation, Hints, Patience, RemoteStore, S3Settings, Service};
 
 use super::files::is_pattern;
 use super::sent::SentStore;
@@ -36,7 +36,7 @@ pub(super) struct SourceStore {
     pub(super) engine_url: ObjectStoreUrl,
     settings: S3Settings,
     service: Service,
-    /// For reading data: retries for a minute when the store is busy.
+    /// For reading data: retries for three minutes when the store is busy or stalls.
     inner: Arc<dyn ObjectStore>,
     /// For the first requests: gives up in seconds, so that a wrong endpoint is noticed.
     probe: Arc<dyn ObjectStore>,

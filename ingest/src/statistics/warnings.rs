@@ -1,6 +1,6 @@
 //! Warnings of what looks wrong in the statistics of a build.
 
-use onefold_datasets::units::format_count;
+use onefold_base::units::format_count;
 
 use super::{BuildStatistics, ColumnStatistics, ValueStatistics};
 use crate::{Config, FeatureKind};

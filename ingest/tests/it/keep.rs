@@ -7,8 +7,8 @@ use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Float64Array, Int64Ar
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float32Type};
 use onefold_datasets::scan::OpenFile;
-use onefold_datasets::storage::Storage;
 use onefold_datasets::{KeptKind, Snapshot};
+use onefold_storage::Storage;
 
 use crate::logs::{Dir, columns, csv, parquet, rows};
 
@@ -95,7 +95,7 @@ fn texts_and_integers_are_kept_with_their_samples() {
 fn the_digest_and_the_comparison_cover_kept_columns() {
     let dir = log();
     works(&dir, &["build", "dataset.toml", "--out", "dataset"]);
-    let digest = |name: &str| Snapshot::load(&dir.path(name)).unwrap().partitions[0].digest.unwrap();
+    let digest = |name: &str| Snapshot::load(&dir.path(name)).unwrap().partitions[0].digest;
     let other = CONFIG.replace("request % 3)", "request % 3 + 1)");
     dir.write("other.toml", &other);
     works(&dir, &["build", "other.toml", "--out", "other"]);

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, StringArray, TimestampMicrosecondArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float32Type, Int64Type, TimestampMicrosecondType};
-use onefold_datasets::progress::Silent;
+use onefold_base::progress::Silent;
 use onefold_datasets::scan::OpenFile;
-use onefold_datasets::storage::Storage;
 use onefold_datasets::verify::{VerifyOptions, verify};
 use onefold_datasets::{
     Commit, DataFile, Layout, Order, OriginalKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, TIME_COLUMN,
     Vocabulary,
 };
 use onefold_ingest::{BuildOptions, BuildSummary, Config, EngineOptions, Groups, build};
+use onefold_storage::Storage;
 use proptest::prelude::*;
 
 use crate::logs::{Dir, parquet};

@@ -136,6 +136,12 @@ fn parts_that_do_not_make_a_dataset_are_refused_and_kept() {
 
     dir.write(&paths[0], bytes);
     assert_eq!(ran(dir.command(&["commit", "dataset", "dataset-parts", "--json"]))["samples"], ROWS);
+
+    dir.write("letters/data/dear.txt", "dear");
+    dir.fails_as(
+        write(&dir, 0, "letters"),
+        &["`letters` already exists", "`data/dear.txt`", "another location"],
+    );
 }
 
 #[test]

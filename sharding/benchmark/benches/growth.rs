@@ -7,8 +7,8 @@
 use std::fmt::Write;
 use std::time::Instant;
 
-use onefold_datasets::process::peak_rss_bytes;
-use onefold_datasets::units::format_bytes;
+use onefold_base::process::peak_rss_bytes;
+use onefold_base::units::format_bytes;
 use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, TorchrecDefault};
 use onefold_sharding_benchmark::{TaskOptions, tasks};
 

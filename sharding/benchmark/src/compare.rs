@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_sharding::{CostModel, Error, Plan, Result, Search};
 
 use crate::Task;
@@ -114,7 +114,7 @@ mod tests {
             &searches(1),
             &|_| Ok(Box::new(AnalyticCost)),
             &mut |_, _| Ok(()),
-            &onefold_datasets::progress::Silent,
+            &onefold_base::progress::Silent,
         )
         .unwrap();
         let ours = found.methods.last().unwrap();

@@ -151,7 +151,7 @@ fn draw(
             "{least} to {most} tables of dimensions up to {} hardly ever fit {} ranks of {}",
             options.max_dim,
             topology.ranks,
-            onefold_datasets::units::format_bytes(topology.memory_bytes)
+            onefold_base::units::format_bytes(topology.memory_bytes)
         ),
         "give fewer tables or more ranks, lower the option `max_dim`, or raise the option `memory_bytes`",
     ))

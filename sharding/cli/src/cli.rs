@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use onefold_datasets::units::parse_bytes;
+use onefold_base::units::parse_bytes;
 use onefold_ikjt::Dedupe;
 use onefold_sharding::{FeatureSet, MAX_RANKS, ModelFile, Topology};
 use onefold_terminal::OutputOptions;

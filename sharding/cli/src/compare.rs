@@ -3,13 +3,14 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use onefold_base::units::count_of;
 use onefold_sharding::{Plan, searches};
 use onefold_sharding_benchmark::{Comparison, MethodFigures, Task, compare};
 use onefold_terminal::Printer;
 use serde_json::{Value, json};
 
 use crate::cli::CompareArguments;
-use crate::{Staged, cost_model, counted};
+use crate::{Staged, cost_model};
 
 pub(crate) fn compare_command(arguments: &CompareArguments, printer: &Printer) -> Result<()> {
     let tasks = Task::load_all(&arguments.tasks)?;
@@ -53,7 +54,7 @@ fn figures(method: &MethodFigures, tasks: usize) -> Value {
 /// One line per search. Means are over different tasks where some have no plan, so each is also set beside the last
 /// search's mean over the tasks that both have plans for.
 fn table(comparison: &Comparison, tasks: usize) -> String {
-    let mut text = format!("{}\n\n", counted(tasks as u64, "task"));
+    let mut text = format!("{}\n\n", count_of(tasks as u64, "task"));
     let Some(ours) = comparison.methods.last() else { return text };
     let _ = writeln!(
         text,

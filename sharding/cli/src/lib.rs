@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_sharding::{
     Alternative, AnalyticCost, CostModel, Error, LearnedCost, LearnedCosts, ModelFile, Plan, Replanned,
     TableFile, Topology, claim_output, replan, searches,
@@ -270,8 +270,8 @@ pub(crate) fn check(arguments: &CheckArguments, printer: &Printer) -> Result<()>
     let [fullest, limit] = fullest(&plan).map(format_bytes);
     let mut text = format!(
         "`{path}` is valid: {} on {}, the fullest rank holds {fullest} of {limit}",
-        counted(count as u64, "table"),
-        counted(u64::from(ranks), "rank"),
+        count_of(count as u64, "table"),
+        count_of(u64::from(ranks), "rank"),
     );
     if !current {
         text.push_str(
@@ -308,7 +308,7 @@ pub(crate) fn topology(arguments: &TopologyArguments, printer: &Printer) -> Resu
 
     let text = format!(
         "{} of {} each, {} a machine, written to `{}`",
-        counted(u64::from(topology.ranks), "rank"),
+        count_of(u64::from(topology.ranks), "rank"),
         format_bytes(topology.memory_bytes),
         topology.ranks_per_node,
         out.display()
@@ -369,9 +369,4 @@ impl Staged {
         let _ = self.beside.keep();
         Ok(())
     }
-}
-
-/// `1 table`, `2 tables`, `1,234 tables`.
-pub(crate) fn counted(count: u64, noun: &str) -> String {
-    format!("{} {noun}{}", format_count(count), if count == 1 { "" } else { "s" })
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use onefold_datasets::units::format_count;
+use onefold_base::units::format_count;
 use onefold_sharding::{Costs, Fit, ModelFile, PretrainOptions, claim_output, pretrain, repeatability};
 use onefold_terminal::Printer;
 use serde_json::json;

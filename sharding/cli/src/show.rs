@@ -3,14 +3,14 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use onefold_datasets::commit;
-use onefold_datasets::units::format_count;
+use onefold_base::units::{count_of, format_count};
 use onefold_sharding::{Plan, TableChange, claim_output, diff, html, torchrec};
+use onefold_storage::commit;
 use onefold_terminal::Printer;
 use serde_json::json;
 
 use crate::cli::{DiffArguments, ExportArguments, ShowArguments};
-use crate::{counted, plan_figures, rank_table};
+use crate::{plan_figures, rank_table};
 
 /// Tables that a summary lists.
 const LISTED: usize = 24;
@@ -43,7 +43,7 @@ pub(crate) fn diff_command(arguments: &DiffArguments, printer: &Printer) -> Resu
     let (first, second) = found.max_cost_ms;
     let mut text = format!(
         "{} stand elsewhere, {} where they were\nPredicted cost: {first:.4} ms by {}, then {second:.4} ms by {}",
-        counted(found.changes.len() as u64, "table"),
+        count_of(found.changes.len() as u64, "table"),
         format_count(found.unchanged as u64),
         before.cost_model,
         after.cost_model,
@@ -91,8 +91,8 @@ pub(crate) fn export(arguments: &ExportArguments, printer: &Printer) -> Result<(
     commit::write_atomically(out, text.as_bytes())?;
     let summary = format!(
         "{} for {} of TorchRec, module `{}`, written to `{}`",
-        counted(plan.tables.len() as u64, "table"),
-        counted(u64::from(plan.topology.ranks), "rank"),
+        count_of(plan.tables.len() as u64, "table"),
+        count_of(u64::from(plan.topology.ranks), "rank"),
         arguments.module,
         out.display()
     );

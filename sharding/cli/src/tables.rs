@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{FeatureGroup, Partition, PartitionFilter, Schema, Snapshot, suggest};
 use onefold_ikjt::ReaderOptions;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
@@ -18,8 +18,8 @@ use onefold_terminal::Printer;
 use onefold_train_config::TrainConfig;
 use serde_json::json;
 
+use crate::Staged;
 use crate::cli::{GroupFactor, TablesArguments, TasksArguments};
-use crate::{Staged, counted};
 
 /// Why a cost is lower than what training will take.
 const SEQUENCE_NOTE: &str = "one vector per id is priced, the model's block that pools them is not";
@@ -239,12 +239,6 @@ impl<'a> Counts<'a> {
         let values = if all {
             statistics.features.iter().map(|(name, found)| (name.as_str(), found.values)).collect()
         } else {
-            if let Some(partition) = chosen.iter().find(|part| part.samples > 0 && part.features.is_empty()) {
-                return Err(wrong(
-                    format!("the partition `{}` has no figures of its own", partition.key),
-                    "build the dataset again with `onefold-ingest build`, or leave `train` under `[data]` out",
-                ));
-            }
             let of_feature = |name: &'a String| {
                 let of_partition =
                     |part: &&Partition| part.features.get(name).map_or(0, |found| found.values);
@@ -318,7 +312,7 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
     let memory = format_bytes(bytes);
     let mut text = format!(
         "{} of {memory} with optimizer state, written to `{}`",
-        counted(count as u64, "table"),
+        count_of(count as u64, "table"),
         out.display()
     );
     let sequences: Vec<&str> = file
@@ -365,9 +359,9 @@ pub(crate) fn tasks_command(arguments: &TasksArguments, printer: &Printer) -> Re
     let count: usize = drawn.iter().map(|task| task.tables.tables.len()).sum();
     let text = format!(
         "{} of {:.1} tables on average for {}, written to `{}`",
-        counted(drawn.len() as u64, "task"),
+        count_of(drawn.len() as u64, "task"),
         count as f64 / drawn.len().max(1) as f64,
-        counted(u64::from(options.ranks), "rank"),
+        count_of(u64::from(options.ranks), "rank"),
         out.display()
     );
     let json = json!({ "tasks": out, "count": drawn.len(), "ranks": options.ranks, "tables": count });

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use onefold_datasets::digest::Digest;
 use onefold_datasets::{
-    FeatureGroup, FeatureStatistics, Layout, MANIFEST_FILE, Order, Schema, SparseFeature, SparseKind,
-    Statistics,
+    FeatureGroup, FeatureStatistics, Layout, Order, RowGroup, Schema, SparseFeature, SparseKind, Statistics,
 };
 use onefold_sharding::{Plan, Pooling, TableFile, TableOptimizer, Topology};
 use serde_json::{Value, json};
@@ -354,6 +354,9 @@ kind = "adagrad"
 learning_rate = 0.02
 "#;
 
+/// The file of the snapshot in the folder of the dataset.
+const SNAPSHOT: &str = "snapshots/00000001.json";
+
 /// The snapshot of a dataset of 100 samples; `onefold-shard` reads no more of a dataset.
 fn write_dataset(directory: &Path) {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
@@ -377,16 +380,25 @@ fn write_dataset(directory: &Path) {
     let features =
         BTreeMap::from([("history".into(), figures(2_550, 4_999)), ("item_id".into(), figures(100, 999))]);
     let key = onefold_datasets::PartitionKey::default();
+    let row_group = RowGroup { samples: 100, sessions: 10, ..RowGroup::default() };
     let file = json!({
-        "path": "part-00000-g1.parquet", "samples": 100, "row_groups": 1, "bytes_on_disk": 9, "sha256": "00"
+        "path": "data/part-00000-0.parquet", "samples": 100, "row_groups": [row_group], "bytes_on_disk": 9,
+        "sha256": "00"
+    });
+    let partition = json!({
+        "key": key, "samples": 100, "sessions": 10, "files": [file], "features": features,
+        "digest": Digest::default()
     });
     let snapshot = json!({
-        "format_version": 1, "generation": 1, "layout": Layout::Rows, "order": Order::Session, "schema": schema,
-        "partitions": [{ "key": key, "samples": 100, "sessions": 10, "files": [file] }],
+        "format_version": 5, "dataset": "d078e343a0b044a6", "snapshot": 1, "committed": "2026-11-22T20:39:48.899Z",
+        "operation": { "kind": "create", "partitions": [key], "samples_gained": 100 },
+        "layout": Layout::Rows, "order": Order::Session, "buckets": 1, "schema": schema, "partition_columns": [],
+        "partitions": [partition],
         "statistics": Statistics { samples: 100, sessions: 10, bytes_on_disk: 9, features },
     });
-    fs_err::create_dir(directory).unwrap();
-    fs_err::write(directory.join(MANIFEST_FILE), snapshot.to_string()).unwrap();
+    let path = directory.join(SNAPSHOT);
+    fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+    fs_err::write(path, snapshot.to_string()).unwrap();
 }
 
 fn with_dataset() -> Dir {
@@ -434,7 +446,7 @@ fn tables_come_from_the_configuration_and_the_statistics() {
 fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
     let dir = with_dataset();
     // The dataset again with two partitions: the lists of the held-out one are ten times as long.
-    let path = dir.path("dataset").join(MANIFEST_FILE);
+    let path = dir.path("dataset").join(SNAPSHOT);
     let mut snapshot: Value = serde_json::from_str(&fs_err::read_to_string(&path).unwrap()).unwrap();
     let part = |split: &str, values: u64| {
         let mut partition = snapshot["partitions"][0].clone();
@@ -447,6 +459,7 @@ fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
             .for_each(|feature| feature["values"] = json!(values));
         partition["samples"] = json!(50);
         partition["files"][0]["samples"] = json!(50);
+        partition["files"][0]["row_groups"][0]["samples"] = json!(50);
         partition
     };
     snapshot["partitions"] = json!([part("holdout", 5_000), part("train", 500)]);

@@ -330,7 +330,7 @@ mod tests {
             exchanges: vec![],
         };
         let options = PretrainOptions { epochs: 300, ..PretrainOptions::default() };
-        let file = pretrain(&costs, &options, &onefold_datasets::progress::Silent).unwrap();
+        let file = pretrain(&costs, &options, &onefold_base::progress::Silent).unwrap();
         LearnedCost::new(file, &Topology::h100(2, 1 << 30).unwrap(), true).unwrap()
     }
 

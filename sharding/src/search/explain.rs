@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use onefold_datasets::units::format_bytes;
+use onefold_base::units::format_bytes;
 
 use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Capacity, Kind, Problem, Unit};

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use onefold_datasets::units::format_bytes;
+use onefold_base::units::format_bytes;
 
 use crate::diff::moved;
 use crate::plan::row_shards;

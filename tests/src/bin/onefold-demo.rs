@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use onefold_datasets::commit::write_atomically;
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{format_bytes, format_count};
+use onefold_storage::commit::write_atomically;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
 

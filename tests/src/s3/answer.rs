@@ -62,18 +62,27 @@ pub(super) fn truncated(body: Answer, bytes: usize, handle: Arc<TcpStream>) -> A
         tokio::time::sleep(Duration::from_millis(20)).await;
         Err(reset(&handle))
     };
+    Answer(first(body, bytes).chain(stream::once(end)).boxed())
+}
+
+/// The first `bytes` of a body, and then nothing, while the connection stays open.
+pub(super) fn stalled(body: Answer, bytes: usize) -> Answer {
+    Answer(first(body, bytes).chain(stream::pending()).boxed())
+}
+
+/// The first `bytes` of a body.
+fn first(body: Answer, bytes: usize) -> impl Stream<Item = Result<Bytes, Broken>> + Send + 'static {
     let mut left = bytes;
-    let half = body.0.map(move |chunk| {
+    let part = body.0.map(move |chunk| {
         let mut chunk = chunk?;
         chunk.truncate(left);
         left -= chunk.len();
-        Ok(chunk)
+        Ok::<_, Broken>(chunk)
     });
-    let half = half.take_while(|chunk| {
+    part.take_while(|chunk| {
         let goes_on = chunk.as_ref().map_or(true, |chunk| !chunk.is_empty());
         async move { goes_on }
-    });
-    Answer(half.chain(stream::once(end)).boxed())
+    })
 }
 
 /// A body that comes slowly.

@@ -188,7 +188,7 @@ const LEFTOVERS: [(&str, &str); 6] = [
     ("data/part-00000-00000000deadbeef.parquet", "one where no partition is"),
     ("vocabularies/ids-00000000deadbeef.parquet", "a vocabulary"),
     ("snapshots/partitions-00000000deadbeef.json", "[]"),
-    ("snapshots/.00000002.json.00000000deadbeef.tmp", "{ \"format_version\": 4, \"data"),
+    ("snapshots/.00000002.json.00000000deadbeef.tmp", "{ \"format_version\": 5, \"data"),
 ];
 
 /// The hand-made dataset with [`LEFTOVERS`] in it.
@@ -237,6 +237,10 @@ fn a_vacuum_clears_what_a_crash_left() {
     dir.command("onefold-ingest vacuum dataset").works();
     assert_leftovers(&dir);
     let dry = dir.command(&format!("{VACUUM} --dry-run")).json();
+    let listed = dry["would_remove"].as_array().unwrap();
+    let left = listed.iter().filter(|removal| removal["reason"] == "not_committed");
+    let left: BTreeSet<String> = left.map(|removal| removal["path"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(left, LEFTOVERS.iter().map(|(name, _)| (*name).to_owned()).collect::<BTreeSet<_>>());
     assert_leftovers(&dir);
     let vacuumed = dir.command(VACUUM).json();
     for key in ["snapshots_kept", "snapshots_removed", "files_removed", "bytes_removed", "young_files_kept"] {

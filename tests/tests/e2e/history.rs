@@ -142,7 +142,12 @@ fn a_vacuum_removes_old_snapshots_and_what_only_they_name() {
     let vacuum = "onefold-ingest vacuum dataset --keep 2 --older-than 0s";
     let shown = dir.command(&format!("{vacuum} --dry-run")).works();
     assert!(shown.contains("would remove 3 snapshots and 15 files"), "{shown}");
+    assert_eq!(shown.matches(": superseded since 20").count(), 18, "{shown}");
     let dry = dir.command(&format!("{vacuum} --dry-run")).json();
+    let listed = dry["would_remove"].as_array().unwrap();
+    assert_eq!(listed.len(), 18, "{listed:?}");
+    assert_eq!(listed[0]["path"], "snapshots/00000001.json");
+    assert!(listed.iter().all(|removal| removal["reason"] == "superseded"), "{listed:?}");
     assert!(dir.files() == before, "a dry run has changed something");
     let vacuumed = dir.command(vacuum).json();
     assert_eq!((&dry["dry_run"], &vacuumed["dry_run"]), (&json!(true), &json!(false)));

@@ -7,7 +7,7 @@ use onefold_tests::{BUCKET, Dir, Fault, S3Server, TestCommand, When};
 use crate::remote::with_logs;
 use crate::samples::assert_only_named_files;
 
-/// A command keeps trying for about a minute, and is killed after this many seconds.
+/// A command keeps trying for about three minutes, and is killed after this many seconds.
 const KILLED_AFTER: u64 = 1200;
 
 /// Runs commands side by side, as they do little but wait; each must fail, and say all of its parts.
@@ -27,7 +27,7 @@ fn all_fail(dir: &Dir, commands: Vec<(TestCommand, Vec<String>)>) -> Vec<String>
     errors
 }
 
-/// Both stores side by side: commands try for a minute at each.
+/// Both stores side by side: commands try for three minutes at each.
 #[test]
 fn a_store_that_does_not_answer_as_it_should_is_told_by_every_command() {
     std::thread::scope(|scope| {

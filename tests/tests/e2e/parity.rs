@@ -202,7 +202,7 @@ fn batches_are_full_across_row_groups_files_and_partitions() {
     assert!(
         snapshot.partitions.len() == 2
             && files.len() > 6
-            && files.iter().any(|file| file.row_groups.count() > 2),
+            && files.iter().any(|file| file.row_groups.len() > 2),
         "{files:?}"
     );
     for (batch_size, threads) in [(1, 1), (64, 1), (64, 3), (333, 2), (requests.len(), 2)] {

@@ -10,7 +10,7 @@ use crate::training::make_small;
 
 const REMOTE: &str = "s3://data/some/ds";
 
-/// Seconds within which a command fails that does not go on trying for a minute, as it does where a store may get well.
+/// Seconds within which a command fails that does not go on trying for minutes, as it does where a store may get well.
 pub(crate) const SOON: u64 = 58;
 
 /// A folder with two generated logs, `logs` and `more`, and a small model of them.
@@ -157,6 +157,65 @@ fn work_whose_answer_was_lost_is_done_once() {
         assert_only_named_files(&folder_of(&server));
         ingest(&server, &format!("verify {REMOTE}")).works();
     }
+}
+
+/// A store accepts a request and does not answer, or its answer stops halfway: the request is sent again, whatever it
+/// asks for. The timeout of a try is made short.
+#[test]
+fn requests_that_stall_are_sent_again() {
+    let dir = with_logs(1000);
+    let cases = [
+        ("", Fault::Stall),
+        ("GET /data?list-type", Fault::Stall),
+        ("GET /data?list-type", Fault::StallHalfway),
+        ("PUT /data/some/ds/data/", Fault::Stall),
+        ("PUT /data/some/ds/snapshots/00000001.json", Fault::Stall),
+        ("GET /data/some/ds/snapshots/00000001.json", Fault::StallHalfway),
+        ("GET /data/some/ds/data/", Fault::Stall),
+        ("GET /data/some/ds/data/", Fault::StallHalfway),
+    ];
+    let check = |(request, fault): (&str, Fault)| {
+        let server = S3Server::start();
+        server.inject(request, fault, When::Nth(1));
+        let command = |line: &str| {
+            let command = dir.command(line).with_s3(&server).with_variable("AWS_TIMEOUT", "2 seconds");
+            command.with_time_limit(SOON)
+        };
+        command(&format!("onefold-ingest build logs/dataset.toml --out {REMOTE}")).works();
+        command(&format!("onefold-ingest verify {REMOTE}")).works();
+        command(&format!("onefold-read bench {REMOTE}")).works();
+        assert_eq!(server.counters().faults, 1, "{request} {fault:?}");
+        assert_only_named_files(&folder_of(&server));
+    };
+    let check = &check;
+    std::thread::scope(|scope| {
+        let running: Vec<_> = cases.into_iter().map(|case| scope.spawn(move || check(case))).collect();
+        running.into_iter().for_each(|case| case.join().unwrap());
+    });
+}
+
+/// No dataset is created among objects of others, and a vacuum keeps those that come into its folders later.
+#[test]
+fn objects_of_others_stay() {
+    let dir = with_logs(1000);
+    let server = S3Server::start();
+    let command = |line: &str| dir.command(line).with_s3(&server);
+    let build = |location: &str| format!("onefold-ingest build logs/dataset.toml --out {location}");
+    for (place, object, shown) in [
+        ("one", "data/log.csv", "`data/log.csv`"),
+        ("two", "data/events/part-0.parquet", "`data/events/part-0.parquet`"),
+        ("three", "letters/dear.txt", "`letters/`"),
+        ("four", "dear.txt", "`dear.txt`"),
+    ] {
+        server.put(BUCKET, &format!("{place}/{object}"), "dear");
+        let location = format!("s3://{BUCKET}/{place}");
+        command(&build(&location)).fails(&[&format!("`{location}` already exists"), "not a dataset", shown]);
+    }
+    command(&build(REMOTE)).works();
+    server.put(BUCKET, "some/ds/data/log.csv", "dear");
+    let vacuumed = command(&format!("onefold-ingest vacuum {REMOTE} --older-than 0s")).json();
+    assert_eq!([&vacuumed["files_removed"], &vacuumed["foreign_files_kept"]], [&json!(0), &json!(1)]);
+    assert!(server.file(BUCKET, "some/ds/data/log.csv").exists());
 }
 
 /// A failure that stays is one error, which names the object, within seconds where nothing can be hoped for.

@@ -141,7 +141,7 @@ fn arrival_order_fills_row_groups_evenly() {
     assert!(full.iter().all(|group| group.len() == GROUP_SAMPLES), "{groups:?}");
     let (_, full) = files.split_last().unwrap();
     assert!(
-        full.iter().all(|file| file.row_groups.count() == 5 && file.samples == 5 * GROUP_SAMPLES as u64),
+        full.iter().all(|file| file.row_groups.len() == 5 && file.samples == 5 * GROUP_SAMPLES as u64),
         "{files:?}"
     );
 }

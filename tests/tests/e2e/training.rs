@@ -249,8 +249,11 @@ fn checkpoints_that_cannot_be_resumed_from() {
     let description = format!("{newest}/checkpoint.json");
     let text = dir.text(&description);
     damage(&description, &text.as_bytes()[..text.len() / 2], &[&description, "EOF", "damaged"]);
-    let newer = text.replacen("\"format_version\": 3", "\"format_version\": 9", 1);
-    damage(&description, newer.as_bytes(), &["format version Some(9)", "the program that wrote it"]);
+    for version in [2, 9] {
+        let other = text.replacen("\"format_version\": 3", &format!("\"format_version\": {version}"), 1);
+        let message = format!("format version {version}, this program reads 3");
+        damage(&description, other.as_bytes(), &[&message, "the program that wrote it"]);
+    }
     let foreign = text.replacen("\"run\": \"", "\"run\": \"0", 1);
     damage(&description, foreign.as_bytes(), &[newest, "the checkpoint of another run"]);
     // The newest one has the rows that changed since this one.

@@ -15,7 +15,7 @@ mod training;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::versioned::parse_toml;
+use onefold_base::versioned::parse_toml;
 use onefold_datasets::{PartitionFilter, SESSION_COLUMN, Schema, Snapshot, suggest};
 pub use onefold_sharding::TableOptimizer;
 use onefold_sharding::{EmbeddingConfig, FeatureConfig, KnownIds, TableOverride, check_ids, resolve_tables};

@@ -13,9 +13,9 @@ mod reference;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use onefold_base::process::peak_rss_bytes;
+use onefold_base::progress::Reporter;
 use onefold_datasets::Schema;
-use onefold_datasets::process::peak_rss_bytes;
-use onefold_datasets::progress::Reporter;
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use onefold_ikjt::reader::load_snapshot;
 use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, Workers, deduplicate, fold_windows};

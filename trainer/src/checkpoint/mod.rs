@@ -21,7 +21,7 @@ pub(crate) enum Fault {
     Damaged(String),
     /// It cannot be read, which says nothing about what is in it.
     #[error(transparent)]
-    Unread(#[from] onefold_datasets::Error),
+    Unread(#[from] onefold_storage::Error),
 }
 
 impl From<String> for Fault {

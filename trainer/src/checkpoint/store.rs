@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use onefold_datasets::storage::{Created, Storage};
+use onefold_storage::{Created, Storage};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ use super::tables::{self, StoredTables};
 use super::tensor_file::{self, Entry, FileFigures, TensorFile};
 use crate::distributed::Collectives;
 use crate::embedding::Embeddings;
-use crate::run::DenseFile;
+use crate::run::{DenseFile, Versioned};
 use crate::{Error, Result};
 
 /// The folder of a run's checkpoints.
@@ -32,10 +32,9 @@ const DENSE_FILE: &str = "dense.safetensors";
 const STATE_FILE: &str = "state.safetensors";
 /// The lines of the metrics, where the run's own are in another place than its checkpoints.
 const METRICS_FILE: &str = "metrics.jsonl";
-/// What names of files with tables begin with; `tables.safetensors` in version 1, now one for every rank.
+/// What names of files with tables begin with: one file for every rank.
 const TABLES: &str = "tables";
-/// The version this code writes. It reads 1, whose tables are in one file, and 2, whose files are beside
-/// `checkpoint.json`.
+/// The version that this code writes, and the only one that it reads.
 const FORMAT_VERSION: u32 = 3;
 
 /// `checkpoint.json`.
@@ -48,10 +47,8 @@ struct CheckpointFile<P> {
     /// The checkpoint with all of the tables, whose rows this one replaces; `None` if this one has all.
     base: Option<String>,
     /// The folder of its files, below that of the checkpoint.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
     attempt: String,
     /// A digest of how the tables are divided into shards.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
     layout: String,
     progress: P,
     files: BTreeMap<String, FileFigures>,
@@ -250,9 +247,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
             needed.extend(self.describe::<IgnoredAny>(name)?.base);
         }
         for name in self.storage.entries(FOLDER)? {
-            // Earlier versions wrote beside a checkpoint, to `.step-….partial`.
-            let step = name.trim_start_matches('.');
-            if step.starts_with("step-") && step <= newest && !needed.contains(&name) {
+            if name.starts_with("step-") && name.as_str() <= newest && !needed.contains(&name) {
                 self.storage.remove_folder(&format!("{FOLDER}/{name}"), Some(CHECKPOINT_FILE))?;
             }
         }
@@ -360,13 +355,11 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         let shown = self.storage.shown(&path);
         let text = self.storage.read(&path)?.ok_or_else(|| damaged_checkpoint(&shown, "it is missing"))?;
         let wrong = |error: serde_json::Error| damaged_checkpoint(&shown, error.to_string());
-        // The version is looked at first: a newer one has other fields.
-        let version: serde_json::Value = serde_json::from_slice(&text).map_err(wrong)?;
-        let version = version.get("format_version").and_then(serde_json::Value::as_u64);
-        if !version.is_some_and(|version| (1..=u64::from(FORMAT_VERSION)).contains(&version)) {
+        let Versioned { format_version } = serde_json::from_slice(&text).map_err(wrong)?;
+        if format_version != FORMAT_VERSION {
             return Err(Error::Run {
                 path: shown,
-                message: format!("format version {version:?}, this program reads {FORMAT_VERSION}"),
+                message: format!("format version {format_version}, this program reads {FORMAT_VERSION}"),
                 hint: "resume with the program that wrote it".to_owned(),
             });
         }
@@ -445,10 +438,7 @@ impl<P> Checkpoint<P> {
 
 /// The path of a file of the checkpoint `name`.
 fn path_of(name: &str, attempt: &str, file: &str) -> String {
-    match attempt {
-        "" => format!("{FOLDER}/{name}/{file}"),
-        attempt => format!("{FOLDER}/{name}/{attempt}/{file}"),
-    }
+    format!("{FOLDER}/{name}/{attempt}/{file}")
 }
 
 /// The paths of a checkpoint's files, and what was written to each.

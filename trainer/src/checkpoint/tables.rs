@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::storage::Storage;
+use onefold_storage::Storage;
 use safetensors::Dtype;
 
 use super::tensor_file::{Entry, Source, TensorFile};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-use onefold_datasets::storage::{FEW_REQUESTS, Object, Storage};
+use onefold_storage::{FEW_REQUESTS, Object, Storage};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -145,11 +145,11 @@ pub(crate) fn copy_from(storage: &Storage, name: &str, path: &Path) -> Result<Fi
 /// Writes a copy of the file `name` to a local one.
 pub(crate) fn copy_to(storage: &Storage, name: &str, path: &Path) -> Result<(), Fault> {
     let object = find(storage, name)?;
-    let mut file = fs_err::File::create(path).map_err(onefold_datasets::Error::from)?;
+    let mut file = fs_err::File::create(path).map_err(onefold_storage::Error::from)?;
     storage.read_through(name, &object, FEW_REQUESTS, |ranges| {
         ranges.parts().try_for_each(|(_, bytes)| file.write_all(bytes))
     })?;
-    Ok(file.sync_all().map_err(onefold_datasets::Error::from)?)
+    Ok(file.sync_all().map_err(onefold_storage::Error::from)?)
 }
 
 struct Counted<W> {
@@ -172,7 +172,7 @@ impl<W: Write> Write for Counted<W> {
 }
 
 /// The size and checksum of an object as it is, which is read once, a few megabytes at a time.
-pub(crate) fn figures(storage: &Storage, object: &Object) -> Result<FileFigures, onefold_datasets::Error> {
+pub(crate) fn figures(storage: &Storage, object: &Object) -> Result<FileFigures, onefold_storage::Error> {
     let mut figures = FileFigures { bytes: 0, crc32c: 0 };
     storage.read_through(&object.path, object, FEW_REQUESTS, |ranges| {
         for (_, bytes) in ranges.parts() {

@@ -9,7 +9,7 @@ use cudarc::driver::{
     sys as driver_sys,
 };
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys as nvrtc_sys};
-use onefold_datasets::units::format_bytes;
+use onefold_base::units::format_bytes;
 use tch::{Device, Kind, Tensor};
 
 use super::graph::{Graph, Recorder};

@@ -262,7 +262,7 @@ impl Accelerator {
     ///
     /// [`Error::Device`] with what is needed and what is free.
     pub(crate) fn check_memory(&self, needed: u64) -> Result<()> {
-        use onefold_datasets::units::format_bytes;
+        use onefold_base::units::format_bytes;
         let (free, total) = self.driver.memory()?;
         if needed <= free {
             return Ok(());
@@ -287,7 +287,7 @@ impl Accelerator {
 
     fn refused(&self, shape: &[i64], kind: Kind, error: &tch::TchError) -> Error {
         let bytes = shape.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64;
-        let bytes = onefold_datasets::units::format_bytes(bytes);
+        let bytes = onefold_base::units::format_bytes(bytes);
         let error = error.to_string();
         let reason = error.lines().next().unwrap_or_default();
         failed(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_sharding::{Direction, ExchangeRank, ExchangeSample};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -206,7 +206,7 @@ impl Message {
 
 #[cfg(test)]
 mod tests {
-    use onefold_datasets::progress::Silent;
+    use onefold_base::progress::Silent;
 
     use super::*;
     use crate::profile::on_threads;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 use onefold_sharding::{ACCESS_BATCH, Lookups, Plan, RankPrediction, Table, TableFile};
 use onefold_sharding_benchmark::TABLES_FILE;
 use serde::Serialize;
@@ -377,8 +377,8 @@ fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<
         path: PathBuf::from(name),
         message: format!(
             "to measure {who} of this plan for `{task}` takes {}, and {} are available",
-            onefold_datasets::units::format_bytes(needed),
-            onefold_datasets::units::format_bytes(available)
+            onefold_base::units::format_bytes(needed),
+            onefold_base::units::format_bytes(available)
         ),
         hint: "measure plans of smaller tables, as `onefold-shard tasks --memory 512MiB` draws them"
             .to_owned(),
@@ -394,7 +394,7 @@ fn available_bytes() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use onefold_datasets::progress::Silent;
+    use onefold_base::progress::Silent;
     use onefold_sharding::{AnalyticCost, Beam, Greedy, Search, TablePlan, Topology};
 
     use super::*;

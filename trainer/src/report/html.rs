@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{format_bytes, format_count};
 use onefold_page::svg::{Axes, Line, curves};
 use onefold_page::text::{escape, precise, short};
 use onefold_page::{STYLE, document, legend, section};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{format_bytes, format_count};
 use onefold_page::text::escape;
 use onefold_page::{document, section};
 
@@ -277,7 +277,7 @@ fn round_step(rough: f64) -> f64 {
 
 /// "1 step", "11 steps".
 fn count(count: u64, one: &str) -> String {
-    onefold_datasets::units::count_of(count, one)
+    onefold_base::units::count_of(count, one)
 }
 
 /// Milliseconds with about three digits: `0.42 ms`.

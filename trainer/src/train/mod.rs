@@ -28,12 +28,12 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use onefold_datasets::progress::Reporter;
-use onefold_datasets::storage::{Created, Storage};
+use onefold_base::progress::Reporter;
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
 use onefold_ikjt::reader::load_snapshot;
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
 use onefold_sharding::{FeatureConfig, Plan};
+use onefold_storage::{Created, Storage};
 
 use self::parts::{Day, Progressive};
 use self::run_directory::{RunDirectory, check_shared};
@@ -311,11 +311,11 @@ impl<'a> Prepared<'a> {
         let collectives = Arc::clone(&self.options.collectives);
         let mut run = Run::new(self.config, &self.schema, &self.features);
         let snapshot = self.reader.snapshot();
-        run.dataset = Some(snapshot.dataset.clone());
-        run.snapshot = Some(snapshot.snapshot);
-        run.streams = Some(self.reader.position(0).streams);
+        run.dataset = snapshot.dataset.clone();
+        run.snapshot = snapshot.snapshot;
+        run.streams = self.reader.position(0).streams;
         run.checkpoints = self.options.checkpoints.clone();
-        run.partitions = Some(warm_start::contents(snapshot));
+        run.partitions = warm_start::digests(snapshot);
         run.train_partitions = self.partitions.clone();
         run.progressive = self.options.progressive;
         run.normalizers = self.normalizers.clone();
@@ -397,9 +397,9 @@ impl<'a> Prepared<'a> {
         let mut directory = RunDirectory::create(out, self.options.existing)?;
         let begun = self.begun(run, &directory)?;
         // A run that goes on has the same dataset and snapshot, and need not read the vocabularies once more.
-        run.vocabularies = match begun.as_ref().and_then(|begun| begun.vocabularies.clone()) {
-            Some(known) => Some(known),
-            None => Some(vocabularies::of_snapshot(&self.dataset, self.reader.snapshot())?),
+        run.vocabularies = match &begun {
+            Some(begun) => begun.vocabularies.clone(),
+            None => vocabularies::of_snapshot(&self.dataset, self.reader.snapshot())?,
         };
         match begun {
             // A model that is there stays usable until there is a better one.
@@ -432,7 +432,7 @@ impl<'a> Prepared<'a> {
         let Some(begun) = begun else {
             // A store that has no such bucket says so here.
             if elsewhere && !files.entries("")?.is_empty() {
-                return Err(onefold_datasets::Error::Exists {
+                return Err(onefold_storage::Error::Exists {
                     path: files.location().to_owned(),
                     hint: format!(
                         "it holds no `{RUN_FILE}`, so it is not the folder of a run; give another one with the option `checkpoints`"
@@ -443,7 +443,7 @@ impl<'a> Prepared<'a> {
             return Ok(None);
         };
         if elsewhere && self.options.existing != Existing::Resume {
-            return Err(onefold_datasets::Error::Exists {
+            return Err(onefold_storage::Error::Exists {
                 path: files.location().to_owned(),
                 hint: "give another folder with the option `checkpoints`, or continue the run that is there with the option `existing = resume`"
                     .to_owned(),
@@ -458,11 +458,8 @@ impl<'a> Prepared<'a> {
     fn check_begun(&self, begun: &Run, run: &Run, files: &Storage) -> Result<()> {
         let path = files.location();
         // Of another snapshot much else is different.
-        if (&begun.dataset, begun.snapshot) != (&run.dataset, run.snapshot) && begun.dataset.is_some() {
-            let of = |run: &Run| {
-                let (snapshot, dataset) = (run.snapshot.unwrap_or(0), run.dataset.as_deref().unwrap_or(""));
-                format!("snapshot {snapshot} of the dataset {dataset}")
-            };
+        if (&begun.dataset, begun.snapshot) != (&run.dataset, run.snapshot) {
+            let of = |run: &Run| format!("snapshot {} of the dataset {}", run.snapshot, run.dataset);
             return Err(Error::Run {
                 path: path.to_owned(),
                 message: format!("the run was begun on {}, so it cannot be continued on {}", of(begun), of(run)),
@@ -490,7 +487,7 @@ impl<'a> Prepared<'a> {
         if run.checkpoints.is_some() {
             // One of several jobs that begin here at once creates this file.
             if run.create_in(&files)? == Created::Exists {
-                return Err(onefold_datasets::Error::Exists {
+                return Err(onefold_storage::Error::Exists {
                     path: files.location().to_owned(),
                     hint:
                         "another job has begun a run there; give another folder with the option `checkpoints`"

@@ -16,15 +16,12 @@ pub(crate) struct Progress {
     /// Samples trained on.
     pub(crate) samples: u64,
     /// Samples that the model was trained on by the runs before this one.
-    #[serde(default)]
     pub(crate) samples_before: u64,
     /// Steps of the dense part's optimizer, those of the runs before this one included.
     pub(crate) optimizer_steps: u64,
     /// The partition that is trained on, counted from 0, where they are trained on one by one.
-    #[serde(default)]
     pub(crate) partition: usize,
     /// The partitions that were evaluated on before they were trained on.
-    #[serde(default)]
     pub(crate) progressive: Vec<PartitionFigures>,
     /// Where the reader stands: the next batch comes from here.
     pub(crate) position: Position,
@@ -41,7 +38,6 @@ pub(crate) struct Progress {
     /// Ids of samples and of rows, by group.
     pub(crate) values: BTreeMap<String, (u64, u64)>,
     /// Rows of tables that were evicted.
-    #[serde(default)]
     pub(crate) evicted_rows: u64,
     /// How batches were deduplicated, and the threads: another choice sums in another order.
     pub(crate) dedupe: String,

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::Error as DatasetError;
-use onefold_datasets::commit::DirectoryLock;
-use onefold_datasets::storage::{self, Storage};
+use onefold_storage::commit::DirectoryLock;
+use onefold_storage::{Storage, is_url};
 
 use crate::distributed::Collectives;
 use crate::run::{RUN_FILE, Run, SHARDS};
@@ -39,7 +38,7 @@ pub(super) struct RunDirectory {
 impl RunDirectory {
     /// Takes `path` for a run.
     pub(super) fn create(path: &Path, existing: Existing) -> Result<Self> {
-        if storage::is_url(path) {
+        if is_url(path) {
             return Err(Error::Run {
                 path: path.to_owned(),
                 message: "the directory of a run is on a local disk, because its metrics grow step by step"
@@ -49,6 +48,8 @@ impl RunDirectory {
                         .to_owned(),
             });
         }
+        // The folders on the way are made, so a `~` that the shell did not expand would become one.
+        onefold_storage::absolute(path)?;
         let occupied = path.is_file() || (path.is_dir() && fs_err::read_dir(path)?.next().is_some());
         if occupied {
             check_occupied(path, existing)?;
@@ -156,7 +157,7 @@ pub(super) fn check_shared(files: &Storage, collectives: &dyn Collectives) -> Re
 }
 
 /// Removes what a run without a checkpoint has in the folder of its checkpoints.
-fn discard(files: &Storage) -> onefold_datasets::Result<()> {
+fn discard(files: &Storage) -> onefold_storage::Result<()> {
     files.delete(vec![RUN_FILE.to_owned()])?;
     [preprocess::FOLDER, checkpoint::FOLDER, SHARDS]
         .iter()
@@ -168,7 +169,8 @@ fn lock(path: &Path) -> Result<DirectoryLock> {
 }
 
 fn check_occupied(path: &Path, existing: Existing) -> Result<()> {
-    let refused = |hint: String| Err(Error::Dataset(DatasetError::Exists { path: path.to_owned(), hint }));
+    let refused =
+        |hint: String| Err(Error::from(onefold_storage::Error::Exists { path: path.to_owned(), hint }));
     if !path.join(RUN_FILE).is_file() {
         return refused(format!(
             "it holds no `{RUN_FILE}`, so it is not replaced or resumed; choose another directory"
@@ -294,7 +296,11 @@ mod tests {
         run(&path, "one");
         for existing in [Existing::Resume, Existing::Overwrite] {
             let second = RunDirectory::create(&path, existing);
-            assert!(matches!(second, Err(Error::Dataset(DatasetError::Locked { .. }))), "{second:?}");
+            let is_locked = matches!(
+                second,
+                Err(Error::Dataset(onefold_datasets::Error::Storage(onefold_storage::Error::Locked { .. })))
+            );
+            assert!(is_locked, "{second:?}");
         }
         drop(first);
         fs_err::create_dir(&path).unwrap();

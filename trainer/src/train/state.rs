@@ -100,22 +100,15 @@ impl Sums {
     pub(super) fn restore(&mut self, file: &TensorFile, collectives: &dyn Collectives) -> Result<(), Fault> {
         self.losses = file.read("losses", Dtype::F64)?;
         self.loss_sum = *file.read("loss_sum", Dtype::F64)?.first().ok_or("`loss_sum` is empty")?;
-        // Earlier versions had none.
-        if file.info("loss_watch").is_ok() {
-            let numbers = file.read("loss_watch", Dtype::F64)?;
-            self.loss_watch = LossWatch::from_numbers(&numbers).ok_or("`loss_watch` is malformed")?;
-        }
+        let numbers = file.read("loss_watch", Dtype::F64)?;
+        self.loss_watch = LossWatch::from_numbers(&numbers).ok_or("`loss_watch` is malformed")?;
+        restore_metrics(file, "earlier", &mut self.earlier)?;
+        restore_metrics(file, "progressive", &mut self.progressive)?;
         restore_metrics(file, "before", &mut self.before)?;
         let stored = |part: &str| {
             let prefix = format!("metrics.{part}.");
             file.infos().any(|(found, _)| found.starts_with(&prefix))
         };
-        // Earlier versions had none of these.
-        for (part, metrics) in [("earlier", &mut self.earlier), ("progressive", &mut self.progressive)] {
-            if stored(part) {
-                restore_metrics(file, part, metrics)?;
-            }
-        }
         let ranks = (0..).take_while(|rank| stored(&window_of(*rank))).count();
         let (rank, size) = (collectives.rank() as usize, collectives.size() as usize);
         if ranks == size {

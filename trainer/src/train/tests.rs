@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
 use arrow::datatypes::Int64Type;
-use onefold_datasets::progress::{Reporter, Silent};
+use onefold_base::progress::{Reporter, Silent};
 use onefold_datasets::{
     DatasetWriter, FeatureGroup, Order, PartitionKey, Schema, SparseFeature, SparseKind, WriterOptions,
     bucket_of_session,
@@ -231,33 +231,6 @@ fn a_run_may_be_stopped_at_any_moment() {
     }
     // But for the last reports, after which nothing is left to be stopped.
     assert!(stopped + 4 >= reports, "{stopped} of {reports}");
-}
-
-/// Checkpoints of version 2 have their files beside `checkpoint.json`.
-#[test]
-fn checkpoints_of_an_earlier_version_are_read() {
-    let runs = Runs::new();
-    runs.train("whole", Existing::Refuse, Stop::new(), &Silent).unwrap();
-    let stop = Stop::new();
-    let reporter = StopAt { stop: stop.clone(), at: 22, reports: AtomicUsize::new(0) };
-    runs.train("run", Existing::Refuse, stop, &reporter).unwrap();
-    for entry in fs_err::read_dir(runs.folder.path().join("run/checkpoints")).unwrap() {
-        let folder = entry.unwrap().path();
-        let description = folder.join("checkpoint.json");
-        let mut file: serde_json::Value =
-            serde_json::from_slice(&fs_err::read(&description).unwrap()).unwrap();
-        let attempt = file.as_object_mut().unwrap().remove("attempt").unwrap();
-        file["format_version"] = 2.into();
-        fs_err::write(description, file.to_string()).unwrap();
-        let attempt = folder.join(attempt.as_str().unwrap());
-        for name in file["files"].as_object().unwrap().keys() {
-            fs_err::rename(attempt.join(name), folder.join(name)).unwrap();
-        }
-        fs_err::remove_dir(attempt).unwrap();
-    }
-    let rest = runs.train("run", Existing::Resume, Stop::new(), &Silent).unwrap();
-    assert!(rest.resumed_from_step.is_some());
-    assert!(runs.read("run", "model.safetensors") == runs.read("whole", "model.safetensors"));
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onefold_datasets::process::peak_rss_bytes;
-use onefold_datasets::progress::Reporter;
+use onefold_base::process::peak_rss_bytes;
+use onefold_base::progress::Reporter;
 use onefold_ikjt::{Batches, Reader};
 
 use super::log::{Line, Log, METRICS_FILE, Window, tagged, tagged_by_task};

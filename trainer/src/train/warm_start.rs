@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_datasets::{PartitionFilter, PartitionKey, Schema, Snapshot};
+use onefold_datasets::digest::Digest;
+use onefold_datasets::{Partition, PartitionFilter, PartitionKey, Schema, Snapshot};
 use onefold_sharding::{FeatureConfig, IdPolicy, TableConfig, tables_of};
 
 use super::GrownTable;
@@ -136,26 +137,23 @@ impl Earlier {
         if !self.options.new_partitions {
             return Ok(filter);
         }
-        let Some(known) =
-            self.run.partitions.as_ref().filter(|_| self.run.dataset.as_ref() == Some(&snapshot.dataset))
-        else {
+        if self.run.dataset != snapshot.dataset {
             return Err(self.refused(
-                "it was trained on another dataset, or by an earlier version, so which partitions are new is not known".to_owned(),
+                "it was trained on another dataset, so which partitions are new is not known".to_owned(),
                 "name the partitions under `[data]` in place of the option `new_partitions`",
             ));
-        };
+        }
+        let known = &self.run.partitions;
         let chosen = snapshot.select(&filter).map_err(onefold_ikjt::Error::from)?;
-        let is_new = |partition: &&&onefold_datasets::Partition| {
-            known.get(&partition.key.to_string()) != Some(&content(partition))
-        };
+        let is_new =
+            |partition: &&&Partition| known.get(&partition.key.to_string()) != Some(&partition.digest);
         let keys: Vec<PartitionKey> =
             chosen.iter().filter(is_new).map(|partition| partition.key.clone()).collect();
         if keys.is_empty() {
             return Err(self.refused(
                 format!(
                     "no partition for training was committed after its snapshot {}; the dataset is at {}",
-                    self.run.snapshot.unwrap_or(0),
-                    snapshot.snapshot
+                    self.run.snapshot, snapshot.snapshot
                 ),
                 "append the new samples first (`onefold-ingest append`)",
             ));
@@ -190,16 +188,8 @@ impl Earlier {
     }
 }
 
-/// What says that a partition has other samples than before.
-fn content(partition: &onefold_datasets::Partition) -> String {
-    match &partition.digest {
-        Some(digest) => digest.to_string(),
-        None => partition.files.iter().map(|file| file.sha256.as_str()).collect(),
-    }
-}
-
-/// The content of all partitions of a snapshot, by key.
-pub(super) fn contents(snapshot: &Snapshot) -> BTreeMap<String, String> {
-    let of = |partition: &onefold_datasets::Partition| (partition.key.to_string(), content(partition));
+/// The digests of all partitions of a snapshot, by key: they say which partitions have other samples than before.
+pub(super) fn digests(snapshot: &Snapshot) -> BTreeMap<String, Digest> {
+    let of = |partition: &Partition| (partition.key.to_string(), partition.digest);
     snapshot.partitions.iter().map(of).collect()
 }

@@ -10,7 +10,7 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::*;
-use onefold_datasets::progress::Silent;
+use onefold_base::progress::Silent;
 
 /// An impression: id, seconds, session, user, page, shown, clicked.
 type Row = (u32, i64, u32, u32, Option<i32>, &'static [i32], &'static [i32]);

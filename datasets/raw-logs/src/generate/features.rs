@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Int64Array, ListArray};
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{DataType, Field, FieldRef};
+use onefold_datasets::digest::scramble;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::Zipf;
@@ -192,12 +193,9 @@ pub(super) fn name_hash(name: &str) -> u64 {
     mix(name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv))
 }
 
-/// The output function of SplitMix64 (Steele, Lea and Flood 2014): every input bit changes every output bit.
+/// The output of SplitMix64 (Steele, Lea and Flood 2014) for the state `value`: the increment, then [`scramble`].
 pub(super) fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
+    scramble(value.wrapping_add(0x9e37_79b9_7f4a_7c15))
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

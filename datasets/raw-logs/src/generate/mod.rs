@@ -41,7 +41,7 @@ use serde::Serialize;
 
 use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE};
 use crate::{Error, Result};
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
 
 mod arrival;
 mod config;
@@ -170,7 +170,7 @@ mod tests {
 
     use super::workload::{Change, GroupSpec, TABLE_ROWS, dense_names};
     use super::*;
-    use onefold_datasets::progress::Silent;
+    use onefold_base::progress::Silent;
 
     fn options(workload: Workload, samples: u64) -> GenerateOptions {
         GenerateOptions { workload, samples, seed: 11, overwrite: false }

@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 use zip::ZipArchive;
 
 use crate::{Error, Result};
-use onefold_datasets::commit::sync_directory;
-use onefold_datasets::progress::Reporter;
+use onefold_base::progress::Reporter;
+use onefold_storage::commit::sync_directory;
 
 /// A wheel on PyPI, pinned by its checksum.
 #[derive(Debug, Clone, Copy)]
@@ -168,7 +168,7 @@ fn is_intact(path: &Path, wheel: &Wheel) -> Result<bool> {
         }
         digest.update(buffer.get(..length).unwrap_or_default());
     }
-    let sha256 = onefold_datasets::units::format_hex(&digest.finalize());
+    let sha256 = onefold_base::units::format_hex(&digest.finalize());
     Ok(sha256 == wheel.sha256)
 }
 
@@ -208,7 +208,7 @@ mod tests {
     use std::sync::{Mutex, PoisonError};
 
     use super::*;
-    use onefold_datasets::progress::Silent;
+    use onefold_base::progress::Silent;
 
     const WHEEL: Wheel = Wheel {
         requirement: "tiny==1.0",

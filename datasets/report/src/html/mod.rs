@@ -9,9 +9,9 @@ use self::sections::{bought, co_change, method, sessions, training};
 use self::tables::{columns, groups};
 use self::text::instant;
 use super::{MIDDLE, Report};
-use onefold_datasets::units::{format_bytes, format_count};
+use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{Layout, Order};
-use onefold_page::text::{counted, escape, number, one_in, times};
+use onefold_page::text::{escape, number, one_in, times};
 use onefold_page::{STYLE, document};
 
 /// From this factor on, fewer bytes or ids are called a gain.
@@ -53,8 +53,8 @@ fn facts(report: &Report) -> String {
     format!(
         "<p class=\"facts\">{} in {}, {} · {order}, {layout} · samples from {} to {} UTC</p>\n",
         format_bytes(report.bytes_on_disk),
-        counted(report.partitions as u64, "partition"),
-        counted(report.files as u64, "file"),
+        count_of(report.partitions as u64, "partition"),
+        count_of(report.files as u64, "file"),
         instant(report.first_timestamp_micros),
         instant(report.last_timestamp_micros),
     )
@@ -107,7 +107,7 @@ fn tiles(report: &Report) -> String {
     let tiles = [
         (format_count(report.samples), format!("samples in {} sessions", format_count(report.sessions))),
         (number(report.samples_per_session.mean), "samples per session on average (S)".to_owned()),
-        (number(ids), format!("ids per sample, in {}", counted(features as u64, "sparse feature"))),
+        (number(ids), format!("ids per sample, in {}", count_of(features as u64, "sparse feature"))),
         (number(report.bytes_per_sample), "bytes per sample in this dataset".to_owned()),
         (times(bytes_factor(report)), "smaller than in arrival order, when folded".to_owned()),
         (times(all.dedupe_factor), format!("fewer ids in a batch of {batch} (dedupe factor, exact)")),

@@ -2,7 +2,7 @@
 
 use super::svg::{Factors, factors, heat_map, histogram};
 use crate::{MIDDLE, Report, SizeBucket, TrainingFigures};
-use onefold_datasets::units::format_count;
+use onefold_base::units::format_count;
 use onefold_page::svg::{Bar, Line, bars, lines};
 use onefold_page::text::{number, one_in, percent, times};
 use onefold_page::{legend, section};

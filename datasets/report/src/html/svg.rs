@@ -82,7 +82,7 @@ pub(super) fn histogram(
     let every = ((widest * 7.5 + 8.0) / step).ceil().max(1.0) as usize;
     for (i, (name, count)) in columns.iter().enumerate() {
         let (x, count) = (LEFT + step * i as f64, *count);
-        let title = format!("{name}: {}", onefold_datasets::units::format_count(count));
+        let title = format!("{name}: {}", onefold_base::units::format_count(count));
         let gap = (step * 0.12).min(2.0);
         svg.rect(
             x + gap,

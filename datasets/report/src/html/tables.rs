@@ -3,7 +3,7 @@
 use super::sections::group_plot;
 use super::svg::cell_bars;
 use crate::{BATCH_SIZES, BatchFigures, ColumnReport, Figures, GroupReport, MIDDLE, Report};
-use onefold_datasets::units::format_count;
+use onefold_base::units::format_count;
 use onefold_page::text::{escape, number, percent};
 use onefold_page::{legend, section};
 

@@ -88,7 +88,7 @@ fn vocabularies_are_those_of_one_process() {
     assert!(entries("items") > 1000 && entries("words") > 500 && entries("user_00") > 100, "{there}");
     are_equal(&dir, "here", "there");
     // What a build that failed has left is no hindrance, and goes with a vacuum.
-    dir.write("again/work/records-0.parquet", "half a file");
+    dir.write("again/work/records-0123456789abcdef.parquet", "half a file");
     fleet.command(&format!("{build} again")).json();
     dir.command("onefold-ingest vacuum again --older-than 0s").works();
     are_equal(&dir, "here", "again");

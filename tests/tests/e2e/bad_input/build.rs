@@ -294,6 +294,14 @@ fn places_where_no_dataset_may_go() {
             "another location",
         ]);
     }
+    // The folder of the logs has the name of a dataset's folder of data files.
+    dir.write("project/data/log.csv", "a,b");
+    dir.command("onefold-ingest build logs/dataset.toml --out project").fails(&[
+        "`project` already exists",
+        "not a dataset",
+        "`data/log.csv`",
+        "another location",
+    ]);
     dir.command("onefold-ingest build logs/dataset.toml --out letters/dear.txt").fails(&["letters/dear.txt"]);
     dir.command("onefold-ingest build logs/dataset.toml --out letters/dear.txt/deeper")
         .fails(&["letters/dear.txt"]);

@@ -197,12 +197,11 @@ fn runs_that_cannot_be_evaluated() {
         dir.write(name, whole);
     };
     let run = dir.text("run/run.json");
-    let newer = replaced(&run, "\"format_version\": 2", "\"format_version\": 9");
-    damage(
-        "run/run.json",
-        newer.as_bytes(),
-        &["run/run.json", "format version 9, this program reads 2", "train again"],
-    );
+    for version in [1, 9] {
+        let other = replaced(&run, "\"format_version\": 2", &format!("\"format_version\": {version}"));
+        let message = format!("format version {version}, this program reads 2");
+        damage("run/run.json", other.as_bytes(), &["run/run.json", &message, "train again"]);
+    }
     damage("run/run.json", &run.as_bytes()[..run.len() / 2], &["run/run.json", "EOF", "train again"]);
     let model = dir.read("run/model.safetensors");
     let damaged = ["run/model.safetensors", "the run is damaged"];

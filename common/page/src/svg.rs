@@ -1,0 +1,340 @@
+//! Pictures as SVG that stands in the page, and the plots that several pages have. Colours are the page's, by class.
+
+use std::fmt::Write;
+
+use crate::text::{escape, number, percent, precise, short};
+
+/// The height of a line of text, in pixels.
+pub const LINE: f64 = 16.0;
+
+/// A picture that is being drawn.
+#[derive(Debug)]
+pub struct Svg {
+    width: f64,
+    height: f64,
+    label: String,
+    /// What is drawn so far, as SVG.
+    pub body: String,
+}
+
+/// Where a text stands at its point.
+#[derive(Debug, Clone, Copy)]
+pub enum Anchor {
+    /// Behind it.
+    Start,
+    /// Around it.
+    Middle,
+    /// Before it.
+    End,
+}
+
+impl Svg {
+    /// An empty picture; `label` says what it shows to those who cannot see it.
+    pub fn new(width: f64, height: f64, label: &str) -> Self {
+        Self { width, height, label: escape(label), body: String::new() }
+    }
+
+    /// A rectangle with attributes, and a title where it is not empty.
+    pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, attributes: &str, title: &str) {
+        let (width, height) = (width.max(0.0), height.max(0.0));
+        let _ = write!(
+            self.body,
+            r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" {attributes}"#
+        );
+        match title {
+            "" => self.body.push_str("/>"),
+            title => {
+                let _ = write!(self.body, "><title>{}</title></rect>", escape(title));
+            }
+        }
+    }
+
+    /// A line of a class.
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
+        let ((x1, y1), (x2, y2)) = (from, to);
+        let _ = write!(
+            self.body,
+            r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" class="{class}"/>"#
+        );
+    }
+
+    /// A text that is already escaped.
+    pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        let _ = write!(
+            self.body,
+            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{text}</text>"#
+        );
+    }
+
+    /// Horizontal lines from `left` to `right` at these values of a scale, with the values before them.
+    pub fn grid(&mut self, ticks: &[f64], (left, right): (f64, f64), y: impl Fn(f64) -> f64) {
+        for tick in ticks {
+            self.line((left, y(*tick)), (right, y(*tick)), "grid");
+            self.text(left - 8.0, y(*tick) + 4.0, Anchor::End, "tick", &number_of_tick(*tick));
+        }
+    }
+
+    /// A line through points.
+    pub fn polyline(&mut self, points: impl Iterator<Item = (f64, f64)>, class: &str) {
+        let points = points.map(|(x, y)| format!("{x:.1},{y:.1}")).collect::<Vec<_>>().join(" ");
+        let _ = write!(self.body, r#"<polyline points="{points}" class="line {class}"/>"#);
+    }
+
+    /// The picture.
+    pub fn finish(self) -> String {
+        let Self { width, height, label, body } = self;
+        format!(
+            r#"<svg viewBox="0 0 {width:.0} {height:.0}" style="max-width:{width:.0}px" role="img" aria-label="{label}">{body}</svg>"#
+        )
+    }
+}
+
+/// One bar of a [`bars`] plot.
+#[derive(Debug)]
+pub struct Bar<'a> {
+    /// Its name.
+    pub label: &'a str,
+    /// Its length.
+    pub value: f64,
+    /// What stands behind the bar.
+    pub text: String,
+    /// The class that gives the colour.
+    pub class: &'a str,
+}
+
+/// Bars that lie below each other, with their labels on the left.
+pub fn bars(label: &str, bars: &[Bar], label_width: f64) -> String {
+    const WIDTH: f64 = 520.0;
+    const STEP: f64 = 34.0;
+    const TEXT: f64 = 180.0;
+    let mut svg = Svg::new(WIDTH, STEP * bars.len() as f64 + 4.0, label);
+    let largest = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
+    let room = WIDTH - label_width - TEXT;
+    for (i, bar) in bars.iter().enumerate() {
+        let y = STEP * i as f64 + 4.0;
+        let length = (room * bar.value / largest).max(1.0);
+        svg.text(label_width - 10.0, y + 18.0, Anchor::End, "label", &escape(bar.label));
+        svg.rect(label_width, y, length, STEP - 8.0, &format!(r#"class="{}" rx="2""#, bar.class), "");
+        svg.text(label_width + length + 8.0, y + 18.0, Anchor::Start, "value", &escape(&bar.text));
+    }
+    svg.line((label_width, 0.0), (label_width, STEP * bars.len() as f64), "axis");
+    svg.finish()
+}
+
+/// A line of a [`lines`] plot.
+#[derive(Debug)]
+pub struct Line<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The class that gives the colour.
+    pub class: &'a str,
+    /// From left to right.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Lines over a share from 0 to 1, with their names at their ends.
+pub fn lines(label: &str, (x_axis, y_axis): (&str, &str), lines: &[Line]) -> String {
+    const WIDTH: f64 = 520.0;
+    const HEIGHT: f64 = 230.0;
+    const LEFT: f64 = 46.0;
+    const RIGHT: f64 = 150.0;
+    const TOP: f64 = 1.6 * LINE;
+    let mut svg = Svg::new(WIDTH, TOP + HEIGHT + 2.8 * LINE, label);
+    let values = lines.iter().flat_map(|line| line.points.iter().map(|(_, y)| *y));
+    let largest = values.fold(1.0, f64::max);
+    let ticks = ticks(largest, 5);
+    let top = ticks.last().copied().unwrap_or(1.0).max(largest);
+    let x = |share: f64| LEFT + (WIDTH - LEFT - RIGHT) * share;
+    let y = |value: f64| TOP + HEIGHT - HEIGHT * value / top;
+    svg.text(0.0, LINE * 0.8, Anchor::Start, "tick", &escape(y_axis));
+    svg.grid(&ticks, (x(0.0), x(1.0)), y);
+    for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
+        svg.text(x(share), TOP + HEIGHT + LINE, Anchor::Middle, "tick", &percent(share));
+    }
+    svg.text(x(0.5), TOP + HEIGHT + 2.4 * LINE, Anchor::Middle, "tick", &escape(x_axis));
+    let mut ends: Vec<(f64, &Line)> = Vec::new();
+    for line in lines {
+        svg.polyline(line.points.iter().map(|(share, value)| (x(*share), y(*value))), line.class);
+        ends.extend(line.points.last().map(|(_, value)| (*value, line)));
+    }
+    // Names do not cover each other, however close the lines end.
+    ends.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut lowest = f64::NEG_INFINITY;
+    for (value, line) in ends {
+        let place = (y(value) + 4.0).max(lowest + LINE);
+        svg.text(
+            x(1.0) + 8.0,
+            place,
+            Anchor::Start,
+            "value",
+            &format!("{} {}", number(value), escape(line.name)),
+        );
+        lowest = place;
+    }
+    svg.line((x(0.0), TOP + HEIGHT), (x(1.0), TOP + HEIGHT), "axis");
+    svg.finish()
+}
+
+/// The scales of a [`curves`] plot.
+#[derive(Debug, Clone, Copy)]
+pub struct Axes<'a> {
+    /// What stands below the horizontal one.
+    pub x: &'a str,
+    /// What stands above the vertical one.
+    pub y: &'a str,
+    /// Whether the vertical one begins at 0, and not at the least value.
+    pub from_zero: bool,
+    /// Names of the places 0, 1, 2, … of the horizontal one, which has numbers if there are none.
+    pub places: &'a [String],
+}
+
+/// Lines over any scale, with points where there are few, and a dashed line through equal values if `diagonal`.
+pub fn curves(label: &str, axes: Axes<'_>, lines: &[Line<'_>], diagonal: bool) -> String {
+    const WIDTH: f64 = 520.0;
+    const HEIGHT: f64 = 230.0;
+    const LEFT: f64 = 58.0;
+    const RIGHT: f64 = 16.0;
+    const TOP: f64 = 1.6 * LINE;
+    let mut svg = Svg::new(WIDTH, TOP + HEIGHT + 2.8 * LINE, label);
+    let points =
+        || lines.iter().flat_map(|line| &line.points).filter(|(x, y)| x.is_finite() && y.is_finite());
+    let range = |values: &mut dyn Iterator<Item = f64>| {
+        values
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+    };
+    let (mut left, mut right) = range(&mut points().map(|point| point.0));
+    let (mut low, mut high) = range(&mut points().map(|point| point.1));
+    if left > right {
+        (left, right, low, high) = (0.0, 1.0, 0.0, 1.0);
+    }
+    if axes.from_zero || diagonal {
+        low = low.min(0.0);
+    }
+    if diagonal {
+        (left, right, high) = (0.0, right.max(high), right.max(high));
+    }
+    let y_ticks = ticks_between(low, high, 5);
+    (low, high) = (low.min(y_ticks[0]), high.max(y_ticks[y_ticks.len() - 1]));
+    let (width, height) = ((right - left).max(f64::MIN_POSITIVE), (high - low).max(f64::MIN_POSITIVE));
+    let x = |value: f64| LEFT + (WIDTH - LEFT - RIGHT) * ((value - left) / width).clamp(0.0, 1.0);
+    let y = |value: f64| TOP + HEIGHT - HEIGHT * ((value - low) / height).clamp(0.0, 1.0);
+    svg.text(0.0, LINE * 0.8, Anchor::Start, "tick", &escape(axes.y));
+    svg.grid(&y_ticks, (LEFT, WIDTH - RIGHT), y);
+    if axes.places.is_empty() {
+        for tick in ticks_between(left, right, 4).into_iter().filter(|tick| (left..=right).contains(tick)) {
+            svg.text(x(tick), TOP + HEIGHT + LINE, Anchor::Middle, "tick", &number_of_tick(tick));
+        }
+    } else {
+        let every = axes.places.len().div_ceil(5);
+        for (place, name) in axes.places.iter().enumerate().step_by(every) {
+            let anchor = if place == 0 { Anchor::Start } else { Anchor::Middle };
+            svg.text(x(place as f64), TOP + HEIGHT + LINE, anchor, "tick", &short(name, 18));
+        }
+    }
+    svg.text(
+        (LEFT + WIDTH - RIGHT) / 2.0,
+        TOP + HEIGHT + 2.4 * LINE,
+        Anchor::Middle,
+        "tick",
+        &escape(axes.x),
+    );
+    if diagonal {
+        svg.line((x(low), y(low)), (x(right), y(right)), "diagonal");
+    }
+    for line in lines {
+        let drawn = || line.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite());
+        svg.polyline(drawn().map(|(a, b)| (x(*a), y(*b))), line.class);
+        for (a, b) in drawn().filter(|_| line.points.len() <= 40) {
+            let title = format!("{}: {}", line.name, precise(*b));
+            let _ = write!(
+                svg.body,
+                r#"<circle cx="{:.1}" cy="{:.1}" r="3" class="{}"><title>{}</title></circle>"#,
+                x(*a),
+                y(*b),
+                line.class,
+                escape(&title)
+            );
+        }
+    }
+    svg.line((LEFT, TOP + HEIGHT), (WIDTH - RIGHT, TOP + HEIGHT), "axis");
+    svg.finish()
+}
+
+/// Round numbers that cover `low..=high`, about `count` of them, at least two.
+fn ticks_between(low: f64, high: f64, count: usize) -> Vec<f64> {
+    let high = if high > low { high } else { low + low.abs().max(1e-3) * 0.1 };
+    let step = step_of((high - low) / count as f64);
+    let (first, last) = ((low / step).floor() as i64, (high / step).ceil() as i64);
+    (first..=last).map(|place| place as f64 * step).collect()
+}
+
+/// Round numbers from 0 up to or just above `largest`, about `count` of them.
+pub fn ticks(largest: f64, count: usize) -> Vec<f64> {
+    let step = step_of(largest / count as f64);
+    (0..=(largest / step).ceil() as usize).map(|i| step * i as f64).collect()
+}
+
+/// The round number that is `rough`, or just above it.
+fn step_of(rough: f64) -> f64 {
+    let rough = rough.max(f64::MIN_POSITIVE);
+    let power = 10_f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 2.5, 5.0, 10.0].map(|m| m * power).into_iter().find(|step| *step >= rough * 0.999);
+    step.unwrap_or(power)
+}
+
+/// A place on a scale as text.
+pub fn number_of_tick(tick: f64) -> String {
+    match tick {
+        tick if tick >= 1000.0 => onefold_base::units::format_count(tick.round() as u64),
+        tick if tick.abs() < 0.01 => format!("{}", (tick * 1e6).round() / 1e6),
+        tick => format!("{}", (tick * 1e4).round() / 1e4),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_have_round_numbers_up_to_the_largest() {
+        assert_eq!(ticks(7.3, 4), [0.0, 2.0, 4.0, 6.0, 8.0]);
+        assert_eq!(ticks(1.0, 5), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
+        assert_eq!(ticks(23_000.0, 4).last(), Some(&30_000.0));
+        let between: Vec<String> = ticks_between(0.71, 0.79, 4).into_iter().map(number_of_tick).collect();
+        assert_eq!(between, ["0.7", "0.72", "0.74", "0.76", "0.78", "0.8"]);
+        assert_eq!(ticks_between(3.0, 3.0, 4).len(), 4);
+        assert_eq!(
+            ["0", "0.6", "2.5", "30,000", "0.001"],
+            [0.0, 0.6000000000000001, 2.5, 30_000.0, 0.001]
+                .map(number_of_tick)
+                .each_ref()
+                .map(String::as_str)
+        );
+    }
+
+    #[test]
+    fn plots_hold_no_number_that_is_none() {
+        let none: [Bar<'_>; 0] = [];
+        let axes = Axes { x: "x", y: "y", from_zero: false, places: &[] };
+        let line = |points| Line { name: "<n>", class: "c0", points };
+        let days = ["a<".to_owned()];
+        let plots = [
+            bars("a", &none, 100.0),
+            bars("a", &[Bar { label: "x", value: 0.0, text: "0".into(), class: "rows" }], 100.0),
+            lines("a", ("x", "y"), &[line(vec![(0.0, 1.0), (1.0, 1.0)])]),
+            curves("a", axes, &[], false),
+            curves("a", axes, &[line(vec![(3.0, 0.5)])], false),
+            curves("a", axes, &[line(vec![(0.0, f64::NAN), (2.0, f64::INFINITY)])], true),
+            curves("a", Axes { places: &days, ..axes }, &[line(vec![(0.0, 0.5)])], false),
+        ];
+        for plot in plots {
+            assert!(plot.starts_with("<svg") && plot.ends_with("</svg>"), "{plot}");
+            assert!(!plot.contains("NaN") && !plot.contains("inf") && !plot.contains("<n>"), "{plot}");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The command lines of the binaries: how they are run, by a person or in the process of a program that calls them, and
+//! what they tell: progress, the closing summary, errors and `--json`.
+//!
+//! stdout is data: a summary for people, or with `--json` one JSON object as its last line. Progress, logs
+//! and errors go to stderr. Libraries take a [`Reporter`](onefold_base::progress::Reporter) and never print.
+
+mod failure;
+mod keywords;
+mod options;
+mod printer;
+mod program;
+
+pub use failure::{Failure, FailureKind};
+pub use keywords::{Keyword, KeywordKind};
+pub use printer::Printer;
+pub use program::{CommandLine, Program};
+
+/// The options that every command takes.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct OutputOptions {
+    /// Print one JSON object as the last line of stdout, in place of the summary
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Show no progress (it is never shown when stderr is not a terminal)
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+}
+
+/// Starts this program again with environment variables, unless one of them is set: for what libraries read before
+/// `main`. Comes back if one is set, or if starting again fails.
+pub fn restart_with(variables: &[(&str, &str)]) {
+    use std::os::unix::process::CommandExt;
+    if variables.is_empty() || variables.iter().any(|(variable, _)| std::env::var_os(variable).is_some()) {
+        return;
+    }
+    if let Ok(program) = std::env::current_exe() {
+        let arguments = std::env::args_os().skip(1);
+        let _ = std::process::Command::new(program).args(arguments).envs(variables.iter().copied()).exec();
+    }
+}

@@ -1,0 +1,177 @@
+//! Locations that do not hold a dataset: a dataset may be created in one without files of anybody else.
+
+use std::path::Path;
+
+use onefold_storage::Storage;
+
+use crate::names::{WRITTEN_FOLDERS, is_written};
+use crate::{Error, Result};
+
+/// Most files that the error lists.
+const MOST_LISTED: usize = 5;
+
+/// Checks that a dataset may be created in `storage`, which holds no snapshot. It may hold empty folders, and files
+/// with the names that writers of datasets make: another writer is at work, or was killed.
+///
+/// # Errors
+///
+/// [`Error::Storage`] if there is another file, in whichever folder, or if the storage cannot be listed.
+pub fn check_new_location(storage: &Storage) -> Result<()> {
+    let mut found = match storage.local() {
+        Some(root) => local_files(root)?,
+        None => stored_files(storage)?,
+    };
+    if found.is_empty() {
+        return Ok(());
+    }
+    let more = if found.len() > MOST_LISTED { ", …" } else { "" };
+    found.truncate(MOST_LISTED);
+    let hint = format!(
+        "it is not a dataset, and it holds files that belong to no dataset (`{}`{more}), so nothing is written into \
+         it; choose another location",
+        found.join("`, `")
+    );
+    Err(onefold_storage::Error::Exists { path: storage.location().to_owned(), hint }.into())
+}
+
+/// Files of a local folder whose names no writer makes: the first ones, in order, and at most one more than are listed.
+fn local_files(root: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    if root.exists() {
+        local_files_below(root, "", &mut found)?;
+    }
+    Ok(found)
+}
+
+fn local_files_below(root: &Path, folder: &str, found: &mut Vec<String>) -> Result<()> {
+    let mut names = Vec::new();
+    for entry in fs_err::read_dir(root.join(folder))? {
+        // A name that is not UTF-8 is another one than writers make, also with its bytes replaced.
+        names.push(entry?.file_name());
+    }
+    names.sort();
+    for name in names {
+        if found.len() > MOST_LISTED {
+            return Ok(());
+        }
+        let shown = name.to_string_lossy();
+        let path = if folder.is_empty() { shown.into_owned() } else { format!("{folder}/{shown}") };
+        // A link to a folder is a folder. Anything else, a link to nothing included, is a file.
+        if !fs_err::metadata(root.join(folder).join(&name)).is_ok_and(|metadata| metadata.is_dir()) {
+            found.extend(Some(path).filter(|path| !is_written(path)));
+        } else if name.to_str().is_some() {
+            local_files_below(root, &path, found)?;
+        } else {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// As [`local_files`], of an object store. Of a folder that writers do not write to, only the name is given, because it
+/// may hold any number of objects.
+fn stored_files(storage: &Storage) -> Result<Vec<String>> {
+    let mut names = storage.entries("")?;
+    names.sort();
+    names.dedup();
+    let mut found = Vec::new();
+    for name in names.iter().filter(|name| !is_written_folder(name)) {
+        if found.len() > MOST_LISTED {
+            return Ok(found);
+        }
+        if !storage.entries(name)?.is_empty() {
+            found.push(format!("{name}/"));
+        } else if storage.head(name)?.is_some() {
+            found.push(name.clone());
+        }
+    }
+    if found.is_empty() && !names.is_empty() {
+        // Objects without content stand for empty folders.
+        let objects = storage.list("", None)?.into_iter().filter(|object| object.bytes > 0);
+        let paths = objects.map(|object| object.path);
+        let is_foreign = |path: &String| {
+            is_written_folder(path.split('/').next().unwrap_or_default()) && !is_written(path)
+        };
+        found.extend(paths.filter(is_foreign));
+        found.sort();
+    }
+    Ok(found)
+}
+
+/// Whether writers write to the folder `name` of a dataset.
+fn is_written_folder(name: &str) -> bool {
+    WRITTEN_FOLDERS.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folded::samples::schema;
+    use crate::{Commit, DatasetWriter, Order, WriterOptions};
+
+    /// The error of a writer with `commit`, if it refuses the location.
+    fn refusal(root: &Path, commit: Commit) -> Option<String> {
+        let options = WriterOptions { commit, ..WriterOptions::new(Order::Session) };
+        DatasetWriter::create(root, schema(), options).err().map(|error| error.to_string())
+    }
+
+    fn write(root: &Path, path: &str) {
+        fs_err::create_dir_all(root.join(path).parent().unwrap()).unwrap();
+        fs_err::write(root.join(path), b"1").unwrap();
+    }
+
+    #[test]
+    fn a_location_with_files_of_others_is_refused() {
+        for path in [
+            "thesis.tex",
+            "data/dataset.toml",
+            "data/events/part-00000-0123456789abcdef.parquet",
+            "vocabularies/deep/words.txt",
+            "work/records.parquet",
+            "snapshots/photo.json",
+            "empty/and/not.txt",
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            write(directory.path(), path);
+            for commit in [Commit::Create, Commit::Overwrite, Commit::Append, Commit::Replace, Commit::Merge]
+            {
+                let error = refusal(directory.path(), commit).unwrap_or_else(|| panic!("{path} {commit:?}"));
+                for part in [path, "already exists", "hint: ", "not a dataset", "another location"] {
+                    assert!(error.contains(part), "{path}: {error}");
+                }
+            }
+            assert_eq!(fs_err::read(directory.path().join(path)).unwrap(), b"1");
+        }
+    }
+
+    #[test]
+    fn five_files_are_listed() {
+        let directory = tempfile::tempdir().unwrap();
+        (1..=5).for_each(|number| write(directory.path(), &format!("data/{number}.txt")));
+        let error = refusal(directory.path(), Commit::Create).unwrap();
+        assert!(
+            error.contains("`data/1.txt`, `data/2.txt`, `data/3.txt`, `data/4.txt`, `data/5.txt`)"),
+            "{error}"
+        );
+        (6..=9).for_each(|number| write(directory.path(), &format!("data/{number}.txt")));
+        let error = refusal(directory.path(), Commit::Create).unwrap();
+        assert!(error.contains("`data/5.txt`, …)") && !error.contains("data/6.txt"), "{error}");
+    }
+
+    #[test]
+    fn empty_folders_and_files_of_writers_are_no_hindrance() {
+        let directory = tempfile::tempdir().unwrap();
+        fs_err::create_dir_all(directory.path().join("photos/2024")).unwrap();
+        for path in [
+            "data/day=1/part-00000-0123456789abcdef.parquet",
+            "data/day=1/part-00001-0123456789abcdef.parquet#1",
+            "vocabularies/items-0123456789abcdef.parquet",
+            "work/records-0123456789abcdef.parquet",
+            "snapshots/latest",
+            "snapshots/.00000001.json.0123456789abcdef.tmp",
+        ] {
+            write(directory.path(), path);
+        }
+        assert_eq!(refusal(directory.path(), Commit::Create), None);
+    }
+}

@@ -1,0 +1,731 @@
+//! Where datasets and the checkpoints of runs lie: folders of a local disk or of an object store, through one
+//! interface.
+//!
+//! A **location** is a local path or a URL: `file://`, `s3://`, `gs://` or `az://` (and the other forms that
+//! [`object_store`] parses). Credentials and endpoints come from the environment only (`AWS_…`, `GOOGLE_…`, `AZURE_…`).
+//! Requests run on one small runtime per process; functions here block the calling thread, and may be called from any
+//! thread, also one of another runtime.
+//!
+//! Transient failures (a busy store, a reset connection, an answer that breaks off) are retried with exponential
+//! backoff for three minutes, and so are requests that stall. A request is retried by itself: nothing that was read before is read again. Objects of a
+//! dataset never change, and requests for an object whose ETag is known say so: a changed object is an error.
+//!
+//! The module [`commit`] writes files and directories of a local disk that are whole or not there.
+#![forbid(unsafe_code)]
+
+pub mod commit;
+mod error;
+mod folder;
+mod local;
+mod ranges;
+mod remote;
+mod retry;
+pub mod runtime;
+mod service;
+mod upload;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path as ObjectPath;
+use object_store::{MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt};
+use onefold_base::units;
+use sha2::{Digest, Sha256};
+use url::Url;
+
+pub use self::error::{Error, Result, write_hint};
+pub use self::folder::absolute;
+use self::folder::{Folder, wrong_location};
+pub use self::ranges::{RANGE_GAP, Ranges};
+use self::remote::LARGEST_REQUEST;
+pub use self::remote::{Patience, RemoteStore, S3Settings};
+pub use self::service::{Explanation, Hints, Service};
+pub use self::upload::{HashingWriter, Upload};
+
+/// The size of the requests for an object that is read from its first byte to its last.
+const STREAMED_REQUEST: u64 = 4 << 20;
+/// Requests of an object that is digested, where each part is dropped at once: enough to wait little, in 16 MiB.
+pub const FEW_REQUESTS: usize = 4;
+/// Requests of an object that is digested and kept: more of them cost no more memory.
+pub const MANY_REQUESTS: usize = 16;
+/// How long what a failed writer leaves in a store is tried to be removed.
+const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
+
+/// An object as the store lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Object {
+    /// Its path relative to the folder of the storage, with `/` between its parts.
+    pub path: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// When it was written.
+    pub modified: SystemTime,
+    /// The store's tag of this version of the object, if it has one.
+    pub e_tag: Option<String>,
+}
+
+/// Whether an object was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Created {
+    /// It did not exist, and does now.
+    Yes,
+    /// It existed already, and was not touched.
+    Exists,
+}
+
+/// A folder of a local disk or of an object store.
+#[derive(Clone)]
+pub struct Storage {
+    location: PathBuf,
+    service: Service,
+    store: Arc<dyn ObjectStore>,
+    /// The bucket of the store, for clients with other timeouts.
+    remote: Option<RemoteStore>,
+    /// A client that gives up soon, for the first request. Nothing is here once the store has answered.
+    probe: Arc<Mutex<Option<Arc<dyn ObjectStore>>>>,
+    /// The folder within the store.
+    prefix: ObjectPath,
+    /// The resolved folder, if it is one of a local disk.
+    local: Option<PathBuf>,
+    /// Whether the location is a symbolic link to the folder.
+    is_link: bool,
+}
+
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Storage").field(&self.location).finish()
+    }
+}
+
+/// Whether a location is a URL rather than a local path.
+pub fn is_url(location: &Path) -> bool {
+    location.to_str().is_some_and(|text| {
+        text.split_once("://").is_some_and(|(scheme, _)| {
+            scheme.len() > 1
+                && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
+        })
+    })
+}
+
+impl Storage {
+    /// The storage at `location`, a local path or a URL. Makes no request.
+    ///
+    /// A local path is resolved now, as the kernel does it: the storage stays the same folder if the working directory
+    /// or a symbolic link changes later.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Location`] if the URL is malformed, of an unknown scheme, or the environment's settings for its store
+    /// contradict each other; if a local path names nothing, as [`absolute`] says; if it is the root of the file system.
+    pub fn open(location: &Path) -> Result<Self> {
+        let Some(text) = location.to_str().filter(|_| is_url(location)) else {
+            return Self::of_disk(Folder::resolve(location, location)?, location);
+        };
+        let wrong = |message: String, hint: &str| wrong_location(location, (message, hint.to_owned()));
+        let write_url = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \
+                         `az://container/folder` or `file:///folder`";
+        let url = Url::parse(text).map_err(|error| wrong(error.to_string(), write_url))?;
+        if url.scheme() == "file" {
+            return Self::of_disk(Folder::of_url(text, location)?, location);
+        }
+        let remote = RemoteStore::of_url(&url, S3Settings::default());
+        let remote = remote.map_err(|message| wrong(message, write_url))?;
+        let (remote, prefix) = remote
+            .ok_or_else(|| wrong(format!("the scheme `{}` is not supported", url.scheme()), write_url))?;
+        let service = remote.service();
+        let connect = |patience| {
+            remote.connect(patience).map_err(|error| {
+                let Explanation { message, hint } = service.explain_settings(&error);
+                Error::Location { location: text.to_owned(), message, hint }
+            })
+        };
+        let (store, probe) = (connect(Patience::Long)?, connect(Patience::Short)?);
+        let probe = Arc::new(Mutex::new(Some(probe)));
+        Ok(Self {
+            location: location.to_owned(),
+            service,
+            store,
+            remote: Some(remote),
+            probe,
+            prefix,
+            local: None,
+            is_link: false,
+        })
+    }
+
+    /// The storage of the folder that holds the file `location`, and the file's name in it. The name is empty if
+    /// `location` ends in a slash, `.` or `..` or is the URL of a bucket; it is then the storage of that folder itself.
+    /// Makes no request.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open). A file may be directly in the root of the file system.
+    pub fn of_file(location: &Path) -> Result<(Self, String)> {
+        let text = location.to_str().ok_or_else(|| {
+            let message = "the path is not UTF-8 text".to_owned();
+            wrong_location(location, (message, "choose another name".to_owned()))
+        })?;
+        if let Some((scheme, _)) = text.split_once("://")
+            && is_url(location)
+            && scheme.eq_ignore_ascii_case("file")
+        {
+            // The name is decoded too.
+            let path = folder::path_of_url(text).map_err(|problem| wrong_location(location, problem))?;
+            return Self::of_file(&path);
+        }
+        // The slashes of `s3://` do not end a folder's name.
+        let scheme = if is_url(location) { text.find("://").map_or(0, |at| at + 3) } else { 0 };
+        let (folder, name) = match text[scheme..].rsplit_once('/') {
+            Some((folder, name)) => (&text[..scheme + folder.len()], name),
+            None if scheme > 0 => (text, ""),
+            None => (".", text),
+        };
+        if matches!(name, "" | "." | "..") {
+            return Ok((Self::open(location)?, String::new()));
+        }
+        // Only a path whose single slash is its first character has an empty folder.
+        let storage = match folder {
+            "" => Self::of_resolved(Folder::resolve(Path::new("/"), location)?, Path::new("/")),
+            folder => Self::open(Path::new(folder))?,
+        };
+        Ok((storage, name.to_owned()))
+    }
+
+    /// The storage of a folder of the local disk, which is not the root of the file system.
+    fn of_disk(folder: Folder, location: &Path) -> Result<Self> {
+        if folder.is_root() {
+            let message = "this is the root of the file system".to_owned();
+            return Err(wrong_location(location, (message, "choose a folder in it".to_owned())));
+        }
+        Ok(Self::of_resolved(folder, location))
+    }
+
+    fn of_resolved(folder: Folder, location: &Path) -> Self {
+        let Folder { path, prefix, is_link } = folder;
+        let store = Arc::new(LocalFileSystem::new());
+        let (service, local) = (Service::local_disk(), Some(path));
+        Self {
+            location: location.to_owned(),
+            service,
+            store,
+            remote: None,
+            probe: Arc::default(),
+            prefix,
+            local,
+            is_link,
+        }
+    }
+
+    /// A storage over any store, for tests.
+    #[doc(hidden)]
+    pub fn over(store: Arc<dyn ObjectStore>, prefix: &str) -> Self {
+        Self {
+            location: format!("memory:///{prefix}").into(),
+            service: Service::s3(None, true),
+            store,
+            remote: None,
+            probe: Arc::default(),
+            prefix: ObjectPath::from(prefix),
+            local: None,
+            is_link: false,
+        }
+    }
+
+    /// The path or URL of the folder.
+    pub fn location(&self) -> &Path {
+        &self.location
+    }
+
+    /// The folder, if it is one of a local disk: an absolute path without `.`, `..` and symbolic links.
+    pub fn local(&self) -> Option<&Path> {
+        self.local.as_deref()
+    }
+
+    /// The full path or URL of the object `path`, for messages.
+    pub fn shown(&self, path: &str) -> PathBuf {
+        let base = self.location.to_string_lossy();
+        format!("{}/{path}", base.trim_end_matches('/')).into()
+    }
+
+    /// Reads a whole object; `None` if there is no such object.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not give it.
+    pub fn read(&self, path: &str) -> Result<Option<Bytes>> {
+        let (key, is_local) = (self.key(path)?, self.local.is_some());
+        let found = self.ask(path, move |store| {
+            let key = key.clone();
+            async move {
+                match store.get(&key).await {
+                    // One request of it could take longer than a try may.
+                    Ok(object) if !is_local && object.meta.size > LARGEST_REQUEST => {
+                        Ok(Some(Err(object.meta)))
+                    }
+                    Ok(object) => object.bytes().await.map(|bytes| Some(Ok(bytes))),
+                    Err(object_store::Error::NotFound { .. }) => Ok(None),
+                    Err(error) => Err(error),
+                }
+            }
+        })?;
+        let meta: ObjectMeta = match found {
+            None => return Ok(None),
+            Some(Ok(bytes)) => return Ok(Some(bytes)),
+            Some(Err(meta)) => meta,
+        };
+        let object = object_of(path.to_owned(), meta);
+        let mut bytes = Vec::with_capacity(usize::try_from(object.bytes).unwrap_or(0));
+        self.read_through(path, &object, FEW_REQUESTS, |ranges| {
+            ranges.parts().for_each(|(_, part)| bytes.extend_from_slice(part));
+            Ok(())
+        })?;
+        Ok(Some(bytes.into()))
+    }
+
+    /// Size, time and ETag of an object; `None` if there is no such object.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not answer.
+    pub fn head(&self, path: &str) -> Result<Option<Object>> {
+        let key = self.key(path)?;
+        let found = self.ask(path, move |store| {
+            let key = key.clone();
+            async move {
+                match store.head(&key).await {
+                    Ok(found) => Ok(Some(found)),
+                    Err(object_store::Error::NotFound { .. }) => Ok(None),
+                    Err(error) => Err(error),
+                }
+            }
+        })?;
+        Ok(found.map(|found| object_of(path.to_owned(), found)))
+    }
+
+    /// Reads byte ranges of an object of `length` bytes with few large requests, several at a time. With an `e_tag`, an
+    /// object of another version is an error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not give them, [`Error::Changed`] if the object has another ETag.
+    pub fn read_ranges(
+        &self,
+        path: &str,
+        length: u64,
+        wanted: Vec<Range<u64>>,
+        e_tag: Option<String>,
+    ) -> Result<Ranges> {
+        let request = self.request_ranges(path, length, wanted, e_tag)?;
+        self.wait(path, request)
+    }
+
+    /// As [`read_ranges`](Self::read_ranges), but without waiting: `then` is called with the result on a thread that
+    /// must not be blocked for long.
+    ///
+    /// # Errors
+    ///
+    /// The operating system's error if threads cannot be started.
+    pub fn start_reading(
+        &self,
+        path: &str,
+        length: u64,
+        wanted: Vec<Range<u64>>,
+        e_tag: Option<String>,
+        then: impl FnOnce(Result<Ranges>) + Send + 'static,
+    ) -> Result<()> {
+        let request = self.request_ranges(path, length, wanted, e_tag)?;
+        let (storage, path) = (self.clone(), path.to_owned());
+        runtime::handle()?.spawn(async move {
+            let ranges = request.await;
+            then(ranges.map_err(|error| storage.read_error(&path, error)));
+        });
+        Ok(())
+    }
+
+    /// Fills `output` with the bytes of an object from number `first` on.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_ranges`](Self::read_ranges).
+    pub fn read_at(&self, path: &str, object: &Object, first: u64, output: &mut [u8]) -> Result<()> {
+        let wanted = std::iter::once(first..first + output.len() as u64).collect();
+        let (store, key) = (Arc::clone(&self.store), self.key(path)?);
+        let parts = self.wait(path, ranges::fetch_parts(store, key, wanted, object.e_tag.clone()))?;
+        for (start, bytes) in parts {
+            output[(start - first) as usize..][..bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
+    fn request_ranges(
+        &self,
+        path: &str,
+        length: u64,
+        wanted: Vec<Range<u64>>,
+        e_tag: Option<String>,
+    ) -> Result<impl Future<Output = object_store::Result<Ranges>> + Send + 'static> {
+        Ok(ranges::fetch(Arc::clone(&self.store), self.key(path)?, length, wanted, e_tag))
+    }
+
+    /// Reads an object from its first byte to its last. `read` is given the bytes as they come; an error of it ends the
+    /// work. Up to `requests` of 4 MiB are under way at a time.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_ranges`](Self::read_ranges), and that of `read`.
+    pub fn read_through(
+        &self,
+        path: &str,
+        object: &Object,
+        requests: usize,
+        mut read: impl FnMut(Ranges) -> io::Result<()>,
+    ) -> Result<()> {
+        let request = |start: u64| {
+            let (sender, answer) = sync_channel(1);
+            let wanted = std::iter::once(start..object.bytes.min(start + STREAMED_REQUEST)).collect();
+            let then = move |ranges| drop(sender.send(ranges));
+            self.start_reading(path, object.bytes, wanted, object.e_tag.clone(), then)?;
+            Ok::<_, Error>(answer)
+        };
+        let mut starts = (0..object.bytes).step_by(STREAMED_REQUEST as usize);
+        let mut on_their_way = VecDeque::new();
+        loop {
+            while on_their_way.len() < requests.max(1)
+                && let Some(start) = starts.next()
+            {
+                on_their_way.push_back(request(start)?);
+            }
+            let Some(answer) = on_their_way.pop_front() else { return Ok(()) };
+            read(answer.recv().map_err(|_| io::Error::other("a request ended without a result"))??)?;
+        }
+    }
+
+    /// The SHA-256 of an object, in hexadecimal, which [`read_through`](Self::read_through) reads for `read` too.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_through`](Self::read_through).
+    pub fn sha256(
+        &self,
+        path: &str,
+        object: &Object,
+        requests: usize,
+        mut read: impl FnMut(Ranges) -> io::Result<()>,
+    ) -> Result<String> {
+        let mut digest = Sha256::new();
+        self.read_through(path, object, requests, |ranges| {
+            ranges.parts().for_each(|(_, bytes)| digest.update(bytes));
+            read(ranges)
+        })?;
+        Ok(units::format_hex(&digest.finalize()))
+    }
+
+    /// The objects below the folder `folder` (all if it is empty), in no particular order. With `after`, only those
+    /// whose path is greater.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not list them.
+    pub fn list(&self, folder: &str, after: Option<&str>) -> Result<Vec<Object>> {
+        let key = self.key(folder)?;
+        let after = after.map(|after| self.key(after)).transpose()?;
+        if let Some(local) = &self.local
+            && !local.join(folder).exists()
+        {
+            return Ok(Vec::new());
+        }
+        let found: Vec<_> = self.ask(folder, move |store| {
+            let (key, after) = (key.clone(), after.clone());
+            async move {
+                let listed = match &after {
+                    Some(after) => store.list_with_offset(Some(&key), after),
+                    None => store.list(Some(&key)),
+                };
+                listed.try_collect().await
+            }
+        })?;
+        let prefix = self.prefix.as_ref();
+        let relative = |path: &ObjectPath| {
+            path.as_ref().strip_prefix(prefix).unwrap_or(path.as_ref()).trim_start_matches('/').to_owned()
+        };
+        let object = |meta: ObjectMeta| object_of(relative(&meta.location), meta);
+        Ok(found.into_iter().map(object).collect())
+    }
+
+    /// Creates an object that must not exist yet. Of several writers at a time one creates it. On a local disk it is
+    /// synced, and so is its folder.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if the store refuses it for another reason than that it exists.
+    pub fn create(&self, path: &str, bytes: Vec<u8>) -> Result<Created> {
+        if let Some(local) = &self.local {
+            let created = commit::create_file(&local.join(path), &bytes);
+            return created.map_err(|error| Error::write(self.shown(path), error));
+        }
+        let store = self.store_for(bytes.len() as u64).map_err(|error| self.write_error(path, &error))?;
+        let key = self.key(path)?;
+        let created = runtime::wait(retry::create(store, key, bytes.into()))?;
+        created.map_err(|error| self.write_error(path, &error))
+    }
+
+    /// Writes an object whole, also over one that is there. On a local disk it is synced, and so is its folder.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if the store refuses it.
+    pub fn replace(&self, path: &str, bytes: Vec<u8>) -> Result<()> {
+        if let Some(local) = &self.local {
+            let file = local.join(path);
+            let write = || commit::write_atomically(&file, &bytes);
+            let written = commit::in_folder(file.parent().unwrap_or(local), write);
+            return written.map_err(|error| Error::write(self.shown(path), error));
+        }
+        let store = self.store_for(bytes.len() as u64).map_err(|error| self.write_error(path, &error))?;
+        let (key, bytes) = (self.key(path)?, Bytes::from(bytes));
+        let put = async move { retry::repeat(|| store.put(&key, bytes.clone().into())).await };
+        runtime::wait(put)?.map(|_| ()).map_err(|error| self.write_error(path, &error))
+    }
+
+    /// Starts an object that is written as a stream. Nobody else may write an object of this name. Nothing is sent to a
+    /// store before there is enough for a request.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if a local file cannot be created.
+    pub fn upload(&self, path: &str) -> Result<Upload> {
+        self.upload_of(path, 0)
+    }
+
+    /// As [`upload`](Self::upload), for an object of up to `bytes`: its parts are as large as it takes for a store to
+    /// accept their number. Four of them are in memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`upload`](Self::upload).
+    pub fn upload_of(&self, path: &str, bytes: u64) -> Result<Upload> {
+        self.key(path)?;
+        let multipart = match self.local.as_ref().map(|local| local.join(path)) {
+            // The upload begins with a file in this folder.
+            Some(file) => {
+                let start = || self.start_multipart(path, 0);
+                let started = commit::in_folder(file.parent().unwrap_or(&file), start);
+                Some(started.map_err(|error| Error::write(self.shown(path), error))?)
+            }
+            None => None,
+        };
+        Ok(Upload::new(self.clone(), path.to_owned(), multipart, bytes))
+    }
+
+    /// Starts the upload of an object in parts of `part_bytes`.
+    fn start_multipart(&self, path: &str, part_bytes: u64) -> io::Result<Box<dyn MultipartUpload>> {
+        let store = self.store_for(part_bytes).map_err(|error| self.service.io_error(&error))?;
+        let key = self.key(path).map_err(io::Error::other)?;
+        let started = runtime::wait(async move { store.put_multipart(&key).await })?;
+        started.map_err(|error| self.service.io_error(&error))
+    }
+
+    /// The client whose timeout is enough for requests of so many bytes.
+    fn store_for(&self, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
+        match &self.remote {
+            Some(remote) if bytes > LARGEST_REQUEST => remote.connect_for(bytes),
+            _ => Ok(Arc::clone(&self.store)),
+        }
+    }
+
+    /// Removes objects; those that are not there are no error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if the store refuses to remove one.
+    pub fn delete(&self, paths: Vec<String>) -> Result<()> {
+        if let Some(local) = &self.local {
+            for path in paths {
+                match fs_err::remove_file(local.join(&path)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(Error::write(self.shown(&path), error));
+                    }
+                    _ => {}
+                }
+            }
+            return Ok(());
+        }
+        let deleted = runtime::wait(self.deletion(&paths)?)?;
+        deleted.map_err(|error| self.write_error(&paths.join("`, `"), &error))
+    }
+
+    /// Removes what a writer that failed has written, as far as the store lets it soon: the error that the writer
+    /// failed with counts. A vacuum removes the rest.
+    pub fn clean_up(&self, paths: Vec<String>) {
+        if self.local.is_some() {
+            let _ = self.delete(paths);
+        } else if let Ok(deletion) = self.deletion(&paths) {
+            let _ = runtime::wait(async move { tokio::time::timeout(CLEAN_UP_LIMIT, deletion).await });
+        }
+    }
+
+    /// Requests that remove objects of a store.
+    fn deletion(
+        &self,
+        paths: &[String],
+    ) -> Result<impl Future<Output = object_store::Result<()>> + Send + 'static> {
+        let keys = paths.iter().map(|path| self.key(path)).collect::<Result<Vec<_>>>()?;
+        let store = Arc::clone(&self.store);
+        let delete = move || {
+            let mut deleted = store.delete_stream(stream::iter(keys.clone().into_iter().map(Ok)).boxed());
+            async move {
+                while let Some(result) = deleted.next().await {
+                    match result {
+                        Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(())
+            }
+        };
+        Ok(async move { retry::repeat(delete).await })
+    }
+
+    /// Removes a folder with all that is in it, the object `first` of it before all else: what is removed in part then
+    /// lacks it. A folder that is not there is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not list the folder, [`Error::Write`] if it refuses to remove an object.
+    pub fn remove_folder(&self, folder: &str, first: Option<&str>) -> Result<()> {
+        if let Some(first) = first {
+            self.delete(vec![format!("{folder}/{first}")])?;
+        }
+        let Some(local) = &self.local else {
+            let objects = self.list(folder, None)?.into_iter().map(|object| object.path).collect();
+            return self.delete(objects);
+        };
+        let path = local.join(folder);
+        let removed = match path.exists() {
+            true => commit::sync_directory(&path).and_then(|()| fs_err::remove_dir_all(&path)),
+            false => Ok(()),
+        };
+        removed.map_err(|error| Error::write(self.shown(folder), error))
+    }
+
+    /// The names of files and folders directly in `folder`, in the storage's own folder if it is empty.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the store does not list them.
+    pub fn entries(&self, folder: &str) -> Result<Vec<String>> {
+        if let Some(local) = &self.local {
+            let path = local.join(folder);
+            if !path.exists() {
+                return Ok(Vec::new());
+            }
+            let names =
+                fs_err::read_dir(path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+            return Ok(names.collect::<io::Result<_>>()?);
+        }
+        let key = self.key(folder)?;
+        let listed = self.ask(folder, move |store| {
+            let key = key.clone();
+            async move { store.list_with_delimiter(Some(&key)).await }
+        })?;
+        let paths =
+            listed.common_prefixes.into_iter().chain(listed.objects.into_iter().map(|meta| meta.location));
+        Ok(paths.filter_map(|path| path.filename().map(str::to_owned)).collect())
+    }
+
+    fn key(&self, path: &str) -> Result<ObjectPath> {
+        let key = match (self.prefix.as_ref(), path) {
+            ("", path) => path.to_owned(),
+            (prefix, "") => prefix.to_owned(),
+            (prefix, path) => format!("{prefix}/{path}"),
+        };
+        ObjectPath::parse(&key).map_err(|error| Error::Location {
+            location: self.shown(path).display().to_string(),
+            message: error.to_string(),
+            hint: "use another name".to_owned(),
+        })
+    }
+
+    /// Sends a request that changes nothing, and waits for the answer. The first one to a store that cannot be reached
+    /// fails within about ten seconds.
+    fn ask<T, R>(
+        &self,
+        path: &str,
+        request: impl Fn(Arc<dyn ObjectStore>) -> R + Send + Sync + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        R: Future<Output = object_store::Result<T>> + Send + 'static,
+    {
+        let probe = || self.probe.lock().unwrap_or_else(PoisonError::into_inner);
+        let (store, first) = (Arc::clone(&self.store), probe().clone());
+        let answer = self.wait(path, async move {
+            let Some(first) = first else {
+                return retry::repeat(|| request(Arc::clone(&store))).await;
+            };
+            let ask_first = || request(Arc::clone(&first));
+            match retry::repeat_within(retry::FIRST_REQUEST_BUDGET, ask_first).await {
+                // It is there, and busy.
+                Err(error) if !retry::is_unreachable(&error) => {
+                    retry::repeat(|| request(Arc::clone(&store))).await
+                }
+                answered => answered,
+            }
+        })?;
+        *probe() = None;
+        Ok(answer)
+    }
+
+    fn wait<T: Send + 'static>(
+        &self,
+        path: &str,
+        request: impl Future<Output = object_store::Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        runtime::wait(request)?.map_err(|error| self.read_error(path, error))
+    }
+
+    fn read_error(&self, path: &str, error: object_store::Error) -> Error {
+        let path = self.shown(path);
+        match error {
+            object_store::Error::Precondition { .. } => Error::Changed { path },
+            error => {
+                let Explanation { message, hint } = self.service.explain(&error);
+                Error::Read { path, message, hint }
+            }
+        }
+    }
+
+    /// The error of an [`Upload`] of the object `path` that could not be written to.
+    pub fn write_failure(&self, path: &str, error: io::Error) -> Error {
+        Error::write(self.shown(path), error)
+    }
+
+    fn write_error(&self, path: &str, error: &object_store::Error) -> Error {
+        Error::write(self.shown(path), self.service.io_error(error))
+    }
+}
+
+/// An object with the path `path`, as the store describes it.
+fn object_of(path: String, meta: ObjectMeta) -> Object {
+    Object { path, bytes: meta.size, modified: meta.last_modified.into(), e_tag: meta.e_tag }
+}
+
+/// A random name of 16 hexadecimal digits, for files that no two writers may both write.
+pub fn random_name() -> String {
+    // The version and the variant have different places in the halves, so all bits of the name are random.
+    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+    format!("{:016x}", high ^ low)
+}
+
+#[cfg(test)]
+mod tests;

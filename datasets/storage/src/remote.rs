@@ -1,0 +1,256 @@
+//! Connections to object stores: S3 and what is compatible with it, Google Cloud Storage, and Azure Blob Storage.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::path::Path;
+use object_store::{ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig};
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use crate::{Service, retry};
+
+/// The settings for an S3 bucket that take precedence over the environment's. Credentials are not among them: they come
+/// from the environment only.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct S3Settings {
+    /// The server's URL. If `None`, that of the environment, or AWS.
+    pub endpoint: Option<String>,
+    /// The bucket's region. If `None`, that of the environment, or `us-east-1`.
+    pub region: Option<String>,
+    /// Whether the endpoint may use plain HTTP; also if the environment allows it.
+    #[serde(default)]
+    pub allow_http: bool,
+    /// Whether the bucket's name is in the path of request URLs rather than in the host. If `None`, it is if there is
+    /// an endpoint.
+    pub path_style: Option<bool>,
+    /// Whether requests are sent without a signature, as public buckets allow.
+    #[serde(default)]
+    pub anonymous: bool,
+}
+
+/// How long a client keeps trying.
+///
+/// The variables `AWS_TIMEOUT`, `GOOGLE_TIMEOUT` and `AZURE_TIMEOUT` of the environment (such as `30 seconds`) set the
+/// timeout of a try for either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// For reading and writing data: a try may take 15 seconds and one more for each MiB, and a failed request is sent
+    /// again for three minutes.
+    Long,
+    /// For the first requests to a store: a wrong endpoint is reported after about ten seconds.
+    Short,
+}
+
+impl Patience {
+    /// The time that a try may take if it transfers up to `bytes`.
+    fn try_timeout(self, bytes: u64) -> Duration {
+        match self {
+            Self::Long => retry::try_timeout(bytes),
+            Self::Short => retry::first_try_timeout(),
+        }
+    }
+
+    fn retries(self) -> RetryConfig {
+        retry::of_client(match self {
+            Self::Long => retry::BUDGET,
+            Self::Short => retry::FIRST_REQUEST_BUDGET,
+        })
+    }
+}
+
+/// Bytes that a request transfers at most, except by a client for [larger ones](RemoteStore::connect_for).
+pub(crate) const LARGEST_REQUEST: u64 = 8 << 20;
+
+/// Time for a store to accept a connection.
+const CONNECT_TIMEOUT: &str = "3 seconds";
+
+#[derive(Debug, Clone)]
+enum Kind {
+    S3(S3Settings),
+    GoogleCloud,
+    Azure,
+}
+
+/// A bucket (on Azure, a container) of an object store.
+#[derive(Debug, Clone)]
+pub struct RemoteStore {
+    url: Url,
+    kind: Kind,
+}
+
+impl RemoteStore {
+    /// The bucket that `url` names, and the path within it; `None` if there is no client for the URL's scheme. Makes no
+    /// request. `settings` apply to S3 only.
+    ///
+    /// # Errors
+    ///
+    /// A message if the URL is not that of an object.
+    pub fn of_url(url: &Url, settings: S3Settings) -> Result<Option<(Self, Path)>, String> {
+        let (scheme, path) = ObjectStoreScheme::parse(url).map_err(|error| error.to_string())?;
+        let kind = match scheme {
+            ObjectStoreScheme::AmazonS3 => Kind::S3(settings),
+            ObjectStoreScheme::GoogleCloudStorage => Kind::GoogleCloud,
+            ObjectStoreScheme::MicrosoftAzure => Kind::Azure,
+            _ => return Ok(None),
+        };
+        Ok(Some((Self { url: url.clone(), kind }, path)))
+    }
+
+    /// The service that holds the bucket, which explains failed requests.
+    pub fn service(&self) -> Service {
+        match &self.kind {
+            Kind::S3(settings) => {
+                let builder = self.s3_builder(settings);
+                let endpoint = settings.endpoint.clone().or_else(|| s3_endpoint(&builder));
+                Service::s3(endpoint, settings.anonymous || has_credentials(&builder))
+            }
+            Kind::GoogleCloud => Service::google_cloud(has_google_credentials()),
+            Kind::Azure => Service::azure(has_azure_credentials()),
+        }
+    }
+
+    /// A client of the bucket, for requests of up to 8 MiB. A longer answer that a timeout breaks off is asked for again
+    /// from where it broke off. Makes no request.
+    ///
+    /// # Errors
+    ///
+    /// If the settings contradict each other.
+    pub fn connect(&self, patience: Patience) -> object_store::Result<Arc<dyn ObjectStore>> {
+        self.connect_with(patience, LARGEST_REQUEST)
+    }
+
+    /// A client of the bucket with [`Patience::Long`], for requests of up to `bytes`. Makes no request.
+    ///
+    /// # Errors
+    ///
+    /// If the settings contradict each other.
+    pub(crate) fn connect_for(&self, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
+        self.connect_with(Patience::Long, bytes)
+    }
+
+    fn connect_with(&self, patience: Patience, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
+        use ClientConfigKey::{ConnectTimeout, Timeout};
+        let retries = patience.retries();
+        // A setting of the environment is left as it is.
+        let timeout = |variable: &str| match std::env::var_os(variable) {
+            Some(_) => None,
+            None => Some(format!("{} seconds", patience.try_timeout(bytes).as_secs())),
+        };
+        // The other settings of the client, such as a proxy, are those of the environment.
+        Ok(match &self.kind {
+            Kind::S3(settings) => {
+                let mut builder = self
+                    .s3_builder(settings)
+                    .with_config(AmazonS3ConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
+                    .with_retry(retries);
+                if let Some(timeout) = timeout("AWS_TIMEOUT") {
+                    builder = builder.with_config(AmazonS3ConfigKey::Client(Timeout), timeout);
+                }
+                Arc::new(builder.build()?)
+            }
+            Kind::GoogleCloud => {
+                let mut builder = GoogleCloudStorageBuilder::from_env()
+                    .with_url(self.url.as_str())
+                    .with_config(GoogleConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
+                    .with_retry(retries);
+                if let Some(timeout) = timeout("GOOGLE_TIMEOUT") {
+                    builder = builder.with_config(GoogleConfigKey::Client(Timeout), timeout);
+                }
+                Arc::new(builder.build()?)
+            }
+            Kind::Azure => {
+                let mut builder = MicrosoftAzureBuilder::from_env()
+                    .with_url(self.url.as_str())
+                    .with_config(AzureConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
+                    .with_retry(retries);
+                if let Some(timeout) = timeout("AZURE_TIMEOUT") {
+                    builder = builder.with_config(AzureConfigKey::Client(Timeout), timeout);
+                }
+                Arc::new(builder.build()?)
+            }
+        })
+    }
+
+    /// The builder of a client of an S3 bucket: the settings of the environment, with `settings` in front of them.
+    fn s3_builder(&self, settings: &S3Settings) -> AmazonS3Builder {
+        let mut builder = AmazonS3Builder::from_env().with_url(self.url.as_str());
+        let endpoint = settings.endpoint.clone().or_else(|| s3_endpoint(&builder));
+        // A URL such as `https://bucket.s3.region.amazonaws.com` says itself where the bucket's name stands.
+        let bucket = self.url.host_str().filter(|_| !matches!(self.url.scheme(), "http" | "https"));
+        if let Some(bucket) = bucket {
+            let in_host = builder.get_config_value(&AmazonS3ConfigKey::VirtualHostedStyleRequest);
+            let host_by_environment = in_host.is_some_and(|in_host| is_true(&in_host));
+            // The certificates of AWS do not cover bucket names with dots.
+            let path_style = settings.path_style.unwrap_or(endpoint.is_some() || bucket.contains('.'));
+            if settings.path_style.is_some() || !host_by_environment {
+                builder = builder.with_virtual_hosted_style_request(!path_style);
+                let of_bucket = match endpoint.as_deref().map(|endpoint| endpoint.trim_end_matches('/')) {
+                    Some(endpoint) if path_style => Some(endpoint.to_owned()),
+                    Some(endpoint) => endpoint
+                        .split_once("://")
+                        .map(|(scheme, host)| format!("{scheme}://{bucket}.{host}"))
+                        .or_else(|| Some(endpoint.to_owned())),
+                    None => None,
+                };
+                if let Some(endpoint) = of_bucket {
+                    builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
+                }
+            }
+        }
+        if let Some(region) = &settings.region {
+            builder = builder.with_region(region);
+        }
+        if settings.allow_http {
+            builder = builder.with_allow_http(true);
+        }
+        if settings.anonymous { builder.with_skip_signature(true) } else { builder }
+    }
+}
+
+/// The endpoint that the environment gives.
+fn s3_endpoint(builder: &AmazonS3Builder) -> Option<String> {
+    let keys = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
+    keys.iter().find_map(|key| builder.get_config_value(key))
+}
+
+/// Whether the environment has credentials, or says that none are needed. If not, those of the cloud machine are used.
+fn has_credentials(builder: &AmazonS3Builder) -> bool {
+    let keys = [
+        AmazonS3ConfigKey::AccessKeyId,
+        AmazonS3ConfigKey::WebIdentityTokenFile,
+        AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
+        AmazonS3ConfigKey::ContainerCredentialsFullUri,
+    ];
+    let unsigned = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
+    keys.iter().any(|key| builder.get_config_value(key).is_some())
+        || unsigned.is_some_and(|unsigned| is_true(&unsigned))
+}
+
+/// Whether the environment or the files of `gcloud` have credentials. If not, those of the cloud machine are used.
+fn has_google_credentials() -> bool {
+    use GoogleConfigKey::{ApplicationCredentials, ServiceAccount, ServiceAccountKey, SkipSignature};
+    let builder = GoogleCloudStorageBuilder::from_env();
+    let keys = [ApplicationCredentials, ServiceAccount, ServiceAccountKey, SkipSignature];
+    let of_gcloud =
+        std::env::home_dir().map(|home| home.join(".config/gcloud/application_default_credentials.json"));
+    keys.iter().any(|key| builder.get_config_value(key).is_some_and(|value| value != "false"))
+        || of_gcloud.is_some_and(|file| file.exists())
+}
+
+/// Whether the environment has credentials. If not, those of the cloud machine are used.
+fn has_azure_credentials() -> bool {
+    use AzureConfigKey::{AccessKey, ClientId, SasKey, SkipSignature, Token, UseAzureCli, UseEmulator};
+    let builder = MicrosoftAzureBuilder::from_env();
+    let keys = [AccessKey, ClientId, SasKey, SkipSignature, Token, UseAzureCli, UseEmulator];
+    keys.iter().any(|key| builder.get_config_value(key).is_some_and(|value| value != "false"))
+}
+
+/// Whether a setting of the environment is switched on, as [`object_store`] reads it.
+fn is_true(value: &str) -> bool {
+    matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y")
+}

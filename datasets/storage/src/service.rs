@@ -1,0 +1,262 @@
+//! Failed requests, explained in plain words.
+
+use std::io;
+
+/// Why a request failed, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}\n  hint: {hint}")]
+pub struct Explanation {
+    /// What went wrong.
+    pub message: String,
+    /// What to do.
+    pub hint: String,
+}
+
+/// The hints of a [`Service`]'s explanations. Callers that have settings of their own say where those are.
+#[derive(Debug, Clone)]
+pub struct Hints {
+    /// If the bucket does not exist, or the store does not answer.
+    pub settings: String,
+    /// If the store denies a request.
+    pub credentials: String,
+    /// If an object is not the version that was asked for.
+    pub changed: String,
+}
+
+/// What holds the files: the local disk or a service. It explains failed requests.
+#[derive(Debug, Clone)]
+pub struct Service {
+    /// Its name in messages.
+    name: String,
+    is_local: bool,
+    /// Whether there are credentials, or none are needed. If not, the machine's own are used, if it has any.
+    has_credentials: bool,
+    hints: Hints,
+}
+
+/// The hint if a file of a dataset changed.
+const CHANGED: &str =
+    "files of a dataset never change; find out what else writes there, and build the dataset again";
+
+impl Service {
+    /// The local disk.
+    pub fn local_disk() -> Self {
+        let readable = "check that the file exists and that this user may read it";
+        Self { is_local: true, ..Self::new("the disk".to_owned(), readable, "") }
+    }
+
+    /// S3 at `endpoint`, or AWS.
+    pub fn s3(endpoint: Option<String>, has_credentials: bool) -> Self {
+        let settings = "check the bucket's name and the settings in the environment (`AWS_ENDPOINT_URL`, \
+                        `AWS_REGION`, `AWS_ALLOW_HTTP`), then run this again";
+        let credentials =
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN) in the environment";
+        let name = endpoint.unwrap_or_else(|| "AWS".to_owned());
+        Self { has_credentials, ..Self::new(name, settings, credentials) }
+    }
+
+    /// Google Cloud Storage.
+    pub fn google_cloud(has_credentials: bool) -> Self {
+        let settings = "check the bucket's name, then run this again";
+        let credentials = "set GOOGLE_APPLICATION_CREDENTIALS in the environment to the path of a key file";
+        let name = "Google Cloud Storage".to_owned();
+        Self { has_credentials, ..Self::new(name, settings, credentials) }
+    }
+
+    /// Azure Blob Storage.
+    pub fn azure(has_credentials: bool) -> Self {
+        let settings = "check the container's name and AZURE_STORAGE_ACCOUNT_NAME, then run this again";
+        let credentials = "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or a SAS token or service \
+                           principal) in the environment";
+        Self { has_credentials, ..Self::new("Azure".to_owned(), settings, credentials) }
+    }
+
+    fn new(name: String, settings: &str, credentials: &str) -> Self {
+        let hints = Hints {
+            settings: settings.to_owned(),
+            credentials: credentials.to_owned(),
+            changed: CHANGED.to_owned(),
+        };
+        Self { name, is_local: false, has_credentials: true, hints }
+    }
+
+    /// The hints of the explanations.
+    pub fn hints(&self) -> &Hints {
+        &self.hints
+    }
+
+    /// This service with other hints.
+    #[must_use]
+    pub fn with_hints(self, hints: Hints) -> Self {
+        Self { hints, ..self }
+    }
+
+    /// Whether this is the local disk.
+    pub fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    /// Explains why a request failed. The message can follow "the file cannot be read: ".
+    pub fn explain(&self, error: &object_store::Error) -> Explanation {
+        let explanation = |message: String, hint: &str| Explanation { message, hint: hint.to_owned() };
+        let cause = root_cause(error);
+        if matches!(error, object_store::Error::Precondition { .. })
+            || cause.contains("412 Precondition Failed")
+        {
+            return explanation("it was changed while it was read".to_owned(), &self.hints.changed);
+        }
+        if self.is_local {
+            let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
+            return explanation(cause, &self.hints.settings);
+        }
+        let code = between(&cause, "<Code>", "</Code>");
+        let answer = match (code, between(&cause, "<Message>", "</Message>")) {
+            (Some(code), Some(message)) => format!("{code}: {message}"),
+            (Some(code), None) => code.to_owned(),
+            _ => cause.clone(),
+        };
+        let (name, Hints { settings, credentials, .. }) = (&self.name, &self.hints);
+        match error {
+            _ if matches!(code, Some("NoSuchBucket" | "ContainerNotFound")) => {
+                explanation(format!("there is no such bucket at {name}"), settings)
+            }
+            // Listing has no error variant of its own for these.
+            _ if is_denied(&cause) => {
+                let hint =
+                    format!("{credentials}; they must allow listing, reading and, for output, writing");
+                explanation(format!("{name} denied the request: {answer}"), &hint)
+            }
+            object_store::Error::NotFound { .. } => {
+                explanation(format!("{name} has no such object or bucket: {answer}"), settings)
+            }
+            object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
+                let message = format!("{name} does not support a request that datasets need: {answer}");
+                explanation(message, "use a store with conditional writes (`If-None-Match`)")
+            }
+            _ if !self.has_credentials => {
+                let message =
+                    "there are no credentials in the environment, and this machine has none of its own";
+                explanation(format!("{message}: {answer}"), credentials)
+            }
+            _ => {
+                let message = format!("{name} cannot be reached or does not answer as it should: {answer}");
+                explanation(message, settings)
+            }
+        }
+    }
+
+    /// Explains why a client could not be made, for which no request is necessary.
+    pub(crate) fn explain_settings(&self, error: &object_store::Error) -> Explanation {
+        let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
+        let message = format!("the settings in the environment cannot be used: {cause}");
+        Explanation { message, hint: self.hints.credentials.clone() }
+    }
+
+    /// A failed request as an I/O error: the operating system's own on a local disk, otherwise the explanation.
+    pub(crate) fn io_error(&self, error: &object_store::Error) -> io::Error {
+        if self.is_local { operating_system_error(error) } else { io::Error::other(self.explain(error)) }
+    }
+}
+
+/// The operating system's error that caused `error`.
+fn operating_system_error(error: &object_store::Error) -> io::Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return io::Error::new(error.kind(), error.to_string());
+        }
+        cause = error.source();
+    }
+    io::Error::other(error.to_string())
+}
+
+/// The innermost cause that has a text.
+fn root_cause(error: &object_store::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    let mut text = error.to_string();
+    while let Some(source) = cause.source() {
+        cause = source;
+        let inner = cause.to_string();
+        // The body of an answer has the store's own words; the causes below it have only the status.
+        if text.contains("<Code>") || inner.is_empty() {
+            break;
+        }
+        text = inner;
+    }
+    text
+}
+
+/// Whether the store refuses to answer this user.
+fn is_denied(answer: &str) -> bool {
+    let codes = [
+        "AccessDenied",
+        "AuthenticationFailed",
+        "AuthorizationFailure",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+    ];
+    let codes = codes.iter().any(|code| answer.contains(&format!("<Code>{code}</Code>")));
+    codes || answer.contains("403 Forbidden") || answer.contains("401 Unauthorized")
+}
+
+fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(start)?;
+    Some(rest.split_once(end)?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::Error;
+
+    use super::*;
+
+    #[test]
+    fn answers_of_a_store_are_explained() {
+        let store = Service::s3(None, true);
+        let body = "<Error><Code>NoSuchBucket</Code><Message>none</Message></Error>";
+        let missing = Error::NotFound { path: "p".to_owned(), source: body.into() };
+        assert!(store.explain(&missing).message.contains("no such bucket at AWS"));
+        for (code, variable) in [
+            ("SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"),
+            ("AuthenticationFailed", "AWS_ACCESS_KEY_ID"),
+            ("ExpiredToken", "AWS_SESSION_TOKEN"),
+        ] {
+            let body = format!("<Error><Code>{code}</Code><Message>wrong key</Message></Error>");
+            let denied = Error::PermissionDenied { path: "p".to_owned(), source: body.into() };
+            let Explanation { message, hint } = store.explain(&denied);
+            assert!(message.ends_with(&format!("denied the request: {code}: wrong key")), "{message}");
+            assert!(hint.contains(variable), "{hint}");
+        }
+        let down = || Error::Generic { store: "S3", source: "connection refused".into() };
+        assert!(store.explain(&down()).message.ends_with("connection refused"));
+        let bare = Service::s3(Some("http://minio".to_owned()), false).explain(&down());
+        assert!(bare.message.starts_with("there are no credentials"), "{bare}");
+    }
+
+    #[test]
+    fn errors_of_the_disk_stay_those_of_the_operating_system() {
+        let full = || Error::Generic {
+            store: "disk",
+            source: Box::new(io::Error::new(io::ErrorKind::StorageFull, "no space left")),
+        };
+        assert_eq!(Service::local_disk().io_error(&full()).kind(), io::ErrorKind::StorageFull);
+        let explained = Service::azure(true).io_error(&full());
+        let explained = explained.get_ref().unwrap().downcast_ref::<Explanation>().unwrap();
+        assert!(explained.message.starts_with("Azure cannot be reached"), "{explained}");
+    }
+
+    /// The hint must not be to free space on a disk.
+    #[test]
+    fn a_store_that_refuses_to_write_is_explained() {
+        let body = "<Error><Code>AccessDenied</Code></Error>";
+        let denied = Error::PermissionDenied { path: "p".to_owned(), source: body.into() };
+        let error =
+            crate::Error::write("s3://bucket/part.parquet", Service::s3(None, true).io_error(&denied));
+        assert!(matches!(error, crate::Error::Store { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.starts_with("`s3://bucket/part.parquet` cannot be written: AWS denied"), "{text}");
+        assert!(text.contains("hint: set AWS_ACCESS_KEY_ID"), "{text}");
+    }
+}

@@ -1,0 +1,199 @@
+//! Streaming uploads: what is written goes to the store in parts, some of them at a time, and the object appears whole
+//! when the upload is finished. An object of less than a part goes to a store in one request.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+
+use bytes::Bytes;
+use object_store::MultipartUpload;
+use onefold_base::units;
+use sha2::{Digest, Sha256};
+use tokio::task::JoinHandle;
+
+use crate::remote::LARGEST_REQUEST;
+use crate::{CLEAN_UP_LIMIT, Error, Result, Storage, runtime};
+
+/// Bytes of a part at least. With S3's 10,000 parts an object may have 78 GiB, unless it is known to be larger.
+const PART_BYTES: u64 = LARGEST_REQUEST;
+/// Parts of an object at most, as S3 allows them.
+const MOST_PARTS: u64 = 10_000;
+/// Parts in flight at most; their bytes are in memory.
+const PARTS_IN_FLIGHT: usize = 3;
+
+/// An object that is being written. Dropped before [`finish`](Self::finish), it does not appear.
+pub struct Upload {
+    storage: Storage,
+    path: String,
+    /// `None` until there is a part to send, and at the end.
+    multipart: Option<Box<dyn MultipartUpload>>,
+    buffer: Vec<u8>,
+    part_bytes: usize,
+    /// Bytes that were written, those in the buffer among them.
+    bytes: u64,
+    in_flight: VecDeque<JoinHandle<object_store::Result<()>>>,
+}
+
+impl std::fmt::Debug for Upload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upload").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// Bytes of each part of an object of so many.
+fn part_bytes(expected: u64) -> u64 {
+    expected.div_ceil(MOST_PARTS).next_multiple_of(1 << 20).max(PART_BYTES)
+}
+
+impl Upload {
+    /// An upload of an object that has up to `expected` bytes, as far as is known.
+    pub(super) fn new(
+        storage: Storage,
+        path: String,
+        multipart: Option<Box<dyn MultipartUpload>>,
+        expected: u64,
+    ) -> Self {
+        let part_bytes = part_bytes(expected) as usize;
+        let (buffer, in_flight) = (Vec::new(), VecDeque::new());
+        Self { storage, path, multipart, buffer, part_bytes, bytes: 0, in_flight }
+    }
+
+    /// Sends what is left and makes the object appear. On a local disk the file is synced before this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if the store refuses a part or the whole; the object does not appear then.
+    pub fn finish(mut self) -> Result<()> {
+        if self.multipart.is_none() {
+            return self.storage.replace(&self.path, std::mem::take(&mut self.buffer));
+        }
+        let path = self.storage.shown(&self.path);
+        let wrong = |error| Error::write(path, error);
+        self.send_part().and_then(|()| self.wait_for_parts(0)).map_err(wrong.clone())?;
+        let Some(mut multipart) = self.multipart.take() else { return Ok(()) };
+        let done = runtime::wait(async move { multipart.complete().await }).map_err(wrong.clone())?;
+        if let Err(error) = done
+            && !self.is_complete()
+        {
+            return Err(wrong(self.storage.service.io_error(&error)));
+        }
+        self.storage.sync(&self.path).map_err(wrong)
+    }
+
+    /// Whether the object is there although the request that completes it failed: where the first answer is lost, the
+    /// client asks again, and the store knows the upload no more. Nobody else writes an object of this name.
+    fn is_complete(&self) -> bool {
+        let found = || self.storage.head(&self.path).ok().flatten();
+        self.storage.local().is_none() && found().is_some_and(|object| object.bytes == self.bytes)
+    }
+
+    /// Starts sending the buffered bytes.
+    fn send_part(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let multipart = match &mut self.multipart {
+            Some(multipart) => multipart,
+            None => self.multipart.insert(self.storage.start_multipart(&self.path, self.part_bytes as u64)?),
+        };
+        let part = std::mem::take(&mut self.buffer);
+        // The local store opens its blocking task when the part is created.
+        let _runtime = runtime::handle()?.enter();
+        let sent = multipart.put_part(Bytes::from(part).into());
+        self.in_flight.push_back(runtime::handle()?.spawn(sent));
+        self.wait_for_parts(PARTS_IN_FLIGHT)
+    }
+
+    /// Waits until at most `left` parts are in flight.
+    fn wait_for_parts(&mut self, left: usize) -> io::Result<()> {
+        while self.in_flight.len() > left {
+            let Some(part) = self.in_flight.pop_front() else { break };
+            let sent = runtime::wait(part)?.map_err(io::Error::other)?;
+            sent.map_err(|error| self.storage.service.io_error(&error))?;
+        }
+        Ok(())
+    }
+}
+
+impl Write for Upload {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.buffer.capacity() == 0 {
+            self.buffer.reserve_exact(self.part_bytes);
+        }
+        let taken = bytes.len().min(self.part_bytes - self.buffer.len());
+        self.buffer.extend_from_slice(&bytes[..taken]);
+        self.bytes += taken as u64;
+        if self.buffer.len() == self.part_bytes {
+            self.send_part()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An upload that digests what is written to it.
+#[derive(Debug)]
+pub struct HashingWriter {
+    upload: Upload,
+    digest: Sha256,
+    bytes: u64,
+}
+
+impl HashingWriter {
+    /// Digests what is written to `upload` from now on.
+    pub fn new(upload: Upload) -> Self {
+        Self { upload, digest: Sha256::new(), bytes: 0 }
+    }
+
+    /// Ends the upload; gives its size in bytes and its SHA-256 in hexadecimal.
+    ///
+    /// # Errors
+    ///
+    /// As [`Upload::finish`].
+    pub fn finish(self) -> Result<(u64, String)> {
+        self.upload.finish()?;
+        Ok((self.bytes, units::format_hex(&self.digest.finalize())))
+    }
+}
+
+impl Write for HashingWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.upload.write(bytes)?;
+        self.digest.update(&bytes[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.upload.flush()
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let Some(mut multipart) = self.multipart.take() else { return };
+        for part in self.in_flight.drain(..) {
+            part.abort();
+        }
+        // The error that led here counts, and should come soon. Parts that cannot be removed are removed by the store's
+        // lifecycle rules.
+        let _ = runtime::wait(async move { tokio::time::timeout(CLEAN_UP_LIMIT, multipart.abort()).await });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_objects_have_no_more_parts_than_a_store_allows() {
+        for (expected, bytes) in
+            [(0, 8 << 20), (78 << 30, 8 << 20), (79 << 30, 9 << 20), (5 << 40, 525 << 20)]
+        {
+            assert_eq!(part_bytes(expected), bytes, "{expected}");
+            assert!(expected.div_ceil(bytes) <= MOST_PARTS, "{expected}");
+        }
+    }
+}
