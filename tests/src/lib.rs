@@ -12,6 +12,8 @@
 //!
 //! With the feature `s3` there is an S3 server, too: `S3Server`.
 
+#![forbid(unsafe_code)]
+
 mod certificates;
 mod ports;
 #[cfg(feature = "s3")]

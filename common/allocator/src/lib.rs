@@ -8,6 +8,8 @@
 //! with jemalloc took 0.62 times as long (40.6 s to 65.2 s) and 0.84 times as much memory (874 MiB to 1,042 MiB).
 //! mimalloc compiles 95 s faster, but keeps more than memory limits allow (CONTRIBUTING.md, "Build time").
 
+#![forbid(unsafe_code)]
+
 /// jemalloc, for [`use_jemalloc`].
 pub use tikv_jemallocator::Jemalloc;
 

@@ -1,5 +1,7 @@
 //! Self-contained HTML pages: no script, nothing loaded from elsewhere, light or dark as the reader's system is.
 
+#![forbid(unsafe_code)]
+
 pub mod svg;
 pub mod text;
 

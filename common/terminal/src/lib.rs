@@ -4,6 +4,8 @@
 //! stdout is data: a summary for people, or with `--json` one JSON object as its last line. Progress, logs
 //! and errors go to stderr. Libraries take a [`Reporter`](onefold_base::progress::Reporter) and never print.
 
+#![forbid(unsafe_code)]
+
 mod failure;
 mod keywords;
 mod options;

@@ -90,6 +90,41 @@ proptest! {
     }
 }
 
+/// The case that a property test found: one table in row blocks, the last and smaller of which is on the slowest rank.
+/// Priced as its largest block, it made TorchRec's plan the cheaper one.
+#[test]
+fn a_smaller_last_block_has_its_own_price() {
+    let table = Table {
+        pooling_factor: 20.0,
+        dedupe_factor: 2.0,
+        pooling: crate::Pooling::Attention,
+        ..Table::new("table_0", 1237, 4)
+    };
+    for step in 0..64 {
+        let slowest = 1e11 * 1.06_f64.powi(step);
+        let group = |rank: u32| RankGroup {
+            ranks: 1,
+            memory_bytes: Some((1 << 20) + (1 << (10 + rank))),
+            memory_bandwidth_bytes_per_second: Some(if rank == 11 { slowest } else { 4e12 }),
+            hardware: None,
+        };
+        let topology = Topology {
+            ranks_per_node: 4,
+            ranks: 12,
+            groups: (0..12).map(group).collect(),
+            ..Topology::h100(1, 1 << 20).unwrap()
+        };
+        let tables = [table.clone()];
+        let ours = Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).unwrap();
+        for search in searches(3) {
+            if let Ok(plan) = search.plan(&tables, &topology, &AnalyticCost, 64) {
+                let (ours, theirs) = (ours.max_cost_ms, plan.max_cost_ms);
+                assert!(ours <= theirs * (1.0 + 1e-9), "{slowest:e} {}: {ours} {theirs}", search.id());
+            }
+        }
+    }
+}
+
 /// Two ranks, of which the second has four times the bandwidth.
 fn fast_and_slow(memory: [u64; 2]) -> Topology {
     let group = |(memory, bandwidth): (u64, f64)| RankGroup {
