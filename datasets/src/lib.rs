@@ -36,6 +36,7 @@ mod lists;
 mod names;
 mod overlap;
 mod partition;
+mod partition_column;
 mod partition_filter;
 mod problem;
 pub mod scan;
@@ -55,7 +56,8 @@ pub use ids::{hash_id, with_decimal};
 pub use names::{WORK, work_file_name};
 pub use overlap::overlap;
 pub use partition::PartitionKey;
-pub use partition_filter::{PartitionChoice, PartitionFilter, PartitionType, PartitionTypes};
+pub use partition_column::{PartitionColumn, PartitionType};
+pub use partition_filter::{PartitionChoice, PartitionFilter};
 pub use problem::Problem;
 pub use schema::{
     FeatureGroup, IdEncoding, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, SparseFeature,

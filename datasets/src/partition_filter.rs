@@ -1,86 +1,39 @@
 //! Filters that choose partitions by conditions on their columns, as `split=train,date<2024-06-01`.
 //!
-//! A partition key holds texts, and texts compare wrongly as numbers (`"9" > "12"`). So a filter is first given the
-//! types of the columns ([`PartitionTypes`]), which come from the values of all partitions of a dataset, or, while a
-//! dataset is built, from the types of the query's columns. Only the [`PartitionChoice`] that results can be asked for
-//! a key.
+//! A partition key holds texts. How they compare is said by the types of the partition columns, which the snapshot
+//! stores ([`PartitionColumn`]). So a filter is first given the columns, and only the [`PartitionChoice`] that results
+//! can be asked for a key.
 
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use arrow::compute::kernels::cast_utils::Parser;
-use arrow::datatypes::Date32Type;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, PartitionKey, Result};
-
-/// How the values of a partition column compare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PartitionType {
-    /// As numbers: `07` equals `7`.
-    Number,
-    /// As numbers, but texts are equal only if they are the same: some numbers are written in several ways, as `7` and
-    /// `07`.
-    Digits,
-    /// As dates, `2024-06-01`.
-    Date,
-    /// As text.
-    Text,
-    /// As the two values that are compared: as numbers or dates if both are. An order between a number or date and
-    /// another text is an error. For texts whose values are not known yet.
-    Unknown,
-}
-
-/// The partition columns of a dataset, in order, and how their values compare.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct PartitionTypes(Vec<(String, PartitionType)>);
-
-impl PartitionTypes {
-    /// Types that are known.
-    pub fn new(columns: impl IntoIterator<Item = (String, PartitionType)>) -> Self {
-        Self(columns.into_iter().collect())
-    }
-
-    /// The types that the values of all partitions of a dataset have: numbers or dates where all values of a column
-    /// are.
-    pub fn of_keys<'k>(keys: impl IntoIterator<Item = &'k PartitionKey>) -> Self {
-        let mut columns: Vec<(&str, BTreeSet<&str>)> = Vec::new();
-        for (name, value) in keys.into_iter().flat_map(PartitionKey::columns) {
-            match columns.iter_mut().find(|(known, _)| *known == name.as_str()) {
-                Some((_, values)) => _ = values.insert(value.as_str()),
-                None => columns.push((name, BTreeSet::from([value.as_str()]))),
-            }
-        }
-        Self(columns.into_iter().map(|(name, values)| (name.to_owned(), type_of(&values))).collect())
-    }
-}
-
-fn type_of(values: &BTreeSet<&str>) -> PartitionType {
-    if values.iter().all(|value| is_date(value)) {
-        return PartitionType::Date;
-    }
-    let Some(mut numbers) = values.iter().map(|value| Number::parse(value)).collect::<Option<Vec<_>>>()
-    else {
-        return PartitionType::Text;
-    };
-    numbers.sort_by(Number::compare);
-    let repeated = numbers.windows(2).any(|pair| pair[0].compare(&pair[1]).is_eq());
-    if repeated { PartitionType::Digits } else { PartitionType::Number }
-}
+use crate::{Error, PartitionColumn, PartitionKey, PartitionType, Result};
 
 /// Chooses partitions by their columns: conditions `column=value`, `!=`, `<`, `<=`, `>`, `>=` joined by commas, all of
-/// which must hold. Numbers compare as numbers and dates as dates where all values of a column are; else as text.
+/// which must hold. Values compare by the type that the dataset stores for their column: `hour=7` chooses `hour=07` if
+/// `hour` is an integer.
+///
+/// A value (or a column's name) with a comma, an operator, a quote, spaces at its ends or nothing in it is written in
+/// quotes, and a quote in it twice: `city="Paris, TX"`, `size="5"" x 7"""`, `note=""`.
+///
+/// On a text column, `<`, `<=`, `>` and `>=` compare character by character, so that `10` comes before `9`. With a
+/// number they are therefore refused, unless it is written in quotes: `zip<"9"`.
 ///
 /// ```
-/// # use onefold_datasets::{PartitionFilter, PartitionKey, PartitionTypes};
-/// let key = |path| PartitionKey::parse(path).unwrap();
-/// let keys = [key("split=train/week=9"), key("split=train/week=12"), key("split=holdout/week=13")];
-/// let filter = PartitionFilter::parse("split=train,week<=12").unwrap();
-/// let choice = filter.choice(&PartitionTypes::of_keys(&keys)).unwrap();
-/// assert!(choice.matches(&keys[0]).unwrap() && choice.matches(&keys[1]).unwrap());
-/// assert!(!choice.matches(&keys[2]).unwrap());
+/// # use onefold_datasets::{PartitionColumn, PartitionFilter, PartitionKey, PartitionType};
+/// let columns = [
+///     PartitionColumn::new("city", PartitionType::Text),
+///     PartitionColumn::new("week", PartitionType::Integer),
+/// ];
+/// let key = |city: &str, week: &str| {
+///     PartitionKey::new(vec![("city".to_owned(), city.to_owned()), ("week".to_owned(), week.to_owned())])
+/// };
+/// let filter = PartitionFilter::parse("city=\"Paris, TX\",week<=12").unwrap();
+/// let choice = filter.choice(&columns).unwrap();
+/// assert!(choice.matches(&key("Paris, TX", "9")).unwrap() && choice.matches(&key("Paris, TX", "12")).unwrap());
+/// assert!(!choice.matches(&key("Paris", "9")).unwrap() && !choice.matches(&key("Paris, TX", "13")).unwrap());
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
@@ -121,16 +74,23 @@ struct Condition {
     column: String,
     operator: &'static str,
     value: String,
+    /// Whether the value was written in quotes.
+    quoted: bool,
 }
+
+/// The operators; `<=` comes before `<`, with which it begins.
+const OPERATORS: [&str; 6] = ["<=", ">=", "!=", "<", ">", "="];
+/// The characters that operators begin with.
+const OPERATOR_CHARACTERS: [char; 4] = ['<', '>', '=', '!'];
 
 impl PartitionFilter {
     /// Parses a filter; the empty text chooses everything.
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] for a condition without an operator, a column or a value.
+    /// [`Error::PartitionFilter`] for a condition without an operator, a column or a value, and for wrong quotes.
     pub fn parse(text: &str) -> Result<Self> {
-        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        let parts = text.split(outside_quotes(|c| c == ',')).map(str::trim).filter(|part| !part.is_empty());
         let conditions = parts.map(|part| Condition::parse(text, part)).collect::<Result<_>>()?;
         Ok(Self { text: text.to_owned(), conditions, keys: None })
     }
@@ -138,29 +98,26 @@ impl PartitionFilter {
     /// A filter that chooses these partitions.
     pub fn of_keys(keys: impl IntoIterator<Item = PartitionKey>) -> Self {
         let keys: BTreeSet<_> = keys.into_iter().collect();
-        let text = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+        let text = keys.iter().map(|key| format!("`{}`", filter_of(key))).collect::<Vec<_>>().join(", ");
         Self { text, conditions: Vec::new(), keys: Some(keys) }
     }
 
-    /// The choice that this filter makes among partitions whose columns have these types.
+    /// The choice that this filter makes among the partitions of a dataset with these partition columns.
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] if a condition names a column that there is not, or compares numbers or dates with
-    /// a value of another kind.
-    pub fn choice(&self, types: &PartitionTypes) -> Result<PartitionChoice<'_>> {
+    /// [`Error::PartitionFilter`] if a condition names a column that there is not, compares numbers or dates with a
+    /// value of another type, or orders texts by a number that is not in quotes.
+    pub fn choice(&self, columns: &[PartitionColumn]) -> Result<PartitionChoice<'_>> {
         let mut conditions = Vec::with_capacity(self.conditions.len());
         for condition in &self.conditions {
-            let Some((_, kind)) = types.0.iter().find(|(name, _)| *name == condition.column) else {
-                return Err(self.unknown_column(condition, types.0.iter().map(|(name, _)| name)));
+            let Some(column) = columns.iter().find(|column| column.name == condition.column) else {
+                return Err(self.unknown_column(condition, columns.iter().map(|column| &column.name)));
             };
-            if let Some((wanted, hint)) = condition.misfit(*kind) {
-                let Condition { column, value, .. } = condition;
-                let message =
-                    format!("`{value}` is not a {wanted}, and the values of `{column}` are {wanted}s");
+            if let Some((message, hint)) = condition.misfit(column.kind) {
                 return Err(self.error(message, hint));
             }
-            conditions.push((condition, *kind));
+            conditions.push((condition, column.kind));
         }
         Ok(PartitionChoice { filter: self, conditions })
     }
@@ -206,8 +163,8 @@ impl PartitionChoice<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] if the key lacks a column of the filter, or has a value that cannot be compared with
-    /// the filter's.
+    /// [`Error::PartitionFilter`] if the key lacks a column of the filter, or has a value there that is not of the
+    /// column's type.
     pub fn matches(&self, key: &PartitionKey) -> Result<bool> {
         if let Some(keys) = &self.filter.keys {
             return Ok(keys.contains(key));
@@ -219,13 +176,9 @@ impl PartitionChoice<'_> {
                     .unknown_column(condition, key.columns().iter().map(|(name, _)| name)));
             };
             let holds = condition.holds(value, *kind).ok_or_else(|| {
-                let Condition { column, value: wanted, .. } = condition;
-                let message = format!("`{wanted}` cannot be compared with the value `{value}` of `{column}`");
-                let hint =
-                    suggested_date(wanted).map(|date| format!("write `{date}`")).unwrap_or_else(|| {
-                        "compare numbers with numbers and dates, as `2024-06-01`, with dates".to_owned()
-                    });
-                self.filter.error(message, hint)
+                let message =
+                    format!("the value `{value}` of `{}` is not {}", condition.column, kind.described());
+                self.filter.error(message, "give the column values of one type in the query".to_owned())
             })?;
             if !holds {
                 return Ok(false);
@@ -237,60 +190,68 @@ impl PartitionChoice<'_> {
 
 impl Condition {
     fn parse(filter: &str, part: &str) -> Result<Self> {
-        let at = part.find(['<', '>', '=', '!']).unwrap_or(part.len());
-        for operator in ["<=", ">=", "!=", "<", ">", "="] {
-            if let Some(value) = part[at..].strip_prefix(operator) {
-                let (column, value) = (part[..at].trim().to_owned(), value.trim().to_owned());
-                if !column.is_empty() && !value.is_empty() {
-                    return Ok(Self { column, operator, value });
-                }
-            }
-        }
-        Err(Error::PartitionFilter {
-            filter: filter.to_owned(),
-            message: format!("`{part}` is not a condition"),
-            hint: "write conditions like `split=train` or `date>=2024-05-01`, joined by commas".to_owned(),
-        })
+        let at = part.find(outside_quotes(|c| OPERATOR_CHARACTERS.contains(&c))).unwrap_or(part.len());
+        let (column, rest) = part.split_at(at);
+        let value = |operator: &'static str| Some((operator, rest.strip_prefix(operator)?.trim()));
+        let found = OPERATORS.into_iter().find_map(value).filter(|(_, value)| !value.is_empty());
+        let column = column.trim();
+        let Some((operator, value)) = found.filter(|_| !column.is_empty()) else {
+            return Err(Error::PartitionFilter {
+                filter: filter.to_owned(),
+                message: format!("`{part}` is not a condition"),
+                hint: "write conditions like `split=train` or `date>=2024-05-01`, joined by commas"
+                    .to_owned(),
+            });
+        };
+        let (Some((column, _)), Some((value, quoted))) = (unquoted(column), unquoted(value)) else {
+            return Err(Error::PartitionFilter {
+                filter: filter.to_owned(),
+                message: format!("`{part}` has a quote too few or too many"),
+                hint:
+                    "put quotes around a whole value, as `city=\"Paris, TX\"`, and write a quote in it twice"
+                        .to_owned(),
+            });
+        };
+        Ok(Self { column, operator, value, quoted })
     }
 
-    /// What the value is not although the column's values are, and what to write; `None` if it can be compared with
-    /// them.
-    fn misfit(&self, kind: PartitionType) -> Option<(&'static str, String)> {
-        let Self { column, operator, value } = self;
+    /// The reason why the value cannot be compared with the values of a column of this type, and a hint; `None` if it
+    /// can.
+    fn misfit(&self, kind: PartitionType) -> Option<(String, String)> {
+        let Self { column, operator, value, quoted } = self;
+        let not_a =
+            |what: &str| format!("`{value}` is not a {what}, and the values of `{column}` are {what}s");
+        let is_order = !matches!(*operator, "=" | "!=");
+        let (name, is_number) = (written(column), PartitionType::Number.allows(value));
         match kind {
-            PartitionType::Date if !is_date(value) => {
+            PartitionType::Date if !kind.allows(value) => {
                 let date = suggested_date(value).unwrap_or_else(|| "2024-06-01".to_owned());
-                Some(("date", format!("write `{column}{operator}{date}`")))
+                Some((not_a("date"), format!("write `{name}{operator}{date}`")))
             }
-            PartitionType::Number | PartitionType::Digits if Number::parse(value).is_none() => {
-                Some(("number", format!("write a number, as `{column}{operator}7`")))
+            PartitionType::Integer | PartitionType::Number if !is_number => {
+                Some((not_a("number"), format!("write a number, as `{name}{operator}7`")))
+            }
+            PartitionType::Text if is_order && !quoted && is_number => Some((
+                format!("the values of `{column}` are texts, and as a text `10` comes before `9`"),
+                format!(
+                    "compare texts with `{name}{operator}\"{value}\"`; for numbers, make the column an integer \
+                     (`CAST({column} AS BIGINT)` in the query of `dataset.toml`) and build the dataset anew"
+                ),
+            )),
+            PartitionType::Text if is_order && !quoted && !PartitionType::Date.allows(value) => {
+                let date = suggested_date(value)?;
+                let message =
+                    format!("`{value}` is not written as dates are, and the values of `{column}` are texts");
+                let texts = format!("or compare texts with `{name}{operator}\"{value}\"`");
+                Some((message, format!("write `{name}{operator}{date}`, {texts}")))
             }
             _ => None,
         }
     }
 
-    /// Whether a partition's value fulfils the condition; `None` if the two cannot be compared.
+    /// Whether a partition's value fulfils the condition; `None` if it is not of the column's type.
     fn holds(&self, value: &str, kind: PartitionType) -> Option<bool> {
-        let as_numbers = || Some(Number::parse(value)?.compare(&Number::parse(&self.value)?));
-        let as_text = || value.cmp(self.value.as_str());
-        let is_equality = matches!(self.operator, "=" | "!=");
-        let ordering = match kind {
-            PartitionType::Number => as_numbers()?,
-            PartitionType::Digits if is_equality => as_text(),
-            PartitionType::Digits => as_numbers()?,
-            PartitionType::Date if is_date(value) => as_text(),
-            PartitionType::Date => return None,
-            PartitionType::Text => as_text(),
-            PartitionType::Unknown => {
-                let plain = |text: &str| !is_date(text) && Number::parse(text).is_none();
-                let comparable = is_date(value) && is_date(&self.value) || plain(value) && plain(&self.value);
-                match as_numbers() {
-                    Some(ordering) => ordering,
-                    None if comparable || is_equality => as_text(),
-                    None => return None,
-                }
-            }
-        };
+        let ordering = kind.compare(value, &self.value)?;
         Some(match self.operator {
             "<=" => ordering.is_le(),
             ">=" => ordering.is_ge(),
@@ -302,47 +263,40 @@ impl Condition {
     }
 }
 
-/// A number, exact if it is an integer.
-#[derive(Debug, Clone, Copy)]
-enum Number {
-    Integer(i128),
-    Float(f64),
+/// The filter that chooses the partition with this key, as a person writes it: a condition for each column.
+pub(crate) fn filter_of(key: &PartitionKey) -> String {
+    let conditions =
+        key.columns().iter().map(|(name, value)| format!("{}={}", written(name), written(value)));
+    conditions.collect::<Vec<_>>().join(",")
 }
 
-impl Number {
-    fn parse(text: &str) -> Option<Self> {
-        if let Ok(integer) = text.parse() {
-            return Some(Self::Integer(integer));
-        }
-        let is_decimal = text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
-        let number: f64 = if is_decimal { text.parse().ok()? } else { return None };
-        number.is_finite().then_some(Self::Float(number))
-    }
-
-    fn compare(&self, other: &Self) -> Ordering {
-        match (self, other) {
-            (Self::Integer(a), Self::Integer(b)) => a.cmp(b),
-            (a, b) => a.to_f64().total_cmp(&b.to_f64()),
-        }
-    }
-
-    /// Zero has one sign, so that `total_cmp` compares numbers.
-    fn to_f64(self) -> f64 {
-        match self {
-            Self::Integer(integer) => integer as f64,
-            Self::Float(number) => number + 0.0,
-        }
+/// A name or value as filters have it: in quotes if it would otherwise be read as something else.
+fn written(text: &str) -> String {
+    let is_plain = !text.is_empty() && text.trim() == text;
+    if is_plain && !text.contains([',', '"']) && !text.contains(OPERATOR_CHARACTERS) {
+        text.to_owned()
+    } else {
+        format!("\"{}\"", text.replace('"', "\"\""))
     }
 }
 
-/// Whether a text is a day of the calendar, written as `2024-06-01`. Such texts are in the order of the days.
-fn is_date(text: &str) -> bool {
-    let is_shaped = text.len() == 10
-        && text.bytes().enumerate().all(|(i, byte)| match i {
-            4 | 7 => byte == b'-',
-            _ => byte.is_ascii_digit(),
-        });
-    is_shaped && Date32Type::parse(text).is_some()
+/// The name or value that is [`written`] so, and whether it is in quotes; `None` if its quotes are wrong.
+fn unquoted(written: &str) -> Option<(String, bool)> {
+    let Some(inner) = written.strip_prefix('"') else {
+        return (!written.contains('"')).then(|| (written.to_owned(), false));
+    };
+    let pieces: Vec<&str> = inner.strip_suffix('"')?.split("\"\"").collect();
+    pieces.iter().all(|piece| !piece.contains('"')).then(|| (pieces.join("\""), true))
+}
+
+/// Finds characters outside quotes, in a text that is searched from its start. A quote that is written twice ends the
+/// quotes and begins them again.
+fn outside_quotes(wanted: impl Fn(char) -> bool) -> impl FnMut(char) -> bool {
+    let mut in_quotes = false;
+    move |c| {
+        in_quotes ^= c == '"';
+        !in_quotes && wanted(c)
+    }
 }
 
 /// The date that a text means which is written in another way, as `2024-6-3` or `20240603`.
@@ -353,11 +307,13 @@ fn suggested_date(text: &str) -> Option<String> {
         _ => return None,
     };
     let date = format!("{}-{:0>2}-{:0>2}", parts[0], parts[1], parts[2]);
-    is_date(&date).then_some(date)
+    PartitionType::Date.allows(&date).then_some(date)
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn keys(column: &str, values: &[&str]) -> Vec<PartitionKey> {
@@ -365,23 +321,21 @@ mod tests {
         values.iter().map(key).collect()
     }
 
-    /// The values of the only column that the filter chooses.
-    fn chosen<'v>(column: &str, values: &[&'v str], filter: &str) -> Result<Vec<&'v str>> {
-        let keys = keys(column, values);
-        let filter = PartitionFilter::parse(filter)?;
-        chosen_of(values, &keys, &filter, &PartitionTypes::of_keys(&keys))
+    /// The values of the only column `x`, of type `kind`, that the filter chooses.
+    fn chosen<'v>(kind: PartitionType, values: &[&'v str], filter: &str) -> Result<Vec<&'v str>> {
+        chosen_by(&PartitionFilter::parse(filter)?, kind, values)
     }
 
-    fn chosen_of<'v>(
-        values: &[&'v str],
-        keys: &[PartitionKey],
+    fn chosen_by<'v>(
         filter: &PartitionFilter,
-        types: &PartitionTypes,
+        kind: PartitionType,
+        values: &[&'v str],
     ) -> Result<Vec<&'v str>> {
-        let choice = filter.choice(types)?;
+        let columns = [PartitionColumn::new("x", kind)];
+        let choice = filter.choice(&columns)?;
         let mut chosen = Vec::new();
-        for (value, key) in values.iter().zip(keys) {
-            if choice.matches(key)? {
+        for (value, key) in values.iter().zip(keys("x", values)) {
+            if choice.matches(&key)? {
                 chosen.push(*value);
             }
         }
@@ -400,65 +354,73 @@ mod tests {
 
     #[test]
     fn numbers_compare_as_numbers() {
-        assert_eq!(chosen("wk", &WEEKS, "wk<=12").unwrap().len(), 13);
-        assert_eq!(chosen("wk", &WEEKS, "wk<3").unwrap(), ["0", "1", "2"]);
-        assert_eq!(chosen("wk", &WEEKS, "wk>=2,wk!=3,wk<5").unwrap(), ["2", "4"]);
-        let hours = ["00", "07", "08", "09", "10", "23"];
-        assert_eq!(chosen("hour", &hours, "hour<9").unwrap(), ["00", "07", "08"]);
-        assert_eq!(chosen("hour", &hours, "hour=7").unwrap(), ["07"]);
-        assert_eq!(chosen("x", &["-0.0", "1.5", "-2", "1e3"], "x>=0").unwrap(), ["-0.0", "1.5", "1e3"]);
+        let weeks = |filter: &str| chosen(PartitionType::Integer, &WEEKS, filter);
+        assert_eq!(weeks("x<=12").unwrap().len(), 13);
+        assert_eq!(weeks("x<3").unwrap(), ["0", "1", "2"]);
+        assert_eq!(weeks("x>=2,x!=3,x<4.5").unwrap(), ["2", "4"]);
+        assert_eq!(weeks("x=\"7\"").unwrap(), ["7"]);
+        refused(weeks("x<twelve"), &["`twelve` is not a number", "`x` are numbers", "x<7"]);
+        let hours = |filter: &str| {
+            chosen(PartitionType::Integer, &["00", "07", "08", "09", "10", "23"], filter).unwrap()
+        };
+        assert_eq!(hours("x<9"), ["00", "07", "08"]);
+        assert_eq!(hours("x=7"), ["07"]);
+        let numbers = chosen(PartitionType::Number, &["-0.0", "1.5", "-2", "1e3"], "x>=0");
+        assert_eq!(numbers.unwrap(), ["-0.0", "1.5", "1e3"]);
         let large = ["170141183460469231731687303715884105726", "9"];
-        assert_eq!(chosen("id", &large, "id>9").unwrap(), &large[..1]);
-        refused(chosen("wk", &WEEKS, "wk<twelve"), &["`twelve` is not a number", "`wk` are numbers", "wk<7"]);
-    }
-
-    #[test]
-    fn numbers_that_are_written_in_several_ways_are_equal_only_as_text() {
-        let codes = ["7", "07", "8"];
-        assert_eq!(chosen("code", &codes, "code=7").unwrap(), ["7"]);
-        assert_eq!(chosen("code", &codes, "code!=07").unwrap(), ["7", "8"]);
-        assert_eq!(chosen("code", &codes, "code<8").unwrap(), ["7", "07"]);
+        assert_eq!(chosen(PartitionType::Integer, &large, "x>9").unwrap(), &large[..1]);
     }
 
     #[test]
     fn dates_are_written_as_dates() {
-        let days = ["2024-06-01", "2024-06-02", "2024-06-03", "2024-06-10"];
-        assert_eq!(chosen("date", &days, "date<2024-06-03").unwrap(), &days[..2]);
-        let mistake = ["`2024-6-3` is not a date", "values of `date` are dates", "write `date<2024-06-03`"];
-        refused(chosen("date", &days, "date<2024-6-3"), &mistake);
-        refused(chosen("date", &days, "date=20240603"), &["write `date=2024-06-03`"]);
-        refused(chosen("date", &days, "date>2024-02-30"), &["`2024-02-30` is not a date"]);
-        refused(chosen("date", &days, "date>June"), &["write `date>2024-06-01`"]);
+        let values = ["2024-06-01", "2024-06-02", "2024-06-03", "2024-06-10"];
+        let days = |filter: &str| chosen(PartitionType::Date, &values, filter);
+        assert_eq!(days("x<2024-06-03").unwrap(), &values[..2]);
+        let mistake = ["`2024-6-3` is not a date", "values of `x` are dates", "write `x<2024-06-03`"];
+        refused(days("x<2024-6-3"), &mistake);
+        refused(days("x=20240603"), &["write `x=2024-06-03`"]);
+        refused(days("x>2024-02-30"), &["`2024-02-30` is not a date"]);
+        refused(days("x>June"), &["write `x>2024-06-01`"]);
     }
 
     #[test]
-    fn other_values_compare_as_text() {
-        let splits = ["holdout", "train", "9"];
-        assert_eq!(chosen("split", &splits, "split=train").unwrap(), ["train"]);
-        assert_eq!(chosen("split", &splits, "split!=train").unwrap(), ["holdout", "9"]);
-        assert_eq!(chosen("split", &["a<b", "a"], "split=a<b").unwrap(), ["a<b"]);
+    fn texts_are_not_ordered_by_what_looks_like_a_number_or_a_date() {
+        let texts = |filter: &str| chosen(PartitionType::Text, &["07", "10", "7", "US", "a<b"], filter);
+        assert_eq!(texts("x=7").unwrap(), ["7"]);
+        assert_eq!(texts("x!=07").unwrap(), ["10", "7", "US", "a<b"]);
+        assert_eq!(texts("x<UT").unwrap(), ["07", "10", "7", "US"]);
+        assert_eq!(texts("x=a<b").unwrap(), ["a<b"]);
+        refused(texts("x<9"), &["the values of `x` are texts", "`x<\"9\"`", "CAST(x AS BIGINT)"]);
+        assert_eq!(texts("x<\"7\"").unwrap(), ["07", "10"]);
+        let values = ["2024-06-01", "2024-06-10", "unknown"];
+        let days = |filter: &str| chosen(PartitionType::Text, &values, filter);
+        assert_eq!(days("x<2024-06-03").unwrap(), &values[..1]);
+        refused(days("x<2024-6-3"), &["`2024-6-3` is not written as dates are", "write `x<2024-06-03`"]);
+        refused(days("x<20240603"), &["the values of `x` are texts"]);
+        assert_eq!(days("x<\"2024-6-3\"").unwrap(), &values[..2]);
     }
 
+    /// A new value must not change what a filter means.
     #[test]
-    fn values_that_come_one_by_one_compare_by_what_they_are() {
-        let types = PartitionTypes::new([("x".to_owned(), PartitionType::Unknown)]);
-        let chosen = |values: &[&'static str], filter: &str| {
-            chosen_of(values, &keys("x", values), &PartitionFilter::parse(filter)?, &types)
-        };
-        assert_eq!(chosen(&WEEKS, "x<=12").unwrap().len(), 13);
-        assert_eq!(chosen(&["US", "7", "07"], "x=US").unwrap(), ["US"]);
-        assert_eq!(chosen(&["b", "c"], "x<c").unwrap(), ["b"]);
-        let mistake = ["`2024-6-3` cannot be compared with the value `2024-06-01`", "write `2024-06-03`"];
-        refused(chosen(&["2024-06-01"], "x<2024-6-3"), &mistake);
-        refused(chosen(&["7", "US"], "x<9"), &["`9` cannot be compared with the value `US`"]);
+    fn a_value_of_another_type_is_an_error() {
+        let hours = ["0", "1", "10", "2", "unknown"];
+        refused(
+            chosen(PartitionType::Integer, &hours, "x<9"),
+            &["the value `unknown` of `x` is not an integer", "one type"],
+        );
+        assert_eq!(chosen(PartitionType::Integer, &hours[..4], "x<9").unwrap(), ["0", "1", "2"]);
     }
 
     #[test]
     fn all_conditions_hold() {
         let key = PartitionKey::parse("date=2024-05-02/hour=07").unwrap();
-        let types = PartitionTypes::of_keys([&key]);
-        let matches =
-            |text: &str| PartitionFilter::parse(text).unwrap().choice(&types).unwrap().matches(&key).unwrap();
+        let columns = [
+            PartitionColumn::new("date", PartitionType::Date),
+            PartitionColumn::new("hour", PartitionType::Integer),
+        ];
+        let matches = |text: &str| {
+            PartitionFilter::parse(text).unwrap().choice(&columns).unwrap().matches(&key).unwrap()
+        };
         assert!(matches(""));
         assert!(matches("date>=2024-05-02, hour<08"));
         assert!(!matches("date>2024-05-02"));
@@ -467,25 +429,141 @@ mod tests {
 
     #[test]
     fn keys_choose_themselves() {
-        let keys = keys("day", &["1", "2", "10"]);
+        let values = ["1", "10", "a,b"];
+        let keys = keys("x", &values);
         let filter = PartitionFilter::of_keys([keys[2].clone(), keys[0].clone()]);
-        assert_eq!(filter.to_string(), "`day=1`, `day=10`");
-        let values = ["1", "2", "10"];
-        let types = PartitionTypes::of_keys(&keys);
-        assert_eq!(chosen_of(&values, &keys, &filter, &types).unwrap(), ["1", "10"]);
-        assert!(chosen_of(&values, &keys, &PartitionFilter::of_keys([]), &types).unwrap().is_empty());
+        assert_eq!(filter.to_string(), "`x=1`, `x=\"a,b\"`");
+        let chosen = |filter: &PartitionFilter| chosen_by(filter, PartitionType::Text, &values).unwrap();
+        assert_eq!(chosen(&filter), ["1", "a,b"]);
+        assert!(chosen(&PartitionFilter::of_keys([])).is_empty());
     }
 
     #[test]
     fn a_wrong_filter_says_what_to_write() {
-        refused(PartitionFilter::parse("train"), &["`train` is not a condition", "split=train"]);
-        refused(PartitionFilter::parse("split!train"), &["is not a condition"]);
+        for wrong in ["train", "split!train", "=train", "split=", "split= ,day=1"] {
+            refused(PartitionFilter::parse(wrong), &["is not a condition", "split=train"]);
+        }
+        for wrong in
+            ["x=\"Paris, TX", "x=Paris\", TX", "x=a\"b", "x=\"a\"b", "x=\"a\"b\"", "x=\"\"\"", "x\"=a"]
+        {
+            let error = PartitionFilter::parse(wrong).unwrap_err().to_string();
+            assert!(error.contains("hint: "), "{error}");
+        }
         refused(
-            chosen("split", &["train"], "date=1"),
-            &["no partition column `date`", "partitioned by `split`"],
+            PartitionFilter::parse("x=a\"b"),
+            &["`x=a\"b` has a quote too few or too many", "\"Paris, TX\""],
         );
-        let none = PartitionTypes::of_keys([&PartitionKey::default()]);
+        let unknown = chosen(PartitionType::Text, &["train"], "date=1");
+        refused(unknown, &["no partition column `date`", "partitioned by `x`"]);
         let filter = PartitionFilter::parse("date=1").unwrap();
-        refused(filter.choice(&none), &["no partition columns", "leave the filter out"]);
+        refused(filter.choice(&[]), &["no partition columns", "leave the filter out"]);
+    }
+
+    #[test]
+    fn a_filter_survives_serialization() {
+        for text in ["", "city=\"Paris, \"\"TX\"\"\",hour<7"] {
+            let filter = PartitionFilter::parse(text).unwrap();
+            let json = serde_json::to_string(&filter).unwrap();
+            assert_eq!(serde_json::from_str::<PartitionFilter>(&json).unwrap(), filter);
+        }
+    }
+
+    /// Texts of characters that filters treat differently.
+    fn texts(most: usize) -> impl Strategy<Value = String> {
+        let characters: Vec<char> = "ab12,,\"\"<>=! \t\n\\é日/%'`-".chars().collect();
+        prop::collection::vec(prop::sample::select(characters), 0..most)
+            .prop_map(|characters| characters.into_iter().collect())
+    }
+
+    /// A naive parser that reads one character after the other; `None` for a text that is not a filter.
+    fn reference(text: &str) -> Option<Vec<(String, &'static str, String)>> {
+        let mut conditions = Vec::new();
+        let mut rest: Vec<char> = text.chars().rev().collect();
+        loop {
+            skip_space(&mut rest);
+            match rest.last().copied() {
+                None => return Some(conditions),
+                Some(',') => _ = rest.pop(),
+                Some(_) => {
+                    let column = operand(&mut rest, "<>=!,")?;
+                    let operator = OPERATORS.into_iter().find(|operator| {
+                        operator.chars().enumerate().all(|(i, c)| rest.iter().rev().nth(i) == Some(&c))
+                    })?;
+                    rest.truncate(rest.len() - operator.len());
+                    conditions.push((column, operator, operand(&mut rest, ",")?));
+                    if rest.last().is_some_and(|c| *c != ',') {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    fn skip_space(rest: &mut Vec<char>) {
+        while rest.last().is_some_and(|c| c.is_whitespace()) {
+            rest.pop();
+        }
+    }
+
+    /// A name or value before one of the characters `end`.
+    fn operand(rest: &mut Vec<char>, end: &str) -> Option<String> {
+        skip_space(rest);
+        let mut text = String::new();
+        if rest.last() == Some(&'"') {
+            rest.pop();
+            loop {
+                match (rest.pop()?, rest.last().copied()) {
+                    ('"', Some('"')) => text.extend(rest.pop()),
+                    ('"', _) => break,
+                    (c, _) => text.push(c),
+                }
+            }
+            skip_space(rest);
+            return Some(text);
+        }
+        while rest.last().is_some_and(|c| !end.contains(*c)) {
+            text.extend(rest.pop());
+        }
+        let text = text.trim();
+        (!text.is_empty() && !text.contains('"')).then(|| text.to_owned())
+    }
+
+    proptest! {
+        #[test]
+        fn filters_are_parsed_as_by_the_reference(
+            text in texts(14),
+            names in prop::collection::vec(texts(3), 0..3),
+        ) {
+            // Few random texts are filters, so some are made of parts that are.
+            let condition = |name: &String| format!("{}<={}", written(name), written(&text));
+            let made: Vec<String> = names.iter().map(condition).collect();
+            for text in [text.clone(), format!("a={text}"), format!("{},b!={text}", made.join(","))] {
+                let parsed = PartitionFilter::parse(&text).ok().map(|filter| {
+                    let condition = |c: Condition| (c.column, c.operator, c.value);
+                    filter.conditions.into_iter().map(condition).collect::<Vec<_>>()
+                });
+                prop_assert_eq!(parsed, reference(&text), "{:?}", text);
+            }
+        }
+
+        #[test]
+        fn the_filter_of_a_key_chooses_its_partition_alone(
+            name in texts(4),
+            values in prop::collection::vec((texts(8), "\\PC{0,4}"), 1..6),
+        ) {
+            let names = [format!("n{name}"), format!("{name}m")];
+            let columns = names.clone().map(|name| PartitionColumn::new(name, PartitionType::Text));
+            let key = |(a, b): (String, String)| {
+                PartitionKey::new(names.clone().into_iter().zip([a, b]).collect::<Vec<_>>())
+            };
+            let keys: Vec<PartitionKey> = values.into_iter().map(key).collect();
+            for key in &keys {
+                let filter = PartitionFilter::parse(&filter_of(key)).unwrap();
+                let choice = filter.choice(&columns).unwrap();
+                for other in &keys {
+                    prop_assert_eq!(choice.matches(other).unwrap(), other == key, "{} and {}", filter, other);
+                }
+            }
+        }
     }
 }

@@ -48,10 +48,11 @@ use crate::conform::conform;
 use crate::digest::Digest;
 use crate::lists::Lists;
 use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
+use crate::partition_column::misfit;
 use crate::snapshot::{Snapshot, latest_head};
 use crate::{
-    Commit, Error, MOST_BUCKETS, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN, Vocabulary,
-    VocabularyFile, bucket_of_session,
+    Commit, Error, MOST_BUCKETS, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
+    Vocabulary, VocabularyFile, bucket_of_session,
 };
 
 /// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
@@ -63,6 +64,7 @@ pub struct DatasetWriter {
     options: WriterOptions,
     /// The newest snapshot when the writer was created, without its lists.
     base: Option<Snapshot>,
+    partition_columns: Vec<PartitionColumn>,
     /// What is written, by partition and bucket.
     written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
     vocabularies: BTreeMap<String, VocabularyFile>,
@@ -108,6 +110,7 @@ impl DatasetWriter {
         let appended_to = base.as_ref().filter(|_| options.commit.keeps_others());
         options.buckets = appended_to.map_or(options.buckets, |base| base.buckets).clamp(1, MOST_BUCKETS);
         options.sample_keys = appended_to.map_or(options.sample_keys, |base| base.sample_keys);
+        let partition_columns = appended_to.map(|base| base.partition_columns.clone()).unwrap_or_default();
         let encoders = Encoders::new(options.threads, options.threads)?;
         let writers = BucketWriters::new(storage, schema.clone(), options.clone(), encoders)?;
         Ok(Self {
@@ -116,6 +119,7 @@ impl DatasetWriter {
             schema,
             options,
             base,
+            partition_columns,
             written: BTreeMap::new(),
             vocabularies: BTreeMap::new(),
             paths: Vec::new(),
@@ -155,17 +159,23 @@ impl DatasetWriter {
         self.options.buckets
     }
 
-    /// The dataset's partition columns, also if nothing is written.
-    fn partition_columns(&self) -> Vec<&str> {
-        let old = self.base.as_ref().filter(|_| self.options.commit.keeps_others());
-        let declared = self.written.keys().next().or(self.entered.first().map(|(key, _)| key));
-        match (old, declared) {
-            (Some(old), _) if !old.partition_columns.is_empty() || old.statistics.samples > 0 => {
-                old.partition_columns.iter().map(String::as_str).collect()
-            }
-            (_, Some(key)) => key.column_names().collect(),
-            _ => Vec::new(),
+    /// The dataset's partition columns.
+    pub fn partition_columns(&self) -> &[PartitionColumn] {
+        &self.partition_columns
+    }
+
+    /// Sets the partition columns and the types of their values, before anything is written. A new dataset has none
+    /// unless they are set here. A dataset that is appended to keeps its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Schema`] if they are not those of the dataset that is appended to.
+    pub fn set_partition_columns(&mut self, columns: Vec<PartitionColumn>) -> Result<()> {
+        if let Some(base) = self.appended_to() {
+            base.check_partition_columns(&columns)?;
         }
+        self.partition_columns = columns;
+        Ok(())
     }
 
     /// Sets the number of buckets of a new dataset, before anything is written. A dataset that is appended to keeps its
@@ -195,9 +205,9 @@ impl DatasetWriter {
     /// # Errors
     ///
     /// [`Error::Column`] if the columns differ, samples do not come in their order, or a bucket comes back after
-    /// another one; [`Error::Schema`] if the partition columns are not those of the dataset that is appended to;
-    /// [`Error::Storage`] and [`Error::Parquet`] if a file cannot be written (a full disk, say), also for one of the
-    /// row groups before.
+    /// another one; [`Error::Schema`] if the key does not have the dataset's partition columns, or a value in it is not
+    /// of its column's type; [`Error::Storage`] and [`Error::Parquet`] if a file cannot be written (a full disk, say),
+    /// also for one of the row groups before.
     pub fn write(&mut self, key: &PartitionKey, batch: &RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
             return Ok(());
@@ -258,29 +268,10 @@ impl DatasetWriter {
                 hint: "write to the bucket of the session's hash".to_owned(),
             });
         }
-        let columns = self.partition_columns();
-        if key.column_names().eq(columns.iter().copied())
-            || columns.is_empty() && self.is_empty() && !self.appends_to_samples()
-        {
-            return Ok(());
-        }
-        let columns = match columns.as_slice() {
-            [] => "not partitioned".to_owned(),
-            columns => format!("partitioned by `{}`", columns.join("`, `")),
-        };
-        let message = format!("the partition `{key}` does not fit: the dataset is {columns}");
-        let hint = "partition by the same columns as the dataset, or replace the whole dataset";
+        let Some(message) = misfit(&self.partition_columns, key) else { return Ok(()) };
+        let message = format!("the partition `{key}` does not fit: {message}");
+        let hint = "partition by the columns of the dataset, with values of their types, or replace the whole dataset";
         Err(Error::Schema { message, hint: hint.to_owned() })
-    }
-
-    /// Whether nothing was written or declared.
-    fn is_empty(&self) -> bool {
-        self.written.is_empty() && self.entered.is_empty()
-    }
-
-    fn appends_to_samples(&self) -> bool {
-        self.options.commit.keeps_others()
-            && self.base.as_ref().is_some_and(|base| base.statistics.samples > 0)
     }
 
     /// Begins a bucket of a partition.
@@ -309,8 +300,8 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] if there is no such bucket, it was added or written before, or the partition columns are not
-    /// those of the dataset that is appended to.
+    /// [`Error::Schema`] if there is no such bucket, it was added or written before, or its key does not fit, as for
+    /// [`write`](Self::write).
     pub fn add(&mut self, bucket: WrittenBucket) -> Result<()> {
         self.owns(&bucket);
         self.add_part(bucket)

@@ -179,7 +179,8 @@ impl Build<'_> {
         let wanted = self.wanted(old.as_ref())?;
         let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
         // Refuses what does not fit before any work.
-        options.partitions.choice(&reading.partition_types())?;
+        writer.set_partition_columns(reading.partition_columns())?;
+        options.partitions.choice(writer.partition_columns())?;
         if let Some(cluster) = &options.engine.cluster {
             return self.on_cluster(cluster, reading, &wanted, writer).await;
         }
@@ -188,10 +189,7 @@ impl Build<'_> {
         let (samples, digest) = (totals.samples, totals.digest);
         let old = writer.appended_to().map(|old| (self.out, old));
         let decided = decide(config, &reading, &mut totals.statistics, old).await?;
-        if decided.schema != *writer.schema() {
-            drop(writer);
-            writer = self.writer(layout, order, &decided.schema)?;
-        }
+        let mut writer = self.with_schema(writer, &decided.schema)?;
         writer.set_buckets(reading.buckets(&wanted))?;
         let expects = self.writes_the_samples_as_read();
         if expects {
@@ -270,6 +268,19 @@ impl Build<'_> {
         Ok(DatasetWriter::create(self.out, schema.clone(), options)?)
     }
 
+    /// `writer`, or one for the schema if that is another one. Nothing is written yet.
+    fn with_schema(&self, writer: DatasetWriter, schema: &Schema) -> Result<DatasetWriter> {
+        if writer.schema() == schema {
+            return Ok(writer);
+        }
+        let (layout, order) = (writer.options().layout, writer.options().order);
+        let columns = writer.partition_columns().to_vec();
+        drop(writer);
+        let mut writer = self.writer(layout, order, schema)?;
+        writer.set_partition_columns(columns)?;
+        Ok(writer)
+    }
+
     /// Writes the samples and commits. Samples are `digested` when they are decoded unless the writer knows which it has
     /// to expect.
     async fn write(
@@ -281,7 +292,7 @@ impl Build<'_> {
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
         }
-        let spec = self.write_spec(&writer, reading, clustering.cut(digested));
+        let spec = self.write_spec(&writer, clustering.cut(digested));
         let lists = decided.lists.clone();
         let mut add = |bucket| Ok(writer.add(bucket)?);
         let (counted, left_out) = clustering.write(spec, lists, self.reporter, &mut add).await?;
@@ -289,13 +300,13 @@ impl Build<'_> {
     }
 
     /// How the buckets of `writer` are written.
-    fn write_spec(&self, writer: &DatasetWriter, reading: &Reading<'_>, cut: CutSpec) -> WriteSpec {
+    fn write_spec(&self, writer: &DatasetWriter, cut: CutSpec) -> WriteSpec {
         WriteSpec {
             location: self.out.to_owned(),
             schema: writer.schema().clone(),
             options: writer.options().clone(),
             filter: self.options.partitions.clone(),
-            types: reading.partition_types(),
+            partition_columns: writer.partition_columns().to_vec(),
             cut,
         }
     }

@@ -128,7 +128,7 @@ impl Compare<'_> {
             vocabularies: vocabulary_kinds(self.directory, snapshot)?,
         };
         let reading = Reading::plan(config, sources, self.options, &wanted).await?;
-        let choice = partitions.choice(&reading.partition_types())?;
+        let choice = partitions.choice(&snapshot.partition_columns)?;
         let mut clustering = reading.clustering(&wanted).await?;
         let totals = reading.encode(&mut clustering, self.reporter).await?;
         let old = Some((self.directory, snapshot));

@@ -7,7 +7,7 @@ use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
 use datafusion::prelude::SessionContext;
 use onefold_base::progress::Reporter;
-use onefold_datasets::{CountBudget, KeptColumn, Order, OriginalKind, PartitionTypes, default_buckets};
+use onefold_datasets::{CountBudget, KeptColumn, Order, OriginalKind, PartitionColumn, default_buckets};
 use onefold_sql::Query as _;
 
 use crate::cluster::{ClusterOptions, Clustering, RemoteClustering, SampleTotals, kept_columns};
@@ -81,9 +81,9 @@ impl<'a> Reading<'a> {
         Ok(Self { config, options, sources, context, planned, share, budget, ids, kept })
     }
 
-    /// How the values of the dataset's partition columns compare.
-    pub(crate) fn partition_types(&self) -> PartitionTypes {
-        sessionize::partition_types(self.config, self.planned.wide.schema().as_arrow())
+    /// The dataset's partition columns, with the types that they have in the samples.
+    pub(crate) fn partition_columns(&self) -> Vec<PartitionColumn> {
+        sessionize::partition_columns(self.config, self.planned.wide.schema().as_arrow())
     }
 
     /// The number of buckets that sessions are divided into.

@@ -11,7 +11,7 @@
 //! columns only) and must give the same rows.
 
 use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
-use onefold_datasets::{IDENTITY_SEPARATOR, Order, PartitionType, PartitionTypes, Sessions};
+use onefold_datasets::{IDENTITY_SEPARATOR, Order, PartitionColumn, PartitionType, Sessions};
 
 use crate::config::{RESERVED, missing_column};
 use crate::samples::sql::{first_of_each, numbered, quote};
@@ -277,20 +277,28 @@ pub(crate) fn session_columns(config: &Config) -> Vec<String> {
     config.session_columns().into_iter().map(str::to_owned).collect()
 }
 
-/// How the values of the partition columns compare. Texts come one by one, so they compare by their form.
-pub fn partition_types(config: &Config, columns: &ArrowSchema) -> PartitionTypes {
-    let kind = |name: &String| match columns.field_with_name(name).map(|field| field.data_type()) {
-        Ok(DataType::Date32) => PartitionType::Date,
-        Ok(number) if number.is_numeric() => PartitionType::Number,
-        _ => PartitionType::Unknown,
+/// The partition columns of the dataset, with the types of their values. `columns` are those of the samples' view.
+pub fn partition_columns(config: &Config, columns: &ArrowSchema) -> Vec<PartitionColumn> {
+    let of_samples = |name: &String| {
+        let data_type = columns.field_with_name(name).ok().map(|field| match field.data_type() {
+            DataType::Dictionary(_, values) => &**values,
+            other => other,
+        });
+        let kind = match data_type {
+            Some(DataType::Date32) => PartitionType::Date,
+            Some(integer) if integer.is_integer() => PartitionType::Integer,
+            Some(number) if number.is_numeric() => PartitionType::Number,
+            _ => PartitionType::Text,
+        };
+        PartitionColumn::new(name, kind)
     };
     let made = match config.partition_by {
         None => &[][..],
         Some(PartitionBy::Day) => &[("date", PartitionType::Date)][..],
-        Some(PartitionBy::Hour) => &[("date", PartitionType::Date), ("hour", PartitionType::Number)][..],
+        Some(PartitionBy::Hour) => &[("date", PartitionType::Date), ("hour", PartitionType::Integer)][..],
     };
-    let columns = config.partition_columns.iter().map(|name| (name.clone(), kind(name)));
-    PartitionTypes::new(columns.chain(made.iter().map(|(name, kind)| ((*name).to_owned(), *kind))))
+    let made = made.iter().map(|(name, kind)| PartitionColumn::new(*name, *kind));
+    config.partition_columns.iter().map(of_samples).chain(made).collect()
 }
 
 /// The condition by which about `wanted` of `all` samples are taken, in whole sessions (of whole users, where a pause

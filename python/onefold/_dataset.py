@@ -34,7 +34,8 @@ class Dataset:
     - `keep`: the columns that batches carry beside the features, as `batch.kept`: some that `keep` in the dataset's
       `dataset.toml` names, or "session_id". None by default.
     - `tail`: "short" delivers every sample, "drop" only whole global batches.
-    - `partitions`: a filter, as `"split=train,date>=2024-05-01"`. `snapshot`: the number of one; the newest if None.
+    - `partitions`: a filter, as `"split=train,date>=2024-05-01"`; a value with a comma or an operator is in quotes, as
+      `'city="Paris, TX"'`. `snapshot`: the number of one; the newest if None.
     - `verify`: whether files are compared with their checksums when they are first read.
     - `table_rows`: rows of embedding tables by feature; an id outside them is a DataError that says where it stands.
     - `timestamps`: whether batches have their samples' times.

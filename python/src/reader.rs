@@ -118,7 +118,8 @@ impl Reader {
             )?,
             snapshot,
             partitions: partitions.parse().map_err(|error| {
-                let hint = "write conditions joined by commas, as `split=train,date>=2024-05-01`";
+                let hint = "write conditions joined by commas, as `split=train,date>=2024-05-01`, and values with commas \
+                            in quotes, as `city=\"Paris, TX\"`";
                 wrong_option(py, &format!("`partitions` is `{partitions}`: {error}"), hint)
             })?,
             features,

@@ -226,8 +226,18 @@ def test_wrong_options_are_exceptions_with_hints(dataset, tmp_path):
         onefold.Dataset(tmp_path)
     with pytest.raises(onefold.DataError, match="outside the table's 1 rows"):
         list(onefold.Dataset(dataset, global_batch_size=B, table_rows={"user_01": 1}))
+    with pytest.raises(ValueError, match="a quote too few or too many"):
+        onefold.Dataset(dataset, partitions='hour="7')
     with pytest.raises(ValueError, match="memory_limit"):
         onefold.configure(memory_limit="lots")
+
+
+def test_partitions_are_chosen_by_values_in_quotes(dataset):
+    samples = [
+        onefold.Dataset(dataset, global_batch_size=B, partitions=partitions).samples
+        for partitions in ('hour>="0"', 'date>="2000-01-01",hour>=0')
+    ]
+    assert samples == [6000, 6000]
 
 
 def in_child(work):

@@ -202,7 +202,7 @@ struct EvalArguments {
     /// The number of the dataset's snapshot [default: the newest]
     #[arg(long, value_name = "SNAPSHOT")]
     at: Option<u64>,
-    /// Which partitions, as `split=holdout` [default: those that the run's configuration names]
+    /// Which partitions, as `split=holdout` or `city="Paris, TX"` [default: those that the run's configuration names]
     #[arg(long, value_name = "FILTER")]
     partitions: Option<PartitionFilter>,
     /// A checkpoint in place of the run's model: `latest`, or a step [default: the model of the completed run]

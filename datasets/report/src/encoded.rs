@@ -7,7 +7,9 @@ use arrow::array::RecordBatch;
 use rayon::prelude::*;
 
 use onefold_datasets::scan::OpenFile;
-use onefold_datasets::{DatasetWriter, Layout, Order, PartitionKey, Result, Schema, WriterOptions};
+use onefold_datasets::{
+    DatasetWriter, Layout, Order, PartitionColumn, PartitionKey, PartitionType, Result, Schema, WriterOptions,
+};
 use onefold_storage::Storage;
 
 /// Writes samples to see how large they become.
@@ -52,7 +54,8 @@ impl Encoder {
         features.for_each(|feature| feature.vocabulary = None);
         let directory = scratch.join(name);
         let layout = options.layout;
-        let writer = DatasetWriter::create(&directory, schema.clone(), options)?;
+        let mut writer = DatasetWriter::create(&directory, schema.clone(), options)?;
+        writer.set_partition_columns(vec![PartitionColumn::new("part", PartitionType::Integer)])?;
         Ok(Self { directory, schema, layout, writer })
     }
 

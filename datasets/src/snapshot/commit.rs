@@ -17,7 +17,7 @@ use super::{
     Snapshot, Statistics, heads_after,
 };
 use crate::names::{HINT, partition_list, snapshot_path};
-use crate::{Error, PartitionKey, Result, Schema, VocabularyFile};
+use crate::{Error, PartitionColumn, PartitionKey, Result, Schema, VocabularyFile};
 
 /// What a writer has written: a new dataset, or partitions of one.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub(crate) struct Changes {
     pub(crate) sessions: Option<Sessions>,
     pub(crate) schema: Schema,
     pub(crate) sample_keys: bool,
-    pub(crate) partition_columns: Vec<String>,
+    pub(crate) partition_columns: Vec<PartitionColumn>,
     /// The partitions written, whole; each replaces the one of its key. One without samples is removed.
     pub(crate) partitions: BTreeMap<PartitionKey, Partition>,
     /// The vocabularies added or extended, and no others. The dataset's other ones stay as they are.
@@ -83,6 +83,8 @@ fn conflict(
         "changed the dataset".to_owned()
     } else if !other.operation.kind.keeps_others() {
         "replaced the whole dataset".to_owned()
+    } else if other.partition_columns != changes.partition_columns {
+        "changed the partition columns".to_owned()
     } else if let Some(key) =
         other.operation.partitions.iter().find(|key| changes.partitions.contains_key(*key))
     {

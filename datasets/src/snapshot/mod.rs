@@ -32,9 +32,11 @@ pub use self::store::{SnapshotEntry, history};
 pub(crate) use self::store::{head_at, heads_after, latest_head, named_files, not_a_dataset, numbers};
 use crate::dense;
 use crate::digest::Digest;
+use crate::partition_column::{described, misfit};
+use crate::partition_filter::filter_of;
 use crate::schema::with_sample_keys;
 use crate::{
-    DenseStatistics, Error, PartitionFilter, PartitionKey, PartitionTypes, Result, Schema, VocabularyFile,
+    DenseStatistics, Error, PartitionColumn, PartitionFilter, PartitionKey, Result, Schema, VocabularyFile,
 };
 
 /// The version that this code writes, and the only one that it reads.
@@ -129,8 +131,8 @@ pub struct Snapshot {
     /// Whether the data files have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sample_keys: bool,
-    /// The partition columns, in their order; empty for a dataset without partitions.
-    pub partition_columns: Vec<String>,
+    /// The partition columns with the types of their values, in their order; empty for a dataset without partitions.
+    pub partition_columns: Vec<PartitionColumn>,
     /// The partitions, by key. Those of the lists are here, too, unless only the [head](Self::load_head) was loaded.
     pub partitions: Vec<Partition>,
     /// Lists of the other partitions. Empty once they are loaded.
@@ -468,14 +470,12 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] if the filter names a column that is not a partition column, or compares numbers or
-    /// dates with something else.
+    /// [`Error::PartitionFilter`] as [`PartitionFilter::choice`].
     pub fn matching(&self, filter: &PartitionFilter) -> Result<Vec<&Partition>> {
         if self.partitions.is_empty() {
             return Ok(Vec::new());
         }
-        let types = PartitionTypes::of_keys(self.partitions.iter().map(|partition| &partition.key));
-        let choice = filter.choice(&types)?;
+        let choice = filter.choice(&self.partition_columns)?;
         let mut chosen = Vec::new();
         for partition in &self.partitions {
             if choice.matches(&partition.key)? {
@@ -494,7 +494,8 @@ impl Snapshot {
     pub fn select(&self, filter: &PartitionFilter) -> Result<Vec<&Partition>> {
         let chosen = self.matching(filter)?;
         if chosen.is_empty() && !self.partitions.is_empty() {
-            let some: Vec<_> = self.partitions.iter().take(5).map(|p| format!("`{}`", p.key)).collect();
+            let some = self.partitions.iter().take(5);
+            let some: Vec<_> = some.map(|partition| format!("`{}`", filter_of(&partition.key))).collect();
             return Err(Error::PartitionFilter {
                 filter: filter.to_string(),
                 message: "no partition matches".to_owned(),
@@ -542,7 +543,27 @@ impl Snapshot {
         files.chain(self.vocabularies.values().map(|file| file.path.as_str()))
     }
 
-    /// Checks what serde cannot: the schema, the totals, the buckets, and that no path leaves the dataset's folder.
+    /// Checks that samples with these partition columns can be added to the dataset.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Schema`] if the dataset has others, or values of another type in them.
+    pub fn check_partition_columns(&self, columns: &[PartitionColumn]) -> Result<()> {
+        let is_new = self.partition_columns.is_empty() && self.statistics.samples == 0;
+        if is_new || self.partition_columns == columns {
+            return Ok(());
+        }
+        let (old, new) = (described(&self.partition_columns), described(columns));
+        Err(Error::Schema {
+            message: format!("the dataset is {old}, but the samples to append are {new}"),
+            hint: "partition by the same columns with values of the same types (`CAST` in the query converts a \
+                   column), or build the dataset anew"
+                .to_owned(),
+        })
+    }
+
+    /// Checks what serde cannot: the schema, the totals, the buckets, the partitions' keys, and that no path leaves the
+    /// dataset's folder.
     fn check(&self) -> Result<(), String> {
         self.schema.validate().map_err(|error| error.to_string())?;
         if self.buckets == 0 {
@@ -570,6 +591,9 @@ impl Snapshot {
 
     fn check_partition(&self, partition: &Partition) -> Result<(), String> {
         let Partition { key, samples, files, .. } = partition;
+        if let Some(message) = misfit(&self.partition_columns, key) {
+            return Err(format!("the partition `{key}` does not fit: {message}"));
+        }
         let in_files = files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.samples));
         if in_files != *samples {
             return Err(format!("partition `{key}` has {samples} samples, its files have {in_files}"));

@@ -3,14 +3,17 @@
 use super::*;
 use crate::folded::samples::{rows, schema};
 use crate::names::{HINT, snapshot_path};
+use crate::partition_column::tests::of_texts;
 use crate::vacuum::{VacuumOptions, vacuum};
-use crate::{Commit, DatasetWriter, WriterOptions};
+use crate::{Commit, DatasetWriter, PartitionType, WriterOptions};
 
 fn write(root: &Path, commit: Commit, key: &str, samples: usize) -> Snapshot {
     let options = WriterOptions { commit, ..WriterOptions::new(Order::Session) };
     let mut writer = DatasetWriter::create(root, schema(), options).unwrap();
+    let key = PartitionKey::parse(key).unwrap();
+    writer.set_partition_columns(of_texts(&key)).unwrap();
     let sample = [vec![1], vec![], vec![2], vec![samples as i64]];
-    writer.write(&PartitionKey::parse(key).unwrap(), &rows(&vec![sample; samples])).unwrap();
+    writer.write(&key, &rows(&vec![sample; samples])).unwrap();
     writer.finish().unwrap().snapshot
 }
 
@@ -52,6 +55,15 @@ fn snapshots_that_contradict_themselves_are_refused() {
     let error = refused(|json| json["partitions"][0]["files"][0]["bucket"] = json!(1));
     assert!(error.contains("is of bucket 1, but there are 1"), "{error}");
     assert!(refused(|json| json["buckets"] = json!(0)).contains("it has 0 buckets"));
+    let columns = json!([{ "name": "split", "type": "integer" }]);
+    let error = refused(|json| json["partition_columns"] = columns);
+    assert!(error.contains("`split=a` does not fit: the value `a` of `split` is not an integer"), "{error}");
+    let error = refused(|json| json["partition_columns"] = json!([]));
+    assert!(error.contains("`split=a` does not fit: the dataset is not partitioned"), "{error}");
+    assert!(
+        refused(|json| json["partition_columns"] = json!(["split"]))
+            .contains("expected struct PartitionColumn")
+    );
     assert!(
         refused(|json| json["statistics"]["samples"] = json!(4)).contains("the statistics count 4 samples")
     );
@@ -163,4 +175,61 @@ fn a_filter_that_chooses_nothing_names_what_there_is() {
     let snapshot = write(directory.path(), Commit::Create, "split=a", 3);
     let error = snapshot.select(&PartitionFilter::parse("split=b").unwrap()).unwrap_err().to_string();
     assert!(error.contains("no partition matches") && error.contains("`split=a`"), "{error}");
+    let directory = tempfile::tempdir().unwrap();
+    let snapshot = write(directory.path(), Commit::Create, "city=Paris,%20%22TX%22", 3);
+    let error = snapshot.select(&PartitionFilter::parse("city=Paris").unwrap()).unwrap_err().to_string();
+    let hint = error.rsplit_once("the dataset holds ").unwrap().1.trim_matches('`');
+    assert_eq!(snapshot.chosen_samples(&PartitionFilter::parse(hint).unwrap()).unwrap(), 3);
+}
+
+/// Writes partitions of a sample each.
+fn write_hours(root: &Path, kind: PartitionType, hours: &[&str]) -> Result<Snapshot> {
+    let options = WriterOptions { commit: Commit::Append, ..WriterOptions::new(Order::Session) };
+    let mut writer = DatasetWriter::create(root, schema(), options)?;
+    writer.set_partition_columns(vec![PartitionColumn::new("hour", kind)])?;
+    for hour in hours {
+        let key = PartitionKey::new(vec![("hour".to_owned(), (*hour).to_owned())]);
+        writer.write(&key, &rows(&[[vec![1], vec![], vec![2], vec![3]]]))?;
+    }
+    writer.finish()?;
+    Snapshot::load(root)
+}
+
+#[test]
+fn a_partition_with_another_type_does_not_change_what_a_filter_chooses() {
+    let (directory, hours) = (tempfile::tempdir().unwrap(), (0..24).map(|hour: u32| hour.to_string()));
+    let (root, hours) = (directory.path(), hours.collect::<Vec<_>>());
+    let hours: Vec<&str> = hours.iter().map(String::as_str).collect();
+    let write = |kind, hours: &[&str]| write_hours(root, kind, hours);
+    let early = |snapshot: &Snapshot| -> Vec<String> {
+        let chosen = snapshot.select(&PartitionFilter::parse("hour<9").unwrap()).unwrap();
+        chosen.into_iter().map(|partition| partition.key.get("hour").unwrap().to_owned()).collect()
+    };
+    let before = write(PartitionType::Integer, &hours).unwrap();
+    assert_eq!(before.partition_columns, [PartitionColumn::new("hour", PartitionType::Integer)]);
+    assert_eq!(early(&before), hours[..9]);
+    let refused = |kind, parts: &[&str]| {
+        let error = write(kind, &["unknown"]).unwrap_err().to_string();
+        for part in parts {
+            assert!(error.contains(part) && error.contains("hint: "), "{error}");
+        }
+    };
+    refused(PartitionType::Integer, &["`hour=unknown`", "the value `unknown` of `hour` is not an integer"]);
+    refused(PartitionType::Text, &["partitioned by `hour` (integer)", "partitioned by `hour` (text)"]);
+    let after = Snapshot::load(root).unwrap();
+    assert_eq!((after.snapshot, early(&after)), (1, early(&before)));
+    // Another integer is no other type.
+    assert_eq!(early(&write(PartitionType::Integer, &["24"]).unwrap()), hours[..9]);
+}
+
+#[test]
+fn hours_of_a_text_column_are_not_ordered_as_numbers() {
+    let directory = tempfile::tempdir().unwrap();
+    let snapshot =
+        write_hours(directory.path(), PartitionType::Text, &["0", "10", "8", "9", "unknown"]).unwrap();
+    let samples = |filter: &str| snapshot.chosen_samples(&PartitionFilter::parse(filter).unwrap());
+    let error = samples("hour<9").unwrap_err().to_string();
+    assert!(error.contains("the values of `hour` are texts") && error.contains("`hour<\"9\"`"), "{error}");
+    assert_eq!(samples("hour<\"9\"").unwrap(), 3);
+    assert_eq!(samples("hour!=unknown").unwrap(), 4);
 }

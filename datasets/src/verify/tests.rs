@@ -19,7 +19,10 @@ use sha2::{Digest, Sha256};
 use super::totals::count_lists;
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};
-use crate::{DatasetWriter, Layout, Order, PartitionKey, RowGroup, Vocabulary, WriterOptions};
+use crate::{
+    DatasetWriter, Layout, Order, PartitionColumn, PartitionKey, PartitionType, RowGroup, Vocabulary,
+    WriterOptions,
+};
 
 /// The file of the snapshot that tests damage.
 const SNAPSHOT: &str = "snapshots/00000001.json";
@@ -33,6 +36,7 @@ impl Dataset {
         let options =
             WriterOptions { layout, row_group_bytes: 1_500, file_bytes: 6_000, ..WriterOptions::new(order) };
         let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
+        writer.set_partition_columns(vec![PartitionColumn::new("split", PartitionType::Text)]).unwrap();
         for (name, first) in [("a", 0), ("b", 1_000)] {
             let key = PartitionKey::parse(&format!("split={name}")).unwrap();
             writer.write(&key, &samples(order, first)).unwrap();
@@ -570,6 +574,7 @@ fn all_problems_are_counted_and_a_hundred_told() {
     let directory = tempfile::tempdir().unwrap();
     let mut writer =
         DatasetWriter::create(directory.path(), schema(), WriterOptions::new(Order::Session)).unwrap();
+    writer.set_partition_columns(vec![PartitionColumn::new("number", PartitionType::Integer)]).unwrap();
     for number in 0..103 {
         let key = PartitionKey::parse(&format!("number={number:03}")).unwrap();
         writer.write(&key, &rows(&[[vec![1], vec![], vec![], vec![]]])).unwrap();

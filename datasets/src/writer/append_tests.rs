@@ -6,7 +6,8 @@ use super::tests::{content, in_last_bucket};
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};
 use crate::names::DATA;
-use crate::{FeatureStatistics, Layout, Order};
+use crate::partition_column::tests::of_texts;
+use crate::{FeatureStatistics, Layout, Order, PartitionType};
 
 fn options(commit: Commit) -> WriterOptions {
     WriterOptions { commit, layout: Layout::Folded, ..WriterOptions::new(Order::Session) }
@@ -19,16 +20,22 @@ fn samples(count: i64, first: i64) -> RecordBatch {
 }
 
 fn writer(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> DatasetWriter {
-    let mut writer = DatasetWriter::create(root, schema(), options(commit)).unwrap();
+    let mut writer = partitioned_by_day(root, schema(), options(commit));
     for (key, rows) in partitions {
         writer.write(&PartitionKey::parse(key).unwrap(), rows).unwrap();
     }
     writer
 }
 
+/// A writer of partitions whose column `day` is an integer.
+fn partitioned_by_day(root: &Path, schema: Schema, options: WriterOptions) -> DatasetWriter {
+    let mut writer = DatasetWriter::create(root, schema, options).unwrap();
+    writer.set_partition_columns(vec![PartitionColumn::new("day", PartitionType::Integer)]).unwrap();
+    writer
+}
+
 fn of_four_buckets(root: &Path, commit: Commit) -> DatasetWriter {
-    let options = WriterOptions { buckets: 4, ..options(commit) };
-    DatasetWriter::create(root, schema(), options).unwrap()
+    partitioned_by_day(root, schema(), WriterOptions { buckets: 4, ..options(commit) })
 }
 
 fn write(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> Snapshot {
@@ -234,13 +241,46 @@ fn what_does_not_fit_is_not_appended() {
     refused(other, append(), "has another schema");
     refused(schema(), WriterOptions { layout: Layout::Rows, ..append() }, "has another layout");
     refused(schema(), WriterOptions { order: Order::Arrival, ..append() }, "has another order");
-    let mut writer = writer(root, Commit::Append, &[]);
-    let error =
-        writer.write(&PartitionKey::parse("hour=1").unwrap(), &samples(1, 1)).unwrap_err().to_string();
-    assert!(
-        error.contains("the partition `hour=1` does not fit: the dataset is partitioned by `day`"),
-        "{error}"
-    );
+    // The partition columns and their types are those of the dataset, also if the writer does not set them.
+    let mut writer = DatasetWriter::create(root, schema(), append()).unwrap();
+    for (key, expected) in [
+        ("hour=1", "the dataset is partitioned by `day` (integer)"),
+        ("", "the dataset is partitioned by `day` (integer)"),
+        ("day=unknown", "the value `unknown` of `day` is not an integer"),
+    ] {
+        let key = PartitionKey::parse(key).unwrap();
+        let error = writer.write(&key, &samples(1, 1)).unwrap_err().to_string();
+        let expected = format!("the partition `{key}` does not fit: {expected}\n  hint: ");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    for columns in [
+        vec![],
+        vec![PartitionColumn::new("day", PartitionType::Text)],
+        vec![PartitionColumn::new("hour", PartitionType::Integer)],
+    ] {
+        let error = writer.set_partition_columns(columns).unwrap_err().to_string();
+        assert!(
+            error.starts_with("the dataset is partitioned by `day` (integer), but the samples"),
+            "{error}"
+        );
+    }
+    writer.write(&PartitionKey::parse("day=2").unwrap(), &samples(1, 1)).unwrap();
+    assert_eq!(keys(&writer.finish().unwrap().snapshot), ["day=1", "day=2"]);
+}
+
+#[test]
+fn a_new_dataset_has_the_partition_columns_that_were_set() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = DatasetWriter::create(directory.path(), schema(), options(Commit::Create)).unwrap();
+    let key = PartitionKey::parse("day=1").unwrap();
+    let error = writer.write(&key, &samples(1, 1)).unwrap_err().to_string();
+    assert!(error.contains("the partition `day=1` does not fit: the dataset is not partitioned"), "{error}");
+    writer.set_partition_columns(of_texts(&key)).unwrap();
+    writer.write(&key, &samples(1, 1)).unwrap();
+    writer.finish().unwrap();
+    let text = fs_err::read_to_string(directory.path().join(crate::names::snapshot_path(1))).unwrap();
+    let snapshot: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(snapshot["partition_columns"], serde_json::json!([{ "name": "day", "type": "text" }]));
 }
 
 /// The samples with a key each, from `first` on.
@@ -265,7 +305,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
     let key = PartitionKey::parse("day=1").unwrap();
     for layout in [Layout::Rows, Layout::Folded] {
         let root = with.path().join(format!("{layout:?}"));
-        let mut writer = DatasetWriter::create(&root, schema(), options(Commit::Create, layout)).unwrap();
+        let mut writer = partitioned_by_day(&root, schema(), options(Commit::Create, layout));
         writer.write(&key, &keyed(&samples(5, 10), 100)).unwrap();
         let snapshot = writer.finish().unwrap().snapshot;
         assert!(snapshot.sample_keys);
@@ -323,7 +363,7 @@ fn with_vocabularies(
     let mut schema = schema();
     schema.groups[0].features[0].vocabulary = Some("city".to_owned());
     schema.groups[1].features[0].vocabulary = Some("item".to_owned());
-    let mut writer = DatasetWriter::create(root, schema, options(commit)).unwrap();
+    let mut writer = partitioned_by_day(root, schema, options(commit));
     writer.write(&PartitionKey::parse(key).unwrap(), &samples(2, 0)).unwrap();
     for (name, vocabulary) in vocabularies {
         writer.add_vocabulary(name, vocabulary).unwrap();

@@ -13,7 +13,10 @@ use super::*;
 use crate::dense::DenseSketch;
 use crate::scan::OpenFile;
 use crate::verify::{ExpectedSamples, VerifyOptions, verify};
-use crate::{Commit, DenseStatistics, KeptColumn, KeptKind, Layout, Order, PartitionFilter, WriterOptions};
+use crate::{
+    Commit, DenseStatistics, KeptColumn, KeptKind, Layout, Order, PartitionFilter, PartitionType,
+    WriterOptions,
+};
 
 const SAMPLES: i64 = 5000;
 
@@ -66,6 +69,7 @@ fn rows(samples: &[i64]) -> RecordBatch {
 fn write(root: &Path, options: WriterOptions, batch: usize, days: &[i64]) -> Snapshot {
     let buckets = i64::from(options.buckets);
     let mut writer = DatasetWriter::create(root, schema(), options).unwrap();
+    writer.set_partition_columns(vec![PartitionColumn::new("day", PartitionType::Integer)]).unwrap();
     for day in days {
         let key = PartitionKey::new(vec![("day".to_owned(), day.to_string())]);
         let mut samples: Vec<i64> = (0..SAMPLES).filter(|sample| sample / 10 % 2 == *day).collect();

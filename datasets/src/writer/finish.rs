@@ -35,7 +35,6 @@ impl DatasetWriter {
         let base = self.base.clone();
         let kept = base.as_ref().filter(|_| self.options.commit.keeps_others());
         let old = self.old_partitions(kept)?;
-        let partition_columns = self.partition_columns().into_iter().map(str::to_owned).collect();
         let written = std::mem::take(&mut self.written);
         let new: BTreeMap<PartitionKey, Partition> = written
             .into_iter()
@@ -69,7 +68,7 @@ impl DatasetWriter {
             sessions: self.options.sessions.clone().or(kept.and_then(|kept| kept.sessions.clone())),
             schema: self.schema.clone(),
             sample_keys: self.options.sample_keys,
-            partition_columns,
+            partition_columns: self.partition_columns.clone(),
             partitions: new,
             vocabularies,
         };

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};
 use crate::folded::{UnfoldedGroup, unfold_group};
+use crate::partition_column::tests::of_texts;
 use crate::schema::item_field;
 use crate::{Layout, Order, Partition};
 
@@ -308,6 +309,7 @@ fn samples_of_buckets_have_files_and_statistics_of_their_own() {
     let options = WriterOptions { buckets: 3, ..WriterOptions::new(Order::Session) };
     let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
     let key = PartitionKey::parse("split=a").unwrap();
+    writer.set_partition_columns(of_texts(&key)).unwrap();
     writer.write(&key, &samples().slice(0, 30)).unwrap();
     // Sessions of another bucket may start earlier.
     writer.write(&key, &in_last_bucket(&samples().slice(5, 40))).unwrap();
@@ -387,6 +389,7 @@ fn a_file_that_cannot_be_written_is_named_and_nothing_is_left() {
     let key = PartitionKey::parse("split=a").unwrap();
     let mut writer =
         DatasetWriter::create(directory.path(), schema(), WriterOptions::new(Order::Session)).unwrap();
+    writer.set_partition_columns(of_texts(&key)).unwrap();
     // A file takes the place of the partition's folder.
     fs_err::create_dir(directory.path().join("data")).unwrap();
     fs_err::write(directory.path().join("data/split=a"), b"").unwrap();

@@ -91,7 +91,7 @@ pub(crate) struct Reading {
     /// Memory for row groups and batches, as `512MiB`
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "1GiB")]
     memory_limit: u64,
-    /// Which partitions, as `split=train,date>=2024-05-01` [default: all]
+    /// Which partitions, as `split=train,date>=2024-05-01` or `city="Paris, TX"` [default: all]
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     pub(crate) partitions: PartitionFilter,
     /// Sparse features to read, joined by commas [default: all]

@@ -8,8 +8,8 @@ use arrow::array::{
 };
 use arrow::datatypes::Int64Type;
 use onefold_datasets::{
-    DatasetWriter, FeatureGroup, KeptColumn, KeptKind, Layout, Order, PartitionKey, Schema, Snapshot,
-    SparseFeature, SparseKind, WriterOptions, bucket_of_session,
+    DatasetWriter, FeatureGroup, KeptColumn, KeptKind, Layout, Order, PartitionColumn, PartitionKey,
+    PartitionType, Schema, Snapshot, SparseFeature, SparseKind, WriterOptions, bucket_of_session,
 };
 use onefold_ikjt::{Batch, Batches, Error, Reader, ReaderOptions, Workers};
 use rand::{Rng, SeedableRng};
@@ -128,6 +128,7 @@ impl Log {
     fn write_as(self, directory: &Path, options: WriterOptions) -> Vec<Sample> {
         let buckets = i64::from(options.buckets);
         let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
+        writer.set_partition_columns(vec![PartitionColumn::new("split", PartitionType::Text)]).unwrap();
         let sessions = self.samples();
         let (first, second) = sessions.split_at(sessions.len() / 2);
         let mut written = Vec::new();

@@ -32,7 +32,8 @@ impl Build<'_> {
         merge::check(config, &old)?;
         let wanted = ReadingOptions { observe_changes: false, ..self.wanted(Some(&old))? };
         let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
-        let choice = options.partitions.choice(&reading.partition_types())?;
+        writer.set_partition_columns(reading.partition_columns())?;
+        let choice = options.partitions.choice(writer.partition_columns())?;
         let mut merge = Merge::new(config, &reading, &wanted, (self.out, old))?;
         let mut late = merge.encode(&reading, reporter).await?;
         let known = writer.appended_to().map(|old| (self.out, old));
@@ -40,8 +41,7 @@ impl Build<'_> {
         if decided.schema.kept != writer.schema().kept {
             // Refused, because the dataset has other types.
             let schema = Schema { kept: decided.schema.kept.clone(), ..writer.schema().clone() };
-            drop(writer);
-            writer = self.writer(layout, order, &schema)?;
+            writer = self.with_schema(writer, &schema)?;
         }
         merge::know_originals(config, &reading, &mut decided)?;
         merge.place(&choice, &decided).await?;

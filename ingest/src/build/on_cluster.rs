@@ -19,15 +19,11 @@ impl Build<'_> {
         cluster: &Arc<dyn Cluster>,
         reading: Reading<'_>,
         wanted: &ReadingOptions,
-        mut writer: DatasetWriter,
+        writer: DatasetWriter,
     ) -> Result<BuildSummary> {
         let mut clustering = reading.clustering_on(cluster, wanted).await?;
         let decided = self.decide_on_cluster(&reading, &mut clustering, &writer).await?;
-        if decided.schema != *writer.schema() {
-            let options = writer.options().clone();
-            drop(writer);
-            writer = self.writer(options.layout, options.order, &decided.schema)?;
-        }
+        let mut writer = self.with_schema(writer, &decided.schema)?;
         writer.set_buckets(reading.buckets(wanted))?;
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
@@ -52,7 +48,7 @@ impl Build<'_> {
         writer: &mut DatasetWriter,
     ) -> Result<Option<WrittenSamples>> {
         // Records pass through other machines, so they are digested when they are decoded, too.
-        let spec = self.write_spec(writer, reading, clustering.cut());
+        let spec = self.write_spec(writer, clustering.cut());
         let mut add = |bucket| Ok(writer.add(bucket)?);
         let written = clustering.write(spec, &decided.lists, self.reporter, &mut add).await?;
         count_skipped(&reading.context, cluster, &reading.sources).await?;

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 
 use onefold_base::progress::Reporter;
 use onefold_datasets::{
-    Commit, DatasetWriter, Layout, Order, Schema, Sessions, WriterOptions, Written, WrittenBucket,
-    check_new_location,
+    Commit, DatasetWriter, Layout, Order, PartitionColumn, Schema, Sessions, WriterOptions, Written,
+    WrittenBucket, check_new_location,
 };
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
@@ -48,6 +48,8 @@ pub struct Part {
     pub order: Order,
     /// What makes a session.
     pub sessions: Sessions,
+    /// The partition columns, with the types that they have in the samples.
+    pub partition_columns: Vec<PartitionColumn>,
     /// Whether samples have keys.
     pub sample_keys: bool,
     /// The samples that were written.
@@ -125,7 +127,11 @@ impl Build<'_> {
             ..self.wanted(old.as_ref())?
         };
         let reading = Reading::plan(config, sources::find(config).await?, &options.engine, &wanted).await?;
-        options.partitions.choice(&reading.partition_types())?;
+        let partition_columns = reading.partition_columns();
+        if let Some(old) = &old {
+            old.check_partition_columns(&partition_columns)?;
+        }
+        options.partitions.choice(&partition_columns)?;
         let sample_keys = old.map_or(!config.samples.key.is_empty(), |old| old.sample_keys);
         let mut part = Part {
             format_version: FORMAT_VERSION,
@@ -135,6 +141,7 @@ impl Build<'_> {
             layout,
             order,
             sessions: config.session.clone(),
+            partition_columns,
             sample_keys,
             samples: 0,
             written: Vec::new(),
@@ -150,7 +157,7 @@ impl Build<'_> {
                 ..part.options(Commit::Append)
             },
             filter: options.partitions.clone(),
-            types: reading.partition_types(),
+            partition_columns: part.partition_columns.clone(),
             cut: clustering.cut(true),
         };
         let mut add = |bucket: WrittenBucket| {
@@ -251,6 +258,7 @@ pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> 
     check_parts(first_path, first, &parts)?;
     let storage = Storage::open(out)?;
     let mut writer = DatasetWriter::create_in(storage.clone(), first.schema.clone(), first.options(commit))?;
+    writer.set_partition_columns(first.partition_columns.clone())?;
     if writer.buckets() != first.buckets {
         let message = format!("it is of {} buckets, the dataset has {}", first.buckets, writer.buckets());
         return Err(no_part(first_path, &message));
@@ -283,6 +291,7 @@ fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Re
             ("layout", part.layout == first.layout),
             ("order", part.order == first.order),
             ("definition of sessions", part.sessions == first.sessions),
+            ("definition of partition columns", part.partition_columns == first.partition_columns),
             ("use of sample keys", part.sample_keys == first.sample_keys),
         ];
         if let Some((what, _)) = what.iter().find(|(_, same)| !same) {

@@ -12,7 +12,7 @@ use datafusion::arrow::datatypes::{Float32Type, Int64Type, UInt64Type};
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::physical_plan::collect;
 use onefold_datasets::{
-    CountBudget, Decode, KeptColumn, KeptKind, Order, PartitionKey, PartitionType, PartitionTypes,
+    CountBudget, Decode, KeptColumn, KeptKind, Order, PartitionColumn, PartitionKey, PartitionType,
     WriterOptions, overlap,
 };
 use proptest::prelude::*;
@@ -709,7 +709,6 @@ fn what_writes_buckets_is_described_completely() {
                 [features]\nitem = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
     let config = crate::Config::parse(std::path::Path::new("dataset.toml"), text).unwrap();
     let filter = "split=train,hour>=7".parse().unwrap();
-    let hour = ("hour".to_owned(), PartitionType::Number);
     let spec = WriteSpec {
         location: "s3://bucket/dataset".into(),
         schema: config.schema.clone(),
@@ -718,7 +717,10 @@ fn what_writes_buckets_is_described_completely() {
             ..WriterOptions::new(Order::SessionHash)
         },
         filter,
-        types: PartitionTypes::new([("split".to_owned(), PartitionType::Unknown), hour]),
+        partition_columns: vec![
+            PartitionColumn::new("split", PartitionType::Text),
+            PartitionColumn::new("hour", PartitionType::Integer),
+        ],
         cut: CutSpec {
             partitions: Partitions::of(&config),
             encoded: options(true, 7),

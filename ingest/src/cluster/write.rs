@@ -27,7 +27,7 @@ use datafusion::physical_plan::{
 use futures::StreamExt;
 use futures::future::{Either, select};
 use onefold_datasets::{
-    BucketWriters, Encoders, PartitionChoice, PartitionFilter, PartitionTypes, Schema, WriterOptions,
+    BucketWriters, Encoders, PartitionChoice, PartitionColumn, PartitionFilter, Schema, WriterOptions,
     WrittenBucket,
 };
 use onefold_storage::Storage;
@@ -63,7 +63,7 @@ pub(crate) struct WriteSpec {
     pub(crate) options: WriterOptions,
     /// The partitions that are written; samples of others are counted.
     pub(crate) filter: PartitionFilter,
-    pub(crate) types: PartitionTypes,
+    pub(crate) partition_columns: Vec<PartitionColumn>,
     pub(crate) cut: CutSpec,
 }
 
@@ -74,7 +74,7 @@ impl WriteSpec {
     ///
     /// [`Error::Dataset`](crate::Error::Dataset) if the filter does not fit the partition columns.
     pub(super) fn choice(&self) -> crate::Result<PartitionChoice<'_>> {
-        Ok(self.filter.choice(&self.types)?)
+        Ok(self.filter.choice(&self.partition_columns)?)
     }
 }
 

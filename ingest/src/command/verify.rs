@@ -21,7 +21,7 @@ pub(crate) struct VerifyArguments {
     /// Read the sources of this configuration, and compare their samples with those of the dataset
     #[arg(long, value_name = "CONFIG")]
     against: Option<PathBuf>,
-    /// With `--against`: compare only these partitions, as `date=2024-06-01`
+    /// With `--against`: compare only these partitions, as `date=2024-06-01` or `city="Paris, TX"`
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true, requires = "against")]
     partition: PartitionFilter,
     #[command(flatten)]

@@ -95,27 +95,11 @@ pub(crate) struct Merge<'a> {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the dataset does not have what tells late samples from those that are there, or is partitioned
-/// by other columns.
+/// [`Error::Config`] if the dataset does not have what tells late samples from those that are there.
 pub(crate) fn check(config: &Config, snapshot: &Snapshot) -> Result<()> {
     let wrong = |message: String, hint: &str| {
         Err(Error::Config { path: config.path.clone(), message, hint: hint.to_owned() })
     };
-    let made: &[&str] = match config.partition_by {
-        None => &[],
-        Some(crate::PartitionBy::Day) => &["date"],
-        Some(crate::PartitionBy::Hour) => &["date", "hour"],
-    };
-    let columns = config.partition_columns.iter().map(String::as_str).chain(made.iter().copied());
-    let columns: Vec<&str> = columns.collect();
-    if columns != snapshot.partition_columns && snapshot.statistics.samples > 0 {
-        let message = format!(
-            "it partitions samples by `{}`, the dataset by `{}`",
-            columns.join("`, `"),
-            snapshot.partition_columns.join("`, `")
-        );
-        return wrong(message, "merge with the configuration that the dataset was built with");
-    }
     let keyed = !config.samples.key.is_empty();
     if keyed && !snapshot.sample_keys {
         let message =

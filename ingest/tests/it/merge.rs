@@ -587,7 +587,8 @@ fn what_a_merge_needs_is_asked_for() {
     refused(&unkeyed, "keyed", Commit::Append, &["have keys, but `[samples].key` is not declared"]);
     refused(&Setup { gap: false, ..SETUP }, "keyed", Commit::Merge, &["has another `[session]`"]);
     let other = Setup { partition: "by = \"hour\"", ..SETUP };
-    refused(&other, "keyed", Commit::Merge, &["partitions samples by `date`, `hour`, the dataset by `date`"]);
+    let columns = ["partitioned by `date` (date), but", "partitioned by `date` (date), `hour` (integer)"];
+    refused(&other, "keyed", Commit::Merge, &columns);
     let cut = Setup { ids: ", vocabulary = \"frequency\", min_count = 2", ..unkeyed.clone() };
     cut.write(&dir, "first", &rows);
     cut.works(&dir, "first", "cut", Commit::Create);

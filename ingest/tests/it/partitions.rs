@@ -74,8 +74,9 @@ fn a_build_compares_numbers_and_dates() {
     assert!(!dir.path("failed").exists());
     let dir = with_log("columns = [\"day\"]");
     assert_eq!(built(&dir, "day<2024-06-03"), ["day=2024-06-01", "day=2024-06-02"]);
-    let mistake = ["`2024-6-3` cannot be compared with the value `2024-06-0", "write `2024-06-03`"];
+    let mistake = ["`2024-6-3` is not written as dates are", "write `day<2024-06-03`"];
     dir.fails_as(with_partition(&dir, "failed", "day<2024-6-3"), &mistake);
+    dir.fails_as(with_partition(&dir, "failed", "day<2"), &["the values of `day` are texts", "`day<\"2\"`"]);
     assert!(!dir.path("failed").exists());
 }
 
@@ -89,6 +90,69 @@ fn a_dataset_is_asked_by_numbers_and_dates() {
     assert_eq!(samples("wk<9,wk!=3").unwrap(), 80);
     assert!(samples("wk<nine").unwrap_err().to_string().contains("`nine` is not a number"));
     assert!(samples("wk>12").unwrap_err().to_string().contains("no partition matches"));
+}
+
+/// Replaces the samples' source by a query.
+fn with_query(dir: &Dir, query: &str) {
+    let text = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
+    dir.write("dataset.toml", text.replacen("source = \"log\"", &format!("query = '''{query}'''"), 1));
+}
+
+#[test]
+fn values_of_another_type_are_not_appended() {
+    let dir = with_log("columns = [\"wk\"]");
+    dir.build("dataset");
+    let columns = || Snapshot::load(&dir.path("dataset")).unwrap().partition_columns;
+    let types = || columns().iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(types(), ["`wk` (integer)"]);
+    with_query(
+        &dir,
+        "SELECT * EXCLUDE (wk), CASE WHEN wk = 7 THEN 'unknown' ELSE CAST(wk AS VARCHAR) END AS wk FROM log",
+    );
+    let append = ["append", "dataset.toml", "--out", "dataset"];
+    let merge = [&append[..], &["--merge"]].concat();
+    let part = ["write", "dataset.toml", "--bucket", "0/1", "--dataset", "dataset", "--out", "part.json"];
+    for command in [&append[..], &merge[..], &part[..]] {
+        let parts =
+            ["partitioned by `wk` (integer), but", "to append are partitioned by `wk` (text)", "`CAST`"];
+        dir.fails_as(dir.command(command), &parts);
+    }
+    let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+    let samples = snapshot.chosen_samples(&"wk<9".parse().unwrap()).unwrap();
+    assert_eq!((snapshot.snapshot, types(), samples), (1, vec!["`wk` (integer)".to_owned()], 90));
+}
+
+#[test]
+fn the_types_of_partition_columns_are_those_of_the_query() {
+    let dir = with_log("columns = [\"d\", \"half\", \"flag\"]\nby = \"hour\"");
+    let query = "SELECT *, CAST(day AS DATE) AS d, wk / 2.0 AS half, wk > 3 AS flag FROM log";
+    with_query(&dir, query);
+    dir.build("dataset");
+    let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+    let types: Vec<String> = snapshot.partition_columns.iter().map(ToString::to_string).collect();
+    let expected = ["`d` (date)", "`half` (number)", "`flag` (text)", "`date` (date)", "`hour` (integer)"];
+    assert_eq!(types, expected);
+    let samples = |filter: &str| snapshot.chosen_samples(&filter.parse().unwrap()).unwrap();
+    assert_eq!(samples("d<2024-06-03,half<=0.5"), 20);
+    assert_eq!(samples("half<1,flag=false"), 20);
+    assert_eq!(samples("flag=true"), 90);
+}
+
+#[test]
+fn values_with_commas_and_operators_are_chosen_in_quotes() {
+    let dir = with_log("columns = [\"city\"]");
+    let city = "CASE WHEN wk < 5 THEN 'Paris, \"TX\"' WHEN wk < 9 THEN 'a<=b' ELSE '' END";
+    with_query(&dir, &format!("SELECT *, {city} AS city FROM log"));
+    for (filter, key) in [
+        (r#"city="Paris, ""TX""""#, "city=Paris,%20%22TX%22"),
+        (r#"city="a<=b""#, "city=a%3C%3Db"),
+        (r#"city="""#, "city="),
+    ] {
+        assert_eq!(built(&dir, filter), [key]);
+    }
+    assert_eq!(built(&dir, r#"city!="a<=b",city!="""#), ["city=Paris,%20%22TX%22"]);
+    let none = r#"no sample is of a partition that `city="Paris, FR"` chooses"#;
+    dir.fails_as(with_partition(&dir, "failed", r#"city="Paris, FR""#), &[none]);
 }
 
 #[test]

@@ -230,7 +230,7 @@ impl<'a> Counts<'a> {
                 ("the dataset has no samples".to_owned(), "build it from logs that have some")
             } else {
                 (
-                    format!("no partition with samples fits `train = \"{filter}\"`"),
+                    format!("no partition with samples fits `{filter}`"),
                     "correct `train` under `[data]`, or build the dataset with such partitions",
                 )
             };

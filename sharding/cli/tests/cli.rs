@@ -463,6 +463,7 @@ fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
         partition
     };
     snapshot["partitions"] = json!([part("holdout", 5_000), part("train", 500)]);
+    snapshot["partition_columns"] = json!([{ "name": "split", "type": "text" }]);
     fs_err::write(&path, snapshot.to_string()).unwrap();
     let pooling_factor = |train: &str| {
         dir.write("train.toml", &TRAIN.replace("[data]", &format!("[data]\ntrain = \"{train}\"")));
@@ -477,7 +478,7 @@ fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
         dir.run(&format!("{TABLES} --overwrite")).failed()
     };
     let error = refused("split=other");
-    assert!(error.contains("no partition with samples fits `train = \"split=other\"`"), "{error}");
+    assert!(error.contains("no partition with samples fits `split=other`"), "{error}");
     assert!(error.contains("\n  hint: correct `train` under `[data]`"), "{error}");
     assert!(refused("region=eu").contains("there is no partition column `region`"));
 }

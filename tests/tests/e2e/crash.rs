@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use onefold_datasets::{Commit, DatasetWriter, PartitionKey, Snapshot, WriterOptions};
+use onefold_datasets::{
+    Commit, DatasetWriter, PartitionColumn, PartitionKey, PartitionType, Snapshot, WriterOptions,
+};
 use onefold_tests::{Dir, TestCommand};
 
 use crate::logs::{expected_samples, write_logs};
@@ -285,6 +287,7 @@ fn write_meanwhile(dataset: &Path, commit: Commit, meanwhile: impl FnOnce()) -> 
     let base = Snapshot::load(dataset).map_or(onefold_datasets::Order::Session, |snapshot| snapshot.order);
     let options = WriterOptions { commit, ..WriterOptions::new(base) };
     let mut writer = DatasetWriter::create(dataset, schema, options).unwrap();
+    writer.set_partition_columns(vec![PartitionColumn::new("part", PartitionType::Text)]).unwrap();
     writer.write(&PartitionKey::new(vec![("part".to_owned(), "a".to_owned())]), &rows).unwrap();
     meanwhile();
     writer.finish().err().map(|error| error.to_string())

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
 use arrow::datatypes::Int64Type;
 use onefold_datasets::{
-    DatasetWriter, FeatureGroup, Order, PartitionKey, SESSION_COLUMN, Schema, Snapshot, SparseFeature,
-    SparseKind, TIME_COLUMN, WriterOptions,
+    DatasetWriter, FeatureGroup, Order, PartitionColumn, PartitionKey, PartitionType, SESSION_COLUMN, Schema,
+    Snapshot, SparseFeature, SparseKind, TIME_COLUMN, WriterOptions,
 };
 use onefold_tests::Dir;
 
@@ -78,6 +78,7 @@ pub(crate) fn write_many_row_groups(dir: &Dir) -> (PathBuf, Vec<i64>) {
     let dataset = dir.path("many");
     let (schema, rows) = session_rows(&session_sizes());
     let mut writer = DatasetWriter::create(&dataset, schema, small_limits()).unwrap();
+    writer.set_partition_columns(vec![PartitionColumn::new("part", PartitionType::Text)]).unwrap();
     let key = |part: &str| PartitionKey::new(vec![("part".to_owned(), part.to_owned())]);
     writer.write(&key("a"), &rows).unwrap();
     writer.write(&key("b"), &rows).unwrap();

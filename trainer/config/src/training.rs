@@ -13,7 +13,7 @@ use super::{LossConfig, Precision};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// Partitions to train on, as `split=train`; all if empty.
+    /// Partitions to train on, as `split=train` or `city="Paris, TX"`; all if empty.
     #[serde(default)]
     pub train: String,
     /// Partitions to evaluate on; none if absent.

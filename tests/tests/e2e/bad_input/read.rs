@@ -14,7 +14,7 @@ fn datasets_that_cannot_be_read() {
     bench("--partitions train").is_misused(&["partition filter `train`", "not a condition", "split=train"]);
     bench("--partitions day=1").fails(&["no partition column `day`", "`split`, `date`, `hour`"]);
     bench("--partitions split=test")
-        .fails(&["`split=test`: no partition matches", "split=train/date=2024-05-01/hour=10"]);
+        .fails(&["`split=test`: no partition matches", "`split=train,date=2024-05-01,hour=10`"]);
     bench("--features user,histroy").fails(&["no sparse feature `histroy`", "did you mean `history`?"]);
     dir.command("onefold-read head dataset --batch-size 0").fails(&["batches of 0", "at least 1"]);
     dir.command("onefold-read head nowhere").fails(&["`nowhere` is not a dataset", "onefold-ingest build"]);
