@@ -1,129 +1,170 @@
 //! Statistics of dense features, by which a model normalizes them.
 
-mod sketch;
+mod histogram;
+mod sum;
 
 use std::collections::BTreeMap;
 
+use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine as _};
+use onefold_base::varint::{read_varint, write_varint};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::sketch::DenseSketch;
-use self::sketch::Moments;
+use self::histogram::{Histogram, Pages};
+use self::sum::{MOST_TIMES, Moments};
 
-/// The quantiles of a [`DenseStatistics`]: 0, 1/16, … 1.
+/// The number of [quantiles](DenseStatistics::quantiles): 0, 1/16, … 1.
 pub const DENSE_QUANTILES: usize = 17;
-/// Quantiles but the first and the last are rounded to so many digits, means and variances to [`MOMENT_DIGITS`].
-const QUANTILE_DIGITS: usize = 6;
-const MOMENT_DIGITS: usize = 12;
 
 /// Statistics of a dense feature over some samples. Infinities and NaNs are counted, and left out of everything else.
 ///
-/// The same samples give the same bits, on any number of threads.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Stored", into = "Stored")]
+/// They are counts and exact sums: the same samples give the same bits, in any order, on any number of threads, and
+/// however they are divided into parts that are [merged](Self::merge).
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct DenseStatistics {
-    /// Finite values.
-    pub finite: u64,
-    /// Infinities and NaNs.
-    pub not_finite: u64,
-    /// The mean; 0 without a finite value, as all that follows.
-    pub mean: f64,
-    /// The population variance.
-    pub variance: f64,
-    /// The mean of `sign(x) * ln(1 + |x|)`.
-    pub log_mean: f64,
-    /// The population variance of `sign(x) * ln(1 + |x|)`.
-    pub log_variance: f64,
-    /// The quantiles 0, 1/16, … 1, ascending. The first and the last are the smallest and the largest value exactly. Of
-    /// the samples of one file the others are off by less than 1/128 of their size; [merging](Self::merge) interpolates
-    /// between the quantiles of its parts.
-    pub quantiles: [f32; DENSE_QUANTILES],
-}
-
-// No number of it is a NaN.
-impl Eq for DenseStatistics {}
-
-/// How statistics are stored: numbers in as few digits as give them back, separated by spaces.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Stored {
-    finite: u64,
-    #[serde(default, skip_serializing_if = "is_zero")]
     not_finite: u64,
-    /// Mean, variance, mean of the logarithms and variance of the logarithms.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    moments: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    quantiles: String,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-fn is_zero(number: &u64) -> bool {
-    *number == 0
+    histogram: Histogram,
+    values: Moments,
+    /// The same for `sign(x) * ln(1 + |x|)`.
+    logs: Moments,
 }
 
 impl DenseStatistics {
-    /// Of no finite values.
-    fn without_values(not_finite: u64) -> Self {
-        Self {
-            finite: 0,
-            not_finite,
-            mean: 0.0,
-            variance: 0.0,
-            log_mean: 0.0,
-            log_variance: 0.0,
-            quantiles: [0.0; DENSE_QUANTILES],
+    /// The statistics of values, which come in any parts.
+    pub fn of<'v>(parts: impl IntoIterator<Item = &'v [f32]>) -> Self {
+        let mut statistics = Self::default();
+        let mut pages = Pages::new();
+        for part in parts.into_iter().flat_map(|part| part.chunks(MOST_TIMES)) {
+            // Values repeat within a session.
+            for run in part.chunk_by(|a, b| a.to_bits() == b.to_bits()) {
+                let (x, times) = (run[0], run.len());
+                if !x.is_finite() {
+                    statistics.not_finite += times as u64;
+                    continue;
+                }
+                let value = f64::from(x);
+                pages.add(x, times);
+                statistics.values.add(value, times);
+                statistics.logs.add(value.abs().ln_1p().copysign(value), times);
+            }
         }
+        statistics.histogram = pages.histogram();
+        statistics
     }
 
-    fn new(not_finite: u64, values: Moments, logs: Moments, quantiles: [f32; DENSE_QUANTILES]) -> Self {
-        let short = |number: f64| rounded(number, MOMENT_DIGITS);
-        Self {
-            finite: values.count,
-            not_finite,
-            mean: short(values.mean),
-            variance: short(values.variance()),
-            log_mean: short(logs.mean),
-            log_variance: short(logs.variance()),
-            quantiles,
-        }
+    /// Adds the statistics of other samples: the result is that of all samples together.
+    pub fn merge(&mut self, other: &Self) {
+        self.not_finite = self.not_finite.saturating_add(other.not_finite);
+        self.histogram.merge(&other.histogram);
+        self.values.merge(&other.values);
+        self.logs.merge(&other.logs);
+    }
+
+    /// The number of finite values.
+    pub fn finite(&self) -> u64 {
+        self.histogram.count()
+    }
+
+    /// The number of infinities and NaNs.
+    pub fn not_finite(&self) -> u64 {
+        self.not_finite
     }
 
     /// The smallest value; `None` without a finite one.
     pub fn min(&self) -> Option<f32> {
-        (self.finite > 0).then_some(self.quantiles[0])
+        self.histogram.min()
     }
 
     /// The largest value; `None` without a finite one.
     pub fn max(&self) -> Option<f32> {
-        (self.finite > 0).then_some(self.quantiles[DENSE_QUANTILES - 1])
+        self.histogram.max()
     }
 
-    fn moments(&self) -> [Moments; 2] {
-        [(self.mean, self.variance), (self.log_mean, self.log_variance)].map(|(mean, variance)| Moments {
-            count: self.finite,
-            mean,
-            squares: variance * self.finite as f64,
-        })
+    /// The mean; 0 without a finite value, as all that follows.
+    pub fn mean(&self) -> f64 {
+        self.values.mean(self.finite())
     }
 
-    /// Adds the statistics of other samples. Means and variances are those of all samples (Chan, Golub and LeVeque
-    /// 1979); quantiles are those of the mix of the two distributions, which run straight from quantile to quantile.
-    pub fn merge(&mut self, other: &Self) {
-        let not_finite = self.not_finite.saturating_add(other.not_finite);
-        if other.finite == 0 || self.finite == 0 {
-            let of = if other.finite == 0 { self.clone() } else { other.clone() };
-            *self = Self { not_finite, ..of };
-            return;
+    /// The population variance.
+    pub fn variance(&self) -> f64 {
+        self.values.variance(self.finite())
+    }
+
+    /// The mean of `sign(x) * ln(1 + |x|)`.
+    pub fn log_mean(&self) -> f64 {
+        self.logs.mean(self.finite())
+    }
+
+    /// The population variance of `sign(x) * ln(1 + |x|)`.
+    pub fn log_variance(&self) -> f64 {
+        self.logs.variance(self.finite())
+    }
+
+    /// The quantile `share`, from 0, the smallest value, to 1, the largest; these two are exact. Others are found in a
+    /// histogram of at most 1,024 bins, and are off by less than the width of a bin: 1/128 of the quantile's size if
+    /// the values lie within 8 octaves, 1/64 within 16, 1/32 within 32. A bin that holds one value only is exact. Where
+    /// many values have a smooth density, errors are far smaller.
+    pub fn quantile(&self, share: f64) -> f64 {
+        self.histogram.quantile(share)
+    }
+
+    /// The [quantiles](Self::quantile) 0, 1/16, … 1, ascending.
+    pub fn quantiles(&self) -> [f32; DENSE_QUANTILES] {
+        std::array::from_fn(|i| self.quantile(i as f64 / (DENSE_QUANTILES - 1) as f64) as f32)
+    }
+
+    /// The statistics as bytes: at most a few KiB, some 60 for a feature of one value.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write_varint(&mut bytes, self.not_finite);
+        self.histogram.encode(&mut bytes);
+        if self.finite() > 0 {
+            self.values.encode(&mut bytes);
+            self.logs.encode(&mut bytes);
         }
-        let [mut values, mut logs] = self.moments();
-        let [other_values, other_logs] = other.moments();
-        values.merge(other_values);
-        logs.merge(other_logs);
-        *self = Self::new(not_finite, values, logs, mixed_quantiles(self, other));
+        bytes
+    }
+
+    /// The statistics that [`encode`](Self::encode) wrote.
+    ///
+    /// # Errors
+    ///
+    /// If `bytes` are something else.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let decoded = Self::decode_all(bytes);
+        decoded.ok_or_else(|| format!("{} bytes are not the statistics of a dense feature", bytes.len()))
+    }
+
+    fn decode_all(mut bytes: &[u8]) -> Option<Self> {
+        let from = &mut bytes;
+        let (not_finite, histogram) = (read_varint(from)?, Histogram::decode(from)?);
+        let mut statistics = Self { not_finite, histogram, ..Self::default() };
+        if statistics.finite() > 0 {
+            statistics.values = Moments::decode(from)?;
+            statistics.logs = Moments::decode(from)?;
+        }
+        bytes.is_empty().then_some(statistics)
     }
 }
 
-/// Of statistics by feature, those of all parts together, for features of which every part has some.
+impl From<DenseStatistics> for String {
+    fn from(statistics: DenseStatistics) -> Self {
+        BASE64_STANDARD_NO_PAD.encode(statistics.encode())
+    }
+}
+
+impl TryFrom<String> for DenseStatistics {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let bytes = BASE64_STANDARD_NO_PAD
+            .decode(text)
+            .map_err(|error| format!("the statistics of a dense feature are not Base64: {error}"))?;
+        Self::decode(&bytes)
+    }
+}
+
+/// The statistics by feature of all parts together, for the features of which every part has some.
 pub(crate) fn merged<'s>(
     parts: impl IntoIterator<Item = &'s BTreeMap<String, DenseStatistics>>,
 ) -> BTreeMap<String, DenseStatistics> {
@@ -138,106 +179,11 @@ pub(crate) fn merged<'s>(
     all
 }
 
-/// The share of values below `x`, and of those up to `x`, of a distribution with these quantiles.
-fn share_below(quantiles: &[f32; DENSE_QUANTILES], x: f64) -> (f64, f64) {
-    let steps = (DENSE_QUANTILES - 1) as f64;
-    let share = |below: usize| {
-        if below == 0 {
-            return 0.0;
-        }
-        let last = below - 1;
-        let Some(next) = quantiles.get(below) else { return 1.0 };
-        let (from, to) = (f64::from(quantiles[last]), f64::from(*next));
-        (last as f64 + (x - from) / (to - from)) / steps
-    };
-    (
-        share(quantiles.partition_point(|q| f64::from(*q) < x)),
-        share(quantiles.partition_point(|q| f64::from(*q) <= x)),
-    )
-}
-
-/// The quantiles of two distributions together.
-fn mixed_quantiles(a: &DenseStatistics, b: &DenseStatistics) -> [f32; DENSE_QUANTILES] {
-    let part = a.finite as f64 / (a.finite as f64 + b.finite as f64);
-    let mut points: Vec<f64> = a.quantiles.iter().chain(&b.quantiles).map(|q| f64::from(*q)).collect();
-    points.sort_by(f64::total_cmp);
-    let shares: Vec<(f64, f64)> = points
-        .iter()
-        .map(|x| {
-            let (of_a, of_b) = (share_below(&a.quantiles, *x), share_below(&b.quantiles, *x));
-            (part * of_a.0 + (1.0 - part) * of_b.0, part * of_a.1 + (1.0 - part) * of_b.1)
-        })
-        .collect();
-    let at = |share: f64| {
-        let place = shares.partition_point(|(_, up_to)| *up_to < share).min(points.len() - 1);
-        let (below, _) = shares[place];
-        if place == 0 || share > below {
-            return points[place];
-        }
-        let (from, (_, before)) = (points[place - 1], shares[place - 1]);
-        let along = if below > before { (share - before) / (below - before) } else { 1.0 };
-        from + along * (points[place] - from)
-    };
-    let ends = [points[0], points[points.len() - 1]].map(|x| x as f32);
-    short_quantiles(ends, at)
-}
-
-/// The quantiles between `ends`, in few digits: `at` gives the one of a share.
-fn short_quantiles(ends: [f32; 2], at: impl Fn(f64) -> f64) -> [f32; DENSE_QUANTILES] {
-    let [min, max] = ends;
-    let last = DENSE_QUANTILES - 1;
-    let mut quantiles = [min; DENSE_QUANTILES];
-    for i in 1..last {
-        let quantile = rounded(at(i as f64 / last as f64), QUANTILE_DIGITS) as f32;
-        quantiles[i] = quantile.clamp(quantiles[i - 1], max);
-    }
-    quantiles[last] = max;
-    quantiles
-}
-
-/// `number` in so many digits.
-fn rounded(number: f64, digits: usize) -> f64 {
-    format!("{number:.*e}", digits - 1).parse().unwrap_or(number)
-}
-
-impl From<DenseStatistics> for Stored {
-    fn from(statistics: DenseStatistics) -> Self {
-        let DenseStatistics { finite, not_finite, mean, variance, log_mean, log_variance, quantiles } =
-            statistics;
-        if finite == 0 {
-            return Self { finite, not_finite, moments: String::new(), quantiles: String::new() };
-        }
-        let moments = [mean, variance, log_mean, log_variance].map(|number| format!("{number:?}")).join(" ");
-        Self { finite, not_finite, moments, quantiles: quantiles.map(|q| format!("{q:?}")).join(" ") }
-    }
-}
-
-impl TryFrom<Stored> for DenseStatistics {
-    type Error = String;
-
-    fn try_from(stored: Stored) -> Result<Self, String> {
-        let Stored { finite, not_finite, moments, quantiles } = stored;
-        if finite == 0 {
-            return Ok(Self::without_values(not_finite));
-        }
-        let numbers =
-            moments.split(' ').map(|text| text.parse().ok().filter(|number: &f64| number.is_finite()));
-        let numbers: Option<Vec<f64>> = numbers.collect();
-        let Some(&[mean, variance, log_mean, log_variance]) = numbers.as_deref() else {
-            return Err(format!("`{moments}` are not the mean and the variance of a dense feature, twice"));
-        };
-        let ordered = quantiles.split(' ').map(|text| text.parse().ok().filter(|q: &f32| q.is_finite()));
-        let ordered: Option<Vec<f32>> = ordered.collect();
-        let ordered = ordered.filter(|ordered| ordered.is_sorted()).and_then(|all| all.try_into().ok());
-        let Some(quantiles) = ordered else {
-            return Err(format!("`{quantiles}` are not {DENSE_QUANTILES} quantiles of a dense feature"));
-        };
-        Ok(Self { finite, not_finite, mean, variance, log_mean, log_variance, quantiles })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::f64::consts::TAU;
+
+    use onefold_property::cases;
     use proptest::prelude::*;
 
     use super::*;
@@ -247,7 +193,14 @@ mod tests {
     }
 
     fn of(values: &[f32]) -> DenseStatistics {
-        DenseSketch::of(&[values]).statistics()
+        DenseStatistics::of([values])
+    }
+
+    fn merged_in_order(parts: &[DenseStatistics]) -> DenseStatistics {
+        parts.iter().fold(DenseStatistics::default(), |mut all, part| {
+            all.merge(part);
+            all
+        })
     }
 
     /// Mean and population variance.
@@ -257,49 +210,66 @@ mod tests {
         (mean, values.map(|x| (x - mean) * (x - mean)).sum::<f64>() / count)
     }
 
+    /// The quantile of sorted values, between the two values around it, which are given too.
+    fn naive_quantile(sorted: &[f32], share: f64) -> (f64, [f64; 2]) {
+        let rank = share * (sorted.len() - 1) as f64;
+        let [low, high] = [rank.floor(), rank.ceil()].map(|rank| f64::from(sorted[rank as usize]));
+        (low + rank.fract() * (high - low), [low, high])
+    }
+
     fn assert_near(found: f64, expected: f64, scale: f64) {
         assert!((found - expected).abs() <= 1e-9 * scale.max(1e-300), "{found} is not {expected}");
     }
 
-    fn values() -> impl Strategy<Value = Vec<f32>> {
-        let value = prop_oneof![
+    fn value() -> impl Strategy<Value = f32> {
+        prop_oneof![
             8 => -1000.0_f32..1000.0,
             4 => (0..6_u8).prop_map(f32::from),
             2 => any::<f32>(),
+            1 => (1..1000_u32).prop_map(f32::from_bits),
             1 => Just(f32::NAN),
             1 => Just(f32::INFINITY),
+            1 => Just(f32::NEG_INFINITY),
             1 => Just(-0.0_f32),
-        ];
-        prop::collection::vec(value, 0..300)
+        ]
+    }
+
+    fn values() -> impl Strategy<Value = Vec<f32>> {
+        prop::collection::vec(value(), 0..300)
+    }
+
+    /// Values of more bins than a histogram has, too.
+    fn many_values() -> impl Strategy<Value = Vec<f32>> {
+        prop::collection::vec(prop_oneof![value(), any::<f32>()], 0..4000)
     }
 
     fn check(values: &[f32]) {
         let found = of(values);
         let mut finite: Vec<f32> = values.iter().copied().filter(|x| x.is_finite()).collect();
         finite.sort_by(f32::total_cmp);
-        assert_eq!(
-            (found.finite, found.not_finite),
-            (finite.len() as u64, (values.len() - finite.len()) as u64)
-        );
+        let counts = (finite.len() as u64, (values.len() - finite.len()) as u64);
+        assert_eq!((found.finite(), found.not_finite()), counts);
         let (Some(min), Some(max)) = (finite.first(), finite.last()) else {
-            assert_eq!((found.min(), found.max(), found.mean), (None, None, 0.0));
+            assert_eq!((found.min(), found.max(), found.mean(), found.variance()), (None, None, 0.0, 0.0));
+            assert_eq!(found.quantiles(), [0.0; DENSE_QUANTILES]);
             return;
         };
         assert_eq!((found.min(), found.max()), (Some(*min), Some(*max)));
         let largest = f64::from(min.abs().max(max.abs()));
         let (mean, variance) = naive(finite.iter().map(|x| f64::from(*x)));
-        assert_near(found.mean, mean, largest);
-        assert_near(found.variance, variance, largest * largest);
+        assert_near(found.mean(), mean, largest);
+        assert_near(found.variance(), variance, largest * largest);
         let (mean, variance) = naive(finite.iter().map(|x| signed_log(*x)));
-        assert_near(found.log_mean, mean, 100.0);
-        assert_near(found.log_variance, variance, 10_000.0);
-        assert!(found.quantiles.is_sorted());
-        for (i, quantile) in found.quantiles.iter().enumerate() {
-            let rank = i as f64 * (finite.len() - 1) as f64 / 16.0;
-            let [low, high] = [rank.floor(), rank.ceil()].map(|rank| f64::from(finite[rank as usize]));
-            let exact = low + rank.fract() * (high - low);
-            let bound = (low.abs().max(high.abs())) / 128.0 + 1e-5 * exact.abs() + 1e-40;
-            assert!((f64::from(*quantile) - exact).abs() <= bound, "{i}: {quantile} is not {exact}");
+        assert_near(found.log_mean(), mean, 100.0);
+        assert_near(found.log_variance(), variance, 10_000.0);
+        assert!(found.quantiles().is_sorted());
+        // The width of a bin, as a part of its values; that of the bins below the smallest normal number is fixed.
+        let width = 2.0_f64.powi(found.histogram.shift as i32 - 23);
+        for (i, quantile) in found.quantiles().into_iter().enumerate() {
+            let (exact, around) = naive_quantile(&finite, i as f64 / 16.0);
+            let [low, high] = around.map(f64::abs);
+            let bound = width * low.max(high).max(f32::MIN_POSITIVE.into()) + 1e-7 * exact.abs();
+            assert!((f64::from(quantile) - exact).abs() <= bound, "{i}: {quantile} is not {exact}");
         }
     }
 
@@ -312,95 +282,138 @@ mod tests {
         #[test]
         fn what_is_stored_is_what_is_read(values in values()) {
             let statistics = of(&values);
+            prop_assert_eq!(DenseStatistics::decode(&statistics.encode()), Ok(statistics.clone()));
             let text = serde_json::to_string(&statistics).unwrap();
             prop_assert_eq!(serde_json::from_str::<DenseStatistics>(&text).unwrap(), statistics);
         }
 
         #[test]
-        fn how_values_are_cut_changes_no_bit(values in values(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4)) {
-            let many: Vec<f32> = values.iter().cycle().take(values.len() * 20).copied().collect();
-            let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(many.len() + 1)).chain([0, many.len()]).collect();
-            ends.sort_unstable();
-            let parts: Vec<&[f32]> = ends.windows(2).map(|pair| &many[pair[0]..pair[1]]).collect();
-            prop_assert_eq!(DenseSketch::of(&parts).statistics(), of(&many));
-        }
-
-        #[test]
-        fn sketches_add_up(a in values(), b in values()) {
-            let all = [a.clone(), b.clone()].concat();
-            let mut sketch = DenseSketch::of(&[&a]);
-            sketch.merge(&DenseSketch::of(&[&b]));
-            let (found, expected) = (sketch.statistics(), of(&all));
-            prop_assert_eq!(found.quantiles, expected.quantiles);
-            assert_near(found.mean, expected.mean, f64::from(expected.max().unwrap_or(0.0).abs().max(expected.min().unwrap_or(0.0).abs())));
-        }
-
-        #[test]
-        fn a_merge_has_the_moments_and_the_ends_of_the_whole(a in values(), b in values()) {
-            let mut found = of(&a);
-            found.merge(&of(&b));
-            let expected = of(&[a, b].concat());
-            prop_assert_eq!((found.finite, found.not_finite), (expected.finite, expected.not_finite));
-            prop_assert_eq!((found.min(), found.max()), (expected.min(), expected.max()));
-            let largest = f64::from(expected.max().unwrap_or(0.0).abs().max(expected.min().unwrap_or(0.0).abs()));
-            assert_near(found.mean, expected.mean, largest);
-            assert_near(found.variance, expected.variance, largest * largest);
-            assert_near(found.log_mean, expected.log_mean, 100.0);
-            assert_near(found.log_variance, expected.log_variance, 10_000.0);
-            prop_assert!(found.quantiles.is_sorted());
+        fn any_bytes_are_statistics_or_an_error(
+            bytes in prop::collection::vec(any::<u8>(), 0..100),
+            values in values(),
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
+            let mut changed = of(&values).encode();
+            let at = at.index(changed.len());
+            changed[at] = byte;
+            for bytes in [bytes, changed] {
+                let Ok(mut found) = DenseStatistics::decode(&bytes) else { continue };
+                prop_assert_eq!(DenseStatistics::decode(&found.encode()), Ok(found.clone()));
+                prop_assert!(found.mean().is_finite() && found.log_mean().is_finite());
+                prop_assert!(found.variance().is_finite() && found.log_variance() >= 0.0);
+                prop_assert!(found.quantiles().is_sorted());
+                found.merge(&of(&values));
+                prop_assert_eq!(DenseStatistics::decode(&found.encode()), Ok(found.clone()));
+            }
         }
     }
 
-    /// The quantiles of the parts bound the shares of values: those of the whole are off by at most a step of each.
+    proptest! {
+        #![proptest_config(cases(64))]
+
+        #[test]
+        fn figures_of_many_values_are_theirs(values in many_values()) {
+            check(&values);
+        }
+
+        #[test]
+        fn order_and_grouping_change_no_bit(
+            (values, shuffled) in many_values()
+                .prop_flat_map(|values| (Just(values.clone()), Just(values).prop_shuffle())),
+            count in 1..9_usize,
+        ) {
+            let whole = of(&values);
+            prop_assert!(DenseStatistics::of(values.chunks(7)) == whole);
+            let parts: Vec<_> = shuffled.chunks(shuffled.len() / count + 1).map(of).collect();
+            prop_assert!(merged_in_order(&parts) == whole);
+            let reversed: Vec<_> = parts.iter().rev().cloned().collect();
+            prop_assert!(merged_in_order(&reversed) == whole);
+            let pairs: Vec<_> = parts.chunks(2).map(merged_in_order).collect();
+            prop_assert!(merged_in_order(&pairs) == whole);
+        }
+    }
+
     #[test]
-    fn merged_quantiles_are_near_those_of_the_whole() {
-        let many = |count: usize, of: &dyn Fn(f64) -> f64| -> Vec<f32> {
-            (0..count).map(|i| of((i as f64 + 0.5) / count as f64) as f32).collect()
+    fn bins_are_united_if_there_are_too_many() {
+        // 72 octaves, whose bins all have values if there are 16 in an octave.
+        let values: Vec<f32> = (-2500..2500).map(|i| 1.01_f64.powi(i) as f32).collect();
+        assert_eq!(of(&values).histogram.shift, 20);
+        check(&values);
+        let mut few = of(&values[..100]);
+        assert_eq!(few.histogram.shift, 16);
+        few.merge(&of(&values[100..]));
+        assert_eq!(few, of(&values));
+    }
+
+    /// Merges the statistics of the days of a year, and compares quantiles with those of the sorted values.
+    fn check_year(value: impl Fn(f64, f64) -> f64) {
+        // SplitMix64 (Steele, Lea and Flood 2014), and by it numbers of the normal distribution (Box and Muller 1958).
+        let mut state = 58_u64;
+        let mut uniform = || {
+            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
         };
-        let a = many(3000, &|x| 10.0 * x);
-        let b = many(1000, &|x| -(1.0 - x).ln());
-        let zeros = vec![0.0; 2000];
-        let mut found = of(&a);
-        found.merge(&of(&b));
-        found.merge(&of(&zeros));
-        let mut all = [a, b, zeros].concat();
+        let mut normal = || (-2.0 * (1.0 - uniform()).ln()).sqrt() * (TAU * uniform()).cos();
+        let mut all = Vec::new();
+        let mut merged = DenseStatistics::default();
+        for day in 0..365 {
+            let values: Vec<f32> = (0..1000).map(|_| value(f64::from(day), normal()) as f32).collect();
+            merged.merge(&of(&values));
+            all.extend(values);
+        }
+        assert_eq!(merged, of(&all));
         all.sort_by(f32::total_cmp);
-        for (i, quantile) in found.quantiles.iter().enumerate() {
-            let below = all.partition_point(|x| x < quantile) as f64 / all.len() as f64;
-            let up_to = all.partition_point(|x| x <= quantile) as f64 / all.len() as f64;
-            let share = i as f64 / 16.0;
+        for (i, quantile) in merged.quantiles().into_iter().enumerate() {
+            let (exact, _) = naive_quantile(&all, i as f64 / 16.0);
             assert!(
-                (below - 0.03..=up_to + 0.03).contains(&share),
-                "{share}: {quantile}, {below} to {up_to}"
+                (f64::from(quantile) - exact).abs() <= 0.01 * exact.abs(),
+                "{i}: {quantile} is not {exact}"
             );
         }
     }
 
     #[test]
+    fn quantiles_of_a_year_are_those_of_its_values() {
+        check_year(|_, normal| (2.0 * normal).exp());
+        // A mean that moves, and a distribution that gets wider.
+        check_year(|day, normal| 20.0 + day / 10.0 + normal);
+        check_year(|day, normal| (day / 365.0 * normal - 3.0).exp());
+    }
+
+    #[test]
     fn few_and_equal_values_are_exact() {
         let halves: Vec<f32> = (0..1600).map(|i| (i / 400) as f32 / 2.0).collect();
-        let found = of(&halves);
-        assert_eq!(found.quantiles[..6], [0.0, 0.0, 0.0, 0.0, 0.375, 0.5]);
-        let mut same = of(&[7.25; 9]);
-        same.merge(&of(&[7.25; 3]));
-        assert_eq!((same.quantiles, same.variance, same.finite), ([7.25; 17], 0.0, 12));
+        assert_eq!(of(&halves).quantiles()[..6], [0.0, 0.0, 0.0, 0.0, 0.375, 0.5]);
+        let mut same = of(&[7.3; 9]);
+        same.merge(&of(&[7.3; 3]));
+        assert_eq!((same.quantiles(), same.variance(), same.finite()), ([7.3; 17], 0.0, 12));
         check(&[3.0]);
         check(&[f32::MAX, f32::MIN, f32::MIN_POSITIVE, 1e-45, 0.0]);
+        check(&[-1e-45, 1e-45, 3e-45, -0.0, f32::NAN, f32::NEG_INFINITY]);
+    }
+
+    #[test]
+    fn constant_features_take_few_bytes() {
+        assert!(of(&[]).encode().len() <= 3);
+        assert!(of(&[0.0; 1000]).encode().len() <= 20);
+        assert!(of(&[7.25; 1000]).encode().len() <= 60);
     }
 
     #[test]
     fn malformed_statistics_are_refused() {
         let good = serde_json::to_string(&of(&[1.0, 2.0])).unwrap();
         assert!(serde_json::from_str::<DenseStatistics>(&good).is_ok());
-        for (from, to, part) in [
-            ("1.0 1.0625", "1.5 1.0625", "17 quantiles"),
-            ("1.0 1.0625", "NaN 1.0625", "17 quantiles"),
-            ("1.0 1.0625", "1.0625", "17 quantiles"),
-            ("\"1.5 ", "\"x ", "mean"),
+        for (text, part) in [
+            (good.replace('"', ""), "expected"),
+            (good.replacen('"', "\"*", 1), "Base64"),
+            (good.replacen('"', "\"AAAA", 1), "the statistics of a dense feature"),
+            (r#""""#.to_owned(), "0 bytes"),
         ] {
-            assert!(good.contains(from), "{good}");
-            let error = serde_json::from_str::<DenseStatistics>(&good.replace(from, to)).unwrap_err();
-            assert!(error.to_string().contains(part), "{error}");
+            let error = serde_json::from_str::<DenseStatistics>(&text).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
         }
     }
 }

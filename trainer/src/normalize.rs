@@ -47,14 +47,14 @@ impl Normalizer {
         match normalization {
             Normalization::None => None,
             Normalization::Standard => {
-                let (mean, deviation) = (statistics.mean as f32, deviation(statistics.variance));
+                let (mean, deviation) = (statistics.mean() as f32, deviation(statistics.variance()));
                 Some(Self::Standard { mean, deviation })
             }
             Normalization::Log1p => {
-                let (mean, deviation) = (statistics.log_mean as f32, deviation(statistics.log_variance));
+                let (mean, deviation) = (statistics.log_mean() as f32, deviation(statistics.log_variance()));
                 Some(Self::Log1p { mean, deviation })
             }
-            Normalization::Quantile => Some(Self::Quantile { quantiles: statistics.quantiles }),
+            Normalization::Quantile => Some(Self::Quantile { quantiles: statistics.quantiles() }),
         }
     }
 
@@ -146,7 +146,7 @@ pub(crate) fn fit(
             ));
         }
         let chosen = config.dense.of_feature(name).unwrap_or_default();
-        let values = known.filter(|statistics| statistics.finite > 0);
+        let values = known.filter(|statistics| statistics.finite() > 0);
         let normalizer = values.and_then(|statistics| Normalizer::fit(chosen, statistics));
         normalizers.extend(normalizer.map(|normalizer| (name.clone(), normalizer)));
     }
@@ -159,22 +159,15 @@ mod tests {
 
     #[test]
     fn equal_values_have_a_deviation_of_one() {
-        let statistics = |variance| DenseStatistics {
-            finite: 3,
-            not_finite: 0,
-            mean: 4.0,
-            variance,
-            log_mean: 0.5,
-            log_variance: variance / 4.0,
-            quantiles: [4.0; DENSE_QUANTILES],
-        };
-        let fit = |normalization, variance| Normalizer::fit(normalization, &statistics(variance));
+        let fit =
+            |normalization, values: &[f32]| Normalizer::fit(normalization, &DenseStatistics::of([values]));
         let standard = |deviation| Some(Normalizer::Standard { mean: 4.0, deviation });
-        assert_eq!(fit(Normalization::Standard, 0.0), standard(1.0));
-        assert_eq!(fit(Normalization::Standard, 4.0), standard(2.0));
-        assert_eq!(fit(Normalization::Log1p, 4.0), Some(Normalizer::Log1p { mean: 0.5, deviation: 1.0 }));
-        assert_eq!(fit(Normalization::None, 4.0), None);
-        let quantile = fit(Normalization::Quantile, 0.0).unwrap();
+        assert_eq!(fit(Normalization::Standard, &[4.0; 3]), standard(1.0));
+        assert_eq!(fit(Normalization::Standard, &[2.0, 6.0]), standard(2.0));
+        let mean = 4.0_f64.ln_1p() as f32;
+        assert_eq!(fit(Normalization::Log1p, &[4.0; 3]), Some(Normalizer::Log1p { mean, deviation: 1.0 }));
+        assert_eq!(fit(Normalization::None, &[4.0; 3]), None);
+        let quantile = fit(Normalization::Quantile, &[4.0; 3]).unwrap();
         assert_eq!(quantile.normalization(), Normalization::Quantile);
         let json = serde_json::to_string(&quantile).unwrap();
         assert!(json.starts_with(r#"{"normalize":"quantile","quantiles":[4.0,"#), "{json}");

@@ -1,9 +1,11 @@
 //! Helpers for every crate of Onefold that do not depend on the dataset format: sizes and counts as text, progress of
-//! long work, the time and memory that a process uses, percent-encoding, and versions of configuration files.
+//! long work, the time and memory that a process uses, percent-encoding, integers as bytes, and versions of
+//! configuration files.
 #![forbid(unsafe_code)]
 
 pub mod percent;
 pub mod process;
 pub mod progress;
 pub mod units;
+pub mod varint;
 pub mod versioned;

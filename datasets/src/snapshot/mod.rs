@@ -610,7 +610,7 @@ impl Snapshot {
         {
             return Err(format!("`{}`: {message}", file.path));
         }
-        let counted = |of: &DenseStatistics| of.finite.saturating_add(of.not_finite);
+        let counted = |of: &DenseStatistics| of.finite().saturating_add(of.not_finite());
         if let Some((name, of)) = partition.dense.iter().find(|(_, of)| counted(of) != *samples) {
             return Err(format!(
                 "partition `{key}` has {samples} samples, the statistics of `{name}` count {}",

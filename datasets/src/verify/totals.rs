@@ -27,7 +27,7 @@ struct Sums {
     last_time: Option<i64>,
 }
 
-/// What the statistics of a dense feature say exactly, whatever the order of its values.
+/// The parts of the statistics of a dense feature that are compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct DenseRange {
     finite: u64,
@@ -38,8 +38,8 @@ struct DenseRange {
 
 impl DenseRange {
     fn of(statistics: &DenseStatistics) -> Self {
-        let DenseStatistics { finite, not_finite, .. } = *statistics;
-        Self { finite, not_finite, ends: statistics.min().zip(statistics.max()) }
+        let ends = statistics.min().zip(statistics.max());
+        Self { finite: statistics.finite(), not_finite: statistics.not_finite(), ends }
     }
 
     fn add(&mut self, values: &[f32]) {

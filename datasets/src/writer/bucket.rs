@@ -1,6 +1,5 @@
 //! Writes the samples of one bucket of a partition: cuts them into row groups and files.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
@@ -266,10 +265,7 @@ impl BucketWriter {
             bucket.features.entry(feature.name.clone()).or_default().merge(figures);
         }
         for (name, statistics) in schema.dense.iter().zip(dense) {
-            match bucket.dense.entry(name.clone()) {
-                Entry::Vacant(first) => drop(first.insert(statistics)),
-                Entry::Occupied(mut before) => before.get_mut().merge(&statistics),
-            }
+            bucket.dense.entry(name.clone()).or_default().merge(&statistics);
         }
         bucket.digest.merge(counts.digest);
         Ok(())

@@ -38,7 +38,6 @@ use super::encodings::Encoded;
 use super::row_group::{choose_encodings, encode};
 use super::{session_ids, times};
 use crate::conform::conform;
-use crate::dense::DenseSketch;
 use crate::{DataFile, DenseStatistics, Error, Result, RowGroup};
 
 /// A data file that row groups are appended to.
@@ -59,7 +58,7 @@ pub(super) struct DataFileWriter {
     file: Option<Box<SerializedFileWriter<HashingWriter>>>,
     counts: Counts,
     /// By dense feature.
-    dense: Vec<DenseSketch>,
+    dense: Vec<DenseStatistics>,
     row_groups: Vec<RowGroup>,
 }
 
@@ -69,7 +68,7 @@ struct EncodedRowGroup {
     file: Option<Box<SerializedFileWriter<HashingWriter>>>,
     chunks: Vec<ArrowColumnChunk>,
     counts: Counts,
-    dense: Vec<DenseSketch>,
+    dense: Vec<DenseStatistics>,
     described: RowGroup,
 }
 
@@ -87,7 +86,7 @@ impl DataFileWriter {
             encoding: VecDeque::new(),
             file: None,
             counts: format.counter.nothing(),
-            dense: vec![DenseSketch::default(); format.dense.len()],
+            dense: vec![DenseStatistics::default(); format.dense.len()],
             row_groups: Vec::new(),
             format: Arc::clone(format),
         })
@@ -160,7 +159,7 @@ impl DataFileWriter {
         let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
         let path = std::mem::take(&mut self.path);
         let file = DataFile { path, bucket: 0, samples, row_groups, bytes_on_disk, sha256 };
-        let dense = self.dense.iter().map(DenseSketch::statistics).collect();
+        let dense = std::mem::take(&mut self.dense);
         Ok((file, std::mem::replace(&mut self.counts, self.format.counter.nothing()), dense))
     }
 
@@ -204,7 +203,7 @@ fn encode_row_group(
     let lost = |_| Error::write(path, io::Error::other("its first row group failed"));
     // Waits outside of the pool, whose threads the first row group needs.
     let writers = block_on(factory).map_err(lost)?.create_column_writers(number).map_err(wrong)?;
-    let count = || rayon::join(|| format.counter.count(&rows), || sketch_dense(&format.dense, &rows));
+    let count = || rayon::join(|| format.counter.count(&rows), || dense_statistics(&format.dense, &rows));
     let ((counts, dense), chunks) =
         pool.install(|| rayon::join(count, || encode(path, columns, &rows, writers)));
     let values = counts.features.iter().map(|feature| feature.values).sum();
@@ -213,14 +212,14 @@ fn encode_row_group(
     Ok(EncodedRowGroup { file, chunks: chunks?, counts, dense, described })
 }
 
-/// Sketches the dense features in the columns `dense` of a row group, each on one thread.
-fn sketch_dense(dense: &[usize], rows: &[RecordBatch]) -> Vec<DenseSketch> {
-    let sketch = |column: &usize| {
+/// The statistics of the dense features in the columns `dense` of a row group, each found on one thread.
+fn dense_statistics(dense: &[usize], rows: &[RecordBatch]) -> Vec<DenseStatistics> {
+    let statistics = |column: &usize| {
         let parts =
             rows.iter().map(|batch| &batch.column(*column).as_primitive::<Float32Type>().values()[..]);
-        DenseSketch::of(&parts.collect::<Vec<_>>())
+        DenseStatistics::of(parts)
     };
-    dense.par_iter().map(sketch).collect()
+    dense.par_iter().map(statistics).collect()
 }
 
 /// Starts a Parquet file; `encodings` has one for every field.

@@ -12,6 +12,7 @@
 //! ids of the list before, followed by the ids stored. Records are stored only in the engine's spill files, so the
 //! format has no version.
 
+use onefold_base::varint::{read_varint, write_varint};
 use onefold_datasets::KeptKind;
 
 use super::kept::KeptValue;
@@ -254,29 +255,6 @@ fn zigzag(number: i64) -> u64 {
 
 fn unzigzag(code: u64) -> i64 {
     (code >> 1) as i64 ^ -((code & 1) as i64)
-}
-
-/// LEB128: seven bits a byte, the lowest first.
-fn write_varint(bytes: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        bytes.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    bytes.push(number as u8);
-}
-
-#[inline]
-fn read_varint(bytes: &mut &[u8]) -> Option<u64> {
-    let mut number = 0;
-    for shift in (0..64).step_by(7) {
-        let (byte, rest) = bytes.split_first()?;
-        *bytes = rest;
-        number |= u64::from(byte & 0x7F) << shift;
-        if byte & 0x80 == 0 {
-            return Some(number);
-        }
-    }
-    None
 }
 
 #[cfg(test)]
