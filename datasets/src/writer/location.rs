@@ -5,7 +5,7 @@ use std::path::Path;
 use onefold_storage::Storage;
 
 use crate::names::{WRITTEN_FOLDERS, is_written};
-use crate::{Error, Result};
+use crate::Result;
 
 /// Most files that the error lists.
 const MOST_LISTED: usize = 5;
