@@ -1,7 +1,9 @@
 //! Helpers for every crate of Onefold that do not depend on the dataset format: sizes and counts as text, progress of
-//! long work, the time and memory that a process uses, percent-encoding, and versions of configuration files.
+//! long work, the time and memory that a process uses, percent-encoding, versions of configuration files, and errors as
+//! values.
 #![forbid(unsafe_code)]
 
+pub mod fault;
 pub mod percent;
 pub mod process;
 pub mod progress;
