@@ -8,15 +8,12 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The dataset's snapshot or a partition filter.
-    #[error(transparent)]
     Dataset(#[from] onefold_datasets::Error),
 
     /// Buffers that do not make a tensor.
-    #[error("{place}: {message}")]
     Invariant {
         /// The feature, group or batch.
         place: String,
@@ -25,7 +22,6 @@ pub enum Error {
     },
 
     /// A data file that cannot be decoded.
-    #[error("`{}`{}: {message}\n  hint: the file is damaged; build the dataset again, or restore the file from a copy", path.display(), Place(*row_group, column.as_deref(), *row))]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -40,7 +36,6 @@ pub enum Error {
     },
 
     /// An id that an embedding table has no row for.
-    #[error("`{}`{}: id {id} is outside the table's {rows} rows\n  hint: give the table more rows (a model that is trained already gets them by `onefold-train run --warm-start`), or hash or clamp the feature's ids", path.display(), Place(Some(*row_group), Some(column), *row))]
     IdOutsideTable {
         /// The file.
         path: PathBuf,
@@ -57,8 +52,6 @@ pub enum Error {
     },
 
     /// A label that has none of the values that it may have.
-    #[error("`{}`{}: the label is {value}, which is not from {least} to {most}\n  hint: change the label in the dataset's query, as `rating >= 4`, exclude such samples there, or train with a `loss` that takes \
-             them: `mse`, `huber` or `poisson`", path.display(), Place(Some(*row_group), Some(column), *row))]
     LabelOutsideRange {
         /// The file.
         path: PathBuf,
@@ -77,7 +70,6 @@ pub enum Error {
     },
 
     /// A data file that is not what the snapshot says.
-    #[error("`{}`: {message}\n  hint: the file was replaced or removed after the build; build the dataset again", path.display())]
     Mismatch {
         /// The file.
         path: PathBuf,
@@ -86,7 +78,6 @@ pub enum Error {
     },
 
     /// An invalid `preprocess.toml`: not TOML, another version, an unknown table.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     PreprocessFile {
         /// The file.
         path: PathBuf,
@@ -97,7 +88,6 @@ pub enum Error {
     },
 
     /// A step of a `preprocess.toml` that is wrong in itself, does not fit the schema, or cannot be run on a batch.
-    #[error("`{}`, line {line}, step {step} (`{op}`): {message}\n  hint: {hint}", path.display())]
     Preprocess {
         /// The file.
         path: PathBuf,
@@ -114,7 +104,6 @@ pub enum Error {
     },
 
     /// What a preprocessing service answers in place of batches, or that it does not answer.
-    #[error("{message}")]
     Service {
         /// What is wrong.
         kind: ServiceErrorKind,
@@ -123,7 +112,6 @@ pub enum Error {
     },
 
     /// Options that cannot work with this dataset.
-    #[error("{message}\n  hint: {hint}")]
     Options {
         /// What is wrong.
         message: String,

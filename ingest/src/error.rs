@@ -15,7 +15,6 @@ pub(crate) type MessageAndHint = (String, String);
 #[non_exhaustive]
 pub enum Error {
     /// A file of a log that is to be sharded does not have the expected form.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Log {
         /// The file.
         path: PathBuf,
@@ -26,15 +25,12 @@ pub enum Error {
     },
 
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The dataset could not be written.
-    #[error(transparent)]
     Dataset(onefold_datasets::Error),
 
     /// `dataset.toml` is invalid.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Config {
         /// The configuration file.
         path: PathBuf,
@@ -45,7 +41,6 @@ pub enum Error {
     },
 
     /// A popularity file is invalid.
-    #[error("`{}`, line {line}: {message}\n  hint: {hint}", path.display())]
     Popularity {
         /// The file.
         path: PathBuf,
@@ -58,10 +53,6 @@ pub enum Error {
     },
 
     /// A part of a dataset is missing, malformed, or does not fit to the others.
-    #[error(
-        "part `{}`: {message}\n  hint: write buckets with `onefold-ingest write`, all alike, and commit one part of each",
-        path.display()
-    )]
     Part {
         /// The file or folder.
         path: PathBuf,
@@ -70,7 +61,6 @@ pub enum Error {
     },
 
     /// A source has no files, or one that cannot be read.
-    #[error("source `{source_name}`: `{}`: {message}\n  hint: {hint}", path.display())]
     Source {
         /// The source's name in `[sources]`.
         source_name: String,
@@ -83,7 +73,6 @@ pub enum Error {
     },
 
     /// A column of the query is missing, or its kind does not allow its type or values.
-    #[error("column `{column}`: {message}\n  hint: {hint}")]
     Column {
         /// The column.
         column: String,
@@ -94,7 +83,6 @@ pub enum Error {
     },
 
     /// Rows break a rule, and the configuration makes that an error.
-    #[error("{place}: {message}\n  hint: {hint}")]
     Rows {
         /// The key of the configuration that makes it one, or the section that reads the rows.
         place: String,
@@ -105,7 +93,6 @@ pub enum Error {
     },
 
     /// The query gives no sample.
-    #[error("the query of `{}` gives no samples, so there is nothing to build\n  hint: {hint}", path.display())]
     NoSamples {
         /// The configuration file.
         path: PathBuf,
@@ -114,34 +101,24 @@ pub enum Error {
     },
 
     /// The engine needs more memory than its limit.
-    #[error(
-        "the memory limit does not suffice: {message}\n  hint: raise the option `memory_limit`, or lower the option `threads` so that fewer operators share the memory"
-    )]
     Memory {
         /// The engine's account, with the operator.
         message: String,
     },
 
     /// An operator could not spill: the disk is full, or files may not be so large.
-    #[error(
-        "rows that do not fit into memory cannot be written to disk: {message}\n  hint: free some space in the spill directory (by default the system's temporary directory), choose one on another disk with the option `spill_directory`, or raise the option `memory_limit`; nothing was changed"
-    )]
     Spill {
         /// The engine's message.
         message: String,
     },
 
     /// The temporary files have reached the spill limit.
-    #[error(
-        "rows that do not fit into memory reached the spill limit: {message}\n  hint: raise the option `spill_limit` (if it was not set, set it: temporary files are then compressed), free some space in the spill directory (by default the system's temporary directory), choose one on a larger disk with the option `spill_directory`, or raise the option `memory_limit`; nothing was changed"
-    )]
     SpillLimit {
         /// The limit.
         message: String,
     },
 
     /// The engine failed while it read the sources or ran the query.
-    #[error("the query failed: {message}\n  hint: {hint}")]
     Engine {
         /// The engine's message.
         message: String,

@@ -9,19 +9,15 @@ use onefold_base::units::format_bytes;
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// An error about a dataset or an output path.
-    #[error(transparent)]
     Datasets(#[from] onefold_datasets::Error),
 
     /// An error about a dataset's samples, or their preprocessing.
-    #[error(transparent)]
     Read(Box<onefold_ikjt::Error>),
 
     /// A file that is missing, malformed, of another version, or holds an impossible value.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     File {
         /// The file.
         path: PathBuf,
@@ -32,7 +28,6 @@ pub enum Error {
     },
 
     /// A section of a training configuration that does not fit the dataset.
-    #[error("`[{section}]`: {message}\n  hint: {hint}")]
     Config {
         /// The section, such as `tables.history`.
         section: String,
@@ -43,7 +38,6 @@ pub enum Error {
     },
 
     /// A table or topology that cannot exist.
-    #[error("{message}\n  hint: {hint}")]
     Invalid {
         /// What is wrong.
         message: String,
@@ -52,7 +46,6 @@ pub enum Error {
     },
 
     /// A plan that contradicts itself, or does not fit the tables or the topology.
-    #[error("the plan is not valid: {message}\n  hint: {hint}")]
     Plan {
         /// What is wrong with it.
         message: String,
@@ -61,14 +54,6 @@ pub enum Error {
     },
 
     /// A search found no rank with room for a table.
-    #[error(
-        "table `{table}` fits on no rank: it needs {}, rank {rank} has the most left with {} of {}, so {} are missing\n  hint: {}",
-        format_bytes(*needed_bytes),
-        format_bytes(*left_bytes),
-        format_bytes(*capacity_bytes),
-        format_bytes(needed_bytes.saturating_sub(*left_bytes)),
-        room_hint(*needed_bytes, *capacity_bytes, *splits)
-    )]
     DoesNotFit {
         /// The table.
         table: String,
@@ -85,12 +70,6 @@ pub enum Error {
     },
 
     /// A rank with less memory than others cannot even ask for what they hold.
-    #[error(
-        "rank {rank} has {}, and its buffers to ask for the other ranks' rows and vectors need {}\n  hint: raise \
-         `memory_bytes` in its group of the topology, leave the rank out, or lower `batch_size` in the tables' file",
-        format_bytes(*capacity_bytes),
-        format_bytes(*asking_bytes)
-    )]
     CannotAsk {
         /// The rank.
         rank: u32,
@@ -101,16 +80,6 @@ pub enum Error {
     },
 
     /// All tables together are larger than all ranks together.
-    #[error(
-        "the tables do not fit: with optimizer state they need {}, and the buffers of a step {}; {} {}, so {} are \
-         missing\n  hint: {}",
-        format_bytes(*tables_bytes),
-        format_bytes(*buffer_bytes),
-        if *ranks == 1 { "1 rank has".to_owned() } else { format!("{ranks} ranks together have") },
-        format_bytes(*capacity_bytes),
-        format_bytes(tables_bytes.saturating_add(*buffer_bytes).saturating_sub(*capacity_bytes)),
-        ranks_hint(*ranks, *enough_ranks)
-    )]
     NoRoom {
         /// What all tables need.
         tables_bytes: u64,

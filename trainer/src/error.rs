@@ -9,19 +9,15 @@ use onefold_base::units::format_bytes;
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The dataset, or the run directory.
-    #[error(transparent)]
     Dataset(#[from] onefold_datasets::Error),
 
     /// The reader.
-    #[error(transparent)]
     Read(#[from] onefold_ikjt::Error),
 
     /// The tables' configuration, or the plan.
-    #[error("`{}`: {source}", path.display())]
     Sharding {
         /// The configuration or plan.
         path: PathBuf,
@@ -30,7 +26,6 @@ pub enum Error {
     },
 
     /// `train.toml` does not say what it should.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Config {
         /// The configuration file.
         path: PathBuf,
@@ -41,9 +36,6 @@ pub enum Error {
     },
 
     /// An id that its table has no row for.
-    #[error(
-        "feature `{feature}`: id {id} is outside the table's rows 0..{rows}\n  hint: raise `rows` under `[tables.{feature}]`, or set `ids = \"hashed\"` there"
-    )]
     Id {
         /// The feature.
         feature: String,
@@ -54,7 +46,6 @@ pub enum Error {
     },
 
     /// A run directory that cannot be used.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Run {
         /// The run directory or a file in it.
         path: PathBuf,
@@ -65,10 +56,6 @@ pub enum Error {
     },
 
     /// A loss or a gradient that is no finite number.
-    #[error(
-        "the loss is {loss} at step {step}: {cause}\n  hint: the batch is saved: look at it with `pyarrow.ipc.open_file(\"{}\").read_pandas()`; lower the learning rates under `[optimizer]`, set `max_grad_norm` under `[optimizer.dense]`, or clean the feature",
-        batch.display()
-    )]
     Diverged {
         /// The step, counted from 1.
         step: u64,
@@ -81,9 +68,6 @@ pub enum Error {
     },
 
     /// A prediction of an evaluation that is no finite number.
-    #[error(
-        "the logit of `{label}` is {logit} in sample {sample} of the evaluation, counted from 0\n  hint: clean the dense features if some are no finite numbers; if all are, the model has diverged: lower the learning rates under `[optimizer]`, or evaluate an earlier checkpoint"
-    )]
     Prediction {
         /// The task's label.
         label: String,
@@ -94,10 +78,6 @@ pub enum Error {
     },
 
     /// A model that is larger than it may be.
-    #[error(
-        "the model takes {}, and the memory limit is {}\n  hint: raise the option `memory_limit`, or give the tables fewer rows or a smaller `dim`",
-        format_bytes(*needed), format_bytes(*limit)
-    )]
     Memory {
         /// Bytes of parameters, optimizer state and gradients.
         needed: u64,
@@ -106,10 +86,6 @@ pub enum Error {
     },
 
     /// A model that the machine has no memory for.
-    #[error(
-        "the model takes {}{}, which has {} of memory left\n  hint: give the tables fewer rows, a smaller `dim` or `dtype = \"bf16\"`, or divide them among more machines; if it does fit, say so with the option `memory_limit` of `run`",
-        format_bytes(*needed), on_ranks(*ranks), format_bytes(*available)
-    )]
     MachineMemory {
         /// Bytes of parameters, optimizer state and gradients of all ranks on the machine.
         needed: u64,
@@ -120,7 +96,6 @@ pub enum Error {
     },
 
     /// A device that cannot be used, or that failed.
-    #[error("device `{device}`: {message}\n  hint: {hint}")]
     Device {
         /// The device, as `cuda:0`.
         device: String,
@@ -131,7 +106,6 @@ pub enum Error {
     },
 
     /// The ranks of a job cannot be brought together.
-    #[error("{message}\n  hint: {hint}")]
     Ranks {
         /// What is wrong.
         message: String,
@@ -140,9 +114,6 @@ pub enum Error {
     },
 
     /// An operation of all ranks that was called wrongly, or differently on different ranks.
-    #[error(
-        "`{operation}`: {message}\n  hint: this is a bug in Onefold; please report it with the command line"
-    )]
     Collective {
         /// The operation.
         operation: &'static str,
@@ -151,10 +122,6 @@ pub enum Error {
     },
 
     /// Other ranks of the job died or hang. The lowest rank that is left reports it.
-    #[error(
-        "{} lost at step {step}: {cause}\n  hint: look on their hosts for what ended them (a signal, too little memory, the network), and resume the run",
-        ranks(*rank, others)
-    )]
     RankLost {
         /// The lowest rank that was lost.
         rank: u32,
@@ -167,7 +134,6 @@ pub enum Error {
     },
 
     /// Another rank of the job ended with an error of its own. The lowest rank that is left reports it.
-    #[error("rank {rank} ended at step {step}: {message}")]
     RankEnded {
         /// The rank.
         rank: u32,
@@ -178,7 +144,6 @@ pub enum Error {
     },
 
     /// This rank ends because of another, and a third one reports it.
-    #[error("ended because of rank {rank}, as rank {reporter} reports")]
     ReportedElsewhere {
         /// The rank that was lost or ended.
         rank: u32,
@@ -187,7 +152,6 @@ pub enum Error {
     },
 
     /// libtorch refused an operation.
-    #[error("libtorch: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
     Torch(#[from] tch::TchError),
 }
 

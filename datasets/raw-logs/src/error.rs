@@ -7,15 +7,12 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The output directory exists already or cannot be written.
-    #[error(transparent)]
     Output(#[from] onefold_datasets::Error),
 
     /// Generator options that contradict each other.
-    #[error("{message}\n  hint: {hint}")]
     Options {
         /// What is wrong.
         message: String,
@@ -24,7 +21,6 @@ pub enum Error {
     },
 
     /// An importer's input does not have the expected form.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Source {
         /// The file.
         path: PathBuf,
@@ -35,7 +31,6 @@ pub enum Error {
     },
 
     /// A program that is run (pip) failed or is missing.
-    #[error("`{program}` failed: {message}\n  hint: {hint}")]
     Program {
         /// The command line.
         program: String,
@@ -46,7 +41,6 @@ pub enum Error {
     },
 
     /// A Parquet file could not be written or read.
-    #[error("`{}`: {source}\n  hint: {hint}", path.display())]
     Parquet {
         /// The file.
         path: PathBuf,
@@ -57,7 +51,6 @@ pub enum Error {
     },
 
     /// An Arrow operation failed on data that had been checked: a bug of Onefold.
-    #[error("internal error: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
     Internal(#[from] arrow::error::ArrowError),
 }
 

@@ -6,15 +6,12 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The dataset.
-    #[error(transparent)]
     Dataset(#[from] onefold_datasets::Error),
 
     /// The tables.
-    #[error("`{}`: {source}", path.display())]
     Tables {
         /// The configuration file.
         path: PathBuf,
@@ -23,7 +20,6 @@ pub enum Error {
     },
 
     /// The file does not say what it should.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Config {
         /// The configuration file.
         path: PathBuf,
