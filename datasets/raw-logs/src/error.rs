@@ -1,6 +1,9 @@
-//! The errors of this crate. Each names the place; its second line says what to do.
+//! The errors of this crate. Each names the place, and says what to do.
 
 use std::path::PathBuf;
+
+use onefold_base::fault::{Explain, Fault, Kind, Text};
+use parquet::errors::ParquetError;
 
 /// What can go wrong when raw logs are fetched, imported, generated or written.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +20,7 @@ pub enum Error {
         /// What is wrong.
         message: String,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// An importer's input does not have the expected form.
@@ -27,7 +30,7 @@ pub enum Error {
         /// What is wrong with it.
         message: String,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// A program that is run (pip) failed or is missing.
@@ -37,7 +40,7 @@ pub enum Error {
         /// The tail of its stderr.
         message: String,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// A Parquet file could not be written or read.
@@ -45,7 +48,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The library's error.
-        source: parquet::errors::ParquetError,
+        source: ParquetError,
         /// What to do.
         hint: String,
     },
@@ -60,5 +63,31 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl From<onefold_storage::Error> for Error {
     fn from(error: onefold_storage::Error) -> Self {
         Self::Output(error.into())
+    }
+}
+
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        match self {
+            Self::Io(error) => error.fault(),
+            Self::Output(error) => error.fault(),
+            Self::Options { message, hint } => Fault::new(Kind::Options, message).hint(hint),
+            Self::Source { path, message, hint } => {
+                Fault::new(Kind::Data, format!("`{}`: {message}", path.display())).hint(hint)
+            }
+            Self::Program { program, message, hint } => {
+                Fault::new(Kind::Failed, format!("`{program}` failed: {message}")).hint(hint)
+            }
+            Self::Parquet { path, source, hint } => {
+                let is_system =
+                    matches!(source, ParquetError::External(cause) if cause.is::<std::io::Error>());
+                let kind = if is_system { Kind::Storage } else { Kind::Data };
+                Fault::new(kind, format!("`{}`: {source}", path.display())).hint(hint)
+            }
+            Self::Internal(error) => Fault::new(Kind::Internal, format!("internal error: {error}"))
+                .hint("this is a bug in Onefold; please report it with the command line"),
+        }
     }
 }
