@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use onefold_base::fault::{Explain, Fault, Kind, Text};
+
 /// What can go wrong between a dataset and its batches.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -104,31 +106,15 @@ pub enum Error {
     },
 
     /// What a preprocessing service answers in place of batches, or that it does not answer.
-    Service {
-        /// What is wrong.
-        kind: ServiceErrorKind,
-        /// What a process of the service says, with its hint.
-        message: String,
-    },
+    Service(Fault),
 
     /// Options that cannot work with this dataset.
     Options {
         /// What is wrong.
-        message: String,
+        message: Text,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
-}
-
-/// What is wrong with a request to a preprocessing service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ServiceErrorKind {
-    /// The request: its options, its version, what it proves its sender with.
-    Options,
-    /// The data that it asks for, or the answer.
-    Data,
-    /// There was no answer.
-    Unreachable,
 }
 
 /// A result with this crate's [`Error`].
@@ -140,7 +126,61 @@ impl From<onefold_storage::Error> for Error {
     }
 }
 
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        match self {
+            Self::Io(error) => error.fault(),
+            Self::Dataset(error) => error.fault(),
+            Self::Invariant { place, message } => Fault::new(Kind::Data, format!("{place}: {message}")),
+            Self::Corrupt { path, row_group, column, row, message } => {
+                let place = Place(*row_group, column.as_deref(), *row);
+                Fault::new(Kind::Data, format!("`{}`{place}: {message}", path.display()))
+                    .hint("the file is damaged; build the dataset again, or restore the file from a copy")
+            }
+            Self::IdOutsideTable { path, row_group, column, row, id, rows } => {
+                let place = Place(Some(*row_group), Some(column), *row);
+                let message =
+                    format!("`{}`{place}: id {id} is outside the table's {rows} rows", path.display());
+                Fault::new(Kind::Data, message).hint(
+                    "give the table more rows (a model that is trained already gets them by \
+                     `onefold-train run --warm-start`), or hash or clamp the feature's ids",
+                )
+            }
+            Self::LabelOutsideRange { path, row_group, column, row, value, least, most } => {
+                let place = Place(Some(*row_group), Some(column), *row);
+                let path = path.display();
+                let message =
+                    format!("`{path}`{place}: the label is {value}, which is not from {least} to {most}");
+                Fault::new(Kind::Data, message).hint(
+                    "change the label in the dataset's query, as `rating >= 4`, exclude such samples there, or train \
+                     with a `loss` that takes them: `mse`, `huber` or `poisson`",
+                )
+            }
+            Self::Mismatch { path, message } => {
+                Fault::new(Kind::Data, format!("`{}`: {message}", path.display()))
+                    .hint("the file was replaced or removed after the build; build the dataset again")
+            }
+            Self::PreprocessFile { path, message, hint } => {
+                Fault::new(Kind::Options, format!("`{}`: {message}", path.display())).hint(hint)
+            }
+            Self::Preprocess { path, line, step, op, message, hint } => {
+                let place = format!("`{}`, line {line}, step {step} (`{op}`)", path.display());
+                Fault::new(Kind::Options, format!("{place}: {message}")).hint(hint)
+            }
+            Self::Service(fault) => fault.clone(),
+            Self::Options { message, hint } => Fault::new(Kind::Options, message).hint(hint),
+        }
+    }
+}
+
 impl Error {
+    /// [`Error::Options`]: what is wrong, and what to do.
+    pub fn options(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
+        Self::Options { message: message.into(), hint: hint.into() }
+    }
+
     pub(crate) fn corrupt(path: &Path, message: impl Into<String>) -> Self {
         let message = message.into();
         Self::Corrupt { path: path.to_owned(), row_group: None, column: None, row: None, message }
