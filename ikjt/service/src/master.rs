@@ -120,10 +120,8 @@ impl ServingArguments {
         let mut datasets = BTreeMap::new();
         for (name, location) in &self.datasets {
             if let Some(other) = datasets.insert(name.clone(), location.clone()) {
-                bail!(
-                    "two datasets have the name `{name}`: `{other}` and `{location}`\n  hint: give each dataset a \
-                     name of its own"
-                );
+                let message = format!("two datasets have the name `{name}`: `{other}` and `{location}`");
+                bail!(Fault::new(Kind::Options, message).hint("give each dataset a name of its own"));
             }
         }
         Ok(datasets)
