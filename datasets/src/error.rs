@@ -138,7 +138,7 @@ pub enum Error {
     },
 
     /// Whoever gives the samples of a row group could not decode them.
-    Decoding(Box<dyn std::error::Error + Send + Sync>),
+    Decoding(#[source] Box<dyn std::error::Error + Send + Sync>),
 
     /// An Arrow operation failed on data that had been checked: a bug of Onefold.
     Internal(#[from] arrow::error::ArrowError),
