@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
+use onefold_base::fault::option;
 use onefold_base::progress::Reporter;
+use onefold_base::text;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -207,7 +209,7 @@ fn train(
             linear.kendall_tau,
             100.0 * linear.relative_error
         ),
-        "measure more samples, or train longer with the option `epochs`",
+        text!["measure more samples, or train longer with ", option("epochs")],
     ))
 }
 
