@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use onefold_base::fault::{Explain, Fault, Kind, Text, option};
+use onefold_base::text;
 use onefold_base::units::format_bytes;
 
 /// What can go wrong while a model is configured, trained, stored or evaluated.
@@ -32,7 +34,7 @@ pub enum Error {
         /// What is wrong, with the section or key.
         message: String,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// An id that its table has no row for.
@@ -52,7 +54,7 @@ pub enum Error {
         /// What is wrong.
         message: String,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// A loss or a gradient that is no finite number.
@@ -102,13 +104,13 @@ pub enum Error {
         /// What is wrong.
         message: String,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// The ranks of a job cannot be brought together.
     Ranks {
         /// What is wrong.
-        message: String,
+        message: Text,
         /// What to do.
         hint: String,
     },
@@ -155,6 +157,89 @@ pub enum Error {
     Torch(#[from] tch::TchError),
 }
 
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        match self {
+            Self::Io(error) => error.fault(),
+            Self::Dataset(error) => error.fault(),
+            Self::Read(error) => error.fault(),
+            Self::Sharding { path, source } => source.fault().within(&format!("`{}`", path.display())),
+            Self::Config { path, message, hint } => {
+                Fault::new(Kind::Options, format!("`{}`: {message}", path.display())).hint(hint)
+            }
+            Self::Id { feature, id, rows } => {
+                let message = format!("feature `{feature}`: id {id} is outside the table's rows 0..{rows}");
+                let section = format!("`[tables.{feature}]`");
+                let hint = format!("raise `rows` under {section}, or set `ids = \"hashed\"` there");
+                Fault::new(Kind::Data, message).hint(hint)
+            }
+            Self::Run { path, message, hint } => {
+                Fault::new(Kind::Failed, format!("`{}`: {message}", path.display())).hint(hint)
+            }
+            Self::Diverged { step, loss, cause, batch } => {
+                let look = format!("`pyarrow.ipc.open_file(\"{}\").read_pandas()`", batch.display());
+                Fault::new(Kind::Failed, format!("the loss is {loss} at step {step}: {cause}")).hint(format!(
+                    "the batch is saved: look at it with {look}; lower the learning rates under `[optimizer]`, set \
+                     `max_grad_norm` under `[optimizer.dense]`, or clean the feature"
+                ))
+            }
+            Self::Prediction { label, logit, sample } => {
+                let place = format!("in sample {sample} of the evaluation, counted from 0");
+                Fault::new(Kind::Failed, format!("the logit of `{label}` is {logit} {place}")).hint(
+                    "clean the dense features if some are no finite numbers; if all are, the model has diverged: lower \
+                     the learning rates under `[optimizer]`, or evaluate an earlier checkpoint",
+                )
+            }
+            Self::Memory { needed, limit } => {
+                let (needed, limit) = (format_bytes(*needed), format_bytes(*limit));
+                let message = format!("the model takes {needed}, and the memory limit is {limit}");
+                Fault::new(Kind::Failed, message).hint(text![
+                    "raise ",
+                    option("memory_limit"),
+                    ", or give the tables fewer rows or a smaller `dim`"
+                ])
+            }
+            Self::MachineMemory { needed, available, ranks } => {
+                let (needed, available) = (format_bytes(*needed), format_bytes(*available));
+                let on = on_ranks(*ranks);
+                let message = format!("the model takes {needed}{on}, which has {available} of memory left");
+                Fault::new(Kind::Failed, message).hint(text![
+                    "give the tables fewer rows, a smaller `dim` or `dtype = \"bf16\"`, or divide them among more \
+                     machines; if it does fit, say so with ",
+                    option("memory_limit"),
+                    " of `run`"
+                ])
+            }
+            Self::Device { device, message, hint } => {
+                Fault::new(Kind::Failed, format!("device `{device}`: {message}")).hint(hint)
+            }
+            Self::Ranks { message, hint } => Fault::new(Kind::Failed, message).hint(hint),
+            Self::Collective { operation, message } => {
+                Fault::new(Kind::Internal, format!("`{operation}`: {message}")).hint(BUG)
+            }
+            Self::RankLost { rank, others, step, cause } => {
+                let message = format!("{} lost at step {step}: {cause}", ranks(*rank, others));
+                Fault::new(Kind::Failed, message).hint(
+                    "look on their hosts for what ended them (a signal, too little memory, the network), and resume \
+                     the run",
+                )
+            }
+            Self::RankEnded { rank, step, message } => {
+                Fault::new(Kind::Failed, format!("rank {rank} ended at step {step}: {message}"))
+            }
+            Self::ReportedElsewhere { rank, reporter } => {
+                let message = format!("ended because of rank {rank}, as rank {reporter} reports");
+                Fault::new(Kind::Failed, message)
+            }
+            Self::Torch(error) => Fault::new(Kind::Internal, format!("libtorch: {error}")).hint(BUG),
+        }
+    }
+}
+
+const BUG: &str = "this is a bug in Onefold; please report it with the command line";
+
 fn on_ranks(ranks: u32) -> String {
     if ranks == 1 { " on this machine".to_owned() } else { format!(" on the {ranks} ranks of this machine") }
 }
@@ -199,7 +284,7 @@ impl From<onefold_train_config::Error> for Error {
             Own::Io(error) => Self::Io(error),
             Own::Dataset(error) => Self::Dataset(error),
             Own::Tables { path, source } => Self::Sharding { path, source },
-            Own::Config { path, message, hint } => Self::Config { path, message, hint },
+            Own::Config { path, message, hint } => Self::Config { path, message, hint: hint.into() },
         }
     }
 }

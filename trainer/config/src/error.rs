@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use onefold_base::fault::{Explain, Fault, Kind};
+
 /// What can be wrong with a `train.toml`, or with the dataset that it is for.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -32,3 +34,18 @@ pub enum Error {
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        match self {
+            Self::Io(error) => error.fault(),
+            Self::Dataset(error) => error.fault(),
+            Self::Tables { path, source } => source.fault().within(&format!("`{}`", path.display())),
+            Self::Config { path, message, hint } => {
+                Fault::new(Kind::Options, format!("`{}`: {message}", path.display())).hint(hint)
+            }
+        }
+    }
+}

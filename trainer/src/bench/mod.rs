@@ -13,8 +13,10 @@ mod reference;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use onefold_base::fault::option;
 use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
+use onefold_base::text;
 use onefold_datasets::Schema;
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use onefold_ikjt::reader::load_snapshot;
@@ -165,7 +167,7 @@ fn read(dataset: &Path, config: &TrainConfig, options: &BenchOptions) -> Result<
                 options.batches,
                 config.train.batch_size
             ),
-            hint: "generate more samples, or lower the option `batches`".to_owned(),
+            hint: text!["generate more samples, or lower ", option("batches")],
         });
     }
     Ok(batches)
