@@ -209,3 +209,45 @@ impl fmt::Display for Place<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use onefold_datasets::Error as DatasetError;
+    use onefold_storage::Error as StorageError;
+
+    use super::*;
+
+    #[test]
+    fn the_kind_says_who_can_do_something_about_it() {
+        let path = || PathBuf::from("s3://bucket/data");
+        let (message, hint) = (|| "AWS denied the request".to_owned(), || "set a key".to_owned());
+        let filter = "split=".to_owned();
+        let label = Error::LabelOutsideRange {
+            path: path(),
+            row_group: 0,
+            column: "rating".to_owned(),
+            row: None,
+            value: 7.0,
+            least: 0.0,
+            most: 1.0,
+        };
+        let kinds: [(Error, Kind); 7] = [
+            (StorageError::Read { path: path(), message: message(), hint: hint() }.into(), Kind::Storage),
+            (
+                StorageError::Location { location: filter.clone(), message: message(), hint: hint() }.into(),
+                Kind::Options,
+            ),
+            (StorageError::Changed { path: path() }.into(), Kind::Data),
+            (DatasetError::Snapshot { path: path(), message: message() }.into(), Kind::Data),
+            (
+                DatasetError::PartitionFilter { filter, message: message(), hint: hint() }.into(),
+                Kind::Options,
+            ),
+            (label, Kind::Data),
+            (std::io::Error::from(std::io::ErrorKind::PermissionDenied).into(), Kind::Storage),
+        ];
+        for (error, kind) in kinds {
+            assert_eq!(error.fault().kind, kind, "{error}");
+        }
+    }
+}

@@ -139,7 +139,7 @@ pub(crate) fn usage_fault(error: &clap::Error, program: &Command, command: &str)
     let listed = |texts: &[String]| match texts {
         [one] => format!(" `{}`", keyword(one)),
         several => {
-            let lines: String = several.iter().map(|shown| format!("\n  {}", keyword(shown))).collect();
+            let lines: String = several.iter().map(|shown| format!("\n  `{}`", keyword(shown))).collect();
             format!(":{lines}")
         }
     };
@@ -160,7 +160,7 @@ pub(crate) fn usage_fault(error: &clap::Error, program: &Command, command: &str)
             prior => format!("the argument{argument} cannot be used with{}", listed(&prior)),
         },
         ErrorKind::MissingRequiredArgument => {
-            let missing = arguments.iter().map(|shown| format!("\n  {}", keyword(shown)));
+            let missing = arguments.iter().map(|shown| format!("\n  `{}`", keyword(shown)));
             format!("the following required arguments were not provided:{}", missing.collect::<String>())
         }
         kind => format!("{}:{argument}", kind.as_str().unwrap_or("the arguments cannot be read")),
@@ -262,7 +262,7 @@ mod tests {
         );
         assert!(text.contains("\n  hint: a similar value exists: 'rows'"), "{text}");
         let text = refused(&[]);
-        assert!(text.starts_with("the following required arguments were not provided:\n  logs"), "{text}");
+        assert!(text.starts_with("the following required arguments were not provided:\n  `logs`"), "{text}");
         assert!(refused(&[("json", &[""])]).starts_with("`build` has no argument `json`"));
     }
 }

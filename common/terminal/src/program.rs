@@ -192,3 +192,53 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io_error = error.downcast_ref::<io::Error>();
     io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Parser, Subcommand};
+    use onefold_base::fault::option;
+    use onefold_base::progress::Silent;
+    use onefold_base::text;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(subcommand)]
+        command: Command,
+        #[command(flatten)]
+        output: OutputOptions,
+    }
+
+    #[derive(Debug, Subcommand)]
+    enum Command {
+        Build {
+            #[arg(long)]
+            memory_limit: u64,
+        },
+    }
+
+    impl CommandLine for Cli {
+        const ERRORS: &'static [Explainer] = &[];
+
+        fn output(&self) -> OutputOptions {
+            self.output
+        }
+
+        fn run(&self, _: &Printer) -> anyhow::Result<()> {
+            let Command::Build { memory_limit } = self.command;
+            let message = text![option("memory_limit"), format!(" is {memory_limit}")];
+            Err(Fault::new(Kind::Data, message).hint(text!["raise ", option("memory_limit")]).into())
+        }
+    }
+
+    #[test]
+    fn a_function_fails_with_the_kind_of_its_error_and_the_names_of_keywords() {
+        let given = [("memory_limit".to_owned(), vec![OsString::from("7")])];
+        let failure = Program::of::<Cli>().call("build", &given, Arc::new(Silent)).unwrap_err();
+        assert_eq!(failure.to_string(), "`memory_limit` is 7\n  hint: raise `memory_limit`");
+        assert_eq!(failure.kind, Kind::Data);
+        let misused = Program::of::<Cli>().call("build", &[], Arc::new(Silent)).unwrap_err();
+        assert_eq!((misused.kind, exit_status(misused.kind)), (Kind::Usage, 2));
+    }
+}
