@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use onefold_base::fault::{Explain, Fault, Kind, explained, option};
-use onefold_base::text;
+use onefold_base::fault::{Explain, Fault, Kind, explained, option, text};
 use onefold_base::units::{format_bytes, format_count};
 use onefold_storage::write_hint;
 use strsim::levenshtein;

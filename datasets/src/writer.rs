@@ -35,8 +35,7 @@ use std::path::Path;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
-use onefold_base::fault::option;
-use onefold_base::text;
+use onefold_base::fault::{option, text};
 use onefold_storage::Storage;
 
 pub use self::bucket::{BucketWriter, BucketWriters, Decode, WrittenBucket};

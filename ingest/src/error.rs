@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use datafusion::arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
-use onefold_base::fault::{Explain, Fault, Kind, option};
-use onefold_base::text;
+use onefold_base::fault::{Explain, Fault, Kind, option, text};
 
 /// The message of an error and its hint, before the error says where it happened.
 pub(crate) type MessageAndHint = (String, String);

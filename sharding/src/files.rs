@@ -3,8 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-use onefold_base::fault::option;
-use onefold_base::text;
+use onefold_base::fault::{option, text};
 use onefold_storage::commit;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

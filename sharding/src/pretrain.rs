@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use onefold_base::fault::option;
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
-use onefold_base::text;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
-use onefold_base::text;
+use onefold_base::fault::text;
 use serde::{Deserialize, Serialize};
 
 use crate::access::AccessBins;

@@ -4,9 +4,8 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use onefold_base::fault::{Fault, Kind, option};
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::available_threads;
-use onefold_base::text;
 use onefold_raw_logs::generate::Workload;
 use onefold_terminal::Printer;
 use onefold_trainer::bench::{CompareOptions, Comparison, compare};

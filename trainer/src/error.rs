@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use onefold_base::fault::{Explain, Fault, Kind, Text, option};
-use onefold_base::text;
+use onefold_base::fault::{Explain, Fault, Kind, Text, option, text};
 use onefold_base::units::format_bytes;
 
 /// What can go wrong while a model is configured, trained, stored or evaluated.

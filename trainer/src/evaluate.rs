@@ -8,9 +8,8 @@ use std::time::Instant;
 
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
-use onefold_base::fault::option;
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
-use onefold_base::text;
 use onefold_datasets::{PartitionFilter, Schema, Snapshot, hash_id};
 use onefold_ikjt::reader::load_snapshot;
 use onefold_ikjt::reader::{DEFAULT_MEMORY_LIMIT, Rank};

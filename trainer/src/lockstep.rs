@@ -3,8 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use onefold_base::fault::Text;
-use onefold_base::text;
+use onefold_base::fault::{Text, text};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use onefold_base::fault::{Fault, Kind, option};
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::available_threads;
 use onefold_base::progress::{Reporter, Silent};
-use onefold_base::text;
 use onefold_base::units::{format_count, parse_bytes};
 use onefold_sharding::{Costs, claim_output};
 use onefold_terminal::Printer;

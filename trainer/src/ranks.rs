@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use onefold_base::fault::{Fault, Kind, option};
-use onefold_base::text;
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_trainer::Error;
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::distributed::{Collectives, Environment, Joined, PATIENCE, Timeouts};

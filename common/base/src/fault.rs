@@ -10,6 +10,8 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::text;
+
 /// The kind of an error. The exit status of a command and the exception of a function follow from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -68,12 +70,12 @@ enum Part {
     Option(OptionName),
 }
 
-/// Words and options. The macro [`text!`](crate::text) joins them; a text without options is made from a string.
+/// Words and options. The macro [`text!`] joins them; a text without options is made from a string.
 ///
 /// ```
-/// use onefold_base::fault::option;
+/// use onefold_base::fault::{option, text};
 ///
-/// let text = onefold_base::text!["raise ", option("memory_limit"), ", or take smaller batches"];
+/// let text = text!["raise ", option("memory_limit"), ", or take smaller batches"];
 /// assert_eq!(text.to_string(), "raise the option `memory_limit`, or take smaller batches");
 /// assert_eq!(text.named(|option| format!("`--{}`", option.name)), "raise `--memory_limit`, or take smaller batches");
 /// ```
@@ -171,7 +173,7 @@ impl Fault {
     pub fn within(mut self, place: &str) -> Self {
         self.message = match place.contains(&self.message.to_string()) {
             true => place.into(),
-            false => crate::text![place, ": ", self.message],
+            false => text![place, ": ", self.message],
         };
         self
     }

@@ -95,7 +95,7 @@ fn system_hint(kind: io::ErrorKind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use onefold_base::text;
+    use onefold_base::fault::text;
     use onefold_datasets::Error;
 
     use super::*;

@@ -196,9 +196,8 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use clap::{Parser, Subcommand};
-    use onefold_base::fault::option;
+    use onefold_base::fault::{option, text};
     use onefold_base::progress::Silent;
-    use onefold_base::text;
 
     use super::*;
 

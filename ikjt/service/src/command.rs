@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use clap::{Parser, Subcommand};
-use onefold_base::fault::{Explain, Explainer, explained, option};
-use onefold_base::text;
+use onefold_base::fault::{Explain, Explainer, explained, option, text};
 use onefold_base::units::{format_bytes, format_count};
 use onefold_ikjt::service::protocol::Question;
 use onefold_ikjt::service::{Failure, Network};

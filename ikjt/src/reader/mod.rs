@@ -53,8 +53,7 @@ use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onefold_base::fault::option;
-use onefold_base::text;
+use onefold_base::fault::{option, text};
 use onefold_datasets::{FeatureGroup, KeptColumn, KeptKind, SESSION_COLUMN, Schema, Snapshot, suggest};
 
 use self::budget::{Account, Granted};

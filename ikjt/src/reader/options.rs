@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use onefold_base::fault::{Text, option};
-use onefold_base::text;
+use onefold_base::fault::{Text, option, text};
 use onefold_datasets::PartitionFilter;
 use serde::{Deserialize, Serialize};
 

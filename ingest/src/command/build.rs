@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use crate::{BuildOptions, BuildSummary, Config, Groups, build, popularity, profile};
 use clap::ValueEnum;
-use onefold_base::fault::{Fault, Kind, option};
-use onefold_base::text;
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter, WORK};
 use onefold_storage::commit::write_atomically;

@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{BuildOptions, Config, EngineOptions, Groups, build};
 use anyhow::Context;
-use onefold_base::fault::{Fault, Kind, option};
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::available_threads;
-use onefold_base::text;
 use onefold_base::units::{format_count, parse_bytes};
 use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
 use onefold_report::{MIDDLE, Report, ReportOptions, gather, html};

@@ -3,8 +3,7 @@
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use onefold_base::fault::option;
-use onefold_base::text;
+use onefold_base::fault::{option, text};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 

@@ -14,8 +14,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use onefold_base::fault::{Explainer, explained, option};
-use onefold_base::text;
+use onefold_base::fault::{Explainer, explained, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_sharding::{
     Alternative, AnalyticCost, CostModel, Error, LearnedCost, LearnedCosts, ModelFile, Plan, Replanned,

@@ -4,8 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use onefold_base::fault::{Fault, Kind, Text, option};
-use onefold_base::text;
+use onefold_base::fault::{Fault, Kind, Text, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{FeatureGroup, Partition, PartitionFilter, Schema, Snapshot, suggest};
 use onefold_ikjt::ReaderOptions;

@@ -1,7 +1,6 @@
 //! Learned cost models: NeuroShard's three networks, trained on measured costs.
 
-use onefold_base::fault::option;
-use onefold_base::text;
+use onefold_base::fault::{option, text};
 
 use crate::buffers::{WORD_BYTES, told_words};
 use crate::cost::analytic::link_ms;

@@ -1,7 +1,6 @@
 //! Learned cost models of several kinds of hardware, for ranks that are not alike.
 
-use onefold_base::fault::option;
-use onefold_base::text;
+use onefold_base::fault::{option, text};
 
 use crate::cost::{RankLoad, Traffic};
 use crate::{CostModel, Error, LearnedCost, ModelFile, Result, ShardLoad, Topology};

@@ -1,7 +1,6 @@
 //! `precision` under `[train]`.
 
-use onefold_base::fault::{Text, option};
-use onefold_base::text;
+use onefold_base::fault::{Text, option, text};
 use serde::{Deserialize, Serialize};
 
 /// What the dense part's products are computed with: those of linear layers, of the interaction and of attention.

@@ -13,10 +13,9 @@ mod reference;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use onefold_base::fault::option;
+use onefold_base::fault::{option, text};
 use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
-use onefold_base::text;
 use onefold_datasets::Schema;
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use onefold_ikjt::reader::load_snapshot;

@@ -9,8 +9,7 @@ use cudarc::driver::{
     sys as driver_sys,
 };
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys as nvrtc_sys};
-use onefold_base::fault::option;
-use onefold_base::text;
+use onefold_base::fault::{option, text};
 use onefold_base::units::format_bytes;
 use tch::{Device, Kind, Tensor};
 

@@ -44,8 +44,7 @@ use std::ffi::c_void;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use onefold_base::fault::{Text, option};
-use onefold_base::text;
+use onefold_base::fault::{Text, option, text};
 use tch::{Device, Kind, Tensor};
 
 pub use self::check::{KernelCheck, check_kernels};

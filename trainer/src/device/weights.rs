@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use onefold_base::fault::option;
-use onefold_base::text;
+use onefold_base::fault::{option, text};
 use onefold_sharding::DataType;
 use tch::{Kind, Tensor};
 

@@ -4,8 +4,7 @@ use std::cell::{Ref, RefCell};
 use std::io;
 use std::sync::Arc;
 
-use onefold_base::fault::option;
-use onefold_base::text;
+use onefold_base::fault::{option, text};
 use onefold_kernels::element::step_key;
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use tch::{Kind, Tensor};

@@ -28,9 +28,8 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use onefold_base::fault::option;
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
-use onefold_base::text;
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
 use onefold_ikjt::reader::load_snapshot;
 use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};

@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_base::fault::{Text, option};
-use onefold_base::text;
+use onefold_base::fault::{Text, option, text};
 use onefold_storage::commit::DirectoryLock;
 use onefold_storage::{Storage, is_url};
 

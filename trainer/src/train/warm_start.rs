@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use onefold_base::fault::{Text, option};
-use onefold_base::text;
+use onefold_base::fault::{Text, option, text};
 use onefold_datasets::digest::Digest;
 use onefold_datasets::{Partition, PartitionFilter, PartitionKey, Schema, Snapshot};
 use onefold_sharding::{FeatureConfig, IdPolicy, TableConfig, tables_of};

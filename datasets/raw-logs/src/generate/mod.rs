@@ -41,9 +41,8 @@ use serde::Serialize;
 
 use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE};
 use crate::{Error, Result};
-use onefold_base::fault::option;
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
-use onefold_base::text;
 
 mod arrival;
 mod config;

@@ -9,9 +9,8 @@ use sha2::{Digest, Sha256};
 use zip::ZipArchive;
 
 use crate::{Error, Result};
-use onefold_base::fault::option;
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
-use onefold_base::text;
 use onefold_storage::commit::sync_directory;
 
 /// A wheel on PyPI, pinned by its checksum.
