@@ -157,11 +157,9 @@ impl Explain for Error {
                 let message = format!("`{}` is not a dataset: it has no snapshot", path.display());
                 Fault::new(Kind::Options, message).hint(hint)
             }
-            Self::Snapshot { path, message } => {
-                Fault::new(Kind::Data, format!("`{}`: {message}", path.display())).hint(
-                    "the dataset is damaged or of another version; read an older snapshot, or build it again",
-                )
-            }
+            Self::Snapshot { path, message } => Fault::of_file(Kind::Data, path, message).hint(
+                "the dataset is damaged or of another version; read an older snapshot, or build it again",
+            ),
             Self::NoSnapshot { path, snapshot, hint } => {
                 let message = format!("`{}` has no snapshot {snapshot}", path.display());
                 Fault::new(Kind::Options, message).hint(hint)
@@ -195,10 +193,8 @@ impl Explain for Error {
             Self::Column { column, message, hint } => {
                 Fault::new(Kind::Data, format!("column `{column}`: {message}")).hint(hint)
             }
-            Self::Vocabulary { path, message } => {
-                Fault::new(Kind::Data, format!("`{}`: {message}", path.display()))
-                    .hint("the dataset is damaged; build it again with `onefold-ingest build`")
-            }
+            Self::Vocabulary { path, message } => Fault::of_file(Kind::Data, path, message)
+                .hint("the dataset is damaged; build it again with `onefold-ingest build`"),
             Self::TooManyIds { feature, distinct, limit } => {
                 let message = format!(
                     "feature `{feature}`: the memory limit does not suffice to count its ids for a vocabulary: {} \
@@ -220,7 +216,7 @@ impl Explain for Error {
                  `onefold-ingest build`",
             ),
             Self::Parquet { path, source, hint } => {
-                Fault::new(Kind::Failed, format!("`{}`: {source}", path.display())).hint(hint)
+                Fault::of_file(Kind::Failed, path, source.to_string()).hint(hint)
             }
             Self::Samples { expected, written } => {
                 let digests = if written == expected { ", whose digests differ" } else { "" };

@@ -158,12 +158,10 @@ impl Explain for Error {
                      with a `loss` that takes them: `mse`, `huber` or `poisson`",
                 )
             }
-            Self::Mismatch { path, message } => {
-                Fault::new(Kind::Data, format!("`{}`: {message}", path.display()))
-                    .hint("the file was replaced or removed after the build; build the dataset again")
-            }
+            Self::Mismatch { path, message } => Fault::of_file(Kind::Data, path, message)
+                .hint("the file was replaced or removed after the build; build the dataset again"),
             Self::PreprocessFile { path, message, hint } => {
-                Fault::new(Kind::Options, format!("`{}`: {message}", path.display())).hint(hint)
+                Fault::of_file(Kind::Options, path, message).hint(hint)
             }
             Self::Preprocess { path, line, step, op, message, hint } => {
                 let place = format!("`{}`, line {line}, step {step} (`{op}`)", path.display());

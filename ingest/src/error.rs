@@ -194,12 +194,10 @@ impl Explain for Error {
     fn fault(&self) -> Fault {
         let data = |place: String, message: &str| Fault::new(Kind::Data, format!("{place}: {message}"));
         match self {
-            Self::Log { path, message, hint } => data(format!("`{}`", path.display()), message).hint(hint),
+            Self::Log { path, message, hint } => Fault::of_file(Kind::Data, path, message).hint(hint),
             Self::Io(error) => error.fault(),
             Self::Dataset(error) => error.fault(),
-            Self::Config { path, message, hint } => {
-                Fault::new(Kind::Options, format!("`{}`: {message}", path.display())).hint(hint)
-            }
+            Self::Config { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
             Self::Popularity { path, line, message, hint } => {
                 data(format!("`{}`, line {line}", path.display()), message).hint(hint)
             }

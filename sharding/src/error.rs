@@ -116,9 +116,7 @@ impl Explain for Error {
             Self::Io(error) => error.fault(),
             Self::Datasets(error) => error.fault(),
             Self::Read(error) => error.fault(),
-            Self::File { path, message, hint } => {
-                Fault::new(Kind::Options, text![format!("`{}`: ", path.display()), message]).hint(hint)
-            }
+            Self::File { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
             Self::Config { section, message, hint } => wrong(format!("`[{section}]`: {message}")).hint(hint),
             Self::Invalid { message, hint } => Fault::new(Kind::Options, message).hint(hint),
             Self::Plan { message, hint } => wrong(format!("the plan is not valid: {message}")).hint(hint),

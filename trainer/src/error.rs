@@ -165,18 +165,14 @@ impl Explain for Error {
             Self::Dataset(error) => error.fault(),
             Self::Read(error) => error.fault(),
             Self::Sharding { path, source } => source.fault().within(&format!("`{}`", path.display())),
-            Self::Config { path, message, hint } => {
-                Fault::new(Kind::Options, format!("`{}`: {message}", path.display())).hint(hint)
-            }
+            Self::Config { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
             Self::Id { feature, id, rows } => {
                 let message = format!("feature `{feature}`: id {id} is outside the table's rows 0..{rows}");
                 let section = format!("`[tables.{feature}]`");
                 let hint = format!("raise `rows` under {section}, or set `ids = \"hashed\"` there");
                 Fault::new(Kind::Data, message).hint(hint)
             }
-            Self::Run { path, message, hint } => {
-                Fault::new(Kind::Failed, format!("`{}`: {message}", path.display())).hint(hint)
-            }
+            Self::Run { path, message, hint } => Fault::of_file(Kind::Failed, path, message).hint(hint),
             Self::Diverged { step, loss, cause, batch } => {
                 let look = format!("`pyarrow.ipc.open_file(\"{}\").read_pandas()`", batch.display());
                 Fault::new(Kind::Failed, format!("the loss is {loss} at step {step}: {cause}")).hint(format!(

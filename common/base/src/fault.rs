@@ -7,6 +7,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -159,6 +160,11 @@ impl Fault {
     /// An error without a hint.
     pub fn new(kind: Kind, message: impl Into<Text>) -> Self {
         Self { kind, message: message.into(), hints: Vec::new() }
+    }
+
+    /// An error about a file or folder, without a hint.
+    pub fn of_file(kind: Kind, path: &Path, message: impl Into<Text>) -> Self {
+        Self::new(kind, text![format!("`{}`: ", path.display()), message])
     }
 
     /// The same error with one more hint.

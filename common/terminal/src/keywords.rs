@@ -163,7 +163,10 @@ pub(crate) fn usage_fault(error: &clap::Error, program: &Command, command: &str)
             let missing = arguments.iter().map(|shown| format!("\n  `{}`", keyword(shown)));
             format!("the following required arguments were not provided:{}", missing.collect::<String>())
         }
-        kind => format!("{}:{argument}", kind.as_str().unwrap_or("the arguments cannot be read")),
+        kind => {
+            let what = kind.as_str().unwrap_or("the arguments cannot be read");
+            if arguments.is_empty() { what.to_owned() } else { format!("{what}:{argument}") }
+        }
     };
     let hint = match (&*texts(ContextKind::SuggestedValue), error.get(ContextKind::InvalidArg)) {
         ([value], _) => format!("a similar value exists: '{value}'"),

@@ -74,9 +74,7 @@ impl Explain for Error {
             Self::Io(error) => error.fault(),
             Self::Output(error) => error.fault(),
             Self::Options { message, hint } => Fault::new(Kind::Options, message).hint(hint),
-            Self::Source { path, message, hint } => {
-                Fault::new(Kind::Data, format!("`{}`: {message}", path.display())).hint(hint)
-            }
+            Self::Source { path, message, hint } => Fault::of_file(Kind::Data, path, message).hint(hint),
             Self::Program { program, message, hint } => {
                 Fault::new(Kind::Failed, format!("`{program}` failed: {message}")).hint(hint)
             }
@@ -84,7 +82,7 @@ impl Explain for Error {
                 let is_system =
                     matches!(source, ParquetError::External(cause) if cause.is::<std::io::Error>());
                 let kind = if is_system { Kind::Storage } else { Kind::Data };
-                Fault::new(kind, format!("`{}`: {source}", path.display())).hint(hint)
+                Fault::of_file(kind, path, source.to_string()).hint(hint)
             }
             Self::Internal(error) => Fault::new(Kind::Internal, format!("internal error: {error}"))
                 .hint("this is a bug in Onefold; please report it with the command line"),

@@ -43,9 +43,7 @@ impl Explain for Error {
             Self::Io(error) => error.fault(),
             Self::Dataset(error) => error.fault(),
             Self::Tables { path, source } => source.fault().within(&format!("`{}`", path.display())),
-            Self::Config { path, message, hint } => {
-                Fault::new(Kind::Options, format!("`{}`: {message}", path.display())).hint(hint)
-            }
+            Self::Config { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
         }
     }
 }
