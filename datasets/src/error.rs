@@ -231,7 +231,7 @@ impl Explain for Error {
             Self::Decoding(error) => {
                 explained::<Self>(&**error).unwrap_or_else(|| Fault::new(Kind::Failed, error.to_string()))
             }
-            Self::Internal(error) => Fault::new(Kind::Internal, format!("internal error: {error}"))
+            Self::Internal(error) => Fault::new(Kind::Failed, format!("internal error: {error}"))
                 .hint("this is a bug in Onefold; please report it with the command line"),
         }
     }

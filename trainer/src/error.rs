@@ -212,7 +212,7 @@ impl Explain for Error {
             }
             Self::Ranks { message, hint } => Fault::new(Kind::Failed, message).hint(hint),
             Self::Collective { operation, message } => {
-                Fault::new(Kind::Internal, format!("`{operation}`: {message}")).hint(BUG)
+                Fault::new(Kind::Failed, format!("`{operation}`: {message}")).hint(BUG)
             }
             Self::RankLost { rank, others, step, cause } => {
                 let message = format!("{} lost at step {step}: {cause}", ranks(*rank, others));
@@ -228,7 +228,7 @@ impl Explain for Error {
                 let message = format!("ended because of rank {rank}, as rank {reporter} reports");
                 Fault::new(Kind::Failed, message)
             }
-            Self::Torch(error) => Fault::new(Kind::Internal, format!("libtorch: {error}")).hint(BUG),
+            Self::Torch(error) => Fault::new(Kind::Failed, format!("libtorch: {error}")).hint(BUG),
         }
     }
 }

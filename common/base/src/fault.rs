@@ -25,11 +25,11 @@ pub enum Kind {
     Data,
     /// The operating system or an object store refuses something: a file is not there, a disk is full.
     Storage,
-    /// A limit does not suffice, another process is in the way, a check failed.
+    /// A limit does not suffice, another process is in the way, a check failed, or whatever else is of no other kind.
     Failed,
     /// The caller wanted the work to end.
     Stopped,
-    /// A bug in Onefold.
+    /// A panic, which is a bug in Onefold.
     Internal,
 }
 

@@ -84,7 +84,7 @@ impl Explain for Error {
                 let kind = if is_system { Kind::Storage } else { Kind::Data };
                 Fault::of_file(kind, path, source.to_string()).hint(hint)
             }
-            Self::Internal(error) => Fault::new(Kind::Internal, format!("internal error: {error}"))
+            Self::Internal(error) => Fault::new(Kind::Failed, format!("internal error: {error}"))
                 .hint("this is a bug in Onefold; please report it with the command line"),
         }
     }
