@@ -1,8 +1,9 @@
-//! The errors of this crate. Each names the place; its second line says what to do. An option of the API is named as
-//! ``the option `memory_limit` ``, which binaries print as their flag.
+//! The errors of this crate. Each names the place, and says what to do.
 
 use std::path::PathBuf;
 
+use onefold_base::fault::{Explain, Fault, Kind, explained, option, text};
+use onefold_base::units::{format_bytes, format_count};
 use onefold_storage::write_hint;
 use strsim::levenshtein;
 
@@ -13,15 +14,12 @@ use crate::Problem;
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The storage of a dataset, or an output path.
-    #[error(transparent)]
     Storage(#[from] onefold_storage::Error),
 
     /// A directory that should hold a dataset does not.
-    #[error("`{}` is not a dataset: it has no snapshot\n  hint: {hint}", path.display())]
     NotADataset {
         /// The directory.
         path: PathBuf,
@@ -30,7 +28,6 @@ pub enum Error {
     },
 
     /// A snapshot that cannot be read or contradicts itself.
-    #[error("`{}`: {message}\n  hint: the dataset is damaged or of another version; read an older snapshot, or build it again", path.display())]
     Snapshot {
         /// The snapshot's file.
         path: PathBuf,
@@ -39,7 +36,6 @@ pub enum Error {
     },
 
     /// A dataset does not have the snapshot that was asked for.
-    #[error("`{}` has no snapshot {snapshot}\n  hint: {hint}", path.display())]
     NoSnapshot {
         /// The dataset.
         path: PathBuf,
@@ -50,7 +46,6 @@ pub enum Error {
     },
 
     /// Another writer committed first.
-    #[error("`{}`: nothing was committed, because another writer {what} meanwhile (snapshot {snapshot})\n  hint: run this again; it then starts from that snapshot", path.display())]
     Conflict {
         /// The dataset.
         path: PathBuf,
@@ -61,10 +56,6 @@ pub enum Error {
     },
 
     /// An append would leave a partition with fewer samples than it has.
-    #[error(
-        "`{}`: {}partition `{partition}` has {before} samples, and appending would leave {now}; nothing was committed\n  hint: give logs that hold all samples of the partition, add late samples to it with the option `commit = merge`, or replace it with the option `commit = replace`",
-        path.display(), if *partitions > 1 { format!("{partitions} partitions would lose samples: ") } else { String::new() }
-    )]
     FewerSamples {
         /// The dataset.
         path: PathBuf,
@@ -79,7 +70,6 @@ pub enum Error {
     },
 
     /// A schema that no dataset can have.
-    #[error("{message}\n  hint: {hint}")]
     Schema {
         /// What is wrong.
         message: String,
@@ -88,7 +78,6 @@ pub enum Error {
     },
 
     /// Rows that do not fit the schema they are written under.
-    #[error("column `{column}`: {message}\n  hint: {hint}")]
     Column {
         /// The column.
         column: String,
@@ -99,9 +88,6 @@ pub enum Error {
     },
 
     /// A vocabulary's file is not the one that the snapshot records, or is malformed.
-    #[error(
-        "`{}`: {message}\n  hint: the dataset is damaged; build it again with `onefold-ingest build`", path.display()
-    )]
     Vocabulary {
         /// The file.
         path: PathBuf,
@@ -110,10 +96,6 @@ pub enum Error {
     },
 
     /// A feature has more distinct ids than can be counted in the memory that there is.
-    #[error(
-        "feature `{feature}`: the memory limit does not suffice to count its ids for a vocabulary: {} distinct ones so far, {} for all features\n  hint: raise the option `memory_limit`, or leave this feature's ids as they are (remove its `vocabulary`)",
-        onefold_base::units::format_count(*distinct), onefold_base::units::format_bytes(*limit)
-    )]
     TooManyIds {
         /// The feature.
         feature: String,
@@ -124,7 +106,6 @@ pub enum Error {
     },
 
     /// A partition filter that cannot be parsed or names no partition column.
-    #[error("partition filter `{filter}`: {message}\n  hint: {hint}")]
     PartitionFilter {
         /// The filter as given.
         filter: String,
@@ -135,13 +116,9 @@ pub enum Error {
     },
 
     /// A dataset's file is not what its snapshot says, or does not decode.
-    #[error(
-        "{0}\n  hint: `onefold-ingest verify` finds all that is wrong with the dataset; build it again with `onefold-ingest build`"
-    )]
     Damaged(Box<Problem>),
 
     /// A Parquet file could not be written or read.
-    #[error("`{}`: {source}\n  hint: {hint}", path.display())]
     Parquet {
         /// The file.
         path: PathBuf,
@@ -152,10 +129,6 @@ pub enum Error {
     },
 
     /// What was written is not what was to be written.
-    #[error(
-        "the samples written are not those of the query: {written} of {expected} samples{}\n  hint: nothing was committed; check that no source changed while it was read, then run this again, and report it if it stays",
-        if written == expected { ", whose digests differ" } else { "" }
-    )]
     Samples {
         /// Samples that the query gave.
         expected: u64,
@@ -164,16 +137,105 @@ pub enum Error {
     },
 
     /// Whoever gives the samples of a row group could not decode them.
-    #[error(transparent)]
-    Decoding(Box<dyn std::error::Error + Send + Sync>),
+    Decoding(#[source] Box<dyn std::error::Error + Send + Sync>),
 
     /// An Arrow operation failed on data that had been checked: a bug of Onefold.
-    #[error("internal error: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
     Internal(#[from] arrow::error::ArrowError),
 }
 
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        match self {
+            Self::Io(error) => error.fault(),
+            Self::Storage(error) => error.fault(),
+            Self::NotADataset { path, hint } => {
+                let message = format!("`{}` is not a dataset: it has no snapshot", path.display());
+                Fault::new(Kind::Options, message).hint(hint)
+            }
+            Self::Snapshot { path, message } => Fault::of_file(Kind::Data, path, message).hint(
+                "the dataset is damaged or of another version; read an older snapshot, or build it again",
+            ),
+            Self::NoSnapshot { path, snapshot, hint } => {
+                let message = format!("`{}` has no snapshot {snapshot}", path.display());
+                Fault::new(Kind::Options, message).hint(hint)
+            }
+            Self::Conflict { path, snapshot, what } => {
+                let message = format!(
+                    "`{}`: nothing was committed, because another writer {what} meanwhile (snapshot {snapshot})",
+                    path.display()
+                );
+                Fault::new(Kind::Failed, message).hint("run this again; it then starts from that snapshot")
+            }
+            Self::FewerSamples { path, partition, before, now, partitions } => {
+                let several = match partitions {
+                    0 | 1 => String::new(),
+                    _ => format!("{partitions} partitions would lose samples: "),
+                };
+                let message = format!(
+                    "`{}`: {several}partition `{partition}` has {before} samples, and appending would leave {now}; \
+                     nothing was committed",
+                    path.display()
+                );
+                let commit = |value| option("commit").set_to(value);
+                Fault::new(Kind::Failed, message).hint(text![
+                    "give logs that hold all samples of the partition, add late samples to it with ",
+                    commit("merge"),
+                    ", or replace it with ",
+                    commit("replace")
+                ])
+            }
+            Self::Schema { message, hint } => Fault::new(Kind::Options, message).hint(hint),
+            Self::Column { column, message, hint } => {
+                Fault::new(Kind::Data, format!("column `{column}`: {message}")).hint(hint)
+            }
+            Self::Vocabulary { path, message } => Fault::of_file(Kind::Data, path, message)
+                .hint("the dataset is damaged; build it again with `onefold-ingest build`"),
+            Self::TooManyIds { feature, distinct, limit } => {
+                let message = format!(
+                    "feature `{feature}`: the memory limit does not suffice to count its ids for a vocabulary: {} \
+                     distinct ones so far, {} for all features",
+                    format_count(*distinct),
+                    format_bytes(*limit)
+                );
+                Fault::new(Kind::Failed, message).hint(text![
+                    "raise ",
+                    option("memory_limit"),
+                    ", or leave this feature's ids as they are (remove its `vocabulary`)"
+                ])
+            }
+            Self::PartitionFilter { filter, message, hint } => {
+                Fault::new(Kind::Options, format!("partition filter `{filter}`: {message}")).hint(hint)
+            }
+            Self::Damaged(problem) => Fault::new(Kind::Data, problem.to_string()).hint(
+                "`onefold-ingest verify` finds all that is wrong with the dataset; build it again with \
+                 `onefold-ingest build`",
+            ),
+            Self::Parquet { path, source, hint } => {
+                Fault::of_file(Kind::Failed, path, source.to_string()).hint(hint)
+            }
+            Self::Samples { expected, written } => {
+                let digests = if written == expected { ", whose digests differ" } else { "" };
+                let message = format!(
+                    "the samples written are not those of the query: {written} of {expected} samples{digests}"
+                );
+                Fault::new(Kind::Failed, message).hint(
+                    "nothing was committed; check that no source changed while it was read, then run this again, \
+                     and report it if it stays",
+                )
+            }
+            Self::Decoding(error) => {
+                explained::<Self>(&**error).unwrap_or_else(|| Fault::new(Kind::Failed, error.to_string()))
+            }
+            Self::Internal(error) => Fault::new(Kind::Failed, format!("internal error: {error}"))
+                .hint("this is a bug in Onefold; please report it with the command line"),
+        }
+    }
+}
 
 impl Error {
     /// That `path` cannot be written.
@@ -225,20 +287,19 @@ impl From<crate::Problem> for Error {
 
 #[cfg(test)]
 mod tests {
-    use onefold_storage::Explanation;
-
     use super::*;
 
     /// The hint must not be to free space on a disk.
     #[test]
     fn a_store_that_refuses_to_write_is_explained_from_behind_parquet() {
-        let (message, hint) = ("AWS denied the request".to_owned(), "set AWS_ACCESS_KEY_ID".to_owned());
-        let error = std::io::Error::other(Explanation { message, hint });
+        let denied = Fault::new(Kind::Storage, "AWS denied the request").hint("set AWS_ACCESS_KEY_ID");
+        let error = std::io::Error::other(denied);
         let parquet = parquet::errors::ParquetError::External(Box::new(error));
         let error = Error::write_parquet("s3://bucket/part.parquet", parquet);
         assert!(matches!(error, Error::Storage(onefold_storage::Error::Store { .. })), "{error:?}");
         let expected = "`s3://bucket/part.parquet` cannot be written: AWS denied the request\n  hint: set AWS_ACCESS_KEY_ID";
         assert_eq!(error.to_string(), expected);
+        assert_eq!(error.fault().kind, Kind::Storage);
     }
 
     #[test]

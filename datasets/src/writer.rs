@@ -35,6 +35,7 @@ use std::path::Path;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
+use onefold_base::fault::{option, text};
 use onefold_storage::Storage;
 
 pub use self::bucket::{BucketWriter, BucketWriters, Decode, WrittenBucket};
@@ -405,14 +406,12 @@ impl Drop for DatasetWriter {
 
 /// The newest snapshot, if there is one and it may be replaced or appended to.
 fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<Option<Snapshot>> {
-    let exists = |hint: &str| {
-        let (path, hint) = (storage.location().to_owned(), hint.to_owned());
-        Error::from(onefold_storage::Error::Exists { path, hint })
-    };
     match (latest_head(storage)?, options.commit) {
-        (Some(_), Commit::Create) => Err(exists(
-            "it is a dataset; choose another location, or replace it with the option `commit = overwrite`",
-        )),
+        (Some(_), Commit::Create) => {
+            let overwrite = option("commit").set_to("overwrite");
+            let hint = text!["it is a dataset; choose another location, or replace it with ", overwrite];
+            Err(onefold_storage::Error::Exists { path: storage.location().to_owned(), hint }.into())
+        }
         (Some(base), Commit::Overwrite) => Ok(Some(base)),
         (Some(base), Commit::Append | Commit::Replace | Commit::Merge) => {
             check_appendable(storage, &base, schema, options)?;

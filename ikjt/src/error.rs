@@ -3,20 +3,19 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use onefold_base::fault::{Explain, Fault, Kind, Text};
+
 /// What can go wrong between a dataset and its batches.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The dataset's snapshot or a partition filter.
-    #[error(transparent)]
     Dataset(#[from] onefold_datasets::Error),
 
     /// Buffers that do not make a tensor.
-    #[error("{place}: {message}")]
     Invariant {
         /// The feature, group or batch.
         place: String,
@@ -25,7 +24,6 @@ pub enum Error {
     },
 
     /// A data file that cannot be decoded.
-    #[error("`{}`{}: {message}\n  hint: the file is damaged; build the dataset again, or restore the file from a copy", path.display(), Place(*row_group, column.as_deref(), *row))]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -40,7 +38,6 @@ pub enum Error {
     },
 
     /// An id that an embedding table has no row for.
-    #[error("`{}`{}: id {id} is outside the table's {rows} rows\n  hint: give the table more rows (a model that is trained already gets them by `onefold-train run --warm-start`), or hash or clamp the feature's ids", path.display(), Place(Some(*row_group), Some(column), *row))]
     IdOutsideTable {
         /// The file.
         path: PathBuf,
@@ -57,8 +54,6 @@ pub enum Error {
     },
 
     /// A label that has none of the values that it may have.
-    #[error("`{}`{}: the label is {value}, which is not from {least} to {most}\n  hint: change the label in the dataset's query, as `rating >= 4`, exclude such samples there, or train with a `loss` that takes \
-             them: `mse`, `huber` or `poisson`", path.display(), Place(Some(*row_group), Some(column), *row))]
     LabelOutsideRange {
         /// The file.
         path: PathBuf,
@@ -77,7 +72,6 @@ pub enum Error {
     },
 
     /// A data file that is not what the snapshot says.
-    #[error("`{}`: {message}\n  hint: the file was replaced or removed after the build; build the dataset again", path.display())]
     Mismatch {
         /// The file.
         path: PathBuf,
@@ -86,7 +80,6 @@ pub enum Error {
     },
 
     /// An invalid `preprocess.toml`: not TOML, another version, an unknown table.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     PreprocessFile {
         /// The file.
         path: PathBuf,
@@ -97,7 +90,6 @@ pub enum Error {
     },
 
     /// A step of a `preprocess.toml` that is wrong in itself, does not fit the schema, or cannot be run on a batch.
-    #[error("`{}`, line {line}, step {step} (`{op}`): {message}\n  hint: {hint}", path.display())]
     Preprocess {
         /// The file.
         path: PathBuf,
@@ -114,33 +106,15 @@ pub enum Error {
     },
 
     /// What a preprocessing service answers in place of batches, or that it does not answer.
-    #[error("{message}")]
-    Service {
-        /// What is wrong.
-        kind: ServiceErrorKind,
-        /// What a process of the service says, with its hint.
-        message: String,
-    },
+    Service(Fault),
 
     /// Options that cannot work with this dataset.
-    #[error("{message}\n  hint: {hint}")]
     Options {
         /// What is wrong.
-        message: String,
+        message: Text,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
-}
-
-/// What is wrong with a request to a preprocessing service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ServiceErrorKind {
-    /// The request: its options, its version, what it proves its sender with.
-    Options,
-    /// The data that it asks for, or the answer.
-    Data,
-    /// There was no answer.
-    Unreachable,
 }
 
 /// A result with this crate's [`Error`].
@@ -152,7 +126,59 @@ impl From<onefold_storage::Error> for Error {
     }
 }
 
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        match self {
+            Self::Io(error) => error.fault(),
+            Self::Dataset(error) => error.fault(),
+            Self::Invariant { place, message } => Fault::new(Kind::Data, format!("{place}: {message}")),
+            Self::Corrupt { path, row_group, column, row, message } => {
+                let place = Place(*row_group, column.as_deref(), *row);
+                Fault::new(Kind::Data, format!("`{}`{place}: {message}", path.display()))
+                    .hint("the file is damaged; build the dataset again, or restore the file from a copy")
+            }
+            Self::IdOutsideTable { path, row_group, column, row, id, rows } => {
+                let place = Place(Some(*row_group), Some(column), *row);
+                let message =
+                    format!("`{}`{place}: id {id} is outside the table's {rows} rows", path.display());
+                Fault::new(Kind::Data, message).hint(
+                    "give the table more rows (a model that is trained already gets them by \
+                     `onefold-train run --warm-start`), or hash or clamp the feature's ids",
+                )
+            }
+            Self::LabelOutsideRange { path, row_group, column, row, value, least, most } => {
+                let place = Place(Some(*row_group), Some(column), *row);
+                let path = path.display();
+                let message =
+                    format!("`{path}`{place}: the label is {value}, which is not from {least} to {most}");
+                Fault::new(Kind::Data, message).hint(
+                    "change the label in the dataset's query, as `rating >= 4`, exclude such samples there, or train \
+                     with a `loss` that takes them: `mse`, `huber` or `poisson`",
+                )
+            }
+            Self::Mismatch { path, message } => Fault::of_file(Kind::Data, path, message)
+                .hint("the file was replaced or removed after the build; build the dataset again"),
+            Self::PreprocessFile { path, message, hint } => {
+                Fault::of_file(Kind::Options, path, message).hint(hint)
+            }
+            Self::Preprocess { path, line, step, op, message, hint } => {
+                let place = format!("`{}`, line {line}, step {step} (`{op}`)", path.display());
+                Fault::new(Kind::Options, format!("{place}: {message}")).hint(hint)
+            }
+            Self::Service(fault) => fault.clone(),
+            Self::Options { message, hint } => Fault::new(Kind::Options, message).hint(hint),
+        }
+    }
+}
+
 impl Error {
+    /// [`Error::Options`]: what is wrong, and what to do.
+    pub fn options(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
+        Self::Options { message: message.into(), hint: hint.into() }
+    }
+
     pub(crate) fn corrupt(path: &Path, message: impl Into<String>) -> Self {
         let message = message.into();
         Self::Corrupt { path: path.to_owned(), row_group: None, column: None, row: None, message }
@@ -179,5 +205,47 @@ impl fmt::Display for Place<'_> {
             write!(f, ", row {row}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_datasets::Error as DatasetError;
+    use onefold_storage::Error as StorageError;
+
+    use super::*;
+
+    #[test]
+    fn the_kind_says_who_can_do_something_about_it() {
+        let path = || PathBuf::from("s3://bucket/data");
+        let (message, hint) = (|| "AWS denied the request".to_owned(), || "set a key".to_owned());
+        let filter = "split=".to_owned();
+        let label = Error::LabelOutsideRange {
+            path: path(),
+            row_group: 0,
+            column: "rating".to_owned(),
+            row: None,
+            value: 7.0,
+            least: 0.0,
+            most: 1.0,
+        };
+        let kinds: [(Error, Kind); 7] = [
+            (StorageError::Read { path: path(), message: message(), hint: hint() }.into(), Kind::Storage),
+            (
+                StorageError::Location { location: filter.clone(), message: message(), hint: hint() }.into(),
+                Kind::Options,
+            ),
+            (StorageError::Changed { path: path() }.into(), Kind::Data),
+            (DatasetError::Snapshot { path: path(), message: message() }.into(), Kind::Data),
+            (
+                DatasetError::PartitionFilter { filter, message: message(), hint: hint() }.into(),
+                Kind::Options,
+            ),
+            (label, Kind::Data),
+            (std::io::Error::from(std::io::ErrorKind::PermissionDenied).into(), Kind::Storage),
+        ];
+        for (error, kind) in kinds {
+            assert_eq!(error.fault().kind, kind, "{error}");
+        }
     }
 }

@@ -84,7 +84,7 @@ pub use batch::{Batch, BatchParts};
 pub use batch_digest::digest;
 pub use convert::{GROUP_KEY, KEPT_KEY, KeyedJaggedTensor};
 pub use dedupe::deduplicate;
-pub use error::{Error, Result, ServiceErrorKind};
+pub use error::{Error, Result};
 pub use feature::Feature;
 pub use group::Group;
 pub use kept::KeptValues;

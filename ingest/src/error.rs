@@ -1,4 +1,4 @@
-//! The errors of the ETL: each names the place, and its second line says what to do.
+//! The errors of the ETL: each names the place, and says what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use datafusion::arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
+use onefold_base::fault::{Explain, Fault, Kind, option, text};
 
 /// The message of an error and its hint, before the error says where it happened.
 pub(crate) type MessageAndHint = (String, String);
@@ -15,7 +16,6 @@ pub(crate) type MessageAndHint = (String, String);
 #[non_exhaustive]
 pub enum Error {
     /// A file of a log that is to be sharded does not have the expected form.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Log {
         /// The file.
         path: PathBuf,
@@ -26,15 +26,12 @@ pub enum Error {
     },
 
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The dataset could not be written.
-    #[error(transparent)]
-    Dataset(onefold_datasets::Error),
+    Dataset(#[source] onefold_datasets::Error),
 
     /// `dataset.toml` is invalid.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Config {
         /// The configuration file.
         path: PathBuf,
@@ -45,7 +42,6 @@ pub enum Error {
     },
 
     /// A popularity file is invalid.
-    #[error("`{}`, line {line}: {message}\n  hint: {hint}", path.display())]
     Popularity {
         /// The file.
         path: PathBuf,
@@ -58,10 +54,6 @@ pub enum Error {
     },
 
     /// A part of a dataset is missing, malformed, or does not fit to the others.
-    #[error(
-        "part `{}`: {message}\n  hint: write buckets with `onefold-ingest write`, all alike, and commit one part of each",
-        path.display()
-    )]
     Part {
         /// The file or folder.
         path: PathBuf,
@@ -70,7 +62,6 @@ pub enum Error {
     },
 
     /// A source has no files, or one that cannot be read.
-    #[error("source `{source_name}`: `{}`: {message}\n  hint: {hint}", path.display())]
     Source {
         /// The source's name in `[sources]`.
         source_name: String,
@@ -83,7 +74,6 @@ pub enum Error {
     },
 
     /// A column of the query is missing, or its kind does not allow its type or values.
-    #[error("column `{column}`: {message}\n  hint: {hint}")]
     Column {
         /// The column.
         column: String,
@@ -94,7 +84,6 @@ pub enum Error {
     },
 
     /// Rows break a rule, and the configuration makes that an error.
-    #[error("{place}: {message}\n  hint: {hint}")]
     Rows {
         /// The key of the configuration that makes it one, or the section that reads the rows.
         place: String,
@@ -105,7 +94,6 @@ pub enum Error {
     },
 
     /// The query gives no sample.
-    #[error("the query of `{}` gives no samples, so there is nothing to build\n  hint: {hint}", path.display())]
     NoSamples {
         /// The configuration file.
         path: PathBuf,
@@ -114,34 +102,30 @@ pub enum Error {
     },
 
     /// The engine needs more memory than its limit.
-    #[error(
-        "the memory limit does not suffice: {message}\n  hint: raise the option `memory_limit`, or lower the option `threads` so that fewer operators share the memory"
-    )]
     Memory {
         /// The engine's account, with the operator.
         message: String,
     },
 
     /// An operator could not spill: the disk is full, or files may not be so large.
-    #[error(
-        "rows that do not fit into memory cannot be written to disk: {message}\n  hint: free some space in the spill directory (by default the system's temporary directory), choose one on another disk with the option `spill_directory`, or raise the option `memory_limit`; nothing was changed"
-    )]
     Spill {
         /// The engine's message.
         message: String,
     },
 
+    /// The spill directory cannot be used.
+    SpillDirectory {
+        /// The engine's message.
+        message: String,
+    },
+
     /// The temporary files have reached the spill limit.
-    #[error(
-        "rows that do not fit into memory reached the spill limit: {message}\n  hint: raise the option `spill_limit` (if it was not set, set it: temporary files are then compressed), free some space in the spill directory (by default the system's temporary directory), choose one on a larger disk with the option `spill_directory`, or raise the option `memory_limit`; nothing was changed"
-    )]
     SpillLimit {
         /// The limit.
         message: String,
     },
 
     /// The engine failed while it read the sources or ran the query.
-    #[error("the query failed: {message}\n  hint: {hint}")]
     Engine {
         /// The engine's message.
         message: String,
@@ -186,7 +170,6 @@ impl From<DataFusionError> for Error {
             return own;
         }
         let message = engine_message(&error);
-        let engine = |message, hint: &str| Self::Engine { message, hint: hint.to_owned() };
         if let Some(message) = spill_limit(&message) {
             return Self::SpillLimit { message };
         }
@@ -195,13 +178,85 @@ impl From<DataFusionError> for Error {
         }
         match error.find_root() {
             DataFusionError::ResourcesExhausted(_) => Self::Memory { message },
-            DataFusionError::IoError(_) => engine(
-                message,
-                "check that the spill directory (the option `spill_directory`) is a folder that can be written",
-            ),
+            DataFusionError::IoError(_) => Self::SpillDirectory { message },
             _ => {
-                let hint = advice(&message).unwrap_or("check the query and the types of its columns");
-                engine(message, hint)
+                let hint =
+                    advice(&message).unwrap_or("check the query and the types of its columns").to_owned();
+                Self::Engine { message, hint }
+            }
+        }
+    }
+}
+
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        let data = |place: String, message: &str| Fault::new(Kind::Data, format!("{place}: {message}"));
+        match self {
+            Self::Log { path, message, hint } => Fault::of_file(Kind::Data, path, message).hint(hint),
+            Self::Io(error) => error.fault(),
+            Self::Dataset(error) => error.fault(),
+            Self::Config { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
+            Self::Popularity { path, line, message, hint } => {
+                data(format!("`{}`, line {line}", path.display()), message).hint(hint)
+            }
+            Self::Part { path, message } => data(format!("part `{}`", path.display()), message)
+                .hint("write buckets with `onefold-ingest write`, all alike, and commit one part of each"),
+            Self::Source { source_name, path, message, hint } => {
+                let place = format!("source `{source_name}`: `{}`", path.display());
+                Fault::new(Kind::Failed, format!("{place}: {message}")).hint(hint)
+            }
+            Self::Column { column, message, hint } => data(format!("column `{column}`"), message).hint(hint),
+            Self::Rows { place, message, hint } => data(place.clone(), message).hint(hint),
+            Self::NoSamples { path, hint } => {
+                let query = format!("the query of `{}` gives no samples", path.display());
+                Fault::new(Kind::Data, format!("{query}, so there is nothing to build")).hint(hint)
+            }
+            Self::Memory { message } => {
+                let message = format!("the memory limit does not suffice: {message}");
+                Fault::new(Kind::Failed, message).hint(text![
+                    "raise ",
+                    option("memory_limit"),
+                    ", or lower ",
+                    option("threads"),
+                    " so that fewer operators share the memory"
+                ])
+            }
+            Self::Spill { message } => {
+                let message =
+                    format!("rows that do not fit into memory cannot be written to disk: {message}");
+                Fault::new(Kind::Storage, message).hint(text![
+                    "free some space in the spill directory (by default the system's temporary directory), choose one \
+                     on another disk with ",
+                    option("spill_directory"),
+                    ", or raise ",
+                    option("memory_limit"),
+                    "; nothing was changed"
+                ])
+            }
+            Self::SpillDirectory { message } => {
+                Fault::new(Kind::Storage, format!("the query failed: {message}")).hint(text![
+                    "check that the spill directory (",
+                    option("spill_directory"),
+                    ") is a folder that can be written"
+                ])
+            }
+            Self::SpillLimit { message } => {
+                let message = format!("rows that do not fit into memory reached the spill limit: {message}");
+                Fault::new(Kind::Failed, message).hint(text![
+                    "raise ",
+                    option("spill_limit"),
+                    " (if it was not set, set it: temporary files are then compressed), free some space in the spill \
+                     directory (by default the system's temporary directory), choose one on a larger disk with ",
+                    option("spill_directory"),
+                    ", or raise ",
+                    option("memory_limit"),
+                    "; nothing was changed"
+                ])
+            }
+            Self::Engine { message, hint } => {
+                Fault::new(Kind::Failed, format!("the query failed: {message}")).hint(hint)
             }
         }
     }
@@ -322,6 +377,8 @@ mod tests {
             assert!(matches!(Error::from(error), Error::Spill { .. }), "{text}");
         }
         let other = DataFusionError::IoError(io::Error::from(io::ErrorKind::PermissionDenied));
-        assert!(matches!(Error::from(other), Error::Engine { .. }));
+        let error = Error::from(other);
+        assert_eq!(error.fault().kind, Kind::Storage);
+        assert!(matches!(error, Error::SpillDirectory { .. }), "{error}");
     }
 }

@@ -32,11 +32,11 @@ class OnefoldError(Exception):
 
 
 class OptionsError(OnefoldError, ValueError):
-    """Options, or a `preprocess.toml`, that cannot work, or cannot work with this dataset."""
+    """Options or a configuration that cannot work, or cannot work with this dataset."""
 
 
 class DataError(OnefoldError):
-    """A data file that is damaged, or is not what the snapshot says, or has an id that no table has a row for."""
+    """Data that is damaged or was changed, or that does not have the form or the values that it must have."""
 
 
 class StorageError(OnefoldError, OSError):

@@ -1,7 +1,7 @@
 """The compiled half of the package; use `onefold`'s own names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy
 
@@ -22,6 +22,7 @@ def run_command(
     progress: Callable[[str, int, int | None, str], object] | None = None,
 ) -> str: ...
 def run_program(name: str, arguments: Sequence[str]) -> int: ...
+def raise_failure(json: str) -> NoReturn: ...
 @final
 class Reader:
     def __new__(

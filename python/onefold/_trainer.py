@@ -12,7 +12,6 @@ import functools
 import inspect
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -22,10 +21,11 @@ import termios
 import tty
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, Literal, ParamSpec, TypeAlias
+from typing import Any, Literal, ParamSpec, TypeAlias
 
+from . import _onefold
 from ._arguments import refuse_unknown, texts
-from ._errors import MissingPackageError, OnefoldError, OptionsError, StorageError
+from ._errors import MissingPackageError, OnefoldError
 
 _Path: TypeAlias = str | os.PathLike[str]
 _Size: TypeAlias = int | str
@@ -245,12 +245,15 @@ def _run(command: str, signature: inspect.Signature, given: _Summary) -> _Summar
         line = ["launch", *(f"--ranks={word}" for word in texts("ranks", "one", ranks) or []), "--", *line]
     path, libraries = _program()
     start = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_start.py")), str(os.getpid()), libraries, path]
-    with tempfile.TemporaryFile() as stdout:
-        status, said = _call([*start, *line], stdout, progress is None)
+    with tempfile.TemporaryDirectory() as folder:
+        summary, failure = Path(folder, "summary"), Path(folder, "failure")
+        status = _call([*start, *line], summary, failure, progress is None)
         if status != 0:
-            raise _error(command, signature, status, said)
-        stdout.seek(0)
-        printed = stdout.read().splitlines()
+            # Of several ranks the first one that has failed says why.
+            for said in failure.read_text().splitlines() if failure.exists() else []:
+                _onefold.raise_failure(said)
+            raise _ended(command, status)
+        printed = summary.read_bytes().splitlines()
     # Of several ranks only the first one prints.
     return json.loads(printed[-1]) if printed else {}
 
@@ -270,33 +273,36 @@ def _program() -> tuple[str, str]:
         raise MissingPackageError(f"{error}\n  hint: {onefold_train.HINT}") from error
 
 
-def _call(line: list[str], stdout: IO[bytes], draws: bool) -> tuple[int, str]:
-    """Runs a program, and returns its status and the error that it printed.
+def _call(line: list[str], summary: Path, failure: Path, draws: bool) -> int:
+    """Runs a program that prints to the file `summary` and writes an error to `failure`, and returns its status.
 
     An exception here, as Ctrl-C is one, ends the program, and is raised when it has ended; a second one ends it at
     once.
     """
-    with _stderr(draws) as (ours, theirs):
+    with _stderr(draws) as (ours, theirs), summary.open("wb") as stdout:
         # A group of its own, so that a terminal's Ctrl-C reaches the program once, through this process.
         try:
-            program = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=stdout, stderr=theirs, process_group=0)
+            program = subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=theirs,
+                process_group=0,
+                env={**os.environ, "ONEFOLD_FAILURE_FILE": str(failure)},
+            )
         finally:
             os.close(theirs)
-        messages = _Messages()
         try:
-            _pass_on(program, ours, messages)
+            _pass_on(program, ours)
         except BaseException:
             program.terminate()
             try:
-                _pass_on(program, ours, messages)
+                _pass_on(program, ours)
             finally:
                 program.kill()
                 program.wait()
             raise
-    error = messages.error if program.returncode != 0 else ""
-    if not error:
-        messages.release()
-    return program.returncode, error
+    return program.returncode
 
 
 @contextlib.contextmanager
@@ -319,7 +325,7 @@ def _stderr(draws: bool) -> Iterator[tuple[int, int]]:
         os.close(ours)
 
 
-def _pass_on(program: subprocess.Popen[bytes], ours: int, messages: "_Messages") -> None:
+def _pass_on(program: subprocess.Popen[bytes], ours: int) -> None:
     """Waits for the program, and passes on what it says meanwhile."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     poll = select.poll()
@@ -329,7 +335,9 @@ def _pass_on(program: subprocess.Popen[bytes], ours: int, messages: "_Messages")
         ended = program.poll() is not None
         ready = poll.poll(0 if ended else _TICK)
         said = _read(ours) if ready else b""
-        messages.take(decoder.decode(said))
+        text = decoder.decode(said)
+        if text and sys.stderr is not None:
+            print(text, end="", file=sys.stderr, flush=True)
         if not said and (ready or ended):
             break
     program.wait()
@@ -343,80 +351,12 @@ def _read(end: int) -> bytes:
         return b""
 
 
-class _Messages:
-    """What a program says, passed on to stderr as it comes, but for the error at its end: that becomes an exception."""
-
-    _START = "error: "
-    _CONTROL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]?)?")
-    # What clears a line, and what is no style.
-    _CLEAR = re.compile(r"(?:\x1b\[[0-9;?]*[A-Za-ln-z])*")
-    _LINE = re.compile(r"[^\r\n]*[\r\n]?")
-
-    def __init__(self) -> None:
-        self._held, self._begins, self._failed = "", True, False
-
-    def take(self, said: str) -> None:
-        """Passes on what is no part of an error."""
-        self._held += said
-        while self._held and not self._failed:
-            line = self._matched(self._LINE)
-            text = self._CONTROL.sub("", line)
-            if self._begins and self._START.startswith(text):
-                # It may become one.
-                return
-            self._failed = self._begins and text.startswith(self._START)
-            shown = self._matched(self._CLEAR) if self._failed else line
-            self._show(shown)
-            self._begins, self._held = line[-1] in "\r\n", self._held[len(shown) :]
-
-    def _matched(self, expression: re.Pattern[str]) -> str:
-        found = expression.match(self._held)
-        return found[0] if found else ""
-
-    def release(self) -> None:
-        """Passes on the rest, which is no error."""
-        self._show(self._held)
-        self._held = ""
-
-    @property
-    def error(self) -> str:
-        """The error, without what begins it; nothing if there is none."""
-        text = self._CONTROL.sub("", self._held).replace("\r", "") if self._failed else ""
-        return text.removeprefix(self._START).rstrip()
-
-    @staticmethod
-    def _show(text: str) -> None:
-        if text and sys.stderr is not None:
-            print(text, end="", file=sys.stderr, flush=True)
-
-
-def _error(command: str, signature: inspect.Signature, status: int, said: str) -> OnefoldError:
-    """What a program's status and error say, with the names of keywords in place of flags."""
-    if not said:
-        if status < 0:
-            how = f"was ended by {signal.Signals(-status).name}"
-            hint = "look for what sent it: the system, if memory is short"
-        else:
-            how = f"ended with status {status}"
-            hint = "see what it said on stderr; on several ranks another one may say why"
-        return OnefoldError(f"`{PROGRAM} {command}` {how}\n  hint: {hint}")
-    if status == 2:
-        # Paragraphs: what is wrong, tips, how the command is used, and where there is help.
-        message, *others = said.split("\n\n")
-        tips = [line.strip().removeprefix("tip: ") for text in others for line in text.splitlines() if "tip: " in line]
-        text = "\n  hint: ".join([message, *(tips or ["correct the argument"])])
-        flag = r"'--([a-z-]+)(?:[ =]<[^>]*>)?'|--([a-z-]+)(?:[ =]<[^>]*>)?"
-        return OptionsError(re.sub(flag, lambda found: f"`{(found[1] or found[2]).replace('-', '_')}`", text))
-
-    def name(found: re.Match[str]) -> str:
-        keyword, value = found[1].replace("-", "_"), found[2]
-        if keyword not in signature.parameters:
-            return found[0]
-        if isinstance(signature.parameters[keyword].default, bool):
-            return f"`{keyword}=True`"
-        return f"`{keyword}`" if value is None else f"`{keyword}={value if value.isdigit() else json.dumps(value)}`"
-
-    said = re.sub(r"`--([a-z-]+)(?:[ =]([^`]*))?`", name, said)
-    # As Rust shows an error of the operating system.
-    kind = StorageError if re.search(r"\(os error \d+\)", said) else OnefoldError
-    return kind(said)
+def _ended(command: str, status: int) -> OnefoldError:
+    """The error for a program that ended without saying why."""
+    if status < 0:
+        how = f"was ended by {signal.Signals(-status).name}"
+        hint = "look for what sent it: the system, if memory is short"
+    else:
+        how = f"ended with status {status}"
+        hint = "see what it said on stderr; on several ranks another one may say why"
+    return OnefoldError(f"`{PROGRAM} {command}` {how}\n  hint: {hint}")

@@ -1,7 +1,9 @@
 //! Errors of the libraries as exceptions of `onefold._errors`.
 
-use onefold_ikjt::{Error, ServiceErrorKind};
-use onefold_terminal::{Failure, FailureKind};
+use onefold_base::fault::{Explain, Kind};
+use onefold_ikjt::Error;
+use onefold_terminal::Failure;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// The exception `class` of `onefold._errors` with this message.
@@ -13,40 +15,39 @@ fn exception(py: Python<'_>, class: &str, message: &str) -> PyErr {
     made().unwrap_or_else(|error| error)
 }
 
+/// The class of the exception for an error of this kind.
+fn class(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Usage | Kind::Options => "OptionsError",
+        Kind::Data => "DataError",
+        Kind::Storage => "StorageError",
+        Kind::Failed | Kind::Stopped | Kind::Internal => "OnefoldError",
+    }
+}
+
 /// An error of the reader as an exception: the same message and hint, and a class by what went wrong.
 pub(crate) fn of_reader(py: Python<'_>, error: &Error) -> PyErr {
-    let class = match error {
-        Error::Options { .. } | Error::PreprocessFile { .. } | Error::Preprocess { .. } => "OptionsError",
-        Error::Corrupt { .. }
-        | Error::IdOutsideTable { .. }
-        | Error::Mismatch { .. }
-        | Error::Invariant { .. } => "DataError",
-        Error::Io(_) => "StorageError",
-        Error::Service { kind, .. } => match kind {
-            ServiceErrorKind::Options => "OptionsError",
-            ServiceErrorKind::Data => "DataError",
-            ServiceErrorKind::Unreachable => "StorageError",
-        },
-        _ => "OnefoldError",
-    };
-    exception(py, class, &error.to_string())
+    let fault = error.fault();
+    exception(py, class(fault.kind), &fault.to_string())
 }
 
 /// The failure of a command: the same message and hints, a class by what went wrong, and in `summary` what the
 /// command had found before.
 pub(crate) fn of_command(py: Python<'_>, failure: &Failure) -> PyErr {
-    let class = match failure.kind {
-        FailureKind::Usage => "OptionsError",
-        FailureKind::System => "StorageError",
-        FailureKind::Failed | FailureKind::Stopped | FailureKind::Internal => "OnefoldError",
-    };
-    let error = exception(py, class, &failure.to_string());
+    let error = exception(py, class(failure.kind), &failure.to_string());
     let Some(summary) = &failure.summary else { return error };
     let attach = || error.value(py).setattr("summary", py.import("json")?.call_method1("loads", (summary,))?);
     match attach() {
         Ok(()) => error,
         Err(other) => other,
     }
+}
+
+/// Raises the failure that a program has written as JSON.
+#[pyfunction]
+pub(crate) fn raise_failure(py: Python<'_>, json: &str) -> PyResult<()> {
+    let failure = serde_json::from_str(json).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    Err(of_command(py, &failure))
 }
 
 /// Options that cannot be: what is wrong, and what to do.

@@ -22,6 +22,8 @@ mod _onefold {
     #[pymodule_export]
     use super::commands::{describe_command, run_command, run_program};
     #[pymodule_export]
+    use super::errors::raise_failure;
+    #[pymodule_export]
     use super::process::configure;
     #[pymodule_export]
     use super::reader::{BatchIterator, Block, Progress, Reader};

@@ -1,6 +1,7 @@
 """Reading: epochs, ranks, states, processes, threads, errors."""
 
 import contextlib
+import http.server
 import json
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 
@@ -238,6 +240,43 @@ def test_partitions_are_chosen_by_values_in_quotes(dataset):
         for partitions in ('hour>="0"', 'date>="2000-01-01",hour>=0')
     ]
     assert samples == [6000, 6000]
+
+
+def test_the_class_says_who_can_do_something_about_an_error(dataset, tmp_path):
+    with pytest.raises(onefold.OptionsError, match="partition filter `nosuch=1`"):
+        onefold.Dataset(dataset, partitions="nosuch=1")
+    shutil.copytree(dataset, tmp_path / "data")
+    for snapshot in (tmp_path / "data" / "snapshots").iterdir():
+        snapshot.write_bytes(snapshot.read_bytes()[:-10])
+    with pytest.raises(onefold.DataError, match="the dataset is damaged"):
+        onefold.Dataset(tmp_path / "data")
+
+
+def test_a_store_that_denies_is_a_storage_error():
+    class Denying(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(403)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import onefold\n"
+    code += "try:\n    onefold.Dataset('s3://bucket/data')\nexcept onefold.StorageError as error:\n    print(error.hint)"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Denying) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+        }
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **store}, capture_output=True, text=True)
+        server.shutdown()
+    assert "AWS_ACCESS_KEY_ID" in done.stdout, done.stderr
+
 
 
 def in_child(work):

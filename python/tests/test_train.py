@@ -305,20 +305,3 @@ def test_progress_is_shown_on_a_terminal(given, progress, tmp_path):
     assert ("training " in shown) == (progress == "None"), shown
     # The second training finds the first one's run: Python shows the error, and shows it once.
     assert shown.count("already exists") == 1 and "error: " not in shown
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-def test_what_a_program_says_is_passed_on_but_for_its_error(size, capsys):
-    def taken(said):
-        messages = _trainer._Messages()
-        for start in range(0, len(said), size):
-            messages.take(said[start : start + size])
-        return messages
-
-    bar = "\r\x1b[2Ktraining ████ 3/9\r\x1b[2K"
-    messages = taken(f"a WARN that is no error: yes\n{bar}\x1b[1merror:\x1b[0m it is\r\n  hint: do\r\n")
-    assert messages.error == "it is\n  hint: do"
-    assert capsys.readouterr().err == f"a WARN that is no error: yes\n{bar}"
-    messages = taken("err\nor\nerr")
-    messages.release()
-    assert (messages.error, capsys.readouterr().err) == ("", "err\nor\nerr")

@@ -221,11 +221,8 @@ impl Costs {
     ///
     /// [`Error::File`] if it is missing, is no such Parquet file, or a row holds what cannot be (with its number).
     pub fn load(path: &Path) -> Result<Self> {
-        let wrong = |message: String| Error::File {
-            path: path.to_owned(),
-            message,
-            hint: "measure the costs again with `onefold-train profile --out costs.parquet`".to_owned(),
-        };
+        let hint = "measure the costs again with `onefold-train profile --out costs.parquet`";
+        let wrong = |message: String| Error::file(path, message, hint);
         let file = match fs_err::File::open(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Err(wrong("there is no such file".to_owned()));
@@ -408,7 +405,7 @@ impl<'a> Columns<'a> {
             access_bins: AccessBins(bins),
         };
         match shard.validate() {
-            Err(Error::Invalid { message, .. }) => Err(message),
+            Err(Error::Invalid { message, .. }) => Err(message.to_string()),
             _ => Ok(shard),
         }
     }

@@ -1,7 +1,8 @@
-//! The errors of this crate: each names the place, and its second line says what to do.
+//! The errors of this crate: each names the place, and says what to do.
 
 use std::path::{Path, PathBuf};
 
+use onefold_base::fault::{Explain, Fault, Kind, Text, option, text};
 use onefold_base::units::format_bytes;
 
 /// What can go wrong with tables, topologies, searches and plans.
@@ -9,30 +10,25 @@ use onefold_base::units::format_bytes;
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// An error about a dataset or an output path.
-    #[error(transparent)]
     Datasets(#[from] onefold_datasets::Error),
 
     /// An error about a dataset's samples, or their preprocessing.
-    #[error(transparent)]
-    Read(Box<onefold_ikjt::Error>),
+    Read(#[source] Box<onefold_ikjt::Error>),
 
     /// A file that is missing, malformed, of another version, or holds an impossible value.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     File {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        message: String,
+        message: Text,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// A section of a training configuration that does not fit the dataset.
-    #[error("`[{section}]`: {message}\n  hint: {hint}")]
     Config {
         /// The section, such as `tables.history`.
         section: String,
@@ -43,16 +39,14 @@ pub enum Error {
     },
 
     /// A table or topology that cannot exist.
-    #[error("{message}\n  hint: {hint}")]
     Invalid {
         /// What is wrong.
-        message: String,
+        message: Text,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// A plan that contradicts itself, or does not fit the tables or the topology.
-    #[error("the plan is not valid: {message}\n  hint: {hint}")]
     Plan {
         /// What is wrong with it.
         message: String,
@@ -61,14 +55,6 @@ pub enum Error {
     },
 
     /// A search found no rank with room for a table.
-    #[error(
-        "table `{table}` fits on no rank: it needs {}, rank {rank} has the most left with {} of {}, so {} are missing\n  hint: {}",
-        format_bytes(*needed_bytes),
-        format_bytes(*left_bytes),
-        format_bytes(*capacity_bytes),
-        format_bytes(needed_bytes.saturating_sub(*left_bytes)),
-        room_hint(*needed_bytes, *capacity_bytes, *splits)
-    )]
     DoesNotFit {
         /// The table.
         table: String,
@@ -85,12 +71,6 @@ pub enum Error {
     },
 
     /// A rank with less memory than others cannot even ask for what they hold.
-    #[error(
-        "rank {rank} has {}, and its buffers to ask for the other ranks' rows and vectors need {}\n  hint: raise \
-         `memory_bytes` in its group of the topology, leave the rank out, or lower `batch_size` in the tables' file",
-        format_bytes(*capacity_bytes),
-        format_bytes(*asking_bytes)
-    )]
     CannotAsk {
         /// The rank.
         rank: u32,
@@ -101,16 +81,6 @@ pub enum Error {
     },
 
     /// All tables together are larger than all ranks together.
-    #[error(
-        "the tables do not fit: with optimizer state they need {}, and the buffers of a step {}; {} {}, so {} are \
-         missing\n  hint: {}",
-        format_bytes(*tables_bytes),
-        format_bytes(*buffer_bytes),
-        if *ranks == 1 { "1 rank has".to_owned() } else { format!("{ranks} ranks together have") },
-        format_bytes(*capacity_bytes),
-        format_bytes(tables_bytes.saturating_add(*buffer_bytes).saturating_sub(*capacity_bytes)),
-        ranks_hint(*ranks, *enough_ranks)
-    )]
     NoRoom {
         /// What all tables need.
         tables_bytes: u64,
@@ -137,10 +107,70 @@ impl From<onefold_ikjt::Error> for Error {
     }
 }
 
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        let wrong = |message: String| Fault::new(Kind::Options, message);
+        match self {
+            Self::Io(error) => error.fault(),
+            Self::Datasets(error) => error.fault(),
+            Self::Read(error) => error.fault(),
+            Self::File { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
+            Self::Config { section, message, hint } => wrong(format!("`[{section}]`: {message}")).hint(hint),
+            Self::Invalid { message, hint } => Fault::new(Kind::Options, message).hint(hint),
+            Self::Plan { message, hint } => wrong(format!("the plan is not valid: {message}")).hint(hint),
+            Self::DoesNotFit { table, needed_bytes, rank, left_bytes, capacity_bytes, splits } => {
+                let message = format!(
+                    "table `{table}` fits on no rank: it needs {}, rank {rank} has the most left with {} of {}, so {} \
+                     are missing",
+                    format_bytes(*needed_bytes),
+                    format_bytes(*left_bytes),
+                    format_bytes(*capacity_bytes),
+                    format_bytes(needed_bytes.saturating_sub(*left_bytes))
+                );
+                Fault::new(Kind::Failed, message).hint(room_hint(*needed_bytes, *capacity_bytes, *splits))
+            }
+            Self::CannotAsk { rank, asking_bytes, capacity_bytes } => {
+                let message = format!(
+                    "rank {rank} has {}, and its buffers to ask for the other ranks' rows and vectors need {}",
+                    format_bytes(*capacity_bytes),
+                    format_bytes(*asking_bytes)
+                );
+                Fault::new(Kind::Failed, message).hint(
+                    "raise `memory_bytes` in its group of the topology, leave the rank out, or lower `batch_size` in \
+                     the tables' file",
+                )
+            }
+            Self::NoRoom { tables_bytes, buffer_bytes, capacity_bytes, ranks, enough_ranks } => {
+                let have = match ranks {
+                    1 => "1 rank has".to_owned(),
+                    _ => format!("{ranks} ranks together have"),
+                };
+                let needed = tables_bytes.saturating_add(*buffer_bytes);
+                let message = format!(
+                    "the tables do not fit: with optimizer state they need {}, and the buffers of a step {}; {have} \
+                     {}, so {} are missing",
+                    format_bytes(*tables_bytes),
+                    format_bytes(*buffer_bytes),
+                    format_bytes(*capacity_bytes),
+                    format_bytes(needed.saturating_sub(*capacity_bytes))
+                );
+                Fault::new(Kind::Failed, message).hint(ranks_hint(*ranks, *enough_ranks))
+            }
+        }
+    }
+}
+
 impl Error {
     /// [`Error::Invalid`]: what is wrong, and what to do.
-    pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Self {
+    pub fn invalid(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Self::Invalid { message: message.into(), hint: hint.into() }
+    }
+
+    /// [`Error::File`]: the file, what is wrong with it, and what to do.
+    pub fn file(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
+        Self::File { path: path.to_owned(), message: message.into(), hint: hint.into() }
     }
 
     /// A fault of a plan whose remedy is to make the plan again.
@@ -153,7 +183,7 @@ impl Error {
     pub(crate) fn of_table(self, table: &str) -> Self {
         match self {
             Self::Invalid { message, hint } => {
-                Self::Invalid { message: format!("table `{table}`: {message}"), hint }
+                Self::Invalid { message: text![format!("table `{table}`: "), message], hint }
             }
             other => other,
         }
@@ -165,8 +195,8 @@ impl Error {
             Self::Invalid { message, hint } => Self::File { path: path.to_owned(), message, hint },
             Self::Plan { message, hint } => Self::File {
                 path: path.to_owned(),
-                message: format!("the plan is not valid: {message}"),
-                hint,
+                message: format!("the plan is not valid: {message}").into(),
+                hint: hint.into(),
             },
             other => other,
         }
@@ -174,13 +204,17 @@ impl Error {
 }
 
 /// Another rank helps only a table that a whole rank has room for, or that can be split further.
-fn room_hint(needed: u64, capacity: u64, splits: bool) -> &'static str {
+fn room_hint(needed: u64, capacity: u64, splits: bool) -> Text {
     if needed <= capacity {
-        "add ranks or raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables"
+        "add ranks or raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables".into()
     } else if splits {
-        "it does not split further, its columns only into multiples of 4 and its rows over the ranks; raise `memory_bytes` in the topology, add ranks, or lower the table's `rows` or `dim`"
+        "it does not split further, its columns only into multiples of 4 and its rows over the ranks; raise `memory_bytes` in the topology, add ranks, or lower the table's `rows` or `dim`".into()
     } else {
-        "it is larger than a whole rank and this search does not split tables; plan with the option `search = beam`, raise `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
+        text![
+            "it is larger than a whole rank and this search does not split tables; plan with ",
+            option("search").set_to("beam"),
+            ", raise `memory_bytes` in the topology, or lower the table's `rows` or `dim`"
+        ]
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
+use onefold_base::fault::{option, text};
 use onefold_storage::commit;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -24,7 +25,7 @@ pub(crate) struct FileKind {
 /// [`Error::File`] if the file is missing, is not JSON, is of another version or lacks a field;
 /// [`Error::Io`] if it cannot be read.
 pub(crate) fn load<T: DeserializeOwned>(path: &Path, kind: &FileKind) -> Result<T> {
-    let wrong = |message: String| Error::File { path: path.to_owned(), message, hint: kind.hint.to_owned() };
+    let wrong = |message: String| Error::file(path, message, kind.hint);
     let bytes = match fs_err::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(wrong("there is no such file".to_owned()));
@@ -133,17 +134,15 @@ impl serde_json::ser::Formatter for WideArrays {
 pub fn claim_output(path: &Path, overwrite: bool) -> Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
-        let message = "there is no such directory to write into".to_owned();
-        let hint = "create it, or choose another place for the option `out`".to_owned();
-        return Err(Error::File { path: parent.to_owned(), message, hint });
+        let hint = text!["create it, or choose another place for ", option("out")];
+        return Err(Error::file(parent, "there is no such directory to write into", hint));
     }
     if path.is_dir() || path.file_name().is_none() {
-        let message = "this is a directory, not a file".to_owned();
-        let hint = "give the option `out` the name of a file".to_owned();
-        return Err(Error::File { path: path.to_owned(), message, hint });
+        let hint = text!["give ", option("out"), " the name of a file"];
+        return Err(Error::file(path, "this is a directory, not a file", hint));
     }
     if path.exists() && !overwrite {
-        let hint = "choose another file, or replace it with the option `overwrite`".to_owned();
+        let hint = text!["choose another file, or replace it with ", option("overwrite")];
         return Err(onefold_storage::Error::Exists { path: path.to_owned(), hint }.into());
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -207,7 +208,7 @@ fn train(
             linear.kendall_tau,
             100.0 * linear.relative_error
         ),
-        "measure more samples, or train longer with the option `epochs`",
+        text!["measure more samples, or train longer with ", option("epochs")],
     ))
 }
 

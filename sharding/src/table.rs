@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
+use onefold_base::fault::text;
 use serde::{Deserialize, Serialize};
 
 use crate::access::AccessBins;
@@ -259,8 +260,11 @@ impl Table {
         for (feature, lookups) in self.feature_names().zip(self.lookups()) {
             if let Err(Error::Invalid { message, hint }) = lookups.validate(self.rows) {
                 let shared = !self.further_features.is_empty();
-                let message = if shared { format!("feature `{feature}`: {message}") } else { message };
-                return wrong(message, &hint);
+                let feature = if shared { format!("feature `{feature}`: ") } else { String::new() };
+                return Err(Error::invalid(
+                    text![format!("table `{}`: {feature}", self.name), message],
+                    hint,
+                ));
             }
         }
         self.memory_bytes().map(drop)

@@ -67,8 +67,7 @@ fn fp32() -> String {
 /// [`Error::File`] if the file is missing or malformed, a table has no feature, not as many pooling factors as
 /// features, or a type or a pooling that is not known here.
 pub fn load_tables(path: &Path) -> Result<TableFile> {
-    let wrong =
-        |message: String, hint: &str| Error::File { path: path.to_owned(), message, hint: hint.to_owned() };
+    let wrong = |message: String, hint: &str| Error::file(path, message, hint);
     let shape = "write {\"batch_size\": N, \"tables\": [{\"name\", \"num_embeddings\", \"embedding_dim\", \"feature_names\", …}]}, \
                  the fields of `EmbeddingBagConfig`";
     let bytes = match fs_err::read(path) {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::available_threads;
 use onefold_raw_logs::generate::Workload;
 use onefold_terminal::Printer;
@@ -56,7 +57,8 @@ struct Report {
 
 pub(crate) fn run(arguments: &CheckArguments, printer: &Printer) -> anyhow::Result<()> {
     if arguments.device == DeviceName::Cpu {
-        bail!("`--device cpu` is what others are checked against\n  hint: name a GPU, as `cuda:0`");
+        let message = text![option("device").set_to("cpu"), " is what others are checked against"];
+        bail!(Fault::new(Kind::Options, message).hint("name a GPU, as `cuda:0`"));
     }
     let ranks = Ranks::join(&arguments.ranks, arguments.device)?;
     ranks.run("check-device", true, |collectives, device| {
@@ -101,9 +103,10 @@ fn check(
     let wrong = report.kernels.iter().any(|check| check.relative_error > KERNEL_BOUND)
         || report.losses.iter().any(|comparison| comparison.relative_error > LOSS_BOUND);
     if wrong {
+        let bounds = format!("{KERNEL_BOUND} (kernels) or {LOSS_BOUND} (losses)");
         bail!(
-            "{} differs from the CPU\n  hint: what is above {KERNEL_BOUND} (kernels) or {LOSS_BOUND} (losses) is wrong; please report it",
-            arguments.device
+            Fault::new(Kind::Failed, format!("{} differs from the CPU", arguments.device))
+                .hint(format!("what is above {bounds} is wrong; please report it"))
         );
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use onefold_base::fault::{Explain, Fault, Kind, Text, option, text};
 use onefold_base::units::format_bytes;
 
 /// What can go wrong while a model is configured, trained, stored or evaluated.
@@ -9,19 +10,15 @@ use onefold_base::units::format_bytes;
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The dataset, or the run directory.
-    #[error(transparent)]
     Dataset(#[from] onefold_datasets::Error),
 
     /// The reader.
-    #[error(transparent)]
     Read(#[from] onefold_ikjt::Error),
 
     /// The tables' configuration, or the plan.
-    #[error("`{}`: {source}", path.display())]
     Sharding {
         /// The configuration or plan.
         path: PathBuf,
@@ -30,20 +27,16 @@ pub enum Error {
     },
 
     /// `train.toml` does not say what it should.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Config {
         /// The configuration file.
         path: PathBuf,
         /// What is wrong, with the section or key.
         message: String,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// An id that its table has no row for.
-    #[error(
-        "feature `{feature}`: id {id} is outside the table's rows 0..{rows}\n  hint: raise `rows` under `[tables.{feature}]`, or set `ids = \"hashed\"` there"
-    )]
     Id {
         /// The feature.
         feature: String,
@@ -54,21 +47,16 @@ pub enum Error {
     },
 
     /// A run directory that cannot be used.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Run {
         /// The run directory or a file in it.
         path: PathBuf,
         /// What is wrong.
         message: String,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// A loss or a gradient that is no finite number.
-    #[error(
-        "the loss is {loss} at step {step}: {cause}\n  hint: the batch is saved: look at it with `pyarrow.ipc.open_file(\"{}\").read_pandas()`; lower the learning rates under `[optimizer]`, set `max_grad_norm` under `[optimizer.dense]`, or clean the feature",
-        batch.display()
-    )]
     Diverged {
         /// The step, counted from 1.
         step: u64,
@@ -81,9 +69,6 @@ pub enum Error {
     },
 
     /// A prediction of an evaluation that is no finite number.
-    #[error(
-        "the logit of `{label}` is {logit} in sample {sample} of the evaluation, counted from 0\n  hint: clean the dense features if some are no finite numbers; if all are, the model has diverged: lower the learning rates under `[optimizer]`, or evaluate an earlier checkpoint"
-    )]
     Prediction {
         /// The task's label.
         label: String,
@@ -94,10 +79,6 @@ pub enum Error {
     },
 
     /// A model that is larger than it may be.
-    #[error(
-        "the model takes {}, and the memory limit is {}\n  hint: raise the option `memory_limit`, or give the tables fewer rows or a smaller `dim`",
-        format_bytes(*needed), format_bytes(*limit)
-    )]
     Memory {
         /// Bytes of parameters, optimizer state and gradients.
         needed: u64,
@@ -106,10 +87,6 @@ pub enum Error {
     },
 
     /// A model that the machine has no memory for.
-    #[error(
-        "the model takes {}{}, which has {} of memory left\n  hint: give the tables fewer rows, a smaller `dim` or `dtype = \"bf16\"`, or divide them among more machines; if it does fit, say so with the option `memory_limit` of `run`",
-        format_bytes(*needed), on_ranks(*ranks), format_bytes(*available)
-    )]
     MachineMemory {
         /// Bytes of parameters, optimizer state and gradients of all ranks on the machine.
         needed: u64,
@@ -120,29 +97,24 @@ pub enum Error {
     },
 
     /// A device that cannot be used, or that failed.
-    #[error("device `{device}`: {message}\n  hint: {hint}")]
     Device {
         /// The device, as `cuda:0`.
         device: String,
         /// What is wrong.
         message: String,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// The ranks of a job cannot be brought together.
-    #[error("{message}\n  hint: {hint}")]
     Ranks {
         /// What is wrong.
-        message: String,
+        message: Text,
         /// What to do.
         hint: String,
     },
 
     /// An operation of all ranks that was called wrongly, or differently on different ranks.
-    #[error(
-        "`{operation}`: {message}\n  hint: this is a bug in Onefold; please report it with the command line"
-    )]
     Collective {
         /// The operation.
         operation: &'static str,
@@ -151,10 +123,6 @@ pub enum Error {
     },
 
     /// Other ranks of the job died or hang. The lowest rank that is left reports it.
-    #[error(
-        "{} lost at step {step}: {cause}\n  hint: look on their hosts for what ended them (a signal, too little memory, the network), and resume the run",
-        ranks(*rank, others)
-    )]
     RankLost {
         /// The lowest rank that was lost.
         rank: u32,
@@ -167,7 +135,6 @@ pub enum Error {
     },
 
     /// Another rank of the job ended with an error of its own. The lowest rank that is left reports it.
-    #[error("rank {rank} ended at step {step}: {message}")]
     RankEnded {
         /// The rank.
         rank: u32,
@@ -178,7 +145,6 @@ pub enum Error {
     },
 
     /// This rank ends because of another, and a third one reports it.
-    #[error("ended because of rank {rank}, as rank {reporter} reports")]
     ReportedElsewhere {
         /// The rank that was lost or ended.
         rank: u32,
@@ -187,9 +153,87 @@ pub enum Error {
     },
 
     /// libtorch refused an operation.
-    #[error("libtorch: {0}\n  hint: this is a bug in Onefold; please report it with the command line")]
     Torch(#[from] tch::TchError),
 }
+
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        match self {
+            Self::Io(error) => error.fault(),
+            Self::Dataset(error) => error.fault(),
+            Self::Read(error) => error.fault(),
+            Self::Sharding { path, source } => source.fault().within(&format!("`{}`", path.display())),
+            Self::Config { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
+            Self::Id { feature, id, rows } => {
+                let message = format!("feature `{feature}`: id {id} is outside the table's rows 0..{rows}");
+                let section = format!("`[tables.{feature}]`");
+                let hint = format!("raise `rows` under {section}, or set `ids = \"hashed\"` there");
+                Fault::new(Kind::Data, message).hint(hint)
+            }
+            Self::Run { path, message, hint } => Fault::of_file(Kind::Failed, path, message).hint(hint),
+            Self::Diverged { step, loss, cause, batch } => {
+                let look = format!("`pyarrow.ipc.open_file(\"{}\").read_pandas()`", batch.display());
+                Fault::new(Kind::Failed, format!("the loss is {loss} at step {step}: {cause}")).hint(format!(
+                    "the batch is saved: look at it with {look}; lower the learning rates under `[optimizer]`, set \
+                     `max_grad_norm` under `[optimizer.dense]`, or clean the feature"
+                ))
+            }
+            Self::Prediction { label, logit, sample } => {
+                let place = format!("in sample {sample} of the evaluation, counted from 0");
+                Fault::new(Kind::Failed, format!("the logit of `{label}` is {logit} {place}")).hint(
+                    "clean the dense features if some are no finite numbers; if all are, the model has diverged: lower \
+                     the learning rates under `[optimizer]`, or evaluate an earlier checkpoint",
+                )
+            }
+            Self::Memory { needed, limit } => {
+                let (needed, limit) = (format_bytes(*needed), format_bytes(*limit));
+                let message = format!("the model takes {needed}, and the memory limit is {limit}");
+                Fault::new(Kind::Failed, message).hint(text![
+                    "raise ",
+                    option("memory_limit"),
+                    ", or give the tables fewer rows or a smaller `dim`"
+                ])
+            }
+            Self::MachineMemory { needed, available, ranks } => {
+                let (needed, available) = (format_bytes(*needed), format_bytes(*available));
+                let on = on_ranks(*ranks);
+                let message = format!("the model takes {needed}{on}, which has {available} of memory left");
+                Fault::new(Kind::Failed, message).hint(text![
+                    "give the tables fewer rows, a smaller `dim` or `dtype = \"bf16\"`, or divide them among more \
+                     machines; if it does fit, say so with ",
+                    option("memory_limit"),
+                    " of `run`"
+                ])
+            }
+            Self::Device { device, message, hint } => {
+                Fault::new(Kind::Failed, format!("device `{device}`: {message}")).hint(hint)
+            }
+            Self::Ranks { message, hint } => Fault::new(Kind::Failed, message).hint(hint),
+            Self::Collective { operation, message } => {
+                Fault::new(Kind::Failed, format!("`{operation}`: {message}")).hint(BUG)
+            }
+            Self::RankLost { rank, others, step, cause } => {
+                let message = format!("{} lost at step {step}: {cause}", ranks(*rank, others));
+                Fault::new(Kind::Failed, message).hint(
+                    "look on their hosts for what ended them (a signal, too little memory, the network), and resume \
+                     the run",
+                )
+            }
+            Self::RankEnded { rank, step, message } => {
+                Fault::new(Kind::Failed, format!("rank {rank} ended at step {step}: {message}"))
+            }
+            Self::ReportedElsewhere { rank, reporter } => {
+                let message = format!("ended because of rank {rank}, as rank {reporter} reports");
+                Fault::new(Kind::Failed, message)
+            }
+            Self::Torch(error) => Fault::new(Kind::Failed, format!("libtorch: {error}")).hint(BUG),
+        }
+    }
+}
+
+const BUG: &str = "this is a bug in Onefold; please report it with the command line";
 
 fn on_ranks(ranks: u32) -> String {
     if ranks == 1 { " on this machine".to_owned() } else { format!(" on the {ranks} ranks of this machine") }
@@ -235,7 +279,7 @@ impl From<onefold_train_config::Error> for Error {
             Own::Io(error) => Self::Io(error),
             Own::Dataset(error) => Self::Dataset(error),
             Own::Tables { path, source } => Self::Sharding { path, source },
-            Own::Config { path, message, hint } => Self::Config { path, message, hint },
+            Own::Config { path, message, hint } => Self::Config { path, message, hint: hint.into() },
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use onefold_datasets::{PartitionFilter, Schema, Snapshot, hash_id};
 use onefold_ikjt::reader::load_snapshot;
@@ -127,12 +128,12 @@ impl Opened {
     pub(crate) fn check_ranks(&self, options: &EvaluateOptions) -> Result<()> {
         let snapshot = self.reader.snapshot();
         options.collectives.check_same(&[
-            ("the run", self.run.digest()?),
-            ("the option `checkpoint`", format!("{:?}", options.checkpoint)),
-            ("the dataset", snapshot.dataset.clone()),
-            ("the snapshot", snapshot.snapshot.to_string()),
-            ("the option `partitions`", format!("{:?}", options.partitions)),
-            ("the option `dedupe`", format!("{:?}", options.dedupe)),
+            (text!["the run"], self.run.digest()?),
+            (text![option("checkpoint")], format!("{:?}", options.checkpoint)),
+            (text!["the dataset"], snapshot.dataset.clone()),
+            (text!["the snapshot"], snapshot.snapshot.to_string()),
+            (text![option("partitions")], format!("{:?}", options.partitions)),
+            (text![option("dedupe")], format!("{:?}", options.dedupe)),
         ])
     }
 

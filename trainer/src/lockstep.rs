@@ -3,6 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use onefold_base::fault::{Text, text};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
@@ -100,20 +101,20 @@ impl dyn Collectives + '_ {
         Ok(values.collect::<serde_json::Result<_>>().map_err(std::io::Error::other)?)
     }
 
-    /// Refuses ranks that are not the same in all that is named, as ``the option `plan` ``; the lowest rank reports it.
+    /// Refuses ranks that are not the same in all that is named, as by an option; the lowest rank reports it.
     /// Every rank calls it with the same names.
     ///
     /// # Errors
     ///
     /// [`Error::Ranks`] on the lowest rank, [`Error::ReportedElsewhere`] on the others; those of all operations.
-    pub fn check_same(&self, own: &[(&str, String)]) -> Result<()> {
-        let all: Vec<Vec<(String, String)>> = self.gather_json(own)?;
+    pub fn check_same(&self, own: &[(Text, String)]) -> Result<()> {
+        let all: Vec<Vec<(Text, String)>> = self.gather_json(own)?;
         for (rank, other) in all.iter().enumerate() {
             let differs = all[0].iter().zip(other).find(|(first, other)| first != other);
             let Some(((what, _), _)) = differs else { continue };
             return Err(match self.rank() {
                 0 => Error::Ranks {
-                    message: format!("rank {rank} differs from rank 0 in {what}"),
+                    message: text![format!("rank {rank} differs from rank 0 in "), what],
                     hint: "start all ranks with the same program, files and options".to_owned(),
                 },
                 _ => reported_by(0),

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use onefold_base::fault::{Explainer, explained};
 use onefold_base::process::available_threads;
 use onefold_base::progress::{Reporter, Silent};
 use onefold_base::units::{format_bytes, format_count, parse_bytes};
@@ -319,6 +320,14 @@ fn main() -> ExitCode {
 }
 
 impl CommandLine for Cli {
+    const ERRORS: &'static [Explainer] = &[
+        explained::<Error>,
+        explained::<onefold_train_config::Error>,
+        explained::<onefold_sharding::Error>,
+        explained::<onefold_ikjt::Error>,
+        explained::<onefold_datasets::Error>,
+    ];
+
     fn output(&self) -> OutputOptions {
         self.output
     }

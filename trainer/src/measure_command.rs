@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::available_threads;
 use onefold_base::progress::{Reporter, Silent};
 use onefold_base::units::{format_count, parse_bytes};
@@ -82,12 +83,12 @@ impl ProfileArguments {
         }
         let before = Costs::load(&self.out)?;
         let (machine, kernels) = (machine.name(), machine.kernel_version());
+        let place = format!("`{}` was measured on {}", self.out.display(), before.machine);
+        let message =
+            format!("{place}, kernels {}, and this is {machine}, kernels {kernels}", before.kernel_version);
         anyhow::ensure!(
             before.machine == machine && before.kernel_version == kernels,
-            "`{}` was measured on {}, kernels {}, and this is {machine}, kernels {kernels}\n  hint: write another file",
-            self.out.display(),
-            before.machine,
-            before.kernel_version
+            Fault::new(Kind::Options, message).hint("write another file")
         );
         Ok(before)
     }
@@ -99,9 +100,10 @@ pub(crate) fn profile_machine(arguments: &ProfileArguments, printer: &Printer) -
         return ranks
             .run("profile", false, |collectives, _| profile_exchanges(arguments, collectives, printer));
     }
+    let hint = text!["start it without ranks, or give ", option("collectives")];
     anyhow::ensure!(
         !ranks::are_several()?,
-        "sets of tables are measured by one process\n  hint: start it without ranks, or give `--collectives`"
+        Fault::new(Kind::Options, "sets of tables are measured by one process").hint(hint)
     );
     profile_tables(arguments, printer)
 }
@@ -122,7 +124,7 @@ fn profile_exchanges(
         most_bytes: arguments.most_bytes,
         seed: arguments.seed,
     };
-    collectives.check_same(&[("the options", format!("{options:?}"))])?;
+    collectives.check_same(&[(text!["the options"], format!("{options:?}"))])?;
     let reporter: &dyn Reporter = if is_first { printer } else { &Silent };
     let measured = profile_collectives(&options, collectives, reporter)?;
     if !is_first {
@@ -255,14 +257,15 @@ fn measure_with(
     let machine = Machine { threads, device };
     anyhow::ensure!(
         ranks == 1 || arguments.device.device == DeviceName::Cpu,
-        "`--device` is given on {ranks} ranks\n  hint: plans are measured on the processors of several ranks, or without ranks on a GPU"
+        Fault::new(Kind::Options, text![option("device"), format!(" is given on {ranks} ranks")])
+            .hint("plans are measured on the processors of several ranks, or without ranks on a GPU")
     );
     let options =
         StepOptions { local_ranks: ranks::on_this_machine(), steps: arguments.steps, seed: arguments.seed };
     if ranks > 1 {
         collectives.check_same(&[
-            ("the tables and plans", format!("{sets:?}")),
-            ("the options", format!("{:?}", (arguments.steps, arguments.seed, threads))),
+            (text!["the tables and plans"], format!("{sets:?}")),
+            (text!["the options"], format!("{:?}", (arguments.steps, arguments.seed, threads))),
         ])?;
     }
     let reporter: &dyn Reporter = if collectives.rank() == 0 { printer } else { &Silent };

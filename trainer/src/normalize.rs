@@ -109,8 +109,11 @@ pub(crate) fn fit(
     schema: &Schema,
     preprocessing: Option<&Preprocessing>,
 ) -> Result<Normalizers> {
-    let wrong =
-        |message: String, hint: String| Error::Config { path: config.path().to_owned(), message, hint };
+    let wrong = |message: String, hint: String| Error::Config {
+        path: config.path().to_owned(),
+        message,
+        hint: hint.into(),
+    };
     let names = || schema.dense.iter().map(String::as_str);
     if let Some(name) = config.dense.features.keys().find(|name| names().all(|known| known != *name)) {
         return Err(wrong(

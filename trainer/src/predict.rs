@@ -8,6 +8,7 @@ use arrow::array::{ArrayRef, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
@@ -93,9 +94,10 @@ fn columns(dataset: &Path, keep: &[String], schema: &Schema) -> Result<Vec<Strin
         return Err(Error::Run {
             path: dataset.to_owned(),
             message: "the dataset keeps no column that predictions could be joined by".to_owned(),
-            hint: "name some with `keep = [\"request_id\"]` in `dataset.toml` and build it again, or join by sessions with the \
-                   option `keep = session_id`"
-                .to_owned(),
+            hint: text![
+                "name some with `keep = [\"request_id\"]` in `dataset.toml` and build it again, or join by sessions with ",
+                option("keep").set_to("session_id")
+            ],
         });
     }
     Ok(kept)
@@ -161,7 +163,7 @@ impl File {
         if name.is_empty() || !overwrite && storage.head(&name)?.is_some() {
             return Err(onefold_storage::Error::Exists {
                 path: out.to_owned(),
-                hint: "give another file, or replace it with the option `overwrite`".to_owned(),
+                hint: text!["give another file, or replace it with ", option("overwrite")],
             }
             .into());
         }

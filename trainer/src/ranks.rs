@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_trainer::Error;
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::distributed::{Collectives, Environment, Joined, PATIENCE, Timeouts};
@@ -73,11 +74,11 @@ impl Ranks {
         let on_host = joined.collectives();
         let alone_too = alone_too || std::env::var_os("ONEFOLD_CUDA").is_some();
         let run = || {
-            on_host.check_same(&[("the command", name.to_owned())])?;
+            on_host.check_same(&[(text!["the command"], name.to_owned())])?;
             let device = on_host.agree(device)?;
             // Ranks with and without a device exchange in different ways, and would wait for each other.
             let kind = if device.is_some() { "cuda" } else { "cpu" };
-            on_host.check_same(&[("the option `device`", kind.to_owned())])?;
+            on_host.check_same(&[(text![option("device")], kind.to_owned())])?;
             let collectives = match &device {
                 Some(device) if on_host.size() > 1 || alone_too && joined.environment().is_job() => {
                     joined.on_device(device.torch())?
@@ -90,7 +91,7 @@ impl Ranks {
         match error.downcast_ref() {
             Some(Error::ReportedElsewhere { .. } | Error::RankEnded { .. }) => std::process::exit(1),
             Some(Error::RankLost { .. }) => {}
-            _ => on_host.abort(&format!("{error:#}")),
+            _ => on_host.abort(&error.to_string()),
         }
         Err(error)
     }
@@ -111,7 +112,7 @@ pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<()> {
     // Here, so that one error is printed and not that of every rank.
     let words = std::iter::once("onefold-train".into()).chain(arguments.command.iter().cloned());
     match Cli::try_parse_from(words) {
-        Err(error) => error.exit(),
+        Err(error) => return Err(error.into()),
         Ok(Cli {
             command:
                 Command::Run(_)
@@ -122,9 +123,10 @@ pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<()> {
             ..
         }) => {}
         Ok(Cli { command: Command::Profile(arguments), .. }) if arguments.is_of_ranks() => {}
-        Ok(_) => anyhow::bail!(
-            "only `run`, `eval`, `predict`, `measure-plans`, `profile --collectives` and `check-device` work on several ranks\n  hint: start the command without `launch`"
-        ),
+        Ok(_) => {
+            let message = "only `run`, `eval`, `predict`, `measure-plans`, `profile --collectives` and `check-device` work on several ranks";
+            anyhow::bail!(Fault::new(Kind::Options, message).hint("start the command without `launch`"))
+        }
     }
     let program = std::env::current_exe()?;
     let exits =

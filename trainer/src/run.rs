@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use onefold_base::fault::{option, text};
 use onefold_datasets::digest::Digest;
 use onefold_datasets::{FeatureGroup, IdEncoding, PartitionKey, Schema, Snapshot, SparseFeature};
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
@@ -283,8 +284,10 @@ impl Run {
             Some((part, _)) => Err(Error::Run {
                 path: directory.to_owned(),
                 message: format!("the run was begun with another `{part}`, so it cannot be continued"),
-                hint: "continue with the run's own `train.toml` and dataset, or begin a new run in another directory, with the option `out`"
-                    .to_owned(),
+                hint: text![
+                    "continue with the run's own `train.toml` and dataset, or begin a new run in another directory, with ",
+                    option("out")
+                ],
             }),
         }
     }
@@ -300,7 +303,7 @@ impl Run {
             path: storage.shown(RUN_FILE),
             message: "not a run: it is missing".to_owned(),
             hint: "give the directory that `onefold-train run --out` wrote, or the folder of its checkpoints"
-                .to_owned(),
+                .into(),
         })
     }
 
@@ -313,7 +316,7 @@ impl Run {
         let Some(text) = storage.read(RUN_FILE)? else { return Ok(None) };
         let hint = "train again, or use the program that wrote it";
         let wrong =
-            |message: String| Error::Run { path: storage.shown(RUN_FILE), message, hint: hint.to_owned() };
+            |message: String| Error::Run { path: storage.shown(RUN_FILE), message, hint: hint.into() };
         let malformed = |error: serde_json::Error| wrong(error.to_string());
         let Versioned { format_version } = serde_json::from_slice(&text).map_err(malformed)?;
         if format_version != FORMAT_VERSION {
@@ -349,9 +352,10 @@ impl Run {
             return collectives.agree(Err(Error::Run {
                 path: location.to_owned(),
                 message: "training is not complete, so there is no model yet".to_owned(),
-                hint:
-                    "continue it with `onefold-train run --resume`, or use the option `checkpoint = latest`"
-                        .to_owned(),
+                hint: text![
+                    "continue it with `onefold-train run --resume`, or use ",
+                    option("checkpoint").set_to("latest")
+                ],
             }));
         }
         collectives.agree_on(|| {
@@ -438,7 +442,7 @@ impl Run {
         let differs = |what: &str, trained: String, given: String| Error::Run {
             path: directory.to_owned(),
             message: format!("the model was trained on other {what}: {trained}, the dataset has {given}"),
-            hint: "evaluate on a dataset that was built with the same `[features]`".to_owned(),
+            hint: "evaluate on a dataset that was built with the same `[features]`".into(),
         };
         if trained.dense != given.dense {
             return Err(differs(

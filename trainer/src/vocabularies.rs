@@ -74,8 +74,7 @@ pub(crate) fn check_continued(
                      things"
                 ),
                 hint: "give the dataset that the model was trained on, or one whose vocabularies go on from that one's, as after \
-                       `onefold-ingest append`"
-                    .to_owned(),
+                       `onefold-ingest append`".into(),
             });
         }
     }

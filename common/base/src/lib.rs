@@ -1,8 +1,9 @@
 //! Helpers for every crate of Onefold that do not depend on the dataset format: sizes and counts as text, progress of
-//! long work, the time and memory that a process uses, percent-encoding, integers as bytes, and versions of
-//! configuration files.
+//! long work, the time and memory that a process uses, percent-encoding, integers as bytes, versions of configuration
+//! files, and errors as values.
 #![forbid(unsafe_code)]
 
+pub mod fault;
 pub mod percent;
 pub mod process;
 pub mod progress;

@@ -1,45 +1,20 @@
 //! How the error of a command is told: what happened, and what to do.
 
+use std::ffi::OsStr;
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 
+use onefold_base::fault::{Explainer, Fault, Kind, Text, explained};
 use onefold_base::process::panic_text;
+use serde::{Deserialize, Serialize};
 
 use crate::options::Names;
 
-/// What a kind of failure means to a program that calls a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FailureKind {
-    /// The arguments are wrong; nothing was done.
-    Usage,
-    /// The operating system refused something: a file is not there, a disk is full.
-    System,
-    /// The command could not do what was asked: what it read is wrong, a limit does not suffice, a check failed.
-    Failed,
-    /// Whoever was told of the progress wanted the command to end.
-    Stopped,
-    /// A bug in Onefold.
-    Internal,
-}
-
-impl FailureKind {
-    /// The kind in one word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Usage => "usage",
-            Self::System => "system",
-            Self::Failed => "failed",
-            Self::Stopped => "stopped",
-            Self::Internal => "internal",
-        }
-    }
-}
-
-/// The error of a command.
-#[derive(Debug, Clone, PartialEq)]
+/// The error of a command, with names of options as the caller knows them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
     /// What kind of error it is.
-    pub kind: FailureKind,
+    pub kind: Kind,
     /// What happened, and where.
     pub message: String,
     /// What to do, each a sentence without a full stop.
@@ -58,47 +33,45 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl Failure {
-    /// The causes of an error joined by `: `, with all their hints and no message said twice. Options have the names
-    /// that libraries give them.
-    pub(crate) fn of_error(error: &anyhow::Error) -> Self {
-        let mut messages: Vec<String> = Vec::new();
-        let mut hints: Vec<String> = Vec::new();
-        for cause in error.chain() {
-            let text = cause.to_string();
-            let (message, hint) =
-                text.split_once("\n  hint: ").map_or((text.as_str(), None), |(m, h)| (m, Some(h)));
-            if messages.last().is_none_or(|last| !last.contains(message)) {
-                messages.push(message.to_owned());
-            }
-            if let Some(hint) = hint.filter(|hint| !hints.iter().any(|seen| seen == hint)) {
-                hints.push(hint.to_owned());
-            }
-        }
-        let system = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
-        if hints.is_empty() {
-            hints.extend(system.map(|error| system_hint(error.kind()).to_owned()));
-        }
-        let kind = if system.is_some() { FailureKind::System } else { FailureKind::Failed };
-        Self { kind, message: messages.join(": "), hints, summary: None }
+    /// `fault`, told with these names.
+    pub(crate) fn new(fault: &Fault, names: &Names) -> Self {
+        let told = |text: &Text| text.named(|option| names.name(option));
+        let hints = fault.hints.iter().map(told).collect();
+        Self { kind: fault.kind, message: told(&fault.message), hints, summary: None }
     }
 
-    /// The failure of a command that panicked.
-    pub(crate) fn of_panic(panic: &(dyn std::any::Any + Send)) -> Self {
-        let hint = "this is a bug in Onefold; please report it with the command line and what it says under `ONEFOLD_LOG=debug`";
-        Self {
-            kind: FailureKind::Internal,
-            message: format!("internal error: {}", panic_text(panic)),
-            hints: vec![hint.to_owned()],
-            summary: None,
-        }
+    /// Appends it to a file, as one line of JSON.
+    pub(crate) fn append_to(&self, file: &OsStr) -> io::Result<()> {
+        let line = serde_json::to_string(self)? + "\n";
+        fs_err::OpenOptions::new().append(true).create(true).open(file)?.write_all(line.as_bytes())
     }
+}
 
-    /// The same with names of options as the caller knows them.
-    pub(crate) fn named(mut self, names: &Names) -> Self {
-        self.message = names.put_into(&self.message);
-        self.hints.iter_mut().for_each(|hint| *hint = names.put_into(hint));
-        self
+/// The fault of a command's error: that of the first cause that is of a known type, with what was said before it. If it
+/// has no hint, and an error of the operating system is among the causes, that one gives the hint.
+pub(crate) fn fault_of(error: &anyhow::Error, libraries: &[Explainer]) -> Fault {
+    let own: [Explainer; 2] = [explained::<Fault>, explained::<io::Error>];
+    let mut places = Vec::new();
+    let mut found = None;
+    for cause in error.chain() {
+        found = own.iter().chain(libraries).find_map(|explain| explain(cause));
+        if found.is_some() {
+            break;
+        }
+        places.push(cause.to_string());
     }
+    let innermost = found.unwrap_or_else(|| Fault::new(Kind::Failed, places.pop().unwrap_or_default()));
+    let fault = places.iter().rev().fold(innermost, |fault, place| fault.within(place));
+    match error.chain().find_map(|cause| cause.downcast_ref::<io::Error>()) {
+        Some(system) if fault.hints.is_empty() => fault.hint(system_hint(system.kind())),
+        _ => fault,
+    }
+}
+
+/// The fault of a command that panicked.
+pub(crate) fn fault_of_panic(panic: &(dyn std::any::Any + Send)) -> Fault {
+    let hint = "this is a bug in Onefold; please report it with the command line and what it says under `ONEFOLD_LOG=debug`";
+    Fault::new(Kind::Internal, format!("internal error: {}", panic_text(panic))).hint(hint)
 }
 
 /// What to do about an error of the operating system, which names a path and no remedy.
@@ -122,22 +95,29 @@ fn system_hint(kind: io::ErrorKind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use onefold_base::fault::text;
+    use onefold_datasets::Error;
+
     use super::*;
+
+    fn fault(error: &anyhow::Error) -> Fault {
+        fault_of(error, &[explained::<Error>])
+    }
 
     #[test]
     fn causes_are_joined_and_hints_come_last() {
-        let inner = onefold_datasets::Error::Schema { message: "no label".into(), hint: "add one".into() };
-        let failure = Failure::of_error(&anyhow::Error::new(inner).context("dataset.toml"));
-        assert_eq!(failure.to_string(), "dataset.toml: no label\n  hint: add one");
-        assert_eq!(failure.kind, FailureKind::Failed);
+        let inner = Error::Schema { message: "no label".into(), hint: "add one".into() };
+        let fault = fault(&anyhow::Error::new(inner).context("dataset.toml"));
+        assert_eq!(fault.to_string(), "dataset.toml: no label\n  hint: add one");
+        assert_eq!(fault.kind, Kind::Options);
+        let fault = fault_of(&anyhow::anyhow!("b").context("a"), &[]);
+        assert_eq!(fault, Fault::new(Kind::Failed, text!["a", ": ", "b"]));
     }
 
     #[test]
     fn an_error_of_the_operating_system_has_a_hint() {
-        let error =
-            anyhow::Error::new(onefold_datasets::Error::from(fs_err::read("no/such/file").unwrap_err()));
-        let failure = Failure::of_error(&error);
-        let text = failure.to_string();
+        let fault = fault(&Error::from(fs_err::read("no/such/file").unwrap_err()).into());
+        let text = fault.to_string();
         assert!(text.starts_with("failed to open file `no/such/file`: "), "{text}");
         assert!(
             text.ends_with(
@@ -145,6 +125,6 @@ mod tests {
             ),
             "{text}"
         );
-        assert_eq!(failure.kind, FailureKind::System);
+        assert_eq!(fault.kind, Kind::Storage);
     }
 }

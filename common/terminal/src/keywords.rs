@@ -2,13 +2,13 @@
 //!
 //! They are derived from the command's definition, and become its arguments again: the same parser reads them.
 
+use std::error::Error as _;
 use std::ffi::OsString;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
+use onefold_base::fault::{Fault, Kind};
 use onefold_datasets::suggest;
-
-use crate::{Failure, FailureKind};
 
 /// Arguments that no function takes: it prints nothing.
 const OF_TERMINALS: [&str; 4] = ["help", "json", "quiet", "version"];
@@ -90,13 +90,8 @@ pub(crate) fn arguments(
     program: &Command,
     command: &str,
     given: &[(String, Vec<OsString>)],
-) -> Result<Vec<OsString>, Failure> {
-    let wrong = |message: String, hint: String| Failure {
-        kind: FailureKind::Usage,
-        message,
-        hints: vec![hint],
-        summary: None,
-    };
+) -> Result<Vec<OsString>, Fault> {
+    let wrong = |message: String, hint: String| Fault::new(Kind::Usage, message).hint(hint);
     let Some(definition) = program.find_subcommand(command) else {
         let hint = suggest(command, program.get_subcommands().map(Command::get_name));
         return Err(wrong(format!("`{}` has no command `{command}`", program.get_name()), hint));
@@ -128,30 +123,58 @@ pub(crate) fn arguments(
     Ok(start.into_iter().chain(flags).chain([OsString::from("--")]).chain(end).collect())
 }
 
-/// What is wrong with arguments, said of keywords.
-pub(crate) fn usage_failure(error: &clap::Error, program: &Command, command: &str) -> Failure {
-    let text = error.render().to_string();
-    // clap's parts are paragraphs: what is wrong, tips, how the command is used, and where there is help.
-    let mut paragraphs = text.trim_end().split("\n\n");
-    let message = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
-    let tips = paragraphs.flat_map(str::lines).filter_map(|line| line.trim().strip_prefix("tip: "));
-    let to_keywords = |text: &str| {
-        let mut text = text.to_owned();
-        for argument in program.find_subcommand(command).into_iter().flat_map(of) {
-            let shown = argument.to_string();
-            text = text.replace(&format!("'{shown}'"), &format!("`{}`", name(argument)));
-            text = text.replace(&shown, &name(argument));
-        }
-        text
+/// What is wrong with the arguments of a program's command, said of keywords.
+pub(crate) fn usage_fault(error: &clap::Error, program: &Command, command: &str) -> Fault {
+    let texts = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
     };
-    let mut hints: Vec<String> = tips.map(to_keywords).collect();
-    if hints.is_empty() {
-        hints.push(match error.get(ContextKind::InvalidArg) {
-            Some(ContextValue::String(_)) => "correct the argument".to_owned(),
-            _ => format!("see what `{command}` takes"),
-        });
-    }
-    Failure { kind: FailureKind::Usage, message: to_keywords(message), hints, summary: None }
+    // clap writes an argument as it is called: `--memory-limit <SIZE>`.
+    let keyword = |shown: &String| {
+        let commands = std::iter::once(program).chain(program.get_subcommands());
+        let argument = commands.flat_map(Command::get_arguments).find(|arg| arg.to_string() == *shown);
+        argument.map_or_else(|| shown.clone(), name)
+    };
+    let listed = |texts: &[String]| match texts {
+        [one] => format!(" `{}`", keyword(one)),
+        several => {
+            let lines: String = several.iter().map(|shown| format!("\n  `{}`", keyword(shown))).collect();
+            format!(":{lines}")
+        }
+    };
+    let (arguments, value) = (texts(ContextKind::InvalidArg), texts(ContextKind::InvalidValue).concat());
+    let argument = listed(&arguments);
+    let message = match error.kind() {
+        ErrorKind::InvalidValue if value.is_empty() => {
+            format!("a value is required for{argument} but none was supplied")
+        }
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
+            let cause = error.source().map_or(String::new(), |cause| format!(": {cause}"));
+            let valid = texts(ContextKind::ValidValue).join(", ");
+            let valid = if valid.is_empty() { valid } else { format!("\n  [possible values: {valid}]") };
+            format!("invalid value '{value}' for{argument}{cause}{valid}")
+        }
+        ErrorKind::ArgumentConflict => match texts(ContextKind::PriorArg) {
+            prior if prior == arguments => format!("the argument{argument} cannot be used multiple times"),
+            prior => format!("the argument{argument} cannot be used with{}", listed(&prior)),
+        },
+        ErrorKind::MissingRequiredArgument => {
+            let missing = arguments.iter().map(|shown| format!("\n  `{}`", keyword(shown)));
+            format!("the following required arguments were not provided:{}", missing.collect::<String>())
+        }
+        kind => {
+            let what = kind.as_str().unwrap_or("the arguments cannot be read");
+            if arguments.is_empty() { what.to_owned() } else { format!("{what}:{argument}") }
+        }
+    };
+    let hint = match (&*texts(ContextKind::SuggestedValue), error.get(ContextKind::InvalidArg)) {
+        ([value], _) => format!("a similar value exists: '{value}'"),
+        ([], Some(ContextValue::String(_))) => "correct the argument".to_owned(),
+        ([], _) => format!("see what `{command}` takes"),
+        (values, _) => format!("some similar values exist: '{}'", values.join("', '")),
+    };
+    Fault::new(Kind::Usage, message).hint(hint)
 }
 
 #[cfg(test)]
@@ -184,15 +207,15 @@ mod tests {
 
     fn refused(keywords: &[(&str, &[&str])]) -> String {
         let program = program();
-        let failure = match arguments(&program, "build", &given(keywords)) {
-            Err(failure) => failure,
+        let fault = match arguments(&program, "build", &given(keywords)) {
+            Err(fault) => fault,
             Ok(arguments) => {
                 let error = program.clone().try_get_matches_from(arguments).unwrap_err();
-                usage_failure(&error, &program, "build")
+                usage_fault(&error, &program, "build")
             }
         };
-        assert_eq!(failure.kind, FailureKind::Usage);
-        failure.to_string()
+        assert_eq!(fault.kind, Kind::Usage);
+        fault.to_string()
     }
 
     #[test]
@@ -242,7 +265,7 @@ mod tests {
         );
         assert!(text.contains("\n  hint: a similar value exists: 'rows'"), "{text}");
         let text = refused(&[]);
-        assert!(text.starts_with("the following required arguments were not provided:\n  logs"), "{text}");
+        assert!(text.starts_with("the following required arguments were not provided:\n  `logs`"), "{text}");
         assert!(refused(&[("json", &[""])]).starts_with("`build` has no argument `json`"));
     }
 }

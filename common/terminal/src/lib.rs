@@ -12,10 +12,10 @@ mod options;
 mod printer;
 mod program;
 
-pub use failure::{Failure, FailureKind};
+pub use failure::Failure;
 pub use keywords::{Keyword, KeywordKind};
 pub use printer::Printer;
-pub use program::{CommandLine, Program};
+pub use program::{CommandLine, FAILURE_FILE, Program};
 
 /// The options that every command takes.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]

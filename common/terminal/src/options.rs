@@ -1,27 +1,21 @@
 //! How errors name options: libraries by the names of their API, binaries by flags, and functions by keywords.
 //!
-//! A library knows options of its API, not flags. Its errors name one as ``the option `memory_limit` ``, or with a
-//! value as ``the option `commit = merge` ``. A binary prints the flag in its place: the long flag of the argument
-//! whose id in the binary's own clap command is that name, as `` `--memory-limit` ``. The id of an argument is the name
-//! of its field; where the API has another name, the argument says so: `#[arg(id = "memory_bytes", long = "memory")]`.
+//! A library puts an option into its texts as a value: see [`onefold_base::fault`]. A binary writes the flag: the long
+//! flag of the argument whose id in the binary's own clap command is the option's name, as `` `--memory-limit` ``. The id
+//! of an argument is the name of its field; where the API has another name, the argument says so:
+//! `#[arg(id = "memory_bytes", long = "memory")]`. An argument may also have an option and its value as its id:
+//! `#[arg(id = "commit = overwrite", long = "overwrite")]`.
 //!
-//! A command that is called as a function has [keywords] instead, which replace the names of options, and the
-//! flags that a command's own errors name: `` `memory_limit` ``, `` `threads=2` ``, `` `overwrite=True` ``.
-//!
-//! An option that the command does not have keeps its name. Names in backticks without the words before them are
-//! never changed: columns and features may have the names of options.
+//! A command that is called as a function has [keywords] instead: `` `memory_limit` ``, `` `threads=2` ``,
+//! `` `overwrite=True` ``. An option that the command does not have keeps the name of the API.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use clap::{Arg, Command};
+use onefold_base::fault::OptionName;
 
 use crate::keywords;
-
-/// What stands before an option's name in an error.
-const OPTION: &str = "the option `";
-/// What stands before a flag's.
-const FLAG: &str = "`--";
 
 /// How the arguments of a command are named.
 #[derive(Debug)]
@@ -56,34 +50,19 @@ impl Names {
         Self { style: Style::Keywords, arguments: arguments_of(command, arguments) }
     }
 
-    /// The text with these names in place of the options that it names.
-    pub(crate) fn put_into(&self, text: &str) -> String {
-        let text = replaced(text, OPTION, |option| self.of_option(option));
-        match self.style {
-            Style::Flags => text,
-            Style::Keywords => replaced(&text, FLAG, |flag| self.of_flag(flag)),
+    /// The name of an option: of the argument whose id is the option with its value, or else of that whose id is the
+    /// option.
+    pub(crate) fn name(&self, option: &OptionName) -> String {
+        let OptionName { name, value } = option;
+        let whole = value.as_ref().and_then(|value| self.arguments.get(&format!("{name} = {value}")));
+        match (whole, self.arguments.get(name)) {
+            (Some(argument), _) => self.written(argument, None),
+            (None, Some(argument)) => self.written(argument, value.as_deref()),
+            (None, None) => option.to_string(),
         }
     }
 
-    /// The name of an option, which may have a value: of an argument with the whole as its id, or with the name and the
-    /// value.
-    fn of_option(&self, option: &str) -> Option<String> {
-        if let Some(argument) = self.arguments.get(option) {
-            return Some(self.name(argument, None));
-        }
-        let (name, value) = option.split_once(" = ")?;
-        Some(self.name(self.arguments.get(name)?, Some(value)))
-    }
-
-    /// The name in place of a flag without its dashes, which may have a value.
-    fn of_flag(&self, flag: &str) -> Option<String> {
-        let split = flag.split_once([' ', '=']);
-        let (long, value) = split.map_or((flag, None), |(long, value)| (long, Some(value)));
-        let argument = self.arguments.values().find(|argument| argument.long == long)?;
-        Some(self.name(argument, value))
-    }
-
-    fn name(&self, argument: &Argument, value: Option<&str>) -> String {
+    fn written(&self, argument: &Argument, value: Option<&str>) -> String {
         let Argument { long, keyword, is_switch } = argument;
         match (self.style, value) {
             (Style::Flags, None) => format!("`--{long}`"),
@@ -113,30 +92,10 @@ fn arguments_of(mut command: Command, line: &[OsString]) -> BTreeMap<String, Arg
     }
 }
 
-/// The text with another name in place of `start`, what follows it, and a backtick: where there is another name.
-fn replaced(text: &str, start: &str, name: impl Fn(&str) -> Option<String>) -> String {
-    let mut shown = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once(start) {
-        shown.push_str(before);
-        let named = after.split_once('`').and_then(|(old, after)| Some((name(old)?, after)));
-        rest = match named {
-            Some((name, after)) => {
-                shown.push_str(&name);
-                after
-            }
-            None => {
-                shown.push_str(start);
-                after
-            }
-        };
-    }
-    shown + rest
-}
-
 #[cfg(test)]
 mod tests {
     use clap::ArgAction;
+    use onefold_base::fault::option;
 
     use super::*;
 
@@ -160,50 +119,39 @@ mod tests {
         Names::flags(program(), &line(arguments))
     }
 
+    fn named(names: &Names, option: OptionName) -> String {
+        names.name(&option)
+    }
+
     #[test]
     fn options_become_the_flags_of_the_command_that_was_run() {
         let build = flags("program build logs --memory-limit 5 --json");
-        let text =
-            "raise the option `memory_limit`, or set the option `commit = overwrite`; see the option `json`";
-        assert_eq!(build.put_into(text), "raise `--memory-limit`, or set `--overwrite`; see `--json`");
-        assert_eq!(build.put_into("as the option `memory_limit = 1GiB`"), "as `--memory-limit 1GiB`");
-        assert_eq!(flags("program plan").put_into("raise the option `memory_bytes`"), "raise `--memory`");
+        assert_eq!(named(&build, option("memory_limit")), "`--memory-limit`");
+        assert_eq!(named(&build, option("memory_limit").set_to("1GiB")), "`--memory-limit 1GiB`");
+        assert_eq!(named(&build, option("commit").set_to("overwrite")), "`--overwrite`");
+        assert_eq!(named(&build, option("json")), "`--json`");
+        assert_eq!(named(&flags("program plan"), option("memory_bytes")), "`--memory`");
     }
 
     #[test]
-    fn options_and_flags_become_keywords_of_a_function() {
+    fn options_become_keywords_of_a_function() {
         let build = Names::keywords(program(), &line("program build logs"));
-        let text = "raise the option `memory_limit`, or set the option `commit = overwrite`";
-        assert_eq!(build.put_into(text), "raise `memory_limit`, or set `overwrite=True`");
-        let text = "as the option `memory_limit = 1GiB`, or `--memory-limit 5`, or `--overwrite`";
-        let named = "as `memory_limit=\"1GiB\"`, or `memory_limit=5`, or `overwrite=True`";
-        assert_eq!(build.put_into(text), named);
-        // Flags of another command.
-        let text = "give `onefold-train run --resume`, or `--resume`";
-        assert_eq!(build.put_into(text), text);
+        assert_eq!(named(&build, option("memory_limit")), "`memory_limit`");
+        assert_eq!(named(&build, option("memory_limit").set_to("1GiB")), "`memory_limit=\"1GiB\"`");
+        assert_eq!(named(&build, option("memory_limit").set_to(5)), "`memory_limit=5`");
+        assert_eq!(named(&build, option("commit").set_to("overwrite")), "`overwrite=True`");
     }
 
     #[test]
-    fn other_names_stay() {
+    fn other_options_keep_the_name_of_the_api() {
         let build = flags("program build logs");
-        for text in [
-            "feature `memory_limit`: the memory limit does not suffice",
-            // An option of another command, one of none, an argument without a flag, and text that ends early.
-            "raise the option `memory_bytes`",
-            "raise the option `threads = 2`",
-            "change the option `logs`",
-            "the option `memory_limit",
-            "the option `",
-        ] {
-            assert_eq!(build.put_into(text), text);
+        // An option of another command, one of none, and an argument without a flag.
+        assert_eq!(named(&build, option("memory_bytes")), "the option `memory_bytes`");
+        assert_eq!(named(&build, option("threads").set_to(2)), "the option `threads = 2`");
+        assert_eq!(named(&build, option("logs")), "the option `logs`");
+        // Arguments that are no command.
+        for line in ["program build", "program sing"] {
+            assert_eq!(named(&flags(line), option("memory_limit")), "the option `memory_limit`");
         }
-        assert_eq!(build.put_into("the option `a``the option `json`"), "the option `a```--json`");
-    }
-
-    #[test]
-    fn arguments_that_are_no_command_have_no_flags() {
-        let text = "raise the option `memory_limit`";
-        assert_eq!(flags("program build").put_into(text), text);
-        assert_eq!(flags("program sing").put_into(text), text);
     }
 }

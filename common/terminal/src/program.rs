@@ -6,14 +6,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use onefold_base::fault::{Explainer, Fault, Kind};
 use onefold_base::progress::Reporter;
 
-use crate::keywords::{Keyword, usage_failure};
+use crate::failure::{fault_of, fault_of_panic};
+use crate::keywords::{Keyword, usage_fault};
 use crate::options::Names;
-use crate::{Failure, FailureKind, OutputOptions, Printer};
+use crate::{Failure, OutputOptions, Printer};
+
+/// The variable that names a file to a program that another one runs: an error is then appended to it, as one line with
+/// a [`Failure`] as JSON that names options as keywords, and is not printed.
+pub const FAILURE_FILE: &str = "ONEFOLD_FAILURE_FILE";
 
 /// What a binary takes from its command line, and what it does with it.
 pub trait CommandLine: clap::Parser + 'static {
+    /// The types of the libraries' errors with which a command may end.
+    const ERRORS: &'static [Explainer];
+
     /// The options of its output.
     fn output(&self) -> OutputOptions;
 
@@ -21,7 +30,8 @@ pub trait CommandLine: clap::Parser + 'static {
     ///
     /// # Errors
     ///
-    /// Errors of libraries name an option as ``the option `memory_limit` ``: the id of an argument.
+    /// An error of one of the types of [`ERRORS`](Self::ERRORS), a [`Fault`], or any other one, which is of the kind
+    /// [`Kind::Failed`]. A [`clap::Error`] is told as that of the program's own arguments.
     fn run(&self, printer: &Printer) -> anyhow::Result<()>;
 }
 
@@ -30,6 +40,7 @@ pub trait CommandLine: clap::Parser + 'static {
 pub struct Program {
     definition: fn() -> clap::Command,
     parse: fn(&[OsString]) -> Result<Parsed, clap::Error>,
+    errors: &'static [Explainer],
 }
 
 /// Arguments that fit: the output, and the work.
@@ -39,13 +50,14 @@ type Parsed = (OutputOptions, Box<dyn Fn(&Printer) -> anyhow::Result<()>>);
 enum Ended {
     Well,
     ClosedPipe,
-    Badly(Failure),
+    Misused(clap::Error),
+    Badly(Fault),
 }
 
 impl Program {
     /// The program with the arguments `Cli`.
     pub const fn of<Cli: CommandLine>() -> Self {
-        Self { definition: Cli::command, parse: parse::<Cli> }
+        Self { definition: Cli::command, parse: parse::<Cli>, errors: Cli::ERRORS }
     }
 
     /// Runs the program as a binary does: `arguments` begin with its name. See [`status`](Self::status).
@@ -54,33 +66,44 @@ impl Program {
     }
 
     /// Runs the program as a binary does, and gives its exit status. Logs go to stderr by `ONEFOLD_LOG` (default
-    /// `warn`). An error is printed to stderr with its causes, and with flags in place of the options that it names;
-    /// the status is then 1, or 2 if the arguments are wrong. A closed pipe is a success. A panic is printed as an
-    /// internal error, with status 101; `ONEFOLD_LOG=debug` shows where it happened.
+    /// `warn`). An error is printed to stderr with its causes, and with flags in place of the options that it names, or
+    /// is written to the [`FAILURE_FILE`]; the status follows from its kind. A closed pipe is a success. A panic is an
+    /// internal error; `ONEFOLD_LOG=debug` shows where it happened.
     pub fn status(self, arguments: impl IntoIterator<Item = OsString>) -> u8 {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
-        let (options, work) = match (self.parse)(&arguments) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                // Help, the version, or what is wrong. Nobody reads it if the pipe is closed.
-                let _ = error.print();
-                return u8::try_from(error.exit_code()).unwrap_or(2);
-            }
+        let ended = match (self.parse)(&arguments) {
+            Ok((options, work)) => self.run(|| work(&Printer::new(options))),
+            Err(error) => Ended::Misused(error),
         };
-        let ended = run(|| work(&Printer::new(options)));
         // A program that is not Rust's does not do it at its end; what was printed ends with a line, and is out
         // already.
         let _ = io::stdout().flush();
-        match ended {
-            Ended::Well | Ended::ClosedPipe => 0,
-            Ended::Badly(failure) => {
-                let internal = failure.kind == FailureKind::Internal;
-                let failure = failure.named(&Names::flags((self.definition)(), &arguments));
-                // In one piece, for ranks that end together write to one pipe. Nobody reads it if that is closed.
-                let _ = io::stderr().lock().write_all(format!("error: {failure}\n").as_bytes());
-                if internal { 101 } else { 1 }
+        let mut definition = (self.definition)();
+        let file = std::env::var_os(FAILURE_FILE);
+        let fault = match ended {
+            Ended::Well | Ended::ClosedPipe => return 0,
+            Ended::Misused(error) if file.is_none() || !error.use_stderr() => {
+                // Help, the version, or what is wrong. Nobody reads it if the pipe is closed.
+                let _ = error.print();
+                return if error.use_stderr() { exit_status(Kind::Usage) } else { 0 };
             }
-        }
+            Ended::Misused(error) => {
+                definition.build();
+                let command = arguments.get(1).map(|command| command.to_string_lossy());
+                usage_fault(&error, &definition, &command.unwrap_or_default())
+            }
+            Ended::Badly(fault) => fault,
+        };
+        // Nobody reads it if the pipe is closed.
+        let _ = match file {
+            None => {
+                let failure = Failure::new(&fault, &Names::flags(definition, &arguments));
+                // In one piece, for ranks that end together write to one pipe.
+                io::stderr().lock().write_all(format!("error: {failure}\n").as_bytes())
+            }
+            Some(file) => Failure::new(&fault, &Names::keywords(definition, &arguments)).append_to(&file),
+        };
+        exit_status(fault.kind)
     }
 
     /// Runs a command in the caller's process: `reporter` hears of its progress and can end it, and what comes back is
@@ -98,20 +121,24 @@ impl Program {
     ) -> Result<String, Failure> {
         let mut definition = (self.definition)();
         definition.build();
-        let arguments = crate::keywords::arguments(&definition, command, given)?;
-        let names = Names::keywords(definition.clone(), &arguments);
-        let (_, work) =
-            (self.parse)(&arguments).map_err(|error| usage_failure(&error, &definition, command))?;
+        let told =
+            |fault, line: &[OsString]| Failure::new(&fault, &Names::keywords(definition.clone(), line));
+        let arguments = crate::keywords::arguments(&definition, command, given);
+        let arguments = arguments.map_err(|fault| told(fault, &[]))?;
         let printer = Printer::for_caller(Arc::clone(&reporter));
-        let ended = run(|| work(&printer));
+        let ended = match (self.parse)(&arguments) {
+            Ok((_, work)) => self.run(|| work(&printer)),
+            Err(error) => Ended::Misused(error),
+        };
         let summary = printer.take_summary();
-        let failure = match ended {
+        let fault = match ended {
             Ended::Well | Ended::ClosedPipe => return Ok(summary.unwrap_or_else(|| "{}".to_owned())),
-            Ended::Badly(failure) => failure,
+            Ended::Misused(error) => usage_fault(&error, &definition, command),
+            Ended::Badly(fault) => fault,
         };
         // Whatever the work made of it.
-        let kind = if reporter.go_on().is_err() { FailureKind::Stopped } else { failure.kind };
-        Err(Failure { kind, summary, ..failure.named(&names) })
+        let kind = if reporter.go_on().is_err() { Kind::Stopped } else { fault.kind };
+        Err(Failure { kind, summary, ..told(fault, &arguments) })
     }
 
     /// The keywords that [`call`](Self::call) takes for a command, or none if there is no such command.
@@ -127,6 +154,24 @@ impl Program {
         let command = definition.find_subcommand(command)?;
         command.get_long_about().or(command.get_about()).map(ToString::to_string)
     }
+
+    fn run(self, work: impl FnOnce() -> anyhow::Result<()>) -> Ended {
+        let filter = tracing_subscriber::EnvFilter::try_from_env("ONEFOLD_LOG")
+            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        // A second call in one process finds the logger set, which is as good.
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
+        // Some panics are foreseen (decoders on damaged bytes) and become errors: nobody should see them twice.
+        std::panic::set_hook(Box::new(|panic| tracing::debug!("{panic}")));
+        match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(Ok(())) => Ended::Well,
+            Ok(Err(error)) if is_closed_pipe(&error) => Ended::ClosedPipe,
+            Ok(Err(error)) => match error.downcast() {
+                Ok(error) => Ended::Misused(error),
+                Err(error) => Ended::Badly(fault_of(&error, self.errors)),
+            },
+            Err(panic) => Ended::Badly(fault_of_panic(&*panic)),
+        }
+    }
 }
 
 fn parse<Cli: CommandLine>(arguments: &[OsString]) -> Result<Parsed, clap::Error> {
@@ -134,22 +179,65 @@ fn parse<Cli: CommandLine>(arguments: &[OsString]) -> Result<Parsed, clap::Error
     Ok((cli.output(), Box::new(move |printer| cli.run(printer))))
 }
 
-fn run(work: impl FnOnce() -> anyhow::Result<()>) -> Ended {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ONEFOLD_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    // A second call in one process finds the logger set, which is as good.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
-    // Some panics are foreseen (decoders on damaged bytes) and become errors: nobody should see them twice.
-    std::panic::set_hook(Box::new(|panic| tracing::debug!("{panic}")));
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(())) => Ended::Well,
-        Ok(Err(error)) if is_closed_pipe(&error) => Ended::ClosedPipe,
-        Ok(Err(error)) => Ended::Badly(Failure::of_error(&error)),
-        Err(panic) => Ended::Badly(Failure::of_panic(&*panic)),
+/// The exit status of a command that ends with an error.
+fn exit_status(kind: Kind) -> u8 {
+    match kind {
+        Kind::Usage => 2,
+        Kind::Internal => 101,
+        Kind::Options | Kind::Data | Kind::Storage | Kind::Failed | Kind::Stopped => 1,
     }
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io_error = error.downcast_ref::<io::Error>();
     io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Parser, Subcommand};
+    use onefold_base::fault::{option, text};
+    use onefold_base::progress::Silent;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(subcommand)]
+        command: Command,
+        #[command(flatten)]
+        output: OutputOptions,
+    }
+
+    #[derive(Debug, Subcommand)]
+    enum Command {
+        Build {
+            #[arg(long)]
+            memory_limit: u64,
+        },
+    }
+
+    impl CommandLine for Cli {
+        const ERRORS: &'static [Explainer] = &[];
+
+        fn output(&self) -> OutputOptions {
+            self.output
+        }
+
+        fn run(&self, _: &Printer) -> anyhow::Result<()> {
+            let Command::Build { memory_limit } = self.command;
+            let message = text![option("memory_limit"), format!(" is {memory_limit}")];
+            Err(Fault::new(Kind::Data, message).hint(text!["raise ", option("memory_limit")]).into())
+        }
+    }
+
+    #[test]
+    fn a_function_fails_with_the_kind_of_its_error_and_the_names_of_keywords() {
+        let given = [("memory_limit".to_owned(), vec![OsString::from("7")])];
+        let failure = Program::of::<Cli>().call("build", &given, Arc::new(Silent)).unwrap_err();
+        assert_eq!(failure.to_string(), "`memory_limit` is 7\n  hint: raise `memory_limit`");
+        assert_eq!(failure.kind, Kind::Data);
+        let misused = Program::of::<Cli>().call("build", &[], Arc::new(Silent)).unwrap_err();
+        assert_eq!((misused.kind, exit_status(misused.kind)), (Kind::Usage, 2));
+    }
 }

@@ -10,6 +10,7 @@ use crate::generate::{GenerateOptions, GenerateSummary, Workload, generate};
 use crate::movielens::{self, FetchOptions, FetchSummary};
 use crate::raw_log::DATASET_CONFIG_FILE;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use onefold_base::fault::{Explainer, explained};
 use onefold_base::units::{format_bytes, format_count};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde::Serialize;
@@ -106,6 +107,8 @@ struct GenerateArguments {
 }
 
 impl CommandLine for Cli {
+    const ERRORS: &'static [Explainer] = &[explained::<crate::Error>];
+
     fn output(&self) -> OutputOptions {
         self.output
     }

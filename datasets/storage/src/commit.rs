@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use onefold_base::fault::{option, text};
+
 use crate::{Created, Error, Result};
 
 /// Replaces the file at `path` with `bytes`: written beside it, synced, renamed over it, and the directory
@@ -328,10 +330,10 @@ impl StagedDirectory {
         let occupied = target.exists() && !is_empty_directory(target)?;
         if occupied && !target.join(marker).is_file() {
             let hint = format!("it holds no `{marker}`, so it is not replaced; choose another directory");
-            return Err(Error::Exists { path: target.to_owned(), hint });
+            return Err(Error::Exists { path: target.to_owned(), hint: hint.into() });
         }
         if occupied && !overwrite {
-            let hint = "choose another directory, or replace it with the option `overwrite`".to_owned();
+            let hint = text!["choose another directory, or replace it with ", option("overwrite")];
             return Err(Error::Exists { path: target.to_owned(), hint });
         }
         let staging = sibling(target, "partial");
@@ -372,8 +374,8 @@ impl StagedDirectory {
             if self.overwrite || is_empty_directory(&self.target)? {
                 fs_err::rename(&self.target, &replaced)?;
             } else {
-                let hint = "it appeared while this command ran; choose another directory".to_owned();
-                return Err(Error::Exists { path: self.target.clone(), hint });
+                let hint = "it appeared while this command ran; choose another directory";
+                return Err(Error::Exists { path: self.target.clone(), hint: hint.into() });
             }
         }
         fs_err::rename(&self.staging, &self.target)?;

@@ -1,37 +1,34 @@
-//! The errors of this crate. Each names the place; its second line says what to do. An option of the API is named as
-//! ``the option `overwrite` ``, which binaries print as their flag.
+//! The errors of this crate. Each names the place, and says what to do.
 
 use std::io;
 use std::path::PathBuf;
 
-use crate::Explanation;
+use onefold_base::fault::{Explain, Fault, Kind, Text};
+
+use crate::service::CHANGED;
 
 /// What can go wrong with files and folders, on a local disk or in an object store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] io::Error),
 
     /// Output would go where something already is.
-    #[error("`{}` already exists\n  hint: {hint}", path.display())]
     Exists {
         /// The file or directory in the way.
         path: PathBuf,
         /// What to do.
-        hint: String,
+        hint: Text,
     },
 
     /// Another process writes the same directory.
-    #[error("`{}` is being written by another process\n  hint: wait for it to end, then run this again", path.display())]
     Locked {
         /// The directory.
         path: PathBuf,
     },
 
     /// A path or URL that names no storage.
-    #[error("`{location}`: {message}\n  hint: {hint}")]
     Location {
         /// The path or URL.
         location: String,
@@ -42,7 +39,6 @@ pub enum Error {
     },
 
     /// The storage does not give an object.
-    #[error("`{}` cannot be read: {message}\n  hint: {hint}", path.display())]
     Read {
         /// The object.
         path: PathBuf,
@@ -53,25 +49,20 @@ pub enum Error {
     },
 
     /// The store does not take an object.
-    #[error("`{}` cannot be written: {message}\n  hint: {hint}", path.display())]
     Store {
         /// The object.
         path: PathBuf,
-        /// What the store answered.
-        message: String,
-        /// What to do.
-        hint: String,
+        /// What the store answered, and what to do.
+        cause: Fault,
     },
 
     /// An object is not the one that was read before.
-    #[error("`{}` was changed while it was read\n  hint: files of a dataset never change; find out what else writes there, and build the dataset again", path.display())]
     Changed {
         /// The object.
         path: PathBuf,
     },
 
     /// A file could not be written: the disk is full, say.
-    #[error("`{}` cannot be written: {source}\n  hint: {hint}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -106,13 +97,47 @@ pub fn write_hint(kind: io::ErrorKind) -> String {
     hint.to_owned()
 }
 
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        match self {
+            Self::Io(error) => error.fault(),
+            Self::Exists { path, hint } => {
+                Fault::new(Kind::Failed, format!("`{}` already exists", path.display())).hint(hint)
+            }
+            Self::Locked { path } => {
+                let message = format!("`{}` is being written by another process", path.display());
+                Fault::new(Kind::Failed, message).hint("wait for it to end, then run this again")
+            }
+            Self::Location { location, message, hint } => {
+                Fault::new(Kind::Options, format!("`{location}`: {message}")).hint(hint)
+            }
+            Self::Read { path, message, hint } => {
+                let message = format!("`{}` cannot be read: {message}", path.display());
+                Fault::new(Kind::Storage, message).hint(hint)
+            }
+            Self::Store { path, cause } => {
+                cause.clone().within(&format!("`{}` cannot be written", path.display()))
+            }
+            Self::Changed { path } => {
+                let message = format!("`{}` was changed while it was read", path.display());
+                Fault::new(Kind::Data, message).hint(CHANGED)
+            }
+            Self::Write { path, source, hint } => {
+                let message = format!("`{}` cannot be written: {source}", path.display());
+                Fault::new(Kind::Storage, message).hint(hint)
+            }
+        }
+    }
+}
+
 impl Error {
     /// That `path` cannot be written: [`Error::Store`] if a store explained why, otherwise [`Error::Write`].
     pub fn write(path: impl Into<PathBuf>, source: io::Error) -> Self {
         let path = path.into();
-        if let Some(explanation) = source.get_ref().and_then(|cause| cause.downcast_ref::<Explanation>()) {
-            let Explanation { message, hint } = explanation.clone();
-            return Self::Store { path, message, hint };
+        if let Some(cause) = source.get_ref().and_then(|cause| cause.downcast_ref::<Fault>()) {
+            return Self::Store { path, cause: cause.clone() };
         }
         let hint = write_hint(source.kind());
         Self::Write { path, source, hint }

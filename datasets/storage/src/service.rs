@@ -2,14 +2,21 @@
 
 use std::io;
 
+use onefold_base::fault::{Fault, Kind};
+
 /// Why a request failed, and what to do about it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{message}\n  hint: {hint}")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
     /// What went wrong.
     pub message: String,
     /// What to do.
     pub hint: String,
+}
+
+impl From<Explanation> for Fault {
+    fn from(Explanation { message, hint }: Explanation) -> Self {
+        Self::new(Kind::Storage, message).hint(hint)
+    }
 }
 
 /// The hints of a [`Service`]'s explanations. Callers that have settings of their own say where those are.
@@ -35,7 +42,7 @@ pub struct Service {
 }
 
 /// The hint if a file of a dataset changed.
-const CHANGED: &str =
+pub(crate) const CHANGED: &str =
     "files of a dataset never change; find out what else writes there, and build the dataset again";
 
 impl Service {
@@ -152,9 +159,13 @@ impl Service {
         Explanation { message, hint: self.hints.credentials.clone() }
     }
 
-    /// A failed request as an I/O error: the operating system's own on a local disk, otherwise the explanation.
+    /// A failed request as an I/O error: the operating system's own on a local disk, otherwise the explanation as a
+    /// [`Fault`].
     pub(crate) fn io_error(&self, error: &object_store::Error) -> io::Error {
-        if self.is_local { operating_system_error(error) } else { io::Error::other(self.explain(error)) }
+        match self.is_local {
+            true => operating_system_error(error),
+            false => io::Error::other(Fault::from(self.explain(error))),
+        }
     }
 }
 
@@ -232,7 +243,7 @@ mod tests {
         let down = || Error::Generic { store: "S3", source: "connection refused".into() };
         assert!(store.explain(&down()).message.ends_with("connection refused"));
         let bare = Service::s3(Some("http://minio".to_owned()), false).explain(&down());
-        assert!(bare.message.starts_with("there are no credentials"), "{bare}");
+        assert!(bare.message.starts_with("there are no credentials"), "{bare:?}");
     }
 
     #[test]
@@ -243,8 +254,8 @@ mod tests {
         };
         assert_eq!(Service::local_disk().io_error(&full()).kind(), io::ErrorKind::StorageFull);
         let explained = Service::azure(true).io_error(&full());
-        let explained = explained.get_ref().unwrap().downcast_ref::<Explanation>().unwrap();
-        assert!(explained.message.starts_with("Azure cannot be reached"), "{explained}");
+        let explained = explained.get_ref().unwrap().downcast_ref::<Fault>().unwrap();
+        assert!(explained.message.to_string().starts_with("Azure cannot be reached"), "{explained}");
     }
 
     /// The hint must not be to free space on a disk.

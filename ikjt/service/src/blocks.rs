@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use onefold_base::fault::Explain;
 use onefold_ikjt::cache::Cache;
 use onefold_ikjt::service::protocol::Block;
 use onefold_ikjt::{Horizon, Position, Reader, StageFigures};
@@ -362,10 +363,12 @@ impl Blocks {
         mut position: Position,
         horizon: &Horizon,
     ) -> Result<(), Status> {
-        let mut batches = reader.sent_until(&position, horizon.clone()).map_err(|error| to_status(&error))?;
+        let mut batches =
+            reader.sent_until(&position, horizon.clone()).map_err(|error| to_status(&error.fault()))?;
         let mut counted = StageFigures::default();
         while let Some(batch) = batches.next() {
-            let message = Message::new(position.step, batch.map_err(|error| to_status(&error))?.batch)?;
+            let message =
+                Message::new(position.step, batch.map_err(|error| to_status(&error.fault()))?.batch)?;
             let stages = batches.stages();
             let done = stages.since(&counted);
             self.count(&done);

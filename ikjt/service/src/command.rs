@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::Context;
 use axum::Router;
 use clap::{Parser, Subcommand};
+use onefold_base::fault::{Explain, Explainer, explained, option, text};
 use onefold_base::units::{format_bytes, format_count};
 use onefold_ikjt::service::protocol::Question;
 use onefold_ikjt::service::{Failure, Network};
@@ -93,6 +93,8 @@ pub(crate) struct Listening {
 }
 
 impl CommandLine for Cli {
+    const ERRORS: &'static [Explainer] = &[explained::<onefold_ikjt::Error>];
+
     fn output(&self) -> OutputOptions {
         self.output
     }
@@ -115,10 +117,11 @@ impl CommandLine for Cli {
 
 /// Where a process will answer.
 pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind(address).await;
-    listener.with_context(|| {
-        format!("`{address}` cannot be listened on\n  hint: choose another port with `--listen`")
-    })
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        let hint = text!["choose another port with ", option("listen")];
+        error.fault().within(&format!("`{address}` cannot be listened on")).hint(hint)
+    });
+    Ok(listener?)
 }
 
 /// Answers on a port: questions, and requests for pages.
@@ -159,11 +162,11 @@ async fn ask<Q: Question>(asking: &Asking, question: &Q) -> anyhow::Result<Q::An
     let network = Network::new(&proof.security, proof.secure)?;
     network.ask(&asking.master, question).await.map_err(|failure| match failure {
         Failure::Final(error) => error.into(),
-        Failure::Passing(message) => anyhow::anyhow!(
-            "no master answers at `{}`: {message}\n  hint: start one with `onefold-serve master`, or name another one \
-             with `--master`",
-            asking.master
-        ),
+        Failure::Passing(cause) => {
+            let master = option("master");
+            let hint = text!["start one with `onefold-serve master`, or name another one with ", master];
+            cause.within(&format!("no master answers at `{}`", asking.master)).hint(hint).into()
+        }
         Failure::UnknownJob => anyhow::anyhow!("`{}` is no master", asking.master),
     })
 }

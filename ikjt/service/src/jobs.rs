@@ -5,10 +5,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use onefold_datasets::Error as DatasetError;
+use onefold_base::fault::{Explain, Fault, Kind};
 use onefold_ikjt::service::protocol::Job;
 use onefold_ikjt::{Error, Reader, Workers};
-use onefold_storage::Error as StorageError;
 use tokio::sync::OnceCell;
 use tonic::{Code, Status};
 
@@ -76,10 +75,10 @@ fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Reader>> {
     let Job { dataset, identity, options } = job;
     let reader = Reader::open(Path::new(&dataset), options, workers)?;
     if reader.snapshot().dataset != identity {
-        return Err(Error::Options {
-            message: format!("`{dataset}` is another dataset than the one that this job was opened with"),
-            hint: "open the dataset again: it was built anew".to_owned(),
-        });
+        return Err(Error::options(
+            format!("`{dataset}` is another dataset than the one that this job was opened with"),
+            "open the dataset again: it was built anew",
+        ));
     }
     Ok(Arc::new(reader))
 }
@@ -89,31 +88,17 @@ pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> onefold_ikjt::Result<T> + Send + 'static,
 ) -> Result<T, Status> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| to_status(&error))
+    done.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| to_status(&error.fault()))
 }
 
-/// An error of the reader as it is sent: the code says who can do something about it.
-pub(crate) fn to_status(error: &Error) -> Status {
-    let code = match error {
-        Error::Options { .. } | Error::Preprocess { .. } | Error::PreprocessFile { .. } => {
-            Code::InvalidArgument
-        }
-        Error::Corrupt { .. }
-        | Error::IdOutsideTable { .. }
-        | Error::LabelOutsideRange { .. }
-        | Error::Mismatch { .. }
-        | Error::Invariant { .. } => Code::DataLoss,
+/// A fault as it is sent: the code says who can do something about it.
+pub(crate) fn to_status(fault: &Fault) -> Status {
+    let code = match fault.kind {
+        Kind::Data => Code::DataLoss,
         // Another worker, or this one later, may be able to read what this one cannot read now.
-        Error::Io(_)
-        | Error::Dataset(
-            DatasetError::Io(_) | DatasetError::Storage(StorageError::Io(_) | StorageError::Read { .. }),
-        ) => Code::Unavailable,
-        Error::Dataset(
-            DatasetError::Snapshot { .. }
-            | DatasetError::Damaged(_)
-            | DatasetError::Storage(StorageError::Changed { .. }),
-        ) => Code::DataLoss,
-        _ => Code::InvalidArgument,
+        Kind::Storage => Code::Unavailable,
+        Kind::Usage | Kind::Options | Kind::Failed | Kind::Stopped | Kind::Internal => Code::InvalidArgument,
     };
-    Status::new(code, error.to_string())
+    let details = serde_json::to_vec(fault).unwrap_or_default();
+    Status::with_details(code, fault.to_string(), details.into())
 }

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use onefold_base::fault::{Fault, Kind};
 use onefold_base::process::available_threads;
 use onefold_base::progress::Reporter;
 use onefold_base::units::parse_bytes;
@@ -49,11 +50,12 @@ pub(crate) struct LocalArguments {
 /// Runs a master and its workers until the master ends.
 pub(crate) async fn run(arguments: &LocalArguments, printer: &Printer) -> anyhow::Result<()> {
     if !arguments.serving.listen.ip().is_loopback() {
-        bail!(
-            "the workers of `onefold-serve local` are on loopback, but clients would come to `{}`\n  hint: run \
-             `onefold-serve master` and `onefold-serve worker` to serve other machines",
+        let message = format!(
+            "the workers of `onefold-serve local` are on loopback, but clients would come to `{}`",
             arguments.serving.listen
         );
+        let hint = "run `onefold-serve master` and `onefold-serve worker` to serve other machines";
+        bail!(Fault::new(Kind::Options, message).hint(hint));
     }
     let listener = listen(arguments.serving.listen).await?;
     let address = listener.local_addr()?.to_string();
@@ -112,9 +114,8 @@ async fn keep(
             let Some(status) = worker.try_wait()? else { continue };
             restarts += 1;
             if restarts > MOST_RESTARTS {
-                bail!(
-                    "workers end again and again, the last one with {status}\n  hint: their messages stand above"
-                );
+                let message = format!("workers end again and again, the last one with {status}");
+                bail!(Fault::new(Kind::Failed, message).hint("their messages stand above"));
             }
             printer.note(&format!("a worker ended with {status}, and is started again"));
             *worker = arguments.start_worker(master)?;

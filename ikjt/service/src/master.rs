@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use futures::stream::StreamExt;
+use onefold_base::fault::{Fault, Kind};
 use onefold_ikjt::service::protocol::{
     ClientState, FindClients, FoundClient, Lease, Leased, Open, Question, Ticket, VERSION,
 };
@@ -19,6 +20,7 @@ use crate::autoscale::{Autoscaler, Bounds, Observed};
 use crate::command::{Listening, listen, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
 use crate::http;
+use crate::jobs::to_status;
 use crate::messages::{AskStatus, ClientRate, Drain, Heartbeat, Status};
 use crate::placement::{Earlier, Placement};
 use crate::rates::Limit;
@@ -118,10 +120,8 @@ impl ServingArguments {
         let mut datasets = BTreeMap::new();
         for (name, location) in &self.datasets {
             if let Some(other) = datasets.insert(name.clone(), location.clone()) {
-                bail!(
-                    "two datasets have the name `{name}`: `{other}` and `{location}`\n  hint: give each dataset a \
-                     name of its own"
-                );
+                let message = format!("two datasets have the name `{name}`: `{other}` and `{location}`");
+                bail!(Fault::new(Kind::Options, message).hint("give each dataset a name of its own"));
             }
         }
         Ok(datasets)
@@ -188,9 +188,8 @@ impl Master {
             (true, true) => "start the master with `--dataset NAME=LOCATION`".to_owned(),
             (true, false) => "write a URL or a path with a slash, as `s3://bucket/folder`".to_owned(),
         };
-        Err(GrpcStatus::invalid_argument(format!(
-            "the preprocessing service has no dataset `{dataset}`\n  hint: {hint}"
-        )))
+        let message = format!("the preprocessing service has no dataset `{dataset}`");
+        Err(to_status(&Fault::new(Kind::Options, message).hint(hint)))
     }
 
     fn heard_of(&self, client: ClientState) {
@@ -284,10 +283,11 @@ impl Answers for Master {
                 answer(body, async |question: Drain| {
                     match self.placement().drain(&question.worker, Instant::now()) {
                         true => Ok(()),
-                        false => Err(GrpcStatus::invalid_argument(format!(
-                            "there is no worker `{}`\n  hint: `onefold-serve status` lists the workers",
-                            question.worker
-                        ))),
+                        false => {
+                            let message = format!("there is no worker `{}`", question.worker);
+                            let hint = "`onefold-serve status` lists the workers";
+                            Err(to_status(&Fault::new(Kind::Options, message).hint(hint)))
+                        }
                     }
                 })
                 .await

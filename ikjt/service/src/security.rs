@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use onefold_base::fault::{Fault, Kind};
 use onefold_ikjt::service::Security;
 use onefold_ikjt::service::protocol::{VERSION, VERSION_KEY};
 use tonic::service::Interceptor;
@@ -64,10 +65,8 @@ impl SecurityArguments {
             Some(path) => {
                 let token = fs_err::read_to_string(path)?.trim().to_owned();
                 if token.is_empty() {
-                    bail!(
-                        "the token file `{}` is empty\n  hint: write a long random text into it",
-                        path.display()
-                    );
+                    let message = format!("the token file `{}` is empty", path.display());
+                    bail!(Fault::new(Kind::Options, message).hint("write a long random text into it"));
                 }
                 Some(token)
             }

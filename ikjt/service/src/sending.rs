@@ -21,6 +21,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream::{self, Stream, StreamExt};
 use http_body::Frame;
 use http_body_util::StreamBody;
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_ikjt::SentBatch;
 use onefold_ikjt::service::protocol::{BatchHeader, MOST_MESSAGE_BYTES, Ticket};
 use prost::Message as _;
@@ -31,6 +32,7 @@ use tonic::{Extensions, Status};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::flight::{Answers, of_json};
+use crate::jobs::to_status;
 use crate::security::Guard;
 
 /// The fields of `FlightData`.
@@ -71,10 +73,11 @@ impl Message {
         let SentBatch { memory: body, places, narrow } = batch;
         let bytes = body.len();
         if bytes > MOST_MESSAGE_BYTES {
-            return Err(Status::invalid_argument(format!(
-                "the batch of step {step} has {bytes} bytes, and a message has at most {MOST_MESSAGE_BYTES}\n  hint: \
-                 lower the option `global_batch_size`, or read fewer features"
-            )));
+            let message = format!(
+                "the batch of step {step} has {bytes} bytes, and a message has at most {MOST_MESSAGE_BYTES}"
+            );
+            let hint = text!["lower ", option("global_batch_size"), ", or read fewer features"];
+            return Err(to_status(&Fault::new(Kind::Options, message).hint(hint)));
         }
         let samples = places.size as u64;
         let header = BatchHeader { step, checksum: xxh3_64(&body), narrow, places };

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::bail;
 use axum::Router;
 use futures::stream::{self, StreamExt};
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::{available_threads, cpu_seconds};
 use onefold_base::progress::Reporter;
 use onefold_base::units::parse_bytes;
@@ -68,11 +69,12 @@ pub(crate) struct WorkerArguments {
 /// Runs a worker until it is told to end, or to drain.
 pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyhow::Result<()> {
     if arguments.host.is_none() && arguments.listen.ip().is_unspecified() {
-        bail!(
-            "clients cannot reach a worker at `{}`, which stands for all addresses of this machine\n  hint: name the one \
-             that they reach with `--host`",
+        let message = format!(
+            "clients cannot reach a worker at `{}`, which stands for all addresses of this machine",
             arguments.listen
         );
+        let hint = text!["name the one that they reach with ", option("host")];
+        bail!(Fault::new(Kind::Options, message).hint(hint));
     }
     let proof = arguments.security.load()?;
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
@@ -132,9 +134,9 @@ async fn name_itself(
                 }
             }
             Err(Failure::Final(error)) => return Err(error.into()),
-            Err(Failure::Passing(message)) if !lost => {
+            Err(Failure::Passing(cause)) if !lost => {
                 lost = true;
-                printer.note(&format!("the master at `{master}` does not answer, trying again: {message}"));
+                printer.note(&format!("the master at `{master}` does not answer, trying again: {cause}"));
             }
             Err(_) => (),
         }

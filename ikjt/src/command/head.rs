@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::{Batch, Feature, Figures, Position, Statistics, Step};
+use anyhow::bail;
+use onefold_base::fault::{Fault, Kind};
 use onefold_datasets::Schema;
 use onefold_terminal::Printer;
 use serde::Serialize;
@@ -34,18 +36,20 @@ struct Shown {
 pub(crate) fn head(reading: &Reading, samples: usize, number: u64, printer: &Printer) -> anyhow::Result<()> {
     let reader = reading.open_with_kept(false)?;
     if reader.samples() == 0 {
-        anyhow::bail!("`{}` holds no samples\n  hint: build it from logs that do", reading.dataset.display());
+        let message = format!("`{}` holds no samples", reading.dataset.display());
+        bail!(Fault::new(Kind::Failed, message).hint("build it from logs that do"));
     }
     let first = reader.position(0);
     let steps = reader.steps(first.epoch)?;
     if number >= steps {
         let size = first.global_batch_size;
         let last = steps.saturating_sub(1);
-        anyhow::bail!("there is no batch {number}\n  hint: with {size} samples each, the last one is {last}");
+        let hint = format!("with {size} samples each, the last one is {last}");
+        bail!(Fault::new(Kind::Options, format!("there is no batch {number}")).hint(hint));
     }
     let Some(Step { batch, .. }) = reader.resume(&Position { step: number, ..first })?.next().transpose()?
     else {
-        anyhow::bail!("there is no batch {number}");
+        bail!("there is no batch {number}");
     };
     let mut groups = Statistics::default();
     groups.add(&batch, None)?;

@@ -8,6 +8,7 @@ mod head;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use onefold_base::fault::{Explainer, explained};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 
 use cli::{Cli, Command};
@@ -21,6 +22,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 impl CommandLine for Cli {
+    const ERRORS: &'static [Explainer] = &[explained::<crate::Error>, explained::<onefold_datasets::Error>];
+
     fn output(&self) -> OutputOptions {
         self.output
     }

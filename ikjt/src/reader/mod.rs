@@ -53,6 +53,7 @@ use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use onefold_base::fault::{option, text};
 use onefold_datasets::{FeatureGroup, KeptColumn, KeptKind, SESSION_COLUMN, Schema, Snapshot, suggest};
 
 use self::budget::{Account, Granted};
@@ -131,13 +132,13 @@ impl Reader {
         // Every stream has an equal part of a batch, if only one sample.
         let most = samples.next_multiple_of(options.streams() as u64);
         if samples > 0 && options.global_batch_size as u64 > most {
-            return Err(Error::Options {
-                message: format!(
+            return Err(Error::options(
+                format!(
                     "a batch of {} samples is larger than the {samples} to read",
                     options.global_batch_size
                 ),
-                hint: format!("take batches of at most {most}"),
-            });
+                format!("take batches of at most {most}"),
+            ));
         }
         let kept_columns = kept_columns(&snapshot.schema, &options.kept)?;
         let source_schema = Schema {
@@ -197,11 +198,10 @@ impl Reader {
             return Ok(0);
         }
         if self.options.rank.world_size > 1 {
-            return Err(Error::Options {
-                message: "several ranks cannot join other jobs: they would begin at different steps"
-                    .to_owned(),
-                hint: "leave `?join` out of the URL".to_owned(),
-            });
+            return Err(Error::options(
+                "several ranks cannot join other jobs: they would begin at different steps",
+                "leave `?join` out of the URL",
+            ));
         }
         if self.sampler().is_some() {
             return Ok(0);
@@ -255,12 +255,12 @@ impl Reader {
         let steps = order::steps(samples.iter().copied(), each, self.options.tail);
         if steps == 0 && samples.iter().any(|samples| *samples > 0) {
             let least = samples.iter().min().copied().unwrap_or(0);
-            return Err(Error::Options {
-                message: format!(
+            return Err(Error::options(
+                format!(
                     "the epoch has no step: a stream has only {least} samples, and gives {each} to every step"
                 ),
-                hint: "give `short` as the option `tail`, or lower the option `global_batch_size`".to_owned(),
-            });
+                text!["give `short` as ", option("tail"), ", or lower ", option("global_batch_size")],
+            ));
         }
         Ok(steps)
     }
@@ -490,12 +490,14 @@ impl Reader {
     }
 
     fn read_from(&self, files: &Arc<Files>, split: &Split, epoch: u64) -> Result<Batch> {
-        let wrong = || Error::Options {
-            message: format!(
-                "there are no rows {:?} of row group {} of `{}` to read",
-                split.rows, split.row_group, split.path
-            ),
-            hint: "take splits of a plan of this reader".to_owned(),
+        let wrong = || {
+            Error::options(
+                format!(
+                    "there are no rows {:?} of row group {} of `{}` to read",
+                    split.rows, split.row_group, split.path
+                ),
+                "take splits of a plan of this reader",
+            )
         };
         let file = self.chosen.iter().position(|chosen| chosen.file.path == split.path).ok_or_else(wrong)?;
         let work = self.work(files, epoch, None);
@@ -706,20 +708,20 @@ fn check_tables(schema: &Schema, table_rows: &BTreeMap<String, u64>) -> Result<(
     let names = || schema.sparse_features().map(|feature| feature.name.as_str());
     match table_rows.keys().find(|name| !names().any(|known| known == name.as_str())) {
         None => Ok(()),
-        Some(name) => Err(Error::Options {
-            message: format!("a table is given for `{name}`, but the batches have no such sparse feature"),
-            hint: suggest(name, names()),
-        }),
+        Some(name) => Err(Error::options(
+            format!("a table is given for `{name}`, but the batches have no such sparse feature"),
+            suggest(name, names()),
+        )),
     }
 }
 
 fn check_labels(schema: &Schema, label_ranges: &BTreeMap<String, RangeInclusive<f32>>) -> Result<()> {
     match label_ranges.keys().find(|name| !schema.labels.contains(name)) {
         None => Ok(()),
-        Some(name) => Err(Error::Options {
-            message: format!("a range is given for `{name}`, but the dataset has no such label"),
-            hint: suggest(name, schema.labels.iter().map(String::as_str)),
-        }),
+        Some(name) => Err(Error::options(
+            format!("a range is given for `{name}`, but the dataset has no such label"),
+            suggest(name, schema.labels.iter().map(String::as_str)),
+        )),
     }
 }
 
@@ -727,16 +729,15 @@ fn check_labels(schema: &Schema, label_ranges: &BTreeMap<String, RangeInclusive<
 fn kept_columns(schema: &Schema, wanted: &[String]) -> Result<Vec<KeptColumn>> {
     let session = KeptColumn { name: SESSION_COLUMN.to_owned(), kind: KeptKind::Integer };
     let known = || schema.kept.iter().chain([&session]);
-    let wrong = |message: String, hint: String| Err(Error::Options { message, hint });
     let mut columns: Vec<KeptColumn> = Vec::with_capacity(wanted.len());
     for name in wanted {
         let Some(column) = known().find(|column| column.name == *name) else {
             let hint = suggest(name, known().map(|column| column.name.as_str()));
-            return wrong(format!("the dataset keeps no column `{name}`"), hint);
+            return Err(Error::options(format!("the dataset keeps no column `{name}`"), hint));
         };
         if columns.contains(column) {
-            let hint = "name every column once".to_owned();
-            return wrong(format!("the option `kept` names the column `{name}` twice"), hint);
+            let message = text![option("kept"), format!(" names the column `{name}` twice")];
+            return Err(Error::options(message, "name every column once"));
         }
         columns.push(column.clone());
     }
@@ -748,10 +749,10 @@ fn project(schema: &Schema, wanted: Option<&[String]>) -> Result<Schema> {
     let Some(wanted) = wanted else { return Ok(schema.clone()) };
     for name in wanted {
         if !schema.sparse_features().any(|feature| feature.name == *name) {
-            return Err(Error::Options {
-                message: format!("the dataset has no sparse feature `{name}`"),
-                hint: suggest(name, schema.sparse_features().map(|feature| feature.name.as_str())),
-            });
+            return Err(Error::options(
+                format!("the dataset has no sparse feature `{name}`"),
+                suggest(name, schema.sparse_features().map(|feature| feature.name.as_str())),
+            ));
         }
     }
     let keep = |group: &FeatureGroup| {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use onefold_base::fault::{Text, option, text};
 use onefold_datasets::PartitionFilter;
 use serde::{Deserialize, Serialize};
 
@@ -96,44 +97,44 @@ impl ReaderOptions {
     /// Refuses numbers that a dataset of `buckets` buckets cannot be read with. But for a rank that does not exist, all
     /// ranks refuse or none.
     pub(super) fn check(&self, buckets: u32) -> Result<()> {
-        let wrong = |message: String, hint: &str| Err(Error::Options { message, hint: hint.to_owned() });
+        let wrong = |message: String, hint: Text| Err(Error::options(message, hint));
         let (streams, size) = (self.streams(), self.global_batch_size);
         let Rank { rank, world_size } = self.rank;
         if size == 0 || i32::try_from(size).is_err() {
             return wrong(
                 format!("cannot read batches of {size} samples"),
-                "a batch has at least 1 and fewer than 2^31 samples",
+                "a batch has at least 1 and fewer than 2^31 samples".into(),
             );
         }
         if rank >= world_size {
-            return wrong(format!("there is no rank {rank} of {world_size}"), "ranks count from 0");
+            return wrong(format!("there is no rank {rank} of {world_size}"), "ranks count from 0".into());
         }
         if streams == 0 || !streams.is_multiple_of(world_size) {
             return wrong(
                 format!("{streams} streams cannot be divided among {world_size} ranks"),
-                "the option `streams` must be a multiple of the number of ranks",
+                text![option("streams"), " must be a multiple of the number of ranks"],
             );
         }
         if !(buckets as usize).is_multiple_of(streams) {
             let message =
                 format!("the dataset's buckets, {buckets}, cannot be divided into {streams} streams");
             let hint = format!(
-                "the option `streams` must divide the number of buckets: take one of {}, or build the dataset with a \
-                 multiple of {streams} as its number of `buckets`",
+                " must divide the number of buckets: take one of {}, or build the dataset with a multiple of {streams} as \
+                 its number of `buckets`",
                 divisors(buckets)
             );
-            return Err(Error::Options { message, hint });
+            return wrong(message, text![option("streams"), hint]);
         }
         if !size.is_multiple_of(streams) {
             return wrong(
                 format!("a global batch of {size} samples cannot be divided among {streams} streams"),
-                "the option `global_batch_size` must be a multiple of the number of streams",
+                text![option("global_batch_size"), " must be a multiple of the number of streams"],
             );
         }
         if self.shuffle.is_some_and(|shuffle| shuffle.row_groups == 0) {
             return wrong(
                 "cannot shuffle over 0 row groups".to_owned(),
-                "mix at least one row group's sessions",
+                "mix at least one row group's sessions".into(),
             );
         }
         Ok(())

@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use onefold_base::fault::{option, text};
 use onefold_base::units::{format_bytes, format_least_bytes};
 
 use super::budget::{Account, Budget, Granted, Reservation};
@@ -585,8 +586,8 @@ impl<T: Send + 'static> Scheduler<T> {
 /// The error of a row group that takes so many bytes: the budget would have to be `total` bytes with what is held
 /// already.
 pub(super) fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &Budget) -> Error {
-    Error::Options {
-        message: format!(
+    Error::options(
+        format!(
             "decoding row group {} of `{}` takes up to {}, and the reader's memory limit of {} has no room for it: it must \
              be at least {}",
             row_group.index,
@@ -595,20 +596,23 @@ pub(super) fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &B
             format_bytes(budget.limit()),
             format_least_bytes(Budget::limit_for(total)),
         ),
-        hint: "raise the option `memory_limit`, read fewer features, or take smaller batches or a shuffle of fewer row groups"
-            .to_owned(),
-    }
+        text![
+            "raise ",
+            option("memory_limit"),
+            ", read fewer features, or take smaller batches or a shuffle of fewer row groups"
+        ],
+    )
 }
 
 fn batch_too_large(batch_size: usize, bytes: u64, budget: &Budget) -> Error {
-    Error::Options {
-        message: format!(
+    Error::options(
+        format!(
             "a batch of {batch_size} samples takes up to {}, and the reader's memory limit of {} has no room for it: it must \
              be at least {}",
             format_bytes(bytes),
             format_bytes(budget.limit()),
             format_least_bytes(Budget::limit_for(bytes)),
         ),
-        hint: "raise the option `memory_limit`, or take smaller batches".to_owned(),
-    }
+        text!["raise ", option("memory_limit"), ", or take smaller batches"],
+    )
 }

@@ -131,12 +131,10 @@ fn same<T: Debug + PartialEq>(what: &str, found: &T, expected: &T) -> Result<()>
 
 /// The error for a position that has `found` where this reader has `expected`.
 pub(super) fn wrong_position(what: &str, found: &dyn Debug, expected: &dyn Debug) -> Error {
-    Error::Options {
-        message: format!("the position is of {what} {found:?}, this reader's is {expected:?}"),
-        hint:
-            "resume with the dataset and the options that the position was taken with, or start an epoch anew"
-                .to_owned(),
-    }
+    Error::options(
+        format!("the position is of {what} {found:?}, this reader's is {expected:?}"),
+        "resume with the dataset and the options that the position was taken with, or start an epoch anew",
+    )
 }
 
 #[cfg(test)]

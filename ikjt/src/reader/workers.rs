@@ -39,10 +39,7 @@ impl Workers {
     /// [`Error::Options`] for no threads, [`Error::Io`] if threads cannot be started.
     pub fn new(threads: usize, memory_limit: u64) -> Result<Self> {
         if threads == 0 {
-            return Err(Error::Options {
-                message: "cannot read with 0 threads".to_owned(),
-                hint: "take at least 1".to_owned(),
-            });
+            return Err(Error::options("cannot read with 0 threads", "take at least 1"));
         }
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)

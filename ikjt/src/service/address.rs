@@ -37,12 +37,11 @@ impl ServiceAddress {
             return Ok(None);
         };
         let wrong = |message: &str| {
-            Error::Options {
-            message: format!("`{text}` is no dataset of a preprocessing service: {message}"),
-            hint: "write `grpc://HOST:PORT/DATASET`, as `grpc://reader:7070/s3://bucket/folder`, or with two slashes \
-                   before the path of a local dataset"
-                .to_owned(),
-        }
+            Error::options(
+                format!("`{text}` is no dataset of a preprocessing service: {message}"),
+                "write `grpc://HOST:PORT/DATASET`, as `grpc://reader:7070/s3://bucket/folder`, or with two slashes \
+                   before the path of a local dataset",
+            )
         };
         let (master, dataset) = rest.split_once('/').unwrap_or((rest, ""));
         let port = master.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then_some(port));

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arrow_flight::FlightData;
+use onefold_base::fault::{Fault, Kind};
 use onefold_datasets::Snapshot;
 use onefold_storage::runtime;
 use tonic::Streaming;
@@ -15,7 +16,7 @@ use super::protocol::{
     SampleCounts, Ticket,
 };
 use super::security::Security;
-use crate::{Error, Result, ServiceErrorKind};
+use crate::{Error, Result};
 
 /// How long a client waits for a service that does not answer when it opens a dataset.
 const OPENING: Duration = Duration::from_secs(15);
@@ -105,10 +106,10 @@ impl Service {
                     Ok(answer) => return Ok(answer),
                     Err(Failure::Final(error)) => return Err(error),
                     // A server may close a connection before it says why it refuses a certificate.
-                    Err(Failure::Passing(message)) if service.address.secure => {
-                        tries.again(master, format!("{message}{TLS_HINT}")).await?;
+                    Err(Failure::Passing(cause)) if service.address.secure => {
+                        tries.again(master, cause.hint(TLS_HINT)).await?;
                     }
-                    Err(Failure::Passing(message)) => tries.again(master, message).await?,
+                    Err(Failure::Passing(cause)) => tries.again(master, cause).await?,
                     Err(Failure::UnknownJob) => return Err(unexpected()),
                 }
             }
@@ -142,7 +143,7 @@ impl Service {
                 };
                 match failure {
                     Failure::Final(error) => return Err(error),
-                    Failure::Passing(message) => tries.again(&service.address.master, message).await?,
+                    Failure::Passing(cause) => tries.again(&service.address.master, cause).await?,
                     Failure::UnknownJob => return Err(unexpected()),
                 }
             }
@@ -210,15 +211,14 @@ impl Tries {
     ///
     /// # Errors
     ///
-    /// [`Error::Service`] with what went wrong last, if the time is over.
-    pub(super) async fn again(&mut self, master: &str, message: String) -> Result<()> {
+    /// [`Error::Service`] with `cause`, what went wrong last, if the time is over.
+    pub(super) async fn again(&mut self, master: &str, cause: Fault) -> Result<()> {
         if Instant::now() + self.pause > self.until {
-            let message = format!(
-                "the preprocessing service at `{master}` gave nothing for {} seconds: {message}\n  hint: start its \
-                 master and workers (`onefold-serve status --master {master}` shows them), or correct the URL",
-                self.patience.as_secs()
-            );
-            return Err(Error::Service { kind: ServiceErrorKind::Unreachable, message });
+            let seconds = self.patience.as_secs();
+            let place = format!("the preprocessing service at `{master}` gave nothing for {seconds} seconds");
+            return Err(Error::Service(Fault { kind: Kind::Storage, ..cause }.within(&place).hint(format!(
+                "start its master and workers (`onefold-serve status --master {master}` shows them), or correct the URL"
+            ))));
         }
         tokio::time::sleep(self.pause).await;
         self.pause = (2 * self.pause).min(Duration::from_secs(1));
@@ -228,7 +228,6 @@ impl Tries {
 
 /// The error for a worker that knows nothing of a job right after it was told.
 pub(super) fn unexpected() -> Error {
-    let message =
-        "a worker of the preprocessing service does not know the job that it was asked about".to_owned();
-    Error::Service { kind: ServiceErrorKind::Data, message }
+    let message = "a worker of the preprocessing service does not know the job that it was asked about";
+    Error::Service(Fault::new(Kind::Data, message))
 }

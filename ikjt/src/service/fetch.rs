@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use arrow::buffer::Buffer;
 use arrow_flight::FlightData;
+use onefold_base::fault::{Fault, Kind};
 use onefold_storage::runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
@@ -133,7 +134,7 @@ impl Fetch {
                     Some(Ok((_, batch))) => return Ok(batch),
                     Some(Err(Failure::Final(error))) => return Err(error),
                     Some(Err(Failure::UnknownJob)) => return Err(unexpected()),
-                    Some(Err(Failure::Passing(message))) => tries.again(service.master(), message).await?,
+                    Some(Err(Failure::Passing(cause))) => tries.again(service.master(), cause).await?,
                     None => tries.again(service.master(), ended_early(&stream)).await?,
                 }
                 avoid = stream.worker().into_iter().collect();
@@ -142,8 +143,9 @@ impl Fetch {
     }
 }
 
-fn ended_early(stream: &Stream) -> String {
-    format!("the worker `{}` ended before its batches did", stream.worker().unwrap_or_default())
+fn ended_early(stream: &Stream) -> Fault {
+    let worker = stream.worker().unwrap_or_default();
+    Fault::new(Kind::Storage, format!("the worker `{worker}` ended before its batches did"))
 }
 
 /// An epoch that is being fetched.
@@ -229,14 +231,14 @@ impl Running<'_> {
                 }
                 Next::Batch(Ok((found, _))) => {
                     let message = format!("the batch of step {found} came in place of that of step {step}");
-                    tries.again(self.fetch.service.master(), message).await?;
+                    tries.again(self.fetch.service.master(), Fault::new(Kind::Storage, message)).await?;
                     sources = Sources { first: self.open(block, step, sources.workers()), second: None };
                 }
                 Next::Batch(Err(Failure::Final(error))) => return Err(error),
                 Next::Batch(Err(Failure::UnknownJob)) => return Err(unexpected()),
-                Next::Batch(Err(Failure::Passing(message))) => {
+                Next::Batch(Err(Failure::Passing(cause))) => {
                     let avoid = sources.workers();
-                    tries.again(self.fetch.service.master(), message).await?;
+                    tries.again(self.fetch.service.master(), cause).await?;
                     sources = Sources { first: self.open(block, step, avoid), second: None };
                 }
                 Next::Nothing => sources.second = Some(self.open(block, step, sources.workers())),
@@ -398,7 +400,7 @@ fn to_batch(message: FlightData) -> Result<(u64, PackedBatch), Failure> {
     let header: BatchHeader = serde_json::from_slice(&message.app_metadata)
         .map_err(|error| malformed("the header of a batch", &error))?;
     if xxh3_64(&message.data_body) != header.checksum {
-        return Err(Failure::Passing("a batch arrived damaged".to_owned()));
+        return Err(Failure::Passing(Fault::new(Kind::Storage, "a batch arrived damaged")));
     }
     let batch = PackedBatch::received(Buffer::from(message.data_body), header.places, header.narrow);
     Ok((header.step, batch.map_err(|error| Failure::Final(wrong_batch(&error)))?))
@@ -407,5 +409,5 @@ fn to_batch(message: FlightData) -> Result<(u64, PackedBatch), Failure> {
 /// The error for a batch that is not what was asked for.
 pub(crate) fn wrong_batch(error: &Error) -> Error {
     let message = format!("the preprocessing service sent something else than a batch of the job: {error}");
-    Error::Service { kind: crate::ServiceErrorKind::Data, message }
+    Error::Service(Fault::new(Kind::Data, message))
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::{Action, FlightData, Ticket as FlightTicket};
+use onefold_base::fault::{Fault, Kind};
 use onefold_storage::runtime;
 use tonic::codec::CompressionEncoding;
 use tonic::service::interceptor::InterceptedService;
@@ -15,7 +16,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::protocol::{MOST_MESSAGE_BYTES, Question, Ticket};
 use super::security::{Credentials, Security};
-use crate::{Error, Result, ServiceErrorKind};
+use crate::{Error, Result};
 
 /// How long a process may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -42,7 +43,7 @@ const FRAME_BYTES: u32 = 1 << 20;
 const HEADER_BYTES: usize = 64 << 20;
 
 /// What may be wrong with a TLS connection.
-pub(super) const TLS_HINT: &str = "\n  hint: `ONEFOLD_TLS_AUTHORITY` must name the certificate of the authority that \
+pub(super) const TLS_HINT: &str = "`ONEFOLD_TLS_AUTHORITY` must name the certificate of the authority that \
     signed the service's, and `ONEFOLD_TLS_CERTIFICATE` and `ONEFOLD_TLS_KEY` a valid certificate that the service \
     accepts";
 
@@ -54,7 +55,7 @@ pub enum Failure {
     /// It would fail again.
     Final(Error),
     /// It may succeed later, or elsewhere.
-    Passing(String),
+    Passing(Fault),
     /// The worker does not know the job: it was started again, or has forgotten it.
     UnknownJob,
 }
@@ -63,22 +64,25 @@ impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         let message = describe(&status);
         if message.contains("certificate") || message.contains("received fatal alert") {
-            let message =
-                format!("no TLS connection to the preprocessing service can be made: {message}{TLS_HINT}");
-            return Self::Final(Error::Service { kind: ServiceErrorKind::Options, message });
+            let message = format!("no TLS connection to the preprocessing service can be made: {message}");
+            return Self::Final(Error::Service(Fault::new(Kind::Options, message).hint(TLS_HINT)));
         }
-        let kind = match status.code() {
-            Code::NotFound => return Self::UnknownJob,
+        // A process of the service sends the fault with the status; a failed connection has none.
+        let fault = |kind| {
+            let sent = serde_json::from_slice(status.details()).ok();
+            sent.unwrap_or_else(|| Fault::new(kind, message))
+        };
+        match status.code() {
+            Code::NotFound => Self::UnknownJob,
             Code::InvalidArgument
             | Code::FailedPrecondition
             | Code::Unauthenticated
             | Code::PermissionDenied
             | Code::Unimplemented
-            | Code::OutOfRange => ServiceErrorKind::Options,
-            Code::DataLoss => ServiceErrorKind::Data,
-            _ => return Self::Passing(message),
-        };
-        Self::Final(Error::Service { kind, message })
+            | Code::OutOfRange => Self::Final(Error::Service(fault(Kind::Options))),
+            Code::DataLoss => Self::Final(Error::Service(fault(Kind::Data))),
+            _ => Self::Passing(fault(Kind::Storage)),
+        }
     }
 }
 
@@ -146,7 +150,7 @@ impl Network {
                 Some(source) => format!("`{host}`: {error}: {source}"),
                 None => format!("`{host}`: {error}"),
             };
-            Error::Service { kind: ServiceErrorKind::Options, message }
+            Error::Service(Fault::new(Kind::Options, message))
         };
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let mut endpoint = Endpoint::from_shared(format!("{scheme}://{host}")).map_err(wrong)?;
@@ -185,7 +189,8 @@ impl Network {
             Ok::<_, Status>(answer)
         };
         let answer = tokio::time::timeout(QUESTION, asked).await;
-        let answer = answer.map_err(|_| Failure::Passing(format!("`{host}` does not answer")))??;
+        let silent = |_| Failure::Passing(Fault::new(Kind::Storage, format!("`{host}` does not answer")));
+        let answer = answer.map_err(silent)??;
         serde_json::from_slice(&answer).map_err(|error| malformed("an answer", &error))
     }
 
@@ -201,5 +206,5 @@ impl Network {
 /// The error for something that is not what its sender's version writes.
 pub(super) fn malformed(what: &str, error: &dyn std::fmt::Display) -> Failure {
     let message = format!("{what} of the preprocessing service cannot be read: {error}");
-    Failure::Final(Error::Service { kind: ServiceErrorKind::Data, message })
+    Failure::Final(Error::Service(Fault::new(Kind::Data, message)))
 }

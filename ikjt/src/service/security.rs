@@ -42,10 +42,10 @@ impl Security {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
             _ => {
-                return Err(Error::Options {
-                    message: format!("only one of `{CERTIFICATE}` and `{KEY}` is set"),
-                    hint: "set both to PEM files, or none".to_owned(),
-                });
+                return Err(Error::options(
+                    format!("only one of `{CERTIFICATE}` and `{KEY}` is set"),
+                    "set both to PEM files, or none",
+                ));
             }
         };
         Ok(Self { authority: file(AUTHORITY)?, identity, token: env::var(TOKEN).ok() })
@@ -70,9 +70,11 @@ impl Security {
     /// [`Error::Options`] for a token with other characters than visible ASCII.
     pub(super) fn credentials(&self) -> Result<Credentials> {
         let token = self.token.as_ref().map(|token| format!("Bearer {token}").parse()).transpose();
-        let token = token.map_err(|_| Error::Options {
-            message: format!("the token of `{TOKEN}` has other characters than visible ASCII"),
-            hint: "give the text of the service's token file, without line breaks".to_owned(),
+        let token = token.map_err(|_| {
+            Error::options(
+                format!("the token of `{TOKEN}` has other characters than visible ASCII"),
+                "give the text of the service's token file, without line breaks",
+            )
         })?;
         Ok(Credentials { token })
     }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use onefold_base::fault::Explainer;
 use onefold_ingest::command::{AppendArguments, BuildArguments, run_append, run_build};
 use onefold_ingest::remote::Cluster;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
@@ -75,6 +76,8 @@ impl<Arguments: clap::Args> OnCluster<Arguments> {
 }
 
 impl CommandLine for Cli {
+    const ERRORS: &'static [Explainer] = &onefold_ingest::command::ERRORS;
+
     fn output(&self) -> OutputOptions {
         self.output
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::{BuildOptions, BuildSummary, Config, Groups, build, popularity, profile};
 use clap::ValueEnum;
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{Commit, Layout, MOST_BUCKETS, Order, PartitionFilter, WORK};
 use onefold_storage::commit::write_atomically;
@@ -162,7 +163,10 @@ fn run(
         options.engine.cluster = Some(connect(&out.join(WORK))?);
     }
     let profile = match &arguments.profile {
-        Some(_) if cluster.is_some() => anyhow::bail!("`--profile` is for builds without a cluster"),
+        Some(_) if cluster.is_some() => {
+            let message = text![option("profile"), " is for builds without a cluster"];
+            return Err(Fault::new(Kind::Options, message).into());
+        }
         profile => profile.as_ref().map(|path| (path, profile::start())),
     };
     let work = build(&config, &out, &options, printer);

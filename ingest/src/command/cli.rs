@@ -1,9 +1,10 @@
 //! The command line of `onefold-ingest`.
 
 use clap::{Parser, Subcommand};
+use onefold_base::fault::Explainer;
 use onefold_terminal::{CommandLine, OutputOptions, Printer};
 
-use super::{build, history, parts, report, shard, vacuum, verify};
+use super::{ERRORS, build, history, parts, report, shard, vacuum, verify};
 
 /// Build session-clustered training datasets from raw logs
 #[derive(Debug, Parser)]
@@ -68,6 +69,8 @@ pub(crate) enum Command {
 }
 
 impl CommandLine for Cli {
+    const ERRORS: &'static [Explainer] = &ERRORS;
+
     fn output(&self) -> OutputOptions {
         self.output
     }

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use onefold_base::fault::{Explainer, explained};
 use onefold_base::process::available_threads;
 use onefold_base::progress::Reporter;
 use onefold_base::units::parse_bytes;
@@ -25,6 +26,10 @@ use crate::EngineOptions;
 
 /// The program, to be called in another program's process.
 pub const PROGRAM: Program = Program::of::<cli::Cli>();
+
+/// The types of the errors with which a command ends.
+pub const ERRORS: [Explainer; 3] =
+    [explained::<crate::Error>, explained::<onefold_datasets::Error>, explained::<onefold_storage::Error>];
 
 /// Runs the program with its arguments, whose first is its name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{BuildOptions, Config, EngineOptions, Groups, build};
 use anyhow::Context;
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::available_threads;
 use onefold_base::units::{format_count, parse_bytes};
 use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
@@ -59,9 +60,11 @@ pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Res
     let report = match (&arguments.from_logs, &arguments.dataset) {
         (Some(config), _) => from_logs(config, arguments, &options, printer)?,
         (None, Some(dataset)) => gather(dataset, &options, printer)?,
-        (None, None) => anyhow::bail!(
-            "there is neither a dataset nor logs to report on\n  hint: give a dataset, or `--from-logs dataset.toml`"
-        ),
+        (None, None) => {
+            let hint = text!["give a dataset, or ", option("from_logs").set_to("dataset.toml")];
+            let message = "there is neither a dataset nor logs to report on";
+            return Err(Fault::new(Kind::Options, message).hint(hint).into());
+        }
     };
     finish(&report, arguments.html.as_deref(), printer)
 }

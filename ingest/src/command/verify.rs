@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::{Comparison, Config, compare};
+use onefold_base::fault::{Fault, Kind};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::verify::{Verification, VerifyOptions, verify};
 use onefold_datasets::{PartitionFilter, Problem};
@@ -59,11 +60,13 @@ pub(crate) fn run(arguments: &VerifyArguments, printer: &Printer) -> anyhow::Res
     let dataset = arguments.dataset.display().to_string();
     let verified = Verified { verification: &verification, against: comparison.as_ref() };
     printer.summary(&describe(&dataset, &verified), &verified)?;
-    match verification.problems_found + comparison.map_or(0, |comparison| comparison.problems.len()) {
-        0 => Ok(()),
-        1 => anyhow::bail!("`{dataset}` has a problem\n  hint: {HINT}"),
-        more => anyhow::bail!("`{dataset}` has {} problems\n  hint: {HINT}", format_count(more as u64)),
-    }
+    let found =
+        match verification.problems_found + comparison.map_or(0, |comparison| comparison.problems.len()) {
+            0 => return Ok(()),
+            1 => "a problem".to_owned(),
+            more => format!("{} problems", format_count(more as u64)),
+        };
+    Err(Fault::new(Kind::Data, format!("`{dataset}` has {found}")).hint(HINT).into())
 }
 
 const HINT: &str = "build the dataset, or the partitions named, again with `onefold-ingest build`";

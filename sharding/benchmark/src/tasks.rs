@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use onefold_base::fault::{option, text};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -75,19 +76,20 @@ pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
         .collect();
     let (least, most) = (*options.tables.start(), *options.tables.end());
     if dims.is_empty() {
-        let message = format!("the option `max_dim` is {}", options.max_dim);
+        let message = text![option("max_dim"), format!(" is {}", options.max_dim)];
         return Err(Error::invalid(message, "the smallest dimension of a task is 4"));
     }
     if least == 0 || least > most {
         return Err(Error::invalid(
-            format!("the option `tables` is {least}-{most}"),
+            text![option("tables"), format!(" is {least}-{most}")],
             "give a number, or a range like 10-60",
         ));
     }
     let batch_size = options.samples / u64::from(options.ranks);
     if batch_size * u64::from(options.ranks) != options.samples || batch_size == 0 {
         let message = format!("{} samples do not divide over {} ranks", options.samples, options.ranks);
-        return Err(Error::invalid(message, "give a number of ranks, or of the option `samples`, that does"));
+        let hint = text!["give a number of ranks, or of ", option("samples"), ", that does"];
+        return Err(Error::invalid(message, hint));
     }
     let pool = pool();
     let width = (options.count.max(2) - 1).to_string().len().max(3);
@@ -153,7 +155,12 @@ fn draw(
             topology.ranks,
             onefold_base::units::format_bytes(topology.memory_bytes)
         ),
-        "give fewer tables or more ranks, lower the option `max_dim`, or raise the option `memory_bytes`",
+        text![
+            "give fewer tables or more ranks, lower ",
+            option("max_dim"),
+            ", or raise ",
+            option("memory_bytes")
+        ],
     ))
 }
 
@@ -191,13 +198,9 @@ impl Task {
     ///
     /// [`Error::File`] if the directory has no tasks, or if a file of one is missing or wrong.
     pub fn load_all(directory: &Path) -> Result<Vec<Self>> {
-        let wrong = |message: &str| Error::File {
-            path: directory.to_owned(),
-            message: message.to_owned(),
-            hint:
-                "make some with `onefold-shard tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out DIR`"
-                    .to_owned(),
-        };
+        let hint =
+            "make some with `onefold-shard tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out DIR`";
+        let wrong = |message: &str| Error::file(directory, message, hint);
         if !directory.is_dir() {
             return Err(wrong("there is no such directory of tasks"));
         }

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use onefold_base::fault::{Explainer, explained, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_sharding::{
     Alternative, AnalyticCost, CostModel, Error, LearnedCost, LearnedCosts, ModelFile, Plan, Replanned,
@@ -36,6 +37,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 impl CommandLine for Cli {
+    const ERRORS: &'static [Explainer] = &[
+        explained::<Error>,
+        explained::<onefold_train_config::Error>,
+        explained::<onefold_ikjt::Error>,
+        explained::<onefold_datasets::Error>,
+    ];
+
     fn output(&self) -> OutputOptions {
         self.output
     }
@@ -65,7 +73,7 @@ pub(crate) fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<
             ModelChoice::Analytic if options.model.len() == 1 => {}
             ModelChoice::Analytic => {
                 return Err(Error::invalid(
-                    "`--model analytic` stands beside other models",
+                    text![option("model").set_to("analytic"), " stands beside other models"],
                     "give it alone: the formulas price ranks of every kind, by their memory bandwidths",
                 ));
             }
@@ -349,7 +357,7 @@ impl Staged {
     pub(crate) fn new(out: &Path) -> Result<Self> {
         if out.exists() {
             let message = format!("`{}` already exists", out.display());
-            return Err(Error::Invalid { message, hint: "choose another directory".to_owned() }.into());
+            return Err(Error::invalid(message, "choose another directory").into());
         }
         let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let beside = tempfile::Builder::new().prefix(".staged").tempdir_in(parent);

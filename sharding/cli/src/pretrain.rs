@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use onefold_base::fault::{Fault, Kind};
 use onefold_base::units::format_count;
 use onefold_sharding::{Costs, Fit, ModelFile, PretrainOptions, claim_output, pretrain, repeatability};
 use onefold_terminal::Printer;
@@ -25,12 +26,10 @@ pub(crate) fn pretrain_command(arguments: &PretrainArguments, printer: &Printer)
     };
     let repeated = match &arguments.repeated {
         None => None,
-        Some(path) => Some(repeatability(&costs, &Costs::load(path)?).with_context(|| {
-            format!(
-                "`{}` has no set of `{}`\n  hint: measure again with the same `--seed`, `--samples` and `--memory`",
-                path.display(),
-                arguments.costs.display()
-            )
+        Some(path) => Some(repeatability(&costs, &Costs::load(path)?).ok_or_else(|| {
+            let message = format!("`{}` has no set of `{}`", path.display(), arguments.costs.display());
+            Fault::new(Kind::Options, message)
+                .hint("measure again with the same `--seed`, `--samples` and `--memory`")
         })?),
     };
     let mut file =

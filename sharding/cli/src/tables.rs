@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use onefold_base::fault::{Fault, Kind, Text, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{FeatureGroup, Partition, PartitionFilter, Schema, Snapshot, suggest};
 use onefold_ikjt::ReaderOptions;
@@ -31,7 +32,10 @@ pub(crate) fn tables(arguments: &TablesArguments, printer: &Printer) -> Result<(
         (Some(path), ..) => torchrec::load_tables(path)?,
         (None, Some(config), Some(data)) => of_dataset(config, data, arguments, printer)?,
         // The command line asks for one or the other.
-        _ => bail!("give a `train.toml` and `--data`, or `--torchrec`"),
+        _ => {
+            let message = text!["give a `train.toml` and ", option("data"), ", or ", option("torchrec")];
+            bail!(Fault::new(Kind::Options, message));
+        }
     };
     file.store(out)?;
     summarize_tables(&file, arguments, printer)
@@ -125,7 +129,9 @@ impl<'a> Training<'a> {
                     "`{}`: batches are preprocessed, so the dataset's statistics are not those of the tables",
                     self.config_path.display()
                 );
-                return Err(Error::Invalid { message, hint: "leave `--samples 0` out".to_owned() }.into());
+                return Err(
+                    Error::invalid(message, text!["leave ", option("samples").set_to(0), " out"]).into()
+                );
             }
             return Ok(self.configs.iter().map(table_of).collect());
         }
@@ -185,21 +191,20 @@ fn dedupe_factors<'a>(
 ) -> Result<Vec<(&'a FeatureGroup, f64)>, Error> {
     let mut factors: Vec<(&FeatureGroup, f64)> = Vec::with_capacity(given.len());
     for GroupFactor { group: name, factor } in given {
-        let wrong = |message: String, hint: String| Err(Error::Invalid { message, hint });
+        let given = option("dedupe_factor");
+        let wrong = |message: Text, hint: String| Err(Error::invalid(message, hint));
         let Some(group) = groups.iter().find(|group| group.name == *name) else {
             let hint = suggest(name, groups.iter().map(|group| group.name.as_str()));
-            return wrong(
-                format!("`--dedupe-factor {name}={factor}`: the dataset has no feature group `{name}`"),
-                hint,
-            );
+            let given = given.set_to(format!("{name}={factor}"));
+            return wrong(text![given, format!(": the dataset has no feature group `{name}`")], hint);
         };
         if !group.deduplicated {
-            let message =
-                format!("`--dedupe-factor {name}={factor}`: the group `{name}` is never deduplicated");
+            let given = given.set_to(format!("{name}={factor}"));
+            let message = text![given, format!(": the group `{name}` is never deduplicated")];
             return wrong(message, "leave it out; its factor is 1".to_owned());
         }
         if factors.iter().any(|(other, _)| other.name == *name) {
-            let message = format!("`--dedupe-factor` is given twice for the group `{name}`");
+            let message = text![given, format!(" is given twice for the group `{name}`")];
             return wrong(message, "give it once".to_owned());
         }
         factors.push((group, *factor));
@@ -220,7 +225,6 @@ struct Counts<'a> {
 
 impl<'a> Counts<'a> {
     fn of(snapshot: &'a Snapshot, filter: &PartitionFilter) -> Result<Self, Error> {
-        let wrong = |message: String, hint: &str| Error::Invalid { message, hint: hint.to_owned() };
         let chosen = snapshot.matching(filter)?;
         let all = chosen.len() == snapshot.partitions.len();
         let statistics = &snapshot.statistics;
@@ -234,7 +238,7 @@ impl<'a> Counts<'a> {
                     "correct `train` under `[data]`, or build the dataset with such partitions",
                 )
             };
-            return Err(wrong(format!("{message}, so the ids per sample are not known"), hint));
+            return Err(Error::invalid(format!("{message}, so the ids per sample are not known"), hint));
         }
         let values = if all {
             statistics.features.iter().map(|(name, found)| (name.as_str(), found.values)).collect()
@@ -254,8 +258,7 @@ impl<'a> Counts<'a> {
         let name = &config.feature;
         let Some((_, values)) = self.values.iter().find(|(other, _)| other == name) else {
             let message = format!("the dataset's statistics lack the feature `{name}`");
-            let hint = "build the dataset again with `onefold-ingest build`".to_owned();
-            return Err(Error::Invalid { message, hint });
+            return Err(Error::invalid(message, "build the dataset again with `onefold-ingest build`"));
         };
         let pooling_factor = *values as f64 / self.samples as f64;
         Ok(Table { pooling_factor, ..table_of(config) })

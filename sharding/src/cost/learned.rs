@@ -1,5 +1,7 @@
 //! Learned cost models: NeuroShard's three networks, trained on measured costs.
 
+use onefold_base::fault::{option, text};
+
 use crate::buffers::{WORD_BYTES, told_words};
 use crate::cost::analytic::link_ms;
 use crate::cost::features::{AskedFeatures, ShardFeatures};
@@ -44,10 +46,13 @@ impl LearnedCost {
             };
             return Err(Error::invalid(
                 format!("the cost model was trained on `{machine}`, and {other}"),
-                format!(
-                    "set \"hardware\": \"{machine}\" in the topology if it is, train a model for it, or accept wrong \
-                     costs with `--any-hardware`"
-                ),
+                text![
+                    format!(
+                        "set \"hardware\": \"{machine}\" in the topology if it is, train a model for it, "
+                    ),
+                    "or accept wrong costs with ",
+                    option("any_hardware")
+                ],
             ));
         }
         let id = format!("learned_v3 ({}, kernels {})", file.machine, file.kernel_version);

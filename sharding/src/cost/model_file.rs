@@ -106,7 +106,7 @@ impl ModelFile {
         let file: Self = files::load(path, &KIND)?;
         match file.fault() {
             None => Ok(file),
-            Some(message) => Err(Error::File { path: path.to_owned(), message, hint: KIND.hint.to_owned() }),
+            Some(message) => Err(Error::file(path, message, KIND.hint)),
         }
     }
 

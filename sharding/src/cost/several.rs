@@ -1,5 +1,7 @@
 //! Learned cost models of several kinds of hardware, for ranks that are not alike.
 
+use onefold_base::fault::{option, text};
+
 use crate::cost::{RankLoad, Traffic};
 use crate::{CostModel, Error, LearnedCost, ModelFile, Result, ShardLoad, Topology};
 
@@ -69,11 +71,19 @@ fn no_model(rank: u32, hardware: Option<&str>, machines: &[&str]) -> Error {
     let (message, hint) = match hardware {
         Some(hardware) => (
             format!("there is no cost model for `{hardware}`, which rank {rank} is"),
-            "give another `--model`, trained on it, or accept wrong costs with `--any-hardware`",
+            text![
+                "give another model with ",
+                option("model"),
+                ", trained on it, or accept wrong costs with ",
+                option("any_hardware")
+            ],
         ),
         None => (
             format!("the topology does not say what hardware rank {rank} is of"),
-            "set \"hardware\" in the topology or its group, or accept wrong costs with `--any-hardware`",
+            text![
+                "set \"hardware\" in the topology or its group, or accept wrong costs with ",
+                option("any_hardware")
+            ],
         ),
     };
     Error::invalid(format!("{message}; the cost models are of {}", known.join(", ")), hint)
@@ -197,7 +207,10 @@ mod tests {
         assert!(
             error.starts_with("there is no cost model for `new`, which rank 0 is; the cost models are of")
         );
-        assert!(error.contains("\n  hint: give another `--model`, trained on it"), "{error}");
+        assert!(
+            error.contains("\n  hint: give another model with the option `model`, trained on it"),
+            "{error}"
+        );
         let error = refused(vec![fast.clone(), slow.clone()], &topology([None, Some("slow")]));
         assert!(error.starts_with("the topology does not say what hardware rank 0 is of"), "{error}");
         let error = refused(vec![slow.clone(), slow.clone()], &unknown);

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use onefold_base::fault::{Explainer, Fault, Kind};
 use onefold_base::units::{format_bytes, format_count};
 use onefold_storage::commit::write_atomically;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
@@ -32,6 +33,8 @@ fn main() -> ExitCode {
 }
 
 impl CommandLine for Cli {
+    const ERRORS: &'static [Explainer] = &[];
+
     fn output(&self) -> OutputOptions {
         OutputOptions::default()
     }
@@ -101,7 +104,8 @@ fn demo(out: &Path) -> anyhow::Result<()> {
 fn call(program: &str, arguments: &[&str]) -> anyhow::Result<Value> {
     let beside = std::env::current_exe()?.with_file_name(program);
     if !beside.is_file() {
-        bail!("`{}` is missing\n  hint: build everything with `make build`", beside.display());
+        let message = format!("`{}` is missing", beside.display());
+        bail!(Fault::new(Kind::Failed, message).hint("build everything with `make build`"));
     }
     writeln!(std::io::stderr().lock(), "$ {program} {}", arguments.join(" "))?;
     let output = Command::new(&beside)

@@ -2,19 +2,18 @@
 
 use std::path::PathBuf;
 
+use onefold_base::fault::{Explain, Fault, Kind};
+
 /// What can be wrong with a `train.toml`, or with the dataset that it is for.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An operating-system error; `fs_err` puts the path into it.
-    #[error("{0}")]
     Io(#[from] std::io::Error),
 
     /// The dataset.
-    #[error(transparent)]
     Dataset(#[from] onefold_datasets::Error),
 
     /// The tables.
-    #[error("`{}`: {source}", path.display())]
     Tables {
         /// The configuration file.
         path: PathBuf,
@@ -23,7 +22,6 @@ pub enum Error {
     },
 
     /// The file does not say what it should.
-    #[error("`{}`: {message}\n  hint: {hint}", path.display())]
     Config {
         /// The configuration file.
         path: PathBuf,
@@ -36,3 +34,16 @@ pub enum Error {
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+onefold_base::display_fault!(Error);
+
+impl Explain for Error {
+    fn fault(&self) -> Fault {
+        match self {
+            Self::Io(error) => error.fault(),
+            Self::Dataset(error) => error.fault(),
+            Self::Tables { path, source } => source.fault().within(&format!("`{}`", path.display())),
+            Self::Config { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
+        }
+    }
+}

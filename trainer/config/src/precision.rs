@@ -1,5 +1,6 @@
 //! `precision` under `[train]`.
 
+use onefold_base::fault::{Text, option, text};
 use serde::{Deserialize, Serialize};
 
 /// What the dense part's products are computed with: those of linear layers, of the interaction and of attention.
@@ -38,16 +39,16 @@ impl Precision {
     /// # Errors
     ///
     /// A message and a hint.
-    pub fn check_on_processor(self, has_bf16: bool) -> Result<(), (String, &'static str)> {
+    pub fn check_on_processor(self, has_bf16: bool) -> Result<(), (String, Text)> {
         match self {
             Self::Tf32 => Err((
                 "`[train].precision` is `tf32`, which processors do not have".to_owned(),
-                "train on a GPU with the option `device`, or set `precision` to `fp32` or `bf16`",
+                text!["train on a GPU with ", option("device"), ", or set `precision` to `fp32` or `bf16`"],
             )),
             Self::Bf16 if !has_bf16 => Err((
                 "`[train].precision` is `bf16`, and this processor has neither AMX nor AVX-512 BF16"
                     .to_owned(),
-                "set `precision` to `fp32`, which is as fast here, or train on another machine",
+                "set `precision` to `fp32`, which is as fast here, or train on another machine".into(),
             )),
             _ => Ok(()),
         }

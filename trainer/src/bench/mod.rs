@@ -13,6 +13,7 @@ mod reference;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use onefold_base::fault::{option, text};
 use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
 use onefold_datasets::Schema;
@@ -165,7 +166,7 @@ fn read(dataset: &Path, config: &TrainConfig, options: &BenchOptions) -> Result<
                 options.batches,
                 config.train.batch_size
             ),
-            hint: "generate more samples, or lower the option `batches`".to_owned(),
+            hint: text!["generate more samples, or lower ", option("batches")],
         });
     }
     Ok(batches)

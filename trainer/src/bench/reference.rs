@@ -23,7 +23,7 @@ pub(super) fn reference_model(workload: Workload, schema: &Schema, dataset: &Pat
                 "the dataset has {found:?} pooled, sequence and dense features, the workload {:?}",
                 workload.features()
             ),
-            hint: "build it from what `onefold-data generate --workload` wrote for this workload".to_owned(),
+            hint: "build it from what `onefold-data generate --workload` wrote for this workload".into(),
         });
     }
     Ok(TrainConfig::parse(Path::new("train.toml"), &workload.train_config())?)

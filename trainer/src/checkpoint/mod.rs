@@ -40,7 +40,7 @@ impl Fault {
     /// The error of the file or directory `path`, with what to do if it is damaged.
     pub(crate) fn at(self, path: &Path, hint: &str) -> Error {
         match self {
-            Self::Damaged(message) => Error::Run { path: path.to_owned(), message, hint: hint.to_owned() },
+            Self::Damaged(message) => Error::Run { path: path.to_owned(), message, hint: hint.into() },
             Self::Unread(error) => error.into(),
         }
     }

@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use onefold_base::fault::{option, text};
 use onefold_storage::{Created, Storage};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
@@ -188,7 +189,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         let other_job = |step: &str| Error::Run {
             path: self.storage.shown(FOLDER),
             message: format!("another job has written the checkpoint `{step}` of the run meanwhile"),
-            hint: "let one job at a time train a run: end the other one, and resume".to_owned(),
+            hint: "let one job at a time train a run: end the other one, and resume".into(),
         };
         if let Some(newer) = self.names()?.last().filter(|newest| newest.as_str() >= name) {
             return Err(other_job(newer));
@@ -212,7 +213,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
             Some((missing, _)) => Err(Error::Run {
                 path: self.storage.shown(&path_of(name, &file.attempt, missing)),
                 message: "rank 0 does not see this file, which another rank has written".to_owned(),
-                hint: "give a folder that all ranks share, or a URL, to the option `checkpoints`".to_owned(),
+                hint: text!["give a folder that all ranks share, or a URL, to ", option("checkpoints")],
             }),
         }
     }
@@ -295,7 +296,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
 
     fn find<'n>(&self, choice: CheckpointChoice, names: &'n [String]) -> Result<&'n str> {
         let missing = |message: String, hint: String| {
-            Err(Error::Run { path: self.storage.shown(FOLDER), message, hint })
+            Err(Error::Run { path: self.storage.shown(FOLDER), message, hint: hint.into() })
         };
         let Some(newest) = names.last() else {
             let hint = "set `[checkpoint].every_steps`, and train again".to_owned();
@@ -360,7 +361,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
             return Err(Error::Run {
                 path: shown,
                 message: format!("format version {format_version}, this program reads {FORMAT_VERSION}"),
-                hint: "resume with the program that wrote it".to_owned(),
+                hint: "resume with the program that wrote it".into(),
             });
         }
         let file: CheckpointFile<Q> = serde_json::from_slice(&text).map_err(wrong)?;
@@ -368,7 +369,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
             return Err(Error::Run {
                 path: self.storage.shown(&format!("{FOLDER}/{name}")),
                 message: "it is the checkpoint of another run".to_owned(),
-                hint: "remove it from this run's `checkpoints`, and resume again".to_owned(),
+                hint: "remove it from this run's `checkpoints`, and resume again".into(),
             });
         }
         Ok(file)

@@ -9,6 +9,7 @@ use cudarc::driver::{
     sys as driver_sys,
 };
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys as nvrtc_sys};
+use onefold_base::fault::{option, text};
 use onefold_base::units::format_bytes;
 use tch::{Device, Kind, Tensor};
 
@@ -48,7 +49,7 @@ impl Cuda {
             return Err(failed(
                 device,
                 "there is no NVIDIA driver: `libcuda.so.1` cannot be loaded",
-                "install a driver for CUDA 13 (580 or newer), or use the option `device = cpu`",
+                text!["install a driver for CUDA 13 (580 or newer), or use ", option("device").set_to("cpu")],
             ));
         }
         let wrong = |error: DriverError| driver_failed(device, "the driver cannot be used", error);

@@ -44,6 +44,7 @@ use std::ffi::c_void;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use onefold_base::fault::{Text, option, text};
 use tch::{Device, Kind, Tensor};
 
 pub use self::check::{KernelCheck, check_kernels};
@@ -82,7 +83,7 @@ impl DeviceName {
             Self::Cuda(Some(_)) if local_ranks > 1 => Err(Error::Device {
                 device: self.to_string(),
                 message: format!("{local_ranks} ranks on this host cannot share a GPU"),
-                hint: "give each the GPU of its number with `--device cuda`".to_owned(),
+                hint: text!["give each the GPU of its number with ", option("device").set_to("cuda")],
             }),
             Self::Cuda(number) => Ok(Self::Cuda(number.or(Some(local_rank as usize)))),
         }
@@ -308,7 +309,7 @@ fn graph_failed(device: Device, message: &str) -> Error {
 }
 
 /// What a device could not do.
-pub(crate) fn failed(device: Device, message: impl Into<String>, hint: impl Into<String>) -> Error {
+pub(crate) fn failed(device: Device, message: impl Into<String>, hint: impl Into<Text>) -> Error {
     let device = match device {
         Device::Cuda(number) => format!("cuda:{number}"),
         other => format!("{other:?}").to_lowercase(),
@@ -328,9 +329,10 @@ pub(crate) fn guarded<T>(device: Device, work: impl FnOnce() -> Result<T>) -> Re
         let message = message.split(['\n', '"']).next().unwrap_or_default();
         let message = message.split("\\n").next().unwrap_or_default();
         let hint = if message.contains("out of memory") {
-            "lower `[train].batch_size`, use the option `dedupe = window`, or end what else uses the GPU"
+            let window = option("dedupe").set_to("window");
+            text!["lower `[train].batch_size`, use ", window, ", or end what else uses the GPU"]
         } else {
-            "run again with CUDA_LAUNCH_BLOCKING=1 to see which operation failed, and report it"
+            "run again with CUDA_LAUNCH_BLOCKING=1 to see which operation failed, and report it".into()
         };
         Err(failed(device, message, hint))
     })

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use onefold_base::fault::{option, text};
 use onefold_sharding::DataType;
 use tch::{Kind, Tensor};
 
@@ -73,7 +74,7 @@ impl Weights {
         }
         if i32::try_from(end).is_err() {
             let message = format!("the tables have {end} rows, more than 2^31");
-            let hint = "give the tables fewer rows, or train with the option `device = cpu`";
+            let hint = text!["give the tables fewer rows, or train with ", option("device").set_to("cpu")];
             return Err(failed(accelerator.torch(), message, hint));
         }
         let array = |i: usize| accelerator.zeros(&[starts[i + 1] - starts[i], dim], kind(TYPES[i]));

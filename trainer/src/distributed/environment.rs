@@ -84,7 +84,7 @@ pub struct Joined {
 }
 
 fn invalid(message: String, hint: &str) -> Error {
-    Error::Ranks { message, hint: hint.to_owned() }
+    Error::Ranks { message: message.into(), hint: hint.to_owned() }
 }
 
 /// The values of environment variables.

@@ -45,7 +45,7 @@ pub struct Exit {
 /// a signal that this process did not pass on ended a rank before all had joined: nobody else can say so.
 pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Duration) -> Result<Vec<Exit>> {
     let failed = |message: String| Error::Ranks {
-        message: format!("the ranks' store could not be started: {message}"),
+        message: format!("the ranks' store could not be started: {message}").into(),
         hint: "see whether the loopback interface works (`ping 127.0.0.1`)".to_owned(),
     };
     // In this process, so that the death of no rank takes it along.
@@ -59,7 +59,7 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
     for rank in 0..ranks {
         let child =
             command(program, arguments, (rank, ranks), port).spawn().map_err(|error| Error::Ranks {
-                message: format!("rank {rank} could not be started: `{}`: {error}", program.display()),
+                message: format!("rank {rank} could not be started: `{}`: {error}", program.display()).into(),
                 hint: "name a program that can be run".to_owned(),
             })?;
         running.ranks.push((rank, child));
@@ -71,7 +71,7 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
     let ended = exits.iter().filter(|exit| !exit.killed).find_map(|exit| Some((exit, exit.status.signal()?)));
     match ended {
         Some((exit, signal)) if !running.signalled && !joined() => Err(Error::Ranks {
-            message: format!("signal {signal} ended rank {} before all ranks had joined", exit.rank),
+            message: format!("signal {signal} ended rank {} before all ranks had joined", exit.rank).into(),
             hint: "look for what sent it (the system, where memory is short), and run the command again"
                 .to_owned(),
         }),

@@ -270,13 +270,15 @@ impl Shared {
             },
             Verdict::Unexplained { reporter, .. } if reporter != self.rank => elsewhere(reporter, reporter),
             Verdict::Unexplained { message, .. } => Error::Ranks {
-                message: format!("all ranks are there, but {message}"),
+                message: format!("all ranks are there, but {message}").into(),
                 hint: "look at the network between the ranks' hosts; GLOO_SOCKET_IFNAME names the interface that reaches the others"
                     .to_owned(),
+
             },
             Verdict::StoreLost => Error::Ranks {
-                message: "the job's store does not answer: what started the ranks has ended".to_owned(),
+                message: "the job's store does not answer: what started the ranks has ended".into(),
                 hint: "look at the output of `torchrun` or of the command that started the ranks".to_owned(),
+
             },
         }
     }

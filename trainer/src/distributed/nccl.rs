@@ -64,7 +64,8 @@ struct UnderWay {
 ///
 /// [`Error::Ranks`] if it is not found, or is one for another libtorch.
 pub(super) fn load() -> Result<Shim> {
-    let wrong = |message: String| Error::Ranks { message, hint: cuda_library::HINT.to_owned() };
+    let wrong =
+        |message: String| Error::Ranks { message: message.into(), hint: cuda_library::HINT.to_owned() };
     let library = cuda_library::open().map_err(wrong)?;
     let library = library.ok_or_else(|| {
         wrong(format!("ranks on GPUs need `{}`, which is not beside the program", cuda_library::NAME))

@@ -4,6 +4,7 @@ use std::cell::{Ref, RefCell};
 use std::io;
 use std::sync::Arc;
 
+use onefold_base::fault::{option, text};
 use onefold_kernels::element::step_key;
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use tch::{Kind, Tensor};
@@ -111,7 +112,7 @@ impl DeviceStore {
         let dim = configs.first().map_or(1, |config| config.dim);
         if let Some(other) = configs.iter().find(|config| config.dim != dim) {
             let message = format!("`{}` has dimension {}, other tables {dim}", other.name, other.dim);
-            let hint = "give all tables one `dim`, or train with the option `device = cpu`";
+            let hint = text!["give all tables one `dim`, or train with ", option("device").set_to("cpu")];
             return Err(failed(accelerator.torch(), message, hint));
         }
         let width = |shard: &Shard| (shard.columns.end - shard.columns.start) as usize;

@@ -56,9 +56,10 @@ pub fn profile_collectives(
 ) -> Result<Vec<ExchangeSample>> {
     if collectives.size() == 1 {
         return Err(Error::Ranks {
-            message: "there is one rank, which exchanges nothing".to_owned(),
+            message: "there is one rank, which exchanges nothing".into(),
             hint: "start several: `onefold-train launch --ranks 4 -- profile --collectives …`, or with `torchrun`"
                 .to_owned(),
+
         });
     }
     reporter.begin("Measuring exchanges", Some(options.exchanges as u64), "exchanges");

@@ -69,7 +69,7 @@ impl PlanSet {
         let wrong = |path: &Path, message: &str| Error::Config {
             path: path.to_owned(),
             message: message.to_owned(),
-            hint: hint(),
+            hint: hint().into(),
         };
         let folders = |directory: &Path| -> Result<Vec<PathBuf>> {
             if !directory.is_dir() {
@@ -332,8 +332,9 @@ fn check(
     options: &StepOptions,
 ) -> Result<()> {
     let (planned, ranks) = (plan.ranks.len(), collectives.size());
-    let wrong =
-        |message: String, hint: String| Err(Error::Config { path: PathBuf::from(name), message, hint });
+    let wrong = |message: String, hint: String| {
+        Err(Error::Config { path: PathBuf::from(name), message, hint: hint.into() })
+    };
     if ranks > 1 && planned != ranks as usize {
         return wrong(
             format!("this plan for `{}` is for {planned} ranks, and there are {ranks}", set.name),
@@ -380,8 +381,7 @@ fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<
             onefold_base::units::format_bytes(needed),
             onefold_base::units::format_bytes(available)
         ),
-        hint: "measure plans of smaller tables, as `onefold-shard tasks --memory 512MiB` draws them"
-            .to_owned(),
+        hint: "measure plans of smaller tables, as `onefold-shard tasks --memory 512MiB` draws them".into(),
     })
 }
 

@@ -65,7 +65,7 @@ impl Baton {
             (0..collectives.size()).map(|rank| path.join(format!("{rank}.socket"))).collect();
         let rank = collectives.rank();
         let bound = UnixDatagram::bind(&sockets[rank as usize]).map_err(|_| Error::Ranks {
-            message: "the ranks are not on one machine, where they could take turns".to_owned(),
+            message: "the ranks are not on one machine, where they could take turns".into(),
             hint: "start all of them here: `onefold-train launch --ranks N -- …`".to_owned(),
         });
         let own = collectives.agree(bound)?;

@@ -68,7 +68,7 @@ impl ReportedRun {
         let wrong = |line: usize, message: String| Error::Run {
             path: path.clone(),
             message: format!("line {}: {message}", line + 1),
-            hint: "the file is damaged; restore it from a copy".to_owned(),
+            hint: "the file is damaged; restore it from a copy".into(),
         };
         let name = directory.display().to_string();
         let summary = match fs_err::read(directory.join("summary.json")) {
@@ -83,7 +83,7 @@ impl ReportedRun {
                 path,
                 message: "it is missing, so there is nothing to report".to_owned(),
                 hint: "give the directory of the run (`--out`); the folder of its checkpoints has no metrics"
-                    .to_owned(),
+                    .into(),
             });
         }
         let mut lines = BufReader::new(fs_err::File::open(&path)?).split(b'\n').enumerate().peekable();

@@ -173,7 +173,7 @@ impl Timeline {
                 hint:
                     "train with `onefold-train run --trace-steps FIRST..LAST`; without it steps 10 to 20 are \
                        traced, on several ranks"
-                        .to_owned(),
+                        .into(),
             });
         };
         let ranks = first.ranks;
@@ -186,8 +186,7 @@ impl Timeline {
                     file_name(other.rank),
                     other.ranks
                 ),
-                hint: "a resumed run ended before all ranks had traced a step: remove the older files, or train on"
-                    .to_owned(),
+                hint: "a resumed run ended before all ranks had traced a step: remove the older files, or train on".into(),
             });
         }
         steps.sort_by_key(|step| (step.step, step.rank));
@@ -250,7 +249,7 @@ fn read(path: &PathBuf, rank: u32) -> Result<Vec<TracedStep>> {
                 message: format!("line {number} is damaged: {message}"),
                 hint:
                     "remove the line, or trace steps again with `onefold-train run --trace-steps FIRST..LAST`"
-                        .to_owned(),
+                        .into(),
             }
         })?);
     }

@@ -84,7 +84,7 @@ impl Log {
             return Err(Error::Run {
                 path,
                 message: format!("it has {found} bytes, and {bytes} were written when the checkpoint was"),
-                hint: "restore it from a copy, or begin a new run".to_owned(),
+                hint: "restore it from a copy, or begin a new run".into(),
             });
         }
         file.set_len(bytes)?;

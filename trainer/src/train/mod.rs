@@ -28,6 +28,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
 use onefold_ikjt::reader::load_snapshot;
@@ -120,8 +121,9 @@ fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> 
     let ranks = options.collectives.size() as usize;
     let streams = config.data.streams.or(options.streams).unwrap_or(ranks);
     let batch = config.train.batch_size;
-    let wrong =
-        |message: String, hint: String| Err(Error::Config { path: config.path().to_owned(), message, hint });
+    let wrong = |message: String, hint: String| {
+        Err(Error::Config { path: config.path().to_owned(), message, hint: hint.into() })
+    };
     if streams == 0 || !streams.is_multiple_of(ranks) {
         return wrong(
             format!("{streams} streams cannot be divided among {ranks} ranks"),
@@ -161,8 +163,7 @@ fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
         path: config.path().to_owned(),
         message,
         hint: "let `train` and `eval` under `[data]` choose different partitions, as `split=train` and `split=holdout`, or set \
-               `allow_overlap = true` there"
-            .to_owned(),
+               `allow_overlap = true` there".into(),
     })
 }
 
@@ -185,7 +186,7 @@ fn placement(config: &TrainConfig, options: &TrainOptions, features: &[FeatureCo
                  (`onefold-train launch --ranks {}`)",
                 of(ranks),
                 plan.topology.ranks
-            ),
+            ).into(),
         });
     }
     placement.shards = Shard::of_plan(&plan, features).map_err(sharding)?;
@@ -373,19 +374,22 @@ impl<'a> Prepared<'a> {
         let config = toml::to_string(self.config).map_err(std::io::Error::other)?;
         let plan = options.plan.as_ref().map(fs_err::read_to_string).transpose()?;
         options.collectives.check_same(&[
-            ("the configuration", config),
-            ("the dataset", snapshot.dataset.clone()),
-            ("the snapshot", snapshot.snapshot.to_string()),
-            ("the option `dedupe`", format!("{:?}", options.dedupe)),
-            ("the option `plan`", plan.unwrap_or_default()),
-            ("the option `out`", out.display().to_string()),
-            ("the option `checkpoints`", format!("{:?}", options.checkpoints)),
-            ("the option `existing = resume`", (options.existing == Existing::Resume).to_string()),
-            ("the option `existing = overwrite`", (options.existing == Existing::Overwrite).to_string()),
-            ("the option `warm_start`", format!("{:?}", options.warm_start)),
-            ("the option `progressive`", options.progressive.to_string()),
-            ("the option `max_steps`", format!("{:?}", options.max_steps)),
-            ("the option `trace_steps`", format!("{:?}", options.trace_steps)),
+            (text!["the configuration"], config),
+            (text!["the dataset"], snapshot.dataset.clone()),
+            (text!["the snapshot"], snapshot.snapshot.to_string()),
+            (text![option("dedupe")], format!("{:?}", options.dedupe)),
+            (text![option("plan")], plan.unwrap_or_default()),
+            (text![option("out")], out.display().to_string()),
+            (text![option("checkpoints")], format!("{:?}", options.checkpoints)),
+            (text![option("existing").set_to("resume")], (options.existing == Existing::Resume).to_string()),
+            (
+                text![option("existing").set_to("overwrite")],
+                (options.existing == Existing::Overwrite).to_string(),
+            ),
+            (text![option("warm_start")], format!("{:?}", options.warm_start)),
+            (text![option("progressive")], options.progressive.to_string()),
+            (text![option("max_steps")], format!("{:?}", options.max_steps)),
+            (text![option("trace_steps")], format!("{:?}", options.trace_steps)),
         ])
     }
 
@@ -424,8 +428,12 @@ impl<'a> Prepared<'a> {
             return Err(Error::Run {
                 path: path.to_owned(),
                 message: format!("the run's checkpoints are in `{place}`"),
-                hint: "continue it without the option `checkpoints`, or begin a new run in another directory, with the option `out`"
-                    .to_owned(),
+                hint: text![
+                    "continue it without ",
+                    option("checkpoints"),
+                    ", or begin a new run in another directory, with ",
+                    option("out")
+                ],
             });
         }
         let begun = if elsewhere { Run::find(&files)? } else { here };
@@ -434,9 +442,11 @@ impl<'a> Prepared<'a> {
             if elsewhere && !files.entries("")?.is_empty() {
                 return Err(onefold_storage::Error::Exists {
                     path: files.location().to_owned(),
-                    hint: format!(
-                        "it holds no `{RUN_FILE}`, so it is not the folder of a run; give another one with the option `checkpoints`"
-                    ),
+                    hint: text![
+                        format!("it holds no `{RUN_FILE}`, so it is not the folder of a run; "),
+                        "give another one with ",
+                        option("checkpoints")
+                    ],
                 }
                 .into());
             }
@@ -445,8 +455,12 @@ impl<'a> Prepared<'a> {
         if elsewhere && self.options.existing != Existing::Resume {
             return Err(onefold_storage::Error::Exists {
                 path: files.location().to_owned(),
-                hint: "give another folder with the option `checkpoints`, or continue the run that is there with the option `existing = resume`"
-                    .to_owned(),
+                hint: text![
+                    "give another folder with ",
+                    option("checkpoints"),
+                    ", or continue the run that is there with ",
+                    option("existing").set_to("resume")
+                ],
             }
             .into());
         }
@@ -462,9 +476,15 @@ impl<'a> Prepared<'a> {
             let of = |run: &Run| format!("snapshot {} of the dataset {}", run.snapshot, run.dataset);
             return Err(Error::Run {
                 path: path.to_owned(),
-                message: format!("the run was begun on {}, so it cannot be continued on {}", of(begun), of(run)),
-                hint: "continue with the run's own dataset and snapshot, or begin a new run in another directory, with the option `out`"
-                    .to_owned(),
+                message: format!(
+                    "the run was begun on {}, so it cannot be continued on {}",
+                    of(begun),
+                    of(run)
+                ),
+                hint: text![
+                    "continue with the run's own dataset and snapshot, or begin a new run in another directory, with ",
+                    option("out")
+                ],
             });
         }
         begun.check_same(run, path)?;
@@ -474,8 +494,10 @@ impl<'a> Prepared<'a> {
             return Err(Error::Run {
                 path: path.to_owned(),
                 message: "the run was begun with other preprocessing, so it cannot be continued".to_owned(),
-                hint: "continue with the same `preprocess.toml`, or begin a new run in another directory, with the option `out`"
-                    .to_owned(),
+                hint: text![
+                    "continue with the same `preprocess.toml`, or begin a new run in another directory, with ",
+                    option("out")
+                ],
             });
         }
         Ok(())
@@ -489,9 +511,10 @@ impl<'a> Prepared<'a> {
             if run.create_in(&files)? == Created::Exists {
                 return Err(onefold_storage::Error::Exists {
                     path: files.location().to_owned(),
-                    hint:
-                        "another job has begun a run there; give another folder with the option `checkpoints`"
-                            .to_owned(),
+                    hint: text![
+                        "another job has begun a run there; give another folder with ",
+                        option("checkpoints")
+                    ],
                 }
                 .into());
             }

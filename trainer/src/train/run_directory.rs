@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use onefold_base::fault::{Text, option, text};
 use onefold_storage::commit::DirectoryLock;
 use onefold_storage::{Storage, is_url};
 
@@ -43,9 +44,12 @@ impl RunDirectory {
                 path: path.to_owned(),
                 message: "the directory of a run is on a local disk, because its metrics grow step by step"
                     .to_owned(),
-                hint:
-                    "give a local directory with the option `out`, and this URL with the option `checkpoints`"
-                        .to_owned(),
+                hint: text![
+                    "give a local directory with ",
+                    option("out"),
+                    ", and this URL with ",
+                    option("checkpoints")
+                ],
             });
         }
         // The folders on the way are made, so a `~` that the shell did not expand would become one.
@@ -145,9 +149,12 @@ pub(super) fn check_shared(files: &Storage, collectives: &dyn Collectives) -> Re
         _ => Err(Error::Run {
             path: files.location().to_owned(),
             message: format!("rank {rank} does not see what rank 0 writes there"),
-            hint: "all ranks need the same folder: give an absolute path on a file system that all machines share with the \
-                   option `out`, or the URL of an object store with the option `checkpoints`"
-                .to_owned(),
+            hint: text![
+                "all ranks need the same folder: give an absolute path on a file system that all machines share with ",
+                option("out"),
+                ", or the URL of an object store with ",
+                option("checkpoints")
+            ],
         }),
     });
     if rank == 0 {
@@ -170,17 +177,19 @@ fn lock(path: &Path) -> Result<DirectoryLock> {
 
 fn check_occupied(path: &Path, existing: Existing) -> Result<()> {
     let refused =
-        |hint: String| Err(Error::from(onefold_storage::Error::Exists { path: path.to_owned(), hint }));
+        |hint: Text| Err(Error::from(onefold_storage::Error::Exists { path: path.to_owned(), hint }));
     if !path.join(RUN_FILE).is_file() {
-        return refused(format!(
-            "it holds no `{RUN_FILE}`, so it is not replaced or resumed; choose another directory"
-        ));
+        let hint =
+            format!("it holds no `{RUN_FILE}`, so it is not replaced or resumed; choose another directory");
+        return refused(hint.into());
     }
     match existing {
-        Existing::Refuse => refused(
-            "choose another directory, continue the run with the option `existing = resume`, or replace it with the option `existing = overwrite`"
-                .to_owned(),
-        ),
+        Existing::Refuse => refused(text![
+            "choose another directory, continue the run with ",
+            option("existing").set_to("resume"),
+            ", or replace it with ",
+            option("existing").set_to("overwrite")
+        ]),
         Existing::Overwrite | Existing::Resume => Ok(()),
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use onefold_base::fault::{Text, option, text};
 use onefold_datasets::digest::Digest;
 use onefold_datasets::{Partition, PartitionFilter, PartitionKey, Schema, Snapshot};
 use onefold_sharding::{FeatureConfig, IdPolicy, TableConfig, tables_of};
@@ -39,8 +40,8 @@ impl Earlier {
         Ok(Self { run: Run::load(&options.run)?, options: options.clone() })
     }
 
-    fn refused(&self, message: String, hint: &str) -> Error {
-        Error::Run { path: self.options.run.clone(), message, hint: hint.to_owned() }
+    fn refused(&self, message: String, hint: impl Into<Text>) -> Error {
+        Error::Run { path: self.options.run.clone(), message, hint: hint.into() }
     }
 
     /// Refuses a configuration or dataset that the model cannot be trained further with.
@@ -140,7 +141,7 @@ impl Earlier {
         if self.run.dataset != snapshot.dataset {
             return Err(self.refused(
                 "it was trained on another dataset, so which partitions are new is not known".to_owned(),
-                "name the partitions under `[data]` in place of the option `new_partitions`",
+                text!["name the partitions under `[data]` in place of ", option("new_partitions")],
             ));
         }
         let known = &self.run.partitions;

@@ -11,6 +11,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use parquet::errors::ParquetError;
 
+use onefold_base::fault::{option, text};
 use onefold_datasets::suggest;
 
 use crate::{Error, Result};
@@ -100,9 +101,11 @@ pub(super) fn find(from: &Path) -> Result<Vec<SplitFiles>> {
         places.into_iter().find(|place| place.is_file()).ok_or_else(|| Error::Source {
             path: from.to_owned(),
             message: format!("it holds neither `{split}/{name}` nor `{split}_{name}`"),
-            hint:
-                "point the option `from` at an unpacked EB-NeRD (ebnerd_demo, ebnerd_small or ebnerd_large)"
-                    .to_owned(),
+            hint: text![
+                "point ",
+                option("from"),
+                " at an unpacked EB-NeRD (ebnerd_demo, ebnerd_small or ebnerd_large)"
+            ],
         })
     };
     let files = SPLITS.map(|split| {
@@ -266,7 +269,7 @@ const DAMAGED: &str = "the file is damaged or not one of EB-NeRD's; download it 
 
 /// An error about one of the files.
 pub(super) fn wrong(path: &Path, message: String, hint: String) -> Error {
-    Error::Source { path: path.to_owned(), message, hint }
+    Error::Source { path: path.to_owned(), message, hint: hint.into() }
 }
 
 fn parquet_error(path: &Path, source: ParquetError) -> Error {

@@ -41,6 +41,7 @@ use serde::Serialize;
 
 use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE};
 use crate::{Error, Result};
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 
 mod arrival;
@@ -109,17 +110,12 @@ pub fn generate(out: &Path, options: &GenerateOptions, reporter: &dyn Reporter) 
 }
 
 fn check_samples(samples: u64) -> Result<()> {
-    let wrong = |message: String, hint: &str| Err(Error::Options { message, hint: hint.to_owned() });
+    let wrong =
+        |hint| Err(Error::Options { message: format!("a log of {samples} samples was asked for"), hint });
     match samples {
-        0 => wrong(
-            "a log of 0 samples was asked for".to_owned(),
-            "ask for at least one, for example with the option `samples = 100000`",
-        ),
+        0 => wrong(text!["ask for at least one, for example with ", option("samples").set_to(100_000)]),
         1..=MOST_SAMPLES => Ok(()),
-        _ => wrong(
-            format!("a log of {samples} samples was asked for"),
-            "ask for at most 1099511627776 (2^40); the timestamps of a log cover 70 years",
-        ),
+        _ => wrong("ask for at most 1099511627776 (2^40); the timestamps of a log cover 70 years".into()),
     }
 }
 

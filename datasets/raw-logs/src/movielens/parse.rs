@@ -275,7 +275,7 @@ impl<const N: usize> Line<'_, N> {
 pub(super) fn wrong(source: &SourceText, message: String) -> Error {
     let hint =
         "the file is not MovieLens 100K as RecBole ships it; delete the cached wheel and fetch it again";
-    Error::Source { path: source.path.clone(), message, hint: hint.to_owned() }
+    Error::Source { path: source.path.clone(), message, hint: hint.into() }
 }
 
 #[cfg(test)]

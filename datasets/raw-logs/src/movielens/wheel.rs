@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use zip::ZipArchive;
 
 use crate::{Error, Result};
+use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use onefold_storage::commit::sync_directory;
 
@@ -43,7 +44,7 @@ pub(super) fn default_cache(variable: impl Fn(&str) -> Option<OsString>) -> Resu
             message:
                 "there is no folder for the cache: neither HOME, XDG_CACHE_HOME nor ONEFOLD_CACHE is set"
                     .to_owned(),
-            hint: "name one with the option `cache = DIR`".to_owned(),
+            hint: text!["name one with ", option("cache").set_to("DIR")],
         })
 }
 
@@ -82,7 +83,7 @@ pub(super) fn fetch(
         let message = format!("pip did not fetch `{}` with SHA-256 {}", wheel.file_name, wheel.sha256);
         let hint =
             format!("pip's index serves another file; put the wheel from PyPI at `{}`", path.display());
-        return Err(Error::Source { path: fetched, message, hint });
+        return Err(Error::Source { path: fetched, message, hint: hint.into() });
     }
     fs_err::File::open(&fetched)?.sync_all()?;
     fs_err::rename(&fetched, &path)?;
@@ -108,7 +109,7 @@ fn download(wheel: &Wheel, work: &Path, python: &OsStr) -> Result<PathBuf> {
     let failed = |message: String, remedy: &str| Error::Program {
         program: format!("{} -m pip download {}", python.display(), wheel.requirement),
         message,
-        hint: format!("{remedy}, {own}"),
+        hint: format!("{remedy}, {own}").into(),
     };
     let output = pip.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output();
     let output = output.map_err(|error| match error.kind() {
@@ -188,7 +189,7 @@ pub(super) fn read_entry(wheel: &Path, entry: &str) -> Result<String> {
     let wrong = |message: String| Error::Source {
         path: wheel.to_owned(),
         message,
-        hint: "it is not the wheel that this version expects; delete it and run this again".to_owned(),
+        hint: "it is not the wheel that this version expects; delete it and run this again".into(),
     };
     let file = fs_err::File::open(wheel)?;
     let mut archive =

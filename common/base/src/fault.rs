@@ -1,0 +1,269 @@
+//! Errors as values: a kind, a message and hints, and the options that they name.
+//!
+//! A library knows options of its API, not flags. It puts them into its texts as values, and does not choose how they
+//! are written: a binary writes `` `--memory-limit` ``, a function of Python `` `memory_limit` ``. Where a library's error
+//! is displayed as it is, the option is written as ``the option `memory_limit` ``.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+pub use crate::text;
+
+/// The kind of an error. The exit status of a command and the exception of a function follow from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// The arguments of a command cannot be read; nothing was done.
+    Usage,
+    /// Options or a configuration that cannot work, or cannot work with this dataset.
+    Options,
+    /// Data that is damaged or was changed, or that does not have the form or the values that it must have.
+    Data,
+    /// The operating system or an object store refuses something: a file is not there, a disk is full.
+    Storage,
+    /// A limit does not suffice, another process is in the way, a check failed, or whatever else is of no other kind.
+    Failed,
+    /// The caller wanted the work to end.
+    Stopped,
+    /// A panic, which is a bug in Onefold.
+    Internal,
+}
+
+/// An option of a library's API.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OptionName {
+    /// Its name: the id of the argument of a command that has this option.
+    pub name: String,
+    /// The value that is given to it, as text.
+    pub value: Option<String>,
+}
+
+/// The option `name`, as a part of a [`Text`].
+pub fn option(name: &str) -> OptionName {
+    OptionName { name: name.to_owned(), value: None }
+}
+
+impl OptionName {
+    /// The option with this value.
+    #[must_use]
+    pub fn set_to(self, value: impl fmt::Display) -> Self {
+        Self { value: Some(value.to_string()), ..self }
+    }
+}
+
+impl fmt::Display for OptionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            None => write!(f, "the option `{}`", self.name),
+            Some(value) => write!(f, "the option `{} = {value}`", self.name),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Part {
+    Words(String),
+    Option(OptionName),
+}
+
+/// Words and options. The macro [`text!`] joins them; a text without options is made from a string.
+///
+/// ```
+/// use onefold_base::fault::{option, text};
+///
+/// let text = text!["raise ", option("memory_limit"), ", or take smaller batches"];
+/// assert_eq!(text.to_string(), "raise the option `memory_limit`, or take smaller batches");
+/// assert_eq!(text.named(|option| format!("`--{}`", option.name)), "raise `--memory_limit`, or take smaller batches");
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Text(Vec<Part>);
+
+impl Text {
+    /// Adds to the end.
+    pub fn push(&mut self, end: impl Into<Self>) {
+        self.0.extend(end.into().0);
+    }
+
+    /// The text with the names that `name` gives to its options.
+    pub fn named(&self, name: impl Fn(&OptionName) -> String) -> String {
+        let parts = self.0.iter().map(|part| match part {
+            Part::Words(words) => words.clone(),
+            Part::Option(option) => name(option),
+        });
+        parts.collect()
+    }
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.named(ToString::to_string))
+    }
+}
+
+impl From<String> for Text {
+    fn from(words: String) -> Self {
+        Self(vec![Part::Words(words)])
+    }
+}
+
+impl From<&str> for Text {
+    fn from(words: &str) -> Self {
+        words.to_owned().into()
+    }
+}
+
+impl From<&String> for Text {
+    fn from(words: &String) -> Self {
+        words.clone().into()
+    }
+}
+
+impl From<OptionName> for Text {
+    fn from(option: OptionName) -> Self {
+        Self(vec![Part::Option(option)])
+    }
+}
+
+impl From<&Text> for Text {
+    fn from(text: &Text) -> Self {
+        text.clone()
+    }
+}
+
+/// A [`Text`](crate::fault::Text) of these parts: strings, options and other texts.
+#[macro_export]
+macro_rules! text {
+    ($($part:expr),+ $(,)?) => {{
+        let mut text = $crate::fault::Text::default();
+        $(text.push($part);)+
+        text
+    }};
+}
+
+/// What went wrong and where, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// The kind of the error.
+    pub kind: Kind,
+    /// What is wrong, and where.
+    pub message: Text,
+    /// What to do, each a sentence without a full stop.
+    pub hints: Vec<Text>,
+}
+
+impl Fault {
+    /// An error without a hint.
+    pub fn new(kind: Kind, message: impl Into<Text>) -> Self {
+        Self { kind, message: message.into(), hints: Vec::new() }
+    }
+
+    /// An error about a file or folder, without a hint.
+    pub fn of_file(kind: Kind, path: &Path, message: impl Into<Text>) -> Self {
+        Self::new(kind, text![format!("`{}`: ", path.display()), message])
+    }
+
+    /// The same error with one more hint.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<Text>) -> Self {
+        self.hints.push(hint.into());
+        self
+    }
+
+    /// The same error, whose message begins with `place`. A place that contains the message replaces it.
+    #[must_use]
+    pub fn within(mut self, place: &str) -> Self {
+        self.message = match place.contains(&self.message.to_string()) {
+            true => place.into(),
+            false => text![place, ": ", self.message],
+        };
+        self
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.message)?;
+        self.hints.iter().try_for_each(|hint| write!(f, "\n  hint: {hint}"))
+    }
+}
+
+impl Error for Fault {}
+
+/// An error that is known as a value.
+pub trait Explain {
+    /// The error's kind, message and hints. An enum of errors matches its variants one by one, so that a new one does
+    /// not compile without them.
+    fn fault(&self) -> Fault;
+}
+
+impl Explain for Fault {
+    fn fault(&self) -> Fault {
+        self.clone()
+    }
+}
+
+/// The fault that an error of a store carries, or else the operating system's message.
+impl Explain for io::Error {
+    fn fault(&self) -> Fault {
+        let carried = self.get_ref().and_then(|inner| inner.downcast_ref::<Fault>());
+        carried.cloned().unwrap_or_else(|| Fault::new(Kind::Storage, self.to_string()))
+    }
+}
+
+/// Finds the fault of an error of unknown type.
+pub type Explainer = fn(&(dyn Error + 'static)) -> Option<Fault>;
+
+/// The fault of `error`, if it is an `E`.
+pub fn explained<E: Explain + Error + 'static>(error: &(dyn Error + 'static)) -> Option<Fault> {
+    error.downcast_ref::<E>().map(E::fault)
+}
+
+/// Displays an error as its fault, with the names that options have in the API.
+#[macro_export]
+macro_rules! display_fault {
+    ($error:ty) => {
+        impl std::fmt::Display for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(&$crate::fault::Explain::fault(self), f)
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_displayed_with_the_names_of_the_api() {
+        let fault = Fault::new(Kind::Failed, "no room").hint(text!["raise ", option("limit").set_to(3)]);
+        assert_eq!(fault.to_string(), "no room\n  hint: raise the option `limit = 3`");
+        assert_eq!(fault.clone().within("a.toml").message.to_string(), "a.toml: no room");
+        assert_eq!(fault.within("there is no room").message.to_string(), "there is no room");
+    }
+
+    #[test]
+    fn a_fault_travels_as_json() {
+        let fault = Fault::new(Kind::Options, text![option("a"), " is wrong"]).hint("give another");
+        let json = serde_json::to_string(&fault).unwrap();
+        assert!(
+            json.starts_with(r#"{"kind":"options","message":[{"name":"a","value":null}," is wrong"]"#),
+            "{json}"
+        );
+        assert_eq!(serde_json::from_str::<Fault>(&json).unwrap(), fault);
+    }
+
+    #[test]
+    fn an_error_of_a_store_is_found_in_that_of_the_operating_system() {
+        let fault = Fault::new(Kind::Storage, "denied").hint("set a key");
+        assert_eq!(io::Error::other(fault.clone()).fault(), fault);
+        let missing = io::Error::from(io::ErrorKind::NotFound);
+        assert_eq!(explained::<io::Error>(&missing), Some(Fault::new(Kind::Storage, missing.to_string())));
+        assert_eq!(explained::<Fault>(&missing), None);
+    }
+}
