@@ -160,7 +160,7 @@ impl Reader {
         let source = match place {
             Place::Storage(storage) => {
                 let columns = (&snapshot, &source_schema);
-                let files = Files::new(storage, Arc::clone(&chosen), columns, &options, workers);
+                let files = Files::new(*storage, Arc::clone(&chosen), columns, &options, workers);
                 Source::Storage(Arc::new(files))
             }
             Place::Service(service) => {

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// The place of a dataset.
 #[derive(Debug)]
 pub(super) enum Place {
-    Storage(Storage),
+    Storage(Box<Storage>),
     Service(Arc<Service>),
 }
 
@@ -26,7 +26,7 @@ impl Place {
     pub(super) fn open(location: &Path) -> Result<Self> {
         Ok(match ServiceAddress::parse(location)? {
             Some(address) => Self::Service(Service::connect(address)?),
-            None => Self::Storage(Storage::open(location)?),
+            None => Self::Storage(Box::new(Storage::open(location)?)),
         })
     }
 
