@@ -556,9 +556,10 @@ impl Snapshot {
         let (old, new) = (described(&self.partition_columns), described(columns));
         Err(Error::Schema {
             message: format!("the dataset is {old}, but the samples to append are {new}"),
-            hint: "partition by the same columns with values of the same types (`CAST` in the query converts a \
+            hint:
+                "partition by the same columns with values of the same types (`CAST` in the query converts a \
                    column), or build the dataset anew"
-                .to_owned(),
+                    .to_owned(),
         })
     }
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use onefold_storage::Storage;
 
-use crate::names::{WRITTEN_FOLDERS, is_written};
 use crate::Result;
+use crate::names::{WRITTEN_FOLDERS, is_written};
 
 /// Most files that the error lists.
 const MOST_LISTED: usize = 5;
