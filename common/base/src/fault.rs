@@ -135,7 +135,7 @@ impl From<&Text> for Text {
     }
 }
 
-/// A [`Text`](crate::fault::Text) of these parts: strings, options and other texts.
+/// A [`Text`] of these parts: strings, options and other texts.
 #[macro_export]
 macro_rules! text {
     ($($part:expr),+ $(,)?) => {{

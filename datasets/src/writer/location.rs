@@ -15,7 +15,8 @@ const MOST_LISTED: usize = 5;
 ///
 /// # Errors
 ///
-/// [`Error::Storage`] if there is another file, in whichever folder, or if the storage cannot be listed.
+/// [`Error::Storage`](crate::Error::Storage) if there is another file, in whichever folder, or if the storage cannot be
+/// listed.
 pub fn check_new_location(storage: &Storage) -> Result<()> {
     let mut found = match storage.local() {
         Some(root) => local_files(root)?,
