@@ -60,7 +60,7 @@ fn names_of_devices_are_parsed() {
     assert_eq!(of_rank("cuda:3", 0, 1).unwrap(), DeviceName::Cuda(Some(3)));
     let error = of_rank("cuda:3", 0, 2).unwrap_err().to_string();
     assert!(
-        error.contains("2 ranks on this host cannot share a GPU") && error.contains("--device cuda"),
+        error.contains("2 ranks on this host cannot share a GPU") && error.contains("`device = cuda`"),
         "{error}"
     );
     for wrong in ["gpu", "cuda:", "cuda:x", "cpu:0", ""] {
