@@ -17,7 +17,7 @@ mod commit;
 mod row_groups;
 mod store;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};

@@ -7,7 +7,8 @@ use crate::partition_column::tests::of_texts;
 use crate::vacuum::{VacuumOptions, vacuum};
 use crate::{Commit, DatasetWriter, PartitionType, WriterOptions};
 
-fn write(root: &Path, commit: Commit, key: &str, samples: usize) -> Snapshot {
+/// Writes a partition of `samples` equal samples, and gives the snapshot.
+pub(crate) fn write(root: &Path, commit: Commit, key: &str, samples: usize) -> Snapshot {
     let options = WriterOptions { commit, ..WriterOptions::new(Order::Session) };
     let mut writer = DatasetWriter::create(root, schema(), options).unwrap();
     let key = PartitionKey::parse(key).unwrap();

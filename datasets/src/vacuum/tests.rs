@@ -3,22 +3,11 @@
 use std::path::Path;
 
 use super::*;
-use crate::folded::samples::{rows, schema};
 use crate::names::snapshot_path;
-use crate::partition_column::tests::of_texts;
-use crate::{Commit, DatasetWriter, Order, PartitionKey, Snapshot, WriterOptions};
+use crate::snapshot::tests::write;
+use crate::{Commit, Snapshot};
 
 const DAY: Duration = Duration::from_secs(86_400);
-
-fn write(root: &Path, commit: Commit, key: &str, samples: usize) -> Snapshot {
-    let options = WriterOptions { commit, ..WriterOptions::new(Order::Session) };
-    let mut writer = DatasetWriter::create(root, schema(), options).unwrap();
-    let key = PartitionKey::parse(key).unwrap();
-    writer.set_partition_columns(of_texts(&key)).unwrap();
-    let sample = [vec![1], vec![], vec![2], vec![samples as i64]];
-    writer.write(&key, &rows(&vec![sample; samples])).unwrap();
-    writer.finish().unwrap().snapshot
-}
 
 /// Writes a file that was modified `age` ago.
 fn put(root: &Path, path: &str, age: Duration) {
