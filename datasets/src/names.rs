@@ -38,8 +38,8 @@ const PART: &str = "part-";
 /// The start of the name of a list of partitions.
 const PARTITIONS: &str = "partitions";
 
-/// The path of the data file `number` of a bucket of the partition `key`, in a dataset of so many `buckets`. `attempt`
-/// is the [random name](random_name) of the writer.
+/// The path of the data file `number` of a bucket of the partition `key`, in a dataset of
+/// `buckets` buckets. `attempt` is the [random name](random_name) of the writer.
 pub(crate) fn data_file(
     key: &PartitionKey,
     bucket: u32,

@@ -145,14 +145,14 @@ macro_rules! text {
     }};
 }
 
-/// What went wrong and where, and what to do.
+/// An error as a value: its kind, its message and its hints.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// The kind of the error.
     pub kind: Kind,
-    /// What is wrong, and where.
+    /// The message, which says what is wrong and where.
     pub message: Text,
-    /// What to do, each a sentence without a full stop.
+    /// The hints, which say what to do: each is a sentence without a full stop.
     pub hints: Vec<Text>,
 }
 

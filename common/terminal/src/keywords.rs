@@ -123,7 +123,7 @@ pub(crate) fn arguments(
     Ok(start.into_iter().chain(flags).chain([OsString::from("--")]).chain(end).collect())
 }
 
-/// What is wrong with the arguments of a program's command, said of keywords.
+/// Makes a fault of clap's error about the arguments of a command. It names the arguments as keywords.
 pub(crate) fn usage_fault(error: &clap::Error, program: &Command, command: &str) -> Fault {
     let texts = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => vec![text.clone()],

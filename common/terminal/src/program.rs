@@ -160,7 +160,7 @@ impl Program {
             .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
         // A second call in one process finds the logger set, which is as good.
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
-        // Some panics are foreseen (decoders on damaged bytes) and become errors: nobody should see them twice.
+        // Panics of decoders on damaged bytes are caught and become errors. Without this hook they are printed as well.
         std::panic::set_hook(Box::new(|panic| tracing::debug!("{panic}")));
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(())) => Ended::Well,

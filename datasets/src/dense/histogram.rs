@@ -185,7 +185,7 @@ impl Histogram {
         }
     }
 
-    /// Takes a histogram from the start of `from`; `None` if there is none.
+    /// Takes an encoded histogram from the start of `from`; `None` if the bytes there do not encode one.
     pub(super) fn decode(from: &mut &[u8]) -> Option<Self> {
         let (coarser, rest) = from.split_first()?;
         *from = rest;

@@ -122,7 +122,7 @@ impl Moments {
         self.squares.merge(&other.squares);
     }
 
-    /// The mean of `count` numbers; 0 if there are none.
+    /// The mean of `count` numbers; 0 if `count` is 0.
     pub(super) fn mean(&self, count: u64) -> f64 {
         self.sum.value() / count.max(1) as f64
     }

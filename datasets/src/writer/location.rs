@@ -87,7 +87,7 @@ fn stored_files(storage: &Storage) -> Result<Vec<String>> {
         }
     }
     if found.is_empty() && !names.is_empty() {
-        // Objects without content stand for empty folders.
+        // Tools represent an empty folder by an object without content.
         let objects = storage.list("", None)?.into_iter().filter(|object| object.bytes > 0);
         let paths = objects.map(|object| object.path);
         let is_foreign = |path: &String| {

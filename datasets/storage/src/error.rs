@@ -52,7 +52,7 @@ pub enum Error {
     Store {
         /// The object.
         path: PathBuf,
-        /// What the store answered, and what to do.
+        /// The store's answer, and the hint for it.
         cause: Fault,
     },
 

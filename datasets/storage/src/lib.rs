@@ -7,8 +7,9 @@
 //! thread, also one of another runtime.
 //!
 //! Transient failures (a busy store, a reset connection, an answer that breaks off) are retried with exponential
-//! backoff for three minutes, and so are requests that stall. A request is retried by itself: nothing that was read before is read again. Objects of a
-//! dataset never change, and requests for an object whose ETag is known say so: a changed object is an error.
+//! backoff for three minutes, and so are requests that stall. A request is retried by itself: nothing that was read
+//! before is read again. Objects of a dataset never change, and requests for an object whose ETag is known say so: a
+//! changed object is an error.
 //!
 //! The module [`commit`] writes files and directories of a local disk that are whole or not there.
 #![forbid(unsafe_code)]
@@ -535,7 +536,7 @@ impl Storage {
         started.map_err(|error| self.service.io_error(&error))
     }
 
-    /// The client whose timeout is enough for requests of so many bytes.
+    /// The client whose timeout is long enough for requests of up to `bytes`.
     fn store_for(&self, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
         match &self.remote {
             Some(remote) if bytes > LARGEST_REQUEST => remote.connect_for(bytes),
