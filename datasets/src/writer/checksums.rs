@@ -1,10 +1,11 @@
 //! A data file while it is written: its bytes go to the storage, and each column chunk gets a checksum.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, Write};
 
 use onefold_storage::{Result, Upload};
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// A Parquet file ends with the length of its metadata in four bytes and four letters.
 const END_BYTES: usize = 8;
@@ -14,13 +15,12 @@ const END_BYTES: usize = 8;
 /// The writer of Parquet puts the chunks of a row group one behind the other. The lengths of the chunks are announced
 /// with [`expect`](Self::expect) before they are written, so that the chunks are told apart although the writer buffers
 /// them.
-#[derive(Debug)]
 pub(super) struct ChecksumWriter {
     upload: Upload,
     /// The bytes left of the part that is written now, and of the parts after it. The first part is the letters at the
     /// beginning of the file.
     parts: VecDeque<u64>,
-    hasher: Box<Xxh3>,
+    hasher: Box<Xxh3Default>,
     /// The checksums of the parts that are complete.
     checksums: Vec<u64>,
     /// The bytes after all parts: page indexes and the footer.
@@ -28,17 +28,21 @@ pub(super) struct ChecksumWriter {
     bytes: u64,
 }
 
-/// A file that was written.
+impl fmt::Debug for ChecksumWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChecksumWriter").field("upload", &self.upload).finish_non_exhaustive()
+    }
+}
+
+/// The end of a file that was written.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct WrittenFile {
-    /// Its size.
+pub(super) struct WrittenEnd {
+    /// The size of the file.
     pub(super) bytes: u64,
     /// The size of its footer: the metadata and the eight bytes after it.
     pub(super) footer_bytes: u32,
     /// The checksum of the footer.
     pub(super) footer_checksum: u64,
-    /// The checksums of the column chunks, in the order in which they were written.
-    pub(super) chunks: Vec<u64>,
 }
 
 impl ChecksumWriter {
@@ -53,29 +57,37 @@ impl ChecksumWriter {
         self.parts.extend(chunks);
     }
 
+    /// The checksums of all column chunks, in the order in which they were written.
+    ///
+    /// # Errors
+    ///
+    /// If chunks that were announced are not written yet: a bug.
+    pub(super) fn chunks(&self) -> io::Result<&[u64]> {
+        match (self.parts.is_empty(), self.checksums.get(1..)) {
+            // The letters at the beginning are no chunk.
+            (true, Some(chunks)) => Ok(chunks),
+            _ => Err(io::Error::other("internal error: column chunks do not have the sizes that were announced")),
+        }
+    }
+
     /// Ends the upload.
     ///
     /// # Errors
     ///
-    /// As [`Upload::finish`], and if the bytes are not those of a Parquet file with the chunks that were announced.
-    pub(super) fn finish(mut self) -> Result<WrittenFile> {
-        let footer_bytes = self.footer_bytes().ok_or_else(|| {
-            io::Error::other("internal error: the column chunks do not have the sizes that were announced")
-        })?;
-        let footer = &self.rest[self.rest.len() - footer_bytes..];
-        let footer_checksum = xxh3_64(footer);
-        // The letters at the beginning are no chunk.
-        let chunks = self.checksums.split_off(1);
+    /// As [`Upload::finish`], and if the bytes are not those of a Parquet file.
+    pub(super) fn finish(self) -> Result<WrittenEnd> {
+        let footer = self.footer().ok_or_else(|| io::Error::other("internal error: a file has no footer"))?;
+        let (footer_bytes, footer_checksum) = (footer.len() as u32, xxh3_64(footer));
         self.upload.finish()?;
-        Ok(WrittenFile { bytes: self.bytes, footer_bytes: footer_bytes as u32, footer_checksum, chunks })
+        Ok(WrittenEnd { bytes: self.bytes, footer_bytes, footer_checksum })
     }
 
-    /// The size of the footer; `None` if chunks are missing or the end is not that of a Parquet file.
-    fn footer_bytes(&self) -> Option<usize> {
+    /// The footer; `None` if the end is not that of a Parquet file.
+    fn footer(&self) -> Option<&[u8]> {
         let (_, end) = self.rest.split_last_chunk::<END_BYTES>()?;
         let length = u32::from_le_bytes([end[0], end[1], end[2], end[3]]) as usize;
-        let all = length.checked_add(END_BYTES)?;
-        (self.parts.is_empty() && &end[4..] == b"PAR1" && all <= self.rest.len()).then_some(all)
+        let start = self.rest.len().checked_sub(length.checked_add(END_BYTES)?)?;
+        (&end[4..] == b"PAR1").then(|| &self.rest[start..])
     }
 
     /// Adds bytes that were written to the checksums.
