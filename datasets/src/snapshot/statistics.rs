@@ -68,6 +68,16 @@ impl FeatureStatistics {
     }
 }
 
+impl RowGroupStatistics {
+    /// Adds the statistics of other samples.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.features.resize(self.features.len().max(other.features.len()), FeatureStatistics::default());
+        self.features.iter_mut().zip(&other.features).for_each(|(all, next)| all.merge(next));
+        self.dense.resize(self.dense.len().max(other.dense.len()), DenseStatistics::default());
+        self.dense.iter_mut().zip(&other.dense).for_each(|(all, next)| all.merge(next));
+    }
+}
+
 impl SampleStatistics {
     /// No samples of `schema`.
     pub(crate) fn none(schema: &Schema) -> Self {

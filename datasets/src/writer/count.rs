@@ -39,7 +39,7 @@ impl Counter {
     }
 
     /// Of no samples.
-    pub(super) fn nothing(&self) -> Counts {
+    fn nothing(&self) -> Counts {
         Counts { features: vec![FeatureStatistics::default(); self.features], digest: Digest::default() }
     }
 
@@ -70,7 +70,7 @@ impl Counter {
 }
 
 impl Counts {
-    pub(super) fn merge(&mut self, other: &Self) {
+    fn merge(&mut self, other: &Self) {
         self.features.iter_mut().zip(&other.features).for_each(|(a, b)| a.merge(b));
         self.digest.merge(other.digest);
     }
