@@ -352,10 +352,10 @@ impl Snapshot {
     /// As [`select`](Self::select), [`Error::Snapshot`] if a manifest is damaged, [`Error::Storage`] if the storage does
     /// not give it.
     pub fn statistics_of(&self, storage: &Storage, filter: &PartitionFilter) -> Result<SampleStatistics> {
-        let chosen: BTreeSet<&PartitionKey> =
-            self.select(filter)?.into_iter().map(|partition| &partition.key).collect();
-        let is_chosen = |key: &PartitionKey| chosen.contains(key);
-        manifests::statistics(storage, &self.schema, &self.manifests, is_chosen, true)
+        let chosen = self.select(filter)?.into_iter().map(|partition| partition.key.clone());
+        let chosen: BTreeSet<PartitionKey> = chosen.collect();
+        let entries: Vec<_> = self.manifests.iter().filter(|entry| entry.may_have(&chosen)).cloned().collect();
+        manifests::statistics(storage, &self.schema, &entries, |key| chosen.contains(key), true)
     }
 
     /// The same without the names of the files' columns, which only those who read the files need.
