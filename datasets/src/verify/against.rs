@@ -18,7 +18,7 @@ use crate::{Error, Partition, PartitionFilter, PartitionKey, Problem, Result, Sn
 /// Counts samples from elsewhere, to be compared with those of a dataset.
 #[derive(Debug)]
 pub struct ExpectedSamples<'a> {
-    storage: &'a Storage,
+    storage: Storage,
     snapshot: &'a Snapshot,
     columns: SchemaRef,
     counter: Counter,
@@ -34,10 +34,10 @@ impl<'a> ExpectedSamples<'a> {
     /// # Errors
     ///
     /// [`Error::Io`] if threads cannot be started.
-    pub fn new(storage: &'a Storage, snapshot: &'a Snapshot, threads: usize) -> Result<Self> {
+    pub fn new(storage: &Storage, snapshot: &'a Snapshot, threads: usize) -> Result<Self> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
         Ok(Self {
-            storage,
+            storage: storage.clone(),
             snapshot,
             columns: snapshot.schema.to_arrow(),
             counter: Counter::new(&snapshot.schema),
@@ -72,7 +72,7 @@ impl<'a> ExpectedSamples<'a> {
     fn as_known_to(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<RecordBatch> {
         if !self.highest.contains_key(key) {
             let filter = PartitionFilter::of_keys([key.clone()]);
-            let features = self.snapshot.statistics_of(self.storage, &filter)?.features;
+            let features = self.snapshot.statistics_of(&self.storage, &filter)?.features;
             let highest = features.into_iter().map(|(name, of)| (name, of.max_id.unwrap_or(0)));
             self.highest.insert(key.clone(), highest.collect());
         }
