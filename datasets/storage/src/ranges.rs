@@ -127,7 +127,10 @@ fn requests(wanted: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut left = ranges.iter().map(|range| range.end - range.start).sum::<u64>() / GAPS_SHARE;
     let mut widest = 0;
     for gap in gaps.into_iter().filter(|gap| *gap <= RANGE_GAP) {
-        let Some(rest) = left.checked_sub(gap) else { break };
+        let Some(rest) = left.checked_sub(gap) else {
+            widest = widest.min(gap - 1);
+            break;
+        };
         (left, widest) = (rest, gap);
     }
     coalesce(ranges, widest)
@@ -229,7 +232,8 @@ mod tests {
 
     #[test]
     fn few_bytes_are_fetched_between_ranges() {
-        assert_eq!(requests(vec![0..500, 510..1000, 1015..1500]), [0..1000, 1015..1500]);
+        assert_eq!(requests(vec![0..500, 510..1000, 1030..1500]), [0..1000, 1030..1500]);
+        assert_eq!(requests(vec![0..500, 520..1000, 1020..1500]), [0..500, 520..1000, 1020..1500]);
         assert_eq!(requests(vec![0..500, 500..700]), std::slice::from_ref(&(0..700)));
         let far = vec![0..1 << 30, (1 << 30) + RANGE_GAP + 1..2 << 30];
         assert_eq!(requests(far.clone()), far);

@@ -78,7 +78,7 @@ pub use options::{Dedupe, ReaderOptions};
 pub use pipeline::{Batches, Horizon, Step};
 pub use plan::{Plan, PlannedStream, Split};
 pub use position::{Position, Rank, Shuffle, Tail, Within};
-pub use source::{load_snapshot, stored_at};
+pub use source::{load_snapshot, load_statistics, stored_at};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
 

@@ -126,7 +126,7 @@ pub(crate) fn run_commit(arguments: &CommitArguments, printer: &Printer) -> anyh
         changed: written.changed,
         samples: statistics.samples,
         sessions: statistics.sessions,
-        partitions: written.snapshot.partition_count(),
+        partitions: statistics.partitions,
         partitions_written: written.partitions.len(),
         bytes_on_disk: statistics.bytes_on_disk,
     };
