@@ -72,7 +72,7 @@ impl ManifestEntry {
     }
 
     /// Reads the file, with or without statistics, and checks the bytes.
-    fn open(&self, storage: &Storage, with_statistics: bool) -> Result<ManifestFile> {
+    pub(super) fn open(&self, storage: &Storage, with_statistics: bool) -> Result<ManifestFile> {
         let wrong = |message: String| self.wrong(storage, message);
         let start = if with_statistics { 0 } else { self.statistics_bytes };
         let wanted = std::iter::once(start..self.bytes).collect();

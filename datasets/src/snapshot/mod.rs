@@ -15,6 +15,8 @@
 
 mod bucket;
 mod commit;
+#[cfg(test)]
+pub(crate) mod editing;
 mod files;
 mod manifest;
 mod manifests;

@@ -26,7 +26,7 @@ pub(crate) struct Counter {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// By sparse feature, in the schema's order.
-    pub(super) features: Vec<FeatureStatistics>,
+    pub(crate) features: Vec<FeatureStatistics>,
     pub(crate) digest: Digest,
 }
 
