@@ -241,7 +241,7 @@ fn failures_that_stay_are_told_at_once() {
     }
     command(&build).works();
     let snapshot = Snapshot::load(&folder_of(&server)).unwrap();
-    let (dataset, file) = (snapshot.dataset.clone(), snapshot.partitions[0].files[0].path.clone());
+    let (dataset, file) = (snapshot.dataset.clone(), snapshot.partitions[0].files[0].path().to_owned());
     let key = format!("some/ds/{file}");
     let url = format!("s3://{BUCKET}/{key}");
 
