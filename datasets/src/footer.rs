@@ -1,5 +1,5 @@
 //! The footer of a data file, read with one request: the manifest says how long it is, and has its checksum. The footer
-//! has a checksum of each column chunk, so whoever reads a chunk can verify it, and needs no other byte of the file.
+//! has a checksum of each column chunk, so a reader verifies a chunk without any other byte of the file.
 
 use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine as _};
 use bytes::Bytes;
@@ -18,7 +18,7 @@ const CHECKSUMS: &str = "onefold.checksums";
 /// A footer that was verified.
 #[derive(Debug, Clone)]
 pub struct Footer {
-    /// What the footer says of the file.
+    /// The metadata in the footer.
     pub metadata: ArrowReaderMetadata,
     /// XXH3 with 64 bits of each column chunk, by row group and Parquet column.
     checksums: Vec<u64>,
@@ -85,7 +85,8 @@ pub fn checksums_entry(checksums: &[u64]) -> KeyValue {
 /// The checksums of a file's column chunks, one for each.
 fn checksums(metadata: &ParquetMetaData) -> Result<Vec<u64>, String> {
     let entries = metadata.file_metadata().key_value_metadata();
-    let text = entries.and_then(|entries| entries.iter().find(|entry| entry.key == CHECKSUMS)?.value.as_ref());
+    let text =
+        entries.and_then(|entries| entries.iter().find(|entry| entry.key == CHECKSUMS)?.value.as_ref());
     let text = text.ok_or_else(|| format!("its footer has no `{CHECKSUMS}`"))?;
     let bytes = BASE64_STANDARD_NO_PAD.decode(text).map_err(|error| format!("`{CHECKSUMS}`: {error}"))?;
     let (checksums, rest) = bytes.as_chunks::<8>();

@@ -64,8 +64,8 @@ pub use schema::{
     SparseKind, TIME_COLUMN,
 };
 pub use snapshot::{
-    Commit, DataFile, FeatureStatistics, FileSet, Layout, ManifestEntry, Operation, Order, Partition, RowGroup,
-    SampleStatistics, Sessions, Snapshot, SnapshotEntry, Statistics, WrittenBucket, history,
+    Commit, DataFile, FeatureStatistics, FileSet, Layout, ManifestEntry, Operation, Order, Partition,
+    RowGroup, SampleStatistics, Sessions, Snapshot, SnapshotEntry, Statistics, WrittenBucket, history,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,

@@ -1,4 +1,4 @@
-//! What a writer has written of one bucket of a partition, and the manifest of several.
+//! A bucket of a partition as a writer wrote it, and the manifest of several buckets.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub struct WrittenBucket {
     pub bucket: u32,
     /// Its files, in the order of the samples; none if it has no samples.
     pub files: Vec<FileSet>,
-    /// Of each row group, in the order of the samples.
+    /// One for each row group, in the order of the samples.
     pub(crate) statistics: Vec<RowGroupStatistics>,
 }
 

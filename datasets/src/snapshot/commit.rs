@@ -1,10 +1,10 @@
 //! The commit: the next snapshot is created if it is not there yet, which of several writers one does.
 //!
-//! A writer writes its manifest once. If it finds its number taken, it reads the snapshots since its own. If one of them
-//! touched a partition that the writer writes, or changed a vocabulary that the writer changes to another content, the
-//! commit fails; otherwise the writer's changes are applied to the newest snapshot, and it tries the next number. So
-//! writers of different partitions all succeed unless two of them extend one vocabulary, and of writers of one partition
-//! the first does.
+//! A writer writes its manifest once. If it finds its number taken, it reads the snapshots since its own. If one of
+//! them touched a partition that the writer writes, or changed a vocabulary that the writer changes to another content,
+//! the commit fails; otherwise the writer's changes are applied to the newest snapshot, and it tries the next number.
+//! So writers of different partitions all succeed unless two of them extend one vocabulary, and of writers of one
+//! partition the first does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
@@ -15,7 +15,8 @@ use onefold_storage::{Created, Storage, random_name};
 use super::bucket::{WrittenBucket, manifest};
 use super::manifests::{self, Listed, checksum};
 use super::{
-    Commit, FORMAT_VERSION, FileSet, Layout, ManifestEntry, Operation, Order, Sessions, Snapshot, Statistics, heads_after,
+    Commit, FORMAT_VERSION, FileSet, Layout, ManifestEntry, Operation, Order, Sessions, Snapshot, Statistics,
+    heads_after,
 };
 use crate::names::{HINT, manifest_file, snapshot_path};
 use crate::{Error, PartitionColumn, PartitionKey, Result, Schema, VocabularyFile};
@@ -45,7 +46,9 @@ impl Changes {
 
     /// Whether the changes replace a bucket of a partition.
     fn replaces(&self, key: &PartitionKey, bucket: u32) -> bool {
-        self.written.get(key).is_some_and(|buckets| self.kind != Commit::Merge || buckets.contains_key(&bucket))
+        self.written
+            .get(key)
+            .is_some_and(|buckets| self.kind != Commit::Merge || buckets.contains_key(&bucket))
     }
 
     fn buckets_written(&self) -> impl Iterator<Item = &WrittenBucket> {
@@ -132,8 +135,7 @@ fn conflict(
         "replaced the whole dataset".to_owned()
     } else if other.partition_columns != changes.partition_columns {
         "changed the partition columns".to_owned()
-    } else if let Some(key) =
-        other.operation.partitions.iter().find(|key| changes.written.contains_key(*key))
+    } else if let Some(key) = other.operation.partitions.iter().find(|key| changes.written.contains_key(*key))
     {
         if key.columns().is_empty() {
             "changed the dataset".to_owned()
@@ -204,7 +206,7 @@ fn apply(
     })
 }
 
-/// What changes leave of a snapshot.
+/// The row groups of a snapshot that changes leave.
 #[derive(Debug, Default)]
 struct Left {
     manifests: Vec<ManifestEntry>,
@@ -213,7 +215,7 @@ struct Left {
     removed: bool,
 }
 
-/// What `changes` leave of `base`: the row groups that they do not replace. The partitions that they write are counted,
+/// The row groups of `base` that `changes` do not replace. The partitions that they write are counted,
 /// and nothing else of what they write.
 fn left_of(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Left> {
     let statistics = base.map(|base| base.statistics.clone()).unwrap_or_default();
@@ -245,7 +247,9 @@ fn left_of(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Res
         left.manifests.extend(if all_kept { Some(entry.clone()) } else { part_of(entry, &kept) });
     }
     let has_samples = |bucket: &WrittenBucket| bucket.samples() > 0;
-    after.extend(changes.buckets_written().filter(|bucket| has_samples(bucket)).map(|bucket| bucket.key.clone()));
+    after.extend(
+        changes.buckets_written().filter(|bucket| has_samples(bucket)).map(|bucket| bucket.key.clone()),
+    );
     let partitions = left.statistics.partitions.saturating_sub(before.len() as u64);
     left.statistics.partitions = partitions + after.len() as u64;
     Ok(left)

@@ -24,7 +24,8 @@ pub(crate) fn edit_manifest(root: &Path, edit: impl FnOnce(&mut Value)) {
     edit_snapshot(root, |snapshot| {
         let entry: super::ManifestEntry = serde_json::from_value(snapshot["manifests"][0].clone()).unwrap();
         let file = entry.open(&storage, true).unwrap();
-        let (rows, mut parts, mut statistics) = (file.rows().unwrap(), file.statistics().unwrap(), Vec::new());
+        let (rows, mut parts, mut statistics) =
+            (file.rows().unwrap(), file.statistics().unwrap(), Vec::new());
         while let Some(part) = parts.next().unwrap() {
             statistics.extend(part);
         }

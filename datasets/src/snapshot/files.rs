@@ -1,5 +1,5 @@
-//! What a snapshot says of its partitions, their files and row groups: enough to plan which of them is read when, and by
-//! whom.
+//! A snapshot's description of its partitions, their files and row groups: enough to plan which of them is read when, and
+//! by whom.
 
 use std::sync::Arc;
 
@@ -107,7 +107,7 @@ impl Partition {
         Self { key, samples: 0, sessions: 0, digest: Digest::default(), last_time: None, files: Vec::new() }
     }
 
-    /// Adds row groups. Those of one bucket come in their order, buckets in any order.
+    /// Adds row groups. The row groups of one bucket come in their order, buckets in any order.
     pub(crate) fn add(&mut self, set: FileSet) {
         self.samples = self.samples.saturating_add(set.samples);
         for row_group in &set.row_groups {

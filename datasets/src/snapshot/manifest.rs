@@ -1,14 +1,14 @@
 //! Manifests: the row groups that a commit wrote, in a Parquet file that never changes.
 //!
-//! A manifest has one row for each row group, in the order of partitions and buckets. Its columns are two parts, which are
-//! read apart from each other:
+//! A manifest has one row for each row group, in the order of partitions and buckets. Its columns are two parts, which
+//! are read apart from each other:
 //!
 //! ```text
 //! statistics of the samples       StatisticsRow    read by few: to verify, and to normalize dense features
 //! files, sessions, times, digest  Row              read by everybody who opens the dataset, with the footer
 //! ```
 //!
-//! So whoever opens a dataset reads the end of each manifest. The snapshot has a checksum of each part.
+//! A program that opens a dataset reads the end of each manifest. The snapshot has a checksum of each part.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -117,8 +117,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// The Arrow columns of a part.
 fn fields<T: DeserializeOwned>() -> Result<Vec<FieldRef>, Error> {
-    let options =
-        TracingOptions::default().sequence_as_large_list(false).strings_as_large_utf8(false);
+    let options = TracingOptions::default().sequence_as_large_list(false).strings_as_large_utf8(false);
     Ok(Vec::<FieldRef>::from_type::<T>(options)?)
 }
 
@@ -154,7 +153,7 @@ impl Manifest {
     }
 }
 
-/// Where the first column after so many begins.
+/// The position of the first column after `columns`, which is the size of these columns.
 fn statistics_bytes(bytes: &Bytes, columns: usize) -> Result<u64, Error> {
     let metadata = ArrowReaderMetadata::load(bytes, ArrowReaderOptions::new())?;
     let parquet = metadata.parquet_schema();
@@ -269,7 +268,7 @@ impl<T: DeserializeOwned> Parts<T> {
         Ok(rows)
     }
 
-    /// The numbers of the rows that came last, which are so many.
+    /// The numbers of the last rows that came; `rows` is their count.
     pub(super) fn last(&self, rows: usize) -> Range<usize> {
         self.next - rows..self.next
     }
@@ -284,9 +283,17 @@ mod tests {
 
     fn file() -> impl Strategy<Value = RowFile> {
         let numbers = (any::<u64>(), any::<u32>(), any::<u64>(), 0..3_u32, any::<u32>(), any::<u64>());
-        ("[a-z/]{1,20}", numbers).prop_map(|(path, (bytes, footer_bytes, footer_checksum, columns, row_group, size))| {
-            RowFile { path, bytes, footer_bytes, footer_checksum, columns, row_group, row_group_bytes: size }
-        })
+        ("[a-z/]{1,20}", numbers).prop_map(
+            |(path, (bytes, footer_bytes, footer_checksum, columns, row_group, size))| RowFile {
+                path,
+                bytes,
+                footer_bytes,
+                footer_checksum,
+                columns,
+                row_group,
+                row_group_bytes: size,
+            },
+        )
     }
 
     fn row() -> impl Strategy<Value = Row> {

@@ -118,7 +118,12 @@ impl ManifestEntry {
             let range = *first as usize..*next as usize;
             let rows = all.get(range.clone()).filter(|rows| !rows.is_empty() && range.start >= end);
             let rows = rows.ok_or_else(|| {
-                format!("it has {} row groups, the snapshot names {} to {}", all.len(), range.start, range.end)
+                format!(
+                    "it has {} row groups, the snapshot names {} to {}",
+                    all.len(),
+                    range.start,
+                    range.end
+                )
             })?;
             end = range.end;
             for (number, row) in range.zip(rows) {
@@ -130,12 +135,7 @@ impl ManifestEntry {
 }
 
 /// Adds the row group in row `number`: to the last set if it is in the same files.
-fn add(
-    listed: &mut Vec<Listed>,
-    number: usize,
-    row: &Row,
-    columns: &[Arc<[String]>],
-) -> Result<(), String> {
+fn add(listed: &mut Vec<Listed>, number: usize, row: &Row, columns: &[Arc<[String]>]) -> Result<(), String> {
     let paths = || row.files.iter().map(|file| file.path.as_str());
     let follows = |last: &Listed| {
         let known = last.set.files.iter().map(|file| file.path.as_str());
@@ -306,7 +306,8 @@ impl<'a> RowStatistics<'a> {
             (self.parts, self.rows, self.numbers) = (self.file.statistics()?, Vec::new(), 0..0);
         }
         while number >= self.numbers.end {
-            let rows = self.parts.next()?.ok_or_else(|| format!("it has no statistics of row group {number}"))?;
+            let rows =
+                self.parts.next()?.ok_or_else(|| format!("it has no statistics of row group {number}"))?;
             self.numbers = self.parts.last(rows.len());
             self.rows = rows;
         }
@@ -455,7 +456,9 @@ mod tests {
             change(&mut row);
             list(&[row]).unwrap_err()
         };
-        assert!(list(&[row("x", 0), row("x", 2)]).unwrap_err().contains("row group 2 of `x` follows 1 others"));
+        assert!(
+            list(&[row("x", 0), row("x", 2)]).unwrap_err().contains("row group 2 of `x` follows 1 others")
+        );
         assert!(list(&[row("x", 1)]).unwrap_err().contains("row group 1"));
         assert!(changed(|row| row.files.clear()).contains("no files"));
         assert!(changed(|row| row.samples = 0).contains("no samples"));

@@ -1,7 +1,7 @@
 //! Snapshots: the committed states of a dataset. What a snapshot does not name is not part of the dataset.
 //!
 //! ```text
-//! snapshots/00000012.json      schema, layout, order, buckets; statistics; what changed; which row groups of which manifests
+//! snapshots/00000012.json      schema, layout, order, buckets; statistics; what changed; the live rows of each manifest
 //! manifests/….parquet          the row groups that one commit wrote: files, sessions, times, digests, statistics
 //! snapshots/latest             a hint where to look for the newest snapshot; never trusted
 //! ```
@@ -41,8 +41,8 @@ pub(crate) use self::statistics::RowGroupStatistics;
 pub use self::statistics::{FeatureStatistics, SampleStatistics, Statistics};
 pub use self::store::{SnapshotEntry, history};
 pub(crate) use self::store::{head_at, heads_after, latest_head, not_a_dataset, numbers};
-use crate::partition_column::{described, misfit};
 use crate::names::snapshot_path;
+use crate::partition_column::{described, misfit};
 use crate::partition_filter::filter_of;
 use crate::schema::with_sample_keys;
 use crate::{Error, PartitionColumn, PartitionFilter, PartitionKey, Result, Schema, VocabularyFile};
@@ -141,8 +141,8 @@ pub struct Snapshot {
     pub partition_columns: Vec<PartitionColumn>,
     /// The manifests with row groups of the snapshot.
     pub manifests: Vec<ManifestEntry>,
-    /// The partitions, by key, as the manifests say. Empty if only the [head](Self::load_head) was loaded: the file of a
-    /// snapshot does not have them.
+    /// The partitions, by key, as the manifests say. Empty if only the [head](Self::load_head) was loaded: the file of
+    /// a snapshot does not have them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub partitions: Vec<Partition>,
     /// The vocabularies that give features their ids, by name.
@@ -252,8 +252,9 @@ impl Snapshot {
     /// The same with the partitions of its manifests.
     fn with_partitions(mut self, storage: &Storage) -> Result<Self> {
         self.partitions = manifests::partitions(storage, &self.manifests)?.into_values().collect();
-        self.check_partitions().map_err(|message| {
-            Error::Snapshot { path: storage.shown(&snapshot_path(self.snapshot)), message }
+        self.check_partitions().map_err(|message| Error::Snapshot {
+            path: storage.shown(&snapshot_path(self.snapshot)),
+            message,
         })?;
         Ok(self)
     }
@@ -351,12 +352,13 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// As [`select`](Self::select), [`Error::Snapshot`] if a manifest is damaged, [`Error::Storage`] if the storage does
-    /// not give it.
+    /// As [`select`](Self::select), [`Error::Snapshot`] if a manifest is damaged, [`Error::Storage`] if the storage
+    /// does not give it.
     pub fn statistics_of(&self, storage: &Storage, filter: &PartitionFilter) -> Result<SampleStatistics> {
         let chosen = self.select(filter)?.into_iter().map(|partition| partition.key.clone());
         let chosen: BTreeSet<PartitionKey> = chosen.collect();
-        let entries: Vec<_> = self.manifests.iter().filter(|entry| entry.may_have(&chosen)).cloned().collect();
+        let entries: Vec<_> =
+            self.manifests.iter().filter(|entry| entry.may_have(&chosen)).cloned().collect();
         manifests::statistics(storage, &self.schema, &entries, |key| chosen.contains(key), true)
     }
 
@@ -388,13 +390,15 @@ impl Snapshot {
         let (old, new) = (described(&self.partition_columns), described(columns));
         Err(Error::Schema {
             message: format!("the dataset is {old}, but the samples to append are {new}"),
-            hint: "partition by the same columns with values of the same types (`CAST` in the query converts a \
+            hint:
+                "partition by the same columns with values of the same types (`CAST` in the query converts a \
                    column), or build the dataset anew"
-                .to_owned(),
+                    .to_owned(),
         })
     }
 
-    /// Checks what serde cannot: the schema, the buckets, the vocabularies, and that no path leaves the dataset's folder.
+    /// Checks what serde cannot: the schema, the buckets, the vocabularies, and that no path leaves the dataset's
+    /// folder.
     fn check(&self) -> Result<(), String> {
         self.schema.validate().map_err(|error| error.to_string())?;
         if self.buckets == 0 {

@@ -81,7 +81,8 @@ impl RowGroupStatistics {
 impl SampleStatistics {
     /// No samples of `schema`.
     pub(crate) fn none(schema: &Schema) -> Self {
-        let features = schema.sparse_features().map(|feature| (feature.name.clone(), FeatureStatistics::default()));
+        let features =
+            schema.sparse_features().map(|feature| (feature.name.clone(), FeatureStatistics::default()));
         let dense = schema.dense.iter().map(|name| (name.clone(), DenseStatistics::default()));
         Self { features: features.collect(), dense: dense.collect() }
     }

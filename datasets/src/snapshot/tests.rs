@@ -56,7 +56,10 @@ fn snapshots_that_contradict_themselves_are_refused() {
     assert!(refused_snapshot(|json| json["snapshot"] = json!(7)).contains("it says that it is snapshot 7"));
     assert!(refused_snapshot(|json| json["surprise"] = json!(7)).contains("unknown field `surprise`"));
     let partition = json!({ "key": "", "samples": 0, "sessions": 0, "digest": "0".repeat(32), "files": [] });
-    assert!(refused_snapshot(|json| json["partitions"] = json!([partition])).contains("unknown field `partitions`"));
+    assert!(
+        refused_snapshot(|json| json["partitions"] = json!([partition]))
+            .contains("unknown field `partitions`")
+    );
     for outside in ["../secret.parquet", "/etc/passwd", ""] {
         let error = refused_snapshot(|json| json["manifests"][0]["path"] = json!(outside));
         assert!(error.contains("leaves the dataset"), "{error}");
@@ -99,7 +102,8 @@ fn manifests_that_are_not_those_of_the_snapshot_are_refused() {
         let snapshot = Snapshot::load(directory.path());
         assert_eq!(snapshot.is_err(), place as u64 >= entry.statistics_bytes, "byte {place}");
         if let Ok(snapshot) = snapshot {
-            let error = snapshot.statistics_of(&storage, &PartitionFilter::default()).unwrap_err().to_string();
+            let error =
+                snapshot.statistics_of(&storage, &PartitionFilter::default()).unwrap_err().to_string();
             assert!(error.contains("its bytes do not have the checksum that the snapshot says"), "{error}");
         }
     }

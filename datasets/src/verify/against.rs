@@ -56,7 +56,8 @@ impl<'a> ExpectedSamples<'a> {
     /// read.
     pub fn add(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<()> {
         let mut samples = conform(samples, &self.columns)?;
-        let has_vocabulary = self.snapshot.schema.sparse_features().any(|feature| feature.vocabulary.is_some());
+        let has_vocabulary =
+            self.snapshot.schema.sparse_features().any(|feature| feature.vocabulary.is_some());
         if has_vocabulary && self.snapshot.partitions.iter().any(|partition| partition.key == *key) {
             samples = self.as_known_to(key, &samples)?;
         }

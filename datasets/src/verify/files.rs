@@ -49,8 +49,8 @@ pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Res
     Ok(problems)
 }
 
-/// Files in the folders of data files, vocabularies and manifests that no snapshot names: those of a writer that was killed or is at
-/// work, and files whose names no writer makes.
+/// Files in the folders of data files, vocabularies and manifests that no snapshot names: those of a writer that was
+/// killed or is at work, and files whose names no writer makes.
 pub(super) fn unnamed_files(storage: &Storage, snapshot: &Snapshot) -> Result<Vec<Problem>> {
     let mut files = NamedFiles::new(storage);
     let mut named: HashSet<String> = snapshot.file_paths().map(str::to_owned).collect();

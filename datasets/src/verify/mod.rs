@@ -1,9 +1,9 @@
 //! Reads a whole dataset again, and tells what is not as the snapshot and the format say.
 //!
 //! ```text
-//! files       are there, with their size; footers have their checksum, rows, row groups and columns are those of the snapshot
-//! row groups  every column has its checksum and decodes, folded ones unfold; order within the row group; ids are in their
-//!             vocabulary; sessions, times, statistics and digest are those of the manifest
+//! files       are there, with their size; footers have their checksum, and the snapshot's rows, row groups and columns
+//! row groups  every column has its checksum and decodes, folded ones unfold; order within the row group; ids are in
+//!             their vocabulary; sessions, times, statistics and digest are those of the manifest
 //! buckets     order from row group to row group, contiguous sessions, row groups starting with sessions
 //! the whole   the totals, the vocabularies' files, and that nothing else lies in the dataset's folders
 //! ```
@@ -145,7 +145,7 @@ struct Found<'a> {
     problems_found: usize,
     /// Partitions with row groups that could not be read.
     unread: BTreeSet<&'a PartitionKey>,
-    /// Of the samples that could be read.
+    /// Statistics of the samples that could be read.
     digest: Digest,
     row_groups_inside_sessions: u64,
 }
@@ -186,7 +186,7 @@ impl Bucket<'_> {
 /// A row group to check, and its files, if they could be opened.
 type Place<'a> = (&'a FileSet, Option<&'a OpenFiles>, usize);
 
-/// What the checks of all buckets share.
+/// State that the checks of all buckets share.
 struct Work<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,

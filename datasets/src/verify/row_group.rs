@@ -19,9 +19,9 @@ pub(super) struct RowGroupCheck<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) files: &'a OpenFiles,
     pub(super) index: usize,
-    /// What the snapshot says of it.
+    /// The snapshot's description of it.
     pub(super) described: &'a RowGroup,
-    /// What the manifest says of its samples.
+    /// The manifest's statistics of its samples.
     pub(super) statistics: &'a RowGroupStatistics,
 }
 
@@ -115,8 +115,8 @@ impl RowGroupCheck<'_> {
         Ok((span, described, samples))
     }
 
-    /// The first thing that is wrong in the snapshot's description of the row group. Bytes and samples were checked with
-    /// the footers, the number of sessions is that of a bucket.
+    /// The first thing that is wrong in the snapshot's description of the row group. Bytes and samples were checked
+    /// with the footers, the number of sessions is that of a bucket.
     fn misdescribed(&self, found: &RowGroup) -> Option<Problem> {
         let expected = self.described;
         let session = |of: &RowGroup| [of.first_session, of.last_session];

@@ -100,7 +100,8 @@ impl Dataset {
         };
         let chunks = writer.flushed_row_groups().iter().flat_map(|row_group| row_group.columns());
         let checksums: Vec<u64> = chunks.map(checksum).collect();
-        let sizes: Vec<i64> = writer.flushed_row_groups().iter().map(|group| group.compressed_size()).collect();
+        let sizes: Vec<i64> =
+            writer.flushed_row_groups().iter().map(|group| group.compressed_size()).collect();
         writer.append_key_value_metadata(checksums_entry(&checksums));
         fs_err::write(self.file(), writer.into_inner().unwrap()).unwrap();
         self.edit_rows(row_groups.len(), |index, row| {
@@ -119,7 +120,7 @@ impl Dataset {
         self.edit_rows(row_groups.len(), |index, row| row["values"] = json!(ids[index]));
     }
 
-    /// Edits the rows of the file's row groups in the manifest, which become so many.
+    /// Edits the rows of the file's row groups in the manifest, and sets their number.
     fn edit_rows(&self, count: usize, mut edit: impl FnMut(usize, &mut Value)) {
         let mut samples = 0;
         self.edit_manifest(|manifest| {
@@ -156,7 +157,8 @@ impl Dataset {
     /// Makes the manifest have the digests and the statistics of the row groups of the file, in the layout `rows`.
     fn recount(&self) {
         let counter = Counter::new(&schema());
-        let counts: Vec<_> = self.row_groups().iter().map(|rows| counter.count(std::slice::from_ref(rows))).collect();
+        let counts: Vec<_> =
+            self.row_groups().iter().map(|rows| counter.count(std::slice::from_ref(rows))).collect();
         self.edit_manifest(|manifest| {
             for (index, counts) in counts.iter().enumerate() {
                 manifest["rows"][index]["digest"] = json!(counts.digest);
@@ -304,7 +306,8 @@ fn bytes_that_changed_are_found() {
     for (number, row_group) in metadata.row_groups().iter().enumerate() {
         for chunk in row_group.columns() {
             let ((start, length), column) = (chunk.byte_range(), &chunk.column_path().parts()[0]);
-            let expected = format!("file 0, row group {number}, column `{column}`: its bytes do not have the checksum ");
+            let expected =
+                format!("file 0, row group {number}, column `{column}`: its bytes do not have the checksum ");
             flipped(start + length / 2, &expected);
         }
     }

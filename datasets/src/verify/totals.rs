@@ -10,13 +10,13 @@ use crate::scan::SampleLists;
 use crate::snapshot::{RowGroupStatistics, RowStatistics, rows_of_sets};
 use crate::{DenseStatistics, Error, FeatureStatistics, FileSet, Partition, Problem, Result, Snapshot};
 
-/// What manifests say of the samples of row groups, and the sums of it.
+/// The manifests' statistics of the samples of row groups, and their sums.
 pub(super) struct Expected<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,
     /// By the path of a set: its manifest, and the row of its first row group there.
     rows: HashMap<String, (Arc<str>, usize)>,
-    /// The manifest that was asked for last. Those of partitions that follow each other are mostly the same.
+    /// The manifest that was asked for last. Adjacent partitions are mostly in the same manifest.
     open: Option<RowStatistics<'a>>,
     path: Arc<str>,
     sum: RowGroupStatistics,

@@ -205,9 +205,13 @@ fn a_commit_writes_one_manifest_of_what_it_writes() {
     let root = directory.path();
     let day = |day: i64| format!("day={day:04}");
     let year: Vec<_> = (0..365).map(|i| (day(i), samples(1, i))).collect();
-    let year: Vec<(&str, RecordBatch)> = year.iter().map(|(key, rows)| (key.as_str(), rows.clone())).collect();
+    let year: Vec<(&str, RecordBatch)> =
+        year.iter().map(|(key, rows)| (key.as_str(), rows.clone())).collect();
     let whole = write(root, Commit::Create, &year);
-    assert_eq!((whole.statistics.partitions, whole.statistics.files, whole.statistics.samples), (365, 365, 365));
+    assert_eq!(
+        (whole.statistics.partitions, whole.statistics.files, whole.statistics.samples),
+        (365, 365, 365)
+    );
     let mut before = manifests(root);
     assert_eq!(before.len(), 1);
     let head_bytes =
@@ -216,7 +220,8 @@ fn a_commit_writes_one_manifest_of_what_it_writes() {
         let head = writer(root, Commit::Append, &[(&day(i), samples(1, i))]).finish().unwrap().snapshot;
         assert_eq!(Snapshot::load_head(root).unwrap(), head);
         let after = manifests(root);
-        let new: Vec<&u64> = after.iter().filter(|(path, _)| !before.contains_key(*path)).map(|(_, b)| b).collect();
+        let new: Vec<&u64> =
+            after.iter().filter(|(path, _)| !before.contains_key(*path)).map(|(_, b)| b).collect();
         // The statistics of a row group of three features take a part of it.
         assert!(matches!(new[..], [bytes] if *bytes < 20_000), "{new:?}");
         before = after;
@@ -232,7 +237,10 @@ fn a_commit_writes_one_manifest_of_what_it_writes() {
     assert_eq!(replaced.statistics.features, sum.features);
     assert_eq!(replaced.statistics.partitions, 385);
     assert_eq!(replaced.statistics.sessions, replaced.partitions.iter().map(|p| p.sessions).sum::<u64>());
-    assert_eq!(replaced.statistics.bytes_on_disk, replaced.partitions.iter().map(Partition::bytes_on_disk).sum::<u64>());
+    assert_eq!(
+        replaced.statistics.bytes_on_disk,
+        replaced.partitions.iter().map(Partition::bytes_on_disk).sum::<u64>()
+    );
 }
 
 #[test]

@@ -138,7 +138,7 @@ pub struct BucketWriter {
     order: SampleOrder,
     /// The samples that were pushed since the last row group ended.
     pushed: Pushed,
-    /// Those of the row group that has ended and is still to be written.
+    /// The row group that has ended and is still to be written.
     ended: Option<Pushed>,
     open: Option<DataFileWriter>,
     /// Files that get no more row groups.

@@ -66,7 +66,9 @@ impl ChecksumWriter {
         match (self.parts.is_empty(), self.checksums.get(1..)) {
             // The letters at the beginning are no chunk.
             (true, Some(chunks)) => Ok(chunks),
-            _ => Err(io::Error::other("internal error: column chunks do not have the sizes that were announced")),
+            _ => Err(io::Error::other(
+                "internal error: column chunks do not have the sizes that were announced",
+            )),
         }
     }
 

@@ -74,7 +74,8 @@ impl Drop for ClosingBuckets {
             // The error that led here counts.
             self.ended.extend(thread.join().into_iter().flatten());
         }
-        let paths: Vec<String> = self.ended.iter().flat_map(WrittenBucket::paths).map(str::to_owned).collect();
+        let paths: Vec<String> =
+            self.ended.iter().flat_map(WrittenBucket::paths).map(str::to_owned).collect();
         if !paths.is_empty() {
             self.writers.storage.clean_up(paths);
             self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);

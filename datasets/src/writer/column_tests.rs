@@ -146,7 +146,8 @@ fn verifying_finds_statistics_of_other_values() {
     edit_manifest(directory.path(), |manifest| {
         let of_row_group = &mut manifest["statistics"][1]["dense"][1];
         let stored: DenseStatistics = serde_json::from_value(of_row_group.take()).unwrap();
-        let values = (0..stored.finite()).map(|i| (i % 4) as f32).chain((0..stored.not_finite()).map(|_| f32::NAN));
+        let values =
+            (0..stored.finite()).map(|i| (i % 4) as f32).chain((0..stored.not_finite()).map(|_| f32::NAN));
         let other = DenseStatistics::of([&values.collect::<Vec<_>>()[..]]);
         *of_row_group = serde_json::to_value(other).unwrap();
     });

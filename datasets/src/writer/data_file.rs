@@ -59,7 +59,7 @@ pub(super) struct DataFileWriter {
     encoding: VecDeque<JoinHandle<Result<EncodedRowGroup>>>,
     file: Option<Box<SerializedFileWriter<ChecksumWriter>>>,
     row_groups: Vec<RowGroup>,
-    /// Of each row group.
+    /// One for each row group.
     statistics: Vec<RowGroupStatistics>,
 }
 

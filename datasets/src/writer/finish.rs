@@ -106,7 +106,8 @@ impl DatasetWriter {
         // A merge may move a session that starts earlier now to another partition.
         let lost = new.iter().filter_map(|(key, new)| {
             let before = old.get(*key)?.samples;
-            (self.options.commit == Commit::Append && new.number < before).then_some((key, before, new.number))
+            (self.options.commit == Commit::Append && new.number < before)
+                .then_some((key, before, new.number))
         });
         let lost: Vec<_> = lost.collect();
         let Some((key, before, now)) = lost.first() else { return Ok(()) };
@@ -170,10 +171,7 @@ impl Samples {
 }
 
 /// Whether the new partitions have the samples of the old ones.
-fn same_samples(
-    old: &BTreeMap<PartitionKey, Partition>,
-    new: &BTreeMap<&PartitionKey, Samples>,
-) -> bool {
+fn same_samples(old: &BTreeMap<PartitionKey, Partition>, new: &BTreeMap<&PartitionKey, Samples>) -> bool {
     new.iter().all(|(key, new)| match old.get(*key) {
         Some(old) => *new == Samples { number: old.samples, digest: old.digest },
         None => new.number == 0,

@@ -153,7 +153,8 @@ fn buckets_that_others_wrote_are_committed_like_written_ones() {
     writer.finish().unwrap();
     let added = Snapshot::load(&root("added")).unwrap();
     assert_eq!(content(&added), content(&written));
-    let bytes = |name: &str, of: &Snapshot| fs_err::read(root(name).join(of.partitions[0].files[0].path())).unwrap();
+    let bytes =
+        |name: &str, of: &Snapshot| fs_err::read(root(name).join(of.partitions[0].files[0].path())).unwrap();
     assert!(bytes("added", &added) == bytes("written", &written));
 
     // A writer that is given up removes what was added to it.

@@ -25,14 +25,15 @@ struct Dataset {
 fn dataset() -> &'static Dataset {
     static DATASET: OnceLock<Dataset> = OnceLock::new();
     DATASET.get_or_init(|| {
-        let source = PathBuf::from(std::env::var_os("ONEFOLD_FUZZ_DATASET").expect("ONEFOLD_FUZZ_DATASET is set"));
+        let source =
+            PathBuf::from(std::env::var_os("ONEFOLD_FUZZ_DATASET").expect("ONEFOLD_FUZZ_DATASET is set"));
         let snapshot = Snapshot::load(&source).expect("a dataset");
         let directory = std::env::temp_dir().join(format!("onefold-fuzz-{}", std::process::id()));
         Dataset { directory, snapshot }
     })
 }
 
-/// What a manifest says of a file of these bytes; `None` if it has no footer that describes row groups.
+/// The manifest's entry for a file of these bytes; `None` if it has no footer that describes row groups.
 fn described(file: &DataFile, bytes: &[u8]) -> Option<FileSet> {
     let end = bytes.last_chunk::<8>()?;
     let footer_bytes = u32::from_le_bytes([end[0], end[1], end[2], end[3]]).checked_add(8)?;
@@ -63,8 +64,13 @@ fn commit(directory: &Path, snapshot: &Snapshot, set: &FileSet) {
     for folder in ["snapshots", "manifests"] {
         let _ = std::fs::remove_dir_all(directory.join(folder));
     }
-    let options = WriterOptions { layout: snapshot.layout, commit: Commit::Create, ..WriterOptions::new(snapshot.order) };
-    let mut writer = DatasetWriter::create(directory, snapshot.schema.clone(), options).expect("a new dataset");
+    let options = WriterOptions {
+        layout: snapshot.layout,
+        commit: Commit::Create,
+        ..WriterOptions::new(snapshot.order)
+    };
+    let mut writer =
+        DatasetWriter::create(directory, snapshot.schema.clone(), options).expect("a new dataset");
     let statistics = vec![serde_json::json!({ "features": [], "dense": [] }); set.row_groups.len()];
     let written = serde_json::json!({ "key": "", "bucket": 0, "files": [set], "statistics": statistics });
     let written: WrittenBucket = serde_json::from_value(written).expect("a bucket");

@@ -31,7 +31,7 @@ pub(super) struct Encoded {
     pub(super) mask: ProjectionMask,
 }
 
-/// What is there of a row group when it is decoded.
+/// The parts of a row group that are there when it is decoded.
 pub(super) struct Gathered {
     /// The columns to decode, by file.
     pub(super) encoded: Vec<Encoded>,
@@ -127,7 +127,8 @@ impl RowGroup {
         done: impl FnOnce(Result<Gathered>) + Send + 'static,
     ) -> Result<()> {
         let files = &self.files.files;
-        let nothing = |file: &OpenFile| Encoded { ranges: Ranges::empty(file.object.bytes), mask: file.mask(&[]) };
+        let nothing =
+            |file: &OpenFile| Encoded { ranges: Ranges::empty(file.object.bytes), mask: file.mask(&[]) };
         let gathered = Gathered::of(files.iter().map(nothing).collect());
         let waiting = Waiting { left: files.len(), gathered, failed: Ok(()), done: Box::new(done) };
         let latch = Arc::new(Latch(Mutex::new(Some(waiting))));

@@ -87,7 +87,8 @@ impl RowGroup {
         let columns = files.flat_map(|file| {
             let row_group = file.row_group(self.index);
             let columns = row_group.columns().iter().enumerate();
-            columns.map(move |(leaf, column)| (row_group.num_rows(), column, file.columns.leaf_included(leaf)))
+            columns
+                .map(move |(leaf, column)| (row_group.num_rows(), column, file.columns.leaf_included(leaf)))
         });
         for (rows, column, is_read) in columns {
             let rows = natural(rows);
@@ -114,8 +115,8 @@ impl RowGroup {
         bytes.saturating_add(compressed.min(all_compressed))
     }
 
-    /// Starts reading the bytes of some columns of file number `number`; `then` is called with them on a thread that must
-    /// not be blocked for long.
+    /// Starts reading the bytes of some columns of file number `number`; `then` is called with them on a thread that
+    /// must not be blocked for long.
     ///
     /// # Errors
     ///
@@ -199,7 +200,12 @@ impl RowGroup {
     }
 
     /// All columns: decoded here, by others, or earlier.
-    fn decode_gathered(&self, gathered: Gathered, decoding: &Decoding, stages: &Stages) -> Result<RecordBatch> {
+    fn decode_gathered(
+        &self,
+        gathered: Gathered,
+        decoding: &Decoding,
+        stages: &Stages,
+    ) -> Result<RecordBatch> {
         let Gathered { encoded, claims, decoded, missing } = gathered;
         let started = Instant::now();
         let batch = self.decode_files(encoded)?;
@@ -334,13 +340,12 @@ impl RowGroup {
     ) -> Result<RecordBatch, String> {
         let rows = file.row_group(self.index).num_rows();
         let rows = usize::try_from(rows).map_err(|_| format!("{rows} rows"))?;
-        let reader =
-            ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, file.footer.metadata.clone())
-                .with_projection(columns)
-                .with_row_groups(vec![self.index])
-                .with_batch_size(rows.max(1))
-                .build()
-                .map_err(|error| error.to_string())?;
+        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, file.footer.metadata.clone())
+            .with_projection(columns)
+            .with_row_groups(vec![self.index])
+            .with_batch_size(rows.max(1))
+            .build()
+            .map_err(|error| error.to_string())?;
         let schema = reader.schema();
         let mut batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
         let whole = match batches.len() {

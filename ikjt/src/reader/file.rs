@@ -35,7 +35,7 @@ pub(super) struct OpenFiles {
     pub(super) storage: Storage,
     /// The full path or URL of the first file.
     pub(super) path: Arc<PathBuf>,
-    /// Those with columns that are read, and the first one in any case.
+    /// The files with columns that are read, and the first one in any case.
     pub(super) files: Vec<OpenFile>,
 }
 
@@ -87,7 +87,8 @@ impl OpenFiles {
         if let Some(twice) = names().find(|name| !seen.insert(name.as_str())) {
             return Err(mismatch(format!("it has the column `{twice}` twice")));
         }
-        if let Some(missing) = columns.all.fields().iter().find(|field| !seen.contains(field.name().as_str())) {
+        if let Some(missing) = columns.all.fields().iter().find(|field| !seen.contains(field.name().as_str()))
+        {
             let found: Vec<_> = names().map(|name| format!("`{name}`")).collect();
             let message = format!("it has no column `{}`, it has {}", missing.name(), found.join(", "));
             return Err(mismatch(message));
@@ -136,7 +137,9 @@ impl OpenFile {
             match columns.all.field_with_name(found.name()) {
                 Ok(expected) if !same_field(found, expected) => {
                     let name = found.name();
-                    return Err(mismatch(format!("the column `{name}` should be {expected}, but is {found}")));
+                    return Err(mismatch(format!(
+                        "the column `{name}` should be {expected}, but is {found}"
+                    )));
                 }
                 Ok(_) if columns.wanted.contains(found.name()) => wanted.push(place),
                 _ => {}

@@ -24,9 +24,10 @@
 //!
 //! It stays under the limit of the [`Workers`], of which a quarter is left to what cannot be counted (the allocator's
 //! slack, decompression): row groups (as estimated from the footer, then as decoded), batches under way and queued
-//! batches all count. What does not count is the batch that the caller holds (which may keep its row group in memory until it is dropped), and what preprocessing adds to a
-//! batch where it makes lists longer. A row group of a stream is read while samples of the one before wait for it, so
-//! the limit needs room for two of every stream and a batch; shuffling, for as many more as are mixed.
+//! batches all count. What does not count is the batch that the caller holds (which may keep its row group in memory
+//! until it is dropped), and what preprocessing adds to a batch where it makes lists longer. A row group of a stream is
+//! read while samples of the one before wait for it, so the limit needs room for two of every stream and a batch;
+//! shuffling, for as many more as are mixed.
 
 mod budget;
 mod columns;

@@ -48,7 +48,8 @@ pub struct ReaderOptions {
     pub partitions: PartitionFilter,
     /// Which sparse features are read; all if `None`. Others are neither read nor decoded.
     pub features: Option<Vec<String>>,
-    /// Whether the bytes of each column that is read are compared with the checksum that was taken when they were written.
+    /// Whether the bytes of each column that is read are compared with the checksum that was taken when they were
+    /// written.
     pub verify: bool,
     /// A pipeline that every batch goes through.
     pub preprocess: Option<PreprocessConfig>,

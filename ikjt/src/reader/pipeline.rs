@@ -507,7 +507,8 @@ impl<T: Send + 'static> Scheduler<T> {
 
     /// The files that a stream reads next.
     fn open(&mut self, stream: usize, file: usize, wait: bool) -> Result<Option<Arc<OpenFiles>>> {
-        if let Some((_, open)) = self.streams[stream].current.as_ref().filter(|(current, _)| *current == file) {
+        if let Some((_, open)) = self.streams[stream].current.as_ref().filter(|(current, _)| *current == file)
+        {
             return Ok(Some(Arc::clone(open)));
         }
         let open = self.opener.file(file, &self.work, wait)?;

@@ -73,7 +73,8 @@ pub(super) fn kept_counts(
         if names.is_empty() {
             return Ok(sampler.keep(epoch, first, rows, |_, _| 0.0).len() as u64);
         }
-        let columns = RowGroup { files: files.open(file)?, index, first }.read_floats(&names, files.verify)?;
+        let columns =
+            RowGroup { files: files.open(file)?, index, first }.read_floats(&names, files.verify)?;
         let column = |label: usize| sampler.labels().position(|i| i == label).unwrap_or(0);
         Ok(sampler.keep(epoch, first, rows, |label, sample| columns[column(label)][sample]).len() as u64)
     };

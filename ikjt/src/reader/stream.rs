@@ -137,8 +137,7 @@ impl Stream {
         let item = self.order.items[self.arrived];
         let (number, samples) = (self.arrived, decoded.batch.size());
         if samples as u64 != item.samples {
-            let place =
-                format!("row group {} of `{}`", item.row_group, decoded.origin.files.path.display());
+            let place = format!("row group {} of `{}`", item.row_group, decoded.origin.files.path.display());
             let message =
                 format!("it has {samples} samples to read, the epoch was planned with {}", item.samples);
             return Err(Error::invariant(place, message));

@@ -12,8 +12,8 @@ use tonic::Streaming;
 use super::address::ServiceAddress;
 use super::network::{Failure, Network, TLS_HINT};
 use super::protocol::{
-    CountSamples, Define, FindClients, FindSnapshot, FindStatistics, FoundClient, Job, Lease, Leased, Open, Question,
-    SampleCounts, Ticket,
+    CountSamples, Define, FindClients, FindSnapshot, FindStatistics, FoundClient, Job, Lease, Leased, Open,
+    Question, SampleCounts, Ticket,
 };
 use super::security::Security;
 use crate::{Error, Result};

@@ -28,7 +28,8 @@ fn divide(directory: &Path) {
         let part = |rows: &RecordBatch, moved: bool| {
             let schema = rows.schema();
             let names = schema.fields().iter().map(|field| MOVED.contains(&field.name().as_str()));
-            let columns: Vec<usize> = (0..).zip(names).filter(|(_, is)| *is == moved).map(|(i, _)| i).collect();
+            let columns: Vec<usize> =
+                (0..).zip(names).filter(|(_, is)| *is == moved).map(|(i, _)| i).collect();
             rows.project(&columns).unwrap()
         };
         let file = |moved: bool| {
@@ -67,13 +68,19 @@ fn row_groups_of_several_files_have_the_samples_of_one() {
             ReaderOptions { dedupe: Dedupe::Window, ..ReaderOptions::new(17) },
             ReaderOptions { shuffle, ..ReaderOptions::new(40) },
             ReaderOptions { features: Some(vec!["views".to_owned()]), ..ReaderOptions::new(40) },
-            ReaderOptions { features: Some(vec!["city".to_owned()]), verify: false, ..ReaderOptions::new(40) },
+            ReaderOptions {
+                features: Some(vec!["city".to_owned()]),
+                verify: false,
+                ..ReaderOptions::new(40)
+            },
         ];
         let expected = options.clone().map(|options| read(root, options).unwrap());
         assert_eq!(expected[0], written);
         divide(root);
         let snapshot = Snapshot::load(root).unwrap();
-        assert!(snapshot.partitions.iter().flat_map(|partition| &partition.files).all(|set| set.files.len() == 2));
+        assert!(
+            snapshot.partitions.iter().flat_map(|partition| &partition.files).all(|set| set.files.len() == 2)
+        );
         let digests = |snapshot: &Snapshot| snapshot.partitions.iter().map(|p| p.digest).collect::<Vec<_>>();
         assert_eq!(digests(&snapshot), digests(&before));
         for (options, expected) in options.into_iter().zip(expected) {
@@ -113,7 +120,8 @@ fn readers_verify_the_bytes_that_they_read() {
     divide(root);
     let snapshot = Snapshot::load(root).unwrap();
     let set = &snapshot.partitions[0].files[0];
-    let features = |name: &str| ReaderOptions { features: Some(vec![name.to_owned()]), ..ReaderOptions::new(40) };
+    let features =
+        |name: &str| ReaderOptions { features: Some(vec![name.to_owned()]), ..ReaderOptions::new(40) };
     for file in &set.files {
         let path = root.join(&file.path);
         let bytes = fs_err::read(&path).unwrap();

@@ -121,7 +121,8 @@ fn parts_that_do_not_make_a_dataset_are_refused_and_kept() {
     let paths = written.flat_map(|part| {
         let part: Value = serde_json::from_str(&part).unwrap();
         let buckets = part["written"].as_array().unwrap().clone().into_iter();
-        let files = buckets.flat_map(|bucket| bucket["files"].as_array().unwrap().clone());
+        let sets = buckets.flat_map(|bucket| bucket["files"].as_array().unwrap().clone());
+        let files = sets.flat_map(|set| set["files"].as_array().unwrap().clone());
         files.map(|file| format!("dataset/{}", file["path"].as_str().unwrap())).collect::<Vec<_>>()
     });
     let paths: Vec<String> = paths.collect();

@@ -240,7 +240,9 @@ impl Counts {
                     "correct `train` under `[data]`, or build the dataset with such partitions",
                 )
             };
-            return Err(Error::invalid(format!("{message}, so the ids per sample are not known"), hint).into());
+            return Err(
+                Error::invalid(format!("{message}, so the ids per sample are not known"), hint).into()
+            );
         }
         let features = match all {
             true => statistics.features.clone(),

@@ -10,7 +10,7 @@ use onefold_tests::{BUCKET, Counters, Dir, S3Server};
 use crate::logs::write_table;
 use crate::row_groups::{SESSION_CONFIG, session_rows};
 
-/// What a snapshot takes for a reference to a manifest, at most.
+/// Size of a snapshot's reference to a manifest, at most.
 const MANIFEST_BYTES: u64 = 800;
 
 /// The partition that commit number `number` adds.

@@ -133,7 +133,7 @@ fn verify_names_what_is_wrong() {
     let output = dir.command("onefold-ingest verify dataset").output();
     let (found, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(1));
-    assert!(found.contains(&file) && found.contains("SHA-256"), "{found}");
+    assert!(found.contains(&file) && found.contains("checksum"), "{found}");
     assert!(error.contains("`dataset` has a problem") && error.contains("hint: "), "{error}");
     dir.command("onefold-ingest verify logs").fails(&["`logs` is not a dataset"]);
 }

@@ -56,7 +56,8 @@ fn the_current_version_is_written_as_it_was() {
     assert_eq!(now.sessions, then.sessions);
     assert_eq!(now.statistics.features, then.statistics.features);
     let figures = |snapshot: &Snapshot| {
-        let row_groups = |p: &Partition| p.files.iter().flat_map(|set| set.row_groups.clone()).collect::<Vec<_>>();
+        let row_groups =
+            |p: &Partition| p.files.iter().flat_map(|set| set.row_groups.clone()).collect::<Vec<_>>();
         let without_bytes = |row_group: RowGroup| RowGroup { bytes_on_disk: 0, ..row_group };
         let of = |p: &Partition| (p.digest, row_groups(p).into_iter().map(without_bytes).collect::<Vec<_>>());
         snapshot.partitions.iter().map(of).collect::<Vec<_>>()
@@ -78,9 +79,8 @@ fn the_current_version_is_written_as_it_was() {
     let keys = |dataset: &Path| {
         let text = fs_err::read_to_string(dataset.join("snapshots/00000001.json")).unwrap();
         let snapshot: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let object = |value: &serde_json::Value| {
-            value.as_object().unwrap().keys().cloned().collect::<Vec<_>>()
-        };
+        let object =
+            |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         let manifest = fs_err::File::open(dataset.join(snapshot["manifests"][0]["path"].as_str().unwrap()));
         let columns = ParquetRecordBatchReaderBuilder::try_new(manifest.unwrap().into_file()).unwrap();
         (object(&snapshot), object(&snapshot["manifests"][0]), Arc::clone(columns.schema()))

@@ -75,8 +75,8 @@ pub(crate) fn partitions(dataset: &Path) -> Vec<Partition> {
     without_random_names(&Snapshot::load(dataset).unwrap()).partitions
 }
 
-/// A snapshot without what differs between two builds of the same dataset: its identity, its time, the random part of its
-/// files' names, and the bytes of manifests, which have these names.
+/// A snapshot without what differs between two builds of the same dataset: its identity, its time, the random part of
+/// its files' names, and the bytes of manifests, which have these names.
 pub(crate) fn without_random_names(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
     snapshot.dataset.clear();
