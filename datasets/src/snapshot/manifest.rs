@@ -34,7 +34,9 @@ use super::FeatureStatistics;
 /// The key of [`Names`] among the metadata of the Parquet file.
 const NAMES: &str = "onefold.names";
 /// Rows of statistics that are decoded together.
-const BATCH_ROWS: usize = 64;
+const STATISTICS_ROWS: usize = 64;
+/// Rows that are encoded together, and other rows that are decoded together at most.
+const BATCH_ROWS: usize = 4 << 10;
 
 /// Names that the rows of a manifest refer to by their positions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,8 +123,8 @@ fn fields<T: DeserializeOwned>() -> Result<Vec<FieldRef>, Error> {
     Ok(Vec::<FieldRef>::from_type::<T>(options)?)
 }
 
-fn part<T: Serialize + DeserializeOwned>(rows: &[T]) -> Result<RecordBatch, Error> {
-    Ok(serde_arrow::to_record_batch(&fields::<T>()?, &rows)?)
+fn part<T: Serialize>(rows: &[T], fields: &[FieldRef]) -> Result<RecordBatch, Error> {
+    Ok(serde_arrow::to_record_batch(fields, &rows)?)
 }
 
 impl Manifest {
@@ -132,11 +134,8 @@ impl Manifest {
     ///
     /// Says what cannot be encoded: a bug.
     pub(super) fn encode(&self) -> Result<Encoded, Error> {
-        let parts = [part(&self.statistics)?, part(&self.rows)?];
-        let fields: Vec<FieldRef> = parts.iter().flat_map(|part| part.schema().fields().to_vec()).collect();
-        let schema = Arc::new(ArrowSchema::new(fields));
-        let columns = parts.iter().flat_map(|part| part.columns().to_vec()).collect();
-        let batch = RecordBatch::try_new(Arc::clone(&schema), columns)?;
+        let fields = [fields::<StatisticsRow>()?, fields::<Row>()?];
+        let schema = Arc::new(ArrowSchema::new(fields.concat()));
         let names = KeyValue::new(NAMES.to_owned(), serde_json::to_string(&self.names)?);
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
@@ -145,10 +144,14 @@ impl Manifest {
             .set_max_row_group_row_count(None)
             .set_key_value_metadata(Some(vec![names]))
             .build();
-        let mut writer = ArrowWriter::try_new(Vec::new(), schema, Some(properties))?;
-        writer.write(&batch)?;
+        let mut writer = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties))?;
+        for (statistics, rows) in self.statistics.chunks(BATCH_ROWS).zip(self.rows.chunks(BATCH_ROWS)) {
+            let parts = [part(statistics, &fields[0])?, part(rows, &fields[1])?];
+            let columns = parts.iter().flat_map(|part| part.columns().to_vec()).collect();
+            writer.write(&RecordBatch::try_new(Arc::clone(&schema), columns)?)?;
+        }
         let bytes = Bytes::from(writer.into_inner()?);
-        let statistics_bytes = statistics_bytes(&bytes, parts[0].num_columns())?;
+        let statistics_bytes = statistics_bytes(&bytes, fields[0].len())?;
         Ok(Encoded { bytes: bytes.into(), statistics_bytes })
     }
 }
@@ -206,7 +209,7 @@ impl ManifestFile {
     ///
     /// Says what is wrong with the file.
     pub(super) fn rows(&self) -> Result<Vec<Row>, String> {
-        let mut parts = self.decode::<Row>(self.len())?;
+        let mut parts = self.decode::<Row>(self.len().min(BATCH_ROWS))?;
         let mut rows = Vec::new();
         while let Some(part) = parts.next()? {
             rows.extend(part);
@@ -223,7 +226,7 @@ impl ManifestFile {
     ///
     /// Says what is wrong with the file.
     pub(super) fn statistics(&self) -> Result<Parts<StatisticsRow>, String> {
-        self.decode(BATCH_ROWS)
+        self.decode(STATISTICS_ROWS)
     }
 
     fn decode<T: DeserializeOwned>(&self, batch_rows: usize) -> Result<Parts<T>, String> {

@@ -74,7 +74,7 @@ impl ManifestEntry {
     /// Reads the file, with or without statistics, and checks the bytes.
     pub(super) fn open(&self, storage: &Storage, with_statistics: bool) -> Result<ManifestFile> {
         let wrong = |message: String| self.wrong(storage, message);
-        let start = if with_statistics { 0 } else { self.statistics_bytes };
+        let start = if with_statistics { 0 } else { self.statistics_bytes.min(self.bytes) };
         let wanted = std::iter::once(start..self.bytes).collect();
         let ranges = match storage.read_ranges(&self.path, self.bytes, wanted, None) {
             Ok(ranges) => ranges,
@@ -432,7 +432,7 @@ mod tests {
     }
 
     fn list(rows: &[Row]) -> Result<Vec<Listed>, String> {
-        let columns = [Arc::from(["a".to_owned()].as_slice())];
+        let columns: [Arc<[String]>; 1] = [Arc::from(["a".to_owned()])];
         let mut listed = Vec::new();
         for (number, row) in rows.iter().enumerate() {
             add(&mut listed, number, row, &columns)?;
