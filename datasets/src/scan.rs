@@ -1,8 +1,7 @@
 //! Data files as verifying and reporting read them: one column of a row group at a time, lists of either layout as
 //! views. The bytes of each column are compared with their checksum. Whatever is wrong with a file is a [`Problem`]
-//! with its place, in an
-//! [`Error::Damaged`](crate::Error::Damaged); any other error says why the storage does not give the file, and nothing
-//! of the file itself.
+//! with its place, in an [`Error::Damaged`](crate::Error::Damaged); any other error says why the storage does not give
+//! the file, and nothing of the file itself.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -212,6 +211,10 @@ impl OpenFiles {
     }
 
     /// Checks that the files have the columns of `expected`, each in one of them, in any order, and no others.
+    ///
+    /// # Errors
+    ///
+    /// The first column that is missing, is there twice, has another type, or is not one of these.
     pub fn check_columns(&self, expected: &SchemaRef) -> Result<(), Problem> {
         let wrong =
             |path: &str, column: &str, message: String| Err(Problem::new(path, message).in_column(column));
