@@ -3,8 +3,6 @@
 mod histogram;
 mod sum;
 
-use std::collections::BTreeMap;
-
 use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine as _};
 use onefold_base::varint::{read_varint, write_varint};
 use serde::{Deserialize, Serialize};
@@ -162,21 +160,6 @@ impl TryFrom<String> for DenseStatistics {
             .map_err(|error| format!("the statistics of a dense feature are not Base64: {error}"))?;
         Self::decode(&bytes)
     }
-}
-
-/// The statistics by feature of all parts together, for the features of which every part has some.
-pub(crate) fn merged<'s>(
-    parts: impl IntoIterator<Item = &'s BTreeMap<String, DenseStatistics>>,
-) -> BTreeMap<String, DenseStatistics> {
-    let mut parts = parts.into_iter();
-    let mut all = parts.next().cloned().unwrap_or_default();
-    for part in parts {
-        all.retain(|name, _| part.contains_key(name));
-        for (name, statistics) in &mut all {
-            statistics.merge(&part[name]);
-        }
-    }
-    all
 }
 
 #[cfg(test)]

@@ -166,6 +166,12 @@ impl SampleDigest {
 }
 
 impl Digest {
+    /// The digest that [`Display`](fmt::Display) wrote; `None` for another text.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let bits = Some(text).filter(|text| text.len() == 32);
+        bits.and_then(|text| u128::from_str_radix(text, 16).ok()).map(Self)
+    }
+
     /// Adds one sample.
     pub fn add(&mut self, sample: SampleDigest) {
         self.add_number(sample.number());
@@ -208,9 +214,7 @@ impl Serialize for Digest {
 impl<'de> Deserialize<'de> for Digest {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let bits = Some(text.as_str()).filter(|text| text.len() == 32);
-        let bits = bits.and_then(|text| u128::from_str_radix(text, 16).ok());
-        bits.map(Self).ok_or_else(|| serde::de::Error::custom(format!("`{text}` is not a digest")))
+        Self::parse(&text).ok_or_else(|| serde::de::Error::custom(format!("`{text}` is not a digest")))
     }
 }
 

@@ -1,105 +1,127 @@
-//! The footer of a Parquet file, read with one request, or two if it is long.
+//! The footer of a data file, read with one request: the manifest says how long it is, and has its checksum. The footer
+//! has a checksum of each column chunk, so a reader verifies a chunk without any other byte of the file.
 
+use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine as _};
+use bytes::Bytes;
 use onefold_base::process::catch_panic;
-use onefold_storage::{Ranges, Storage};
+use onefold_storage::Storage;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
-use parquet::errors::ParquetError;
-use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataReader};
+use parquet::file::metadata::{ColumnChunkMetaData, KeyValue, ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::reader::ChunkReader;
+use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{DataFile, Result};
+use crate::{DataFile, FileSet, Result};
 
-/// What is fetched of the end of a file at first. Footers of 40 columns take about 10 KiB a row group.
-const FIRST_BYTES: u64 = 256 << 10;
+/// The key of the checksums among the metadata of a file.
+const CHECKSUMS: &str = "onefold.checksums";
 
-/// Reads the footer of the Parquet file `path` of `length` bytes; the inner error says why it cannot be decoded.
-///
-/// # Errors
-///
-/// As [`Storage::read_ranges`].
-pub fn read_footer(
-    storage: &Storage,
-    path: &str,
-    length: u64,
-    e_tag: Option<String>,
-) -> Result<Result<ArrowReaderMetadata, String>> {
-    let decoded = decode_footer(length, |start| {
-        let end = std::iter::once(start..length).collect();
-        storage.read_ranges(path, length, end, e_tag.clone())
-    })?;
-    Ok(decoded)
+/// A footer that was verified.
+#[derive(Debug, Clone)]
+pub struct Footer {
+    /// The metadata in the footer.
+    pub metadata: ArrowReaderMetadata,
+    /// XXH3 with 64 bits of each column chunk, by row group and Parquet column.
+    checksums: Vec<u64>,
 }
 
-/// Decodes the footer of a Parquet file of `length` bytes. `read` gives the bytes from a position to the end of the
-/// file; the inner error says why they cannot be decoded.
-///
-/// # Errors
-///
-/// As `read`.
-pub fn decode_footer<E>(
-    length: u64,
-    mut read: impl FnMut(u64) -> Result<Ranges, E>,
-) -> Result<Result<ArrowReaderMetadata, String>, E> {
-    let mut wanted = FIRST_BYTES.min(length);
-    loop {
-        let start = length - wanted;
-        let ranges = read(start)?;
-        let bytes = match ranges.get_bytes(start, wanted as usize) {
-            Ok(bytes) => bytes,
-            Err(error) => return Ok(Err(error.to_string())),
+impl Footer {
+    /// Reads the footer of a data file; the inner error says why it is not the one that was written.
+    ///
+    /// # Errors
+    ///
+    /// As [`Storage::read_ranges`].
+    pub fn read(storage: &Storage, file: &DataFile, e_tag: Option<String>) -> Result<Result<Self, String>> {
+        let Some(start) = file.bytes_on_disk.checked_sub(file.footer_bytes.into()) else {
+            return Ok(Err(format!("its footer cannot have {} bytes", file.footer_bytes)));
         };
-        let mut reader = ParquetMetaDataReader::new();
+        let range = start..file.bytes_on_disk;
+        let wanted = std::iter::once(range).collect();
+        let ranges = storage.read_ranges(&file.path, file.bytes_on_disk, wanted, e_tag)?;
+        let bytes = ranges.get_bytes(start, file.footer_bytes as usize).map_err(|error| error.to_string());
+        Ok(bytes.and_then(|bytes| Self::decode(file, &bytes)))
+    }
+
+    /// Decodes the footer of a data file.
+    ///
+    /// # Errors
+    ///
+    /// Says why `bytes` are not the footer that was written.
+    pub fn decode(file: &DataFile, bytes: &Bytes) -> Result<Self, String> {
+        if xxh3_64(bytes) != file.footer_checksum {
+            return Err("its footer does not have the checksum that the manifest says".to_owned());
+        }
         // Decoders panic on some damaged bytes.
-        let parsed = catch_panic(|| match reader.try_parse_sized(&bytes, length) {
-            Ok(()) => Ok(None),
-            Err(ParquetError::NeedMoreData(needed)) => Ok(Some(needed as u64)),
-            Err(error) => Err(error.to_string()),
-        });
-        match parsed {
-            Ok(Some(needed)) if needed > wanted && needed <= length => wanted = needed,
-            Ok(Some(needed)) => {
-                return Ok(Err(format!("it says that it has {needed} bytes, the file has {length}")));
-            }
-            Ok(None) => {
-                return Ok(catch_panic(|| {
-                    let metadata = reader.finish().map_err(|error| error.to_string())?;
-                    ArrowReaderMetadata::try_new(metadata.into(), ArrowReaderOptions::new())
-                        .map_err(|error| error.to_string())
-                }));
-            }
-            Err(message) => return Ok(Err(message)),
+        catch_panic(|| {
+            let mut reader = ParquetMetaDataReader::new();
+            reader.try_parse_sized(bytes, file.bytes_on_disk).map_err(|error| error.to_string())?;
+            let metadata = reader.finish().map_err(|error| error.to_string())?;
+            let metadata = ArrowReaderMetadata::try_new(metadata.into(), ArrowReaderOptions::new())
+                .map_err(|error| error.to_string())?;
+            let checksums = checksums(metadata.metadata())?;
+            Ok(Self { metadata, checksums })
+        })
+    }
+
+    /// Checks the bytes of a column chunk; `leaf` is the number of its Parquet column.
+    ///
+    /// # Errors
+    ///
+    /// Says that the bytes are not those that were written.
+    pub fn check_chunk(&self, row_group: usize, leaf: usize, bytes: &[u8]) -> Result<(), String> {
+        let leaves = self.metadata.parquet_schema().num_columns();
+        match self.checksums.get(row_group * leaves + leaf) {
+            Some(checksum) if *checksum == xxh3_64(bytes) => Ok(()),
+            _ => Err("its bytes do not have the checksum that was taken when they were written".to_owned()),
         }
     }
 }
 
-/// Checks that a data file has as many rows and row groups as the snapshot says, and each row group as many rows and
-/// bytes.
+/// The entry of the metadata of a file with the checksums of its column chunks, by row group and column.
+pub fn checksums_entry(checksums: &[u64]) -> KeyValue {
+    let bytes: Vec<u8> = checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
+    KeyValue::new(CHECKSUMS.to_owned(), BASE64_STANDARD_NO_PAD.encode(bytes))
+}
+
+/// The checksums of a file's column chunks, one for each.
+fn checksums(metadata: &ParquetMetaData) -> Result<Vec<u64>, String> {
+    let entries = metadata.file_metadata().key_value_metadata();
+    let text =
+        entries.and_then(|entries| entries.iter().find(|entry| entry.key == CHECKSUMS)?.value.as_ref());
+    let text = text.ok_or_else(|| format!("its footer has no `{CHECKSUMS}`"))?;
+    let bytes = BASE64_STANDARD_NO_PAD.decode(text).map_err(|error| format!("`{CHECKSUMS}`: {error}"))?;
+    let (checksums, rest) = bytes.as_chunks::<8>();
+    let chunks: usize = metadata.row_groups().iter().map(|row_group| row_group.columns().len()).sum();
+    if checksums.len() != chunks || !rest.is_empty() {
+        return Err(format!("its footer has {} bytes of checksums of {chunks} column chunks", bytes.len()));
+    }
+    Ok(checksums.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
+}
+
+/// Checks that file number `file` of a set has as many row groups as the snapshot says, and each row group as many rows
+/// and bytes.
 ///
 /// # Errors
 ///
 /// Both numbers that differ.
-pub fn check_counts(metadata: &ParquetMetaData, file: &DataFile) -> Result<(), String> {
-    let rows = metadata.file_metadata().num_rows();
-    if u64::try_from(rows).ok() != Some(file.samples) {
-        return Err(format!("it has {rows} rows, the snapshot says {}", file.samples));
-    }
+pub fn check_counts(metadata: &ParquetMetaData, set: &FileSet, file: usize) -> Result<(), String> {
     let row_groups = metadata.num_row_groups();
-    let expected = file.row_groups.len();
+    let expected = set.row_groups.len();
     if row_groups != expected {
         return Err(format!("it has {row_groups} row groups, the snapshot says {expected}"));
     }
-    for (index, (found, expected)) in metadata.row_groups().iter().zip(&file.row_groups).enumerate() {
+    let bytes = set.files.get(file).map(|file| file.row_group_bytes.as_slice()).unwrap_or_default();
+    let expected = set.row_groups.iter().zip(bytes);
+    for (index, (found, (expected, bytes))) in metadata.row_groups().iter().zip(expected).enumerate() {
         let differs = |found: i64, expected: u64| u64::try_from(found).ok() != Some(expected);
         // A damaged footer may have sizes whose sum overflows.
         let sizes = found.columns().iter().map(ColumnChunkMetaData::compressed_size);
-        let (rows, bytes) = (found.num_rows(), sizes.fold(0, i64::saturating_add));
-        if differs(rows, expected.samples) {
+        let (rows, found_bytes) = (found.num_rows(), sizes.fold(0, i64::saturating_add));
+        if differs(rows, expected.samples) || i32::try_from(rows).is_err() {
             let expected = expected.samples;
             return Err(format!("row group {index} has {rows} rows, the snapshot says {expected}"));
         }
-        if differs(bytes, expected.bytes_on_disk) {
-            let expected = expected.bytes_on_disk;
-            return Err(format!("row group {index} has {bytes} bytes, the snapshot says {expected}"));
+        if differs(found_bytes, *bytes) {
+            return Err(format!("row group {index} has {found_bytes} bytes, the snapshot says {bytes}"));
         }
     }
     Ok(())

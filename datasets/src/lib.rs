@@ -64,13 +64,13 @@ pub use schema::{
     SparseKind, TIME_COLUMN,
 };
 pub use snapshot::{
-    Bucket, Commit, DataFile, FeatureStatistics, Layout, Operation, Order, Partition, PartitionList,
-    RowGroup, Sessions, Snapshot, SnapshotEntry, Statistics, history,
+    Commit, DataFile, FeatureStatistics, FileSet, Layout, ManifestEntry, Operation, Order, Partition,
+    RowGroup, SampleStatistics, Sessions, Snapshot, SnapshotEntry, Statistics, WrittenBucket, history,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,
 };
 pub use writer::{
     BucketWriter, BucketWriters, ClosingBuckets, DatasetWriter, Decode, Encoders, WriterOptions, Written,
-    WrittenBucket, check_new_location,
+    check_new_location,
 };

@@ -5,7 +5,7 @@
 //! data/date=2024-06-01/bucket=003/part-00000-0123456789abcdef.parquet    data files
 //! vocabularies/items-0123456789abcdef.parquet                            vocabularies
 //! work/records-0123456789abcdef.parquet                                  rows of a cluster while it builds
-//! snapshots/partitions-0123456789abcdef.json                             lists of partitions
+//! manifests/0123456789abcdef.parquet                                     manifests
 //! snapshots/00000012.json                                                snapshots
 //! snapshots/latest                                                       the hint where the newest snapshot is
 //! ```
@@ -24,19 +24,19 @@ pub(crate) const DATA: &str = "data";
 pub(crate) const VOCABULARIES: &str = "vocabularies";
 /// The folder, in a dataset, of what a cluster keeps there while it builds.
 pub const WORK: &str = "work";
+/// The folder of the manifests.
+pub(crate) const MANIFESTS: &str = "manifests";
 /// The folder of the snapshots.
 pub(crate) const SNAPSHOTS: &str = "snapshots";
 /// Holds the number of a recent snapshot. It is written after a commit and may be old or missing: listing begins there.
 pub(crate) const HINT: &str = "snapshots/latest";
 /// The folders of a dataset that writers write to.
-pub(crate) const WRITTEN_FOLDERS: [&str; 4] = [DATA, VOCABULARIES, WORK, SNAPSHOTS];
+pub(crate) const WRITTEN_FOLDERS: [&str; 5] = [DATA, VOCABULARIES, WORK, MANIFESTS, SNAPSHOTS];
 
 const PARQUET: &str = ".parquet";
 const JSON: &str = ".json";
 /// The start of a data file's name.
 const PART: &str = "part-";
-/// The start of the name of a list of partitions.
-const PARTITIONS: &str = "partitions";
 
 /// The path of the data file `number` of a bucket of the partition `key`, in a dataset of
 /// `buckets` buckets. `attempt` is the [random name](random_name) of the writer.
@@ -64,9 +64,9 @@ pub(crate) fn vocabulary_file(name: &str, attempt: &str) -> String {
     format!("{VOCABULARIES}/{}-{attempt}{PARQUET}", percent::encode(name))
 }
 
-/// The path of a new list of partitions.
-pub(crate) fn partition_list() -> String {
-    format!("{SNAPSHOTS}/{PARTITIONS}-{}{JSON}", random_name())
+/// The path of a new manifest.
+pub(crate) fn manifest_file() -> String {
+    format!("{MANIFESTS}/{}{PARQUET}", random_name())
 }
 
 /// The path of snapshot `number`.
@@ -100,11 +100,8 @@ fn is_complete(path: &str) -> bool {
             percent::decode(name).is_some_and(|decoded| percent::encode(&decoded) == name)
         }),
         WORK => !name.contains('/') && before_random_name(name, PARQUET).is_some(),
-        SNAPSHOTS => {
-            path == HINT
-                || snapshot_number(path).is_some()
-                || before_random_name(name, JSON) == Some(PARTITIONS)
-        }
+        MANIFESTS => name.strip_suffix(PARQUET).is_some_and(is_random_name),
+        SNAPSHOTS => path == HINT || snapshot_number(path).is_some(),
         _ => false,
     }
 }
@@ -167,7 +164,7 @@ mod tests {
                 data_file(&key, 0, 1, number, &random),
                 vocabulary_file(&vocabulary, &random),
                 format!("{WORK}/{}", work_file_name("records")),
-                partition_list(),
+                manifest_file(),
                 snapshot_path(snapshot),
                 HINT.to_owned(),
             ];
@@ -209,7 +206,10 @@ mod tests {
             "snapshots/photo.json",
             "snapshots/1.json",
             "snapshots/000000001.json",
-            "snapshots/partitions.json",
+            "snapshots/partitions-0123456789abcdef.json",
+            "manifests/0123456789abcdef.json",
+            "manifests/more/0123456789abcdef.parquet",
+            "manifests/first.parquet",
             "snapshots/latest.txt",
         ] {
             assert!(!is_written(path), "{path}");

@@ -1,7 +1,7 @@
 //! Data files as verifying and reporting read them: one column of a row group at a time, lists of either layout as
-//! views. Whatever is wrong with a file is a [`Problem`] with its place, in an
-//! [`Error::Damaged`](crate::Error::Damaged); any other error says why the storage does not give the file, and nothing
-//! of the file itself.
+//! views. The bytes of each column are compared with their checksum. Whatever is wrong with a file is a [`Problem`]
+//! with its place, in an [`Error::Damaged`](crate::Error::Damaged); any other error says why the storage does not give
+//! the file, and nothing of the file itself.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,92 +13,160 @@ use arrow::array::{
 };
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
+use arrow::datatypes::{DataType, Field, FieldRef, Int64Type, Schema as ArrowSchema, SchemaRef};
 use onefold_base::process::catch_panic;
 use onefold_storage::{Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::file::reader::ChunkReader;
 
 use crate::folded::{UnfoldedGroup, unfold_group};
-use crate::footer::{check_counts, read_footer};
-use crate::{DataFile, FeatureGroup, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
+use crate::footer::{Footer, check_counts};
+use crate::{DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
 
 /// The problem of a file that is not there.
 pub(crate) const MISSING: &str = "it is missing, the snapshot names it";
 
-/// A data file whose footer was read.
+/// The files of some row groups, whose footers were read.
 #[derive(Debug)]
-pub struct OpenFile {
-    /// Relative to the dataset's directory.
+pub struct OpenFiles {
+    /// The path of the first file, relative to the dataset's directory.
     pub path: String,
     storage: Storage,
-    bytes: u64,
-    e_tag: Option<String>,
-    metadata: ArrowReaderMetadata,
-    /// The bytes of all columns of the row groups that were fetched.
-    fetched: Mutex<HashMap<usize, Ranges>>,
+    files: Vec<OpenFile>,
+    /// The rows of each row group.
+    rows: Vec<usize>,
+    /// The bytes of all columns of the row groups that were fetched, by file.
+    fetched: Mutex<HashMap<usize, Vec<Ranges>>>,
+}
+
+/// A data file whose footer was read.
+#[derive(Debug)]
+struct OpenFile {
+    object: Object,
+    footer: Footer,
 }
 
 /// Keeps a row group that was fetched in memory.
 #[derive(Debug)]
 pub struct FetchedRowGroup<'a> {
-    file: &'a OpenFile,
+    files: &'a OpenFiles,
     row_group: usize,
 }
 
 impl Drop for FetchedRowGroup<'_> {
     fn drop(&mut self) {
-        self.file.fetched().remove(&self.row_group);
+        self.files.fetched().remove(&self.row_group);
     }
 }
 
 impl OpenFile {
-    /// Reads the footer of a data file and compares its rows and row groups with what the snapshot says.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Damaged`](crate::Error::Damaged) if it is not what the snapshot says, and as [`Storage::read_ranges`].
-    pub fn open(storage: &Storage, file: &DataFile) -> Result<Self> {
-        let found = storage.head(&file.path)?;
-        let found = found.ok_or_else(|| Problem::new(&file.path, MISSING))?;
-        Self::open_object(storage, file, found)
-    }
-
-    /// The same, of an object that was found before: one that took its place since is an error.
-    ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open).
-    pub(crate) fn open_object(storage: &Storage, file: &DataFile, found: Object) -> Result<Self> {
+    /// Reads the footer of file number `number` of a set, and compares it with what the snapshot says.
+    fn open(storage: &Storage, set: &FileSet, number: usize, file: &DataFile) -> Result<Self> {
         let wrong = |message: String| Problem::new(&file.path, message);
-        let footer = read_footer(storage, &file.path, found.bytes, found.e_tag.clone())?;
-        let metadata = footer.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
-        let (path, storage) = (file.path.clone(), storage.clone());
-        let (bytes, e_tag, fetched) = (found.bytes, found.e_tag, Mutex::default());
-        let open = Self { path, storage, bytes, e_tag, metadata, fetched };
-        check_counts(open.metadata.metadata(), file).map_err(wrong)?;
-        let sum =
-            (0..open.row_groups()).try_fold(0_u64, |sum, group| sum.checked_add(open.rows(group)? as u64));
-        if sum != Some(file.samples) {
-            let message =
-                format!("its row groups do not have the {} rows that its footer says", file.samples);
-            return Err(wrong(message).into());
+        let object = storage.head(&file.path)?.ok_or_else(|| wrong(MISSING.to_owned()))?;
+        if object.bytes != file.bytes_on_disk {
+            let (bytes, expected) = (object.bytes, file.bytes_on_disk);
+            return Err(wrong(format!("it has {bytes} bytes, the snapshot says {expected}")).into());
         }
-        Ok(open)
+        // An object that takes its place later is an error.
+        let footer = Footer::read(storage, file, object.e_tag.clone())?;
+        let footer = footer.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
+        check_counts(footer.metadata.metadata(), set, number).map_err(wrong)?;
+        Ok(Self { object, footer })
     }
 
-    /// Row groups in the file.
+    fn fields(&self) -> &[FieldRef] {
+        self.footer.metadata.schema().fields()
+    }
+
+    /// The bytes of some columns of a row group; the inner error says why they cannot be where the footer says.
+    fn read(
+        &self,
+        storage: &Storage,
+        row_group: usize,
+        columns: &ProjectionMask,
+    ) -> Result<Result<Ranges, String>> {
+        let chunks = self.footer.metadata.metadata().row_group(row_group).columns().iter().enumerate();
+        let Object { path, bytes, e_tag, .. } = &self.object;
+        let wanted = chunks.filter(|(leaf, _)| columns.leaf_included(*leaf)).map(|(_, chunk)| {
+            let (start, length) = chunk.byte_range();
+            let end = start.checked_add(length).filter(|end| end <= bytes);
+            end.map(|end| start..end)
+                .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
+        });
+        // A footer of damaged bytes may have negative sizes, about which the library panics.
+        match catch_panic(|| wanted.collect::<Result<Vec<_>, _>>()) {
+            Ok(wanted) => Ok(Ok(storage.read_ranges(path, *bytes, wanted, e_tag.clone())?)),
+            Err(message) => Ok(Err(message)),
+        }
+    }
+
+    /// Compares the bytes of some columns of a row group with their checksums.
+    fn check(&self, row_group: usize, columns: &ProjectionMask, ranges: &Ranges) -> Result<(), String> {
+        let chunks = self.footer.metadata.metadata().row_group(row_group).columns().iter().enumerate();
+        for (leaf, chunk) in chunks.filter(|(leaf, _)| columns.leaf_included(*leaf)) {
+            let (start, length) = chunk.byte_range();
+            let bytes = ranges.get_bytes(start, length as usize).map_err(|error| error.to_string())?;
+            self.footer.check_chunk(row_group, leaf, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Decodes the column `root` of a row group of `rows` rows.
+    fn decode(&self, row_group: usize, root: usize, rows: usize, ranges: Ranges) -> Result<ArrayRef, String> {
+        let metadata = &self.footer.metadata;
+        let mask = ProjectionMask::roots(metadata.parquet_schema(), [root]);
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, metadata.clone());
+        let reader = builder
+            .with_projection(mask)
+            .with_row_groups(vec![row_group])
+            .with_batch_size(rows.max(1))
+            .build()
+            .map_err(|error| error.to_string())?;
+        let schema = reader.schema();
+        let batches = reader.collect::<Result<Vec<_>, _>>();
+        let whole = concat_batches(&schema, &batches.map_err(|error| error.to_string())?);
+        let whole = whole.map_err(|error| error.to_string())?;
+        match whole.num_rows() == rows {
+            true => Ok(Arc::clone(whole.column(0))),
+            false => Err(format!("{} rows decode of {rows}", whole.num_rows())),
+        }
+    }
+}
+
+impl OpenFiles {
+    /// Reads the footers of the files, and compares them with what the snapshot says.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Damaged`](crate::Error::Damaged) if they are not what the snapshot says, and as
+    /// [`Storage::read_ranges`].
+    pub fn open(storage: &Storage, set: &FileSet) -> Result<Self> {
+        let files = set.files.iter().enumerate();
+        let files = files.map(|(number, file)| OpenFile::open(storage, set, number, file));
+        Ok(Self {
+            path: set.path().to_owned(),
+            storage: storage.clone(),
+            files: files.collect::<Result<_>>()?,
+            // The footers have as many rows, which fit into 31 bits.
+            rows: set.row_groups.iter().map(|row_group| row_group.samples as usize).collect(),
+            fetched: Mutex::default(),
+        })
+    }
+
+    /// The number of row groups.
     pub fn row_groups(&self) -> usize {
-        self.metadata.metadata().num_row_groups()
+        self.rows.len()
     }
 
-    /// Rows of a row group; `None` if the footer gives a number that no row group has.
-    pub fn rows(&self, row_group: usize) -> Option<usize> {
-        usize::try_from(self.metadata.metadata().row_group(row_group).num_rows()).ok()
+    /// Rows of a row group.
+    pub fn rows(&self, row_group: usize) -> usize {
+        self.rows[row_group]
     }
 
     /// Fetches all columns of a row group at once, where each column would be a request of its own to an object store.
-    /// They stay in memory until what this gives is dropped. Nothing is fetched if the footer is wrong about a column:
+    /// They stay in memory until what this gives is dropped. Nothing is fetched if a footer is wrong about a column:
     /// reading the columns one by one tells which.
     ///
     /// # Errors
@@ -108,100 +176,107 @@ impl OpenFile {
         if self.storage.local().is_some() {
             return Ok(None);
         }
-        let Ok(ranges) = self.read(row_group, &ProjectionMask::all())? else { return Ok(None) };
-        self.fetched().insert(row_group, ranges);
-        Ok(Some(FetchedRowGroup { file: self, row_group }))
+        let mut fetched = Vec::with_capacity(self.files.len());
+        for file in &self.files {
+            let Ok(ranges) = file.read(&self.storage, row_group, &ProjectionMask::all())? else {
+                return Ok(None);
+            };
+            fetched.push(ranges);
+        }
+        self.fetched().insert(row_group, fetched);
+        Ok(Some(FetchedRowGroup { files: self, row_group }))
     }
 
-    fn fetched(&self) -> MutexGuard<'_, HashMap<usize, Ranges>> {
+    fn fetched(&self) -> MutexGuard<'_, HashMap<usize, Vec<Ranges>>> {
         self.fetched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compressed bytes of each column in all row groups, by the column's name, in the file's order.
+    /// Compressed bytes of each column in all row groups, by the column's name, in the order of the files.
     pub fn column_bytes(&self) -> Vec<(String, u64)> {
-        let fields = self.metadata.schema().fields();
-        let mut bytes: Vec<(String, u64)> = fields.iter().map(|field| (field.name().clone(), 0)).collect();
-        for row_group in self.metadata.metadata().row_groups() {
-            for (leaf, column) in row_group.columns().iter().enumerate() {
-                let root = self.metadata.parquet_schema().get_column_root_idx(leaf);
-                if let Some((_, bytes)) = bytes.get_mut(root) {
-                    *bytes += u64::try_from(column.compressed_size()).unwrap_or(0);
+        let mut all = Vec::new();
+        for file in &self.files {
+            let first = all.len();
+            all.extend(file.fields().iter().map(|field| (field.name().clone(), 0)));
+            let metadata = &file.footer.metadata;
+            for row_group in metadata.metadata().row_groups() {
+                for (leaf, column) in row_group.columns().iter().enumerate() {
+                    let root = metadata.parquet_schema().get_column_root_idx(leaf);
+                    if let Some((_, bytes)) = all.get_mut(first + root) {
+                        *bytes += u64::try_from(column.compressed_size()).unwrap_or(0);
+                    }
                 }
             }
         }
-        bytes
+        all
     }
 
-    /// Checks that the file has the columns of `expected`, in any order, and no others.
+    /// Checks that the files have the columns of `expected`, each in one of them, in any order, and no others.
+    ///
+    /// # Errors
+    ///
+    /// The first column that is missing, is there twice, has another type, or is not one of these.
     pub fn check_columns(&self, expected: &SchemaRef) -> Result<(), Problem> {
-        let found = self.metadata.schema();
-        let wrong = |column: &str, message: String| Err(Problem::new(&self.path, message).in_column(column));
+        let wrong =
+            |path: &str, column: &str, message: String| Err(Problem::new(path, message).in_column(column));
         for field in expected.fields() {
-            match found.field_with_name(field.name()) {
-                Err(_) => return wrong(field.name(), "it is missing".to_owned()),
-                Ok(found) if !same_field(found, field) => {
-                    let message = format!("it should be {}, but is {}", describe(field), describe(found));
-                    return wrong(field.name(), message);
-                }
-                Ok(_) => {}
+            let found: Vec<_> = self.places(field.name()).collect();
+            let [(file, root)] = found[..] else {
+                let message = if found.is_empty() { "it is missing" } else { "it is there twice" };
+                return wrong(&self.path, field.name(), message.to_owned());
+            };
+            let found = &file.fields()[root];
+            if !same_field(found, field) {
+                let message = format!("it should be {}, but is {}", describe(field), describe(found));
+                return wrong(&file.object.path, field.name(), message);
             }
         }
-        let strange = found.fields().iter().find(|field| expected.field_with_name(field.name()).is_err());
-        strange.map_or(Ok(()), |field| wrong(field.name(), "the schema has no such column".to_owned()))
-    }
-
-    /// The bytes of some columns of a row group; the inner error says why they cannot be where the footer says.
-    fn read(&self, row_group: usize, columns: &ProjectionMask) -> Result<Result<Ranges, String>> {
-        if let Some(ranges) = self.fetched().get(&row_group) {
-            return Ok(Ok(ranges.clone()));
-        }
-        let chunks = self.metadata.metadata().row_group(row_group).columns().iter().enumerate();
-        let wanted = chunks.filter(|(leaf, _)| columns.leaf_included(*leaf)).map(|(_, chunk)| {
-            let (start, length) = chunk.byte_range();
-            let end = start.checked_add(length).filter(|end| *end <= self.bytes);
-            end.map(|end| start..end)
-                .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
-        });
-        // A footer of damaged bytes may have negative sizes, about which the library panics.
-        match catch_panic(|| wanted.collect::<Result<Vec<_>, _>>()) {
-            Ok(wanted) => {
-                Ok(Ok(self.storage.read_ranges(&self.path, self.bytes, wanted, self.e_tag.clone())?))
+        for file in &self.files {
+            let mut fields = file.fields().iter();
+            if let Some(strange) = fields.find(|field| expected.field_with_name(field.name()).is_err()) {
+                let message = "the schema has no such column".to_owned();
+                return wrong(&file.object.path, strange.name(), message);
             }
-            Err(message) => Ok(Err(message)),
         }
+        Ok(())
     }
 
-    /// Decodes the columns `names` of a row group; they may come in another order.
+    /// The files that have a column, and its number in each.
+    fn places(&self, name: &str) -> impl Iterator<Item = (&OpenFile, usize)> {
+        self.files.iter().filter_map(move |file| {
+            let root = file.fields().iter().position(|field| field.name() == name)?;
+            Some((file, root))
+        })
+    }
+
+    /// A problem of a column of a row group, in the file that has the column.
+    fn problem(&self, row_group: usize, column: &str, message: String) -> Problem {
+        let path = self.places(column).next().map_or(&self.path, |(file, _)| &file.object.path);
+        Problem::new(path, message).in_row_group(row_group).in_column(column)
+    }
+
+    /// Decodes a column of a row group.
+    fn column(&self, row_group: usize, name: &str) -> Result<(FieldRef, ArrayRef)> {
+        let wrong = |message: String| self.problem(row_group, name, message);
+        let (file, root) = self.places(name).next().ok_or_else(|| wrong("it is missing".to_owned()))?;
+        let number = self.files.iter().position(|other| std::ptr::eq(other, file)).unwrap_or(0);
+        let kept = self.fetched().get(&row_group).and_then(|ranges| ranges.get(number).cloned());
+        let mask = ProjectionMask::roots(file.footer.metadata.parquet_schema(), [root]);
+        let ranges = match kept {
+            Some(ranges) => ranges,
+            None => file.read(&self.storage, row_group, &mask)?.map_err(wrong)?,
+        };
+        catch_panic(|| file.check(row_group, &mask, &ranges)).map_err(wrong)?;
+        let rows = self.rows[row_group];
+        let column = catch_panic(|| file.decode(row_group, root, rows, ranges));
+        let column = column.map_err(|error| wrong(format!("it cannot be decoded: {error}")))?;
+        Ok((Arc::clone(&file.fields()[root]), column))
+    }
+
+    /// Decodes the columns `names` of a row group.
     fn columns(&self, row_group: usize, names: &[&str]) -> Result<RecordBatch> {
-        let wrong = |message: String| {
-            let problem = Problem::new(&self.path, message).in_row_group(row_group);
-            names.iter().take(1).fold(problem, |problem, name| problem.in_column(*name))
-        };
-        let fields = self.metadata.schema().fields();
-        let roots = names.iter().map(|name| fields.iter().position(|field| field.name() == name));
-        let roots: Option<Vec<usize>> = roots.collect();
-        let roots = roots.ok_or_else(|| wrong("it is missing".to_owned()))?;
-        let rows = self.rows(row_group).filter(|rows| i32::try_from(*rows).is_ok());
-        let rows = rows.ok_or_else(|| wrong("its row group has an impossible number of rows".to_owned()))?;
-        let mask = ProjectionMask::roots(self.metadata.parquet_schema(), roots);
-        let ranges = self.read(row_group, &mask)?.map_err(wrong)?;
-        let decode = || {
-            let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, self.metadata.clone());
-            let reader = builder
-                .with_projection(mask)
-                .with_row_groups(vec![row_group])
-                .with_batch_size(rows.max(1))
-                .build()
-                .map_err(|error| error.to_string())?;
-            let schema = reader.schema();
-            let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-            let whole = concat_batches(&schema, &batches).map_err(|error| error.to_string())?;
-            match whole.num_rows() == rows {
-                true => Ok(whole),
-                false => Err(format!("{} rows decode of {rows}", whole.num_rows())),
-            }
-        };
-        Ok(catch_panic(decode).map_err(|error| wrong(format!("it cannot be decoded: {error}")))?)
+        let columns = names.iter().map(|name| self.column(row_group, name)).collect::<Result<Vec<_>>>()?;
+        let (fields, columns): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
+        Ok(RecordBatch::try_new(Arc::new(ArrowSchema::new(fields)), columns)?)
     }
 
     /// A column of numbers without nulls.
@@ -215,11 +290,9 @@ impl OpenFile {
         row_group: usize,
         name: &str,
     ) -> Result<ScalarBuffer<T::Native>> {
-        let batch = self.columns(row_group, &[name])?;
-        let wrong =
-            |message: String| Problem::new(&self.path, message).in_row_group(row_group).in_column(name);
-        let column = batch.column(0);
-        if let Some(row) = first_null(column) {
+        let (_, column) = self.column(row_group, name)?;
+        let wrong = |message: String| self.problem(row_group, name, message);
+        if let Some(row) = first_null(&column) {
             return Err(wrong("a null where none may be".to_owned()).in_row(row).into());
         }
         let numbers = column.as_primitive_opt::<T>();
@@ -234,14 +307,12 @@ impl OpenFile {
     /// [`Error::Damaged`](crate::Error::Damaged) if the column is not of this type or does not decode, and as
     /// [`Storage::read_ranges`].
     pub fn kept(&self, row_group: usize, column: &KeptColumn) -> Result<ArrayRef> {
-        let batch = self.columns(row_group, &[&column.name])?;
-        let values = batch.column(0);
+        let (_, values) = self.column(row_group, &column.name)?;
         if *values.data_type() != column.kind.data_type() {
             let message = format!("it is decoded as {}", values.data_type());
-            let problem = Problem::new(&self.path, message).in_row_group(row_group);
-            return Err(problem.in_column(&column.name).into());
+            return Err(self.problem(row_group, &column.name, message).into());
         }
-        Ok(Arc::clone(values))
+        Ok(values)
     }
 
     /// The lists of `feature`, one of `group`, in a row group of a file in `layout`.
@@ -256,9 +327,7 @@ impl OpenFile {
         group: &FeatureGroup,
         feature: &SparseFeature,
     ) -> Result<SampleLists> {
-        let wrong = |column: &str, message: String| {
-            Problem::new(&self.path, message).in_row_group(row_group).in_column(column)
-        };
+        let wrong = |column: &str, message: String| self.problem(row_group, column, message);
         if layout == Layout::Folded && group.deduplicated {
             let length = feature.length_column();
             let mut names = vec![feature.name.as_str()];
@@ -269,9 +338,8 @@ impl OpenFile {
             let unfolded = unfolded.map_err(|e| wrong(&e.column, e.message).in_row(e.row))?;
             return Ok(SampleLists::unfolded(unfolded));
         }
-        let batch = self.columns(row_group, &[&feature.name])?;
-        let column = batch.column(0);
-        if let Some(row) = first_null(column) {
+        let (_, column) = self.column(row_group, &feature.name)?;
+        if let Some(row) = first_null(&column) {
             return Err(wrong(&feature.name, "a null where none may be".to_owned()).in_row(row).into());
         }
         let lists = column.as_list_opt::<i32>().and_then(SampleLists::new);
@@ -284,10 +352,10 @@ impl OpenFile {
     ///
     /// As [`numbers`](Self::numbers).
     pub fn stored_ids(&self, row_group: usize, name: &str) -> Result<ScalarBuffer<i64>> {
-        let batch = self.columns(row_group, &[name])?;
-        let lists = batch.column(0).as_list_opt::<i32>();
+        let (_, column) = self.column(row_group, name)?;
+        let lists = column.as_list_opt::<i32>();
         let ids = lists.and_then(|lists| lists.values().as_primitive_opt::<Int64Type>().cloned());
-        let wrong = || Problem::new(&self.path, "it does not hold lists of ids").in_column(name);
+        let wrong = || self.problem(row_group, name, "it does not hold lists of ids".to_owned());
         Ok(ids.ok_or_else(wrong)?.values().clone())
     }
 }
@@ -391,7 +459,7 @@ fn describe(field: &Field) -> String {
 mod tests {
     use super::*;
     use crate::folded::samples::{Sample, rows, schema};
-    use crate::{DatasetWriter, Order, PartitionKey, WriterOptions};
+    use crate::{DatasetWriter, Order, PartitionKey, Snapshot, WriterOptions};
 
     #[test]
     fn lists_of_both_layouts_are_those_that_were_written() {
@@ -402,9 +470,10 @@ mod tests {
             let options = WriterOptions { layout, ..WriterOptions::new(Order::Session) };
             let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
             writer.write(&PartitionKey::default(), &rows(&samples)).unwrap();
-            let snapshot = writer.finish().unwrap().snapshot;
+            writer.finish().unwrap();
+            let snapshot = Snapshot::load(directory.path()).unwrap();
             let storage = Storage::open(directory.path()).unwrap();
-            let file = OpenFile::open(&storage, &snapshot.partitions[0].files[0]).unwrap();
+            let file = OpenFiles::open(&storage, &snapshot.partitions[0].files[0]).unwrap();
             file.check_columns(&layout.to_arrow(&schema())).unwrap();
             let features = schema().groups.into_iter().flat_map(|group| {
                 let features = group.features.clone();

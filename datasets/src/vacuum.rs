@@ -8,7 +8,7 @@ use onefold_storage::{Object, Storage};
 use serde::Serialize;
 
 use crate::names::{HINT, SNAPSHOTS, WRITTEN_FOLDERS, is_written, snapshot_number};
-use crate::snapshot::{named_files, not_a_dataset, utc};
+use crate::snapshot::{NamedFiles, not_a_dataset, utc};
 use crate::{Error, Result};
 
 /// What a vacuum keeps.
@@ -47,7 +47,7 @@ pub struct Vacuumed {
     pub snapshots_kept: Vec<u64>,
     /// Numbers of the snapshots removed.
     pub snapshots_removed: Vec<u64>,
-    /// Other files removed: data, vocabularies, lists of partitions.
+    /// Other files removed: data, vocabularies, manifests.
     pub files_removed: usize,
     /// The size of all that was removed.
     pub bytes_removed: u64,
@@ -123,8 +123,12 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
         !last.contains(number) && superseded.get(number).is_some_and(|(_, since)| is_old(*since))
     };
     let (removed, kept): (Vec<u64>, Vec<u64>) = snapshots.keys().copied().partition(is_removed);
-    let named = named_files(storage, kept.iter().copied())?;
-    let dropped = dropped(storage, &removed, &superseded)?;
+    let mut files_of = NamedFiles::new(storage);
+    let mut named = HashSet::new();
+    for number in &kept {
+        named.extend(files_of.of(*number)?);
+    }
+    let dropped = dropped(&mut files_of, &removed, &superseded)?;
 
     let not_named = files.into_iter().filter(|file| !named.contains(&file.path));
     let (written, foreign): (Vec<Object>, Vec<Object>) = not_named.partition(|file| is_written(&file.path));
@@ -193,14 +197,14 @@ fn superseded(snapshots: &BTreeMap<u64, Object>) -> BTreeMap<u64, (&Object, Syst
 /// The files that the `removed` snapshots name, and the time at which the last one that names each was superseded: the
 /// first snapshot that no longer names the file was committed then.
 fn dropped(
-    storage: &Storage,
+    files_of: &mut NamedFiles,
     removed: &[u64],
     superseded: &BTreeMap<u64, (&Object, SystemTime)>,
 ) -> Result<HashMap<String, SystemTime>> {
     let mut dropped = HashMap::new();
     for number in removed {
         let Some((_, since)) = superseded.get(number) else { continue };
-        match named_files(storage, [*number]) {
+        match files_of.of(*number) {
             Ok(named) => dropped.extend(named.into_iter().map(|path| (path, *since))),
             // It is damaged, or another vacuum has removed it. Its files count from their own modification time, which
             // is before its commit.

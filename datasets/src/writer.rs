@@ -7,7 +7,7 @@
 //!             ▼
 //!           count + digest ─┐   every column: fold or expand, encode    `threads` row groups at a time
 //!             ▼             └──────────▼
-//!           statistics by bucket     upload ─▶ SHA-256 ─▶ snapshot
+//!           statistics              upload, checksums ─▶ manifest ─▶ snapshot
 //! ```
 //!
 //! A [`BucketWriter`] writes one bucket of a partition; several may be at work at once. [`DatasetWriter::write`] takes
@@ -18,6 +18,7 @@
 //! files that no snapshot names; [`vacuum`](crate::vacuum) removes them.
 
 mod bucket;
+mod checksums;
 mod closing;
 mod columns;
 mod count;
@@ -38,7 +39,7 @@ use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
 use onefold_base::fault::{option, text};
 use onefold_storage::Storage;
 
-pub use self::bucket::{BucketWriter, BucketWriters, Decode, WrittenBucket};
+pub use self::bucket::{BucketWriter, BucketWriters, Decode};
 pub use self::closing::ClosingBuckets;
 pub(crate) use self::count::Counter;
 pub use self::encoders::Encoders;
@@ -50,7 +51,7 @@ use crate::digest::Digest;
 use crate::lists::Lists;
 use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::partition_column::misfit;
-use crate::snapshot::{Snapshot, latest_head};
+use crate::snapshot::{Snapshot, WrittenBucket, latest_head};
 use crate::{
     Commit, Error, MOST_BUCKETS, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
     Vocabulary, VocabularyFile, bucket_of_session,
@@ -63,7 +64,7 @@ pub struct DatasetWriter {
     writers: BucketWriters,
     schema: Schema,
     options: WriterOptions,
-    /// The newest snapshot when the writer was created, without its lists.
+    /// The head of the newest snapshot when the writer was created.
     base: Option<Snapshot>,
     partition_columns: Vec<PartitionColumn>,
     /// What is written, by partition and bucket.
@@ -136,7 +137,7 @@ impl DatasetWriter {
         &self.schema
     }
 
-    /// The snapshot that is appended to, without the partitions in its lists.
+    /// The [head](Snapshot::load_head) of the snapshot that is appended to.
     pub fn appended_to(&self) -> Option<&Snapshot> {
         self.base.as_ref().filter(|_| self.options.commit.keeps_others())
     }
@@ -149,7 +150,7 @@ impl DatasetWriter {
     /// The samples that were written or added so far, in buckets that are complete, and the number of their partitions.
     pub fn added(&self) -> (u64, usize) {
         let samples = |buckets: &BTreeMap<u32, WrittenBucket>| -> u64 {
-            buckets.values().map(|bucket| bucket.bucket.samples).sum()
+            buckets.values().map(WrittenBucket::samples).sum()
         };
         let all = self.written.values().map(samples).filter(|samples| *samples > 0);
         all.fold((0, 0), |(all, partitions), samples| (all + samples, partitions + 1))
@@ -315,9 +316,9 @@ impl DatasetWriter {
     ///
     /// As [`add`](Self::add).
     pub fn add_part(&mut self, bucket: WrittenBucket) -> Result<()> {
-        self.check_place(&bucket.key, bucket.bucket.bucket)?;
-        if !self.entered.insert((bucket.key.clone(), bucket.bucket.bucket)) {
-            let (key, number) = (&bucket.key, bucket.bucket.bucket);
+        self.check_place(&bucket.key, bucket.bucket)?;
+        if !self.entered.insert((bucket.key.clone(), bucket.bucket)) {
+            let (key, number) = (&bucket.key, bucket.bucket);
             let partition = if key.columns().is_empty() { String::new() } else { format!(" of `{key}`") };
             let message = format!("the bucket {number}{partition} was written twice");
             let hint =
@@ -330,11 +331,11 @@ impl DatasetWriter {
 
     /// The files of the bucket are removed if this is dropped.
     fn owns(&mut self, bucket: &WrittenBucket) {
-        self.paths.extend(bucket.files.iter().map(|file| file.path.clone()));
+        self.paths.extend(bucket.paths().map(str::to_owned));
     }
 
     fn put(&mut self, bucket: WrittenBucket) {
-        self.written.entry(bucket.key.clone()).or_default().insert(bucket.bucket.bucket, bucket);
+        self.written.entry(bucket.key.clone()).or_default().insert(bucket.bucket, bucket);
     }
 
     /// Waits until all samples that were written are in their files.

@@ -190,9 +190,8 @@ def newest_snapshot(dataset):
 
 
 def data_files(dataset):
-    """The data files of a dataset, which its newest snapshot names."""
-    partitions = newest_snapshot(dataset)["partitions"]
-    return [str(dataset / file["path"]) for partition in partitions for file in partition["files"]]
+    """The data files of a dataset that was built once."""
+    return parquet_files(dataset / "data")
 
 
 # In a process of its own: what this one has held, the kernel counts for the commands that it starts.

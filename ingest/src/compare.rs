@@ -9,6 +9,7 @@ use std::time::Instant;
 use onefold_base::progress::Reporter;
 use onefold_datasets::verify::ExpectedSamples;
 use onefold_datasets::{Decode, PartitionChoice, PartitionFilter, PartitionKey, Problem, Snapshot};
+use onefold_storage::Storage;
 use serde::Serialize;
 
 use crate::cluster::RowGroups;
@@ -133,8 +134,9 @@ impl Compare<'_> {
         let totals = reading.encode(&mut clustering, self.reporter).await?;
         let old = Some((self.directory, snapshot));
         let decided = decide(config, &reading, &mut totals.statistics, old).await?;
+        let storage = Storage::open(self.directory).map_err(onefold_datasets::Error::from)?;
         let mut counting = Counting {
-            expected: ExpectedSamples::new(snapshot, self.options.threads)?,
+            expected: ExpectedSamples::new(&storage, snapshot, self.options.threads)?,
             choice: &choice,
             partition: PartitionKey::default(),
             session: None,

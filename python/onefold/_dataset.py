@@ -36,7 +36,7 @@ class Dataset:
     - `tail`: "short" delivers every sample, "drop" only whole global batches.
     - `partitions`: a filter, as `"split=train,date>=2024-05-01"`; a value with a comma or an operator is in quotes, as
       `'city="Paris, TX"'`. `snapshot`: the number of one; the newest if None.
-    - `verify`: whether files are compared with their checksums when they are first read.
+    - `verify`: whether the bytes of each column that is read are compared with their checksum.
     - `table_rows`: rows of embedding tables by feature; an id outside them is a DataError that says where it stands.
     - `timestamps`: whether batches have their samples' times.
     - `pin_memory`: batches hold torch tensors in pinned memory, for asynchronous copies to a GPU.

@@ -51,9 +51,16 @@ def build(options):
 
 
 def days(dataset):
-    newest = sorted((dataset / "snapshots").glob("0*.json"))[-1]
-    partitions = json.loads(newest.read_text())["partitions"]
-    return [(part["key"].removeprefix("date="), part["samples"]) for part in partitions]
+    """The days of the dataset, which was built once, and their numbers of samples."""
+    import pyarrow.parquet
+
+    samples = {}
+    for manifest in (dataset / "manifests").glob("*.parquet"):
+        table = pyarrow.parquet.read_table(manifest, columns=["partition", "samples"])
+        for row in table.to_pylist():
+            day = row["partition"].removeprefix("date=")
+            samples[day] = samples.get(day, 0) + row["samples"]
+    return sorted(samples.items())
 
 
 def train(options, dataset, config, name, seed, train, evaluated=None, extra=()):

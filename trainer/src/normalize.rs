@@ -1,9 +1,11 @@
 //! From statistics of dense features to the numbers by which a model normalizes them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use onefold_datasets::{DENSE_QUANTILES, DenseStatistics, PartitionFilter, Schema, Snapshot, suggest};
 use onefold_ikjt::preprocess::Preprocessor;
+use onefold_ikjt::reader::load_statistics;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Normalization;
@@ -95,17 +97,16 @@ impl Normalizer {
     }
 }
 
-/// The normalizers that `config` asks for, by the statistics of the samples in `partitions`. `schema` is that of the
-/// batches, after `preprocessing`.
+/// The normalizers that `config` asks for, by the statistics of the samples in `partitions` of `dataset`. `schema` is
+/// that of the batches, after `preprocessing`.
 ///
 /// # Errors
 ///
 /// [`Error::Config`] for a feature that is none of the batches' dense ones, and for one that a normalization is given
-/// for but statistics are not known of: a step of the preprocessing changes it, or the dataset was built without
-/// statistics.
+/// for but that a step of the preprocessing makes or changes; [`Error::Read`] if the statistics cannot be read.
 pub(crate) fn fit(
     config: &TrainConfig,
-    (snapshot, partitions): (&Snapshot, &PartitionFilter),
+    (dataset, snapshot, partitions): (&Path, &Snapshot, &PartitionFilter),
     schema: &Schema,
     preprocessing: Option<&Preprocessing>,
 ) -> Result<Normalizers> {
@@ -121,7 +122,7 @@ pub(crate) fn fit(
             suggest(name, names()),
         ));
     }
-    let statistics = snapshot.dense_statistics(partitions).map_err(onefold_ikjt::Error::from)?;
+    let statistics = load_statistics(dataset, snapshot, partitions)?;
     let unchanged = match preprocessing {
         None => schema.dense.clone(),
         Some(steps) => Preprocessor::try_new(&steps.config, &snapshot.schema)?.unchanged_dense(),
@@ -129,20 +130,10 @@ pub(crate) fn fit(
     let mut normalizers = Normalizers::new();
     for name in &schema.dense {
         let asked = config.dense.of_feature(name).filter(|asked| *asked != Normalization::None);
-        let known = statistics.as_ref().and_then(|of_feature| of_feature.get(name));
-        let known = known.filter(|_| unchanged.contains(name));
+        let known = statistics.dense.get(name).filter(|_| unchanged.contains(name));
         if let (Some(asked), None) = (asked, known) {
-            let (why, hint) = if unchanged.contains(name) {
-                (
-                    "the dataset was built without statistics of dense features",
-                    "build it again, or leave it as it is",
-                )
-            } else {
-                (
-                    "a step of the preprocessing makes or changes it",
-                    "normalize it by steps (`clamp`, `log1p`, `boxcox`)",
-                )
-            };
+            let why = "a step of the preprocessing makes or changes it";
+            let hint = "normalize it by steps (`clamp`, `log1p`, `boxcox`)";
             return Err(wrong(
                 format!("`{name}` cannot be normalized by `{asked}`, because {why}"),
                 format!("{hint}: `{name} = \"none\"` under `[dense.features]`"),

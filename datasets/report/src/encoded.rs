@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use arrow::array::RecordBatch;
 use rayon::prelude::*;
 
-use onefold_datasets::scan::OpenFile;
+use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{
-    DatasetWriter, Layout, Order, PartitionColumn, PartitionKey, PartitionType, Result, Schema, WriterOptions,
+    DatasetWriter, Layout, Order, PartitionColumn, PartitionKey, PartitionType, Result, Schema, Snapshot,
+    WriterOptions,
 };
 use onefold_storage::Storage;
 
@@ -67,13 +68,14 @@ impl Encoder {
 
     /// Ends the dataset and measures it.
     pub(super) fn finish(self) -> Result<Encoded> {
-        let snapshot = self.writer.finish()?.snapshot;
+        self.writer.finish()?;
         let storage = Storage::open(&self.directory)?;
+        let snapshot = Snapshot::load_from(&storage, None)?;
         let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
-        let files = files.map(|file| OpenFile::open(&storage, file)).collect::<Result<Vec<_>>>()?;
+        let files = files.map(|set| OpenFiles::open(&storage, set)).collect::<Result<Vec<_>>>()?;
         let lengths = length_columns(&self.schema, self.layout);
         let mut encoded = Encoded { samples: snapshot.statistics.samples, ..Encoded::default() };
-        for (column, bytes) in files.iter().flat_map(OpenFile::column_bytes) {
+        for (column, bytes) in files.iter().flat_map(OpenFiles::column_bytes) {
             let feature = lengths.get(&column).cloned().unwrap_or(column);
             *encoded.bytes.entry(feature).or_default() += bytes;
         }
@@ -96,7 +98,7 @@ fn length_columns(schema: &Schema, layout: Layout) -> BTreeMap<String, String> {
     windows.map(|feature| (feature.length_column(), feature.name.clone())).collect()
 }
 
-fn stored_ids(files: &[OpenFile], feature: &str) -> Result<StoredIds> {
+fn stored_ids(files: &[OpenFiles], feature: &str) -> Result<StoredIds> {
     let mut ids: Vec<i64> = Vec::new();
     for file in files {
         for row_group in 0..file.row_groups() {

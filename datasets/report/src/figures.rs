@@ -19,7 +19,6 @@ const BARS: u64 = 40;
 /// Everything that was measured.
 #[derive(Debug)]
 pub(super) struct Measured {
-    pub(super) files: usize,
     /// The times of the earliest sample and of the latest.
     pub(super) times: (i64, i64),
     pub(super) clustered: MeasuredCourse,
@@ -50,7 +49,7 @@ pub(super) fn report(
         layout: snapshot.layout,
         order: snapshot.order,
         partitions: snapshot.partitions.len(),
-        files: measured.files,
+        files: snapshot.statistics.files as usize,
         samples: statistics.samples,
         sessions: statistics.sessions,
         bytes_on_disk: statistics.bytes_on_disk,

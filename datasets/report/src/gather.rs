@@ -14,7 +14,7 @@ use super::pass::Pass;
 use super::plan::{RowGroup, choose, row_groups, spread};
 use super::{BATCH_SIZES, Report, ReportOptions};
 use onefold_base::progress::Reporter;
-use onefold_datasets::scan::OpenFile;
+use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{Error, Layout, Order, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions};
 use onefold_storage::Storage;
 
@@ -67,7 +67,7 @@ fn measure(
     reporter: &dyn Reporter,
 ) -> Result<Measured> {
     let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
-    let open = |file| OpenFile::open(storage, file);
+    let open = |set| OpenFiles::open(storage, set);
     let files = files.map(open).collect::<Result<Vec<_>>>()?;
     let row_groups = row_groups(snapshot, &files);
     let choice = choose(snapshot, &row_groups, options.memory)?;
@@ -94,7 +94,7 @@ fn measure(
     reorder(snapshot, gathered, &mut other, reporter)?;
     let (clustered, arrival) = if clustered { (own, other) } else { (other, own) };
     let (clustered, arrival) = (clustered.finish()?, arrival.finish()?);
-    Ok(Measured { files: files.len(), times, clustered, arrival })
+    Ok(Measured { times, clustered, arrival })
 }
 
 /// Reads a row group; its floats only if samples of it are written, as the first `encoded` ones and those that are

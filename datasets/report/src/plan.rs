@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use arrow::datatypes::TimestampMicrosecondType;
 
 use super::gathered::{Choice, Stretch};
-use onefold_datasets::scan::OpenFile;
+use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{Result, Snapshot, TIME_COLUMN};
 
 /// Samples are written again from no fewer places of the dataset than this, if it has as many row groups.
@@ -23,18 +23,17 @@ const TIMES_HELD: u64 = 1 << 20;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowGroup<'a> {
     pub(super) partition: usize,
-    pub(super) file: &'a OpenFile,
+    pub(super) file: &'a OpenFiles,
     pub(super) index: usize,
     pub(super) rows: usize,
 }
 
 /// All row groups in the order of the samples. `files` are those of `snapshot`, in its order.
-pub(super) fn row_groups<'a>(snapshot: &Snapshot, files: &'a [OpenFile]) -> Vec<RowGroup<'a>> {
+pub(super) fn row_groups<'a>(snapshot: &Snapshot, files: &'a [OpenFiles]) -> Vec<RowGroup<'a>> {
     let partitions = snapshot.partitions.iter().enumerate();
     let partitions = partitions.flat_map(|(number, partition)| partition.files.iter().map(move |_| number));
-    let of_file = |(partition, file): (usize, &'a OpenFile)| {
-        let rows = move |index| file.rows(index).unwrap_or(0);
-        (0..file.row_groups()).map(move |index| RowGroup { partition, file, index, rows: rows(index) })
+    let of_file = |(partition, file): (usize, &'a OpenFiles)| {
+        (0..file.row_groups()).map(move |index| RowGroup { partition, file, index, rows: file.rows(index) })
     };
     partitions.zip(files).flat_map(of_file).collect()
 }

@@ -1,22 +1,24 @@
 //! The commit: the next snapshot is created if it is not there yet, which of several writers one does.
 //!
-//! A writer that finds its number taken reads the snapshots since its own. If one of them touched a partition that the
-//! writer writes, or changed a vocabulary that the writer changes to another content, the commit fails; otherwise the
-//! writer's changes are applied to the newest snapshot, and it tries the next number. So writers of different partitions
-//! all succeed unless two of them extend one vocabulary, and of writers of one partition the first does.
+//! A writer writes its manifest once. If it finds its number taken, it reads the snapshots since its own. If one of
+//! them touched a partition that the writer writes, or changed a vocabulary that the writer changes to another content,
+//! the commit fails; otherwise the writer's changes are applied to the newest snapshot, and it tries the next number.
+//! So writers of different partitions all succeed unless two of them extend one vocabulary, and of writers of one
+//! partition the first does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use onefold_storage::{Created, Storage, random_name};
 
-use super::store::read_list;
+use super::bucket::{WrittenBucket, manifest};
+use super::manifests::{self, Listed, checksum};
 use super::{
-    Commit, FORMAT_VERSION, LIST_PARTITIONS, Layout, Operation, Order, Partition, PartitionList, Sessions,
-    Snapshot, Statistics, heads_after,
+    Commit, FORMAT_VERSION, FileSet, Layout, ManifestEntry, Operation, Order, Sessions, Snapshot, Statistics,
+    heads_after,
 };
-use crate::names::{HINT, partition_list, snapshot_path};
+use crate::names::{HINT, manifest_file, snapshot_path};
 use crate::{Error, PartitionColumn, PartitionKey, Result, Schema, VocabularyFile};
 
 /// What a writer has written: a new dataset, or partitions of one.
@@ -30,8 +32,8 @@ pub(crate) struct Changes {
     pub(crate) schema: Schema,
     pub(crate) sample_keys: bool,
     pub(crate) partition_columns: Vec<PartitionColumn>,
-    /// The partitions written, whole; each replaces the one of its key. One without samples is removed.
-    pub(crate) partitions: BTreeMap<PartitionKey, Partition>,
+    /// The buckets written. A merge replaces these buckets, any other commit whole partitions.
+    pub(crate) written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
     /// The vocabularies added or extended, and no others. The dataset's other ones stay as they are.
     pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
 }
@@ -41,20 +43,68 @@ impl Changes {
     fn replaces_everything(&self) -> bool {
         !self.kind.keeps_others()
     }
+
+    /// Whether the changes replace a bucket of a partition.
+    fn replaces(&self, key: &PartitionKey, bucket: u32) -> bool {
+        self.written
+            .get(key)
+            .is_some_and(|buckets| self.kind != Commit::Merge || buckets.contains_key(&bucket))
+    }
+
+    fn buckets_written(&self) -> impl Iterator<Item = &WrittenBucket> {
+        self.written.values().flat_map(BTreeMap::values)
+    }
 }
 
 /// Commits `changes` to the dataset in `storage`; `base` is the snapshot that they were made for. Gives the new
-/// snapshot. Lists are read only where they have partitions that change, so both snapshots are without the partitions
-/// of their lists.
+/// snapshot. Manifests are read only where they may have partitions that change, so both snapshots are heads.
 ///
 /// # Errors
 ///
 /// [`Error::Conflict`] if another writer has changed the same partitions or the whole dataset since `base`, or the same
 /// vocabulary to another content; [`Error::Storage`] if the storage fails. Nothing is committed then.
 pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
+    let manifest = write_manifest(storage, changes)?;
+    let committed = commit_manifest(storage, base, changes, manifest.as_ref());
+    if let (Err(_), Some(manifest)) = (&committed, manifest) {
+        storage.clean_up(vec![manifest.path]);
+    }
+    committed
+}
+
+/// Writes the manifest of what was written; `None` if that is nothing.
+fn write_manifest(storage: &Storage, changes: &Changes) -> Result<Option<ManifestEntry>> {
+    let written = || changes.buckets_written().filter(|bucket| bucket.samples() > 0);
+    let (Some(first), Some(last)) = (written().next(), written().last()) else { return Ok(None) };
+    let (first, last) = (first.key.clone(), last.key.clone());
+    let manifest = manifest(&changes.schema, written());
+    let rows = u32::try_from(manifest.rows.len()).map_err(std::io::Error::other)?;
+    let encoded = manifest.encode().map_err(std::io::Error::other)?;
+    let (statistics, rest) = encoded.bytes.split_at(encoded.statistics_bytes as usize);
+    let entry = ManifestEntry {
+        path: manifest_file(),
+        bytes: encoded.bytes.len() as u64,
+        statistics_bytes: encoded.statistics_bytes,
+        statistics_checksum: checksum(statistics),
+        checksum: checksum(rest),
+        first,
+        last,
+        rows: vec![(0, rows)],
+    };
+    storage.create(&entry.path, encoded.bytes)?;
+    Ok(Some(entry))
+}
+
+/// Creates the next snapshot, with the manifest of what was written.
+fn commit_manifest(
+    storage: &Storage,
+    base: Option<&Snapshot>,
+    changes: &Changes,
+    manifest: Option<&ManifestEntry>,
+) -> Result<Snapshot> {
     let mut base = base.cloned();
     loop {
-        let next = apply(storage, base.as_ref(), changes)?;
+        let next = apply(storage, base.as_ref(), changes, manifest)?;
         let mut text = serde_json::to_vec_pretty(&next).map_err(std::io::Error::other)?;
         text.push(b'\n');
         if storage.create(&snapshot_path(next.snapshot), text)? == Created::Yes {
@@ -85,8 +135,7 @@ fn conflict(
         "replaced the whole dataset".to_owned()
     } else if other.partition_columns != changes.partition_columns {
         "changed the partition columns".to_owned()
-    } else if let Some(key) =
-        other.operation.partitions.iter().find(|key| changes.partitions.contains_key(*key))
+    } else if let Some(key) = other.operation.partitions.iter().find(|key| changes.written.contains_key(*key))
     {
         if key.columns().is_empty() {
             "changed the dataset".to_owned()
@@ -113,29 +162,26 @@ pub(crate) fn utc(time: SystemTime) -> String {
     DateTime::<Utc>::from(time).to_rfc3339_opts(SecondsFormat::Millis, true)
 }
 
-/// The snapshot after `base` with `changes`. Lists that it needs are written.
-fn apply(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
+/// The snapshot after `base` with `changes`.
+fn apply(
+    storage: &Storage,
+    base: Option<&Snapshot>,
+    changes: &Changes,
+    manifest: Option<&ManifestEntry>,
+) -> Result<Snapshot> {
     let kept = base.filter(|_| !changes.replaces_everything());
-    let (mut partitions, mut lists) = match kept {
-        None => (Vec::new(), Vec::new()),
-        Some(base) => unchanged(storage, base, changes)?,
-    };
-    let samples_before = base.map_or(0, |base| base.statistics.samples);
-    partitions.extend(changes.partitions.values().filter(|partition| partition.samples > 0).cloned());
-    partitions.sort_by(|a, b| a.key.cmp(&b.key));
-    // What was written now stays in the snapshot, unless that alone is too much.
-    if partitions.len() > LIST_PARTITIONS {
-        let (moved, stays): (Vec<_>, Vec<_>) = partitions.into_iter().partition(|partition| {
-            changes.partitions.len() > LIST_PARTITIONS || !changes.partitions.contains_key(&partition.key)
-        });
-        for chunk in moved.chunks(LIST_PARTITIONS) {
-            lists.push(write_list(storage, chunk)?);
-        }
-        partitions = stays;
+    let Left { mut manifests, mut statistics, removed } = left_of(storage, kept, changes)?;
+    manifests.extend(manifest.cloned());
+    add_written(&mut statistics, changes);
+    if removed {
+        // The smallest and largest ids of what is left are not known otherwise.
+        let all = manifests::statistics(storage, &changes.schema, &manifests, |_| true, false)?;
+        statistics.features = all.features;
     }
-    let mut statistics = Statistics::of(&partitions);
-    lists.iter().for_each(|list| statistics.merge(&list.statistics));
+    let samples_before = base.map_or(0, |base| base.statistics.samples);
     let gained = i128::from(statistics.samples) - i128::from(samples_before);
+    let mut vocabularies = kept.map(|base| base.vocabularies.clone()).unwrap_or_default();
+    vocabularies.extend(changes.vocabularies.clone());
     Ok(Snapshot {
         format_version: FORMAT_VERSION,
         dataset: base.map_or_else(random_name, |base| base.dataset.clone()),
@@ -143,7 +189,7 @@ fn apply(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Resul
         committed: utc(SystemTime::now()),
         operation: Operation {
             kind: changes.kind,
-            partitions: changes.partitions.keys().cloned().collect(),
+            partitions: changes.written.keys().cloned().collect(),
             samples_gained: i64::try_from(gained).unwrap_or_default(),
         },
         layout: changes.layout,
@@ -153,75 +199,104 @@ fn apply(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Resul
         schema: changes.schema.clone(),
         sample_keys: changes.sample_keys,
         partition_columns: changes.partition_columns.clone(),
-        partitions,
-        lists,
-        vocabularies: vocabularies(kept, changes),
+        manifests,
+        partitions: Vec::new(),
+        vocabularies,
         statistics,
     })
 }
 
-fn vocabularies(kept: Option<&Snapshot>, changes: &Changes) -> BTreeMap<String, VocabularyFile> {
-    let mut all = kept.map(|base| base.vocabularies.clone()).unwrap_or_default();
-    all.extend(changes.vocabularies.clone());
-    all
+/// The row groups of a snapshot that changes leave.
+#[derive(Debug, Default)]
+struct Left {
+    manifests: Vec<ManifestEntry>,
+    statistics: Statistics,
+    /// Whether row groups were removed: the statistics of the features are those of too many samples then.
+    removed: bool,
 }
 
-/// The partitions and lists of `base` that `changes` do not touch. Of a list that holds a touched partition the others
-/// move back into the snapshot.
-fn unchanged(
-    storage: &Storage,
-    base: &Snapshot,
-    changes: &Changes,
-) -> Result<(Vec<Partition>, Vec<PartitionList>)> {
-    let is_touched = |key: &PartitionKey| changes.partitions.contains_key(key);
-    let mut partitions: Vec<Partition> =
-        base.partitions.iter().filter(|partition| !is_touched(&partition.key)).cloned().collect();
-    let mut lists = Vec::new();
-    for list in &base.lists {
-        if changes.partitions.range(&list.first..=&list.last).next().is_none() {
-            lists.push(list.clone());
+/// The row groups of `base` that `changes` do not replace. The partitions that they write are counted,
+/// and nothing else of what they write.
+fn left_of(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Left> {
+    let statistics = base.map(|base| base.statistics.clone()).unwrap_or_default();
+    let mut left = Left { statistics, ..Left::default() };
+    let keys: BTreeSet<PartitionKey> = changes.written.keys().cloned().collect();
+    let (mut before, mut after) = (BTreeSet::new(), BTreeSet::new());
+    for entry in base.into_iter().flat_map(|base| &base.manifests) {
+        if !entry.may_have(&keys) {
+            left.manifests.push(entry.clone());
             continue;
         }
-        let listed = read_list(storage, list)?;
-        if listed.iter().any(|partition| is_touched(&partition.key)) {
-            partitions.extend(listed.into_iter().filter(|partition| !is_touched(&partition.key)));
-        } else {
-            lists.push(list.clone());
+        let (mut kept, mut all_kept) = (Vec::new(), true);
+        for listed in entry.listed(storage)? {
+            let is_written = keys.contains(&listed.key);
+            if is_written {
+                before.insert(listed.key.clone());
+            }
+            if changes.replaces(&listed.key, listed.set.bucket) {
+                all_kept = false;
+                subtract(&mut left.statistics, &listed.set);
+                continue;
+            }
+            if is_written {
+                after.insert(listed.key.clone());
+            }
+            kept.push(listed);
         }
+        left.removed |= !all_kept;
+        left.manifests.extend(if all_kept { Some(entry.clone()) } else { part_of(entry, &kept) });
     }
-    Ok((partitions, lists))
+    let has_samples = |bucket: &WrittenBucket| bucket.samples() > 0;
+    after.extend(
+        changes.buckets_written().filter(|bucket| has_samples(bucket)).map(|bucket| bucket.key.clone()),
+    );
+    let partitions = left.statistics.partitions.saturating_sub(before.len() as u64);
+    left.statistics.partitions = partitions + after.len() as u64;
+    Ok(left)
 }
 
-/// Writes a list of partitions, which are in order.
-fn write_list(storage: &Storage, partitions: &[Partition]) -> Result<PartitionList> {
-    let path = partition_list();
-    storage.create(&path, serde_json::to_vec(partitions).map_err(std::io::Error::other)?)?;
-    let key =
-        |partition: Option<&Partition>| partition.map(|partition| partition.key.clone()).unwrap_or_default();
-    Ok(PartitionList {
-        path,
-        partitions: partitions.len() as u64,
-        files: partitions.iter().map(|partition| partition.files.len() as u64).sum(),
-        first: key(partitions.first()),
-        last: key(partitions.last()),
-        statistics: Statistics::of(partitions),
-    })
-}
-
-/// The partition of `base` with this key, also from a list.
-pub(crate) fn find_partition(
-    storage: &Storage,
-    base: &Snapshot,
-    key: &PartitionKey,
-) -> Result<Option<Partition>> {
-    if let Some(partition) = base.partitions.iter().find(|partition| partition.key == *key) {
-        return Ok(Some(partition.clone()));
-    }
-    for list in base.lists.iter().filter(|list| (&list.first..=&list.last).contains(&key)) {
-        if let Some(partition) = read_list(storage, list)?.into_iter().find(|partition| partition.key == *key)
-        {
-            return Ok(Some(partition));
+/// A manifest with these of its row groups, which are in its order; `None` if there are none.
+fn part_of(entry: &ManifestEntry, kept: &[Listed]) -> Option<ManifestEntry> {
+    let keys = || kept.iter().map(|listed| &listed.key);
+    let mut rows: Vec<(u32, u32)> = Vec::new();
+    for range in kept.iter().map(Listed::rows) {
+        // Rows of an entry fit.
+        let (start, end) = (range.start as u32, range.end as u32);
+        match rows.last_mut() {
+            Some((_, last)) if *last == start => *last = end,
+            _ => rows.push((start, end)),
         }
     }
-    Ok(None)
+    Some(ManifestEntry { first: keys().min()?.clone(), last: keys().max()?.clone(), rows, ..entry.clone() })
+}
+
+fn file_bytes(set: &FileSet) -> u64 {
+    set.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes_on_disk))
+}
+
+/// Takes the row groups of `set` out of the totals.
+fn subtract(statistics: &mut Statistics, set: &FileSet) {
+    statistics.samples = statistics.samples.saturating_sub(set.samples);
+    statistics.sessions = statistics.sessions.saturating_sub(set.sessions());
+    statistics.files = statistics.files.saturating_sub(set.files.len() as u64);
+    statistics.bytes_on_disk = statistics.bytes_on_disk.saturating_sub(file_bytes(set));
+}
+
+/// Adds what was written to the totals, but for the number of partitions.
+fn add_written(statistics: &mut Statistics, changes: &Changes) {
+    let names: Vec<&String> = changes.schema.sparse_features().map(|feature| &feature.name).collect();
+    for name in &names {
+        statistics.features.entry((*name).clone()).or_default();
+    }
+    for bucket in changes.buckets_written() {
+        for set in &bucket.files {
+            statistics.samples = statistics.samples.saturating_add(set.samples);
+            statistics.sessions = statistics.sessions.saturating_add(set.sessions());
+            statistics.files += set.files.len() as u64;
+            statistics.bytes_on_disk = statistics.bytes_on_disk.saturating_add(file_bytes(set));
+        }
+        for (name, feature) in names.iter().zip(bucket.features()) {
+            statistics.features.entry((*name).clone()).or_default().merge(&feature);
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! Snapshots: the committed states of a dataset. What a snapshot does not name is not part of the dataset.
 //!
 //! ```text
-//! snapshots/00000012.json      schema, layout, order, buckets; the partitions with their files; statistics; what changed
-//! snapshots/partitions-….json  partitions that did not change for long, [`LIST_PARTITIONS`] to a file
+//! snapshots/00000012.json      schema, layout, order, buckets; statistics; what changed; the live rows of each manifest
+//! manifests/….parquet          the row groups that one commit wrote: files, sessions, times, digests, statistics
 //! snapshots/latest             a hint where to look for the newest snapshot; never trusted
 //! ```
 //!
@@ -10,39 +10,45 @@
 //! therefore not disturbed by any commit. [`commit()`] creates the next one, [`vacuum`](crate::vacuum) removes old
 //! ones.
 //!
-//! A commit writes the partitions that changed lately, and refers to lists of the others, so that its cost does not
-//! grow with the commits before it (but for a reference to each list of [`LIST_PARTITIONS`] partitions).
+//! A commit writes one manifest, of what it wrote, so that its cost does not grow with the commits before it (but for a
+//! reference to each of their manifests). Opening a dataset reads the manifests, and no data file.
 
+mod bucket;
 mod commit;
-mod row_groups;
+#[cfg(test)]
+pub(crate) mod editing;
+mod files;
+mod manifest;
+mod manifests;
+mod statistics;
 mod store;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
 use arrow::datatypes::SchemaRef;
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::commit::{Changes, commit, find_partition, utc};
-pub use self::row_groups::RowGroup;
+pub use self::bucket::WrittenBucket;
+pub(crate) use self::commit::{Changes, commit, utc};
+pub use self::files::{DataFile, FileSet, Partition, RowGroup};
+pub use self::manifests::ManifestEntry;
+pub(crate) use self::manifests::{NamedFiles, RowStatistics, rows_of_sets};
+pub(crate) use self::statistics::RowGroupStatistics;
+pub use self::statistics::{FeatureStatistics, SampleStatistics, Statistics};
 pub use self::store::{SnapshotEntry, history};
-pub(crate) use self::store::{head_at, heads_after, latest_head, named_files, not_a_dataset, numbers};
-use crate::dense;
-use crate::digest::Digest;
+pub(crate) use self::store::{head_at, heads_after, latest_head, not_a_dataset, numbers};
+use crate::names::snapshot_path;
 use crate::partition_column::{described, misfit};
 use crate::partition_filter::filter_of;
 use crate::schema::with_sample_keys;
-use crate::{
-    DenseStatistics, Error, PartitionColumn, PartitionFilter, PartitionKey, Result, Schema, VocabularyFile,
-};
+use crate::{Error, PartitionColumn, PartitionFilter, PartitionKey, Result, Schema, VocabularyFile};
 
 /// The version that this code writes, and the only one that it reads.
-pub(crate) const FORMAT_VERSION: u32 = 5;
-/// A snapshot holds at most so many partitions itself; beyond that they move to a list.
-pub(crate) const LIST_PARTITIONS: usize = 128;
+pub(crate) const FORMAT_VERSION: u32 = 6;
 
 /// How sparse features are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,15 +139,16 @@ pub struct Snapshot {
     pub sample_keys: bool,
     /// The partition columns with the types of their values, in their order; empty for a dataset without partitions.
     pub partition_columns: Vec<PartitionColumn>,
-    /// The partitions, by key. Those of the lists are here, too, unless only the [head](Self::load_head) was loaded.
-    pub partitions: Vec<Partition>,
-    /// Lists of the other partitions. Empty once they are loaded.
+    /// The manifests with row groups of the snapshot.
+    pub manifests: Vec<ManifestEntry>,
+    /// The partitions, by key, as the manifests say. Empty if only the [head](Self::load_head) was loaded: the file of
+    /// a snapshot does not have them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub lists: Vec<PartitionList>,
+    pub partitions: Vec<Partition>,
     /// The vocabularies that give features their ids, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub vocabularies: BTreeMap<String, VocabularyFile>,
-    /// Statistics of all partitions.
+    /// Statistics of all samples.
     pub statistics: Statistics,
 }
 
@@ -194,198 +201,6 @@ impl Commit {
     }
 }
 
-/// A list of partitions that lies beside the snapshots.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PartitionList {
-    /// Path relative to the dataset's folder.
-    pub path: String,
-    /// The number of partitions in the list.
-    pub partitions: u64,
-    /// The number of their data files.
-    pub files: u64,
-    /// The smallest key in the list.
-    pub first: PartitionKey,
-    /// The largest key in the list.
-    pub last: PartitionKey,
-    /// Statistics of the partitions in the list.
-    pub statistics: Statistics,
-}
-
-/// One partition and its files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Partition {
-    /// The partition columns' values.
-    pub key: PartitionKey,
-    /// Samples in the partition.
-    pub samples: u64,
-    /// Sessions in the partition.
-    pub sessions: u64,
-    /// The files, by bucket and then in the order of the samples.
-    pub files: Vec<DataFile>,
-    /// Statistics by sparse feature.
-    pub features: BTreeMap<String, FeatureStatistics>,
-    /// Statistics by dense feature; empty if an earlier program wrote some of the samples.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub dense: BTreeMap<String, DenseStatistics>,
-    /// The digest of the samples.
-    pub digest: Digest,
-    /// The time of the last sample, in microseconds since 1970; `None` without samples.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_time: Option<i64>,
-    /// The same by bucket, in ascending order of buckets; empty for a dataset of one bucket.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub buckets: Vec<Bucket>,
-}
-
-/// Statistics of one bucket of a partition.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Bucket {
-    /// The number of the bucket, from 0.
-    pub bucket: u32,
-    /// Samples in the bucket.
-    pub samples: u64,
-    /// Sessions in the bucket.
-    pub sessions: u64,
-    /// Statistics by sparse feature.
-    pub features: BTreeMap<String, FeatureStatistics>,
-    /// Statistics by dense feature; empty if an earlier program wrote the bucket.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub dense: BTreeMap<String, DenseStatistics>,
-    /// The digest of the samples.
-    pub digest: Digest,
-    /// The time of the last sample, in microseconds since 1970; `None` without samples.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_time: Option<i64>,
-}
-
-/// One Parquet file of a dataset.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DataFile {
-    /// Path relative to the dataset's folder, with `/` between its parts.
-    pub path: String,
-    /// The bucket whose sessions are in the file.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub bucket: u32,
-    /// Samples in the file.
-    pub samples: u64,
-    /// The row groups, in the order of the file.
-    pub row_groups: Vec<RowGroup>,
-    /// Size of the file.
-    pub bytes_on_disk: u64,
-    /// SHA-256 of the file, in hexadecimal.
-    pub sha256: String,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
-/// Statistics of several partitions.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Statistics {
-    /// All samples.
-    pub samples: u64,
-    /// All sessions.
-    pub sessions: u64,
-    /// Size of all data files.
-    pub bytes_on_disk: u64,
-    /// Statistics by sparse feature.
-    pub features: BTreeMap<String, FeatureStatistics>,
-}
-
-/// Statistics of a sparse feature.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FeatureStatistics {
-    /// Ids over all samples, as if every sample carried its list.
-    pub values: u64,
-    /// The smallest id, if there is any.
-    pub min_id: Option<i64>,
-    /// The largest id, if there is any.
-    pub max_id: Option<i64>,
-    /// The length of the longest list.
-    pub max_length: u64,
-}
-
-impl FeatureStatistics {
-    /// Adds the statistics of other samples.
-    pub fn merge(&mut self, other: &Self) {
-        let least = |a: Option<i64>, b: Option<i64>| a.into_iter().chain(b).min();
-        self.values = self.values.saturating_add(other.values);
-        self.min_id = least(self.min_id, other.min_id);
-        self.max_id = self.max_id.max(other.max_id);
-        self.max_length = self.max_length.max(other.max_length);
-    }
-}
-
-impl Statistics {
-    /// The sums over `partitions`.
-    pub fn of<'p>(partitions: impl IntoIterator<Item = &'p Partition>) -> Self {
-        let mut all = Self::default();
-        for partition in partitions {
-            all.samples = all.samples.saturating_add(partition.samples);
-            all.sessions = all.sessions.saturating_add(partition.sessions);
-            let bytes =
-                partition.files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.bytes_on_disk));
-            all.bytes_on_disk = all.bytes_on_disk.saturating_add(bytes);
-            all.merge_features(&partition.features);
-        }
-        all
-    }
-
-    fn merge(&mut self, other: &Self) {
-        self.samples = self.samples.saturating_add(other.samples);
-        self.sessions = self.sessions.saturating_add(other.sessions);
-        self.bytes_on_disk = self.bytes_on_disk.saturating_add(other.bytes_on_disk);
-        self.merge_features(&other.features);
-    }
-
-    fn merge_features(&mut self, features: &BTreeMap<String, FeatureStatistics>) {
-        for (name, feature) in features {
-            self.features.entry(name.clone()).or_default().merge(feature);
-        }
-    }
-}
-
-impl Partition {
-    /// A partition without samples.
-    pub(crate) fn empty(key: PartitionKey) -> Self {
-        let (features, dense, digest) = (BTreeMap::new(), BTreeMap::new(), Digest::default());
-        let (files, buckets) = (Vec::new(), Vec::new());
-        Self { key, samples: 0, sessions: 0, files, features, dense, digest, last_time: None, buckets }
-    }
-
-    /// Sets the totals to the sums over the buckets.
-    pub(crate) fn add_up(&mut self) {
-        (self.samples, self.sessions, self.features) = (0, 0, BTreeMap::new());
-        self.digest = Digest::default();
-        for bucket in &self.buckets {
-            self.samples += bucket.samples;
-            self.sessions += bucket.sessions;
-            for (name, feature) in &bucket.features {
-                self.features.entry(name.clone()).or_default().merge(feature);
-            }
-            self.digest.merge(bucket.digest);
-        }
-        self.dense = dense::merged(self.buckets.iter().map(|bucket| &bucket.dense));
-        self.last_time = self.buckets.iter().filter_map(|bucket| bucket.last_time).max();
-    }
-
-    /// The time of the last sample of a bucket, if it has any; of a dataset of so many buckets.
-    pub fn last_time(&self, bucket: u32, buckets: u32) -> Option<i64> {
-        if buckets == 1 {
-            return self.last_time;
-        }
-        self.buckets.iter().find(|known| known.bucket == bucket)?.last_time
-    }
-}
-
 impl Snapshot {
     /// The columns of the data files.
     pub fn file_columns(&self) -> SchemaRef {
@@ -421,11 +236,10 @@ impl Snapshot {
             Some(number) => head_at(storage, number)?,
             None => latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?,
         };
-        head.with_lists(storage)
+        head.with_partitions(storage)
     }
 
-    /// Loads the newest snapshot without the partitions that its lists have: everything else, statistics included. Its
-    /// cost does not grow with the number of partitions.
+    /// Loads the newest snapshot without its partitions: everything else, statistics included. It reads no manifest.
     ///
     /// # Errors
     ///
@@ -435,18 +249,29 @@ impl Snapshot {
         latest_head(&storage)?.ok_or_else(|| not_a_dataset(&storage))
     }
 
-    /// The number of partitions, those of lists included.
-    pub fn partition_count(&self) -> u64 {
-        self.partitions.len() as u64 + self.lists.iter().map(|list| list.partitions).sum::<u64>()
+    /// The same with the partitions of its manifests.
+    fn with_partitions(mut self, storage: &Storage) -> Result<Self> {
+        self.partitions = manifests::partitions(storage, &self.manifests)?.into_values().collect();
+        self.check_partitions().map_err(|message| Error::Snapshot {
+            path: storage.shown(&snapshot_path(self.snapshot)),
+            message,
+        })?;
+        Ok(self)
     }
 
-    /// The number of data files, those of lists included.
-    pub fn file_count(&self) -> u64 {
-        let files = self.partitions.iter().map(|partition| partition.files.len() as u64);
-        files.chain(self.lists.iter().map(|list| list.files)).sum()
+    /// The partitions with these keys, as far as there are some. The snapshot may be a head.
+    pub(crate) fn partitions_of(
+        &self,
+        storage: &Storage,
+        keys: &BTreeSet<PartitionKey>,
+    ) -> Result<BTreeMap<PartitionKey, Partition>> {
+        let entries: Vec<_> = self.manifests.iter().filter(|entry| entry.may_have(keys)).cloned().collect();
+        let mut partitions = manifests::partitions(storage, &entries)?;
+        partitions.retain(|key, _| keys.contains(key));
+        Ok(partitions)
     }
 
-    /// The snapshot that `text` is, without its lists.
+    /// The snapshot whose file has this `text`, without its partitions.
     ///
     /// # Errors
     ///
@@ -462,6 +287,9 @@ impl Snapshot {
             return Err(format!("format version {version}, this program reads {FORMAT_VERSION}"));
         }
         let snapshot: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        if !snapshot.partitions.is_empty() {
+            return Err("unknown field `partitions`".to_owned());
+        }
         snapshot.check()?;
         Ok(snapshot)
     }
@@ -519,27 +347,33 @@ impl Snapshot {
         Ok(chosen.iter().fold(0, |sum, partition| sum.saturating_add(partition.samples)))
     }
 
-    /// The statistics of every dense feature over the partitions that `filter` chooses; `None` if an earlier program
-    /// wrote some of their samples, without such statistics. The snapshot must not be a [head](Self::load_head).
+    /// The statistics of the samples in the partitions that `filter` chooses. The snapshot is one of the dataset in
+    /// `storage`, and not a [head](Self::load_head).
     ///
     /// # Errors
     ///
-    /// As [`select`](Self::select).
-    pub fn dense_statistics(
-        &self,
-        filter: &PartitionFilter,
-    ) -> Result<Option<BTreeMap<String, DenseStatistics>>> {
-        let chosen = self.select(filter)?.into_iter().filter(|partition| partition.samples > 0);
-        let chosen: Vec<_> = chosen.map(|partition| &partition.dense).collect();
-        let all = dense::merged(chosen.iter().copied());
-        let is_known = |name: &String| chosen.is_empty() || all.contains_key(name);
-        Ok(self.schema.dense.iter().all(is_known).then_some(all))
+    /// As [`select`](Self::select), [`Error::Snapshot`] if a manifest is damaged, [`Error::Storage`] if the storage
+    /// does not give it.
+    pub fn statistics_of(&self, storage: &Storage, filter: &PartitionFilter) -> Result<SampleStatistics> {
+        let chosen = self.select(filter)?.into_iter().map(|partition| partition.key.clone());
+        let chosen: BTreeSet<PartitionKey> = chosen.collect();
+        let entries: Vec<_> =
+            self.manifests.iter().filter(|entry| entry.may_have(&chosen)).cloned().collect();
+        manifests::statistics(storage, &self.schema, &entries, |key| chosen.contains(key), true)
+    }
+
+    /// The same without the names of the files' columns, which only those who read the files need.
+    #[must_use]
+    pub fn without_columns(mut self) -> Self {
+        let sets = self.partitions.iter_mut().flat_map(|partition| &mut partition.files);
+        sets.flat_map(|set| &mut set.files).for_each(|file| file.columns = [].into());
+        self
     }
 
     /// The files' paths relative to the dataset's folder: the data files in sample order, then the vocabularies.
     pub fn file_paths(&self) -> impl Iterator<Item = &str> {
-        let files =
-            self.partitions.iter().flat_map(|partition| &partition.files).map(|file| file.path.as_str());
+        let sets = self.partitions.iter().flat_map(|partition| &partition.files);
+        let files = sets.flat_map(|set| &set.files).map(|file| file.path.as_str());
         files.chain(self.vocabularies.values().map(|file| file.path.as_str()))
     }
 
@@ -563,66 +397,51 @@ impl Snapshot {
         })
     }
 
-    /// Checks what serde cannot: the schema, the totals, the buckets, the partitions' keys, and that no path leaves the
-    /// dataset's folder.
+    /// Checks what serde cannot: the schema, the buckets, the vocabularies, and that no path leaves the dataset's
+    /// folder.
     fn check(&self) -> Result<(), String> {
         self.schema.validate().map_err(|error| error.to_string())?;
         if self.buckets == 0 {
             return Err("it has 0 buckets".to_owned());
         }
-        self.partitions.iter().try_for_each(|partition| self.check_partition(partition))?;
-        let lists = self.lists.iter().map(|list| list.path.as_str());
-        if let Some(path) = self.file_paths().chain(lists).find(|path| !stays_inside(path)) {
-            return Err(format!("the file path `{path}` leaves the dataset"));
-        }
+        let manifests = self.manifests.iter().map(|entry| entry.path.as_str());
+        check_paths(manifests.chain(self.file_paths()))?;
         for feature in self.schema.sparse_features() {
             let unknown = |name: &&String| !self.vocabularies.contains_key(*name);
             if let Some(name) = feature.vocabulary.as_ref().filter(unknown) {
                 return Err(format!("the feature `{}` has the unknown vocabulary `{name}`", feature.name));
             }
         }
-        let listed = self.lists.iter().map(|list| list.statistics.samples);
-        let samples = self.partitions.iter().map(|partition| partition.samples).chain(listed);
-        let (samples, total) = (samples.fold(0, u64::saturating_add), self.statistics.samples);
-        if samples != total {
-            return Err(format!("the statistics count {total} samples, the partitions {samples}"));
-        }
         Ok(())
     }
 
-    fn check_partition(&self, partition: &Partition) -> Result<(), String> {
-        let Partition { key, samples, files, .. } = partition;
-        if let Some(message) = misfit(&self.partition_columns, key) {
-            return Err(format!("the partition `{key}` does not fit: {message}"));
+    /// Checks the partitions of the manifests: their keys, buckets and paths, and that there are as many samples as the
+    /// snapshot says.
+    fn check_partitions(&self) -> Result<(), String> {
+        check_paths(self.file_paths())?;
+        let mut samples = 0_u64;
+        for partition in &self.partitions {
+            let key = &partition.key;
+            if let Some(message) = misfit(&self.partition_columns, key) {
+                return Err(format!("the partition `{key}` does not fit: {message}"));
+            }
+            if let Some(set) = partition.files.iter().find(|set| set.bucket >= self.buckets) {
+                let (bucket, buckets) = (set.bucket, self.buckets);
+                return Err(format!("`{}` is of bucket {bucket}, but there are {buckets}", set.path()));
+            }
+            samples = samples.saturating_add(partition.samples);
         }
-        let in_files = files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.samples));
-        if in_files != *samples {
-            return Err(format!("partition `{key}` has {samples} samples, its files have {in_files}"));
+        let total = self.statistics.samples;
+        match samples == total {
+            true => Ok(()),
+            false => Err(format!("the statistics count {total} samples, the manifests {samples}")),
         }
-        if let Some(file) = files.iter().find(|file| file.bucket >= self.buckets) {
-            return Err(format!(
-                "`{}` is of bucket {}, but there are {}",
-                file.path, file.bucket, self.buckets
-            ));
-        }
-        if let Some((file, message)) = files
-            .iter()
-            .find_map(|file| Some((file, row_groups::check(&file.row_groups, file.samples).err()?)))
-        {
-            return Err(format!("`{}`: {message}", file.path));
-        }
-        let counted = |of: &DenseStatistics| of.finite().saturating_add(of.not_finite());
-        if let Some((name, of)) = partition.dense.iter().find(|(_, of)| counted(of) != *samples) {
-            return Err(format!(
-                "partition `{key}` has {samples} samples, the statistics of `{name}` count {}",
-                counted(of)
-            ));
-        }
-        if !files.is_sorted_by_key(|file| file.bucket) {
-            return Err(format!("the files of partition `{key}` are not in the order of their buckets"));
-        }
-        Ok(())
     }
+}
+
+fn check_paths<'p>(mut paths: impl Iterator<Item = &'p str>) -> Result<(), String> {
+    let outside = paths.find(|path| !stays_inside(path));
+    outside.map_or(Ok(()), |path| Err(format!("the file path `{path}` leaves the dataset")))
 }
 
 /// Whether a relative path names something below its folder.

@@ -1,11 +1,9 @@
 //! Snapshots in storage: reading them, and finding the newest one.
 
-use std::collections::HashSet;
-
 use onefold_storage::Storage;
 use serde::Serialize;
 
-use super::{Commit, Partition, PartitionList, Snapshot};
+use super::{Commit, NamedFiles, Snapshot};
 use crate::names::{HINT, SNAPSHOTS, snapshot_number, snapshot_path};
 use crate::{Error, Result};
 
@@ -32,7 +30,7 @@ pub(crate) fn newest_number(storage: &Storage) -> Result<Option<u64>> {
     Ok(numbers(storage, None)?.last().copied())
 }
 
-/// The newest snapshot, without its lists.
+/// The newest snapshot, without its partitions.
 pub(crate) fn latest_head(storage: &Storage) -> Result<Option<Snapshot>> {
     // A vacuum may remove the snapshot between the listing and the reading; there is a newer one then.
     for _ in 0..3 {
@@ -44,7 +42,7 @@ pub(crate) fn latest_head(storage: &Storage) -> Result<Option<Snapshot>> {
     Ok(None)
 }
 
-/// Snapshot `number`, without its lists.
+/// Snapshot `number`, without its partitions.
 pub(crate) fn head_at(storage: &Storage, number: u64) -> Result<Snapshot> {
     if let Some(head) = read(storage, number)? {
         return Ok(head);
@@ -58,21 +56,23 @@ pub(crate) fn head_at(storage: &Storage, number: u64) -> Result<Snapshot> {
     Err(Error::NoSnapshot { path: storage.location().to_owned(), snapshot: number, hint })
 }
 
-/// The paths of all files that these snapshots name: data files, vocabularies and lists of partitions.
-pub(crate) fn named_files(
-    storage: &Storage,
-    snapshots: impl IntoIterator<Item = u64>,
-) -> Result<HashSet<String>> {
-    let mut named = HashSet::new();
-    for number in snapshots {
-        let head = head_at(storage, number)?;
-        named.extend(head.lists.iter().map(|list| list.path.clone()));
-        named.extend(head.with_lists(storage)?.file_paths().map(str::to_owned));
+impl NamedFiles<'_> {
+    /// The paths of all files that snapshot `number` names: manifests, data files and vocabularies.
+    ///
+    /// # Errors
+    ///
+    /// As [`head_at`], [`Error::Snapshot`] if a manifest is missing or damaged.
+    pub(crate) fn of(&mut self, number: u64) -> Result<Vec<String>> {
+        let head = head_at(self.storage(), number)?;
+        let mut named: Vec<String> = head.vocabularies.into_values().map(|file| file.path).collect();
+        for entry in &head.manifests {
+            named.extend(self.of_entry(entry)?.into_iter().cloned());
+        }
+        Ok(named)
     }
-    Ok(named)
 }
 
-/// The snapshots after number `after`, in order, without their lists.
+/// The snapshots after number `after`, in order, without their partitions.
 pub(crate) fn heads_after(storage: &Storage, after: u64) -> Result<Vec<Snapshot>> {
     numbers(storage, Some(after))?.into_iter().map(|number| head_at(storage, number)).collect()
 }
@@ -86,58 +86,6 @@ fn read(storage: &Storage, number: u64) -> Result<Option<Snapshot>> {
         _ => Ok(snapshot),
     });
     snapshot.map(Some).map_err(|message| Error::Snapshot { path: storage.shown(&path), message })
-}
-
-/// The partitions of a list.
-pub(crate) fn read_list(storage: &Storage, list: &PartitionList) -> Result<Vec<Partition>> {
-    let wrong = |message: String| Error::Snapshot { path: storage.shown(&list.path), message };
-    let bytes =
-        storage.read(&list.path)?.ok_or_else(|| wrong("it is missing, a snapshot names it".to_owned()))?;
-    let partitions: Vec<Partition> =
-        serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
-    if partitions.len() as u64 != list.partitions {
-        return Err(wrong(format!(
-            "it has {} partitions, the snapshot says {}",
-            partitions.len(),
-            list.partitions
-        )));
-    }
-    Ok(partitions)
-}
-
-impl Snapshot {
-    /// The same with all partitions, and no lists.
-    pub(crate) fn with_lists(mut self, storage: &Storage) -> Result<Self> {
-        let lists = std::mem::take(&mut self.lists);
-        if lists.is_empty() {
-            return Ok(self);
-        }
-        // Requests wait for each other's latency otherwise.
-        let read: Vec<Result<Vec<Partition>>> = std::thread::scope(|scope| {
-            let chunks = lists.chunks(lists.len().div_ceil(16));
-            let threads: Vec<_> = chunks
-                .map(|chunk| {
-                    let read = || chunk.iter().map(|list| read_list(storage, list)).collect::<Vec<_>>();
-                    scope.spawn(read)
-                })
-                .collect();
-            let joined = |thread: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            threads.into_iter().flat_map(joined).collect()
-        });
-        for partitions in read {
-            self.partitions.extend(partitions?);
-        }
-        self.partitions.sort_by(|a, b| a.key.cmp(&b.key));
-        let path = || storage.shown(&snapshot_path(self.snapshot));
-        if let Some(pair) = self.partitions.windows(2).find(|pair| pair[0].key == pair[1].key) {
-            let message = format!("it has the partition `{}` twice", pair[0].key);
-            return Err(Error::Snapshot { path: path(), message });
-        }
-        self.check().map_err(|message| Error::Snapshot { path: path(), message })?;
-        Ok(self)
-    }
 }
 
 pub(crate) fn not_a_dataset(storage: &Storage) -> Error {

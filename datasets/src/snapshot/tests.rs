@@ -1,5 +1,8 @@
 //! Tests of loading snapshots, and of what is refused.
 
+use serde_json::{Value, json};
+
+use super::editing::{edit_manifest, edit_snapshot};
 use super::*;
 use crate::folded::samples::{rows, schema};
 use crate::names::{HINT, snapshot_path};
@@ -15,59 +18,104 @@ pub(crate) fn write(root: &Path, commit: Commit, key: &str, samples: usize) -> S
     writer.set_partition_columns(of_texts(&key)).unwrap();
     let sample = [vec![1], vec![], vec![2], vec![samples as i64]];
     writer.write(&key, &rows(&vec![sample; samples])).unwrap();
-    writer.finish().unwrap().snapshot
+    writer.finish().unwrap();
+    Snapshot::load(root).unwrap()
 }
 
-/// The message that refuses a snapshot with an edit.
-fn refused(edit: impl FnOnce(&mut serde_json::Value)) -> String {
+/// The message that refuses a dataset with an edit.
+fn refused(edit: impl FnOnce(&Path)) -> String {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), Commit::Create, "split=a", 3);
-    let path = directory.path().join(snapshot_path(1));
-    let mut json = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
-    edit(&mut json);
-    fs_err::write(&path, json.to_string()).unwrap();
-    let error = Snapshot::load(directory.path()).unwrap_err().to_string();
-    assert!(error.contains("snapshots/00000001.json`: ") && error.contains("hint: "), "{error}");
+    edit(directory.path());
+    let error = Snapshot::load(directory.path()).unwrap_err();
+    assert!(matches!(error, Error::Snapshot { .. }), "{error}");
+    let error = error.to_string();
+    assert!(error.contains("hint: "), "{error}");
     error
+}
+
+fn refused_snapshot(edit: impl FnOnce(&mut Value)) -> String {
+    let error = refused(|root| edit_snapshot(root, edit));
+    assert!(error.contains("snapshots/00000001.json`: "), "{error}");
+    error
+}
+
+/// The message that refuses a snapshot whose manifest has an edited first row.
+fn refused_row(edit: impl FnOnce(&mut Value)) -> String {
+    refused(|root| edit_manifest(root, |manifest| edit(&mut manifest["rows"][0])))
 }
 
 #[test]
 fn snapshots_that_contradict_themselves_are_refused() {
-    use serde_json::json;
-    for version in [1, 4, 6] {
-        let error = refused(|json| json["format_version"] = json!(version));
-        let message = format!("format version {version}, this program reads 5");
+    for version in [1, 5, 7] {
+        let error = refused_snapshot(|json| json["format_version"] = json!(version));
+        let message = format!("format version {version}, this program reads 6");
         assert!(error.contains(&message) && error.contains("build it again"), "{error}");
     }
-    let error = refused(|json| json["partitions"][0]["files"][0]["row_groups"] = json!(1));
+    let error = refused_snapshot(|json| json["manifests"] = json!(1));
     assert!(error.contains("invalid type: integer `1`, expected a sequence"), "{error}");
-    assert!(refused(|json| json["snapshot"] = json!(7)).contains("it says that it is snapshot 7"));
-    assert!(refused(|json| json["surprise"] = json!(7)).contains("unknown field `surprise`"));
-    let path = "/partitions/0/files/0/path";
+    assert!(refused_snapshot(|json| json["snapshot"] = json!(7)).contains("it says that it is snapshot 7"));
+    assert!(refused_snapshot(|json| json["surprise"] = json!(7)).contains("unknown field `surprise`"));
+    let partition = json!({ "key": "", "samples": 0, "sessions": 0, "digest": "0".repeat(32), "files": [] });
+    assert!(
+        refused_snapshot(|json| json["partitions"] = json!([partition]))
+            .contains("unknown field `partitions`")
+    );
     for outside in ["../secret.parquet", "/etc/passwd", ""] {
-        let error = refused(|json| *json.pointer_mut(path).unwrap() = json!(outside));
+        let error = refused_snapshot(|json| json["manifests"][0]["path"] = json!(outside));
+        assert!(error.contains("leaves the dataset"), "{error}");
+        let error = refused_row(|row| row["files"][0]["path"] = json!(outside));
         assert!(error.contains("leaves the dataset"), "{error}");
     }
-    let error = refused(|json| *json.pointer_mut("/partitions/0/files/0/samples").unwrap() = json!(4));
-    assert!(error.contains("has 3 samples, its files have 4"), "{error}");
-    let row_group = "/partitions/0/files/0/row_groups/0/samples";
-    let error = refused(|json| *json.pointer_mut(row_group).unwrap() = json!(2));
-    assert!(error.contains("the file has 3 samples, its row groups have 2"), "{error}");
-    let error = refused(|json| json["partitions"][0]["files"][0]["bucket"] = json!(1));
-    assert!(error.contains("is of bucket 1, but there are 1"), "{error}");
-    assert!(refused(|json| json["buckets"] = json!(0)).contains("it has 0 buckets"));
+    let error = refused_row(|row| row["samples"] = json!(4));
+    assert!(error.contains("the statistics count 3 samples, the manifests 4"), "{error}");
+    assert!(refused_row(|row| row["bucket"] = json!(1)).contains("is of bucket 1, but there are 1"));
+    assert!(refused_snapshot(|json| json["buckets"] = json!(0)).contains("it has 0 buckets"));
     let columns = json!([{ "name": "split", "type": "integer" }]);
-    let error = refused(|json| json["partition_columns"] = columns);
+    let error = refused_snapshot(|json| json["partition_columns"] = columns);
     assert!(error.contains("`split=a` does not fit: the value `a` of `split` is not an integer"), "{error}");
-    let error = refused(|json| json["partition_columns"] = json!([]));
+    let error = refused_snapshot(|json| json["partition_columns"] = json!([]));
     assert!(error.contains("`split=a` does not fit: the dataset is not partitioned"), "{error}");
     assert!(
-        refused(|json| json["partition_columns"] = json!(["split"]))
+        refused_snapshot(|json| json["partition_columns"] = json!(["split"]))
             .contains("expected struct PartitionColumn")
     );
-    assert!(
-        refused(|json| json["statistics"]["samples"] = json!(4)).contains("the statistics count 4 samples")
-    );
+}
+
+#[test]
+fn manifests_that_are_not_those_of_the_snapshot_are_refused() {
+    let manifest = |root: &Path| root.join(&Snapshot::load_head(root).unwrap().manifests[0].path);
+    assert!(refused(|root| fs_err::remove_file(manifest(root)).unwrap()).contains("it is missing"));
+    let error = refused(|root| fs_err::write(manifest(root), b"PAR1").unwrap());
+    assert!(error.contains("it has 4 bytes, the snapshot says"), "{error}");
+    // All bytes but those of the statistics are read.
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), Commit::Create, "split=a", 3);
+    let entry = Snapshot::load_head(directory.path()).unwrap().manifests.remove(0);
+    let path = directory.path().join(&entry.path);
+    let bytes = fs_err::read(&path).unwrap();
+    assert_eq!(bytes.len() as u64, entry.bytes);
+    let storage = Storage::open(directory.path()).unwrap();
+    for place in (0..bytes.len()).step_by(7) {
+        let mut damaged = bytes.clone();
+        damaged[place] ^= 16;
+        fs_err::write(&path, damaged).unwrap();
+        let snapshot = Snapshot::load(directory.path());
+        assert_eq!(snapshot.is_err(), place as u64 >= entry.statistics_bytes, "byte {place}");
+        if let Ok(snapshot) = snapshot {
+            let error =
+                snapshot.statistics_of(&storage, &PartitionFilter::default()).unwrap_err().to_string();
+            assert!(error.contains("its bytes do not have the checksum that the snapshot says"), "{error}");
+        }
+    }
+    let error = refused_snapshot_rows(json!([[0, 2]]));
+    assert!(error.contains("it has 1 row groups, the snapshot names 0 to 2"), "{error}");
+    refused_snapshot_rows(json!([[0, 1], [0, 1]]));
+}
+
+/// The message that refuses a snapshot with these rows of its manifest.
+fn refused_snapshot_rows(rows: Value) -> String {
+    refused(|root| edit_snapshot(root, |json| json["manifests"][0]["rows"] = rows))
 }
 
 #[test]
@@ -141,9 +189,10 @@ fn a_vacuum_keeps_what_kept_snapshots_name() {
     let now = VacuumOptions { keep: 1, older_than: std::time::Duration::ZERO, dry_run: true };
     let planned = vacuum(&storage, &now).unwrap();
     assert_eq!((planned.snapshots_kept, &planned.snapshots_removed), (vec![3], &vec![1, 2]));
-    assert!(root.join(&first.partitions[0].files[0].path).exists(), "a dry run removes nothing");
+    assert!(root.join(first.partitions[0].files[0].path()).exists(), "a dry run removes nothing");
     let done = vacuum(&storage, &VacuumOptions { dry_run: false, ..now }).unwrap();
-    assert_eq!((done.snapshots_removed, done.files_removed), (vec![1, 2], 3));
+    // Two data files, and the manifest of the first commit, of which nothing is left, too.
+    assert_eq!((done.snapshots_removed, done.files_removed), (vec![1, 2], 4));
     assert_eq!(Snapshot::load(root).unwrap(), third);
     let mut there: Vec<String> =
         storage.list("data", None).unwrap().into_iter().map(|object| object.path).collect();

@@ -47,7 +47,7 @@ fn an_old_snapshot_that_was_superseded_lately_is_kept() {
     set_age(root, &snapshot_path(1), Duration::ZERO);
     set_age(root, &snapshot_path(2), DAY * 2);
     let vacuumed = run(root);
-    assert_eq!((&vacuumed.snapshots_removed, vacuumed.files_removed), (&vec![1], 1));
+    assert_eq!((&vacuumed.snapshots_removed, vacuumed.files_removed), (&vec![1], 2));
     assert!(!first.file_paths().any(|path| root.join(path).exists()));
 }
 
@@ -75,10 +75,10 @@ fn a_file_counts_from_the_commit_that_dropped_it() {
     // The first snapshot was superseded three days ago, the second one lately; the files were copied lately.
     set_age(root, &snapshot_path(2), DAY * 3);
     set_age(root, &snapshot_path(3), DAY / 2);
-    let [first, second] = [first, second].map(|snapshot| snapshot.partitions[0].files[0].path.clone());
+    let [first, second] = [first, second].map(|snapshot| snapshot.partitions[0].files[0].path().to_owned());
     [&first, &second].into_iter().for_each(|path| set_age(root, path, Duration::ZERO));
     let vacuumed = run(root);
-    assert_eq!((&vacuumed.snapshots_removed, vacuumed.files_removed), (&vec![1], 1));
+    assert_eq!((&vacuumed.snapshots_removed, vacuumed.files_removed), (&vec![1], 2));
     assert!(!root.join(first).exists() && root.join(second).exists());
 }
 
@@ -110,7 +110,7 @@ fn a_damaged_snapshot_is_removed_but_not_read_over() {
     set_age_of_all(root, DAY * 2);
     put(root, &snapshot_path(1), DAY * 2);
     let vacuumed = run(root);
-    assert_eq!((&vacuumed.snapshots_removed, vacuumed.files_removed), (&vec![1], 1));
+    assert_eq!((&vacuumed.snapshots_removed, vacuumed.files_removed), (&vec![1], 2));
     assert!(!first.file_paths().any(|path| root.join(path).exists()));
     put(root, &snapshot_path(2), DAY * 2);
     let error = vacuum(&Storage::open(root).unwrap(), &VacuumOptions::default()).unwrap_err();
@@ -131,6 +131,7 @@ fn files_of_others_are_never_removed() {
         "vocabularies/words.txt",
         "work/thesis.tex",
         "snapshots/photo.json",
+        "manifests/first.parquet",
         "README.md",
     ];
     foreign.into_iter().for_each(|path| put(root, path, DAY * 30));
@@ -138,7 +139,7 @@ fn files_of_others_are_never_removed() {
         "data/part-00000-0123456789abcdef.parquet",
         "vocabularies/words-0123456789abcdef.parquet",
         "work/records-0123456789abcdef.parquet#1",
-        "snapshots/partitions-0123456789abcdef.json",
+        "manifests/0123456789abcdef.parquet",
         "snapshots/.00000002.json.0123456789abcdef.tmp",
         "snapshots/.latest.tmp",
     ];
@@ -166,7 +167,7 @@ fn a_dry_run_says_why() {
     let options = VacuumOptions { keep: 1, dry_run: true, ..VacuumOptions::default() };
     let removals = vacuum(&storage, &options).unwrap().would_remove;
     let told: Vec<_> = removals.iter().map(|r| (r.path.as_str(), r.reason, r.since.as_str())).collect();
-    let file = first.partitions[0].files[0].path.as_str();
+    let (file, manifest) = (first.partitions[0].files[0].path(), first.manifests[0].path.as_str());
     let left_since = modified(left);
     assert_eq!(
         told,
@@ -174,6 +175,7 @@ fn a_dry_run_says_why() {
             (snapshot_path(1).as_str(), Reason::Superseded, superseded.as_str()),
             (file, Reason::Superseded, superseded.as_str()),
             (left, Reason::NotCommitted, left_since.as_str()),
+            (manifest, Reason::Superseded, superseded.as_str()),
         ]
     );
     assert_eq!(removals[2].bytes, 4);

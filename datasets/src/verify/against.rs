@@ -1,12 +1,13 @@
 //! The samples of another place, the sources say, compared with those of a dataset: partition by partition, by their
-//! number and their digest. Nothing of the dataset is read but its snapshot, whose digests [`verify`](super::verify())
-//! compares with the files.
+//! number and their digest. Nothing of the dataset is read but its snapshot and manifests, whose digests
+//! [`verify`](super::verify()) compares with the files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, Int64Array, ListArray, ListViewArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, SchemaRef};
+use onefold_storage::Storage;
 
 use super::partition_path;
 use crate::conform::conform;
@@ -17,27 +18,32 @@ use crate::{Error, Partition, PartitionFilter, PartitionKey, Problem, Result, Sn
 /// Counts samples from elsewhere, to be compared with those of a dataset.
 #[derive(Debug)]
 pub struct ExpectedSamples<'a> {
+    storage: Storage,
     snapshot: &'a Snapshot,
     columns: SchemaRef,
     counter: Counter,
     threads: rayon::ThreadPool,
     partitions: BTreeMap<PartitionKey, (u64, Digest)>,
+    /// By partition of the dataset, the highest ids of the features, by name.
+    highest: BTreeMap<PartitionKey, BTreeMap<String, i64>>,
 }
 
 impl<'a> ExpectedSamples<'a> {
-    /// Nothing counted yet, to be compared with the dataset of `snapshot`.
+    /// Nothing counted yet, to be compared with the dataset of `snapshot` in `storage`.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] if threads cannot be started.
-    pub fn new(snapshot: &'a Snapshot, threads: usize) -> Result<Self> {
+    pub fn new(storage: &Storage, snapshot: &'a Snapshot, threads: usize) -> Result<Self> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
         Ok(Self {
+            storage: storage.clone(),
             snapshot,
             columns: snapshot.schema.to_arrow(),
             counter: Counter::new(&snapshot.schema),
             threads: pool.map_err(|error| Error::Io(std::io::Error::other(error)))?,
             partitions: BTreeMap::new(),
+            highest: BTreeMap::new(),
         })
     }
 
@@ -46,11 +52,14 @@ impl<'a> ExpectedSamples<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if the columns are others.
+    /// [`Error::Column`] if the columns are others, [`Error::Snapshot`] and [`Error::Storage`] if a manifest cannot be
+    /// read.
     pub fn add(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<()> {
         let mut samples = conform(samples, &self.columns)?;
-        if let Some(partition) = self.snapshot.partitions.iter().find(|partition| partition.key == *key) {
-            samples = self.as_known_to(partition, &samples)?;
+        let has_vocabulary =
+            self.snapshot.schema.sparse_features().any(|feature| feature.vocabulary.is_some());
+        if has_vocabulary && self.snapshot.partitions.iter().any(|partition| partition.key == *key) {
+            samples = self.as_known_to(key, &samples)?;
         }
         let counts = self.threads.install(|| self.counter.count(std::slice::from_ref(&samples)));
         let (number, digest) = self.partitions.entry(key.clone()).or_default();
@@ -61,13 +70,19 @@ impl<'a> ExpectedSamples<'a> {
 
     /// The samples with the ids that vocabularies had when the partition was written. A vocabulary only grows, so what
     /// is above the partition's highest id came later, and was unknown then: 0.
-    fn as_known_to(&self, partition: &Partition, samples: &RecordBatch) -> Result<RecordBatch> {
+    fn as_known_to(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<RecordBatch> {
+        if !self.highest.contains_key(key) {
+            let filter = PartitionFilter::of_keys([key.clone()]);
+            let features = self.snapshot.statistics_of(&self.storage, &filter)?.features;
+            let highest = features.into_iter().map(|(name, of)| (name, of.max_id.unwrap_or(0)));
+            self.highest.insert(key.clone(), highest.collect());
+        }
         let mut highest: BTreeMap<&str, i64> = BTreeMap::new();
         for feature in self.snapshot.schema.sparse_features() {
             let Some(vocabulary) = &feature.vocabulary else { continue };
-            let largest = partition.features.get(&feature.name).and_then(|figures| figures.max_id);
+            let largest = self.highest[key].get(&feature.name).copied().unwrap_or(0);
             let known = highest.entry(vocabulary).or_default();
-            *known = (*known).max(largest.unwrap_or(0));
+            *known = (*known).max(largest);
         }
         let mut columns = samples.columns().to_vec();
         for feature in self.snapshot.schema.sparse_features() {

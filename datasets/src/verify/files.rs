@@ -1,44 +1,33 @@
 //! Files as the snapshot names them: their bytes, and those that it does not name.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
-use onefold_base::progress::{Reporter, Silent};
-use onefold_storage::{FEW_REQUESTS, Object, Storage};
+use onefold_storage::{FEW_REQUESTS, Storage};
 
 use super::problem_of;
-use crate::names::{DATA, VOCABULARIES, is_written};
+use crate::names::{DATA, MANIFESTS, VOCABULARIES, is_written};
 use crate::scan::MISSING;
-use crate::snapshot::{named_files, numbers};
-use crate::{Error, Problem, Result, Snapshot, Vocabulary};
+use crate::snapshot::{NamedFiles, numbers};
+use crate::{Error, Problem, Result, Snapshot, Vocabulary, VocabularyFile};
 
-/// Checks the size and SHA-256 of the file `path`, and reports its bytes as done; gives the object that has them.
+/// Checks the size and SHA-256 of a vocabulary's file.
 ///
 /// # Errors
 ///
 /// [`Error::Damaged`] if they are others or there is no such file, and as [`Storage::sha256`].
-pub(super) fn check_bytes(
-    storage: &Storage,
-    path: &str,
-    expected_bytes: u64,
-    expected_sha256: &str,
-    reporter: &dyn Reporter,
-) -> Result<Object> {
-    reporter.go_on()?;
-    let wrong = |message: String| Problem::new(path, message);
-    let found = storage.head(path)?;
-    let found = found.ok_or_else(|| wrong(MISSING.to_owned()))?;
-    if found.bytes != expected_bytes {
-        return Err(wrong(format!("it has {} bytes, the snapshot says {expected_bytes}", found.bytes)).into());
+fn check_bytes(storage: &Storage, file: &VocabularyFile) -> Result<()> {
+    let wrong = |message: String| Problem::new(&file.path, message);
+    let found = storage.head(&file.path)?.ok_or_else(|| wrong(MISSING.to_owned()))?;
+    if found.bytes != file.bytes_on_disk {
+        let (bytes, expected) = (found.bytes, file.bytes_on_disk);
+        return Err(wrong(format!("it has {bytes} bytes, the snapshot says {expected}")).into());
     }
-    let sha256 = storage.sha256(path, &found, FEW_REQUESTS, |read| {
-        reporter.advance(read.bytes());
-        Ok(())
-    })?;
-    if sha256 != expected_sha256 {
-        let message = format!("its bytes have SHA-256 {sha256}, the snapshot says {expected_sha256}");
+    let sha256 = storage.sha256(&file.path, &found, FEW_REQUESTS, |_| Ok(()))?;
+    if sha256 != file.sha256 {
+        let message = format!("its bytes have SHA-256 {sha256}, the snapshot says {}", file.sha256);
         return Err(wrong(message).into());
     }
-    Ok(found)
+    Ok(())
 }
 
 /// What is wrong with the vocabularies' files.
@@ -49,8 +38,8 @@ pub(super) fn check_bytes(
 pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
     for file in snapshot.vocabularies.values() {
-        let bytes = check_bytes(storage, &file.path, file.bytes_on_disk, &file.sha256, &Silent);
-        let read = |_| match Vocabulary::read(storage, file) {
+        let bytes = check_bytes(storage, file);
+        let read = |()| match Vocabulary::read(storage, file) {
             Ok(_) => Ok(()),
             Err(Error::Vocabulary { message, .. }) => Err(Problem::new(&file.path, message).into()),
             Err(error) => Err(error),
@@ -60,14 +49,17 @@ pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Res
     Ok(problems)
 }
 
-/// Files in the folders of data files and vocabularies that no snapshot names: those of a writer that was killed or is at
-/// work, and files whose names no writer makes.
+/// Files in the folders of data files, vocabularies and manifests that no snapshot names: those of a writer that was
+/// killed or is at work, and files whose names no writer makes.
 pub(super) fn unnamed_files(storage: &Storage, snapshot: &Snapshot) -> Result<Vec<Problem>> {
-    let others = numbers(storage, None)?.into_iter().filter(|number| *number != snapshot.snapshot);
-    let mut named = named_files(storage, others)?;
-    named.extend(snapshot.file_paths().map(str::to_owned));
+    let mut files = NamedFiles::new(storage);
+    let mut named: HashSet<String> = snapshot.file_paths().map(str::to_owned).collect();
+    named.extend(snapshot.manifests.iter().map(|entry| entry.path.clone()));
+    for number in numbers(storage, None)?.into_iter().filter(|number| *number != snapshot.snapshot) {
+        named.extend(files.of(number)?);
+    }
     let mut unnamed = BTreeSet::new();
-    for folder in [DATA, VOCABULARIES] {
+    for folder in [DATA, VOCABULARIES, MANIFESTS] {
         let objects = storage.list(folder, None)?;
         unnamed.extend(objects.into_iter().map(|object| object.path).filter(|path| !named.contains(path)));
     }

@@ -1,17 +1,17 @@
 //! Reads a whole dataset again, and tells what is not as the snapshot and the format say.
 //!
 //! ```text
-//! files       are there, with their size and SHA-256; rows, row groups and columns are those of the snapshot
-//! row groups  every column decodes, folded ones unfold; order within the row group; ids are in their vocabulary
+//! files       are there, with their size; footers have their checksum, and the snapshot's rows, row groups and columns
+//! row groups  every column has its checksum and decodes, folded ones unfold; order within the row group; ids are in
+//!             their vocabulary; sessions, times, statistics and digest are those of the manifest
 //! buckets     order from row group to row group, contiguous sessions, row groups starting with sessions
-//! partitions  samples, sessions, the features' statistics, and the digest of the samples
-//! the whole   the totals, the vocabularies' files, and that nothing else lies in the partitions' folders
+//! the whole   the totals, the vocabularies' files, and that nothing else lies in the dataset's folders
 //! ```
 //!
-//! What is found does not stop the search, but a file whose bytes are not those that were written is not decoded, and
-//! what depends on a row group that cannot be read is not compared. Row groups are read in parallel, one column at a
-//! time: each thread holds one decoded column and 16 bytes a sample. A bucket takes 8 bytes a session, 16 in arrival
-//! order.
+//! What is found does not stop the search, but a column whose bytes are not those that were written is not decoded, and
+//! what depends on a row group that cannot be read is not compared. Whole buckets are checked together, as many as it
+//! takes to keep the threads busy. Row groups are read in parallel, one column at a time: each thread holds one decoded
+//! column and 16 bytes a sample. A bucket takes 8 bytes a session, 16 in arrival order, and its footers.
 
 mod against;
 mod files;
@@ -21,6 +21,7 @@ mod row_group;
 mod tests;
 mod totals;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -30,17 +31,21 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 pub use self::against::ExpectedSamples;
-use self::files::{check_bytes, unnamed_files, vocabulary_problems};
+use self::files::{unnamed_files, vocabulary_problems};
 use self::order::OrderCheck;
 use self::row_group::{CheckedRowGroup, RowGroupCheck};
-use self::totals::{PartitionTotals, snapshot_problems};
+use self::totals::{Expected, snapshot_problems};
 use crate::digest::Digest;
 use crate::names::DATA;
-use crate::scan::OpenFile;
-use crate::{DataFile, Error, Partition, Problem, Result, SESSION_COLUMN, Snapshot};
+use crate::scan::OpenFiles;
+use crate::snapshot::RowGroupStatistics;
+use crate::{Error, FileSet, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot};
 
 /// As many problems are told with their places; all are counted.
 pub const MOST_PROBLEMS: usize = 100;
+
+/// Row groups that are checked together, for each thread. A bucket with more of them is checked alone.
+const ROW_GROUPS_OF_THREAD: usize = 8;
 
 /// How a dataset is verified.
 #[derive(Debug, Clone, Copy)]
@@ -105,29 +110,27 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
     let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1)).build();
     let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
-    let mut found = Found { problems: snapshot_problems(&snapshot), ..Found::default() };
-    pool.install(|| {
-        let files = open_files(&storage, &snapshot, reporter, &mut found)?;
-        check_partitions(&snapshot, &files, reporter, &mut found)
-    })?;
-    found.problems.extend(vocabulary_problems(&storage, &snapshot)?);
-    let problems_found = found.problems.len();
-    found.problems.truncate(MOST_PROBLEMS);
+    let mut found = Found::default();
+    let mut expected = Expected::new(&storage, &snapshot)?;
+    let work = Work { storage: &storage, snapshot: &snapshot, pool: &pool, reporter };
+    work.check_partitions(&mut expected, &mut found)?;
+    found.add(snapshot_problems(&snapshot, expected.features()));
+    found.add(vocabulary_problems(&storage, &snapshot)?);
     let mut warnings = unnamed_files(&storage, &snapshot)?;
     warnings.truncate(MOST_PROBLEMS);
+    let sets = || snapshot.partitions.iter().flat_map(|partition| &partition.files);
     Ok(Verification {
         snapshot: snapshot.snapshot,
         partitions: snapshot.partitions.len(),
-        files: data_files(&snapshot).count(),
-        row_groups: data_files(&snapshot)
-            .fold(0, |sum, (_, file)| sum.saturating_add(file.row_groups.len() as u64)),
+        files: sets().map(|set| set.files.len()).sum(),
+        row_groups: sets().map(|set| set.row_groups.len() as u64).sum(),
         samples: snapshot.statistics.samples,
         sessions: snapshot.statistics.sessions,
         bytes_on_disk: snapshot.statistics.bytes_on_disk,
-        digests: found.digests,
-        digest: found.digest,
+        digests: snapshot.partitions.len() - found.unread.len(),
+        digest: found.unread.is_empty().then_some(found.digest),
         row_groups_inside_sessions: found.row_groups_inside_sessions,
-        problems_found,
+        problems_found: found.problems_found,
         problems: found.problems,
         warnings,
         wall_seconds: started.elapsed().as_secs_f64(),
@@ -136,11 +139,26 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
 
 /// What was found so far.
 #[derive(Debug, Default)]
-struct Found {
+struct Found<'a> {
+    /// The first ones.
     problems: Vec<Problem>,
-    digests: usize,
-    digest: Option<Digest>,
+    problems_found: usize,
+    /// Partitions with row groups that could not be read.
+    unread: BTreeSet<&'a PartitionKey>,
+    /// Statistics of the samples that could be read.
+    digest: Digest,
     row_groups_inside_sessions: u64,
+}
+
+impl Found<'_> {
+    fn add(&mut self, problems: impl IntoIterator<Item = Problem>) {
+        for problem in problems {
+            self.problems_found += 1;
+            if self.problems.len() < MOST_PROBLEMS {
+                self.problems.push(problem);
+            }
+        }
+    }
 }
 
 /// Separates a problem of the data from an error that says nothing of it.
@@ -152,103 +170,130 @@ fn problem_of<T>(read: Result<T>) -> Result<Result<T, Problem>> {
     }
 }
 
-/// All data files with their partition's number.
-fn data_files(snapshot: &Snapshot) -> impl Iterator<Item = (usize, &DataFile)> {
-    let partitions = snapshot.partitions.iter().enumerate();
-    partitions.flat_map(|(number, partition)| partition.files.iter().map(move |file| (number, file)))
+/// The row groups of a bucket of a partition.
+#[derive(Debug, Clone, Copy)]
+struct Bucket<'a> {
+    partition: &'a Partition,
+    sets: &'a [FileSet],
 }
 
-/// The files whose bytes and footers are as the snapshot says, in its order; the others are problems.
-fn open_files(
-    storage: &Storage,
-    snapshot: &Snapshot,
-    reporter: &dyn Reporter,
-    found: &mut Found,
-) -> Result<Vec<Option<OpenFile>>> {
-    let columns = snapshot.file_columns();
-    let files: Vec<&DataFile> = data_files(snapshot).map(|(_, file)| file).collect();
-    reporter.begin("checksums", Some(snapshot.statistics.bytes_on_disk), "bytes");
-    let open = |file: &DataFile| -> Result<OpenFile> {
-        let found = check_bytes(storage, &file.path, file.bytes_on_disk, &file.sha256, reporter)?;
-        let open = OpenFile::open_object(storage, file, found)?;
-        open.check_columns(&columns)?;
-        Ok(open)
-    };
-    // The first error of the storage ends the work.
-    let opened: Result<Vec<Result<OpenFile, Problem>>> =
-        files.par_iter().map(|file| problem_of(open(file))).collect();
-    reporter.end();
-    let keep = |file: Result<OpenFile, Problem>| file.map_err(|problem| found.problems.push(problem)).ok();
-    Ok(opened?.into_iter().map(keep).collect())
-}
-
-/// Reads all row groups of `files`, which stand as in the snapshot, and checks what they are together.
-fn check_partitions(
-    snapshot: &Snapshot,
-    files: &[Option<OpenFile>],
-    reporter: &dyn Reporter,
-    found: &mut Found,
-) -> Result<()> {
-    let totals: Vec<PartitionTotals> =
-        snapshot.partitions.iter().map(|_| PartitionTotals::new(snapshot)).collect();
-    // A file that is not read has its place too: the order is not followed across it, and its partition is not whole.
-    let places = data_files(snapshot).zip(files).flat_map(|((partition, named), file)| {
-        let row_groups = file.as_ref().map_or(1, OpenFile::row_groups);
-        (0..row_groups).map(move |index| (partition, named, file.as_ref(), index))
-    });
-    let places: Vec<(usize, &DataFile, Option<&OpenFile>, usize)> = places.collect();
-    reporter.begin("verifying", Some(snapshot.statistics.samples), "samples");
-    let check = |&(partition, named, file, index): &(usize, &DataFile, Option<&OpenFile>, usize)| {
-        let Some(file) = file else { return Ok(None) };
-        let checked = RowGroupCheck { snapshot, file, named, index, totals: &totals[partition] }.run()?;
-        reporter.advance(file.rows(index).unwrap_or(0) as u64);
-        reporter.go_on()?;
-        Ok(Some(checked))
-    };
-    let checked: Result<Vec<Option<CheckedRowGroup>>> = places.par_iter().map(check).collect();
-    reporter.end();
-    let mut whole = vec![true; snapshot.partitions.len()];
-    let mut checked = places.iter().zip(checked?).peekable();
-    for (number, (partition, totals)) in snapshot.partitions.iter().zip(&totals).enumerate() {
-        let mut sessions = 0;
-        let mut of_bucket: Option<(u32, OrderCheck)> = None;
-        while let Some(((_, named, file, index), checked)) = checked.next_if(|((of, ..), _)| *of == number) {
-            if of_bucket.as_ref().is_none_or(|(last, _)| *last != named.bucket) {
-                sessions += of_bucket.map_or(0, |(_, order)| end_bucket(partition, &order, found));
-                of_bucket = Some((named.bucket, OrderCheck::new(snapshot.order)));
-            }
-            let checked = checked.unwrap_or_default();
-            let path = file.map_or("", |file| &file.path);
-            whole[number] &= checked.counted;
-            found.problems.extend(checked.problems);
-            if let Some((_, order)) = &mut of_bucket {
-                found.problems.extend(order.next(path, *index, checked.span));
-            }
-        }
-        sessions += of_bucket.map_or(0, |(_, order)| end_bucket(partition, &order, found));
-        if whole[number] {
-            found.problems.extend(totals.problems(snapshot, partition, sessions));
-            found.digests += 1;
-        }
+impl Bucket<'_> {
+    fn row_groups(&self) -> usize {
+        self.sets.iter().map(|set| set.row_groups.len()).sum()
     }
-    if whole.iter().all(|whole| *whole) {
-        let mut all = Digest::default();
-        totals.iter().for_each(|totals| all.merge(totals.digest()));
-        found.digest = Some(all);
-    }
-    Ok(())
 }
 
-/// Checks what the row groups of a bucket are together; gives the number of its sessions.
-fn end_bucket(partition: &Partition, order: &OrderCheck, found: &mut Found) -> u64 {
+/// A row group to check, and its files, if they could be opened.
+type Place<'a> = (&'a FileSet, Option<&'a OpenFiles>, usize);
+
+/// State that the checks of all buckets share.
+struct Work<'a> {
+    storage: &'a Storage,
+    snapshot: &'a Snapshot,
+    pool: &'a rayon::ThreadPool,
+    reporter: &'a dyn Reporter,
+}
+
+impl<'a> Work<'a> {
+    /// Checks all buckets, some at a time.
+    fn check_partitions(&self, expected: &mut Expected, found: &mut Found<'a>) -> Result<()> {
+        let (snapshot, reporter) = (self.snapshot, self.reporter);
+        let of_partition =
+            |partition: &'a Partition| partition.buckets().map(move |sets| Bucket { partition, sets });
+        let buckets: Vec<Bucket<'a>> = snapshot.partitions.iter().flat_map(of_partition).collect();
+        let most = ROW_GROUPS_OF_THREAD * self.pool.current_num_threads();
+        reporter.begin("verifying", Some(snapshot.statistics.samples), "samples");
+        let mut rest = &buckets[..];
+        let mut checked = Ok(());
+        while !rest.is_empty() && checked.is_ok() {
+            let mut row_groups = 0;
+            let fits = rest.iter().take_while(|bucket| {
+                row_groups += bucket.row_groups();
+                row_groups <= most
+            });
+            let (together, others) = rest.split_at(fits.count().max(1));
+            rest = others;
+            checked = self.check_buckets(together, expected, found);
+        }
+        reporter.end();
+        checked
+    }
+
+    /// Reads all row groups of some buckets, and checks what they are together.
+    fn check_buckets(
+        &self,
+        buckets: &[Bucket<'a>],
+        expected: &mut Expected,
+        found: &mut Found<'a>,
+    ) -> Result<()> {
+        let Self { storage, snapshot, pool, reporter } = *self;
+        let columns = snapshot.file_columns();
+        let sets: Vec<&FileSet> = buckets.iter().flat_map(|bucket| bucket.sets).collect();
+        let open = |set: &&FileSet| -> Result<OpenFiles> {
+            let open = OpenFiles::open(storage, set)?;
+            open.check_columns(&columns)?;
+            Ok(open)
+        };
+        // The first error of the storage ends the work.
+        let opened: Result<Vec<Result<OpenFiles, Problem>>> =
+            pool.install(|| sets.par_iter().map(|set| problem_of(open(set))).collect());
+        let opened = opened?;
+        let mut statistics = Vec::new();
+        for set in &sets {
+            statistics.extend(expected.of(set)?);
+        }
+        let places = sets.iter().zip(&opened).flat_map(|(set, file)| {
+            (0..set.row_groups.len()).map(move |index| (*set, file.as_ref().ok(), index))
+        });
+        let places: Vec<Place> = places.collect();
+        let check = |(place, statistics): (&Place, &RowGroupStatistics)| {
+            let (set, files, index) = *place;
+            let Some(files) = files else { return Ok(CheckedRowGroup::default()) };
+            let described = &set.row_groups[index];
+            let checked = RowGroupCheck { snapshot, files, index, described, statistics }.run()?;
+            reporter.advance(described.samples);
+            reporter.go_on()?;
+            Ok(checked)
+        };
+        let checked: Result<Vec<CheckedRowGroup>> =
+            pool.install(|| places.par_iter().zip(&statistics).map(check).collect());
+        let mut checked = checked?.into_iter();
+        let mut opened = opened.iter();
+        for bucket in buckets {
+            let mut order = OrderCheck::new(snapshot.order);
+            let mut whole = true;
+            for (set, file) in bucket.sets.iter().zip(&mut opened) {
+                found.add(file.as_ref().err().cloned());
+                for (index, checked) in checked.by_ref().take(set.row_groups.len()).enumerate() {
+                    whole &= checked.counted;
+                    found.digest.merge(checked.digest);
+                    found.add(checked.problems);
+                    found.add(order.next(set.path(), index, checked.span));
+                }
+            }
+            if !whole {
+                found.unread.insert(&bucket.partition.key);
+            }
+            end_bucket(bucket, &order, whole, found);
+        }
+        Ok(())
+    }
+}
+
+/// Checks what the row groups of a bucket are together; their sessions only if all of them were read.
+fn end_bucket(bucket: &Bucket, order: &OrderCheck, whole: bool, found: &mut Found) {
     found.row_groups_inside_sessions += order.row_groups_inside_sessions();
-    found.problems.extend(order.small_row_groups());
+    found.add(order.small_row_groups());
     let (sessions, split) = order.sessions();
-    found.problems.extend(split.map(|session| {
-        let message = format!("the samples of session {session} are not contiguous");
-        Problem::new(partition_path(partition), message).in_column(SESSION_COLUMN)
-    }));
-    sessions
+    let problem =
+        |message: String| Problem::new(partition_path(bucket.partition), message).in_column(SESSION_COLUMN);
+    found.add(split.map(|session| problem(format!("the samples of session {session} are not contiguous"))));
+    let expected: u64 = bucket.sets.iter().map(FileSet::sessions).sum();
+    if whole && sessions != expected {
+        let number = bucket.sets.first().map_or(0, |set| set.bucket);
+        found
+            .add([problem(format!("bucket {number} has {sessions} sessions, the snapshot says {expected}"))]);
+    }
 }
 
 /// How a partition is named in problems.

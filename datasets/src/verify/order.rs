@@ -1,5 +1,7 @@
 //! The order of samples and sessions, within row groups and from one to the next.
 
+use std::collections::HashSet;
+
 use crate::{Order, Problem, SESSION_COLUMN, TIME_COLUMN};
 
 /// What is wrong with session `now` coming after session `before`, if anything is.
@@ -18,7 +20,7 @@ pub(super) struct Span {
     last: (i64, i64),
     /// Of the sessions that start after row 0, the time at which the first one starts, and the last one.
     starts: Option<(i64, i64)>,
-    /// The session of each run of samples of one session, in clustered order.
+    /// The session of each run of samples of one session, in clustered order; each session in arrival order.
     runs: Vec<i64>,
     /// Decoded size, as if every sample had its lists.
     pub(super) decoded_bytes: u64,
@@ -34,8 +36,13 @@ pub(super) fn check_row_group(
     let (Some(first), Some(last)) = (times.first(), times.last()) else { return (span, Vec::new()) };
     span.first = (sessions[0], *first);
     span.last = (sessions[sessions.len() - 1], *last);
-    if order.is_clustered() {
-        span.runs.push(sessions[0]);
+    match order.is_clustered() {
+        true => span.runs.push(sessions[0]),
+        false => {
+            span.runs.extend_from_slice(sessions);
+            span.runs.sort_unstable();
+            span.runs.dedup();
+        }
     }
     let mut numbers = Finding::default();
     let mut descending = Finding::default();
@@ -100,6 +107,8 @@ pub(super) struct OrderCheck {
     order: Order,
     /// The session of each run of samples so far: 8 bytes a session.
     runs: Vec<i64>,
+    /// The sessions so far, in arrival order: about 16 bytes a session.
+    seen: HashSet<i64>,
     /// Session and time of the last row so far; unknown before the first row group, and after one that cannot be read.
     last: Option<(i64, i64)>,
     /// When the session of that row started, if that is known.
@@ -119,7 +128,14 @@ struct Ended {
 
 impl OrderCheck {
     pub(super) fn new(order: Order) -> Self {
-        Self { order, runs: Vec::new(), last: None, session_start: None, row_groups: Vec::new() }
+        Self {
+            order,
+            runs: Vec::new(),
+            seen: HashSet::new(),
+            last: None,
+            session_start: None,
+            row_groups: Vec::new(),
+        }
     }
 
     /// The next row group of the bucket, or `None` in place of one that could not be read.
@@ -158,15 +174,21 @@ impl OrderCheck {
             self.session_start = span.starts.map(|(_, last)| last).or(self.session_start);
         }
         self.last = Some(span.last);
-        self.runs.extend(span.runs.iter().skip(usize::from(continues)));
+        match self.order.is_clustered() {
+            true => self.runs.extend(span.runs.iter().skip(usize::from(continues))),
+            false => self.seen.extend(span.runs),
+        }
         let (path, decoded_bytes) = (path.to_owned(), span.decoded_bytes);
         self.row_groups.push(Ended { path, index, decoded_bytes, inside_session: false });
         problems
     }
 
-    /// The number of sessions of the bucket, in clustered order; and one whose samples are not contiguous, if there is
+    /// The number of sessions of the bucket, and in clustered order one whose samples are not contiguous, if there is
     /// one.
     pub(super) fn sessions(&self) -> (u64, Option<i64>) {
+        if !self.order.is_clustered() {
+            return (self.seen.len() as u64, None);
+        }
         let mut sessions = self.runs.clone();
         sessions.sort_unstable();
         let split = sessions.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);

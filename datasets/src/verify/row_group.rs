@@ -5,23 +5,24 @@ use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
 
 use super::order::{Span, check_row_group};
 use super::problem_of;
-use super::totals::{PartitionTotals, count_lists};
+use super::totals::{DenseRange, count_lists, differences};
 use crate::digest::{ColumnSeed, Digest, SampleDigest};
-use crate::scan::{OpenFile, SampleLists};
+use crate::scan::{OpenFiles, SampleLists};
+use crate::snapshot::RowGroupStatistics;
 use crate::{
-    DataFile, FeatureGroup, FeatureStatistics, KeptColumn, Problem, Result, RowGroup, SAMPLE_KEY_COLUMN,
+    FeatureGroup, FeatureStatistics, KeptColumn, Problem, Result, RowGroup, SAMPLE_KEY_COLUMN,
     SESSION_COLUMN, Snapshot, SparseFeature, TIME_COLUMN,
 };
 
 /// A row group to check.
 pub(super) struct RowGroupCheck<'a> {
     pub(super) snapshot: &'a Snapshot,
-    pub(super) file: &'a OpenFile,
-    /// What the snapshot says of the file.
-    pub(super) named: &'a DataFile,
+    pub(super) files: &'a OpenFiles,
     pub(super) index: usize,
-    /// Where its samples are counted.
-    pub(super) totals: &'a PartitionTotals,
+    /// The snapshot's description of it.
+    pub(super) described: &'a RowGroup,
+    /// The manifest's statistics of its samples.
+    pub(super) statistics: &'a RowGroupStatistics,
 }
 
 /// What was found in a row group.
@@ -30,8 +31,10 @@ pub(super) struct CheckedRowGroup {
     pub(super) problems: Vec<Problem>,
     /// Where it begins and ends; `None` if its sessions or times could not be read.
     pub(super) span: Option<Span>,
-    /// Whether all columns could be read, and the samples are in the partition's totals.
+    /// Whether all columns could be read.
     pub(super) counted: bool,
+    /// The digest of the samples, if all columns could be read.
+    pub(super) digest: Digest,
 }
 
 impl RowGroupCheck<'_> {
@@ -42,11 +45,11 @@ impl RowGroupCheck<'_> {
     /// As [`Storage::read_ranges`](onefold_storage::Storage::read_ranges).
     pub(super) fn run(&self) -> Result<CheckedRowGroup> {
         let mut problems = Vec::new();
-        let _fetched = self.file.fetch(self.index)?;
+        let _fetched = self.files.fetch(self.index)?;
         let (mut span, mut described, mut samples) = match problem_of(self.read_order(&mut problems))? {
             Ok(read) => read,
             Err(problem) => {
-                return Ok(CheckedRowGroup { problems: vec![problem], span: None, counted: false });
+                return Ok(CheckedRowGroup { problems: vec![problem], ..CheckedRowGroup::default() });
             }
         };
         let mut counted = true;
@@ -56,7 +59,10 @@ impl RowGroupCheck<'_> {
         };
         let schema = &self.snapshot.schema;
         for name in schema.float_columns() {
-            problems.extend(problem_of(self.add_floats(name, &mut samples))?.err().map(&mut unreadable));
+            match problem_of(self.add_floats(name, &mut samples))? {
+                Ok(problem) => problems.extend(problem),
+                Err(problem) => problems.push(unreadable(problem)),
+            }
         }
         let mut kept_bytes = 0;
         for column in &schema.kept {
@@ -65,41 +71,40 @@ impl RowGroupCheck<'_> {
                 Err(problem) => problems.push(unreadable(problem)),
             }
         }
-        let mut features = Vec::new();
-        for (group, feature) in schema.groups.iter().flat_map(|g| g.features.iter().map(move |f| (g, f))) {
+        let features = schema.groups.iter().flat_map(|g| g.features.iter().map(move |f| (g, f)));
+        let mut ids = 0;
+        for ((group, feature), expected) in features.zip(&self.statistics.features) {
             match problem_of(self.add_lists(group, feature, &mut samples))? {
-                Ok((statistics, problem)) => {
-                    features.push(statistics);
+                Ok((found, problem)) => {
+                    ids += found.values;
+                    let differences = differences(expected, &found);
+                    problems.extend(differences.map(|message| self.problem(&feature.name, None, message)));
                     problems.extend(problem);
                 }
                 Err(problem) => problems.push(unreadable(problem)),
             }
         }
-        let ids: u64 = features.iter().map(|feature| feature.values).sum();
         let mut sample_bytes = 16 + 4 * schema.float_columns().count() as u64;
         if self.snapshot.sample_keys {
             sample_bytes += 8;
-            problems.extend(problem_of(self.file.numbers::<Int64Type>(self.index, SAMPLE_KEY_COLUMN))?.err());
+            problems
+                .extend(problem_of(self.files.numbers::<Int64Type>(self.index, SAMPLE_KEY_COLUMN))?.err());
         }
         span.decoded_bytes = 8 * ids + span.rows as u64 * sample_bytes + kept_bytes;
-        described.values = ids;
         if counted {
-            problems.extend(self.misdescribed(described));
-            let mut digest = Digest::default();
-            samples.into_iter().for_each(|sample| digest.add(sample));
-            self.totals.add(&features, digest);
+            described.values = ids;
+            samples.into_iter().for_each(|sample| described.digest.add(sample));
+            problems.extend(self.misdescribed(&described));
         }
-        Ok(CheckedRowGroup { problems, span: Some(span), counted })
+        Ok(CheckedRowGroup { problems, span: Some(span), counted, digest: described.digest })
     }
 
     /// Checks the order of the samples, and starts their digests.
     fn read_order(&self, problems: &mut Vec<Problem>) -> Result<(Span, RowGroup, Vec<SampleDigest>)> {
-        let sessions = self.file.numbers::<Int64Type>(self.index, SESSION_COLUMN)?;
-        let times = self.file.numbers::<TimestampMicrosecondType>(self.index, TIME_COLUMN)?;
+        let sessions = self.files.numbers::<Int64Type>(self.index, SESSION_COLUMN)?;
+        let times = self.files.numbers::<TimestampMicrosecondType>(self.index, TIME_COLUMN)?;
         let (span, found) = check_row_group(self.snapshot.order, &sessions, &times);
         problems.extend(found.into_iter().map(|(column, row, message)| self.problem(column, row, message)));
-        self.totals.see_sessions(&sessions);
-        self.totals.see_times(&times);
         let seed = ColumnSeed::new(TIME_COLUMN);
         let mut samples = vec![SampleDigest::default(); times.len()];
         for (sample, time) in samples.iter_mut().zip(times.iter()) {
@@ -110,42 +115,55 @@ impl RowGroupCheck<'_> {
         Ok((span, described, samples))
     }
 
-    /// What of the snapshot's description of the row group is wrong. Bytes and samples were checked with the footer.
-    fn misdescribed(&self, found: RowGroup) -> Option<Problem> {
-        let expected = self.named.row_groups.get(self.index)?;
+    /// The first thing that is wrong in the snapshot's description of the row group. Bytes and samples were checked
+    /// with the footers, the number of sessions is that of a bucket.
+    fn misdescribed(&self, found: &RowGroup) -> Option<Problem> {
+        let expected = self.described;
         let session = |of: &RowGroup| [of.first_session, of.last_session];
         let time = |of: &RowGroup| [of.first_time, of.last_time];
-        let message = if found.sessions != expected.sessions {
-            format!("it has {} sessions, the snapshot says {}", found.sessions, expected.sessions)
-        } else if session(&found) != session(expected) {
-            let ([first, last], expected) = (session(&found), session(expected));
+        let message = if found.runs != expected.runs {
+            format!(
+                "it has {} runs of samples of one session, the snapshot says {}",
+                found.runs, expected.runs
+            )
+        } else if session(found) != session(expected) {
+            let ([first, last], expected) = (session(found), session(expected));
             format!("its first and last session are {first} and {last}, the snapshot says {expected:?}")
-        } else if time(&found) != time(expected) {
-            let ([first, last], expected) = (time(&found), time(expected));
+        } else if time(found) != time(expected) {
+            let ([first, last], expected) = (time(found), time(expected));
             format!("its times are {first} to {last}, the snapshot says {expected:?}")
         } else if found.values != expected.values {
             format!("it has {} ids, the snapshot says {}", found.values, expected.values)
+        } else if found.digest != expected.digest {
+            format!(
+                "the samples are not those that were written: their digest is {}, the snapshot says {}",
+                found.digest, expected.digest
+            )
         } else {
             return None;
         };
-        Some(Problem::new(&self.file.path, message).in_row_group(self.index))
+        Some(Problem::new(&self.files.path, message).in_row_group(self.index))
     }
 
-    fn add_floats(&self, name: &str, samples: &mut [SampleDigest]) -> Result<()> {
-        let floats = self.file.numbers::<Float32Type>(self.index, name)?;
-        if let Some(dense) = self.snapshot.schema.dense.iter().position(|dense| dense == name) {
-            self.totals.see_dense(dense, &floats);
-        }
+    /// Reads a float column; gives what is wrong with its statistics.
+    fn add_floats(&self, name: &str, samples: &mut [SampleDigest]) -> Result<Option<Problem>> {
+        let floats = self.files.numbers::<Float32Type>(self.index, name)?;
         let seed = ColumnSeed::new(name);
         for (sample, float) in samples.iter_mut().zip(floats.iter()) {
             sample.add(seed.float(*float));
         }
-        Ok(())
+        let dense = self.snapshot.schema.dense.iter().position(|dense| dense == name);
+        let expected = dense.and_then(|dense| self.statistics.dense.get(dense)).map(DenseRange::of);
+        let found = DenseRange::of_values(&floats);
+        Ok(expected.filter(|expected| *expected != found).map(|expected| {
+            let message = format!("it has {}, the snapshot says {}", found.shown(), expected.shown());
+            self.problem(name, None, message)
+        }))
     }
 
     /// Reads a kept column; gives its decoded bytes.
     fn add_kept(&self, column: &KeptColumn, samples: &mut [SampleDigest]) -> Result<u64> {
-        let values = self.file.kept(self.index, column)?;
+        let values = self.files.kept(self.index, column)?;
         ColumnSeed::new(&column.name).add_kept(&values, samples);
         let texts = values.as_string_opt::<i32>().map_or(0, |texts| texts.value_data().len());
         Ok(8 * values.len() as u64 + texts as u64)
@@ -158,7 +176,7 @@ impl RowGroupCheck<'_> {
         feature: &SparseFeature,
         samples: &mut [SampleDigest],
     ) -> Result<(FeatureStatistics, Option<Problem>)> {
-        let lists = self.file.lists(self.index, self.snapshot.layout, group, feature)?;
+        let lists = self.files.lists(self.index, self.snapshot.layout, group, feature)?;
         let seed = ColumnSeed::new(&feature.name);
         let mut part = 0;
         for (i, sample) in samples.iter_mut().enumerate() {
@@ -190,7 +208,7 @@ impl RowGroupCheck<'_> {
         Some(self.problem(&feature.name, row, message))
     }
 
-    fn problem(&self, column: &str, row: usize, message: String) -> Problem {
-        Problem::new(&self.file.path, message).in_row_group(self.index).in_column(column).in_row(row)
+    fn problem(&self, column: &str, row: impl Into<Option<usize>>, message: String) -> Problem {
+        Problem::new(&self.files.path, message).in_row_group(self.index).in_column(column).in_row(row)
     }
 }

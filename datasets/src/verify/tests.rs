@@ -10,25 +10,30 @@ use arrow::array::{
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow::datatypes::{Field, Int32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
 use onefold_base::progress::Silent;
-use onefold_base::units::format_hex;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::file::metadata::ColumnChunkMetaData;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::totals::count_lists;
 use super::*;
 use crate::folded::samples::{Sample, rows, schema};
+use crate::footer::checksums_entry;
+use crate::names::snapshot_path;
+use crate::snapshot::editing::{edit_manifest, edit_snapshot};
+use crate::writer::Counter;
 use crate::{
     DatasetWriter, Layout, Order, PartitionColumn, PartitionKey, PartitionType, RowGroup, Vocabulary,
     WriterOptions,
 };
 
-/// The file of the snapshot that tests damage.
-const SNAPSHOT: &str = "snapshots/00000001.json";
-
 /// A dataset that tests damage: two partitions of sessions of 1 to 6 samples, in several row groups and files.
-struct Dataset(tempfile::TempDir);
+struct Dataset {
+    directory: tempfile::TempDir,
+    /// The path of the first data file of the first partition.
+    path: String,
+}
 
 impl Dataset {
     fn new(layout: Layout, order: Order) -> Self {
@@ -42,27 +47,24 @@ impl Dataset {
             writer.write(&key, &samples(order, first)).unwrap();
         }
         writer.finish().unwrap();
-        Self(directory)
+        let path = Snapshot::load(directory.path()).unwrap().partitions[0].files[0].path().to_owned();
+        Self { directory, path }
     }
 
     fn root(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn snapshot(&self) -> Value {
-        serde_json::from_slice(&fs_err::read(self.root().join(SNAPSHOT)).unwrap()).unwrap()
+        self.directory.path()
     }
 
     fn edit_snapshot(&self, edit: impl FnOnce(&mut Value)) {
-        let mut snapshot = self.snapshot();
-        edit(&mut snapshot);
-        let text = serde_json::to_string(&snapshot).unwrap();
-        fs_err::write(self.root().join(SNAPSHOT), text).unwrap();
+        edit_snapshot(self.root(), edit);
     }
 
-    /// The first data file of the first partition.
+    fn edit_manifest(&self, edit: impl FnOnce(&mut Value)) {
+        edit_manifest(self.root(), edit);
+    }
+
     fn file(&self) -> PathBuf {
-        self.root().join(self.snapshot()["partitions"][0]["files"][0]["path"].as_str().unwrap())
+        self.root().join(&self.path)
     }
 
     fn open(&self) -> std::fs::File {
@@ -81,7 +83,8 @@ impl Dataset {
         (0..groups).map(read).collect()
     }
 
-    /// Writes the file with other row groups, and makes the snapshot describe it as it is now.
+    /// Writes the file with other row groups, and makes the manifest describe it as it is now: not the sessions, the
+    /// statistics and the digests of its row groups.
     fn rewrite(&self, edit: impl FnOnce(&mut Vec<RecordBatch>)) {
         let mut row_groups = self.row_groups();
         edit(&mut row_groups);
@@ -90,40 +93,78 @@ impl Dataset {
             writer.write(group).unwrap();
             writer.flush().unwrap();
         }
+        writer.sync().unwrap();
+        let checksum = |chunk: &ColumnChunkMetaData| {
+            let (start, length) = chunk.byte_range();
+            xxh3_64(&writer.inner()[start as usize..][..length as usize])
+        };
+        let chunks = writer.flushed_row_groups().iter().flat_map(|row_group| row_group.columns());
+        let checksums: Vec<u64> = chunks.map(checksum).collect();
+        let sizes: Vec<i64> =
+            writer.flushed_row_groups().iter().map(|group| group.compressed_size()).collect();
+        writer.append_key_value_metadata(checksums_entry(&checksums));
         fs_err::write(self.file(), writer.into_inner().unwrap()).unwrap();
-        let described: Vec<RowGroup> = row_groups.iter().map(described).collect();
-        self.edit_row_groups(|all| *all = json!(described));
-        self.name_file(row_groups.iter().map(RecordBatch::num_rows).sum());
-        let metadata = ParquetRecordBatchReaderBuilder::try_new(self.open()).unwrap().metadata().clone();
-        self.edit_row_groups(|all| {
-            for (index, row_group) in all.as_array_mut().unwrap().iter_mut().enumerate() {
-                row_group["bytes_on_disk"] = json!(metadata.row_group(index).compressed_size());
-            }
+        self.edit_rows(row_groups.len(), |index, row| {
+            let described = described(&row_groups[index]);
+            row["samples"] = json!(described.samples);
+            row["runs"] = json!(described.runs);
+            row["first_session"] = json!(described.first_session);
+            row["last_session"] = json!(described.last_session);
+            row["first_time"] = json!(described.first_time);
+            row["last_time"] = json!(described.last_time);
+            row["files"][0]["row_group"] = json!(index);
+            row["files"][0]["row_group_bytes"] = json!(sizes[index]);
         });
+        self.name_file();
         let ids = self.ids();
-        self.edit_row_groups(|all| {
-            for (row_group, ids) in all.as_array_mut().unwrap().iter_mut().zip(ids) {
-                row_group["values"] = json!(ids);
-            }
-        });
+        self.edit_rows(row_groups.len(), |index, row| row["values"] = json!(ids[index]));
     }
 
-    /// Edits the snapshot's description of the file's row groups.
-    fn edit_row_groups(&self, edit: impl FnOnce(&mut Value)) {
-        self.edit_snapshot(|snapshot| edit(&mut snapshot["partitions"][0]["files"][0]["row_groups"]));
+    /// Edits the rows of the file's row groups in the manifest, and sets their number.
+    fn edit_rows(&self, count: usize, mut edit: impl FnMut(usize, &mut Value)) {
+        let mut samples = 0;
+        self.edit_manifest(|manifest| {
+            let rows = manifest["rows"].as_array().unwrap().iter();
+            let before = rows.filter(|row| row["files"][0]["path"] == self.path).count();
+            for part in ["rows", "statistics"] {
+                let all = manifest[part].as_array_mut().unwrap();
+                let first = all[0].clone();
+                match count > before {
+                    true => (before..count).for_each(|_| all.insert(before, first.clone())),
+                    false => drop(all.drain(count..before)),
+                }
+            }
+            let rows = manifest["rows"].as_array_mut().unwrap();
+            rows.iter_mut().take(count).enumerate().for_each(|(index, row)| edit(index, row));
+            samples = rows.iter().map(|row| row["samples"].as_u64().unwrap()).sum::<u64>();
+        });
+        self.edit_snapshot(|snapshot| snapshot["statistics"]["samples"] = json!(samples));
     }
 
     /// The number of ids in every row group of the file; 0 for a feature whose lists cannot be read.
     fn ids(&self) -> Vec<u64> {
         let snapshot = Snapshot::load(self.root()).unwrap();
         let storage = Storage::open(self.root()).unwrap();
-        let file = OpenFile::open(&storage, &snapshot.partitions[0].files[0]).unwrap();
+        let files = OpenFiles::open(&storage, &snapshot.partitions[0].files[0]).unwrap();
         let ids = |index: usize| {
             let features = snapshot.schema.groups.iter().flat_map(|g| g.features.iter().map(move |f| (g, f)));
-            let lists = features.map(|(group, feature)| file.lists(index, snapshot.layout, group, feature));
+            let lists = features.map(|(group, feature)| files.lists(index, snapshot.layout, group, feature));
             lists.map(|lists| lists.map_or(0, |lists| count_lists(&lists).values)).sum::<u64>()
         };
-        (0..file.row_groups()).map(ids).collect()
+        (0..files.row_groups()).map(ids).collect()
+    }
+
+    /// Makes the manifest have the digests and the statistics of the row groups of the file, in the layout `rows`.
+    fn recount(&self) {
+        let counter = Counter::new(&schema());
+        let counts: Vec<_> =
+            self.row_groups().iter().map(|rows| counter.count(std::slice::from_ref(rows))).collect();
+        self.edit_manifest(|manifest| {
+            for (index, counts) in counts.iter().enumerate() {
+                manifest["rows"][index]["digest"] = json!(counts.digest);
+                manifest["statistics"][index]["features"] = json!(counts.features);
+            }
+        });
     }
 
     /// Edits one row group.
@@ -141,20 +182,26 @@ impl Dataset {
         });
     }
 
-    /// Makes the snapshot name the file with its present bytes and so many samples.
-    fn name_file(&self, samples: usize) {
+    /// Makes the manifest name the file with its present bytes.
+    fn name_file(&self) {
         let bytes = fs_err::read(self.file()).unwrap();
-        self.edit_snapshot(|snapshot| {
-            let file = &mut snapshot["partitions"][0]["files"][0];
-            let gone = file["samples"].as_u64().unwrap() - samples as u64;
-            let more = bytes.len() as i64 - file["bytes_on_disk"].as_i64().unwrap();
-            file["samples"] = json!(samples);
-            file["bytes_on_disk"] = json!(bytes.len());
-            file["sha256"] = json!(format_hex(&Sha256::digest(&bytes)));
-            for of in ["/partitions/0/samples", "/statistics/samples"] {
-                let samples = snapshot.pointer_mut(of).unwrap();
-                *samples = json!(samples.as_u64().unwrap() - gone);
+        let end = bytes.last_chunk::<8>().unwrap();
+        let footer_bytes = u32::from_le_bytes([end[0], end[1], end[2], end[3]]).saturating_add(8);
+        let footer_bytes = footer_bytes.min(bytes.len() as u32);
+        let footer = &bytes[bytes.len() - footer_bytes as usize..];
+        let mut more = 0;
+        self.edit_manifest(|manifest| {
+            for row in manifest["rows"].as_array_mut().unwrap() {
+                let file = &mut row["files"][0];
+                if file["path"] == self.path {
+                    more = bytes.len() as i64 - file["bytes"].as_i64().unwrap();
+                    file["bytes"] = json!(bytes.len());
+                    file["footer_bytes"] = json!(footer_bytes);
+                    file["footer_checksum"] = json!(xxh3_64(footer));
+                }
             }
+        });
+        self.edit_snapshot(|snapshot| {
             let sum = snapshot["statistics"]["bytes_on_disk"].as_i64().unwrap();
             snapshot["statistics"]["bytes_on_disk"] = json!(sum + more);
         });
@@ -196,7 +243,7 @@ fn described(rows: &RecordBatch) -> RowGroup {
     described
 }
 
-const DIGEST: &str = "`split=a`: the samples are not those that were written: their digest is ";
+const DIGEST: &str = "file 0, row group 0: the samples are not those that were written: their digest is ";
 
 /// Samples of sessions that overlap in time, in the given order.
 fn samples(order: Order, first_id: i64) -> RecordBatch {
@@ -249,9 +296,23 @@ fn a_sound_dataset_has_no_problem() {
 fn bytes_that_changed_are_found() {
     let dataset = Dataset::new(Layout::Folded, Order::Session);
     let mut bytes = fs_err::read(dataset.file()).unwrap();
-    bytes[100] ^= 1;
-    fs_err::write(dataset.file(), &bytes).unwrap();
-    dataset.has(&["file 0: its bytes have SHA-256 "]);
+    let metadata = ParquetRecordBatchReaderBuilder::try_new(dataset.open()).unwrap().metadata().clone();
+    let mut flipped = |place: u64, expected: &str| {
+        bytes[place as usize] ^= 1;
+        fs_err::write(dataset.file(), &bytes).unwrap();
+        dataset.has(&[expected]);
+        bytes[place as usize] ^= 1;
+    };
+    for (number, row_group) in metadata.row_groups().iter().enumerate() {
+        for chunk in row_group.columns() {
+            let ((start, length), column) = (chunk.byte_range(), &chunk.column_path().parts()[0]);
+            let expected =
+                format!("file 0, row group {number}, column `{column}`: its bytes do not have the checksum ");
+            flipped(start + length / 2, &expected);
+        }
+    }
+    let length = fs_err::metadata(dataset.file()).unwrap().len();
+    flipped(length - 20, "file 0: its footer cannot be read: its footer does not have the checksum ");
     bytes.pop();
     fs_err::write(dataset.file(), &bytes).unwrap();
     dataset.has(&[&format!("file 0: it has {} bytes, the snapshot says {}", bytes.len(), bytes.len() + 1)]);
@@ -260,11 +321,21 @@ fn bytes_that_changed_are_found() {
 }
 
 #[test]
+fn statistics_of_a_manifest_that_changed_are_an_error() {
+    let dataset = Dataset::new(Layout::Folded, Order::Session);
+    let path = dataset.root().join(&Snapshot::load_head(dataset.root()).unwrap().manifests[0].path);
+    let mut bytes = fs_err::read(&path).unwrap();
+    bytes[20] ^= 1;
+    fs_err::write(&path, bytes).unwrap();
+    let error = verify(dataset.root(), &VerifyOptions { threads: 1, snapshot: None }, &Silent).unwrap_err();
+    assert!(matches!(error, Error::Snapshot { .. }), "{error}");
+}
+
+#[test]
 fn a_file_that_is_no_parquet_is_named() {
     let dataset = Dataset::new(Layout::Rows, Order::Session);
-    let samples = dataset.snapshot()["partitions"][0]["files"][0]["samples"].as_u64();
     fs_err::write(dataset.file(), [b"PAR1", &[7; 500][..], b"PAR1"].concat()).unwrap();
-    dataset.name_file(samples.unwrap() as usize);
+    dataset.name_file();
     dataset.has(&["file 0: its footer cannot be read: "]);
 }
 
@@ -303,30 +374,23 @@ fn a_dropped_sample_is_found() {
     dataset.rewrite_one(0, |batch| batch.slice(0, rows - 1));
     let problems = dataset.problems();
     assert!(problems.iter().any(|problem| problem.starts_with(DIGEST)), "{problems:?}");
-    let values = "`split=a`, column `item`: its number of ids is 209, the snapshot says 210";
-    assert!(problems.iter().any(|problem| problem == values), "{problems:?}");
+    let values = "file 0, row group 0, column `item`: its number of ids is ";
+    assert!(problems.iter().any(|problem| problem.starts_with(values)), "{problems:?}");
 }
 
 #[test]
 fn a_row_count_that_is_not_the_snapshots_is_found() {
     let dataset = Dataset::new(Layout::Rows, Order::Session);
-    let samples = dataset.row_groups().iter().map(RecordBatch::num_rows).sum::<usize>();
-    dataset.rewrite_one(0, |batch| batch.slice(0, batch.num_rows() - 1));
-    dataset.edit_snapshot(|snapshot| {
-        snapshot["partitions"][0]["files"][0]["samples"] = json!(samples);
-        for of in ["/partitions/0/samples", "/statistics/samples"] {
-            let samples = snapshot.pointer_mut(of).unwrap();
-            *samples = json!(samples.as_u64().unwrap() + 1);
-        }
+    let row_groups = dataset.row_groups();
+    let (count, rows) = (row_groups.len(), row_groups[0].num_rows());
+    dataset.edit_rows(count, |index, row| {
+        row["samples"] = json!(row["samples"].as_u64().unwrap() + u64::from(index == 0));
     });
-    dataset.edit_row_groups(|all| all[0]["samples"] = json!(all[0]["samples"].as_u64().unwrap() + 1));
-    dataset.has(&[&format!("file 0: it has {} rows, the snapshot says {samples}", samples - 1)]);
-    dataset.rewrite(|_| ());
-    dataset.edit_row_groups(|all| {
-        all.as_array_mut().unwrap().truncate(1);
-        all[0]["samples"] = json!(samples - 1);
-    });
-    assert!(dataset.problems()[0].ends_with("row groups, the snapshot says 1"), "{:?}", dataset.problems());
+    dataset.has(&[&format!("file 0: row group 0 has {rows} rows, the snapshot says {}", rows + 1)]);
+    let dataset = Dataset::new(Layout::Rows, Order::Session);
+    dataset.edit_rows(1, |_, _| ());
+    let expected = format!("file 0: it has {count} row groups, the snapshot says 1");
+    assert_eq!(dataset.problems()[0], expected);
 }
 
 #[test]
@@ -349,21 +413,21 @@ fn another_id_is_found_by_the_statistics_too() {
         let item = crate::schema::item_field();
         Arc::new(arrow::array::ListArray::new(item, lists.offsets().clone(), ids, None))
     });
-    dataset.has(&["`split=a`, column `item`: its smallest id is -5, the snapshot says 0", DIGEST]);
+    dataset.has(&["file 0, row group 0, column `item`: its smallest id is -5, the snapshot says 0", DIGEST]);
 }
 
 #[test]
 fn descriptions_of_row_groups_are_compared() {
     for (field, more, message) in [
-        ("sessions", 1, "row group 1: it has"),
-        ("first_session", 1, "row group 1: its first and last session are"),
-        ("last_time", 1, "row group 1: its times are"),
-        ("values", -1, "row group 1: it has"),
-        ("bytes_on_disk", 8, "row group 1 has"),
+        ("/runs", 1, "row group 1: it has"),
+        ("/first_session", 1, "row group 1: its first and last session are"),
+        ("/last_time", 1, "row group 1: its times are"),
+        ("/values", -1, "row group 1: it has"),
+        ("/files/0/row_group_bytes", 8, "row group 1 has"),
     ] {
         let dataset = Dataset::new(Layout::Folded, Order::Session);
-        dataset.edit_snapshot(|snapshot| {
-            let described = &mut snapshot["partitions"][0]["files"][0]["row_groups"][1][field];
+        dataset.edit_manifest(|manifest| {
+            let described = manifest["rows"][1].pointer_mut(field).unwrap();
             *described = json!(described.as_i64().unwrap() + more);
         });
         let problems = dataset.problems();
@@ -373,22 +437,31 @@ fn descriptions_of_row_groups_are_compared() {
 
 #[test]
 fn figures_of_the_snapshot_are_compared() {
+    let sessions = |dataset: &Dataset, partition: &str, more: i64| {
+        dataset.edit_manifest(|manifest| {
+            let mut rows = manifest["rows"].as_array_mut().unwrap().iter_mut();
+            let row = rows.find(|row| row["partition"] == partition).unwrap();
+            row["sessions"] = json!(row["sessions"].as_i64().unwrap() + more);
+        });
+    };
     let dataset = Dataset::new(Layout::Folded, Order::Session);
     dataset.edit_snapshot(|snapshot| snapshot["statistics"]["sessions"] = json!(121));
-    dataset.has(&["`snapshots`: the statistics count 121 sessions, the partitions 120"]);
-    dataset.edit_snapshot(|snapshot| snapshot["partitions"][1]["sessions"] = json!(61));
-    dataset.has(&["`split=b`, column `session_id`: it has 60 sessions, the snapshot says 61"]);
+    dataset.has(&["`snapshots`: the statistics count 121 sessions, the manifests 120"]);
+    sessions(&dataset, "split=b", 1);
+    dataset.has(&["`split=b`, column `session_id`: bucket 0 has 60 sessions, the snapshot says 61"]);
     let dataset = Dataset::new(Layout::Folded, Order::Arrival);
+    sessions(&dataset, "split=a", -1);
     dataset.edit_snapshot(|snapshot| {
         snapshot["statistics"]["sessions"] = json!(119);
-        snapshot["partitions"][0]["sessions"] = json!(59);
-        snapshot["partitions"][0]["features"]["tags"]["max_length"] = json!(3);
+        snapshot["statistics"]["features"]["tags"]["max_length"] = json!(4);
     });
+    dataset.edit_manifest(|manifest| manifest["statistics"][0]["features"][1]["max_length"] = json!(3));
     let problems = dataset.problems();
     let has = |text: &str| problems.iter().any(|problem| problem.contains(text));
-    assert!(has("`snapshots`, column `tags`: its longest list is 3, the snapshot says 2"), "{problems:?}");
-    assert!(has("`split=a`, column `session_id`: it has 60 sessions, the snapshot says 59"), "{problems:?}");
-    assert!(has("`split=a`, column `tags`: its longest list is 2, the snapshot says 3"), "{problems:?}");
+    assert!(has("`snapshots`, column `tags`: its longest list is 3, the snapshot says 4"), "{problems:?}");
+    let sessions = "`split=a`, column `session_id`: bucket 0 has 60 sessions, the snapshot says 59";
+    assert!(has(sessions), "{problems:?}");
+    assert!(has("row group 0, column `tags`: its longest list is 2, the snapshot says 3"), "{problems:?}");
 }
 
 #[test]
@@ -405,7 +478,7 @@ fn sessions_that_are_not_contiguous_or_ordered_are_found() {
     });
     dataset.has(&[
         "`split=a`, column `session_id`: the samples of session 1 are not contiguous",
-        "`split=a`, column `session_id`: it has 59 sessions, the snapshot says 60",
+        "`split=a`, column `session_id`: bucket 0 has 59 sessions, the snapshot says 60",
     ]);
 }
 
@@ -418,7 +491,7 @@ fn sessions_that_start_earlier_than_the_one_before_are_found() {
     let problems = dataset.problems();
     let expected =
         "file 0, row group 0, column `timestamp`: the session starts earlier than the one before it";
-    assert_eq!(problems[0], expected);
+    assert!(problems.iter().any(|problem| problem == expected), "{problems:?}");
     // By hash, sessions may start at any time.
     let dataset = Dataset::new(Layout::Rows, Order::SessionHash);
     dataset.replace(0, crate::TIME_COLUMN, |column| numbers(column, |times| times[1] = -1));
@@ -437,6 +510,12 @@ fn row_groups_that_begin_inside_a_session_are_counted_and_small_ones_are_problem
     };
     // Sessions 0, 1 and 2 have one, two and three samples.
     cut(4);
+    dataset.recount();
+    // Session 2 begins in the first row group.
+    dataset.edit_rows(dataset.row_groups().len(), |index, row| {
+        let continued = u64::from(index == 1);
+        row["sessions"] = json!(row["runs"].as_u64().unwrap() - continued);
+    });
     let verification = dataset.verify();
     assert_eq!((verification.row_groups_inside_sessions, verification.problems_found), (1, 1));
     assert!(dataset.problems()[0].starts_with("file 0, row group 0: it ends inside a session with "));
@@ -538,7 +617,7 @@ fn vocabularies_are_read_again() {
     let other = Vocabulary::from_counts([(70, 9)], 1);
     let file =
         other.write(&Storage::open(directory.path()).unwrap(), &snapshot.vocabularies["items"].path).unwrap();
-    let snapshot = directory.path().join(SNAPSHOT);
+    let snapshot = directory.path().join(snapshot_path(1));
     let mut json: Value = serde_json::from_slice(&fs_err::read(&snapshot).unwrap()).unwrap();
     json["vocabularies"]["items"] = serde_json::to_value(&file).unwrap();
     fs_err::write(&snapshot, json.to_string()).unwrap();
@@ -579,8 +658,8 @@ fn all_problems_are_counted_and_a_hundred_told() {
         let key = PartitionKey::parse(&format!("number={number:03}")).unwrap();
         writer.write(&key, &rows(&[[vec![1], vec![], vec![], vec![]]])).unwrap();
     }
-    let snapshot = writer.finish().unwrap().snapshot;
-    for file in snapshot.file_paths() {
+    writer.finish().unwrap();
+    for file in Snapshot::load(directory.path()).unwrap().file_paths() {
         fs_err::remove_file(directory.path().join(file)).unwrap();
     }
     let verification =

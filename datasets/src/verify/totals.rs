@@ -1,35 +1,79 @@
-//! Sums over row groups, and their comparison with the snapshot's.
+//! Statistics of row groups, and their comparison with the snapshot's.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::{Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::Arc;
 
-use super::partition_path;
-use crate::digest::Digest;
+use onefold_storage::Storage;
+
 use crate::names::SNAPSHOTS;
 use crate::scan::SampleLists;
-use crate::{DenseStatistics, FeatureStatistics, Partition, Problem, SESSION_COLUMN, Snapshot, TIME_COLUMN};
+use crate::snapshot::{RowGroupStatistics, RowStatistics, rows_of_sets};
+use crate::{DenseStatistics, Error, FeatureStatistics, FileSet, Partition, Problem, Result, Snapshot};
 
-/// What the row groups of a partition have together.
-#[derive(Debug)]
-pub(super) struct PartitionTotals {
-    sums: Mutex<Sums>,
-    /// The sessions seen, in arrival order, where they are not contiguous: about 16 bytes a session.
-    seen: Option<Mutex<HashSet<i64>>>,
+/// The manifests' statistics of the samples of row groups, and their sums.
+pub(super) struct Expected<'a> {
+    storage: &'a Storage,
+    snapshot: &'a Snapshot,
+    /// By the path of a set: its manifest, and the row of its first row group there.
+    rows: HashMap<String, (Arc<str>, usize)>,
+    /// The manifest that was asked for last. Adjacent partitions are mostly in the same manifest.
+    open: Option<RowStatistics<'a>>,
+    path: Arc<str>,
+    sum: RowGroupStatistics,
 }
 
-#[derive(Debug, Default)]
-struct Sums {
-    /// By feature, in the schema's order.
-    features: Vec<FeatureStatistics>,
-    /// By dense feature, in the schema's order.
-    dense: Vec<DenseRange>,
-    digest: Digest,
-    last_time: Option<i64>,
+impl<'a> Expected<'a> {
+    /// Nothing read but where row groups are described.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Snapshot`] if a manifest is damaged, [`Error::Storage`] if the storage does not give it.
+    pub(super) fn new(storage: &'a Storage, snapshot: &'a Snapshot) -> Result<Self> {
+        let rows = rows_of_sets(storage, &snapshot.manifests)?;
+        let sum = RowGroupStatistics::default();
+        Ok(Self { storage, snapshot, rows, open: None, path: "".into(), sum })
+    }
+
+    /// The statistics of the row groups of a set.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub(super) fn of(&mut self, set: &FileSet) -> Result<Vec<RowGroupStatistics>> {
+        let missing = || Error::Snapshot {
+            path: self.storage.shown(set.path()),
+            message: "no manifest names it any more".to_owned(),
+        };
+        let (path, first) = self.rows.get(set.path()).cloned().ok_or_else(missing)?;
+        let open = match self.open.take().filter(|_| self.path == path) {
+            Some(open) => open,
+            None => {
+                let entry = self.snapshot.manifests.iter().find(|entry| *entry.path == *path);
+                let open = RowStatistics::open(self.storage, entry.ok_or_else(missing)?)?;
+                open.check_names(&self.snapshot.schema)?;
+                open
+            }
+        };
+        self.path = path;
+        let open = self.open.insert(open);
+        let mut statistics = Vec::with_capacity(set.row_groups.len());
+        for row in first..first + set.row_groups.len() {
+            let of_row = open.get(row, true)?;
+            self.sum.merge(RowGroupStatistics { features: of_row.features.clone(), dense: Vec::new() });
+            statistics.push(of_row);
+        }
+        Ok(statistics)
+    }
+
+    /// The statistics of the sparse features of all row groups that were asked for, in the schema's order.
+    pub(super) fn features(&self) -> &[FeatureStatistics] {
+        &self.sum.features
+    }
 }
 
 /// The parts of the statistics of a dense feature that are compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct DenseRange {
+pub(super) struct DenseRange {
     finite: u64,
     not_finite: u64,
     /// The smallest and the largest finite value.
@@ -37,144 +81,49 @@ struct DenseRange {
 }
 
 impl DenseRange {
-    fn of(statistics: &DenseStatistics) -> Self {
+    pub(super) fn of(statistics: &DenseStatistics) -> Self {
         let ends = statistics.min().zip(statistics.max());
         Self { finite: statistics.finite(), not_finite: statistics.not_finite(), ends }
     }
 
-    fn add(&mut self, values: &[f32]) {
-        let mut finite = 0;
+    pub(super) fn of_values(values: &[f32]) -> Self {
+        let mut range = Self::default();
         for x in values.iter().copied().filter(|x| x.is_finite()) {
-            finite += 1;
-            self.ends = Some(self.ends.map_or((x, x), |(min, max)| (min.min(x), max.max(x))));
+            range.finite += 1;
+            range.ends = Some(range.ends.map_or((x, x), |(min, max)| (min.min(x), max.max(x))));
         }
-        self.finite += finite;
-        self.not_finite += values.len() as u64 - finite;
+        range.not_finite = values.len() as u64 - range.finite;
+        range
     }
 
-    fn shown(&self) -> String {
+    pub(super) fn shown(&self) -> String {
         let Self { finite, not_finite, ends } = self;
         let ends = ends.map_or_else(String::new, |(min, max)| format!(" from {min} to {max}"));
         format!("{finite} values{ends}, {not_finite} others")
     }
 }
 
-impl PartitionTotals {
-    pub(super) fn new(snapshot: &Snapshot) -> Self {
-        let seen = (!snapshot.order.is_clustered()).then(Mutex::default);
-        Self { sums: Mutex::default(), seen }
-    }
-
-    /// Counts a row group, with its features in the schema's order.
-    pub(super) fn add(&self, features: &[FeatureStatistics], digest: Digest) {
-        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        sums.features.resize(features.len(), FeatureStatistics::default());
-        for (sum, feature) in sums.features.iter_mut().zip(features) {
-            sum.merge(feature);
-        }
-        sums.digest.merge(digest);
-    }
-
-    /// The digest of the samples counted so far.
-    pub(super) fn digest(&self) -> Digest {
-        self.sums.lock().unwrap_or_else(PoisonError::into_inner).digest
-    }
-
-    /// Notes the sessions of a row group in arrival order.
-    pub(super) fn see_sessions(&self, sessions: &[i64]) {
-        if let Some(seen) = &self.seen {
-            seen.lock().unwrap_or_else(PoisonError::into_inner).extend(sessions);
-        }
-    }
-
-    /// Notes the times of a row group.
-    pub(super) fn see_times(&self, times: &[i64]) {
-        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        sums.last_time = sums.last_time.max(times.iter().copied().max());
-    }
-
-    /// Notes the values of dense feature number `feature` of a row group.
-    pub(super) fn see_dense(&self, feature: usize, values: &[f32]) {
-        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        if sums.dense.len() <= feature {
-            sums.dense.resize(feature + 1, DenseRange::default());
-        }
-        sums.dense[feature].add(values);
-    }
-
-    /// Where the partition's samples, all of which were counted, are not what the snapshot says. `clustered_sessions`
-    /// is how many sessions they are in clustered order.
-    pub(super) fn problems(
-        &self,
-        snapshot: &Snapshot,
-        partition: &Partition,
-        clustered_sessions: u64,
-    ) -> Vec<Problem> {
-        let path = partition_path(partition);
-        let wrong = |message: String| Problem::new(&path, message);
-        let mut problems = Vec::new();
-        let sessions = match &self.seen {
-            None => clustered_sessions,
-            Some(seen) => seen.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
-        };
-        if sessions != partition.sessions {
-            let message = format!("it has {sessions} sessions, the snapshot says {}", partition.sessions);
-            problems.push(wrong(message).in_column(SESSION_COLUMN));
-        }
-        let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = snapshot.schema.sparse_features().zip(&sums.features);
-        for (feature, found) in counted {
-            let expected = partition.features.get(&feature.name).copied().unwrap_or_default();
-            problems.extend(differences(&expected, found).map(|m| wrong(m).in_column(&feature.name)));
-        }
-        for (name, found) in snapshot.schema.dense.iter().zip(&sums.dense) {
-            let expected = partition.dense.get(name).map(DenseRange::of);
-            if let Some(expected) = expected.filter(|expected| expected != found) {
-                let message = format!("it has {}, the snapshot says {}", found.shown(), expected.shown());
-                problems.push(wrong(message).in_column(name));
-            }
-        }
-        if partition.last_time != sums.last_time {
-            let message = "its last time is not the one that the snapshot says".to_owned();
-            problems.push(wrong(message).in_column(TIME_COLUMN));
-        }
-        if partition.digest != sums.digest {
-            let message = format!(
-                "the samples are not those that were written: their digest is {}, the snapshot says {}",
-                sums.digest, partition.digest
-            );
-            problems.push(wrong(message));
-        }
-        problems
-    }
-}
-
-/// Where the snapshot's figures over all partitions are not the sums of its partitions'.
-pub(super) fn snapshot_problems(snapshot: &Snapshot) -> Vec<Problem> {
+/// Where the snapshot's totals are not the sums over its partitions; `features` are the sums by sparse feature.
+pub(super) fn snapshot_problems(snapshot: &Snapshot, features: &[FeatureStatistics]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let statistics = &snapshot.statistics;
     let sum = |of: &dyn Fn(&Partition) -> u64| {
         snapshot.partitions.iter().fold(0_u64, |s, p| s.saturating_add(of(p)))
     };
-    let bytes =
-        |p: &Partition| p.files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.bytes_on_disk));
+    let files = |p: &Partition| p.files.iter().map(|set| set.files.len() as u64).sum::<u64>();
     let totals = [
+        ("partitions", statistics.partitions, snapshot.partitions.len() as u64),
+        ("files", statistics.files, sum(&files)),
         ("sessions", statistics.sessions, sum(&|p| p.sessions)),
-        ("bytes on disk", statistics.bytes_on_disk, sum(&bytes)),
+        ("bytes on disk", statistics.bytes_on_disk, sum(&Partition::bytes_on_disk)),
     ];
     for (what, total, sum) in totals.into_iter().filter(|(_, total, sum)| total != sum) {
-        let message = format!("the statistics count {total} {what}, the partitions {sum}");
+        let message = format!("the statistics count {total} {what}, the manifests {sum}");
         problems.push(Problem::new(SNAPSHOTS, message));
     }
-    let mut sums: BTreeMap<String, FeatureStatistics> = BTreeMap::new();
-    for (name, feature) in snapshot.partitions.iter().flat_map(|partition| &partition.features) {
-        sums.entry(name.clone()).or_default().merge(feature);
-    }
-    for feature in snapshot.schema.sparse_features() {
-        let of = |figures: &BTreeMap<String, FeatureStatistics>| {
-            figures.get(&feature.name).copied().unwrap_or_default()
-        };
-        let found = differences(&of(&statistics.features), &of(&sums));
+    for (number, feature) in snapshot.schema.sparse_features().enumerate() {
+        let total = statistics.features.get(&feature.name).copied().unwrap_or_default();
+        let found = differences(&total, &features.get(number).copied().unwrap_or_default());
         problems.extend(found.map(|message| Problem::new(SNAPSHOTS, message).in_column(&feature.name)));
     }
     problems
@@ -197,7 +146,7 @@ pub(super) fn count_lists(lists: &SampleLists) -> FeatureStatistics {
 }
 
 /// What differs between the figures that the snapshot has and those that were found.
-fn differences(
+pub(super) fn differences(
     expected: &FeatureStatistics,
     found: &FeatureStatistics,
 ) -> impl Iterator<Item = String> + use<> {

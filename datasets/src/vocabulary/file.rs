@@ -10,7 +10,9 @@ use onefold_base::process::catch_panic;
 use onefold_base::units;
 use onefold_storage::{HashingWriter, Storage};
 use parquet::arrow::ArrowWriter;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
+};
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use serde::{Deserialize, Serialize};
@@ -18,7 +20,6 @@ use sha2::{Digest, Sha256};
 
 use super::Vocabulary;
 use super::originals::{OriginalKind, Originals};
-use crate::footer::read_footer;
 use crate::snapshot::stays_inside;
 use crate::{Error, Result, Snapshot, suggest};
 
@@ -26,6 +27,8 @@ use crate::{Error, Result, Snapshot, suggest};
 const BATCH_ROWS: usize = 64 << 10;
 /// Rows of a row group.
 const ROW_GROUP_ROWS: usize = 1 << 20;
+/// More than the footer of a file takes: that of each row group has less than 1 KiB.
+const FOOTER_BYTES: u64 = 1 << 20;
 
 /// What a snapshot records of a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,10 +101,16 @@ impl Vocabulary {
     ///
     /// [`Error::Storage`] if the storage does not give the file, [`Error::Vocabulary`] if it is not a vocabulary.
     pub fn read_kind(storage: &Storage, file: &VocabularyFile) -> Result<OriginalKind> {
-        let footer = read_footer(storage, &file.path, file.bytes_on_disk, None)?;
-        footer
-            .and_then(|footer| kind_of(footer.schema()))
-            .map_err(|message| Error::Vocabulary { path: storage.shown(&file.path), message })
+        let length = file.bytes_on_disk;
+        let start = length.saturating_sub(FOOTER_BYTES);
+        let ranges =
+            storage.read_ranges(&file.path, length, std::iter::once(start..length).collect(), None)?;
+        // Decoders panic on some damaged bytes.
+        let kind = catch_panic(|| {
+            let footer = ArrowReaderMetadata::load(&ranges, ArrowReaderOptions::new());
+            kind_of(footer.map_err(|error| error.to_string())?.schema())
+        });
+        kind.map_err(|message| Error::Vocabulary { path: storage.shown(&file.path), message })
     }
 
     /// Reads the vocabulary that a snapshot of the dataset in `storage` records as `file`, and checks all of it.
@@ -258,11 +267,11 @@ mod tests {
 
     /// A dataset without samples.
     const SNAPSHOT: &str = r#"{
-        "format_version": 5, "dataset": "d078e343a0b044a6", "snapshot": 1, "committed": "2026-11-22T20:39:48.899Z",
+        "format_version": 6, "dataset": "d078e343a0b044a6", "snapshot": 1, "committed": "2026-11-22T20:39:48.899Z",
         "operation": { "kind": "create", "partitions": [], "samples_gained": 0 },
         "layout": "rows", "order": "session", "buckets": 1, "partition_columns": [],
-        "schema": { "labels": ["label"], "dense": ["age"], "groups": [] }, "partitions": [],
-        "statistics": { "samples": 0, "sessions": 0, "bytes_on_disk": 0, "features": {} }
+        "schema": { "labels": ["label"], "dense": ["age"], "groups": [] }, "manifests": [],
+        "statistics": { "partitions": 0, "files": 0, "samples": 0, "sessions": 0, "bytes_on_disk": 0, "features": {} }
     }"#;
 
     #[test]

@@ -7,7 +7,7 @@ use super::*;
 use crate::folded::samples::{Sample, rows, schema};
 use crate::names::DATA;
 use crate::partition_column::tests::of_texts;
-use crate::{FeatureStatistics, Layout, Order, PartitionType};
+use crate::{FeatureStatistics, Layout, Order, Partition, PartitionFilter, PartitionType};
 
 fn options(commit: Commit) -> WriterOptions {
     WriterOptions { commit, layout: Layout::Folded, ..WriterOptions::new(Order::Session) }
@@ -39,7 +39,15 @@ fn of_four_buckets(root: &Path, commit: Commit) -> DatasetWriter {
 }
 
 fn write(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> Snapshot {
-    writer(root, commit, partitions).finish().unwrap().snapshot
+    finished(root, writer(root, commit, partitions))
+}
+
+/// The snapshot that a writer commits, with its partitions.
+fn finished(root: &Path, writer: DatasetWriter) -> Snapshot {
+    let head = writer.finish().unwrap().snapshot;
+    let snapshot = Snapshot::load(root).unwrap();
+    assert_eq!(Snapshot { partitions: Vec::new(), ..snapshot.clone() }, head);
+    snapshot
 }
 
 fn keys(snapshot: &Snapshot) -> Vec<String> {
@@ -87,9 +95,10 @@ fn appending_the_same_again_changes_nothing() {
     let files = data_files(root);
     let again = writer(root, Commit::Append, &[("day=2", samples(7, 20))]).finish().unwrap();
     assert!(!again.changed);
-    assert_eq!((again.snapshot, data_files(root)), (first.clone(), files));
+    let head = Snapshot { partitions: Vec::new(), ..first };
+    assert_eq!((again.snapshot, data_files(root)), (head.clone(), files));
     let nothing = writer(root, Commit::Append, &[]).finish().unwrap();
-    assert_eq!((nothing.changed, nothing.snapshot), (false, first));
+    assert_eq!((nothing.changed, nothing.snapshot), (false, head));
 }
 
 #[test]
@@ -115,23 +124,19 @@ fn a_merge_keeps_the_buckets_that_it_does_not_write() {
     let mut writer = create(Commit::Create);
     writer.write(&key, &samples(5, 10)).unwrap();
     writer.write(&key, &in_last_bucket(&samples(5, 20))).unwrap();
-    let before = writer.finish().unwrap().snapshot;
+    let before = finished(directory.path(), writer);
     let mut writer = create(Commit::Merge);
     writer.write(&key, &in_last_bucket(&samples(7, 100))).unwrap();
-    let merged = writer.finish().unwrap().snapshot;
+    let merged = finished(directory.path(), writer);
     let samples_of = |snapshot: &Snapshot| {
-        snapshot.partitions[0]
-            .buckets
-            .iter()
-            .map(|bucket| (bucket.bucket, bucket.samples))
-            .collect::<Vec<_>>()
+        snapshot.partitions[0].files.iter().map(|set| (set.bucket, set.samples)).collect::<Vec<_>>()
     };
     assert_eq!(samples_of(&before), [(0, 5), (3, 5)]);
     assert_eq!(samples_of(&merged), [(0, 5), (3, 7)]);
     assert_eq!(merged.partitions[0].files[0], before.partitions[0].files[0]);
     let mut writer = create(Commit::Merge);
     writer.replaces(&key, 0).unwrap();
-    assert_eq!(samples_of(&writer.finish().unwrap().snapshot), [(3, 7)]);
+    assert_eq!(samples_of(&finished(directory.path(), writer)), [(3, 7)]);
 }
 
 #[test]
@@ -150,7 +155,7 @@ fn of_two_merges_into_one_partition_the_first_succeeds() {
     first.finish().unwrap();
     let error = second.finish().unwrap_err().to_string();
     assert!(error.contains("another writer changed the partition `day=1` meanwhile (snapshot 2)"), "{error}");
-    let merged = other.finish().unwrap().snapshot;
+    let merged = finished(directory.path(), other);
     assert_eq!((merged.snapshot, merged.operation.kind), (3, Commit::Merge));
     assert_eq!(merged.partitions.iter().map(|partition| partition.samples).collect::<Vec<_>>(), [6, 1]);
 }
@@ -165,7 +170,7 @@ fn writers_of_different_partitions_both_succeed() {
     let same = writer(root, Commit::Append, &[("day=3", samples(11, 40))]);
     let whole = writer(root, Commit::Overwrite, &[("day=9", samples(1, 1))]);
     first.finish().unwrap();
-    let second = second.finish().unwrap().snapshot;
+    let second = finished(root, second);
     assert_eq!((second.snapshot, keys(&second).len(), second.statistics.samples), (3, 3, 21));
     let error = same.finish().unwrap_err().to_string();
     assert!(error.contains("another writer changed the partition `day=3` meanwhile (snapshot 3)"), "{error}");
@@ -180,7 +185,7 @@ fn of_two_writers_of_a_new_dataset_one_succeeds() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     let [first, second] = [1, 2].map(|i| writer(root, Commit::Create, &[("day=1", samples(i, 10))]));
-    let first = first.finish().unwrap().snapshot;
+    let first = finished(root, first);
     let error = second.finish().unwrap_err();
     assert!(error.to_string().contains("another writer created the dataset meanwhile"), "{error}");
     assert_eq!(Snapshot::load(root).unwrap(), first);
@@ -188,31 +193,54 @@ fn of_two_writers_of_a_new_dataset_one_succeeds() {
     assert!(matches!(error, Error::Storage(onefold_storage::Error::Exists { .. })), "{error}");
 }
 
+/// The sizes of the manifests that are there, by path.
+fn manifests(root: &Path) -> BTreeMap<String, u64> {
+    let listed = Storage::open(root).unwrap().list(crate::names::MANIFESTS, None).unwrap();
+    listed.into_iter().map(|object| (object.path, object.bytes)).collect()
+}
+
 #[test]
-fn a_snapshot_of_many_partitions_refers_to_lists_of_those_that_stay() {
+fn a_commit_writes_one_manifest_of_what_it_writes() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     let day = |day: i64| format!("day={day:04}");
+    let year: Vec<_> = (0..365).map(|i| (day(i), samples(1, i))).collect();
+    let year: Vec<(&str, RecordBatch)> =
+        year.iter().map(|(key, rows)| (key.as_str(), rows.clone())).collect();
+    let whole = write(root, Commit::Create, &year);
+    assert_eq!(
+        (whole.statistics.partitions, whole.statistics.files, whole.statistics.samples),
+        (365, 365, 365)
+    );
+    let mut before = manifests(root);
+    assert_eq!(before.len(), 1);
     let head_bytes =
         |snapshot: u64| fs_err::metadata(root.join(crate::names::snapshot_path(snapshot))).unwrap().len();
-    let mut last = write(root, Commit::Create, &[(&day(0), samples(1, 0))]);
-    for i in 1..400 {
-        last = write(root, Commit::Append, &[(&day(i), samples(1, i))]);
+    for i in 365..385 {
+        let head = writer(root, Commit::Append, &[(&day(i), samples(1, i))]).finish().unwrap().snapshot;
+        assert_eq!(Snapshot::load_head(root).unwrap(), head);
+        let after = manifests(root);
+        let new: Vec<&u64> =
+            after.iter().filter(|(path, _)| !before.contains_key(*path)).map(|(_, b)| b).collect();
+        // The statistics of a row group of three features take a part of it.
+        assert!(matches!(new[..], [bytes] if *bytes < 20_000), "{new:?}");
+        before = after;
     }
-    assert_eq!((last.partition_count(), last.file_count(), last.statistics.samples), (400, 400, 400));
-    assert_eq!(Snapshot::load_head(root).unwrap(), last);
-    let last = Snapshot::load(root).unwrap();
-    assert_eq!((last.partition_count(), last.file_count(), last.lists.len()), (400, 400, 0));
-    assert!(last.partitions.is_sorted_by_key(|partition| partition.key.clone()));
-    // Between two lists snapshots grow; the largest do not.
-    let largest = |from: u64| (from..from + 129).map(head_bytes).max().unwrap();
-    assert!(largest(270) < largest(2) * 11 / 10, "{} bytes, then {}", largest(2), largest(270));
-    // A partition of a list is replaced, and nothing is lost or there twice.
-    let head = write(root, Commit::Append, &[(&day(3), samples(2, 7))]);
-    let replaced = Snapshot::load(root).unwrap();
-    assert_eq!((replaced.partitions.len(), replaced.statistics.samples), (400, 401));
-    assert_eq!(replaced.statistics, crate::Statistics::of(&replaced.partitions));
-    assert_eq!((head.snapshot, head.statistics), (replaced.snapshot, replaced.statistics));
+    // A snapshot grows by a reference to a manifest.
+    assert!(head_bytes(21) - head_bytes(2) < 19 * 800, "{} bytes, then {}", head_bytes(2), head_bytes(21));
+    // A partition of the first manifest is replaced, and nothing is lost or there twice.
+    let replaced = write(root, Commit::Append, &[(&day(3), samples(2, 7))]);
+    assert_eq!((replaced.partitions.len(), replaced.statistics.samples), (385, 386));
+    assert_eq!(replaced.manifests[0].rows, [(0, 3), (4, 365)]);
+    assert!(replaced.partitions.is_sorted_by_key(|partition| partition.key.clone()));
+    let sum = replaced.statistics_of(&Storage::open(root).unwrap(), &PartitionFilter::default()).unwrap();
+    assert_eq!(replaced.statistics.features, sum.features);
+    assert_eq!(replaced.statistics.partitions, 385);
+    assert_eq!(replaced.statistics.sessions, replaced.partitions.iter().map(|p| p.sessions).sum::<u64>());
+    assert_eq!(
+        replaced.statistics.bytes_on_disk,
+        replaced.partitions.iter().map(Partition::bytes_on_disk).sum::<u64>()
+    );
 }
 
 #[test]
@@ -265,7 +293,7 @@ fn what_does_not_fit_is_not_appended() {
         );
     }
     writer.write(&PartitionKey::parse("day=2").unwrap(), &samples(1, 1)).unwrap();
-    assert_eq!(keys(&writer.finish().unwrap().snapshot), ["day=1", "day=2"]);
+    assert_eq!(keys(&finished(root, writer)), ["day=1", "day=2"]);
 }
 
 #[test]
@@ -307,7 +335,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
         let root = with.path().join(format!("{layout:?}"));
         let mut writer = partitioned_by_day(&root, schema(), options(Commit::Create, layout));
         writer.write(&key, &keyed(&samples(5, 10), 100)).unwrap();
-        let snapshot = writer.finish().unwrap().snapshot;
+        let snapshot = finished(&root, writer);
         assert!(snapshot.sample_keys);
         assert_eq!(snapshot.partitions[0].digest, plain.partitions[0].digest);
         let verified = crate::verify::verify(
@@ -317,24 +345,10 @@ fn keys_of_samples_are_no_part_of_their_digest() {
         );
         assert_eq!(verified.unwrap().problems, []);
         let file =
-            crate::scan::OpenFile::open(&Storage::open(&root).unwrap(), &snapshot.partitions[0].files[0]);
+            crate::scan::OpenFiles::open(&Storage::open(&root).unwrap(), &snapshot.partitions[0].files[0]);
         let file = file.unwrap();
         let keys = file.numbers::<Int64Type>(0, crate::SAMPLE_KEY_COLUMN).unwrap();
         assert_eq!(keys.to_vec(), [100, 101, 102, 103, 104]);
-        let path = root.join(crate::names::snapshot_path(1));
-        let text = fs_err::read_to_string(&path).unwrap();
-        let mut wrong = snapshot.clone();
-        wrong.partitions[0].last_time = wrong.partitions[0].last_time.map(|time| time + 1);
-        fs_err::write(&path, serde_json::to_string(&wrong).unwrap()).unwrap();
-        let verified = crate::verify::verify(
-            &root,
-            &crate::verify::VerifyOptions { threads: 1, snapshot: None },
-            &onefold_base::progress::Silent,
-        );
-        let problems = verified.unwrap().problems;
-        assert_eq!(problems.len(), 1);
-        assert!(problems[0].to_string().contains("its last time is not the one that the snapshot says"));
-        fs_err::write(&path, text).unwrap();
         // A dataset that is appended to keeps having them, whatever the writer says.
         let append = WriterOptions { sample_keys: false, ..options(Commit::Append, layout) };
         let mut writer = DatasetWriter::create(&root, schema(), append).unwrap();
@@ -398,7 +412,7 @@ fn appends_that_extend_no_vocabulary_do_not_conflict() {
         let snapshot = writer.finish().unwrap().snapshot;
         assert_eq!(snapshot.vocabularies, second.vocabularies);
     }
-    let last = other.finish().unwrap().snapshot;
+    let last = finished(root, other);
     assert_eq!((keys(&last).len(), last.snapshot), (5, 5));
     assert_eq!(vocabulary_of(&last, "item"), vocabulary_of(&second, "item"));
     assert_eq!(vocabulary_of(&last, "city").sha256, vocabulary_of(&second, "item").sha256);
@@ -417,7 +431,7 @@ fn of_two_appends_that_extend_one_vocabulary_the_first_succeeds() {
     let [first, same, different] = [("day=2", &large), ("day=3", &large), ("day=4", &other)]
         .map(|(day, items)| with_vocabularies(root, Commit::Append, day, &[("item", items)]));
     first.finish().unwrap();
-    let second = same.finish().unwrap().snapshot;
+    let second = finished(root, same);
     assert_eq!((second.snapshot, vocabulary_of(&second, "item").entries), (3, 2));
     let error = different.finish().unwrap_err().to_string();
     assert!(error.contains("another writer extended the vocabulary `item` meanwhile"), "{error}");

@@ -1,6 +1,6 @@
 //! Writes the samples of one bucket of a partition: cuts them into row groups and files.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,7 +8,6 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use onefold_storage::{Storage, random_name};
 use parquet::basic::ZstdLevel;
-use serde::{Deserialize, Serialize};
 
 use super::WriterOptions;
 use super::columns::FileColumns;
@@ -16,11 +15,9 @@ use super::count::Counter;
 use super::data_file::DataFileWriter;
 use super::encoders::Encoders;
 use super::order::SampleOrder;
-use crate::digest::Digest;
 use crate::names::{WRITTEN_FOLDERS, data_file};
 use crate::schema::with_sample_keys;
-use crate::snapshot::Bucket;
-use crate::{DataFile, Error, MOST_BUCKETS, PartitionKey, Result, Schema};
+use crate::{Error, MOST_BUCKETS, PartitionKey, Result, Schema, WrittenBucket};
 
 /// A row group has at most so many decoded bytes: ids of twice as many are addressed by 32-bit offsets.
 const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
@@ -36,7 +33,6 @@ pub type Decode = Box<
 /// What all files of a dataset have in common, and the threads that encode them.
 #[derive(Debug)]
 pub(super) struct Format {
-    schema: Schema,
     pub(super) columns_of_samples: SchemaRef,
     options: WriterOptions,
     pub(super) columns: FileColumns,
@@ -55,21 +51,20 @@ impl Format {
     /// [`Error::Schema`] for a column order that names no column.
     pub(super) fn new(
         location: &Path,
-        schema: Schema,
+        schema: &Schema,
         options: WriterOptions,
         encoders: Encoders,
     ) -> Result<Self> {
-        let columns = FileColumns::new(&schema, &options)?;
+        let columns = FileColumns::new(schema, &options)?;
         let level =
             ZstdLevel::try_new(options.zstd_level).map_err(|error| Error::write_parquet(location, error))?;
         Ok(Self {
             columns_of_samples: with_sample_keys(schema.to_arrow(), options.sample_keys),
             columns,
-            counter: Counter::new(&schema),
-            dense: dense_columns(&schema),
+            counter: Counter::new(schema),
+            dense: dense_columns(schema),
             level,
             encoders,
-            schema,
             options,
         })
     }
@@ -105,7 +100,7 @@ impl BucketWriters {
     pub fn new(storage: Storage, schema: Schema, options: WriterOptions, encoders: Encoders) -> Result<Self> {
         schema.validate()?;
         let (buckets, threads) = (options.buckets.clamp(1, MOST_BUCKETS), encoders.threads());
-        let format = Arc::new(Format::new(storage.location(), schema, options, encoders)?);
+        let format = Arc::new(Format::new(storage.location(), &schema, options, encoders)?);
         Ok(Self { storage, attempt: random_name(), format, buckets, threads })
     }
 
@@ -123,7 +118,7 @@ impl BucketWriters {
             order: SampleOrder::new(self.format.options.order),
             written: WrittenBucket::empty(key.clone(), bucket),
             writers: self.clone(),
-            group_bytes: 0,
+            pushed: Pushed::default(),
             ended: None,
             open: None,
             ending: VecDeque::new(),
@@ -141,10 +136,10 @@ impl BucketWriters {
 pub struct BucketWriter {
     writers: BucketWriters,
     order: SampleOrder,
-    /// Decoded bytes of the samples that were pushed since the last row group ended.
-    group_bytes: usize,
-    /// Decoded bytes of the row group that has ended and is still to be written.
-    ended: Option<usize>,
+    /// The samples that were pushed since the last row group ended.
+    pushed: Pushed,
+    /// The row group that has ended and is still to be written.
+    ended: Option<Pushed>,
     open: Option<DataFileWriter>,
     /// Files that get no more row groups.
     ending: VecDeque<DataFileWriter>,
@@ -153,24 +148,13 @@ pub struct BucketWriter {
     written: WrittenBucket,
 }
 
-/// The files of one bucket of a partition, and what is known of its samples: what a commit needs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct WrittenBucket {
-    /// The partition.
-    pub key: PartitionKey,
-    /// The bucket and its statistics.
-    pub bucket: Bucket,
-    /// Its files, in their order.
-    pub files: Vec<DataFile>,
-}
-
-impl WrittenBucket {
-    /// A bucket without samples.
-    pub(super) fn empty(key: PartitionKey, bucket: u32) -> Self {
-        let (features, dense, digest) = (BTreeMap::new(), BTreeMap::new(), Digest::default());
-        let bucket = Bucket { bucket, samples: 0, sessions: 0, features, dense, digest, last_time: None };
-        Self { key, bucket, files: Vec::new() }
-    }
+/// The samples of a row group that were pushed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Pushed {
+    /// Their decoded bytes.
+    pub(super) bytes: usize,
+    /// Sessions that begin with one of them.
+    pub(super) sessions: u64,
 }
 
 impl BucketWriter {
@@ -181,13 +165,14 @@ impl BucketWriter {
     ///
     /// [`Error::Column`] for a sample that belongs before the one that came before it.
     pub fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
-        let starts_session = self.order.sample(session, time)?;
-        let ends = self.row_group_is_full(starts_session);
+        let sessions = self.order.sessions();
+        let starts_run = self.order.sample(session, time)?;
+        let ends = self.row_group_is_full(starts_run);
         if ends {
-            self.ended = Some(std::mem::take(&mut self.group_bytes));
+            self.ended = Some(std::mem::take(&mut self.pushed));
         }
-        self.group_bytes += bytes;
-        self.written.bucket.samples += 1;
+        self.pushed.bytes += bytes;
+        self.pushed.sessions += self.order.sessions() - sessions;
         Ok(ends)
     }
 
@@ -196,7 +181,7 @@ impl BucketWriter {
         let options = &self.writers.format.options;
         let target = options.row_group_bytes.clamp(1, MOST_ROW_GROUP_BYTES);
         let boundary = starts_session || !options.order.is_clustered();
-        self.group_bytes >= target && boundary || self.group_bytes >= target.saturating_mul(2)
+        self.pushed.bytes >= target && boundary || self.pushed.bytes >= target.saturating_mul(2)
     }
 
     /// Writes a row group: the samples that were pushed since the row group before it; without the last one if that
@@ -208,7 +193,7 @@ impl BucketWriter {
     /// [`Error::Storage`] and [`Error::Parquet`] if a file cannot be written, and the errors of decoding, also for one
     /// of the row groups before.
     pub fn write_row_group(&mut self, decode: Decode) -> Result<()> {
-        let bytes = self.ended.take().unwrap_or_else(|| std::mem::take(&mut self.group_bytes));
+        let pushed = self.ended.take().unwrap_or_else(|| std::mem::take(&mut self.pushed));
         self.append_encoded()?;
         if self.open.is_none() {
             let path = self.next_path();
@@ -216,7 +201,7 @@ impl BucketWriter {
             self.open = Some(DataFileWriter::create(&self.writers.storage, path, &self.writers.format)?);
         }
         if let Some(open) = &mut self.open {
-            open.write_row_group(bytes, decode)?;
+            open.write_row_group(pushed, decode)?;
             if open.bytes >= self.writers.format.options.file_bytes {
                 self.ending.extend(self.open.take());
             }
@@ -227,7 +212,7 @@ impl BucketWriter {
     /// The next data file's path in the dataset.
     fn next_path(&self) -> String {
         let BucketWriters { attempt, buckets, .. } = &self.writers;
-        data_file(&self.written.key, self.written.bucket.bucket, *buckets, self.started.len(), attempt)
+        data_file(&self.written.key, self.written.bucket, *buckets, self.started.len(), attempt)
     }
 
     /// Appends what is encoded; waits for the first row group if too many wait for it.
@@ -254,20 +239,9 @@ impl BucketWriter {
     }
 
     fn close(&mut self, file: DataFileWriter) -> Result<()> {
-        let (mut file, counts, dense) = file.finish()?;
-        let WrittenBucket { bucket, files, .. } = &mut self.written;
-        let schema = &self.writers.format.schema;
-        file.bucket = bucket.bucket;
-        let last_time = file.row_groups.iter().map(|row_group| row_group.last_time).max();
-        bucket.last_time = bucket.last_time.max(last_time);
-        files.push(file);
-        for (feature, figures) in schema.sparse_features().zip(&counts.features) {
-            bucket.features.entry(feature.name.clone()).or_default().merge(figures);
-        }
-        for (name, statistics) in schema.dense.iter().zip(dense) {
-            bucket.dense.entry(name.clone()).or_default().merge(&statistics);
-        }
-        bucket.digest.merge(counts.digest);
+        let (set, statistics) = file.finish(self.written.bucket)?;
+        self.written.files.push(set);
+        self.written.statistics.extend(statistics);
         Ok(())
     }
 
@@ -281,9 +255,8 @@ impl BucketWriter {
         while let Some(file) = self.ending.pop_front() {
             self.close(file)?;
         }
-        self.written.bucket.sessions = self.order.sessions();
         self.started.clear();
-        let (key, bucket) = (self.written.key.clone(), self.written.bucket.bucket);
+        let (key, bucket) = (self.written.key.clone(), self.written.bucket);
         Ok(std::mem::replace(&mut self.written, WrittenBucket::empty(key, bucket)))
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
 
-use super::{BucketWriter, BucketWriters, WrittenBucket};
-use crate::Result;
+use super::{BucketWriter, BucketWriters};
 use crate::names::WRITTEN_FOLDERS;
+use crate::{Result, WrittenBucket};
 
 /// Buckets that may be ended at the same time, for each thread.
 const CLOSING_PART: usize = 4;
@@ -74,8 +74,8 @@ impl Drop for ClosingBuckets {
             // The error that led here counts.
             self.ended.extend(thread.join().into_iter().flatten());
         }
-        let files = self.ended.drain(..).flat_map(|bucket| bucket.files);
-        let paths: Vec<String> = files.map(|file| file.path).collect();
+        let paths: Vec<String> =
+            self.ended.iter().flat_map(WrittenBucket::paths).map(str::to_owned).collect();
         if !paths.is_empty() {
             self.writers.storage.clean_up(paths);
             self.writers.storage.remove_empty_folders(&WRITTEN_FOLDERS);

@@ -7,10 +7,10 @@ use arrow::array::{
     Array, ArrayRef, Float32Array, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray,
 };
 use onefold_base::progress::Silent;
-use serde_json::Value;
 
 use super::*;
-use crate::scan::OpenFile;
+use crate::scan::OpenFiles;
+use crate::snapshot::editing::edit_manifest;
 use crate::verify::{ExpectedSamples, VerifyOptions, verify};
 use crate::{
     Commit, DenseStatistics, KeptColumn, KeptKind, Layout, Order, PartitionFilter, PartitionType,
@@ -86,8 +86,9 @@ fn options(layout: Layout, threads: usize, buckets: u32) -> WriterOptions {
     WriterOptions { layout, threads, buckets, row_group_bytes: 20_000, file_bytes: 20_000, ..order }
 }
 
-fn statistics(snapshot: &Snapshot, filter: &str) -> BTreeMap<String, DenseStatistics> {
-    snapshot.dense_statistics(&PartitionFilter::parse(filter).unwrap()).unwrap().unwrap()
+fn statistics(root: &Path, filter: &str) -> BTreeMap<String, DenseStatistics> {
+    let (storage, snapshot) = (Storage::open(root).unwrap(), Snapshot::load(root).unwrap());
+    snapshot.statistics_of(&storage, &PartitionFilter::parse(filter).unwrap()).unwrap().dense
 }
 
 /// The statistics of the values of samples, found from all of them at once.
@@ -101,15 +102,11 @@ fn dense_statistics_are_those_of_the_values_on_any_number_of_threads() {
     for (threads, batch) in [(1, 7), (3, 1000), (2, 4096)] {
         let directory = tempfile::tempdir().unwrap();
         let snapshot = write(directory.path(), options(Layout::Folded, threads, 4), batch, &[0, 1]);
-        assert!(snapshot.partitions[0].files.len() > 2 && snapshot.partitions[0].buckets.len() == 2);
-        let dense = snapshot.partitions.iter().map(|partition| {
-            let of_buckets: Vec<_> = partition.buckets.iter().map(|bucket| bucket.dense.clone()).collect();
-            (partition.dense.clone(), of_buckets)
-        });
-        partitions.push(dense.collect::<Vec<_>>());
+        assert!(snapshot.partitions[0].files.len() > 2 && snapshot.partitions[0].buckets().count() == 2);
+        partitions.push(super::tests::content(&snapshot));
         for (filter, day) in [("", None), ("day=0", Some(0)), ("day=1", Some(1))] {
             let samples = || (0..SAMPLES).filter(move |s| day.is_none_or(|day| s / 10 % 2 == day));
-            let found = statistics(&snapshot, filter);
+            let found = statistics(directory.path(), filter);
             assert_eq!(found["x"], expected(x, samples()));
             assert_eq!(found["y"], expected(y, samples()));
             assert_eq!(found["y"].not_finite(), samples().filter(|s| y(*s).is_nan()).count() as u64);
@@ -125,57 +122,40 @@ fn dense_statistics_are_those_of_the_values_on_any_number_of_threads() {
 fn appending_and_merging_keep_dense_statistics() {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let new = options(Layout::Rows, 2, 4);
-    let whole = write(whole.path(), new.clone(), 999, &[0, 1]);
-    write(parts.path(), new.clone(), 999, &[0]);
-    let appended = write(parts.path(), WriterOptions { commit: Commit::Append, ..new.clone() }, 999, &[1]);
-    assert_eq!(statistics(&appended, ""), statistics(&whole, ""));
+    let (whole, parts) = (whole.path(), parts.path());
+    write(whole, new.clone(), 999, &[0, 1]);
+    write(parts, new.clone(), 999, &[0]);
+    write(parts, WriterOptions { commit: Commit::Append, ..new.clone() }, 999, &[1]);
+    assert_eq!(statistics(parts, ""), statistics(whole, ""));
     // A merge replaces one bucket of a partition by a part of its samples.
     let commit = WriterOptions { commit: Commit::Merge, ..new };
-    let mut writer = DatasetWriter::create(parts.path(), schema(), commit).unwrap();
+    let mut writer = DatasetWriter::create(parts, schema(), commit).unwrap();
     let key = PartitionKey::new(vec![("day".to_owned(), "0".to_owned())]);
     let bucket: Vec<i64> = (0..SAMPLES).filter(|sample| sample / 10 % 4 == 2 && *sample < 2000).collect();
     writer.write(&key, &rows(&bucket)).unwrap();
     writer.finish().unwrap();
-    let merged = Snapshot::load(parts.path()).unwrap();
     let left = (0..SAMPLES).filter(|s| s / 10 % 4 == 0 || bucket.contains(s));
-    assert_eq!(statistics(&merged, "day=0")["x"], expected(x, left));
-    assert_eq!(statistics(&merged, "day=1"), statistics(&whole, "day=1"));
-}
-
-#[test]
-fn a_partition_without_dense_statistics_has_none_to_merge() {
-    let directory = tempfile::tempdir().unwrap();
-    let snapshot = write(directory.path(), options(Layout::Rows, 1, 1), 999, &[0, 1]);
-    let mut json = serde_json::to_value(&snapshot).unwrap();
-    json["partitions"][1].as_object_mut().unwrap().remove("dense").unwrap();
-    let parsed = |json: &Value| Snapshot::parse(&json.to_string());
-    let filter = |text: &str| PartitionFilter::parse(text).unwrap();
-    let old = parsed(&json).unwrap();
-    assert_eq!(old.dense_statistics(&filter("")).unwrap(), None);
-    assert_eq!(old.dense_statistics(&filter("day=1")).unwrap(), None);
-    assert_eq!(old.dense_statistics(&filter("day=0")).unwrap(), Some(statistics(&snapshot, "day=0")));
-    assert!(old.dense_statistics(&filter("day=2")).is_err());
-    json["partitions"][0]["dense"]["x"] = serde_json::to_value(expected(x, 0..3)).unwrap();
-    let error = parsed(&json).unwrap_err();
-    assert!(error.contains("the statistics of `x` count 3"), "{error}");
+    assert_eq!(statistics(parts, "day=0")["x"], expected(x, left));
+    assert_eq!(statistics(parts, "day=1"), statistics(whole, "day=1"));
 }
 
 #[test]
 fn verifying_finds_statistics_of_other_values() {
     let directory = tempfile::tempdir().unwrap();
-    let snapshot = write(directory.path(), options(Layout::Rows, 1, 1), 999, &[0]);
-    let path = directory.path().join("snapshots/00000001.json");
-    let text = fs_err::read_to_string(&path).unwrap();
-    let samples = (0..SAMPLES).filter(|sample| sample / 10 % 2 == 0);
-    let other = expected(|sample| if y(sample) == 2.0 { 3.0 } else { y(sample) }, samples);
-    let json = |statistics: &DenseStatistics| serde_json::to_string(statistics).unwrap();
-    let stored = json(&snapshot.partitions[0].dense["y"]);
-    assert!(text.contains(&stored));
-    fs_err::write(&path, text.replace(&stored, &json(&other))).unwrap();
+    write(directory.path(), options(Layout::Rows, 1, 1), 999, &[0]);
+    edit_manifest(directory.path(), |manifest| {
+        let of_row_group = &mut manifest["statistics"][1]["dense"][1];
+        let stored: DenseStatistics = serde_json::from_value(of_row_group.take()).unwrap();
+        let values =
+            (0..stored.finite()).map(|i| (i % 4) as f32).chain((0..stored.not_finite()).map(|_| f32::NAN));
+        let other = DenseStatistics::of([&values.collect::<Vec<_>>()[..]]);
+        *of_row_group = serde_json::to_value(other).unwrap();
+    });
     let verified = verify(directory.path(), &VerifyOptions { threads: 1, snapshot: None }, &Silent).unwrap();
     let problems: Vec<String> = verified.problems.iter().map(ToString::to_string).collect();
     assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(problems[0].contains("from 0 to 2") && problems[0].contains("from 0 to 3"), "{problems:?}");
+    assert!(problems[0].contains("column `y`") && problems[0].contains("from 0 to 2"), "{problems:?}");
+    assert!(problems[0].contains("from 0 to 3"), "{problems:?}");
 }
 
 #[test]
@@ -188,13 +168,13 @@ fn kept_columns_come_back_and_are_part_of_the_digest() {
         let expected = rows(&samples);
         let mut first = 0;
         for file in &snapshot.partitions[0].files {
-            let open = OpenFile::open(&storage, file).unwrap();
+            let open = OpenFiles::open(&storage, file).unwrap();
             for group in 0..open.row_groups() {
                 for column in &schema().kept {
                     let values = open.kept(group, column).unwrap();
                     assert_eq!(&values, &expected[column.name.as_str()].slice(first, values.len()));
                 }
-                first += open.rows(group).unwrap();
+                first += open.rows(group);
             }
         }
         assert_eq!(first, samples.len());
@@ -204,7 +184,7 @@ fn kept_columns_come_back_and_are_part_of_the_digest() {
         assert_eq!(verified.digest, Some(snapshot.partitions[0].digest));
 
         let same = |batch: &RecordBatch| {
-            let mut compared = ExpectedSamples::new(&snapshot, 1).unwrap();
+            let mut compared = ExpectedSamples::new(&storage, &snapshot, 1).unwrap();
             compared.add(&snapshot.partitions[0].key, batch).unwrap();
             compared.problems(&PartitionFilter::default()).unwrap().is_empty()
         };

@@ -19,6 +19,8 @@ pub(super) struct FileColumns {
     pub(super) sources: Vec<Source>,
     /// The fields of the file, each with one leaf.
     pub(super) file: SchemaRef,
+    /// Their names.
+    pub(super) names: Arc<[String]>,
     /// The columns by which the rows of a row group ascend.
     pub(super) sorting: Vec<SortingColumn>,
 }
@@ -69,7 +71,8 @@ impl FileColumns {
         let sources: Vec<_> = in_order(&rows, &options.column_order)?.into_iter().map(source).collect();
         let fields: Vec<FieldRef> = sources.iter().flat_map(|source| source.fields.clone()).collect();
         let sorting = sorting_columns(&fields, options.order);
-        Ok(Self { sources, file: Arc::new(ArrowSchema::new(fields)), sorting })
+        let names = fields.iter().map(|field| field.name().clone()).collect();
+        Ok(Self { sources, file: Arc::new(ArrowSchema::new(fields)), names, sorting })
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Counter {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// By sparse feature, in the schema's order.
-    pub(super) features: Vec<FeatureStatistics>,
+    pub(crate) features: Vec<FeatureStatistics>,
     pub(crate) digest: Digest,
 }
 
@@ -39,7 +39,7 @@ impl Counter {
     }
 
     /// Of no samples.
-    pub(super) fn nothing(&self) -> Counts {
+    fn nothing(&self) -> Counts {
         Counts { features: vec![FeatureStatistics::default(); self.features], digest: Digest::default() }
     }
 
@@ -70,7 +70,7 @@ impl Counter {
 }
 
 impl Counts {
-    pub(super) fn merge(&mut self, other: &Self) {
+    fn merge(&mut self, other: &Self) {
         self.features.iter_mut().zip(&other.features).for_each(|(a, b)| a.merge(b));
         self.digest.merge(other.digest);
     }

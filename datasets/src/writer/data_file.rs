@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! row group 0 ─▶ decode ─▶ choose encodings ─▶ count, encode ─┐
-//! row group 1 ─▶ decode ─▶ wait for these   ─▶ count, encode ─┼─ in their order ─▶ file ─▶ upload, SHA-256
+//! row group 1 ─▶ decode ─▶ wait for these   ─▶ count, encode ─┼─ in their order ─▶ file ─▶ upload, checksums
 //! row group 2 ─▶ …                                            ┘
 //! ```
 //!
@@ -21,7 +21,7 @@ use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::executor::block_on;
 use futures::future::Shared;
-use onefold_storage::{HashingWriter, Storage};
+use onefold_storage::Storage;
 use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowRowGroupWriterFactory};
 use parquet::arrow::{ArrowSchemaConverter, add_encoded_arrow_schema_to_metadata};
 use parquet::basic::{Compression, ZstdLevel};
@@ -31,14 +31,16 @@ use parquet::file::writer::SerializedFileWriter;
 use rayon::prelude::*;
 use tokio::task::unconstrained;
 
-use super::bucket::{Decode, Format};
+use super::bucket::{Decode, Format, Pushed};
+use super::checksums::ChecksumWriter;
 use super::columns::{FileColumns, leaf_path};
-use super::count::Counts;
 use super::encodings::Encoded;
 use super::row_group::{choose_encodings, encode};
 use super::{session_ids, times};
 use crate::conform::conform;
-use crate::{DataFile, DenseStatistics, Error, Result, RowGroup};
+use crate::footer::checksums_entry;
+use crate::snapshot::RowGroupStatistics;
+use crate::{DataFile, DenseStatistics, Error, FileSet, Result, RowGroup};
 
 /// A data file that row groups are appended to.
 #[derive(Debug)]
@@ -50,26 +52,24 @@ pub(super) struct DataFileWriter {
     /// Decoded bytes of the rows in the file.
     pub(super) bytes: usize,
     /// The empty file, until the first row group takes it.
-    empty: Option<(HashingWriter, oneshot::Sender<Arc<ArrowRowGroupWriterFactory>>)>,
+    empty: Option<(ChecksumWriter, oneshot::Sender<Arc<ArrowRowGroupWriterFactory>>)>,
     /// What makes the writers of columns, once the first row group has told how these are encoded.
     factory: Shared<oneshot::Receiver<Arc<ArrowRowGroupWriterFactory>>>,
     /// The row groups that are being encoded, in their order, and the number of those before them.
     encoding: VecDeque<JoinHandle<Result<EncodedRowGroup>>>,
-    file: Option<Box<SerializedFileWriter<HashingWriter>>>,
-    counts: Counts,
-    /// By dense feature.
-    dense: Vec<DenseStatistics>,
+    file: Option<Box<SerializedFileWriter<ChecksumWriter>>>,
     row_groups: Vec<RowGroup>,
+    /// One for each row group.
+    statistics: Vec<RowGroupStatistics>,
 }
 
 /// A row group that can be appended to its file.
 struct EncodedRowGroup {
     /// The file, if this is its first row group.
-    file: Option<Box<SerializedFileWriter<HashingWriter>>>,
+    file: Option<Box<SerializedFileWriter<ChecksumWriter>>>,
     chunks: Vec<ArrowColumnChunk>,
-    counts: Counts,
-    dense: Vec<DenseStatistics>,
     described: RowGroup,
+    statistics: RowGroupStatistics,
 }
 
 impl DataFileWriter {
@@ -81,21 +81,20 @@ impl DataFileWriter {
             full_path: storage.shown(&path),
             path,
             bytes: 0,
-            empty: Some((HashingWriter::new(upload), chosen)),
+            empty: Some((ChecksumWriter::new(upload), chosen)),
             factory: factory.shared(),
             encoding: VecDeque::new(),
             file: None,
-            counts: format.counter.nothing(),
-            dense: vec![DenseStatistics::default(); format.dense.len()],
             row_groups: Vec::new(),
+            statistics: Vec::new(),
             format: Arc::clone(format),
         })
     }
 
-    /// Starts to decode and encode the next row group, which has `bytes` decoded bytes. Waits while the encoders work at
+    /// Starts to decode and encode the next row group, which has the samples `pushed`. Waits while the encoders work at
     /// as many row groups as they may.
-    pub(super) fn write_row_group(&mut self, bytes: usize, decode: Decode) -> Result<()> {
-        self.bytes += bytes;
+    pub(super) fn write_row_group(&mut self, pushed: Pushed, decode: Decode) -> Result<()> {
+        self.bytes += pushed.bytes;
         // Unconstrained: in a task of tokio that has used up its budget, the future would stay pending for ever.
         let slot = block_on(unconstrained(Arc::clone(&self.format.encoders.slots).acquire_owned()));
         let slot = slot.map_err(|error| Error::write(&self.full_path, io::Error::other(error)))?;
@@ -105,7 +104,9 @@ impl DataFileWriter {
         let work = move || {
             let encoded = encode_row_group(&path, &format, number, decode, empty, factory);
             drop(slot);
-            encoded
+            let mut encoded = encoded?;
+            encoded.described.sessions = pushed.sessions;
+            Ok(encoded)
         };
         let thread = std::thread::Builder::new().name("onefold-encode".to_owned()).spawn(work)?;
         self.encoding.push_back(thread);
@@ -129,38 +130,49 @@ impl DataFileWriter {
     pub(super) fn append_next(&mut self) -> Result<()> {
         let Some(thread) = self.encoding.pop_front() else { return Ok(()) };
         let encoded = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        let EncodedRowGroup { file, chunks, counts, dense, mut described } = encoded;
+        let EncodedRowGroup { file, chunks, mut described, statistics } = encoded;
         let wrong = |error: ParquetError| Error::write_parquet(&self.full_path, error);
         self.file = file.or(self.file.take());
         let Some(file) = &mut self.file else { return Err(self.failed_before()) };
+        let length = |chunk: &ArrowColumnChunk| chunk.close().metadata.compressed_size();
+        file.inner_mut().expect(chunks.iter().map(|chunk| u64::try_from(length(chunk)).unwrap_or(0)));
         let mut row_group = file.next_row_group().map_err(wrong)?;
         for chunk in chunks {
             chunk.append_to_row_group(&mut row_group).map_err(wrong)?;
         }
         let written = row_group.close().map_err(wrong)?;
         described.bytes_on_disk = u64::try_from(written.compressed_size()).unwrap_or(0);
-        self.counts.merge(&counts);
-        self.dense.iter_mut().zip(&dense).for_each(|(all, next)| all.merge(next));
         self.row_groups.push(described);
+        self.statistics.push(statistics);
         Ok(())
     }
 
-    /// Ends the file, which appears in the storage then; gives the statistics of its samples, those of dense features
-    /// in the schema's order.
-    pub(super) fn finish(mut self) -> Result<(DataFile, Counts, Vec<DenseStatistics>)> {
+    /// Ends the file, which appears in the storage then: the only file of a set of row groups of `bucket`. Gives the
+    /// statistics of the row groups, too.
+    pub(super) fn finish(mut self, bucket: u32) -> Result<(FileSet, Vec<RowGroupStatistics>)> {
         while self.encoding() > 0 {
             self.append_next()?;
         }
-        let Some(file) = self.file.take() else { return Err(self.failed_before()) };
+        let Some(mut file) = self.file.take() else { return Err(self.failed_before()) };
+        let wrong = |error: io::Error| Error::write(&self.full_path, error);
+        file.flush().map_err(wrong)?;
+        let checksums = checksums_entry(file.inner().chunks().map_err(wrong)?);
+        file.append_key_value_metadata(checksums);
         // Writes the footer.
         let file = file.into_inner().map_err(|error| Error::write_parquet(&self.full_path, error))?;
-        let (bytes_on_disk, sha256) = file.finish()?;
+        let end = file.finish()?;
         let row_groups = std::mem::take(&mut self.row_groups);
+        let file = DataFile {
+            path: std::mem::take(&mut self.path),
+            bytes_on_disk: end.bytes,
+            footer_bytes: end.footer_bytes,
+            footer_checksum: end.footer_checksum,
+            columns: Arc::clone(&self.format.columns.names),
+            row_group_bytes: row_groups.iter().map(|row_group| row_group.bytes_on_disk).collect(),
+        };
         let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
-        let path = std::mem::take(&mut self.path);
-        let file = DataFile { path, bucket: 0, samples, row_groups, bytes_on_disk, sha256 };
-        let dense = std::mem::take(&mut self.dense);
-        Ok((file, std::mem::replace(&mut self.counts, self.format.counter.nothing()), dense))
+        let set = FileSet { bucket, samples, row_groups, files: vec![file] };
+        Ok((set, std::mem::take(&mut self.statistics)))
     }
 
     fn failed_before(&self) -> Error {
@@ -183,7 +195,7 @@ fn encode_row_group(
     format: &Format,
     number: usize,
     decode: Decode,
-    empty: Option<(HashingWriter, oneshot::Sender<Arc<ArrowRowGroupWriterFactory>>)>,
+    empty: Option<(ChecksumWriter, oneshot::Sender<Arc<ArrowRowGroupWriterFactory>>)>,
     factory: Shared<oneshot::Receiver<Arc<ArrowRowGroupWriterFactory>>>,
 ) -> Result<EncodedRowGroup> {
     let wrong = |error: ParquetError| Error::write_parquet(path, error);
@@ -207,9 +219,10 @@ fn encode_row_group(
     let ((counts, dense), chunks) =
         pool.install(|| rayon::join(count, || encode(path, columns, &rows, writers)));
     let values = counts.features.iter().map(|feature| feature.values).sum();
-    let mut described = RowGroup { values, ..RowGroup::default() };
+    let mut described = RowGroup { values, digest: counts.digest, ..RowGroup::default() };
     rows.iter().for_each(|rows| described.add(session_ids(rows), times(rows)));
-    Ok(EncodedRowGroup { file, chunks: chunks?, counts, dense, described })
+    let statistics = RowGroupStatistics { features: counts.features, dense };
+    Ok(EncodedRowGroup { file, chunks: chunks?, described, statistics })
 }
 
 /// The statistics of the dense features in the columns `dense` of a row group, each found on one thread.
@@ -224,11 +237,11 @@ fn dense_statistics(dense: &[usize], rows: &[RecordBatch]) -> Vec<DenseStatistic
 
 /// Starts a Parquet file; `encodings` has one for every field.
 fn begin(
-    file: HashingWriter,
+    file: ChecksumWriter,
     columns: &FileColumns,
     level: ZstdLevel,
     encodings: &[Encoded],
-) -> Result<(SerializedFileWriter<HashingWriter>, ArrowRowGroupWriterFactory), ParquetError> {
+) -> Result<(SerializedFileWriter<ChecksumWriter>, ArrowRowGroupWriterFactory), ParquetError> {
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(level))
         .set_max_row_group_row_count(None)

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{DatasetWriter, WrittenBucket};
+use super::DatasetWriter;
 use crate::digest::Digest;
-use crate::snapshot::{Changes, Commit, Partition, Snapshot, commit, find_partition};
+use crate::snapshot::{Changes, Commit, Partition, Snapshot, WrittenBucket, commit};
 use crate::{Error, PartitionKey, Result, VocabularyFile};
 
 /// What a writer has committed.
@@ -34,17 +34,18 @@ impl DatasetWriter {
         self.check_expected()?;
         let base = self.base.clone();
         let kept = base.as_ref().filter(|_| self.options.commit.keeps_others());
-        let old = self.old_partitions(kept)?;
+        let keys: BTreeSet<PartitionKey> = self.written.keys().cloned().collect();
+        let old = match kept {
+            Some(kept) => kept.partitions_of(&self.writers.storage, &keys)?,
+            None => BTreeMap::new(),
+        };
         let written = std::mem::take(&mut self.written);
-        let new: BTreeMap<PartitionKey, Partition> = written
-            .into_iter()
-            .map(|(key, buckets)| (key.clone(), self.partition(&key, buckets, old.get(&key))))
-            .collect();
+        let new: BTreeMap<&PartitionKey, Samples> =
+            written.iter().map(|(key, buckets)| (key, self.samples(buckets, old.get(key)))).collect();
         self.check_losses(&old, &new)?;
-        let partitions = new.iter().map(|(key, partition)| {
-            (key.clone(), (old.get(key).map_or(0, |old| old.samples), partition.samples))
-        });
-        let partitions = partitions.collect();
+        let before = |key: &PartitionKey| old.get(key).map_or(0, |old| old.samples);
+        let partitions = new.iter().map(|(key, new)| ((*key).clone(), (before(key), new.number))).collect();
+        let is_unchanged = same_samples(&old, &new);
         let added = std::mem::take(&mut self.vocabularies);
         self.check_vocabularies(kept, &added)?;
         // A vocabulary with the content of the dataset's is not changed. Its new file is named by no snapshot.
@@ -52,7 +53,7 @@ impl DatasetWriter {
             added.into_iter().partition(|(name, file)| {
                 kept.and_then(|kept| kept.vocabularies.get(name)).is_some_and(|old| old.sha256 == file.sha256)
             });
-        if let Some(kept) = kept.filter(|_| same_samples(&old, &new) && vocabularies.is_empty()) {
+        if let Some(kept) = kept.filter(|_| is_unchanged && vocabularies.is_empty()) {
             // Dropped unfinished, so that the files written are removed.
             return Ok(Written { snapshot: kept.clone(), changed: false, partitions });
         }
@@ -69,7 +70,7 @@ impl DatasetWriter {
             schema: self.schema.clone(),
             sample_keys: self.options.sample_keys,
             partition_columns: self.partition_columns.clone(),
-            partitions: new,
+            written,
             vocabularies,
         };
         let snapshot = commit(&self.writers.storage, base.as_ref(), &changes)?;
@@ -80,63 +81,33 @@ impl DatasetWriter {
         Ok(Written { snapshot, changed: true, partitions })
     }
 
-    /// The partitions of the dataset that were written.
-    fn old_partitions(&self, kept: Option<&Snapshot>) -> Result<BTreeMap<PartitionKey, Partition>> {
-        let Some(kept) = kept else { return Ok(BTreeMap::new()) };
-        let mut old = BTreeMap::new();
-        for key in self.written.keys() {
-            if let Some(partition) = find_partition(&self.writers.storage, kept, key)? {
-                old.insert(key.clone(), partition);
+    /// The samples of a partition of the buckets written; when merging, together with the other buckets of `old`.
+    fn samples(&self, written: &BTreeMap<u32, WrittenBucket>, old: Option<&Partition>) -> Samples {
+        let mut samples = Samples::default();
+        written.values().for_each(|bucket| samples.add(bucket.samples(), bucket.digest()));
+        if self.options.commit == Commit::Merge {
+            let sets = old.into_iter().flat_map(|old| &old.files);
+            for set in sets.filter(|set| !written.contains_key(&set.bucket)) {
+                set.row_groups.iter().for_each(|row_group| samples.add(row_group.samples, row_group.digest));
             }
         }
-        Ok(old)
-    }
-
-    /// The partition of the buckets written; when merging, together with the other buckets of `old`.
-    fn partition(
-        &self,
-        key: &PartitionKey,
-        buckets: BTreeMap<u32, WrittenBucket>,
-        old: Option<&Partition>,
-    ) -> Partition {
-        let mut partition = Partition::empty(key.clone());
-        if self.options.commit == Commit::Merge
-            && let Some(old) = old
-        {
-            let is_kept = |bucket: u32| !buckets.contains_key(&bucket);
-            partition.files.extend(old.files.iter().filter(|file| is_kept(file.bucket)).cloned());
-            partition.buckets.extend(old.buckets.iter().filter(|old| is_kept(old.bucket)).cloned());
-        }
-        for written in buckets.into_values().filter(|written| written.bucket.samples > 0) {
-            partition.files.extend(written.files);
-            partition.buckets.push(written.bucket);
-        }
-        partition.files.sort_by_key(|file| file.bucket);
-        partition.buckets.sort_by_key(|bucket| bucket.bucket);
-        partition.add_up();
-        if self.options.buckets == 1 {
-            partition.buckets.clear();
-        }
-        partition
+        samples
     }
 
     /// Refuses to append a partition with fewer samples than it has.
     fn check_losses(
         &self,
         old: &BTreeMap<PartitionKey, Partition>,
-        new: &BTreeMap<PartitionKey, Partition>,
+        new: &BTreeMap<&PartitionKey, Samples>,
     ) -> Result<()> {
         if !matches!(self.options.commit, Commit::Append | Commit::Merge) {
             return Ok(());
         }
         // A merge may move a session that starts earlier now to another partition.
         let lost = new.iter().filter_map(|(key, new)| {
-            let before = old.get(key)?.samples;
-            (self.options.commit == Commit::Append && new.samples < before).then_some((
-                key,
-                before,
-                new.samples,
-            ))
+            let before = old.get(*key)?.samples;
+            (self.options.commit == Commit::Append && new.number < before)
+                .then_some((key, before, new.number))
         });
         let lost: Vec<_> = lost.collect();
         let Some((key, before, now)) = lost.first() else { return Ok(()) };
@@ -151,12 +122,15 @@ impl DatasetWriter {
 
     fn check_expected(&self) -> Result<()> {
         let Some((expected, digest)) = self.expected else { return Ok(()) };
-        let (mut written, mut all) = (0, Digest::default());
+        let mut all = Samples::default();
         for bucket in self.written.values().flat_map(BTreeMap::values) {
-            written += bucket.bucket.samples;
-            all.merge(bucket.bucket.digest);
+            all.add(bucket.samples(), bucket.digest());
         }
-        if (written, all) == (expected, digest) { Ok(()) } else { Err(Error::Samples { expected, written }) }
+        let written = all.number;
+        match all == (Samples { number: expected, digest }) {
+            true => Ok(()),
+            false => Err(Error::Samples { expected, written }),
+        }
     }
 
     /// Checks that the vocabularies of `kept` and those that were added are those that features name.
@@ -182,10 +156,24 @@ impl DatasetWriter {
     }
 }
 
+/// How many samples there are, and their digest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Samples {
+    number: u64,
+    digest: Digest,
+}
+
+impl Samples {
+    fn add(&mut self, number: u64, digest: Digest) {
+        self.number += number;
+        self.digest.merge(digest);
+    }
+}
+
 /// Whether the new partitions have the samples of the old ones.
-fn same_samples(old: &BTreeMap<PartitionKey, Partition>, new: &BTreeMap<PartitionKey, Partition>) -> bool {
-    new.iter().all(|(key, new)| match old.get(key) {
-        Some(old) => old.samples == new.samples && old.digest == new.digest,
-        None => new.samples == 0,
+fn same_samples(old: &BTreeMap<PartitionKey, Partition>, new: &BTreeMap<&PartitionKey, Samples>) -> bool {
+    new.iter().all(|(key, new)| match old.get(*key) {
+        Some(old) => *new == Samples { number: old.samples, digest: old.digest },
+        None => new.number == 0,
     })
 }

@@ -13,7 +13,7 @@ use crate::folded::samples::{Sample, rows, schema};
 use crate::folded::{UnfoldedGroup, unfold_group};
 use crate::partition_column::tests::of_texts;
 use crate::schema::item_field;
-use crate::{Layout, Order, Partition};
+use crate::{FileSet, Layout, Order, Partition, PartitionFilter};
 
 /// Sessions of 1 to 13 samples: `city` changes with the session, `tags` never, `history` slides, `item` is the
 /// sample's number.
@@ -42,11 +42,11 @@ fn written_row_groups(layout: Layout) -> (Snapshot, Vec<RecordBatch>) {
         let rows = samples.slice(start, 7.min(samples.num_rows() - start));
         writer.write(&PartitionKey::default(), &rows).unwrap();
     }
-    let snapshot = writer.finish().unwrap().snapshot;
-    assert_eq!(Snapshot::load(directory.path()).unwrap(), snapshot);
+    writer.finish().unwrap();
+    let snapshot = Snapshot::load(directory.path()).unwrap();
     let mut groups = Vec::new();
     for file in &snapshot.partitions[0].files {
-        let path = directory.path().join(&file.path);
+        let path = directory.path().join(file.path());
         for group in 0..file.row_groups.len() {
             let file = fs_err::File::open(&path).unwrap().into_file();
             let reader = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().with_row_groups(vec![group]);
@@ -75,10 +75,13 @@ fn what_is_written_depends_neither_on_threads_nor_on_batches() {
             let rows = samples.slice(start, batch.min(samples.num_rows() - start));
             writer.write(&PartitionKey::default(), &rows).unwrap();
         }
-        let partition = writer.finish().unwrap().snapshot.partitions.remove(0);
-        let files: Vec<_> =
-            partition.files.into_iter().map(|file| (file.sha256, file.samples, file.row_groups)).collect();
-        (files, partition.features, partition.dense, partition.digest)
+        writer.finish().unwrap();
+        let snapshot = Snapshot::load(directory.path()).unwrap();
+        let storage = Storage::open(directory.path()).unwrap();
+        let statistics = snapshot.statistics_of(&storage, &PartitionFilter::default()).unwrap();
+        let bytes = |set: &FileSet| fs_err::read(directory.path().join(set.path())).unwrap();
+        let files: Vec<_> = snapshot.partitions[0].files.iter().map(bytes).collect();
+        (files, content(&snapshot), statistics)
     };
     let expected = written(1, 1);
     assert!(expected.0.len() > 5, "{} files", expected.0.len());
@@ -121,7 +124,7 @@ fn a_task_that_has_used_up_its_budget_can_write() {
         done.send(runtime.block_on(used_up_and_written)).unwrap();
     });
     let part = written.recv_timeout(std::time::Duration::from_secs(600)).expect("writing ends");
-    assert_eq!(part.bucket.samples, samples().num_rows() as u64);
+    assert_eq!(part.samples(), samples().num_rows() as u64);
 }
 
 #[test]
@@ -131,9 +134,10 @@ fn buckets_that_others_wrote_are_committed_like_written_ones() {
     let options = WriterOptions { layout: Layout::Folded, ..WriterOptions::new(Order::Session) };
     let mut written = DatasetWriter::create(&root("written"), schema(), options.clone()).unwrap();
     written.write(&PartitionKey::default(), &samples()).unwrap();
-    let written = written.finish().unwrap().snapshot.partitions.remove(0);
+    written.finish().unwrap();
+    let written = Snapshot::load(&root("written")).unwrap();
     let added = part(&root("added"), &options);
-    let path = root("added").join(&added.files[0].path);
+    let path = root("added").join(added.files[0].path());
 
     // One writer is given up, and the part stays.
     let mut writer = DatasetWriter::create(&root("added"), schema(), options.clone()).unwrap();
@@ -145,11 +149,13 @@ fn buckets_that_others_wrote_are_committed_like_written_ones() {
 
     let mut writer = DatasetWriter::create(&root("added"), schema(), options.clone()).unwrap();
     writer.add(added.clone()).unwrap();
-    assert_eq!(writer.added(), (added.bucket.samples, 1));
-    let mut added = writer.finish().unwrap().snapshot.partitions.remove(0);
-    assert_eq!(added.files[0].sha256, written.files[0].sha256);
-    added.files[0].path.clone_from(&written.files[0].path);
-    assert_eq!(added, written);
+    assert_eq!(writer.added(), (added.samples(), 1));
+    writer.finish().unwrap();
+    let added = Snapshot::load(&root("added")).unwrap();
+    assert_eq!(content(&added), content(&written));
+    let bytes =
+        |name: &str, of: &Snapshot| fs_err::read(root(name).join(of.partitions[0].files[0].path())).unwrap();
+    assert!(bytes("added", &added) == bytes("written", &written));
 
     // A writer that is given up removes what was added to it.
     let lost = part(&root("lost"), &options);
@@ -195,7 +201,8 @@ fn folded_row_groups_hold_the_samples_of_plain_ones() {
 fn write(directory: &Path, options: WriterOptions, batches: &[RecordBatch]) -> Snapshot {
     let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
     batches.iter().for_each(|batch| writer.write(&PartitionKey::default(), batch).unwrap());
-    writer.finish().unwrap().snapshot
+    writer.finish().unwrap();
+    Snapshot::load(directory).unwrap()
 }
 
 #[test]
@@ -208,7 +215,7 @@ fn files_say_what_engines_skip_by() {
         let directory = tempfile::tempdir().unwrap();
         let options = WriterOptions { layout: Layout::Folded, column_order, ..WriterOptions::new(order) };
         let snapshot = write(directory.path(), options, &[samples()]);
-        let path = directory.path().join(&snapshot.partitions[0].files[0].path);
+        let path = directory.path().join(snapshot.partitions[0].files[0].path());
         let options = ArrowReaderOptions::new().with_page_index_policy(PageIndexPolicy::Required);
         let file = fs_err::File::open(path).unwrap().into_file();
         let file = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options).unwrap();
@@ -287,7 +294,8 @@ proptest! {
 /// Partitions without what tells one writer from another.
 pub(super) fn content(snapshot: &Snapshot) -> Vec<Partition> {
     let mut partitions = snapshot.partitions.clone();
-    for file in partitions.iter_mut().flat_map(|partition| &mut partition.files) {
+    let sets = partitions.iter_mut().flat_map(|partition| &mut partition.files);
+    for file in sets.flat_map(|set| &mut set.files) {
         let (start, attempt) = file.path.rsplit_once('-').unwrap();
         assert_eq!(attempt.len(), "0123456789abcdef.parquet".len(), "{attempt}");
         file.path = start.to_owned();
@@ -315,16 +323,17 @@ fn samples_of_buckets_have_files_and_statistics_of_their_own() {
     writer.write(&key, &in_last_bucket(&samples().slice(5, 40))).unwrap();
     let error = writer.write(&key, &samples()).unwrap_err().to_string();
     assert!(error.contains("one of its buckets do not come together"), "{error}");
-    let snapshot = writer.finish().unwrap().snapshot;
+    writer.finish().unwrap();
+    let snapshot = Snapshot::load(directory.path()).unwrap();
     let partition = &snapshot.partitions[0];
-    let buckets: Vec<_> = partition.buckets.iter().map(|bucket| (bucket.bucket, bucket.samples)).collect();
+    let buckets: Vec<_> = partition.files.iter().map(|set| (set.bucket, set.samples)).collect();
     assert_eq!((buckets, partition.samples), (vec![(0, 30), (2, 40)], 70));
-    let folders: Vec<_> = partition.files.iter().map(|file| file.path.rsplit_once('/').unwrap().0).collect();
+    let folders: Vec<_> = partition.files.iter().map(|set| set.path().rsplit_once('/').unwrap().0).collect();
     assert_eq!(folders, ["data/split=a/bucket=000", "data/split=a/bucket=002"]);
     let mut digest = Digest::default();
-    partition.buckets.iter().for_each(|bucket| digest.merge(bucket.digest));
+    let row_groups = partition.files.iter().flat_map(|set| &set.row_groups);
+    row_groups.for_each(|row_group| digest.merge(row_group.digest));
     assert_eq!(partition.digest, digest);
-    assert_eq!(Snapshot::load(directory.path()).unwrap(), snapshot);
 }
 
 #[test]
@@ -332,11 +341,11 @@ fn layouts_have_the_same_figures_and_digest() {
     let (rows, _) = written_row_groups(Layout::Rows);
     let (folded, _) = written_row_groups(Layout::Folded);
     let all = Counter::new(&schema()).count(&[samples()]);
-    let mut files: Vec<_> = [rows, folded].into_iter().flat_map(|snapshot| snapshot.partitions).collect();
-    for partition in &mut files {
+    for snapshot in [rows, folded] {
+        let (partition, statistics) = (&snapshot.partitions[0], &snapshot.statistics);
         assert_eq!((partition.samples, partition.sessions), (samples().num_rows() as u64, 60));
         assert_eq!(partition.digest, all.digest);
-        let figures = schema().sparse_features().map(|f| partition.features[&f.name]).collect::<Vec<_>>();
+        let figures = schema().sparse_features().map(|f| statistics.features[&f.name]).collect::<Vec<_>>();
         assert_eq!(figures, all.features);
     }
 }

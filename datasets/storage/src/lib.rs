@@ -57,8 +57,6 @@ pub use self::upload::{HashingWriter, Upload};
 const STREAMED_REQUEST: u64 = 4 << 20;
 /// Requests of an object that is digested, where each part is dropped at once: enough to wait little, in 16 MiB.
 pub const FEW_REQUESTS: usize = 4;
-/// Requests of an object that is digested and kept: more of them cost no more memory.
-pub const MANY_REQUESTS: usize = 16;
 /// How long what a failed writer leaves in a store is tried to be removed.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
 

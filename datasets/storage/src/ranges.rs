@@ -13,9 +13,12 @@ use parquet::file::reader::{ChunkReader, Length};
 use crate::remote::LARGEST_REQUEST;
 use crate::retry;
 
-/// Ranges closer than this are fetched with one request: the bytes between them cost less than another request. (Meta's
-/// readers merge ranges within about 1 MiB.)
+/// Ranges closer than this may be fetched with one request: the bytes between them cost less than another request.
+/// (Meta's readers merge ranges within about 1 MiB.)
 pub const RANGE_GAP: u64 = 1 << 20;
+
+/// The bytes between ranges that are fetched with them are at most those wanted, divided by this.
+const GAPS_SHARE: u64 = 50;
 
 /// Requests for one object that run at a time.
 const REQUESTS_AT_A_TIME: usize = 8;
@@ -37,11 +40,6 @@ impl Ranges {
     /// Nothing of an object of `length` bytes.
     pub fn empty(length: u64) -> Self {
         Self::new(length, Vec::new())
-    }
-
-    /// Adds ranges that begin after the last one.
-    pub fn append(&mut self, next: Self) {
-        self.parts.extend(next.parts);
     }
 
     /// Adds the bytes from `start` on, which are not there yet.
@@ -121,7 +119,24 @@ impl ChunkReader for Ranges {
     }
 }
 
-/// The requests that cover `wanted`: sorted, and merged where the gap is at most `gap` bytes.
+/// The requests that cover `wanted`: sorted, and merged across the smallest gaps, as many as are worth a request.
+fn requests(wanted: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let ranges = coalesce(wanted, 0);
+    let mut gaps: Vec<u64> = ranges.windows(2).map(|pair| pair[1].start - pair[0].end).collect();
+    gaps.sort_unstable();
+    let mut left = ranges.iter().map(|range| range.end - range.start).sum::<u64>() / GAPS_SHARE;
+    let mut widest = 0;
+    for gap in gaps.into_iter().filter(|gap| *gap <= RANGE_GAP) {
+        let Some(rest) = left.checked_sub(gap) else {
+            widest = widest.min(gap - 1);
+            break;
+        };
+        (left, widest) = (rest, gap);
+    }
+    coalesce(ranges, widest)
+}
+
+/// `wanted`, sorted, and merged where the gap is at most `gap` bytes.
 fn coalesce(mut wanted: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     wanted.retain(|range| !range.is_empty());
     wanted.sort_by_key(|range| range.start);
@@ -155,7 +170,7 @@ pub(super) async fn fetch_parts(
     wanted: Vec<Range<u64>>,
     e_tag: Option<String>,
 ) -> object_store::Result<Vec<(u64, Bytes)>> {
-    let requests: Vec<Range<u64>> = coalesce(wanted, RANGE_GAP).into_iter().flat_map(split).collect();
+    let requests: Vec<Range<u64>> = requests(wanted).into_iter().flat_map(split).collect();
     let fetch_one = |range: Range<u64>| {
         let (store, key, if_match) = (Arc::clone(&store), key.clone(), e_tag.clone());
         async move {
@@ -216,12 +231,22 @@ mod tests {
     }
 
     #[test]
+    fn few_bytes_are_fetched_between_ranges() {
+        assert_eq!(requests(vec![0..500, 510..1000, 1030..1500]), [0..1000, 1030..1500]);
+        assert_eq!(requests(vec![0..500, 520..1000, 1020..1500]), [0..500, 520..1000, 1020..1500]);
+        assert_eq!(requests(vec![0..500, 500..700]), std::slice::from_ref(&(0..700)));
+        let far = vec![0..1 << 30, (1 << 30) + RANGE_GAP + 1..2 << 30];
+        assert_eq!(requests(far.clone()), far);
+        assert!(requests(vec![]).is_empty());
+    }
+
+    #[test]
     fn ranges_are_copied_from_parts() {
         let content: Bytes = (0..=255).cycle().take(1000).collect::<Vec<u8>>().into();
         let part = |range: Range<usize>| (range.start as u64, content.slice(range));
         let parts = |parts: Vec<(u64, Bytes)>| {
             let mut ranges = Ranges::empty(1000);
-            parts.into_iter().for_each(|part| ranges.append(Ranges::new(1000, vec![part])));
+            parts.into_iter().for_each(|(start, bytes)| ranges.insert(start, bytes));
             ranges
         };
         let ranges = parts(vec![part(0..300), part(300..301), part(301..600)]);

@@ -1,19 +1,22 @@
-//! Data files of any content, whose checksums agree: an error, or batches; never a panic, never memory beyond the
-//! limit.
+//! Data files of any content, whose footers have the checksum that the manifest says: an error, or batches; never a
+//! panic, never memory beyond the limit.
 //!
 //! `ONEFOLD_FUZZ_DATASET` names a small dataset in the folded layout with one file; each input takes the file's place.
 #![no_main]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use onefold_datasets::footer::read_footer;
-use onefold_datasets::{RowGroup, Snapshot};
+use onefold_datasets::footer::Footer;
+use onefold_datasets::{
+    Commit, DataFile, DatasetWriter, FileSet, RowGroup, Snapshot, WriterOptions, WrittenBucket,
+};
 use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions, Workers};
-use onefold_storage::Storage;
+use xxhash_rust::xxh3::xxh3_64;
 
-/// A copy of the dataset of its own for this process, whose data file is replaced by every input.
+/// A folder of its own for this process, and the dataset whose data file is replaced by every input.
 struct Dataset {
     directory: PathBuf,
     snapshot: Snapshot,
@@ -22,54 +25,73 @@ struct Dataset {
 fn dataset() -> &'static Dataset {
     static DATASET: OnceLock<Dataset> = OnceLock::new();
     DATASET.get_or_init(|| {
-        let source = PathBuf::from(std::env::var_os("ONEFOLD_FUZZ_DATASET").expect("ONEFOLD_FUZZ_DATASET is set"));
+        let source =
+            PathBuf::from(std::env::var_os("ONEFOLD_FUZZ_DATASET").expect("ONEFOLD_FUZZ_DATASET is set"));
         let snapshot = Snapshot::load(&source).expect("a dataset");
         let directory = std::env::temp_dir().join(format!("onefold-fuzz-{}", std::process::id()));
-        let file = directory.join(&snapshot.partitions[0].files[0].path);
-        std::fs::create_dir_all(file.parent().expect("a folder")).expect("a writable folder");
-        std::fs::create_dir_all(directory.join("snapshots")).expect("a writable folder");
         Dataset { directory, snapshot }
     })
 }
 
+/// The manifest's entry for a file of these bytes; `None` if it has no footer that describes row groups.
+fn described(file: &DataFile, bytes: &[u8]) -> Option<FileSet> {
+    let end = bytes.last_chunk::<8>()?;
+    let footer_bytes = u32::from_le_bytes([end[0], end[1], end[2], end[3]]).checked_add(8)?;
+    let footer = &bytes[bytes.len().checked_sub(footer_bytes as usize)?..];
+    let mut file = DataFile {
+        bytes_on_disk: bytes.len() as u64,
+        footer_bytes,
+        footer_checksum: xxh3_64(footer),
+        row_group_bytes: Vec::new(),
+        ..file.clone()
+    };
+    let footer = Footer::decode(&file, &Bytes::copy_from_slice(footer)).ok()?;
+    let mut row_groups = Vec::new();
+    for row_group in footer.metadata.metadata().row_groups() {
+        let sizes = row_group.columns().iter().map(|column| column.compressed_size());
+        let bytes_on_disk = sizes.fold(0_i64, i64::saturating_add).try_into().unwrap_or(0);
+        let samples = row_group.num_rows().try_into().unwrap_or(0);
+        file.row_group_bytes.push(bytes_on_disk);
+        row_groups.push(RowGroup { samples, bytes_on_disk, ..RowGroup::default() });
+    }
+    let samples = row_groups.iter().try_fold(0_u64, |sum, row_group| sum.checked_add(row_group.samples))?;
+    let has_samples = !row_groups.is_empty() && row_groups.iter().all(|row_group| row_group.samples > 0);
+    has_samples.then(|| FileSet { bucket: 0, samples, row_groups, files: vec![file] })
+}
+
+/// A dataset of the files of `set` alone.
+fn commit(directory: &Path, snapshot: &Snapshot, set: &FileSet) {
+    for folder in ["snapshots", "manifests"] {
+        let _ = std::fs::remove_dir_all(directory.join(folder));
+    }
+    let options = WriterOptions {
+        layout: snapshot.layout,
+        commit: Commit::Create,
+        ..WriterOptions::new(snapshot.order)
+    };
+    let mut writer =
+        DatasetWriter::create(directory, snapshot.schema.clone(), options).expect("a new dataset");
+    let statistics = vec![serde_json::json!({ "features": [], "dense": [] }); set.row_groups.len()];
+    let written = serde_json::json!({ "key": "", "bucket": 0, "files": [set], "statistics": statistics });
+    let written: WrittenBucket = serde_json::from_value(written).expect("a bucket");
+    writer.add_part(written).expect("a bucket of the dataset");
+    writer.finish().expect("a commit");
+}
+
 fuzz_target!(|bytes: &[u8]| {
     let Dataset { directory, snapshot } = dataset();
-    let mut snapshot = snapshot.clone();
-    snapshot.snapshot = 1;
-    snapshot.partitions.truncate(1);
-    snapshot.partitions[0].files.truncate(1);
-    let file = &mut snapshot.partitions[0].files[0];
-    std::fs::write(directory.join(&file.path), bytes).expect("a written file");
-    file.bytes_on_disk = bytes.len() as u64;
-    let samples = file.samples;
-    // Row groups of other sizes than the snapshot says would give a changed file away.
-    let storage = Storage::open(directory).expect("a folder");
-    if let Ok(Ok(footer)) = read_footer(&storage, &file.path, bytes.len() as u64, None) {
-        let row_groups = footer.metadata().row_groups().iter().map(|row_group| {
-            let sizes = row_group.columns().iter().map(|column| column.compressed_size());
-            RowGroup {
-                samples: row_group.num_rows().try_into().unwrap_or(0),
-                bytes_on_disk: sizes.fold(0_i64, i64::saturating_add).try_into().unwrap_or(0),
-                ..RowGroup::default()
-            }
-        });
-        let row_groups: Vec<RowGroup> = row_groups.collect();
-        let sum = row_groups.iter().fold(0, |sum: u64, row_group| sum.saturating_add(row_group.samples));
-        if sum == samples && row_groups.iter().all(|row_group| row_group.samples > 0) {
-            file.row_groups = row_groups;
-        }
-    }
-    snapshot.partitions[0].samples = samples;
-    snapshot.statistics.samples = samples;
-    snapshot.statistics.sessions = snapshot.partitions[0].sessions;
-    snapshot.statistics.bytes_on_disk = bytes.len() as u64;
-    std::fs::write(directory.join("snapshots/00000001.json"), serde_json::to_string(&snapshot).expect("JSON")).expect("a written snapshot");
+    let file = &snapshot.partitions[0].files[0].files[0];
+    let Some(set) = described(file, bytes) else { return };
+    let path = directory.join(&file.path);
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("a writable folder");
+    std::fs::write(path, bytes).expect("a written file");
+    commit(directory, snapshot, &set);
     let workers = Workers::new(1, 256 << 20).expect("a thread");
     for dedupe in [Dedupe::Window, Dedupe::Off] {
         let options = ReaderOptions {
             dedupe,
             verify: false,
-            ..ReaderOptions::new(7.min(samples as usize))
+            ..ReaderOptions::new(7.min(usize::try_from(set.samples).unwrap_or(7)))
         };
         let reader = Reader::open(directory, options, &workers).expect("a valid snapshot");
         for batch in reader.batches().expect("threads") {

@@ -15,8 +15,8 @@ use onefold_base::progress::Reporter;
 use onefold_base::units::parse_bytes;
 use onefold_ikjt::Workers;
 use onefold_ikjt::cache::Cache;
-use onefold_ikjt::reader::load_snapshot;
-use onefold_ikjt::service::protocol::{CountSamples, Define, FindSnapshot, Question, Ticket};
+use onefold_ikjt::reader::{load_snapshot, load_statistics};
+use onefold_ikjt::service::protocol::{CountSamples, Define, FindSnapshot, FindStatistics, Question, Ticket};
 use onefold_ikjt::service::{Failure, Network};
 use onefold_terminal::Printer;
 use tonic::Status;
@@ -201,7 +201,19 @@ impl Answers for Worker {
             FindSnapshot::ACTION => {
                 answer(body, async |question: FindSnapshot| {
                     let FindSnapshot { location, number } = question;
-                    blocking(move || load_snapshot(location.as_ref(), number)).await
+                    let load = move || Ok(load_snapshot(location.as_ref(), number)?.without_columns());
+                    blocking(load).await
+                })
+                .await
+            }
+            FindStatistics::ACTION => {
+                answer(body, async |question: FindStatistics| {
+                    let FindStatistics { location, number, partitions } = question;
+                    let load = move || {
+                        let snapshot = load_snapshot(location.as_ref(), Some(number))?;
+                        load_statistics(location.as_ref(), &snapshot, &partitions)
+                    };
+                    blocking(load).await
                 })
                 .await
             }

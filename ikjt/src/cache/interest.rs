@@ -39,8 +39,8 @@ struct Now {
 }
 
 impl Interest {
-    /// The interest in `columns` of these row groups, given by the SHA-256 of their file and their number in it, with
-    /// their places in the epoch.
+    /// The interest in `columns` of these row groups, given by the path of a file and their number in it, with their
+    /// places in the epoch.
     pub(crate) fn new(
         places: HashMap<(Arc<str>, usize), f32>,
         columns: HashSet<String>,

@@ -42,7 +42,7 @@ const FIRST_RATE: f64 = 5e-9;
 /// A column of a row group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Chunk {
-    /// The SHA-256 of the data file.
+    /// The path of the data file in its dataset: no two writers make the same one.
     pub(crate) file: Arc<str>,
     /// The number of the row group in the file.
     pub(crate) row_group: usize,

@@ -59,7 +59,6 @@ pub(crate) fn bench(reading: &Reading, printer: &Printer) -> anyhow::Result<()> 
     let by_group = groups.groups();
     let values = by_group.values().map(|group| group.figures.sample_values).sum();
     let chosen = reader.snapshot().select(&reading.partitions)?;
-    let files = chosen.iter().flat_map(|partition| &partition.files);
     let factors = |factor: fn(&Figures) -> f64| {
         by_group.iter().map(|(name, group)| (name.clone(), factor(&group.figures))).collect()
     };
@@ -71,7 +70,7 @@ pub(crate) fn bench(reading: &Reading, printer: &Printer) -> anyhow::Result<()> 
         dedupe_factor: factors(Figures::dedupe_factor),
         partial_dedupe_factor: factors(Figures::partial_dedupe_factor),
         groups,
-        bytes_on_disk: files.map(|file| file.bytes_on_disk).sum(),
+        bytes_on_disk: chosen.iter().map(|partition| partition.bytes_on_disk()).sum(),
         stages: batches.stages(),
         wall_seconds,
         first_batch_seconds,

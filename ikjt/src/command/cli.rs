@@ -109,7 +109,7 @@ pub(crate) struct Reading {
     /// Rows of embedding tables, as `user_id=200000`, joined by commas: an id outside them is an error
     #[arg(long, value_name = "TABLES", value_delimiter = ',', value_parser = parse_table)]
     table_rows: Vec<(String, u64)>,
-    /// Do not compare the files' checksums with the snapshot's
+    /// Do not compare the bytes of columns with their checksums
     #[arg(long)]
     no_verify: bool,
 }

@@ -111,11 +111,6 @@ impl Account {
         fits.then(|| self.grant(&mut state, bytes, false))
     }
 
-    /// Whether so many bytes are free now.
-    pub(super) fn has_room(&self, bytes: u64) -> bool {
-        self.budget.state().used.saturating_add(bytes) <= self.budget.total
-    }
-
     /// Bytes for a row group that must come next: waits as long as batches are under way that will give theirs back.
     ///
     /// What other epochs hold is not waited for, because the thread that would take their batches may be the one that

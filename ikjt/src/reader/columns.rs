@@ -12,6 +12,7 @@ use onefold_storage::Ranges;
 use parquet::arrow::ProjectionMask;
 
 use super::decode::RowGroup;
+use super::file::OpenFile;
 use super::stages::Stages;
 use crate::cache::{Cache, Chunk, Claim, Found, Interest, Waiter};
 use crate::{Error, Result};
@@ -23,12 +24,17 @@ pub(super) struct Cached {
     pub(super) interest: Arc<Interest>,
 }
 
-/// What is there of a row group when it is decoded.
-pub(super) struct Gathered {
-    /// The bytes of the columns to decode.
+/// Columns of a file that are to be decoded.
+pub(super) struct Encoded {
+    /// Their bytes.
     pub(super) ranges: Ranges,
-    /// The columns to decode.
     pub(super) mask: ProjectionMask,
+}
+
+/// The parts of a row group that are there when it is decoded.
+pub(super) struct Gathered {
+    /// The columns to decode, by file.
+    pub(super) encoded: Vec<Encoded>,
     /// The rights to decode them, if others may wait for them.
     pub(super) claims: Vec<Claim>,
     /// Columns that are decoded, by name.
@@ -38,9 +44,15 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Bytes of columns, all of which are to be decoded.
-    pub(super) fn of(ranges: Ranges, mask: ProjectionMask) -> Self {
-        Self { ranges, mask, claims: Vec::new(), decoded: Vec::new(), missing: Vec::new() }
+    /// Columns, all of which are to be decoded.
+    pub(super) fn of(encoded: Vec<Encoded>) -> Self {
+        Self { encoded, claims: Vec::new(), decoded: Vec::new(), missing: Vec::new() }
+    }
+
+    /// The columns to decode of file number `file` have come, or they cannot be read.
+    fn add(&mut self, file: usize, ranges: Result<Ranges>, mask: ProjectionMask) -> Result<()> {
+        self.encoded[file] = Encoded { ranges: ranges?, mask };
+        Ok(())
     }
 }
 
@@ -59,6 +71,13 @@ type Done = Box<dyn FnOnce(Result<Gathered>) + Send>;
 impl Latch {
     fn waiting(&self) -> MutexGuard<'_, Option<Waiting>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes what has come so far.
+    fn update(&self, change: impl FnOnce(&mut Gathered)) {
+        if let Some(waiting) = &mut *self.waiting() {
+            change(&mut waiting.gathered);
+        }
     }
 
     /// One more thing has come. `add` must not give up a claim: whoever hears of that may come here.
@@ -107,68 +126,81 @@ impl RowGroup {
         stages: &Arc<Stages>,
         done: impl FnOnce(Result<Gathered>) + Send + 'static,
     ) -> Result<()> {
-        let Some(Cached { cache, interest }) = cached else {
-            let mask = self.file.footer.columns.clone();
-            return self.start_reading(mask.clone(), stages, move |ranges| {
-                done(ranges.map(|ranges| Gathered::of(ranges, mask)));
-            });
-        };
-        interest.reached_row_group(&self.file.footer.sha256, self.index);
-        let footer = &self.file.footer;
-        let nothing = Gathered::of(Ranges::empty(footer.object.bytes), footer.mask(&[]));
-        let waiting = Waiting { left: 1, gathered: nothing, failed: Ok(()), done: Box::new(done) };
+        let files = &self.files.files;
+        let nothing =
+            |file: &OpenFile| Encoded { ranges: Ranges::empty(file.object.bytes), mask: file.mask(&[]) };
+        let gathered = Gathered::of(files.iter().map(nothing).collect());
+        let waiting = Waiting { left: files.len(), gathered, failed: Ok(()), done: Box::new(done) };
         let latch = Arc::new(Latch(Mutex::new(Some(waiting))));
-        let (mut claims, mut decoded, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        let Some(Cached { cache, interest }) = cached else {
+            for (number, file) in files.iter().enumerate() {
+                let (latch, mask) = (Arc::clone(&latch), file.columns.clone());
+                self.start_reading(number, &file.columns, stages, move |ranges| {
+                    latch.came(|gathered| gathered.add(number, ranges, mask));
+                })?;
+            }
+            return Ok(());
+        };
+        interest.reached_row_group(&files[0].name, self.index);
+        let mut claims = Vec::new();
         for (chunk, found) in cache.find(self.chunks(), |chunk| latch.wait_for(chunk)) {
             match found {
-                Found::Here(column) => decoded.push((chunk.column, column)),
-                Found::OnDisk => missing.push(chunk),
+                Found::Here(column) => latch.update(|gathered| gathered.decoded.push((chunk.column, column))),
+                Found::OnDisk => latch.update(|gathered| gathered.missing.push(chunk)),
                 Found::Coming => (),
                 Found::Claimed(claim) => claims.push(claim),
             }
         }
-        self.read_claimed(claims, cache, stages, move |ranges, mask, claims| {
-            latch.came(|gathered| {
-                gathered.decoded.append(&mut decoded);
-                gathered.missing.append(&mut missing);
-                (gathered.mask, gathered.claims) = (mask, claims);
-                ranges.map(|ranges| gathered.ranges = ranges)
-            });
-        })
+        for (number, file) in files.iter().enumerate() {
+            let (own, others) = claims.into_iter().partition(|claim: &Claim| claim.chunk.file == file.name);
+            claims = others;
+            let latch = Arc::clone(&latch);
+            self.read_claimed(number, own, cache, stages, move |ranges, mask, claims| {
+                latch.came(|gathered| {
+                    gathered.claims.extend(claims);
+                    gathered.add(number, ranges, mask)
+                });
+            })?;
+        }
+        Ok(())
     }
 
-    /// Reads the bytes of the columns that are to be decoded.
+    /// Reads the bytes of the columns of file number `number` that are to be decoded.
     fn read_claimed(
         &self,
+        number: usize,
         claims: Vec<Claim>,
         cache: &Arc<Cache>,
         stages: &Arc<Stages>,
         then: impl FnOnce(Result<Ranges>, ProjectionMask, Vec<Claim>) + Send + 'static,
     ) -> Result<()> {
-        let mask = self.mask_of(claims.iter().map(|claim| &claim.chunk));
-        if !self.is_remote() {
-            return self.start_reading(mask.clone(), stages, |ranges| then(ranges, mask, claims));
+        let file = &self.files.files[number];
+        let mask = mask_of(file, claims.iter().map(|claim| &claim.chunk));
+        if self.files.storage.local().is_some() {
+            return self.start_reading(number, &mask.clone(), stages, |ranges| then(ranges, mask, claims));
         }
         // What is kept encoded need not come from the object store.
         let kept = |claim: &Claim| (claim.chunk.clone(), cache.encoded(&claim.chunk));
         let (kept, fetched): (Vec<_>, Vec<_>) =
             claims.iter().map(kept).partition(|(_, bytes)| bytes.is_some());
         let (row_group, cache, started) = (self.clone(), Arc::clone(cache), Instant::now());
-        self.start_reading(self.mask_of(fetched.iter().map(|(chunk, _)| chunk)), stages, move |ranges| {
+        let wanted = mask_of(file, fetched.iter().map(|(chunk, _)| chunk));
+        self.start_reading(number, &wanted, stages, move |ranges| {
+            let file = &row_group.files.files[number];
+            let byte_range = |chunk: &Chunk| row_group.byte_range(file, &chunk.column);
             let add = |fetched_ranges: Ranges| {
                 let took = started.elapsed() / u32::try_from(fetched.len().max(1)).unwrap_or(u32::MAX);
                 // Requests cover what stands between columns, too; a column must not be there twice.
-                let mut ranges = Ranges::empty(row_group.file.footer.object.bytes);
+                let mut ranges = Ranges::empty(file.object.bytes);
                 for (chunk, _) in fetched {
-                    let range = row_group.byte_range(&chunk.column)?;
-                    let copy = fetched_ranges.copy(vec![range]).map(Ranges::into_parts);
+                    let copy = fetched_ranges.copy(vec![byte_range(&chunk)?]).map(Ranges::into_parts);
                     for (start, bytes) in copy.into_iter().flatten() {
                         ranges.insert(start, bytes.clone());
                         cache.put_encoded(chunk.clone(), bytes, took);
                     }
                 }
                 for (chunk, bytes) in kept {
-                    ranges.insert(row_group.byte_range(&chunk.column)?.start, bytes.unwrap_or_default());
+                    ranges.insert(byte_range(&chunk)?.start, bytes.unwrap_or_default());
                 }
                 Ok(ranges)
             };
@@ -178,29 +210,24 @@ impl RowGroup {
 
     /// The columns to read.
     fn chunks(&self) -> Vec<Chunk> {
-        let footer = &self.file.footer;
-        let parquet = footer.metadata.parquet_schema();
-        let leaves = (0..parquet.num_columns()).filter(|leaf| footer.columns.leaf_included(*leaf));
-        let chunk = |leaf: usize| Chunk {
-            file: Arc::clone(&footer.sha256),
-            row_group: self.index,
-            column: parquet.column(leaf).path().parts()[0].as_str().into(),
+        let of_file = |file: &OpenFile| {
+            let chunk = |(_, column): (usize, &str)| Chunk {
+                file: Arc::clone(&file.name),
+                row_group: self.index,
+                column: column.into(),
+            };
+            file.leaves(&file.columns).map(chunk).collect::<Vec<_>>()
         };
-        leaves.map(chunk).collect()
+        self.files.files.iter().flat_map(of_file).collect()
     }
 
-    fn mask_of<'a>(&self, chunks: impl Iterator<Item = &'a Chunk>) -> ProjectionMask {
-        self.file.footer.mask(&chunks.map(|chunk| &*chunk.column).collect::<Vec<_>>())
-    }
-
-    /// Whether the file is in an object store.
-    fn is_remote(&self) -> bool {
-        self.file.footer.storage.local().is_none()
-    }
-
-    /// Where the bytes of a column stand.
-    fn byte_range(&self, column: &str) -> Result<Range<u64>> {
-        let mut ranges = self.byte_ranges(&self.file.footer.mask(&[column]))?;
+    /// Where the bytes of a column stand in its file.
+    fn byte_range(&self, file: &OpenFile, column: &str) -> Result<Range<u64>> {
+        let mut ranges = file.byte_ranges(self.index, &file.mask(&[column]))?;
         ranges.pop().ok_or_else(|| Error::invariant("reader", format!("no column `{column}`")))
     }
+}
+
+fn mask_of<'a>(file: &OpenFile, chunks: impl Iterator<Item = &'a Chunk>) -> ProjectionMask {
+    file.mask(&chunks.map(|chunk| &*chunk.column).collect::<Vec<_>>())
 }

@@ -184,7 +184,7 @@ fn place_of(sample: usize, pieces: &Pieces) -> (PathBuf, usize, Option<usize>) {
     for (decoded, rows) in pieces {
         if before < rows.len() {
             let (origin, row) = (&decoded.origin, decoded.row_of(rows.start + before));
-            return (origin.file.footer.path.to_path_buf(), origin.index, Some(row));
+            return (origin.files.path.to_path_buf(), origin.index, Some(row));
         }
         before -= rows.len();
     }

@@ -14,11 +14,11 @@ use onefold_storage::{RANGE_GAP, Ranges};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::Type;
-use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::reader::ChunkReader;
 
 use super::budget::Reservation;
-use super::columns::{Cached, Gathered};
-use super::file::{Footer, OpenFile, guarded};
+use super::columns::{Cached, Encoded, Gathered};
+use super::file::{OpenFile, OpenFiles, guarded};
 use super::lists::read_lists;
 use super::stages::Stages;
 use crate::preprocess::Preprocessor;
@@ -36,14 +36,16 @@ pub(super) struct Decoding {
     /// What drops samples.
     pub(super) preprocessor: Option<Arc<Preprocessor>>,
     pub(super) epoch: u64,
+    /// Whether the bytes of columns are compared with their checksums.
+    pub(super) verify: bool,
     /// What others have decoded, and may.
     pub(super) cached: Option<Cached>,
 }
 
-/// One row group of a data file: the unit of decoding.
+/// One row group: the unit of decoding.
 #[derive(Debug, Clone)]
 pub(super) struct RowGroup {
-    pub(super) file: OpenFile,
+    pub(super) files: Arc<OpenFiles>,
     pub(super) index: usize,
     /// Number of its first sample among the chosen samples of the dataset.
     pub(super) first: u64,
@@ -76,23 +78,22 @@ pub(super) struct Ids {
 }
 
 impl RowGroup {
-    fn footer(&self) -> &Footer {
-        &self.file.footer
-    }
-
-    fn metadata(&self) -> &RowGroupMetaData {
-        self.footer().metadata.metadata().row_group(self.index)
-    }
-
     /// The bytes that decoding takes at most: pages, ids and levels as decoded, and the batch made of them. An estimate
     /// from the footer, replaced by the true size once that is known.
     pub(super) fn decoding_bytes(&self) -> u64 {
         let natural = |number: i64| u64::try_from(number).unwrap_or(0);
-        let rows = natural(self.metadata().num_rows());
         let (mut bytes, mut compressed, mut all_compressed) = (0_u64, 0_u64, 0_u64);
-        for (leaf, column) in self.metadata().columns().iter().enumerate() {
+        let files = self.files.files.iter();
+        let columns = files.flat_map(|file| {
+            let row_group = file.row_group(self.index);
+            let columns = row_group.columns().iter().enumerate();
+            columns
+                .map(move |(leaf, column)| (row_group.num_rows(), column, file.columns.leaf_included(leaf)))
+        });
+        for (rows, column, is_read) in columns {
+            let rows = natural(rows);
             all_compressed = all_compressed.saturating_add(natural(column.compressed_size()));
-            if !self.footer().columns.leaf_included(leaf) {
+            if !is_read {
                 continue;
             }
             compressed =
@@ -114,23 +115,28 @@ impl RowGroup {
         bytes.saturating_add(compressed.min(all_compressed))
     }
 
-    /// Starts reading the bytes of some columns; `then` is called with them on a thread that must not be blocked for long.
+    /// Starts reading the bytes of some columns of file number `number`; `then` is called with them on a thread that
+    /// must not be blocked for long.
     ///
     /// # Errors
     ///
     /// [`Error::Corrupt`] if the footer's byte ranges lie outside the file.
     pub(super) fn start_reading(
         &self,
-        columns: ProjectionMask,
+        number: usize,
+        columns: &ProjectionMask,
         stages: &Arc<Stages>,
         then: impl FnOnce(Result<Ranges>) + Send + 'static,
     ) -> Result<()> {
         let (started, stages) = (Instant::now(), Arc::clone(stages));
-        let ranges = self.byte_ranges(&columns)?;
-        self.file.start_reading(ranges, move |ranges, bytes| {
-            stages.read(started, bytes);
-            then(ranges);
-        })
+        let file = &self.files.files[number];
+        let (object, wanted) = (&file.object, file.byte_ranges(self.index, columns)?);
+        let came = move |ranges: onefold_storage::Result<Ranges>| {
+            stages.read(started, ranges.as_ref().map_or(0, Ranges::bytes));
+            then(ranges.map_err(Error::from));
+        };
+        let storage = &self.files.storage;
+        Ok(storage.start_reading(&object.path, object.bytes, wanted, object.e_tag.clone(), came)?)
     }
 
     /// Decodes the row group from what was gathered of it.
@@ -146,10 +152,16 @@ impl RowGroup {
         mut reservation: Reservation,
         stages: &Stages,
     ) -> Result<Decoded> {
+        if decoding.verify {
+            self.verify(&gathered.encoded, stages)?;
+        }
         let started = Instant::now();
-        let columns = match self.decode_gathered(gathered, decoding) {
+        let columns = match self.decode_gathered(gathered, decoding, stages) {
             Ok(columns) => columns,
-            Err(error) => return Err(self.find_damage().unwrap_or(error)),
+            Err(error @ Error::Corrupt { column: None, .. }) => {
+                return Err(self.find_damage().unwrap_or(error));
+            }
+            Err(error) => return Err(error),
         };
         stages.decoded(started);
         let started = Instant::now();
@@ -170,11 +182,33 @@ impl RowGroup {
         Ok(Decoded { batch, origin: self, kept, sessions, ids, _reservation: reservation })
     }
 
+    /// Compares the bytes of columns, by file, with their checksums.
+    fn verify(&self, encoded: &[Encoded], stages: &Stages) -> Result<()> {
+        let (started, mut bytes) = (Instant::now(), 0);
+        for (file, Encoded { ranges, mask }) in self.files.files.iter().zip(encoded) {
+            let chunks = file.leaves(mask).zip(file.byte_ranges(self.index, mask)?);
+            for ((leaf, column), Range { start, end }) in chunks {
+                let chunk = ranges.get_bytes(start, (end - start) as usize);
+                let chunk = chunk.map_err(|error| self.corrupt(column, None, error.to_string()))?;
+                let checked = file.footer.check_chunk(self.index, leaf, &chunk);
+                checked.map_err(|message| self.corrupt(column, None, message))?;
+                bytes += end - start;
+            }
+        }
+        stages.verified(started, bytes);
+        Ok(())
+    }
+
     /// All columns: decoded here, by others, or earlier.
-    fn decode_gathered(&self, gathered: Gathered, decoding: &Decoding) -> Result<RecordBatch> {
-        let Gathered { ranges, mask, claims, decoded, missing } = gathered;
+    fn decode_gathered(
+        &self,
+        gathered: Gathered,
+        decoding: &Decoding,
+        stages: &Stages,
+    ) -> Result<RecordBatch> {
+        let Gathered { encoded, claims, decoded, missing } = gathered;
         let started = Instant::now();
-        let batch = self.decode_columns(ranges, mask)?;
+        let batch = self.decode_files(encoded)?;
         let took = started.elapsed() / u32::try_from(claims.len().max(1)).unwrap_or(u32::MAX);
         for claim in claims {
             if let Some(column) = batch.column_by_name(&claim.chunk.column) {
@@ -188,13 +222,13 @@ impl RowGroup {
         let (mut fields, mut arrays) = (batch.schema().fields().to_vec(), batch.columns().to_vec());
         let missing = missing.into_iter().map(|chunk| {
             let kept = decoding.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
-            let column = kept.map_or_else(|| self.decode_column(&chunk.column), Ok)?;
+            let column = kept.map_or_else(|| self.read_column(&chunk.column, decoding.verify, stages), Ok)?;
             Ok((chunk.column, column))
         });
         for (name, column) in decoded.into_iter().chain(missing.collect::<Result<Vec<_>>>()?) {
-            let field = self.footer().metadata.schema().field_with_name(&name);
-            fields
-                .push(Arc::new(field.map_err(|error| self.corrupt(&name, None, error.to_string()))?.clone()));
+            let field = self.files.field(&name);
+            let missing = || self.corrupt(&name, None, "it is missing".to_owned());
+            fields.push(Arc::clone(field.ok_or_else(missing)?));
             arrays.push(column);
         }
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
@@ -203,11 +237,33 @@ impl RowGroup {
     }
 
     /// One column, read and decoded on this thread.
-    fn decode_column(&self, name: &str) -> Result<ArrayRef> {
-        let mask = self.footer().mask(&[name]);
-        let batch = self.decode_columns(self.read_ranges(&mask)?, mask)?;
+    fn read_column(&self, name: &str, verify: bool, stages: &Stages) -> Result<ArrayRef> {
+        let batch = self.read_files(|file| file.mask(&[name]), verify, stages)?;
         let column = batch.columns().first().cloned();
         column.ok_or_else(|| self.corrupt(name, None, "it was not decoded".to_owned()))
+    }
+
+    /// Columns of the files, read and decoded on this thread.
+    fn read_files(
+        &self,
+        columns: impl Fn(&OpenFile) -> ProjectionMask,
+        verify: bool,
+        stages: &Stages,
+    ) -> Result<RecordBatch> {
+        let encoded = self.read_encoded(columns)?;
+        if verify {
+            self.verify(&encoded, stages)?;
+        }
+        self.decode_files(encoded)
+    }
+
+    /// The bytes of columns of the files.
+    fn read_encoded(&self, columns: impl Fn(&OpenFile) -> ProjectionMask) -> Result<Vec<Encoded>> {
+        let read = |file: &OpenFile| {
+            let mask = columns(file);
+            Ok(Encoded { ranges: file.read(&self.files.storage, self.index, &mask)?, mask })
+        };
+        self.files.files.iter().map(read).collect()
     }
 
     /// Reads and decodes the row group on this thread.
@@ -221,55 +277,52 @@ impl RowGroup {
         reservation: Reservation,
         stages: &Stages,
     ) -> Result<Decoded> {
-        let mask = self.footer().columns.clone();
-        let gathered = Gathered::of(self.read_ranges(&mask)?, mask);
+        let gathered = Gathered::of(self.read_encoded(|file| file.columns.clone())?);
         self.decode(gathered, decoding, reservation, stages)
-    }
-
-    fn read_ranges(&self, columns: &ProjectionMask) -> Result<Ranges> {
-        let Footer { storage, object, .. } = self.footer();
-        let ranges = self.byte_ranges(columns)?;
-        Ok(storage.read_ranges(&object.path, object.bytes, ranges, object.e_tag.clone())?)
     }
 
     /// Float columns alone, read on this thread.
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if they cannot be decoded.
-    pub(super) fn read_floats(&self, names: &[&str]) -> Result<Vec<ScalarBuffer<f32>>> {
-        let mask = self.footer().mask(names);
-        let columns = self.decode_columns(self.read_ranges(&mask)?, mask)?;
+    /// [`Error::Corrupt`] if they do not have their checksums, where `verify` asks for that, or cannot be decoded.
+    pub(super) fn read_floats(&self, names: &[&str], verify: bool) -> Result<Vec<ScalarBuffer<f32>>> {
+        let columns = self.read_files(|file| file.mask(names), verify, &Stages::default())?;
         names.iter().map(|name| self.floats(&columns, name)).collect()
     }
 
-    /// The byte ranges of some columns of the row group.
-    pub(super) fn byte_ranges(&self, columns: &ProjectionMask) -> Result<Vec<Range<u64>>> {
-        guarded(&self.footer().path, Some(self.index), || {
-            let leaves = self.metadata().columns().iter().enumerate();
-            let wanted = leaves.filter(|(leaf, _)| columns.leaf_included(*leaf));
-            let range = |(start, length): (u64, u64)| {
-                let end = start.checked_add(length).filter(|end| *end <= self.footer().object.bytes);
-                end.map(|end| start..end)
-                    .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
-            };
-            wanted.map(|(_, column)| range(column.byte_range())).collect::<Result<Vec<_>, _>>()
-        })
+    /// Decodes columns, by file.
+    fn decode_files(&self, encoded: Vec<Encoded>) -> Result<RecordBatch> {
+        let mut batches = Vec::with_capacity(encoded.len());
+        for (file, encoded) in self.files.files.iter().zip(encoded) {
+            batches.push(self.decode_columns(file, encoded)?);
+        }
+        if batches.len() == 1 {
+            return Ok(batches.remove(0));
+        }
+        let rows = batches.first().map(RecordBatch::num_rows);
+        let fields = batches.iter().flat_map(|batch| batch.schema_ref().fields().iter().cloned());
+        let schema = ArrowSchema::new(fields.collect::<Vec<_>>());
+        let arrays = batches.iter().flat_map(|batch| batch.columns().iter().cloned()).collect();
+        let options = RecordBatchOptions::new().with_row_count(rows);
+        RecordBatch::try_new_with_options(Arc::new(schema), arrays, &options)
+            .map_err(|error| Error::invariant("columns of several files", error.to_string()))
     }
 
-    fn decode_columns(&self, ranges: Ranges, columns: ProjectionMask) -> Result<RecordBatch> {
-        guarded(&self.footer().path, Some(self.index), || {
-            let metadata = &self.footer().metadata;
+    fn decode_columns(&self, file: &OpenFile, encoded: Encoded) -> Result<RecordBatch> {
+        guarded(&file.path, Some(self.index), || {
+            let Encoded { ranges, mask } = encoded;
+            let metadata = &file.footer.metadata;
             let parquet = metadata.parquet_schema();
-            let wanted = (0..parquet.num_columns()).filter(|leaf| columns.leaf_included(*leaf));
+            let wanted = (0..parquet.num_columns()).filter(|leaf| mask.leaf_included(*leaf));
             let (lists, flat): (Vec<_>, Vec<_>) =
                 wanted.partition(|leaf| parquet.column(*leaf).max_rep_level() > 0);
-            let flat = self.decode_flat(ranges.clone(), ProjectionMask::leaves(parquet, flat))?;
+            let flat = self.decode_flat(file, ranges.clone(), ProjectionMask::leaves(parquet, flat))?;
             let (mut fields, mut arrays) = (flat.schema().fields().to_vec(), flat.columns().to_vec());
             let ranges = Arc::new(ranges);
             for leaf in lists {
-                let field = &metadata.schema().fields()[parquet.get_column_root_idx(leaf)];
-                arrays.push(Arc::new(read_lists(&ranges, self.metadata(), leaf, field)?));
+                let field = &file.fields()[parquet.get_column_root_idx(leaf)];
+                arrays.push(Arc::new(read_lists(&ranges, file.row_group(self.index), leaf, field)?));
                 fields.push(Arc::clone(field));
             }
             let options = RecordBatchOptions::new().with_row_count(Some(flat.num_rows()));
@@ -279,16 +332,20 @@ impl RowGroup {
     }
 
     /// Columns without lists.
-    fn decode_flat(&self, ranges: Ranges, columns: ProjectionMask) -> Result<RecordBatch, String> {
-        let rows = self.metadata().num_rows();
+    fn decode_flat(
+        &self,
+        file: &OpenFile,
+        ranges: Ranges,
+        columns: ProjectionMask,
+    ) -> Result<RecordBatch, String> {
+        let rows = file.row_group(self.index).num_rows();
         let rows = usize::try_from(rows).map_err(|_| format!("{rows} rows"))?;
-        let reader =
-            ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, self.footer().metadata.clone())
-                .with_projection(columns)
-                .with_row_groups(vec![self.index])
-                .with_batch_size(rows.max(1))
-                .build()
-                .map_err(|error| error.to_string())?;
+        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(ranges, file.footer.metadata.clone())
+            .with_projection(columns)
+            .with_row_groups(vec![self.index])
+            .with_batch_size(rows.max(1))
+            .build()
+            .map_err(|error| error.to_string())?;
         let schema = reader.schema();
         let mut batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
         let whole = match batches.len() {
@@ -304,17 +361,12 @@ impl RowGroup {
 
     /// Decodes column by column to say which one is damaged.
     fn find_damage(&self) -> Option<Error> {
-        let fields = self.footer().metadata.schema().fields();
-        let parquet = self.footer().metadata.parquet_schema();
-        let wanted = |leaf: &usize| self.footer().columns.leaf_included(*leaf);
-        (0..parquet.num_columns()).filter(wanted).find_map(|leaf| {
-            let root = parquet.get_column_root_idx(leaf);
-            let mask = ProjectionMask::roots(parquet, [root]);
-            let error = self.read_ranges(&mask).and_then(|ranges| self.decode_columns(ranges, mask)).err()?;
-            let name = fields.get(root).map(|field| field.name().clone());
+        let columns = self.files.files.iter().flat_map(|file| file.leaves(&file.columns));
+        columns.map(|(_, name)| name).find_map(|name| {
+            let error = self.read_files(|file| file.mask(&[name]), false, &Stages::default()).err()?;
             Some(match error {
                 Error::Corrupt { path, row_group, row, message, .. } => {
-                    Error::Corrupt { path, row_group, column: name, row, message }
+                    Error::Corrupt { path, row_group, column: Some(name.to_owned()), row, message }
                 }
                 other => other,
             })
@@ -420,8 +472,10 @@ impl RowGroup {
     }
 
     fn corrupt(&self, column: &str, row: Option<usize>, message: String) -> Error {
+        let has_column = |file: &&OpenFile| file.fields().iter().any(|field| field.name() == column);
+        let file = self.files.files.iter().find(has_column);
         Error::Corrupt {
-            path: self.footer().path.to_path_buf(),
+            path: file.map_or(&self.files.path, |file| &file.path).to_path_buf(),
             row_group: Some(self.index),
             column: Some(column.to_owned()),
             row,

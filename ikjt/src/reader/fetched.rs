@@ -38,7 +38,7 @@ pub(super) fn row_groups_by_step(chosen: &[Chosen], orders: &[StreamOrder], each
     let Some(order) = orders.first() else { return Vec::new() };
     let items = order.items.iter().zip(&order.starts).step_by(ROW_GROUPS_IN_BLOCK as usize);
     let named = items.map(|(item, start)| {
-        (start.div_ceil(each), format!("{}/{}", chosen[item.file].file.sha256, item.row_group))
+        (start.div_ceil(each), format!("{}/{}", chosen[item.file].set.path(), item.row_group))
     });
     named.collect()
 }

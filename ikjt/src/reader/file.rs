@@ -3,60 +3,53 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow::datatypes::{DataType, Field, SchemaRef};
+use arrow::datatypes::{DataType, Field, FieldRef, SchemaRef};
 use onefold_base::process::catch_panic;
-use onefold_datasets::footer::{check_counts, decode_footer};
-use onefold_datasets::{DataFile, Schema};
-use onefold_storage::{FEW_REQUESTS, MANY_REQUESTS, Object, Ranges, Storage};
+use onefold_datasets::footer::{self, check_counts};
+use onefold_datasets::{DataFile, FileSet, Schema};
+use onefold_storage::{Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::ArrowReaderMetadata;
+use parquet::file::metadata::RowGroupMetaData;
 
-use super::budget::Account;
-use super::kept::KeptFile;
 use crate::{Error, Result};
 
-/// What is known of the files of a dataset that were read before, by their paths: all readers of a process that share
-/// their workers know the same.
+/// The objects of a dataset's files that were found first, by their paths: all readers of a process that share their
+/// workers know the same. Every request asks for that version, so that no change remains unnoticed.
 #[derive(Debug, Default)]
-pub(super) struct KnownFiles {
-    /// The objects that were found first. Every request asks for that version, so that no change remains unnoticed.
-    objects: Mutex<HashMap<String, Object>>,
-    /// The files whose bytes were found to be what the snapshot says.
-    verified: Mutex<HashSet<String>>,
-    /// Files that are being verified.
-    verifying: Mutex<HashMap<String, Arc<Mutex<()>>>>,
-}
+pub(super) struct KnownFiles(Mutex<HashMap<String, Object>>);
 
-/// The columns to read, and those that a file must have.
+/// The columns to read, and those that the files of a row group must have.
 #[derive(Debug)]
 pub(super) struct WantedColumns {
-    /// The columns that a data file has, in any order.
+    /// The columns that the files have together, in any order.
     pub(super) all: SchemaRef,
     /// The names of those that are read, if they are there.
     pub(super) wanted: HashSet<String>,
 }
 
-/// What is known of a data file whose footer agrees with the snapshot.
+/// The files that are read of some row groups.
 #[derive(Debug)]
-pub(super) struct Footer {
-    /// The full path or URL.
-    pub(super) path: Arc<PathBuf>,
+pub(super) struct OpenFiles {
     pub(super) storage: Storage,
-    pub(super) object: Object,
-    /// The SHA-256 of the file, as the snapshot says.
-    pub(super) sha256: Arc<str>,
-    pub(super) metadata: ArrowReaderMetadata,
-    pub(super) columns: ProjectionMask,
+    /// The full path or URL of the first file.
+    pub(super) path: Arc<PathBuf>,
+    /// The files with columns that are read, and the first one in any case.
+    pub(super) files: Vec<OpenFile>,
 }
 
-/// A data file that is being read.
-#[derive(Debug, Clone)]
+/// A data file whose footer agrees with the snapshot.
+#[derive(Debug)]
 pub(super) struct OpenFile {
-    pub(super) footer: Arc<Footer>,
-    /// Its bytes, if they are kept.
-    pub(super) kept: KeptFile,
+    /// The full path or URL.
+    pub(super) path: Arc<PathBuf>,
+    /// The path in the dataset.
+    pub(super) name: Arc<str>,
+    pub(super) object: Object,
+    pub(super) footer: footer::Footer,
+    /// The columns to read.
+    pub(super) columns: ProjectionMask,
 }
 
 impl WantedColumns {
@@ -75,159 +68,140 @@ impl WantedColumns {
     }
 }
 
-impl Footer {
-    /// Checks a file's size, row groups and columns against the snapshot.
+impl OpenFiles {
+    /// Checks the sizes, row groups and columns of files against the snapshot.
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] if the file is missing or has another size, row count or schema than the snapshot says,
-    /// [`Error::Corrupt`] if the footer cannot be decoded.
+    /// [`Error::Mismatch`] if a file is missing or has another size, row count or columns than the snapshot says,
+    /// [`Error::Corrupt`] if a footer is not the one that was written.
     pub(super) fn open(
         storage: &Storage,
-        file: &DataFile,
+        set: &FileSet,
         columns: &WantedColumns,
         known: &KnownFiles,
-        kept: &KeptFile,
     ) -> Result<Self> {
-        let object = known.find(storage, file)?;
-        let path = storage.shown(&file.path);
-        let footer = decode_footer(object.bytes, |start| {
-            let end = || std::iter::once(start..object.bytes).collect();
-            kept.copy(end()).map_or_else(
-                || storage.read_ranges(&object.path, object.bytes, end(), object.e_tag.clone()),
-                Ok,
-            )
-        });
-        let metadata = footer?.map_err(|message| Error::corrupt(&path, message))?;
-        check_counts(metadata.metadata(), file)
-            .map_err(|message| Error::Mismatch { path: path.clone(), message })?;
-        let places = find_columns(&path, &metadata, &columns.all)?;
-        let is_wanted = |(field, _): &(&Arc<Field>, usize)| columns.wanted.contains(field.name());
-        let wanted = columns.all.fields().iter().zip(places).filter(is_wanted).map(|(_, place)| place);
-        let mask = ProjectionMask::roots(metadata.parquet_schema(), wanted);
-        let (storage, path) = (storage.clone(), Arc::new(path));
-        let sha256 = file.sha256.as_str().into();
-        let footer = Self { path, storage, object, sha256, metadata, columns: mask };
-        let counts = footer.row_counts()?;
-        if !file.row_groups.iter().map(|row_group| row_group.samples).eq(counts) {
-            let message = "its row groups have other numbers of rows than the snapshot says".to_owned();
-            return Err(Error::Mismatch { path: footer.path.to_path_buf(), message });
+        let names = || set.files.iter().flat_map(|file| file.columns.iter());
+        let mismatch = |message: String| Error::Mismatch { path: storage.shown(set.path()), message };
+        let mut seen = HashSet::new();
+        if let Some(twice) = names().find(|name| !seen.insert(name.as_str())) {
+            return Err(mismatch(format!("it has the column `{twice}` twice")));
         }
-        Ok(footer)
+        if let Some(missing) = columns.all.fields().iter().find(|field| !seen.contains(field.name().as_str()))
+        {
+            let found: Vec<_> = names().map(|name| format!("`{name}`")).collect();
+            let message = format!("it has no column `{}`, it has {}", missing.name(), found.join(", "));
+            return Err(mismatch(message));
+        }
+        let is_read = |(number, file): &(usize, &DataFile)| {
+            *number == 0 || file.columns.iter().any(|name| columns.wanted.contains(name))
+        };
+        let files = set.files.iter().enumerate().filter(is_read);
+        let files = files.map(|(number, _)| OpenFile::open(storage, (set, number), columns, known));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        Ok(Self { storage: storage.clone(), path: Arc::new(storage.shown(set.path())), files })
     }
 
-    /// The rows of every row group.
-    pub(super) fn row_counts(&self) -> Result<Vec<u64>> {
-        let row_groups = self.metadata.metadata().row_groups().iter().enumerate();
-        let counts = row_groups.map(|(index, row_group)| {
-            let rows = row_group.num_rows();
-            let fits = i32::try_from(rows).ok().and_then(|rows| u64::try_from(rows).ok());
-            fits.ok_or_else(|| Error::Corrupt {
-                path: self.path.to_path_buf(),
-                row_group: Some(index),
-                column: None,
-                row: None,
-                message: format!("it says that it has {rows} rows"),
-            })
-        });
-        let counts = counts.collect::<Result<Vec<_>>>()?;
-        let sum: u64 = counts.iter().sum();
-        let rows = self.metadata.metadata().file_metadata().num_rows();
-        if u64::try_from(rows) != Ok(sum) {
-            let message = format!("its row groups have {sum} rows together, its footer says {rows}");
-            return Err(Error::corrupt(&self.path, message));
-        }
-        Ok(counts)
+    /// Memory that the footers take.
+    pub(super) fn memory_size(&self) -> usize {
+        self.files.iter().map(|file| file.footer.metadata.metadata().memory_size()).sum()
     }
 
-    /// The columns named `names`, of those that are there.
-    pub(super) fn mask(&self, names: &[&str]) -> ProjectionMask {
-        let fields = self.metadata.schema().fields().iter().enumerate();
-        let places = fields.filter(|(_, field)| names.contains(&field.name().as_str())).map(|(i, _)| i);
-        ProjectionMask::roots(self.metadata.parquet_schema(), places)
+    /// The field of a column that is read.
+    pub(super) fn field(&self, name: &str) -> Option<&FieldRef> {
+        self.files.iter().flat_map(|file| file.fields()).find(|field| field.name() == name)
     }
 }
 
 impl OpenFile {
-    /// Checks the file's bytes once, and keeps them in `kept`. Pages carry no checksums, so a flipped bit in one may
-    /// decode to other samples. Gives the number of bytes read for it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Corrupt`] if its SHA-256 is not the one that the snapshot records; an error if the epoch is dropped
-    /// meanwhile.
-    pub(super) fn verify(
+    /// Opens file number `number` of a set.
+    fn open(
         storage: &Storage,
-        file: &DataFile,
+        (set, number): (&FileSet, usize),
+        columns: &WantedColumns,
         known: &KnownFiles,
-        kept: &KeptFile,
-        account: &Account,
-    ) -> Result<u64> {
-        // Whoever comes while a file is being verified need not do it again.
-        let of_file = known.verifying(file);
-        let _verifying = of_file.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.is_verified(file) {
-            return Ok(0);
-        }
+    ) -> Result<Self> {
+        let file = &set.files[number];
         let object = known.find(storage, file)?;
-        let requests = if kept.is_kept() { MANY_REQUESTS } else { FEW_REQUESTS };
-        let found = storage.sha256(&file.path, &object, requests, |read| {
-            kept.add(read);
-            // Of a file that nobody waits for any more no further byte is fetched.
-            account.check_open().map_err(std::io::Error::other)
-        })?;
-        if found != file.sha256 {
-            let message = format!("its bytes have SHA-256 {found}, the snapshot says {}", file.sha256);
-            return Err(Error::corrupt(&storage.shown(&file.path), message));
+        let path = storage.shown(&file.path);
+        let mismatch = |message: String| Error::Mismatch { path: path.clone(), message };
+        let footer = footer::Footer::read(storage, file, object.e_tag.clone())?;
+        let footer = footer.map_err(|message| Error::corrupt(&path, message))?;
+        check_counts(footer.metadata.metadata(), set, number).map_err(mismatch)?;
+        let fields = footer.metadata.schema().fields();
+        if !fields.iter().map(|field| field.name()).eq(file.columns.iter()) {
+            return Err(mismatch("it has other columns than the snapshot says".to_owned()));
         }
-        known.verified().insert(file.path.clone());
-        known.verifying.lock().unwrap_or_else(PoisonError::into_inner).remove(&file.path);
-        Ok(file.bytes_on_disk)
+        let mut wanted = Vec::new();
+        for (place, found) in fields.iter().enumerate() {
+            match columns.all.field_with_name(found.name()) {
+                Ok(expected) if !same_field(found, expected) => {
+                    let name = found.name();
+                    return Err(mismatch(format!(
+                        "the column `{name}` should be {expected}, but is {found}"
+                    )));
+                }
+                Ok(_) if columns.wanted.contains(found.name()) => wanted.push(place),
+                _ => {}
+            }
+        }
+        let columns = ProjectionMask::roots(footer.metadata.parquet_schema(), wanted);
+        Ok(Self { path: Arc::new(path), name: file.path.as_str().into(), object, footer, columns })
     }
 
-    /// Reads ranges of the file, which are at hand if the file is kept; `then` is called with them, and with the number
-    /// of bytes that had to come from the storage, on a thread that must not be blocked for long.
-    ///
-    /// # Errors
-    ///
-    /// As [`Storage::start_reading`].
-    pub(super) fn start_reading(
+    pub(super) fn fields(&self) -> &[FieldRef] {
+        self.footer.metadata.schema().fields()
+    }
+
+    pub(super) fn row_group(&self, index: usize) -> &RowGroupMetaData {
+        self.footer.metadata.metadata().row_group(index)
+    }
+
+    /// The columns named `names`, of those that are there.
+    pub(super) fn mask(&self, names: &[&str]) -> ProjectionMask {
+        let fields = self.fields().iter().enumerate();
+        let places = fields.filter(|(_, field)| names.contains(&field.name().as_str())).map(|(i, _)| i);
+        ProjectionMask::roots(self.footer.metadata.parquet_schema(), places)
+    }
+
+    /// The Parquet columns in a mask, and the names of their fields.
+    pub(super) fn leaves(&self, columns: &ProjectionMask) -> impl Iterator<Item = (usize, &str)> {
+        let (parquet, fields) = (self.footer.metadata.parquet_schema(), self.fields());
+        let leaves = (0..parquet.num_columns()).filter(move |leaf| columns.leaf_included(*leaf));
+        leaves.map(move |leaf| (leaf, fields[parquet.get_column_root_idx(leaf)].name().as_str()))
+    }
+
+    /// The byte ranges of some columns of a row group.
+    pub(super) fn byte_ranges(&self, row_group: usize, columns: &ProjectionMask) -> Result<Vec<Range<u64>>> {
+        guarded(&self.path, Some(row_group), || {
+            let leaves = self.row_group(row_group).columns().iter().enumerate();
+            let wanted = leaves.filter(|(leaf, _)| columns.leaf_included(*leaf));
+            let range = |(start, length): (u64, u64)| {
+                let end = start.checked_add(length).filter(|end| *end <= self.object.bytes);
+                end.map(|end| start..end)
+                    .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
+            };
+            wanted.map(|(_, column)| range(column.byte_range())).collect::<Result<Vec<_>, _>>()
+        })
+    }
+
+    /// Reads some columns of a row group on this thread.
+    pub(super) fn read(
         &self,
-        wanted: Vec<Range<u64>>,
-        then: impl FnOnce(Result<Ranges>, u64) + Send + 'static,
-    ) -> Result<()> {
-        let Footer { storage, object, .. } = &*self.footer;
-        if let Some(ranges) = self.kept.copy(wanted.clone()) {
-            then(Ok(ranges), 0);
-            return Ok(());
-        }
-        storage.start_reading(&object.path, object.bytes, wanted, object.e_tag.clone(), |ranges| {
-            let read = ranges.as_ref().map_or(0, Ranges::bytes);
-            then(ranges.map_err(Error::from), read);
-        })?;
-        Ok(())
+        storage: &Storage,
+        row_group: usize,
+        columns: &ProjectionMask,
+    ) -> Result<Ranges> {
+        let Object { path, bytes, e_tag, .. } = &self.object;
+        let ranges = self.byte_ranges(row_group, columns)?;
+        Ok(storage.read_ranges(path, *bytes, ranges, e_tag.clone())?)
     }
 }
 
 impl KnownFiles {
-    fn verified(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What is locked while a file is verified.
-    fn verifying(&self, file: &DataFile) -> Arc<Mutex<()>> {
-        let mut verifying = self.verifying.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(verifying.entry(file.path.clone()).or_default())
-    }
-
-    /// Whether a file's bytes were found to be what the snapshot says.
-    pub(super) fn is_verified(&self, file: &DataFile) -> bool {
-        self.verified().contains(&file.path)
-    }
-
     /// The object of a data file, which must have the size that the snapshot says.
     fn find(&self, storage: &Storage, file: &DataFile) -> Result<Object> {
-        let objects = || self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        let objects = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(object) = objects().get(&file.path) {
             return Ok(object.clone());
         }
@@ -240,30 +214,6 @@ impl KnownFiles {
         }
         Ok(objects().entry(file.path.clone()).or_insert(object).clone())
     }
-}
-
-/// Where the `expected` columns stand in a file: wherever its writer thought that they are read best.
-fn find_columns(path: &Path, metadata: &ArrowReaderMetadata, expected: &SchemaRef) -> Result<Vec<usize>> {
-    let fields = metadata.schema().fields();
-    let mismatch = |message: String| Error::Mismatch { path: path.to_owned(), message };
-    let mut places = HashMap::with_capacity(fields.len());
-    for (place, field) in fields.iter().enumerate() {
-        if places.insert(field.name().as_str(), place).is_some() {
-            return Err(mismatch(format!("it has the column `{}` twice", field.name())));
-        }
-    }
-    let find = |expected: &Arc<Field>| {
-        let name = expected.name();
-        let Some(&place) = places.get(name.as_str()) else {
-            let found: Vec<_> = fields.iter().map(|field| format!("`{}`", field.name())).collect();
-            return Err(mismatch(format!("it has no column `{name}`, it has {}", found.join(", "))));
-        };
-        match &fields[place] {
-            found if same_field(found, expected) => Ok(place),
-            found => Err(mismatch(format!("the column `{name}` should be {expected}, but is {found}"))),
-        }
-    };
-    expected.fields().iter().map(find).collect()
 }
 
 /// Equal but for the name of a list's items, which other writers choose differently.

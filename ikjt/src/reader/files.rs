@@ -1,29 +1,25 @@
-//! The data files of an epoch: verified and opened before they are needed.
+//! The data files of an epoch: opened before they are needed.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
-use onefold_datasets::{DataFile, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
+use onefold_datasets::{FileSet, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
 use onefold_storage::Storage;
 
-use super::budget::Account;
-use super::file::{Footer, KnownFiles, OpenFile, WantedColumns};
-use super::kept::KeptFile;
+use super::file::{KnownFiles, OpenFiles, WantedColumns};
 use super::options::ReaderOptions;
 use super::pipeline::{Promise, Work, ended, promise, promise_beside};
-use super::stages::Stages;
 use super::workers::Workers;
 use crate::Result;
 
 /// Footers are kept as long as they take no more than the memory limit divided by this.
 const FOOTERS_SHARE: u64 = 16;
 
-/// A data file that the reader's options choose.
+/// Files that the reader's options choose.
 #[derive(Debug)]
 pub(super) struct Chosen {
-    pub(super) file: DataFile,
+    pub(super) set: FileSet,
     /// Its partition, in order.
     pub(super) partition: usize,
     /// Number of its first sample among the chosen samples of the dataset.
@@ -35,15 +31,15 @@ pub(super) fn choose(snapshot: &Snapshot, options: &ReaderOptions) -> Result<Vec
     let mut files = Vec::new();
     let mut first = 0_u64;
     for (partition, chosen) in snapshot.select(&options.partitions)?.into_iter().enumerate() {
-        for file in &chosen.files {
-            files.push(Chosen { file: file.clone(), partition, first });
-            first = first.saturating_add(file.samples);
+        for set in &chosen.files {
+            files.push(Chosen { set: set.clone(), partition, first });
+            first = first.saturating_add(set.samples);
         }
     }
     Ok(files)
 }
 
-/// The chosen files in their storage.
+/// The chosen files in their storage. A file's number stands for all files of its set.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) storage: Storage,
@@ -64,7 +60,7 @@ pub(super) struct Footers {
 #[derive(Debug, Default)]
 struct KnownFooters {
     bytes: usize,
-    by_file: HashMap<usize, Arc<Footer>>,
+    by_file: HashMap<usize, Arc<OpenFiles>>,
     oldest: VecDeque<usize>,
 }
 
@@ -78,22 +74,21 @@ impl Footers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn get(&self, file: usize) -> Option<Arc<Footer>> {
+    fn get(&self, file: usize) -> Option<Arc<OpenFiles>> {
         self.state().by_file.get(&file).cloned()
     }
 
-    fn add(&self, file: usize, footer: Arc<Footer>) {
-        let size = |footer: &Footer| footer.metadata.metadata().memory_size();
+    fn add(&self, file: usize, open: Arc<OpenFiles>) {
         let mut state = self.state();
-        state.bytes += size(&footer);
-        if let Some(same) = state.by_file.insert(file, footer) {
-            state.bytes -= size(&same);
+        state.bytes += open.memory_size();
+        if let Some(same) = state.by_file.insert(file, open) {
+            state.bytes -= same.memory_size();
         } else {
             state.oldest.push_back(file);
         }
         while state.bytes > self.limit && state.oldest.len() > 1 {
             let oldest = state.oldest.pop_front().and_then(|oldest| state.by_file.remove(&oldest));
-            state.bytes -= oldest.map_or(0, |footer| size(&footer));
+            state.bytes -= oldest.map_or(0, |open| open.memory_size());
         }
     }
 }
@@ -128,36 +123,15 @@ impl Files {
         }
     }
 
-    /// Verifies a file, unless that is known already, and reads its footer; what was read is kept in `kept`.
-    fn open(&self, file: usize, stages: &Stages, kept: KeptFile, account: &Account) -> Result<OpenFile> {
-        if self.verify {
-            let started = Instant::now();
-            let bytes = OpenFile::verify(&self.storage, &self.files[file].file, &self.known, &kept, account)?;
-            stages.verified(started, bytes);
+    /// Opens the files of a set, which is done once as long as there is room for all footers.
+    pub(super) fn open(&self, file: usize) -> Result<Arc<OpenFiles>> {
+        if let Some(open) = self.footers.get(file) {
+            return Ok(open);
         }
-        Ok(OpenFile { footer: self.footer(file, &kept)?, kept })
-    }
-
-    /// The footer of a file, which is read once as long as there is room for all.
-    pub(super) fn footer(&self, file: usize, kept: &KeptFile) -> Result<Arc<Footer>> {
-        if let Some(footer) = self.footers.get(file) {
-            return Ok(footer);
-        }
-        let chosen = &self.files[file].file;
-        let footer = Arc::new(Footer::open(&self.storage, chosen, &self.columns, &self.known, kept)?);
-        self.footers.add(file, Arc::clone(&footer));
-        Ok(footer)
-    }
-
-    /// Whether a file can be opened without reading it from the storage.
-    fn is_at_hand(&self, file: usize) -> bool {
-        let verified = !self.verify || self.known.is_verified(&self.files[file].file);
-        verified && self.footers.get(file).is_some()
-    }
-
-    /// Whether the whole file will come from an object store to be verified.
-    fn will_come_whole(&self, file: usize) -> bool {
-        self.verify && self.storage.local().is_none() && !self.known.is_verified(&self.files[file].file)
+        let open = OpenFiles::open(&self.storage, &self.files[file].set, &self.columns, &self.known)?;
+        let open = Arc::new(open);
+        self.footers.add(file, Arc::clone(&open));
+        Ok(open)
     }
 }
 
@@ -165,42 +139,34 @@ impl Files {
 #[derive(Debug)]
 pub(super) struct Opener {
     files: Arc<Files>,
-    /// In the order of their first use; whether each is read in one go.
-    upcoming: VecDeque<(usize, bool)>,
+    /// In the order of their first use.
+    upcoming: VecDeque<usize>,
     /// Files that were opened, or are being opened.
     begun: HashSet<usize>,
-    opening: HashMap<usize, Opening>,
+    /// Files that other threads open.
+    opening: HashMap<usize, Promise<Arc<OpenFiles>>>,
     /// Files that are opened ahead.
     ahead: usize,
 }
 
-/// A file that is verified and opened by another thread.
-#[derive(Debug)]
-struct Opening {
-    promise: Promise<OpenFile>,
-    kept: KeptFile,
-}
-
 impl Opener {
-    /// Opens `ahead` files ahead of those `upcoming`, which come with whether they are read in one go.
-    pub(super) fn new(files: Arc<Files>, upcoming: VecDeque<(usize, bool)>, ahead: usize) -> Self {
+    /// Opens `ahead` files ahead of those `upcoming`.
+    pub(super) fn new(files: Arc<Files>, upcoming: VecDeque<usize>, ahead: usize) -> Self {
         Self { files, upcoming, begun: HashSet::new(), opening: HashMap::new(), ahead }
     }
 
-    /// An opened file; `None` if it is still being opened, and `wait` is false.
-    pub(super) fn file(&mut self, file: usize, work: &Work, wait: bool) -> Result<Option<OpenFile>> {
+    /// Opened files; `None` if they are still being opened, and `wait` is false.
+    pub(super) fn file(&mut self, file: usize, work: &Work, wait: bool) -> Result<Option<Arc<OpenFiles>>> {
         if !self.opening.contains_key(&file) {
-            if self.files.is_at_hand(file) {
+            if let Some(open) = self.files.footers.get(file) {
                 self.begun.insert(file);
-                let open = self.files.open(file, &work.stages, KeptFile::default(), &work.account);
                 self.open_ahead(work)?;
-                return open.map(Some);
+                return Ok(Some(open));
             }
-            let in_one_go = self.upcoming.iter().any(|upcoming| *upcoming == (file, true));
-            self.begin(file, in_one_go, work)?;
+            self.begin(file, work)?;
         }
         self.open_ahead(work)?;
-        let Some(Opening { promise, .. }) = self.opening.get(&file) else { return Ok(None) };
+        let Some(promise) = self.opening.get(&file) else { return Ok(None) };
         let opened = match wait {
             true => promise.recv().map_err(|_| ended()),
             false => match promise.try_recv() {
@@ -215,38 +181,27 @@ impl Opener {
 
     fn open_ahead(&mut self, work: &Work) -> Result<()> {
         while self.opening.len() < self.ahead
-            && let Some((file, in_one_go)) = self.upcoming.pop_front()
+            && let Some(file) = self.upcoming.pop_front()
         {
-            if !self.begun.contains(&file) && !self.files.is_at_hand(file) {
-                self.begin(file, in_one_go, work)?;
+            if !self.begun.contains(&file) && self.files.footers.get(file).is_none() {
+                self.begin(file, work)?;
             }
         }
         Ok(())
     }
 
-    fn begin(&mut self, file: usize, in_one_go: bool, work: &Work) -> Result<()> {
+    fn begin(&mut self, file: usize, work: &Work) -> Result<()> {
         self.begun.insert(file);
-        // A file that a shuffle comes back to much later is not kept.
-        let kept = (in_one_go && self.files.will_come_whole(file))
-            .then(|| KeptFile::reserve(&work.account, self.files.files[file].file.bytes_on_disk))
-            .flatten()
-            .unwrap_or_default();
-        let (files, stages, kept_by_file) = (Arc::clone(&self.files), Arc::clone(&work.stages), kept.clone());
-        let account = Arc::clone(&work.account);
+        let (files, account) = (Arc::clone(&self.files), Arc::clone(&work.account));
         let open = move || {
             account.check_open()?;
-            files.open(file, &stages, kept_by_file, &account)
+            files.open(file)
         };
         let promise = match self.files.storage.local() {
             Some(_) => promise(&work.workers.pool, open),
             None => promise_beside(open)?,
         };
-        self.opening.insert(file, Opening { promise, kept });
+        self.opening.insert(file, promise);
         Ok(())
-    }
-
-    /// Gives up what is kept of files that are being opened: the memory is needed.
-    pub(super) fn release_kept(&self) {
-        self.opening.values().for_each(|opening| opening.kept.release());
     }
 }

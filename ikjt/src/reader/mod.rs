@@ -4,8 +4,8 @@
 //! ```text
 //! snapshot ─plan, order─▶ streams of row groups
 //!                              │
-//! files ─verify, open─▶ row groups ─read ranges, decode─▶ samples ─cut─▶ B samples ─deduplicate, preprocess─▶ Batch
-//!        file, files                decode, stream                pipeline            convert
+//! files ─open─▶ row groups ─read ranges, verify, decode─▶ samples ─cut─▶ B samples ─deduplicate, preprocess─▶ Batch
+//!     file, files                decode, stream                pipeline            convert
 //! ```
 //!
 //! # Streams, ranks and steps
@@ -23,11 +23,11 @@
 //! # Memory
 //!
 //! It stays under the limit of the [`Workers`], of which a quarter is left to what cannot be counted (the allocator's
-//! slack, decompression): row groups (as estimated from the footer, then as decoded), batches under way, queued batches
-//! and files of an object store that are kept after they were verified all count. What does not count is the batch that
-//! the caller holds (which may keep its row group in memory until it is dropped), and what preprocessing adds to a
-//! batch where it makes lists longer. A row group of a stream is read while samples of the one before wait for it, so
-//! the limit needs room for two of every stream and a batch; shuffling, for as many more as are mixed.
+//! slack, decompression): row groups (as estimated from the footer, then as decoded), batches under way and queued
+//! batches all count. What does not count is the batch that the caller holds (which may keep its row group in memory
+//! until it is dropped), and what preprocessing adds to a batch where it makes lists longer. A row group of a stream is
+//! read while samples of the one before wait for it, so the limit needs room for two of every stream and a batch;
+//! shuffling, for as many more as are mixed.
 
 mod budget;
 mod columns;
@@ -36,7 +36,6 @@ mod decode;
 mod fetched;
 mod file;
 mod files;
-mod kept;
 mod lists;
 mod options;
 mod order;
@@ -48,7 +47,7 @@ mod stages;
 mod stream;
 mod workers;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -80,7 +79,7 @@ pub use options::{Dedupe, ReaderOptions};
 pub use pipeline::{Batches, Horizon, Step};
 pub use plan::{Plan, PlannedStream, Split};
 pub use position::{Position, Rank, Shuffle, Tail, Within};
-pub use source::{load_snapshot, stored_at};
+pub use source::{load_snapshot, load_statistics, stored_at};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
 
@@ -247,7 +246,7 @@ impl Reader {
         let kept = self.kept_counts(epoch)?;
         let samples = |file: usize| match &kept {
             Some(kept) => kept[&file].iter().sum(),
-            None => self.chosen[file].file.samples,
+            None => self.chosen[file].set.samples,
         };
         let of_streams =
             self.streams.iter().map(|files| files.iter().map(|file| samples(*file)).sum::<u64>());
@@ -274,7 +273,7 @@ impl Reader {
         let orders = self.orders(epoch, 0..self.streams.len())?;
         let steps = self.steps(epoch)?;
         let split = |item: &Item| Split {
-            path: self.chosen[item.file].file.path.clone(),
+            path: self.chosen[item.file].set.path().to_owned(),
             row_group: item.row_group,
             rows: 0..item.rows,
         };
@@ -285,8 +284,8 @@ impl Reader {
         Ok(Plan { epoch, steps, streams: orders.into_iter().map(stream).collect() })
     }
 
-    /// The batches of the first epoch. Every file is checked against the snapshot's checksum the first time it is read,
-    /// unless `verify` is off.
+    /// The batches of the first epoch. The bytes of every column that comes from the storage are compared with their
+    /// checksum, unless `verify` is off.
     ///
     /// # Errors
     ///
@@ -499,19 +498,19 @@ impl Reader {
                 "take splits of a plan of this reader",
             )
         };
-        let file = self.chosen.iter().position(|chosen| chosen.file.path == split.path).ok_or_else(wrong)?;
-        let work = self.work(files, epoch, None);
-        let mut opener = Opener::new(Arc::clone(files), VecDeque::from([(file, true)]), 1);
-        let open = opener.file(file, &work, true)?.ok_or_else(pipeline::ended)?;
-        let rows = open.footer.row_counts()?;
-        let fits = rows
+        let file = self.chosen.iter().position(|chosen| chosen.set.path() == split.path).ok_or_else(wrong)?;
+        let Chosen { set, first, .. } = &self.chosen[file];
+        let fits = set
+            .row_groups
             .get(split.row_group)
-            .is_some_and(|rows| split.rows.start <= split.rows.end && split.rows.end <= *rows);
+            .is_some_and(|of| split.rows.start <= split.rows.end && split.rows.end <= of.samples);
         if !fits {
             return Err(wrong());
         }
-        let first = self.chosen[file].first + rows[..split.row_group].iter().sum::<u64>();
-        let row_group = RowGroup { file: open, index: split.row_group, first };
+        let work = self.work(files, epoch, None);
+        let before = set.row_groups[..split.row_group].iter().map(|row_group| row_group.samples);
+        let first = first + before.sum::<u64>();
+        let row_group = RowGroup { files: files.open(file)?, index: split.row_group, first };
         let bytes = row_group.decoding_bytes();
         let reservation = match work.account.reserve(bytes) {
             Granted::Yes(reservation) => reservation,
@@ -560,7 +559,7 @@ impl Reader {
 
     /// The samples of a stream before sampling.
     fn stream_samples(&self, stream: usize) -> u64 {
-        self.streams[stream].iter().map(|file| self.chosen[*file].file.samples).fold(0, u64::saturating_add)
+        self.streams[stream].iter().map(|file| self.chosen[*file].set.samples).fold(0, u64::saturating_add)
     }
 
     /// The samples that a stream gives to a step.
@@ -632,9 +631,9 @@ impl Reader {
     fn interest_in(&self, files: &Files, orders: &[StreamOrder]) -> Arc<Interest> {
         let places = orders.iter().flat_map(|order| {
             let all = order.samples().max(1) as f32;
-            order.items.iter().zip(&order.starts).map(move |(item, start)| {
-                let file = self.chosen[item.file].file.sha256.as_str();
-                ((Arc::from(file), item.row_group), *start as f32 / all)
+            order.items.iter().zip(&order.starts).flat_map(move |(item, start)| {
+                let files = self.chosen[item.file].set.files.iter();
+                files.map(move |file| ((Arc::from(file.path.as_str()), item.row_group), *start as f32 / all))
             })
         });
         let places: HashMap<_, _> = places.collect();
@@ -663,6 +662,7 @@ impl Reader {
                 kept: self.kept_columns.clone(),
                 preprocessor: self.preprocessor.clone(),
                 epoch,
+                verify: options.verify,
                 cached,
             }),
             conversion: Arc::new(Conversion {

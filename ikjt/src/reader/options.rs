@@ -46,10 +46,10 @@ pub struct ReaderOptions {
     pub snapshot: Option<u64>,
     /// Which partitions are read.
     pub partitions: PartitionFilter,
-    /// Which sparse features are read; all if `None`. Others are not decoded, and not read either unless files are
-    /// verified.
+    /// Which sparse features are read; all if `None`. Others are neither read nor decoded.
     pub features: Option<Vec<String>>,
-    /// Whether a file's checksum is compared with the snapshot's when it is first read, which reads all of it.
+    /// Whether the bytes of each column that is read are compared with the checksum that was taken when they were
+    /// written.
     pub verify: bool,
     /// A pipeline that every batch goes through.
     pub preprocess: Option<PreprocessConfig>,

@@ -19,7 +19,7 @@ use onefold_base::units::{format_bytes, format_least_bytes};
 use super::budget::{Account, Budget, Granted, Reservation};
 use super::convert::{Conversion, Pieces};
 use super::decode::{Decoded, Decoding, RowGroup};
-use super::file::OpenFile;
+use super::file::OpenFiles;
 use super::files::Opener;
 use super::position::Position;
 use super::stages::{StageFigures, Stages};
@@ -483,15 +483,15 @@ impl<T: Send + 'static> Scheduler<T> {
         if self.streams[stream].failed.is_some() {
             return Ok(Begun::NotNow);
         }
-        let file = match self.open(stream, item.file, must) {
-            Ok(Some(file)) => file,
+        let files = match self.open(stream, item.file, must) {
+            Ok(Some(files)) => files,
             Ok(None) => return Ok(Begun::NotNow),
             Err(error) => {
                 self.streams[stream].failed = Some(error);
                 return Ok(Begun::NotNow);
             }
         };
-        let row_group = RowGroup { file, index: item.row_group, first: item.first };
+        let row_group = RowGroup { files, index: item.row_group, first: item.first };
         let bytes = row_group.decoding_bytes();
         let reservation = match self.work.account.try_reserve(bytes, self.work.headroom) {
             Some(reservation) => reservation,
@@ -505,24 +505,21 @@ impl<T: Send + 'static> Scheduler<T> {
         Ok(Begun::Yes)
     }
 
-    /// The file that a stream reads next. What is kept of the one before is given back.
-    fn open(&mut self, stream: usize, file: usize, wait: bool) -> Result<Option<OpenFile>> {
-        if let Some((current, open)) = &self.streams[stream].current {
-            if *current == file {
-                return Ok(Some(open.clone()));
-            }
-            open.kept.release();
+    /// The files that a stream reads next.
+    fn open(&mut self, stream: usize, file: usize, wait: bool) -> Result<Option<Arc<OpenFiles>>> {
+        if let Some((_, open)) = self.streams[stream].current.as_ref().filter(|(current, _)| *current == file)
+        {
+            return Ok(Some(Arc::clone(open)));
         }
         let open = self.opener.file(file, &self.work, wait)?;
         if let Some(open) = &open {
-            self.streams[stream].current = Some((file, open.clone()));
+            self.streams[stream].current = Some((file, Arc::clone(open)));
         }
         Ok(open)
     }
 
     /// The memory for a row group that must come next.
     fn reserve(&self, row_group: &RowGroup, bytes: u64) -> Result<Reservation, Stop> {
-        self.release_kept();
         match self.work.account.reserve(bytes) {
             Granted::Yes(reservation) => Ok(reservation),
             Granted::Never { total } => {
@@ -530,15 +527,6 @@ impl<T: Send + 'static> Scheduler<T> {
             }
             Granted::Closed => Err(Stop::Gone),
         }
-    }
-
-    /// Gives up what is kept of files: the memory is needed.
-    fn release_kept(&self) {
-        self.opener.release_kept();
-        self.streams
-            .iter()
-            .filter_map(|stream| stream.current.as_ref())
-            .for_each(|(_, file)| file.kept.release());
     }
 
     /// Starts reading a row group, which a pool thread decodes when its bytes are there.
@@ -567,9 +555,6 @@ impl<T: Send + 'static> Scheduler<T> {
             let samples = pieces.iter().map(|(_, rows)| rows.len()).sum();
             return Err(batch_too_large(samples, bytes, budget).into());
         }
-        if !self.work.account.has_room(bytes) {
-            self.release_kept();
-        }
         let Some(mut reservation) = self.work.account.reserve_batch(bytes) else { return Err(Stop::Gone) };
         let (conversion, stages) = (Arc::clone(&self.work.conversion), Arc::clone(&self.work.stages));
         let (account, finish) = (Arc::clone(&self.work.account), Arc::clone(&self.finish));
@@ -591,7 +576,7 @@ pub(super) fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &B
             "decoding row group {} of `{}` takes up to {}, and the reader's memory limit of {} has no room for it: it must \
              be at least {}",
             row_group.index,
-            row_group.file.footer.path.display(),
+            row_group.files.path.display(),
             format_bytes(bytes),
             format_bytes(budget.limit()),
             format_least_bytes(Budget::limit_for(total)),

@@ -7,9 +7,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::decode::RowGroup;
-use super::file::OpenFile;
 use super::files::{Chosen, Files};
-use super::kept::KeptFile;
 use crate::Result;
 use crate::preprocess::Sampler;
 
@@ -40,7 +38,7 @@ pub struct PlannedStream {
 /// A range of rows of one row group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Split {
-    /// The data file, relative to the dataset's folder.
+    /// The data file, relative to the dataset's folder; the first one if several files have the columns.
     pub path: String,
     /// The row group of the file, from 0.
     pub row_group: usize,
@@ -54,7 +52,7 @@ pub(super) type Counts = HashMap<usize, Vec<u64>>;
 /// The rows of the row groups of the files `wanted`, as the snapshot describes them.
 pub(super) fn row_counts(chosen: &[Chosen], wanted: impl IntoIterator<Item = usize>) -> Counts {
     let of_file = |file: usize| {
-        let row_groups = chosen[file].file.row_groups.iter();
+        let row_groups = chosen[file].set.row_groups.iter();
         (file, row_groups.map(|row_group| row_group.samples).collect())
     };
     wanted.into_iter().map(of_file).collect()
@@ -75,8 +73,8 @@ pub(super) fn kept_counts(
         if names.is_empty() {
             return Ok(sampler.keep(epoch, first, rows, |_, _| 0.0).len() as u64);
         }
-        let open = OpenFile { footer: files.footer(file, &KeptFile::default())?, kept: KeptFile::default() };
-        let columns = RowGroup { file: open, index, first }.read_floats(&names)?;
+        let columns =
+            RowGroup { files: files.open(file)?, index, first }.read_floats(&names, files.verify)?;
         let column = |label: usize| sampler.labels().position(|i| i == label).unwrap_or(0);
         Ok(sampler.keep(epoch, first, rows, |label, sample| columns[column(label)][sample]).len() as u64)
     };
@@ -97,9 +95,9 @@ pub(super) fn kept_counts(
 pub(super) fn stream_files(chosen: &[Chosen], streams: usize) -> Vec<Vec<usize>> {
     let mut of_streams = vec![Vec::new(); streams];
     let mut ordered: Vec<usize> = (0..chosen.len()).collect();
-    ordered.sort_by_key(|file| (chosen[*file].partition, chosen[*file].file.bucket));
+    ordered.sort_by_key(|file| (chosen[*file].partition, chosen[*file].set.bucket));
     for file in ordered {
-        of_streams[chosen[file].file.bucket as usize % streams].push(file);
+        of_streams[chosen[file].set.bucket as usize % streams].push(file);
     }
     of_streams
 }

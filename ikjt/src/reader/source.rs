@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use onefold_datasets::Snapshot;
+use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use onefold_storage::Storage;
 
 use super::files::{Chosen, Files};
@@ -46,6 +46,23 @@ impl Place {
 /// [`Error::Dataset`] if there is no dataset or it has no such snapshot, [`Error::Service`] for what a service says.
 pub fn load_snapshot(location: &Path, number: Option<u64>) -> Result<Snapshot> {
     Place::open(location)?.snapshot(number)
+}
+
+/// The statistics of the samples in some partitions of `snapshot`, which is one of the dataset at `location`.
+///
+/// # Errors
+///
+/// [`Error::Dataset`] if the filter chooses nothing or a manifest cannot be read, [`Error::Service`] for what a service
+/// says.
+pub fn load_statistics(
+    location: &Path,
+    snapshot: &Snapshot,
+    partitions: &PartitionFilter,
+) -> Result<SampleStatistics> {
+    match Place::open(location)? {
+        Place::Storage(storage) => Ok(snapshot.statistics_of(&storage, partitions)?),
+        Place::Service(service) => service.statistics(snapshot.snapshot, partitions),
+    }
 }
 
 /// Where the dataset at `location` is stored: for the URL of a service, the location that its workers read.

@@ -22,7 +22,7 @@ pub(super) struct Stages {
 /// Time by stage, summed over the reader's threads, and bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageFigures {
-    /// Checksums of files that were read for the first time.
+    /// Comparing the bytes of columns with their checksums.
     pub verify_seconds: f64,
     /// Reading byte ranges.
     pub read_seconds: f64,
@@ -36,9 +36,9 @@ pub struct StageFigures {
     pub deduplicate_seconds: f64,
     /// The preprocessing pipeline, and the check of ids.
     pub preprocess_seconds: f64,
-    /// Bytes read for checksums.
+    /// Bytes that were compared with their checksums.
     pub bytes_verified: u64,
-    /// Bytes read to decode, without those that were still in memory after they were read for a checksum.
+    /// Bytes of columns that came from the storage, with those between them that one request covers.
     pub bytes_read: u64,
 }
 

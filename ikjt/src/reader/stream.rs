@@ -1,13 +1,13 @@
 //! One stream of an epoch: its row groups as they are decoded, and their samples in the order of the epoch.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::convert::Pieces;
 use super::decode::Decoded;
-use super::file::OpenFile;
+use super::file::OpenFiles;
 use super::order::{Item, StreamOrder};
 use super::pipeline::Promise;
 use crate::{Error, Result};
@@ -30,8 +30,8 @@ pub(super) struct Stream {
     ready_samples: u64,
     /// Samples to leave out: those of steps before the first.
     skip: u64,
-    /// The file that is being read.
-    pub(super) current: Option<(usize, OpenFile)>,
+    /// The files that are being read.
+    pub(super) current: Option<(usize, Arc<OpenFiles>)>,
     /// Why nothing comes after what is in decoding: told once that is delivered, whatever the threads did first.
     pub(super) failed: Option<Error>,
 }
@@ -137,8 +137,7 @@ impl Stream {
         let item = self.order.items[self.arrived];
         let (number, samples) = (self.arrived, decoded.batch.size());
         if samples as u64 != item.samples {
-            let place =
-                format!("row group {} of `{}`", item.row_group, decoded.origin.file.footer.path.display());
+            let place = format!("row group {} of `{}`", item.row_group, decoded.origin.files.path.display());
             let message =
                 format!("it has {samples} samples to read, the epoch was planned with {}", item.samples);
             return Err(Error::invariant(place, message));
@@ -194,27 +193,14 @@ impl Stream {
     }
 }
 
-/// The files of some streams in the order in which they are needed, and whether each is read in one go.
-pub(super) fn files_by_first_use(streams: &[Stream]) -> VecDeque<(usize, bool)> {
+/// The files of some streams in the order in which they are needed.
+pub(super) fn files_by_first_use(streams: &[Stream]) -> VecDeque<usize> {
     let mut items: Vec<_> = streams
         .iter()
         .enumerate()
         .flat_map(|(number, stream)| stream.upcoming().map(move |(start, item)| (start, number, item.file)))
         .collect();
     items.sort_unstable_by_key(|(start, number, _)| (*start, *number));
-    // By file: how many of its row groups were met, and whether one of another file of its stream came between.
-    let mut last_of_stream: HashMap<usize, usize> = HashMap::new();
-    let mut in_one_go: HashMap<usize, bool> = HashMap::new();
-    let mut order = VecDeque::new();
-    for (_, number, file) in items {
-        let follows = last_of_stream.insert(number, file) == Some(file);
-        match in_one_go.get_mut(&file) {
-            Some(in_one_go) => *in_one_go &= follows,
-            None => {
-                in_one_go.insert(file, true);
-                order.push_back(file);
-            }
-        }
-    }
-    order.into_iter().map(|file| (file, in_one_go[&file])).collect()
+    let mut seen = HashSet::new();
+    items.into_iter().map(|(_, _, file)| file).filter(|file| seen.insert(*file)).collect()
 }

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use arrow_flight::FlightData;
 use onefold_base::fault::{Fault, Kind};
-use onefold_datasets::Snapshot;
+use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use onefold_storage::runtime;
 use tonic::Streaming;
 
 use super::address::ServiceAddress;
 use super::network::{Failure, Network, TLS_HINT};
 use super::protocol::{
-    CountSamples, Define, FindClients, FindSnapshot, FoundClient, Job, Lease, Leased, Open, Question,
-    SampleCounts, Ticket,
+    CountSamples, Define, FindClients, FindSnapshot, FindStatistics, FoundClient, Job, Lease, Leased, Open,
+    Question, SampleCounts, Ticket,
 };
 use super::security::Security;
 use crate::{Error, Result};
@@ -70,6 +70,20 @@ impl Service {
     pub(crate) fn snapshot(self: &Arc<Self>, number: Option<u64>) -> Result<Snapshot> {
         let location = self.location().to_owned();
         self.ask_a_worker(&location.clone(), None, FindSnapshot { location, number })
+    }
+
+    /// The statistics of the samples in some partitions of snapshot `number`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Service`] for what the worker says, and if the service does not answer.
+    pub(crate) fn statistics(
+        self: &Arc<Self>,
+        number: u64,
+        partitions: &PartitionFilter,
+    ) -> Result<SampleStatistics> {
+        let (location, partitions) = (self.location().to_owned(), partitions.clone());
+        self.ask_a_worker(&location.clone(), None, FindStatistics { location, number, partitions })
     }
 
     /// Whether epochs begin where other clients of the dataset are.

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use onefold_datasets::Snapshot;
+use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -178,6 +178,22 @@ pub struct FindSnapshot {
 impl Question for FindSnapshot {
     const ACTION: &'static str = "snapshot";
     type Answer = Snapshot;
+}
+
+/// To a worker: the statistics of samples of a dataset.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct FindStatistics {
+    /// The dataset's location.
+    pub location: String,
+    /// The number of the snapshot.
+    pub number: u64,
+    /// The partitions of the samples.
+    pub partitions: PartitionFilter,
+}
+
+impl Question for FindStatistics {
+    const ACTION: &'static str = "statistics";
+    type Answer = SampleStatistics;
 }
 
 /// What a client reads: everything that decides which bytes its batches have.

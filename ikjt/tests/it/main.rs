@@ -2,7 +2,9 @@
 
 mod bad_input;
 mod batches;
+mod by_hand;
 mod dataset;
 mod kept;
 mod memory;
 mod order;
+mod several_files;

@@ -82,8 +82,8 @@ pub async fn write_part(
     match part {
         Ok(part) => Ok(Part { written, ..part }),
         Err(error) => {
-            let files = written.into_iter().flat_map(|bucket: WrittenBucket| bucket.files);
-            let paths: Vec<String> = files.map(|file| file.path).collect();
+            let paths: Vec<String> =
+                written.iter().flat_map(WrittenBucket::paths).map(str::to_owned).collect();
             // The error that led here counts.
             if !paths.is_empty()
                 && let Ok(storage) = Storage::open(out)
@@ -161,7 +161,7 @@ impl Build<'_> {
             cut: clustering.cut(true),
         };
         let mut add = |bucket: WrittenBucket| {
-            part.samples += bucket.bucket.samples;
+            part.samples += bucket.samples();
             written.push(bucket);
             Ok(())
         };
@@ -265,7 +265,7 @@ pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> 
     }
     for (path, part) in parts {
         for bucket in part.written {
-            for file in &bucket.files {
+            for file in bucket.files.iter().flat_map(|set| &set.files) {
                 let bytes = storage.head(&file.path)?.map(|object| object.bytes);
                 if bytes != Some(file.bytes_on_disk) {
                     let what = bytes.map_or("is not there".to_owned(), |bytes| {

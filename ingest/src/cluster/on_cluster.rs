@@ -210,7 +210,7 @@ impl<'a> RemoteClustering<'a> {
             for outcome in Outcome::read(&rows)? {
                 match outcome {
                     Outcome::Bucket(bucket) => {
-                        reporter.advance(bucket.bucket.samples);
+                        reporter.advance(bucket.samples());
                         add(bucket)?;
                     }
                     Outcome::LeftOut(others) => left_out.merge(others),

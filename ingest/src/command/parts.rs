@@ -74,7 +74,8 @@ pub(crate) fn run_write(arguments: &WriteArguments, printer: &Printer) -> anyhow
     let work = write_part(&config, &arguments.dataset, arguments.bucket, &options, printer);
     let part = run_async(options.engine.threads, work, printer)?;
     part.store(&arguments.out)?;
-    let files = part.written.iter().flat_map(|bucket| &bucket.files);
+    let sets = part.written.iter().flat_map(|bucket| &bucket.files);
+    let files = sets.flat_map(|set| &set.files);
     let text = format!(
         "wrote bucket {} of {}: {} in {}, {} ({}); {} says what to commit",
         part.bucket,
@@ -126,7 +127,7 @@ pub(crate) fn run_commit(arguments: &CommitArguments, printer: &Printer) -> anyh
         changed: written.changed,
         samples: statistics.samples,
         sessions: statistics.sessions,
-        partitions: written.snapshot.partition_count(),
+        partitions: statistics.partitions,
         partitions_written: written.partitions.len(),
         bytes_on_disk: statistics.bytes_on_disk,
     };

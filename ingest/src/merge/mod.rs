@@ -302,7 +302,7 @@ impl<'a> Merge<'a> {
         }
         // Sessions of an earlier partition may go on until now.
         let is_earlier = at(low).is_some_and(|first| partition.key < first);
-        let last = partition.last_time(bucket, self.old.snapshot.buckets);
+        let last = partition.last_time(bucket);
         !is_earlier || last.is_none_or(|last| last >= low)
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
-use onefold_datasets::{DataFile, FeatureGroup, Partition, PartitionKey, Snapshot, SparseFeature};
+use onefold_datasets::{FeatureGroup, FileSet, Partition, PartitionKey, Snapshot, SparseFeature};
 
 use super::old_rows::{OldFile, OldRowsSpec, Read, value_of};
 use crate::cluster::list_names;
@@ -83,7 +83,7 @@ impl OldDataset {
         let lists = list_names(config).map(|name| self.feature(name)).collect::<Option<Vec<_>>>();
         let spec = OldRowsSpec {
             location: self.location.clone(),
-            snapshot: Snapshot { partitions: Vec::new(), lists: Vec::new(), ..self.snapshot.clone() },
+            snapshot: Snapshot { partitions: Vec::new(), manifests: Vec::new(), ..self.snapshot.clone() },
             floats: config.schema.float_columns().map(str::to_owned).collect(),
             lists: lists.unwrap_or_default(),
             positions: sessionize::position_columns(config).len(),
@@ -109,12 +109,12 @@ impl OldDataset {
         for (number, bucket) in buckets {
             let partition = &self.snapshot.partitions[*number];
             let values = self.values(config, partition)?;
-            for (file, before) in files(partition, *bucket) {
+            for (files, before) in files(partition, *bucket) {
                 let place = next % parts.len();
                 parts[place].push(OldFile {
                     partition: *number,
                     values: values.clone(),
-                    file: file.clone(),
+                    files: files.clone(),
                     before,
                 });
                 next += 1;
@@ -179,10 +179,10 @@ impl OldDataset {
 }
 
 /// The files of a bucket of a partition, each with the number of samples of the bucket before it.
-fn files(partition: &Partition, bucket: u32) -> impl Iterator<Item = (&DataFile, u64)> {
+fn files(partition: &Partition, bucket: u32) -> impl Iterator<Item = (&FileSet, u64)> {
     let mut before = 0;
-    partition.files.iter().filter(move |file| file.bucket == bucket).map(move |file| {
-        before += file.samples;
-        (file, before - file.samples)
+    partition.files.iter().filter(move |set| set.bucket == bucket).map(move |set| {
+        before += set.samples;
+        (set, before - set.samples)
     })
 }

@@ -23,9 +23,9 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
 };
 use futures::StreamExt;
-use onefold_datasets::scan::OpenFile;
+use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{
-    DataFile, FeatureGroup, IdMap, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, SparseFeature, TIME_COLUMN,
+    FeatureGroup, FileSet, IdMap, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, SparseFeature, TIME_COLUMN,
 };
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
@@ -54,14 +54,14 @@ pub(crate) enum Read {
     Samples,
 }
 
-/// A file to read.
+/// Files to read, which have the columns of the same samples.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct OldFile {
     pub(super) partition: usize,
     /// The values of the partition columns.
     pub(super) values: Vec<String>,
-    pub(super) file: DataFile,
-    /// Samples of the bucket before those of the file.
+    pub(super) files: FileSet,
+    /// Samples of the bucket before those of the files.
     pub(super) before: u64,
 }
 
@@ -267,7 +267,7 @@ type Output = Sender<datafusion::error::Result<RecordBatch>>;
 impl Reader<'_> {
     /// Reads a file; `false` if the engine does not want more.
     fn read(&self, file: &OldFile, output: &Output) -> Result<bool> {
-        let open = OpenFile::open(&self.storage, &file.file)?;
+        let open = OpenFiles::open(&self.storage, &file.files)?;
         open.check_columns(&self.spec.snapshot.file_columns()).map_err(onefold_datasets::Error::from)?;
         let mut before = file.before;
         for group in 0..open.row_groups() {
@@ -339,7 +339,7 @@ struct RowGroup {
 }
 
 impl RowGroup {
-    fn read(spec: &OldRowsSpec, file: &OpenFile, group: usize) -> Result<Self> {
+    fn read(spec: &OldRowsSpec, file: &OpenFiles, group: usize) -> Result<Self> {
         let sessions = file.numbers::<Int64Type>(group, SESSION_COLUMN)?.to_vec();
         let (floats, kept, lists) = (Vec::new(), Vec::new(), Vec::new());
         let mut columns = Self { sessions, times: None, keys: None, floats, kept, lists };

@@ -127,7 +127,7 @@ fn read(dataset: &Path, column: &str) -> BTreeMap<i64, Vec<i64>> {
     let snapshot = Snapshot::load(dataset).unwrap();
     let mut all = BTreeMap::new();
     for file in snapshot.partitions.iter().flat_map(|partition| &partition.files) {
-        let file = fs_err::File::open(dataset.join(&file.path)).unwrap().into_file();
+        let file = fs_err::File::open(dataset.join(file.path())).unwrap().into_file();
         let rows = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
         let batches = rows.collect::<Result<Vec<_>, _>>().unwrap();
         let batch = concat_batches(&batches[0].schema(), &batches).unwrap();

@@ -8,10 +8,10 @@ use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, StringArray,
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float32Type, Int64Type, TimestampMicrosecondType};
 use onefold_base::progress::Silent;
-use onefold_datasets::scan::OpenFile;
+use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::verify::{VerifyOptions, verify};
 use onefold_datasets::{
-    Commit, DataFile, Layout, Order, OriginalKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, TIME_COLUMN,
+    Commit, FileSet, Layout, Order, OriginalKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, TIME_COLUMN,
     Vocabulary,
 };
 use onefold_ingest::{BuildOptions, BuildSummary, Config, EngineOptions, Groups, build};
@@ -247,10 +247,10 @@ fn read_file(
     dataset: &Path,
     storage: &Storage,
     snapshot: &Snapshot,
-    file: &DataFile,
+    set: &FileSet,
     samples: &mut Vec<Sample>,
 ) {
-    let open = OpenFile::open(storage, file).unwrap();
+    let open = OpenFiles::open(storage, set).unwrap();
     for group in 0..open.row_groups() {
         let sessions = open.numbers::<Int64Type>(group, SESSION_COLUMN).unwrap();
         let times = open.numbers::<TimestampMicrosecondType>(group, TIME_COLUMN).unwrap();
@@ -294,9 +294,9 @@ fn original(id: i64, vocabulary: Option<&Vocabulary>) -> String {
     }
 }
 
-/// The files of each bucket of each partition.
-fn files(dataset: &Path) -> BTreeMap<(String, u32), Vec<DataFile>> {
-    let mut files: BTreeMap<_, Vec<DataFile>> = BTreeMap::new();
+/// The sets of files of each bucket of each partition.
+fn files(dataset: &Path) -> BTreeMap<(String, u32), Vec<FileSet>> {
+    let mut files: BTreeMap<_, Vec<FileSet>> = BTreeMap::new();
     for partition in Snapshot::load(dataset).unwrap().partitions {
         for file in partition.files {
             files.entry((partition.key.to_string(), file.bucket)).or_default().push(file);

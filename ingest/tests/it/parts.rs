@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use onefold_datasets::Snapshot;
+use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
+use onefold_storage::Storage;
 use serde_json::Value;
 
 use crate::logs::{Dir, ROWS, SELECT, columns, parquet, rows};
@@ -31,19 +32,16 @@ fn ran(mut command: Command) -> Value {
     serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
 }
 
-/// The files without the part of their names that no two writers share, with their checksums; and what is known of the
+/// The files without the part of their names that no two writers share, with their bytes; and what is known of the
 /// samples.
-fn content(dataset: &Path) -> (Vec<(String, String)>, Vec<String>) {
-    let snapshot = Snapshot::load(dataset).unwrap();
-    let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
-    let files = files.map(|file| {
-        let name = file.path.rsplit_once('-').unwrap().0;
-        (name.to_owned(), file.sha256.clone())
+fn content(dataset: &Path) -> (Vec<(String, Vec<u8>)>, SampleStatistics) {
+    let (storage, snapshot) = (Storage::open(dataset).unwrap(), Snapshot::load(dataset).unwrap());
+    let sets = snapshot.partitions.iter().flat_map(|partition| &partition.files);
+    let files = sets.map(|set| {
+        let name = set.path().rsplit_once('-').unwrap().0;
+        (name.to_owned(), fs_err::read(dataset.join(set.path())).unwrap())
     });
-    let of = |partition: &onefold_datasets::Partition| {
-        format!("{:?} {:?} {:?} {:?}", partition.key, partition.buckets, partition.features, partition.dense)
-    };
-    (files.collect(), snapshot.partitions.iter().map(of).collect())
+    (files.collect(), snapshot.statistics_of(&storage, &PartitionFilter::default()).unwrap())
 }
 
 #[test]
@@ -123,7 +121,8 @@ fn parts_that_do_not_make_a_dataset_are_refused_and_kept() {
     let paths = written.flat_map(|part| {
         let part: Value = serde_json::from_str(&part).unwrap();
         let buckets = part["written"].as_array().unwrap().clone().into_iter();
-        let files = buckets.flat_map(|bucket| bucket["files"].as_array().unwrap().clone());
+        let sets = buckets.flat_map(|bucket| bucket["files"].as_array().unwrap().clone());
+        let files = sets.flat_map(|set| set["files"].as_array().unwrap().clone());
         files.map(|file| format!("dataset/{}", file["path"].as_str().unwrap())).collect::<Vec<_>>()
     });
     let paths: Vec<String> = paths.collect();

@@ -186,7 +186,7 @@ fn read(dataset: &Path) -> RecordBatch {
         let rows = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
         rows.collect::<Result<Vec<_>, _>>().unwrap()
     };
-    let batches: Vec<RecordBatch> = files.flat_map(|file| read(&dataset.join(&file.path))).collect();
+    let batches: Vec<RecordBatch> = files.flat_map(|set| read(&dataset.join(set.path()))).collect();
     concat_batches(&batches[0].schema(), &batches).unwrap()
 }
 

@@ -140,9 +140,8 @@ fn configure(dir: &Dir, keys: [&str; 4]) {
 /// The partitions of a dataset, without the names of files, which no two writers share.
 fn partitions(dataset: &Path) -> Vec<Partition> {
     let mut partitions = Snapshot::load(dataset).unwrap().partitions;
-    for file in partitions.iter_mut().flat_map(|partition| &mut partition.files) {
-        file.path.clear();
-    }
+    let sets = partitions.iter_mut().flat_map(|partition| &mut partition.files);
+    sets.flat_map(|set| &mut set.files).for_each(|file| file.path.clear());
     partitions
 }
 

@@ -1,15 +1,16 @@
 //! `onefold-shard tables` and `tasks`: what there is to place.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use onefold_base::fault::{Fault, Kind, Text, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
-use onefold_datasets::{FeatureGroup, Partition, PartitionFilter, Schema, Snapshot, suggest};
+use onefold_datasets::{FeatureGroup, PartitionFilter, Schema, Snapshot, suggest};
 use onefold_ikjt::ReaderOptions;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
-use onefold_ikjt::reader::load_snapshot;
+use onefold_ikjt::reader::{load_snapshot, load_statistics};
 use onefold_sharding::{
     ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdPolicy, Table, TableFile, claim_output,
     measure_features, tables_of, torchrec,
@@ -136,7 +137,7 @@ impl<'a> Training<'a> {
             return Ok(self.configs.iter().map(table_of).collect());
         }
         let in_data = || format!("`{}`", self.data.display());
-        let counts = Counts::of(&self.snapshot, &self.filter).with_context(in_data)?;
+        let counts = Counts::of(self.data, &self.snapshot, &self.filter).with_context(in_data)?;
         self.configs.iter().map(|config| counts.table(config)).collect::<Result<_, _>>().with_context(in_data)
     }
 
@@ -218,13 +219,14 @@ fn factor_of(feature: &str, factors: &[(&FeatureGroup, f64)]) -> Option<f64> {
 }
 
 /// Samples and ids of the partitions that are trained on.
-struct Counts<'a> {
+struct Counts {
     samples: u64,
-    values: Vec<(&'a str, u64)>,
+    /// Ids by feature.
+    values: BTreeMap<String, u64>,
 }
 
-impl<'a> Counts<'a> {
-    fn of(snapshot: &'a Snapshot, filter: &PartitionFilter) -> Result<Self, Error> {
+impl Counts {
+    fn of(data: &Path, snapshot: &Snapshot, filter: &PartitionFilter) -> Result<Self> {
         let chosen = snapshot.matching(filter)?;
         let all = chosen.len() == snapshot.partitions.len();
         let statistics = &snapshot.statistics;
@@ -238,25 +240,22 @@ impl<'a> Counts<'a> {
                     "correct `train` under `[data]`, or build the dataset with such partitions",
                 )
             };
-            return Err(Error::invalid(format!("{message}, so the ids per sample are not known"), hint));
+            return Err(
+                Error::invalid(format!("{message}, so the ids per sample are not known"), hint).into()
+            );
         }
-        let values = if all {
-            statistics.features.iter().map(|(name, found)| (name.as_str(), found.values)).collect()
-        } else {
-            let of_feature = |name: &'a String| {
-                let of_partition =
-                    |part: &&Partition| part.features.get(name).map_or(0, |found| found.values);
-                (name.as_str(), chosen.iter().map(of_partition).sum())
-            };
-            statistics.features.keys().map(of_feature).collect()
+        let features = match all {
+            true => statistics.features.clone(),
+            false => load_statistics(data, snapshot, filter)?.features,
         };
+        let values = features.into_iter().map(|(name, found)| (name, found.values)).collect();
         Ok(Self { samples, values })
     }
 
     /// A table of the configured size, looked up as often as was counted.
     fn table(&self, config: &FeatureConfig) -> Result<Table, Error> {
         let name = &config.feature;
-        let Some((_, values)) = self.values.iter().find(|(other, _)| other == name) else {
+        let Some(values) = self.values.get(name) else {
             let message = format!("the dataset's statistics lack the feature `{name}`");
             return Err(Error::invalid(message, "build the dataset again with `onefold-ingest build`"));
         };

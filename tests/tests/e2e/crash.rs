@@ -189,8 +189,8 @@ const LEFTOVERS: [(&str, &str); 6] = [
     ("data/split=train/date=2024-05-02/hour=00/part-00000-00000000deadbeef.parquet#1", "half of one"),
     ("data/part-00000-00000000deadbeef.parquet", "one where no partition is"),
     ("vocabularies/ids-00000000deadbeef.parquet", "a vocabulary"),
-    ("snapshots/partitions-00000000deadbeef.json", "[]"),
-    ("snapshots/.00000002.json.00000000deadbeef.tmp", "{ \"format_version\": 5, \"data"),
+    ("manifests/00000000deadbeef.parquet", "a manifest"),
+    ("snapshots/.00000002.json.00000000deadbeef.tmp", "{ \"format_version\": 6, \"data"),
 ];
 
 /// The hand-made dataset with [`LEFTOVERS`] in it.
@@ -220,11 +220,11 @@ fn readers_ignore_what_a_crash_left() {
     dir.command("onefold-train run logs/train.toml --data dataset --out run").works();
     let verified = dir.command(VERIFY).json();
     assert_eq!(verified["problems"], serde_json::json!([]));
-    // Of complete files in the folders of data and vocabularies it warns.
+    // It warns of complete files in the folders of data, vocabularies and manifests.
     let warnings = verified["warnings"].as_array().unwrap();
     let warned: Vec<_> = warnings.iter().map(|warning| warning.to_string()).collect();
-    assert_eq!(warned.len(), 3, "{warned:?}");
-    for (name, _) in [LEFTOVERS[0], LEFTOVERS[2], LEFTOVERS[3]] {
+    assert_eq!(warned.len(), 4, "{warned:?}");
+    for (name, _) in [LEFTOVERS[0], LEFTOVERS[2], LEFTOVERS[3], LEFTOVERS[4]] {
         assert!(warned.iter().any(|warning| warning.contains(name)), "{name}: {warned:?}");
     }
 }
@@ -249,8 +249,8 @@ fn a_vacuum_clears_what_a_crash_left() {
         assert_eq!(dry[key], vacuumed[key], "{key}");
     }
     assert_eq!(vacuumed["snapshots_removed"], serde_json::json!([1]));
-    // The five data files of the first snapshot, too.
-    assert_eq!(vacuumed["files_removed"].as_u64(), Some(5 + LEFTOVERS.len() as u64));
+    // The five data files and the manifest of the first snapshot, too.
+    assert_eq!(vacuumed["files_removed"].as_u64(), Some(6 + LEFTOVERS.len() as u64));
     assert_only_named_files(&dir.path("dataset"));
     assert!(!dir.path("dataset/data/split=train/date=2024-05-02").exists());
     assert_eq!(sorted(read_samples(&dir.path("dataset"))), expected);

@@ -123,19 +123,3 @@ fn what_cannot_be_normalized_is_an_error() {
     assert_eq!(normalizer(&dir, "copied")["normalize"], "quantile");
     assert_eq!(json(&dir, "copied/run.json")["normalizers"].as_object().unwrap().len(), 1);
 }
-
-/// Datasets of earlier versions have no such statistics.
-#[test]
-fn a_dataset_without_statistics_is_told() {
-    let dir = with_dataset("");
-    let newest = "dataset/snapshots/00000001.json";
-    let mut snapshot = json(&dir, newest);
-    for partition in snapshot["partitions"].as_array_mut().unwrap() {
-        assert!(partition.as_object_mut().unwrap().remove("dense").is_some(), "{partition}");
-    }
-    dir.write(newest, snapshot.to_string());
-    dir.command(&format!("{RUN} --out run")).works();
-    assert_eq!(normalizer(&dir, "run"), Value::Null);
-    dir.append("logs/train.toml", "\n[dense]\nnormalize = \"standard\"\n");
-    dir.command(&format!("{RUN} --out other")).fails(&["built without statistics", "build it again"]);
-}

@@ -173,12 +173,23 @@ fn faults_in_front_of_moto_change_nothing() {
         assert!(counted.faults > 5, "{kind:?}: {counted:?}");
         println!("{kind:?}: {} faults in {} requests", counted.faults, counted.requests);
         // What moto has is the dataset of the local disk, but for random names.
-        let there: Value =
-            serde_json::from_slice(&moto.get(&format!("{key}/snapshots/00000002.json"))).unwrap();
-        let copy = Dir::new();
-        copy.write("ds/snapshots/00000002.json", there.to_string());
-        assert!(without_random_names(&Snapshot::load(&copy.path("ds")).unwrap()) == snapshot, "{kind:?}");
+        assert!(without_random_names(&snapshot_of(&moto, &key, 2)) == snapshot, "{kind:?}");
     }
+}
+
+/// A snapshot that moto has, with its manifests.
+fn snapshot_of(moto: &Moto, dataset: &str, number: u64) -> Snapshot {
+    let copy = Dir::new();
+    let file = |path: &str| {
+        let bytes = moto.get(&format!("{dataset}/{path}"));
+        copy.write(format!("ds/{path}"), &bytes);
+        bytes
+    };
+    let snapshot: Value = serde_json::from_slice(&file(&format!("snapshots/{number:08}.json"))).unwrap();
+    for entry in snapshot["manifests"].as_array().unwrap() {
+        file(entry["path"].as_str().unwrap());
+    }
+    Snapshot::load(&copy.path("ds")).unwrap()
 }
 
 /// Another object takes the name of a data file: while it is read, and between the snapshot and the first request for
@@ -193,8 +204,8 @@ fn a_file_that_is_replaced_in_moto_is_noticed() {
     let command = |line: &str| dir.command(line).with_s3(&server);
     let built = command("onefold-ingest build logs/dataset.toml --out s3://data/ds").json();
     assert_eq!(built["snapshot"], json!(1));
-    let snapshot: Value = serde_json::from_slice(&moto.get("ds/snapshots/00000001.json")).unwrap();
-    let path = snapshot["partitions"][0]["files"][0]["path"].as_str().unwrap();
+    let snapshot = snapshot_of(&moto, "ds", 1);
+    let path = snapshot.partitions[0].files[0].path();
     let (key, url) = (format!("ds/{path}"), format!("s3://data/ds/{path}"));
     let whole = moto.get(&key);
     let mut flipped = whole.clone();
@@ -218,14 +229,14 @@ fn a_file_that_is_replaced_in_moto_is_noticed() {
         replaced_at("GET", 1, with, verify, &changed);
         replaced_at("GET", 2, with, verify, &changed);
     }
-    replaced_at("HEAD", 1, &flipped, read, &["SHA-256"]);
+    replaced_at("HEAD", 1, &flipped, read, &["checksum"]);
     let sizes = format!("it has {} bytes, the snapshot says {}", longer.len(), whole.len());
     replaced_at("HEAD", 1, &longer, read, &[&sizes]);
     moto.put(&key, &flipped);
     let verified = command(verify).output();
     assert_eq!(verified.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&verified.stderr).contains("has a problem"), "{verified:?}");
-    assert!(String::from_utf8_lossy(&verified.stdout).contains("SHA-256"), "{verified:?}");
+    assert!(String::from_utf8_lossy(&verified.stdout).contains("checksum"), "{verified:?}");
     moto.put(&key, &whole);
     command(read).works();
     command(verify).works();

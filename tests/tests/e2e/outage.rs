@@ -79,7 +79,7 @@ fn a_store_that_stops_answering() {
         let build = format!("onefold-ingest build logs/dataset.toml --out s3://data/{name}");
         dir.command(&build).with_s3(&server).works();
         let folder = server.file(BUCKET, name);
-        let file = Snapshot::load(&folder).unwrap().partitions[0].files[0].path.clone();
+        let file = Snapshot::load(&folder).unwrap().partitions[0].files[0].path().to_owned();
         (folder, format!("s3://data/{name}/{file}"))
     };
     let names = ["read", "written", "committed"];

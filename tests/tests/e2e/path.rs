@@ -61,7 +61,8 @@ fn a_gap_makes_sessions_and_their_start_the_partition() {
     assert_eq!((history.values, history.max_length), (values as u64, 3));
     assert_eq!((history.min_id, history.max_id), (Some(1), Some(9)));
     assert_eq!(summary["bytes_on_disk"].as_u64(), Some(statistics.bytes_on_disk));
-    for file in snapshot.partitions.iter().flat_map(|partition| &partition.files) {
+    let sets = snapshot.partitions.iter().flat_map(|partition| &partition.files);
+    for file in sets.flat_map(|set| &set.files) {
         assert_eq!(dir.read(Path::new("dataset").join(&file.path)).len() as u64, file.bytes_on_disk);
     }
 }

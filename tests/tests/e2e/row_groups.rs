@@ -95,7 +95,8 @@ fn written_row_groups(schema: &Schema, rows: &RecordBatch, batch: usize) -> (Sna
         let rows = rows.slice(start, batch.min(rows.num_rows() - start));
         writer.write(&PartitionKey::default(), &rows).unwrap();
     }
-    let snapshot = writer.finish().unwrap().snapshot;
+    writer.finish().unwrap();
+    let snapshot = Snapshot::load(dir.root()).unwrap();
     let files = snapshot.partitions[0].files.clone();
     (snapshot, files.iter().flat_map(|file| row_groups(dir.root(), file)).collect())
 }
@@ -135,7 +136,8 @@ fn arrival_order_fills_row_groups_evenly() {
     let options = WriterOptions { order: Order::Arrival, ..small_limits() };
     let mut writer = DatasetWriter::create(dir.root(), schema, options).unwrap();
     writer.write(&PartitionKey::default(), &rows).unwrap();
-    let snapshot = writer.finish().unwrap().snapshot;
+    writer.finish().unwrap();
+    let snapshot = Snapshot::load(dir.root()).unwrap();
     let files = &snapshot.partitions[0].files;
     let groups: Vec<_> = files.iter().flat_map(|file| row_groups(dir.root(), file)).collect();
     let (_, full) = groups.split_last().unwrap();

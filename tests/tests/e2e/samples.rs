@@ -5,7 +5,7 @@ use std::path::Path;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
-use onefold_datasets::{DataFile, Partition, SESSION_COLUMN, Snapshot, TIME_COLUMN};
+use onefold_datasets::{FileSet, Partition, SESSION_COLUMN, Snapshot, TIME_COLUMN};
 use onefold_ikjt::{Batch, Dedupe, Reader, ReaderOptions, Workers};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -41,6 +41,11 @@ pub(crate) fn snapshot_numbers(dataset: &Path) -> Vec<u64> {
     numbers
 }
 
+/// The data files, vocabularies and manifests of a snapshot.
+fn named_files(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
+    snapshot.file_paths().chain(snapshot.manifests.iter().map(|entry| entry.path.as_str()))
+}
+
 /// The files below a dataset's folder that none of its snapshots names, by their paths in it.
 pub(crate) fn unnamed_files(dataset: &Path) -> BTreeSet<String> {
     let files = onefold_tests::files_below(dataset).into_keys();
@@ -49,7 +54,7 @@ pub(crate) fn unnamed_files(dataset: &Path) -> BTreeSet<String> {
     for number in snapshot_numbers(dataset) {
         unnamed.remove(&format!("snapshots/{number:08}.json"));
         let snapshot = Snapshot::load_at(dataset, Some(number)).unwrap();
-        unnamed.retain(|path| !snapshot.file_paths().any(|named| named == path));
+        unnamed.retain(|path| !named_files(&snapshot).any(|named| named == path));
     }
     unnamed
 }
@@ -60,7 +65,7 @@ pub(crate) fn assert_only_named_files(dataset: &Path) {
     assert_eq!(unnamed_files(dataset), BTreeSet::new(), "files that no snapshot names");
     for number in snapshot_numbers(dataset) {
         let snapshot = Snapshot::load_at(dataset, Some(number)).unwrap();
-        let missing: Vec<_> = snapshot.file_paths().filter(|path| !dataset.join(path).is_file()).collect();
+        let missing: Vec<_> = named_files(&snapshot).filter(|path| !dataset.join(path).is_file()).collect();
         assert!(missing.is_empty(), "snapshot {number} lacks {missing:?}");
     }
 }
@@ -70,13 +75,17 @@ pub(crate) fn partitions(dataset: &Path) -> Vec<Partition> {
     without_random_names(&Snapshot::load(dataset).unwrap()).partitions
 }
 
-/// A snapshot without what differs between two builds of the same dataset: its identity, its time, and the random part
-/// of its files' names.
+/// A snapshot without what differs between two builds of the same dataset: its identity, its time, the random part of
+/// its files' names, and the bytes of manifests, which have these names.
 pub(crate) fn without_random_names(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
     snapshot.dataset.clear();
     snapshot.committed.clear();
+    for entry in &mut snapshot.manifests {
+        (entry.path, entry.checksum, entry.bytes) = (String::new(), String::new(), 0);
+    }
     let data = snapshot.partitions.iter_mut().flat_map(|partition| &mut partition.files);
+    let data = data.flat_map(|set| &mut set.files);
     let vocabularies = snapshot.vocabularies.values_mut().map(|file| &mut file.path);
     for path in data.map(|file| &mut file.path).chain(vocabularies) {
         let (start, random) = path.rsplit_once('-').unwrap();
@@ -147,11 +156,11 @@ pub(crate) fn places(dataset: &Path) -> Vec<(String, Vec<Place>)> {
     snapshot.partitions.iter().map(partition).collect()
 }
 
-/// The samples of each row group of a file.
-pub(crate) fn row_groups(dataset: &Path, file: &DataFile) -> Vec<Vec<Place>> {
-    let open = || fs_err::File::open(dataset.join(&file.path)).unwrap().into_file();
+/// The samples of each row group of the only file of a set.
+pub(crate) fn row_groups(dataset: &Path, file: &FileSet) -> Vec<Vec<Place>> {
+    let open = || fs_err::File::open(dataset.join(file.path())).unwrap().into_file();
     let groups = ParquetRecordBatchReaderBuilder::try_new(open()).unwrap().metadata().num_row_groups();
-    assert_eq!(groups, file.row_groups.len(), "{}", file.path);
+    assert_eq!(groups, file.row_groups.len(), "{}", file.path());
     let read = |group: usize| {
         let builder = ParquetRecordBatchReaderBuilder::try_new(open()).unwrap().with_row_groups(vec![group]);
         builder.build().unwrap().flat_map(|rows| places_of(&rows.unwrap())).collect()

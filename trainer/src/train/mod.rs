@@ -244,7 +244,7 @@ impl<'a> Prepared<'a> {
         let days = options.progressive.then(|| Day::of_partitions(keys.iter().cloned()));
         // A model that is evaluated on days to come knows nothing of them.
         let first_day = days.as_ref().and_then(|days| days.first()).map(Day::filter);
-        let seen = (&snapshot, first_day.as_ref().unwrap_or(&partitions));
+        let seen = (dataset, &snapshot, first_day.as_ref().unwrap_or(&partitions));
         let normalizers = match &earlier {
             Some(earlier) => earlier.normalizers(config, &schema)?,
             None => normalize::fit(config, seen, &schema, preprocessing.as_ref())?,

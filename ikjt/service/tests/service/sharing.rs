@@ -54,13 +54,14 @@ fn jobs_of_other_features_share_what_was_decoded() {
                 && sum(status, "decoded_hits") > 0
                 && sum(status, "bytes_verified") > 0
         });
-        // Whoever comes first verifies a file for all.
+        // A column is verified at most once by each job and epoch; columns that jobs share, by one of them.
         let bytes: u64 = onefold_tests::files_below(&dir.path("data/data"))
             .into_values()
             .map(|bytes| bytes.len() as u64)
             .sum();
         let verified = sum(&status, "bytes_verified");
-        assert!(verified <= workers as u64 * bytes, "{verified} bytes of {bytes} by {workers} workers");
+        let most = 2 * jobs.len() as u64 * bytes;
+        assert!(verified < most, "{verified} bytes of {bytes} by {workers} workers");
     }
 }
 

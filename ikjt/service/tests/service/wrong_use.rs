@@ -52,7 +52,7 @@ fn damaged_data_is_named() {
     bytes[middle] ^= 1;
     fs_err::write(&file, bytes).unwrap();
     let name = file.file_name().unwrap().to_str().unwrap();
-    fleet.command(&format!("onefold-read digest {}", fleet.url("data"))).fails(&[name, "SHA-256"]);
+    fleet.command(&format!("onefold-read digest {}", fleet.url("data"))).fails(&[name, "checksum"]);
 }
 
 #[test]

@@ -165,13 +165,13 @@ fn scheduler(dir: &Dir, port: u16, executor_timeout: u32, options: &str) -> Test
     dir.command(&line)
 }
 
-/// Every file of a dataset without the part of its name that no two writers share, with its checksum.
-pub(crate) fn contents(dataset: &Path) -> Vec<(String, String)> {
+/// Every file of a dataset without the part of its name that no two writers share, with its bytes.
+pub(crate) fn contents(dataset: &Path) -> Vec<(String, Vec<u8>)> {
     let snapshot = Snapshot::load(dataset).unwrap();
     let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
-    let files = files.map(|file| {
-        let name = file.path.rsplit_once('-').unwrap().0;
-        (name.to_owned(), file.sha256.clone())
+    let files = files.map(|set| {
+        let name = set.path().rsplit_once('-').unwrap().0;
+        (name.to_owned(), fs_err::read(dataset.join(set.path())).unwrap())
     });
     files.collect()
 }

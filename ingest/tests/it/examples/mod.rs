@@ -153,7 +153,7 @@ fn read(dataset: &Path) -> Vec<Sample> {
     let mut samples = Vec::new();
     for partition in &snapshot.partitions {
         for file in &partition.files {
-            let file = fs_err::File::open(dataset.join(&file.path)).unwrap().into_file();
+            let file = fs_err::File::open(dataset.join(file.path())).unwrap().into_file();
             let batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
             for batch in batches {
                 read_batch(&batch.unwrap(), &partition.key.to_string(), &vocabularies, &mut samples);

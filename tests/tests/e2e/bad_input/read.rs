@@ -84,8 +84,8 @@ fn data_files_that_are_damaged() {
     for (bytes, parts) in [
         (&whole[..whole.len() - 1], &["bytes, the snapshot says", "build the dataset again"][..]),
         (&other, &["bytes, the snapshot says", "build the dataset again"]),
-        (&footless, &["SHA-256", "the file is damaged", "build the dataset again"]),
-        (&holed, &["SHA-256", "the file is damaged", "build the dataset again"]),
+        (&footless, &["checksum", "the file is damaged", "build the dataset again"]),
+        (&holed, &["checksum", "the file is damaged", "build the dataset again"]),
     ] {
         dir.write(file, bytes);
         for command in [READ, TRAIN] {

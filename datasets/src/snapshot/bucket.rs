@@ -1,0 +1,131 @@
+//! A bucket of a partition as a writer wrote it, and the manifest of several buckets.
+
+use serde::{Deserialize, Serialize};
+
+use super::manifest::{Manifest, Names, Row, RowFile, StatisticsRow};
+use super::{DataFile, FeatureStatistics, FileSet, RowGroup, RowGroupStatistics};
+use crate::digest::Digest;
+use crate::{PartitionKey, Schema};
+
+/// The files of one bucket of a partition, and what is known of its samples: what a commit needs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WrittenBucket {
+    /// The partition.
+    pub key: PartitionKey,
+    /// The bucket.
+    pub bucket: u32,
+    /// Its files, in the order of the samples; none if it has no samples.
+    pub files: Vec<FileSet>,
+    /// One for each row group, in the order of the samples.
+    pub(crate) statistics: Vec<RowGroupStatistics>,
+}
+
+impl WrittenBucket {
+    /// A bucket without samples.
+    pub(crate) fn empty(key: PartitionKey, bucket: u32) -> Self {
+        Self { key, bucket, files: Vec::new(), statistics: Vec::new() }
+    }
+
+    fn row_groups(&self) -> impl Iterator<Item = &RowGroup> {
+        self.files.iter().flat_map(|set| &set.row_groups)
+    }
+
+    /// Samples in the bucket.
+    pub fn samples(&self) -> u64 {
+        self.files.iter().fold(0, |sum, set| sum.saturating_add(set.samples))
+    }
+
+    /// The digest of the samples.
+    pub fn digest(&self) -> Digest {
+        let mut digest = Digest::default();
+        self.row_groups().for_each(|row_group| digest.merge(row_group.digest));
+        digest
+    }
+
+    /// The paths of the files.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().flat_map(|set| &set.files).map(|file| file.path.as_str())
+    }
+
+    /// The statistics of the sparse features over all samples, in the order of the schema.
+    pub(super) fn features(&self) -> Vec<FeatureStatistics> {
+        let mut sum = RowGroupStatistics::default();
+        for RowGroupStatistics { features, .. } in &self.statistics {
+            sum.merge(RowGroupStatistics { features: features.clone(), dense: Vec::new() });
+        }
+        sum.features
+    }
+}
+
+/// The manifest of buckets, which come in the order of partitions and buckets.
+pub(super) fn manifest<'b>(schema: &Schema, buckets: impl Iterator<Item = &'b WrittenBucket>) -> Manifest {
+    let mut manifest = Manifest {
+        names: Names {
+            columns: Vec::new(),
+            features: schema.sparse_features().map(|feature| feature.name.clone()).collect(),
+            dense: schema.dense.clone(),
+        },
+        ..Manifest::default()
+    };
+    for bucket in buckets {
+        let partition = bucket.key.to_string();
+        for set in &bucket.files {
+            let columns: Vec<u32> =
+                set.files.iter().map(|file| position(&mut manifest.names.columns, file)).collect();
+            for (number, row_group) in set.row_groups.iter().enumerate() {
+                let files = set.files.iter().zip(&columns);
+                let files = files.map(|(file, columns)| row_file(file, *columns, number)).collect();
+                manifest.rows.push(row(partition.clone(), set.bucket, row_group, files));
+            }
+        }
+        manifest.statistics.extend(bucket.statistics.iter().map(statistics_row));
+    }
+    manifest
+}
+
+/// The position of a file's columns among the lists of columns.
+fn position(all: &mut Vec<Vec<String>>, file: &DataFile) -> u32 {
+    let place = all.iter().position(|columns| columns[..] == file.columns[..]).unwrap_or_else(|| {
+        all.push(file.columns.to_vec());
+        all.len() - 1
+    });
+    place as u32
+}
+
+fn row(partition: String, bucket: u32, row_group: &RowGroup, files: Vec<RowFile>) -> Row {
+    Row {
+        partition,
+        bucket,
+        bucket_starts: Vec::new(),
+        samples: row_group.samples,
+        sessions: row_group.sessions,
+        runs: row_group.runs,
+        first_session: row_group.first_session,
+        last_session: row_group.last_session,
+        first_time: row_group.first_time,
+        last_time: row_group.last_time,
+        values: row_group.values,
+        digest: row_group.digest.to_string(),
+        files,
+    }
+}
+
+fn row_file(file: &DataFile, columns: u32, row_group: usize) -> RowFile {
+    RowFile {
+        path: file.path.clone(),
+        bytes: file.bytes_on_disk,
+        footer_bytes: file.footer_bytes,
+        footer_checksum: file.footer_checksum,
+        columns,
+        row_group: row_group as u32,
+        row_group_bytes: file.row_group_bytes.get(row_group).copied().unwrap_or(0),
+    }
+}
+
+fn statistics_row(of: &RowGroupStatistics) -> StatisticsRow {
+    StatisticsRow {
+        features: of.features.clone(),
+        dense: of.dense.iter().cloned().map(String::from).collect(),
+    }
+}

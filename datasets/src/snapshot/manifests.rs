@@ -1,0 +1,470 @@
+//! The manifests that a snapshot names: reading them, and the row groups that they describe together.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use onefold_storage::Storage;
+use parquet::file::reader::ChunkReader;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::manifest::{ManifestFile, Names, Parts, Row, StatisticsRow};
+use super::{DataFile, FileSet, Partition, RowGroup, RowGroupStatistics, SampleStatistics};
+use crate::digest::Digest;
+use crate::{DenseStatistics, Error, PartitionKey, Result, Schema};
+
+/// Manifests that are read at the same time.
+const MOST_THREADS: usize = 16;
+
+/// A manifest, and which of its row groups belong to the snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestEntry {
+    /// Path relative to the dataset's folder.
+    pub path: String,
+    /// Size of the file.
+    pub bytes: u64,
+    /// The first bytes of the file, which hold statistics of samples.
+    pub statistics_bytes: u64,
+    /// XXH3 of these with 64 bits, in hexadecimal.
+    pub statistics_checksum: String,
+    /// XXH3 of the other bytes.
+    pub checksum: String,
+    /// The smallest key of a partition whose row groups belong to the snapshot.
+    pub first: PartitionKey,
+    /// The largest key.
+    pub last: PartitionKey,
+    /// The rows of these row groups: start and end of each range, in ascending order.
+    pub rows: Vec<(u32, u32)>,
+}
+
+/// Row groups that a manifest describes.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    /// Their partition.
+    pub(crate) key: PartitionKey,
+    /// The row of the first one.
+    pub(crate) row: usize,
+    pub(crate) set: FileSet,
+}
+
+impl Listed {
+    /// The rows of the row groups.
+    pub(crate) fn rows(&self) -> Range<usize> {
+        self.row..self.row + self.set.row_groups.len()
+    }
+}
+
+/// The checksum of bytes as a snapshot has it.
+pub(super) fn checksum(bytes: &[u8]) -> String {
+    format!("{:016x}", xxh3_64(bytes))
+}
+
+impl ManifestEntry {
+    fn wrong(&self, storage: &Storage, message: String) -> Error {
+        Error::Snapshot { path: storage.shown(&self.path), message }
+    }
+
+    /// Whether row groups of these partitions may belong to the snapshot.
+    pub(super) fn may_have(&self, keys: &BTreeSet<PartitionKey>) -> bool {
+        self.first <= self.last && keys.range(&self.first..=&self.last).next().is_some()
+    }
+
+    /// Reads the file, with or without statistics, and checks the bytes.
+    pub(super) fn open(&self, storage: &Storage, with_statistics: bool) -> Result<ManifestFile> {
+        let wrong = |message: String| self.wrong(storage, message);
+        let start = if with_statistics { 0 } else { self.statistics_bytes.min(self.bytes) };
+        let wanted = std::iter::once(start..self.bytes).collect();
+        let ranges = match storage.read_ranges(&self.path, self.bytes, wanted, None) {
+            Ok(ranges) => ranges,
+            Err(error) => {
+                return Err(match storage.head(&self.path)?.map(|found| found.bytes) {
+                    None => wrong("it is missing, a snapshot names it".to_owned()),
+                    Some(bytes) if bytes != self.bytes => {
+                        wrong(format!("it has {bytes} bytes, the snapshot says {}", self.bytes))
+                    }
+                    Some(_) => error.into(),
+                });
+            }
+        };
+        let statistics = (0..self.statistics_bytes, &self.statistics_checksum);
+        let rest = (self.statistics_bytes..self.bytes, &self.checksum);
+        for (range, expected) in [statistics, rest].into_iter().skip(usize::from(!with_statistics)) {
+            let length = range.end.saturating_sub(range.start) as usize;
+            let bytes = ranges.get_bytes(range.start, length).map_err(|error| wrong(error.to_string()))?;
+            if checksum(&bytes) != *expected {
+                return Err(wrong("its bytes do not have the checksum that the snapshot says".to_owned()));
+            }
+        }
+        ManifestFile::open(ranges).map_err(wrong)
+    }
+
+    /// The row groups that belong to the snapshot, in their order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Snapshot`] if the manifest is missing, damaged or contradicts itself, [`Error::Storage`] if the storage
+    /// does not give it.
+    pub(crate) fn listed(&self, storage: &Storage) -> Result<Vec<Listed>> {
+        self.list(&self.open(storage, false)?).map_err(|message| self.wrong(storage, message))
+    }
+
+    fn list(&self, file: &ManifestFile) -> Result<Vec<Listed>, String> {
+        let columns: Vec<Arc<[String]>> =
+            file.names().columns.iter().map(|names| Arc::from(names.as_slice())).collect();
+        let (all, mut listed, mut end) = (file.rows()?, Vec::new(), 0);
+        for (first, next) in &self.rows {
+            let range = *first as usize..*next as usize;
+            let rows = all.get(range.clone()).filter(|rows| !rows.is_empty() && range.start >= end);
+            let rows = rows.ok_or_else(|| {
+                format!(
+                    "it has {} row groups, the snapshot names {} to {}",
+                    all.len(),
+                    range.start,
+                    range.end
+                )
+            })?;
+            end = range.end;
+            for (number, row) in range.zip(rows) {
+                add(&mut listed, number, row, &columns)?;
+            }
+        }
+        Ok(listed)
+    }
+}
+
+/// Adds the row group in row `number`: to the last set if it is in the same files.
+fn add(listed: &mut Vec<Listed>, number: usize, row: &Row, columns: &[Arc<[String]>]) -> Result<(), String> {
+    let paths = || row.files.iter().map(|file| file.path.as_str());
+    let follows = |last: &Listed| {
+        let known = last.set.files.iter().map(|file| file.path.as_str());
+        last.rows().end == number && last.set.bucket == row.bucket && known.eq(paths())
+    };
+    if !listed.last().is_some_and(follows) {
+        let key = PartitionKey::parse(&row.partition)
+            .ok_or_else(|| format!("`{}` is not a partition key", row.partition))?;
+        let files = row.files.iter().map(|file| {
+            let columns = columns.get(file.columns as usize);
+            Ok(DataFile {
+                path: file.path.clone(),
+                bytes_on_disk: file.bytes,
+                footer_bytes: file.footer_bytes,
+                footer_checksum: file.footer_checksum,
+                columns: Arc::clone(columns.ok_or("a file has unknown columns")?),
+                row_group_bytes: Vec::new(),
+            })
+        });
+        let files = files.collect::<Result<Vec<_>, String>>()?;
+        let set = FileSet { bucket: row.bucket, samples: 0, row_groups: Vec::new(), files };
+        listed.push(Listed { key, row: number, set });
+    }
+    let Some(Listed { set, .. }) = listed.last_mut() else { return Ok(()) };
+    let index = set.row_groups.len();
+    set.row_groups.push(row_group(row)?);
+    set.samples = set.samples.saturating_add(row.samples);
+    for (file, of_row) in set.files.iter_mut().zip(&row.files) {
+        if of_row.row_group as usize != index {
+            return Err(format!("row group {} of `{}` follows {index} others", of_row.row_group, file.path));
+        }
+        file.row_group_bytes.push(of_row.row_group_bytes);
+    }
+    Ok(())
+}
+
+fn row_group(row: &Row) -> Result<RowGroup, String> {
+    if row.files.is_empty() || row.samples == 0 {
+        return Err("a row group has no files or no samples".to_owned());
+    }
+    if !row.bucket_starts.is_empty() {
+        return Err("a row group has several buckets, which this program does not read".to_owned());
+    }
+    let digest = Digest::parse(&row.digest).ok_or_else(|| format!("`{}` is not a digest", row.digest))?;
+    Ok(RowGroup {
+        samples: row.samples,
+        sessions: row.sessions,
+        runs: row.runs,
+        first_session: row.first_session,
+        last_session: row.last_session,
+        first_time: row.first_time,
+        last_time: row.last_time,
+        values: row.values,
+        bytes_on_disk: row.files.iter().fold(0, |sum, file| sum.saturating_add(file.row_group_bytes)),
+        digest,
+    })
+}
+
+/// Reads manifests on several threads, so that requests do not wait for each other.
+fn in_threads<T: Send>(
+    entries: &[ManifestEntry],
+    read: impl Fn(&[ManifestEntry]) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let read = &read;
+    std::thread::scope(|scope| {
+        let chunks = entries.chunks(entries.len().div_ceil(MOST_THREADS).max(1));
+        let threads: Vec<_> = chunks.map(|chunk| scope.spawn(move || read(chunk))).collect();
+        let joined = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        joined.collect()
+    })
+}
+
+/// The row groups of all manifests.
+fn all_listed(storage: &Storage, entries: &[ManifestEntry]) -> Result<Vec<Listed>> {
+    let read = |entries: &[ManifestEntry]| {
+        let mut listed = Vec::new();
+        for entry in entries {
+            listed.extend(entry.listed(storage)?);
+        }
+        Ok(listed)
+    };
+    Ok(in_threads(entries, read)?.into_iter().flatten().collect())
+}
+
+/// The partitions of all manifests, by key.
+pub(super) fn partitions(
+    storage: &Storage,
+    entries: &[ManifestEntry],
+) -> Result<BTreeMap<PartitionKey, Partition>> {
+    let mut partitions: BTreeMap<PartitionKey, Partition> = BTreeMap::new();
+    for Listed { key, set, .. } in all_listed(storage, entries)? {
+        partitions.entry(key.clone()).or_insert_with(|| Partition::empty(key)).add(set);
+    }
+    Ok(partitions)
+}
+
+/// The manifest and the row of the first row group of each set, by the set's path.
+pub(crate) fn rows_of_sets(
+    storage: &Storage,
+    entries: &[ManifestEntry],
+) -> Result<HashMap<String, (Arc<str>, usize)>> {
+    let read = |entries: &[ManifestEntry]| {
+        let mut rows = Vec::new();
+        for entry in entries {
+            let path: Arc<str> = entry.path.as_str().into();
+            let listed = entry.listed(storage)?.into_iter();
+            rows.extend(listed.map(|listed| (listed.set.path().to_owned(), (Arc::clone(&path), listed.row))));
+        }
+        Ok(rows)
+    };
+    Ok(in_threads(entries, read)?.into_iter().flatten().collect())
+}
+
+/// The statistics of the samples of row groups, read from the first row of a manifest to the last.
+pub(crate) struct RowStatistics<'a> {
+    entry: &'a ManifestEntry,
+    storage: &'a Storage,
+    file: ManifestFile,
+    parts: Parts<StatisticsRow>,
+    /// Rows that are decoded, and their numbers.
+    rows: Vec<StatisticsRow>,
+    numbers: Range<usize>,
+}
+
+impl<'a> RowStatistics<'a> {
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    ///
+    /// As [`ManifestEntry::listed`].
+    pub(crate) fn open(storage: &'a Storage, entry: &'a ManifestEntry) -> Result<Self> {
+        let file = entry.open(storage, true)?;
+        let parts = file.statistics().map_err(|message| entry.wrong(storage, message))?;
+        Ok(Self { entry, storage, file, parts, rows: Vec::new(), numbers: 0..0 })
+    }
+
+    fn names(&self) -> &Names {
+        self.file.names()
+    }
+
+    /// Checks that the statistics are those of the features of `schema`, in their order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Snapshot`] if they are of others.
+    pub(crate) fn check_names(&self, schema: &Schema) -> Result<()> {
+        let sparse = schema.sparse_features().map(|feature| &feature.name);
+        match self.names().features.iter().eq(sparse) && self.names().dense == schema.dense {
+            true => Ok(()),
+            false => Err(self.entry.wrong(self.storage, "it has statistics of other features".to_owned())),
+        }
+    }
+
+    /// The statistics of the row group in row `number`, of dense features only if they are wanted.
+    ///
+    /// # Errors
+    ///
+    /// As [`ManifestEntry::listed`].
+    pub(crate) fn get(&mut self, number: usize, dense: bool) -> Result<RowGroupStatistics> {
+        let (entry, storage) = (self.entry, self.storage);
+        self.decode(number, dense).map_err(|message| entry.wrong(storage, message))
+    }
+
+    fn decode(&mut self, number: usize, dense: bool) -> Result<RowGroupStatistics, String> {
+        if number < self.numbers.start {
+            (self.parts, self.rows, self.numbers) = (self.file.statistics()?, Vec::new(), 0..0);
+        }
+        while number >= self.numbers.end {
+            let rows =
+                self.parts.next()?.ok_or_else(|| format!("it has no statistics of row group {number}"))?;
+            self.numbers = self.parts.last(rows.len());
+            self.rows = rows;
+        }
+        let row = &self.rows[number - self.numbers.start];
+        let names = self.file.names();
+        if (row.features.len(), row.dense.len()) != (names.features.len(), names.dense.len()) {
+            return Err("it has statistics of other features".to_owned());
+        }
+        let of_dense = row.dense.iter().filter(|_| dense);
+        let of_dense = of_dense.map(|text| DenseStatistics::try_from(text.clone()));
+        Ok(RowGroupStatistics { features: row.features.clone(), dense: of_dense.collect::<Result<_, _>>()? })
+    }
+
+    /// The sum over row groups.
+    fn sum(&mut self, numbers: impl Iterator<Item = usize>, dense: bool) -> Result<SampleStatistics> {
+        let mut sum = RowGroupStatistics::default();
+        for number in numbers {
+            sum.merge(self.get(number, dense)?);
+        }
+        let Names { features, dense, .. } = self.names();
+        Ok(SampleStatistics {
+            features: features.iter().cloned().zip(sum.features).collect(),
+            dense: dense.iter().cloned().zip(sum.dense).collect(),
+        })
+    }
+}
+
+/// The statistics of all samples in the partitions that `is_wanted` chooses; of dense features only if they are wanted.
+pub(super) fn statistics(
+    storage: &Storage,
+    schema: &Schema,
+    entries: &[ManifestEntry],
+    is_wanted: impl Fn(&PartitionKey) -> bool + Sync,
+    dense: bool,
+) -> Result<SampleStatistics> {
+    let read = |entries: &[ManifestEntry]| {
+        let mut all = SampleStatistics::default();
+        for entry in entries {
+            let listed = entry.listed(storage)?;
+            let mut wanted = listed.iter().filter(|listed| is_wanted(&listed.key)).peekable();
+            if wanted.peek().is_some() {
+                all.merge(&RowStatistics::open(storage, entry)?.sum(wanted.flat_map(Listed::rows), dense)?);
+            }
+        }
+        Ok(all)
+    };
+    let mut all = SampleStatistics::none(schema);
+    in_threads(entries, read)?.iter().for_each(|part| all.merge(part));
+    Ok(all)
+}
+
+/// The files that snapshots name. Each manifest is decoded once.
+pub(crate) struct NamedFiles<'a> {
+    storage: &'a Storage,
+    /// By the path of a manifest, the paths of the files of each row.
+    manifests: HashMap<String, Vec<Vec<String>>>,
+}
+
+impl<'a> NamedFiles<'a> {
+    /// Nothing read yet.
+    pub(crate) fn new(storage: &'a Storage) -> Self {
+        Self { storage, manifests: HashMap::new() }
+    }
+
+    pub(super) fn storage(&self) -> &'a Storage {
+        self.storage
+    }
+
+    /// The paths of the data files of a manifest's row groups, and its own path.
+    ///
+    /// # Errors
+    ///
+    /// As [`ManifestEntry::listed`].
+    pub(super) fn of_entry(&mut self, entry: &ManifestEntry) -> Result<Vec<&String>> {
+        let wrong = |message: String| entry.wrong(self.storage, message);
+        if !self.manifests.contains_key(&entry.path) {
+            let rows = entry.open(self.storage, false)?.rows().map_err(wrong)?;
+            let paths = |row: Row| row.files.into_iter().map(|file| file.path).collect();
+            self.manifests.insert(entry.path.clone(), rows.into_iter().map(paths).collect());
+        }
+        let Some((path, rows)) = self.manifests.get_key_value(&entry.path) else { return Ok(Vec::new()) };
+        let mut named = vec![path];
+        for (first, next) in &entry.rows {
+            let live = rows.get(*first as usize..*next as usize);
+            let live = live.ok_or_else(|| wrong(format!("it has no row groups {first} to {next}")))?;
+            named.extend(live.iter().flatten());
+        }
+        Ok(named)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::manifest::RowFile;
+
+    fn row(path: &str, row_group: u32) -> Row {
+        let file = RowFile {
+            path: path.to_owned(),
+            bytes: 100,
+            footer_bytes: 10,
+            footer_checksum: 7,
+            columns: 0,
+            row_group,
+            row_group_bytes: 50,
+        };
+        Row {
+            partition: "day=1".to_owned(),
+            bucket: 0,
+            bucket_starts: Vec::new(),
+            samples: 3,
+            sessions: 2,
+            runs: 2,
+            first_session: 1,
+            last_session: 2,
+            first_time: 5,
+            last_time: 6,
+            values: 9,
+            digest: "0".repeat(32),
+            files: vec![file],
+        }
+    }
+
+    fn list(rows: &[Row]) -> Result<Vec<Listed>, String> {
+        let columns: [Arc<[String]>; 1] = [Arc::from(["a".to_owned()])];
+        let mut listed = Vec::new();
+        for (number, row) in rows.iter().enumerate() {
+            add(&mut listed, number, row, &columns)?;
+        }
+        Ok(listed)
+    }
+
+    #[test]
+    fn row_groups_of_the_same_files_are_a_set() {
+        let listed = list(&[row("x", 0), row("x", 1), row("y", 0)]).unwrap();
+        let sets: Vec<_> = listed.iter().map(|listed| (listed.set.path(), listed.rows())).collect();
+        assert_eq!(sets, [("x", 0..2), ("y", 2..3)]);
+        assert_eq!((listed[0].set.samples, listed[0].set.sessions()), (6, 4));
+        assert_eq!(listed[0].set.files[0].row_group_bytes, [50, 50]);
+    }
+
+    #[test]
+    fn rows_that_contradict_each_other_are_refused() {
+        let changed = |change: fn(&mut Row)| {
+            let mut row = row("x", 0);
+            change(&mut row);
+            list(&[row]).unwrap_err()
+        };
+        assert!(
+            list(&[row("x", 0), row("x", 2)]).unwrap_err().contains("row group 2 of `x` follows 1 others")
+        );
+        assert!(list(&[row("x", 1)]).unwrap_err().contains("row group 1"));
+        assert!(changed(|row| row.files.clear()).contains("no files"));
+        assert!(changed(|row| row.samples = 0).contains("no samples"));
+        assert!(changed(|row| row.digest.clear()).contains("not a digest"));
+        assert!(changed(|row| row.partition = "day".to_owned()).contains("`day` is not a partition key"));
+        assert!(changed(|row| row.bucket_starts = vec![1]).contains("several buckets"));
+        assert!(changed(|row| row.files[0].columns = 1).contains("unknown columns"));
+    }
+}
