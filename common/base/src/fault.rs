@@ -163,8 +163,8 @@ impl Fault {
     }
 
     /// An error about a file or folder, without a hint.
-    pub fn of_file(kind: Kind, path: &Path, message: impl Into<Text>) -> Self {
-        Self::new(kind, text![format!("`{}`: ", path.display()), message])
+    pub fn of_file(kind: Kind, path: impl AsRef<Path>, message: impl Into<Text>) -> Self {
+        Self::new(kind, text![format!("`{}`: ", path.as_ref().display()), message])
     }
 
     /// The same error with one more hint.

@@ -92,10 +92,9 @@ pub struct FetchSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Output`](crate::Error::Output) if `out` may not be replaced, [`Error::Program`](crate::Error::Program) if
-/// Python's pip is missing or fails, [`Error::Source`](crate::Error::Source) with file and line if the data are
-/// malformed, [`Error::Io`](crate::Error::Io) and [`Error::Parquet`](crate::Error::Parquet) if the output cannot be
-/// written. Nothing is then left at `out`.
+/// [`Error::Output`](crate::Error::Output) if `out` may not be replaced, [`Error::Fault`](crate::Error::Fault) if
+/// Python's pip is missing or fails, or, with file and line, if the data are malformed, [`Error::Io`](crate::Error::Io)
+/// and [`Error::Fault`](crate::Error::Fault) if the output cannot be written. Nothing is then left at `out`.
 pub fn fetch(out: &Path, options: &FetchOptions, reporter: &dyn Reporter) -> Result<FetchSummary> {
     // Checked first, so that no download is wasted.
     let writer = RawLogWriter::create(out, options.overwrite)?;

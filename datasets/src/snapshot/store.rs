@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use onefold_base::fault::{Fault, Kind};
 use onefold_storage::Storage;
 use serde::Serialize;
 
@@ -55,7 +56,8 @@ pub(crate) fn head_at(storage: &Storage, number: u64) -> Result<Snapshot> {
         1 => format!("the dataset has only snapshot {first}"),
         _ => format!("the dataset has snapshots {first} to {last}; `onefold-ingest history` lists them"),
     };
-    Err(Error::NoSnapshot { path: storage.location().to_owned(), snapshot: number, hint })
+    let message = format!("`{}` has no snapshot {number}", storage.location().display());
+    Err(Error::NoSnapshot(Fault::new(Kind::Options, message).hint(hint)))
 }
 
 /// The paths of all files that these snapshots name: data files, vocabularies and lists of partitions.
@@ -85,12 +87,12 @@ fn read(storage: &Storage, number: u64) -> Result<Option<Snapshot>> {
         other if other != number => Err(format!("it says that it is snapshot {other}")),
         _ => Ok(snapshot),
     });
-    snapshot.map(Some).map_err(|message| Error::Snapshot { path: storage.shown(&path), message })
+    snapshot.map(Some).map_err(|message| Error::snapshot(storage.shown(&path), message))
 }
 
 /// The partitions of a list.
 pub(crate) fn read_list(storage: &Storage, list: &PartitionList) -> Result<Vec<Partition>> {
-    let wrong = |message: String| Error::Snapshot { path: storage.shown(&list.path), message };
+    let wrong = |message: String| Error::snapshot(storage.shown(&list.path), message);
     let bytes =
         storage.read(&list.path)?.ok_or_else(|| wrong("it is missing, a snapshot names it".to_owned()))?;
     let partitions: Vec<Partition> =
@@ -133,9 +135,9 @@ impl Snapshot {
         let path = || storage.shown(&snapshot_path(self.snapshot));
         if let Some(pair) = self.partitions.windows(2).find(|pair| pair[0].key == pair[1].key) {
             let message = format!("it has the partition `{}` twice", pair[0].key);
-            return Err(Error::Snapshot { path: path(), message });
+            return Err(Error::snapshot(path(), message));
         }
-        self.check().map_err(|message| Error::Snapshot { path: path(), message })?;
+        self.check().map_err(|message| Error::snapshot(path(), message))?;
         Ok(self)
     }
 }
@@ -143,7 +145,8 @@ impl Snapshot {
 pub(crate) fn not_a_dataset(storage: &Storage) -> Error {
     let hint =
         "give the path or URL that `onefold-ingest build` wrote; if a build was interrupted, run it again";
-    Error::NotADataset { path: storage.location().to_owned(), hint: hint.to_owned() }
+    let message = format!("`{}` is not a dataset: it has no snapshot", storage.location().display());
+    Error::NotADataset(Fault::new(Kind::Options, message).hint(hint))
 }
 
 /// A line of a dataset's history.

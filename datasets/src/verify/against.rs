@@ -46,7 +46,7 @@ impl<'a> ExpectedSamples<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if the columns are others.
+    /// [`Error::Fault`] if the columns are others.
     pub fn add(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<()> {
         let mut samples = conform(samples, &self.columns)?;
         if let Some(partition) = self.snapshot.partitions.iter().find(|partition| partition.key == *key) {
@@ -89,7 +89,7 @@ impl<'a> ExpectedSamples<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] as [`Snapshot::matching`].
+    /// [`Error::Fault`] as [`Snapshot::matching`].
     pub fn problems(&self, filter: &PartitionFilter) -> Result<Vec<Problem>> {
         let mut problems = Vec::new();
         for partition in self.snapshot.matching(filter)? {

@@ -220,6 +220,7 @@ fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use object_store::Error;
+    use onefold_base::fault::Explain;
 
     use super::*;
 
@@ -265,7 +266,7 @@ mod tests {
         let denied = Error::PermissionDenied { path: "p".to_owned(), source: body.into() };
         let error =
             crate::Error::write("s3://bucket/part.parquet", Service::s3(None, true).io_error(&denied));
-        assert!(matches!(error, crate::Error::Store { .. }), "{error:?}");
+        assert_eq!(error.fault().kind, Kind::Storage);
         let text = error.to_string();
         assert!(text.starts_with("`s3://bucket/part.parquet` cannot be written: AWS denied"), "{text}");
         assert!(text.contains("hint: set AWS_ACCESS_KEY_ID"), "{text}");

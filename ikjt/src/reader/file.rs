@@ -80,7 +80,7 @@ impl Footer {
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] if the file is missing or has another size, row count or schema than the snapshot says,
+    /// [`Error::Fault`] if the file is missing or has another size, row count or schema than the snapshot says,
     /// [`Error::Corrupt`] if the footer cannot be decoded.
     pub(super) fn open(
         storage: &Storage,
@@ -98,9 +98,8 @@ impl Footer {
                 Ok,
             )
         });
-        let metadata = footer?.map_err(|message| Error::corrupt(&path, message))?;
-        check_counts(metadata.metadata(), file)
-            .map_err(|message| Error::Mismatch { path: path.clone(), message })?;
+        let metadata = footer?.map_err(|message| Error::corrupt(&path, None, message))?;
+        check_counts(metadata.metadata(), file).map_err(|message| Error::mismatch(&path, message))?;
         let places = find_columns(&path, &metadata, &columns.all)?;
         let is_wanted = |(field, _): &(&Arc<Field>, usize)| columns.wanted.contains(field.name());
         let wanted = columns.all.fields().iter().zip(places).filter(is_wanted).map(|(_, place)| place);
@@ -111,7 +110,7 @@ impl Footer {
         let counts = footer.row_counts()?;
         if !file.row_groups.iter().map(|row_group| row_group.samples).eq(counts) {
             let message = "its row groups have other numbers of rows than the snapshot says".to_owned();
-            return Err(Error::Mismatch { path: footer.path.to_path_buf(), message });
+            return Err(Error::mismatch(footer.path.as_path(), message));
         }
         Ok(footer)
     }
@@ -122,12 +121,8 @@ impl Footer {
         let counts = row_groups.map(|(index, row_group)| {
             let rows = row_group.num_rows();
             let fits = i32::try_from(rows).ok().and_then(|rows| u64::try_from(rows).ok());
-            fits.ok_or_else(|| Error::Corrupt {
-                path: self.path.to_path_buf(),
-                row_group: Some(index),
-                column: None,
-                row: None,
-                message: format!("it says that it has {rows} rows"),
+            fits.ok_or_else(|| {
+                Error::corrupt(&self.path, Some(index), format!("it says that it has {rows} rows"))
             })
         });
         let counts = counts.collect::<Result<Vec<_>>>()?;
@@ -135,7 +130,7 @@ impl Footer {
         let rows = self.metadata.metadata().file_metadata().num_rows();
         if u64::try_from(rows) != Ok(sum) {
             let message = format!("its row groups have {sum} rows together, its footer says {rows}");
-            return Err(Error::corrupt(&self.path, message));
+            return Err(Error::corrupt(&self.path, None, message));
         }
         Ok(counts)
     }
@@ -178,7 +173,7 @@ impl OpenFile {
         })?;
         if found != file.sha256 {
             let message = format!("its bytes have SHA-256 {found}, the snapshot says {}", file.sha256);
-            return Err(Error::corrupt(&storage.shown(&file.path), message));
+            return Err(Error::corrupt(&storage.shown(&file.path), None, message));
         }
         known.verified().insert(file.path.clone());
         known.verifying.lock().unwrap_or_else(PoisonError::into_inner).remove(&file.path);
@@ -231,7 +226,7 @@ impl KnownFiles {
         if let Some(object) = objects().get(&file.path) {
             return Ok(object.clone());
         }
-        let mismatch = |message: String| Error::Mismatch { path: storage.shown(&file.path), message };
+        let mismatch = |message: String| Error::mismatch(storage.shown(&file.path), message);
         let object = storage.head(&file.path)?;
         let object = object.ok_or_else(|| mismatch("it is missing, the snapshot names it".to_owned()))?;
         if object.bytes != file.bytes_on_disk {
@@ -245,7 +240,7 @@ impl KnownFiles {
 /// Where the `expected` columns stand in a file: wherever its writer thought that they are read best.
 fn find_columns(path: &Path, metadata: &ArrowReaderMetadata, expected: &SchemaRef) -> Result<Vec<usize>> {
     let fields = metadata.schema().fields();
-    let mismatch = |message: String| Error::Mismatch { path: path.to_owned(), message };
+    let mismatch = |message: String| Error::mismatch(path, message);
     let mut places = HashMap::with_capacity(fields.len());
     for (place, field) in fields.iter().enumerate() {
         if places.insert(field.name().as_str(), place).is_some() {
@@ -283,11 +278,5 @@ pub(super) fn guarded<T>(
     row_group: Option<usize>,
     decode: impl FnOnce() -> Result<T, String>,
 ) -> Result<T> {
-    catch_panic(decode).map_err(|message| Error::Corrupt {
-        path: path.to_owned(),
-        row_group,
-        column: None,
-        row: None,
-        message,
-    })
+    catch_panic(decode).map_err(|message| Error::corrupt(path, row_group, message))
 }

@@ -95,7 +95,7 @@ impl Converter {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if a column is missing, or one that is compared cannot be.
+    /// [`Error::Fault`] if a column is missing, or one that is compared cannot be.
     pub(super) fn new(names: ColumnNames, schema: &ArrowSchema) -> Result<Self> {
         let rows = |columns: &[String]| -> Result<RowConverter> {
             let fields = columns.iter().map(|name| {
@@ -116,7 +116,7 @@ impl Converter {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] for a null or non-finite value where none may be, or an id beyond 64 bits.
+    /// [`Error::Fault`] for a null or non-finite value where none may be, or an id beyond 64 bits.
     pub(super) fn convert(&self, batch: &RecordBatch) -> Result<Converted> {
         let columns = |names: &[String]| -> Result<Vec<ArrayRef>> {
             names.iter().map(|name| column(batch, name).map(Arc::clone)).collect()
@@ -195,7 +195,7 @@ impl Converter {
 ///
 /// # Errors
 ///
-/// [`Error::Column`] for the first column that does not, with its type and a hint.
+/// [`Error::Fault`] for the first column that does not, with its type and a hint.
 pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> {
     for (name, kind) in config.feature_columns() {
         let Ok(field) = columns.field_with_name(name) else { continue };
@@ -207,7 +207,7 @@ pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> 
         };
         if let Some(WrongType { message, hint }) = wrong {
             let message = format!("`[features]` makes it a {} of a column {message}", kind.described());
-            return Err(Error::Column { column: name.to_owned(), message, hint });
+            return Err(Error::column(name, message, hint));
         }
     }
     Ok(())
@@ -282,15 +282,12 @@ pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<Array
 }
 
 pub(crate) fn column_error(column: &str, message: &str, hint: &str) -> Error {
-    Error::Column { column: column.to_owned(), message: message.to_owned(), hint: hint.to_owned() }
+    Error::column(column, message, hint)
 }
 
 /// Reports an Arrow error on columns that were checked before as a bug.
 pub(crate) fn engine(error: ArrowError) -> Error {
-    Error::Engine {
-        message: error.to_string(),
-        hint: "this is a bug in Onefold; please report it".to_owned(),
-    }
+    Error::engine(error.to_string(), "this is a bug in Onefold; please report it")
 }
 
 #[cfg(test)]

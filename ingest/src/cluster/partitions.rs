@@ -48,7 +48,7 @@ impl Partitions {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`](crate::Error::Column) if a partition column has no value there, or the session's start is not
+    /// [`Error::Fault`](crate::Error::Fault) if a partition column has no value there, or the session's start is not
     /// a date.
     pub(crate) fn key(&self, records: &RecordBatch, row: usize) -> Result<PartitionKey> {
         let mut key = Vec::new();

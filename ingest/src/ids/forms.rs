@@ -27,7 +27,7 @@ impl FeatureIds {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`](crate::Error::Column) if the vocabulary of the dataset is one of integers, and a feature has
+    /// [`Error::Fault`](crate::Error::Fault) if the vocabulary of the dataset is one of integers, and a feature has
     /// other ids.
     pub(crate) async fn plan(
         config: &Config,

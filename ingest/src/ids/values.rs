@@ -116,7 +116,7 @@ pub(crate) fn item_type(data_type: &DataType) -> Option<&DataType> {
 ///
 /// # Errors
 ///
-/// [`Error::Column`] for an integer of more than 63 bits that stays as it is, bytes that should be a text and are not
+/// [`Error::Fault`] for an integer of more than 63 bits that stays as it is, bytes that should be a text and are not
 /// UTF-8, and a type that is not one of ids; [`Error::Dataset`] if the texts do not fit into their budget.
 pub(crate) fn scalar_ids(name: &str, column: &ArrayRef, form: &IdForm) -> Result<Int64Array> {
     let column = &decoded(name, column)?;

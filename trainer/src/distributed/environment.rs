@@ -84,7 +84,7 @@ pub struct Joined {
 }
 
 fn invalid(message: String, hint: &str) -> Error {
-    Error::Ranks { message: message.into(), hint: hint.to_owned() }
+    Error::ranks(message, hint)
 }
 
 /// The values of environment variables.
@@ -106,7 +106,7 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] if the variables contradict each other, or some are missing.
+    /// [`Error::Fault`] if the variables contradict each other, or some are missing.
     pub fn read() -> Result<Self> {
         Self::of(&|name| std::env::var(name).ok())
     }
@@ -164,7 +164,7 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] if the port is in use, if not all ranks come within `timeouts.join`, or if they are of
+    /// [`Error::Fault`] if the port is in use, if not all ranks come within `timeouts.join`, or if they are of
     /// different versions, which rank 0 reports.
     pub fn join(&self, timeouts: Timeouts) -> Result<Joined> {
         let meeting = self.meeting.clone().filter(|_| self.world_size > 1);
@@ -353,7 +353,7 @@ impl Joined {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] if what NCCL needs is not found, or the GPUs do not find each other.
+    /// [`Error::Fault`] if what NCCL needs is not found, or the GPUs do not find each other.
     pub fn on_device(&self, device: Device) -> Result<Arc<dyn Collectives>> {
         let Self { environment, timeouts, gloo } = self;
         let Device::Cuda(number) = device else { return Ok(self.collectives()) };
@@ -523,7 +523,7 @@ mod tests {
         };
         let [reporter, other] = [join("0"), join("2")].map(|rank| rank.join().unwrap());
         let text = reporter.to_string();
-        assert!(matches!(reporter, Error::RankLost { rank: 1, .. }), "{text}");
+        assert!(matches!(reporter, Error::RankLost(_)) && text.starts_with("rank 1 was lost"), "{text}");
         assert!(text.contains("could not connect to the others"), "{text}");
         assert!(matches!(other, Error::ReportedElsewhere { rank: 1, reporter: 0 }), "{other}");
     }

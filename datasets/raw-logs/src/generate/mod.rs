@@ -39,9 +39,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::Result;
 use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE};
-use crate::{Error, Result};
-use onefold_base::fault::{option, text};
+use onefold_base::fault::{Fault, Kind, Text, option, text};
 use onefold_base::progress::Reporter;
 
 mod arrival;
@@ -90,8 +90,8 @@ pub struct GenerateSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Options`] if the number of samples is 0 or above 2^40; [`Error::Output`] if something is at `out`
-/// that may not be replaced; [`Error::Io`] and [`Error::Parquet`] if a file cannot be written.
+/// The number of samples is 0 or above 2^40, something is at `out` that may not be replaced, or a file cannot be
+/// written.
 pub fn generate(out: &Path, options: &GenerateOptions, reporter: &dyn Reporter) -> Result<GenerateSummary> {
     let started = Instant::now();
     check_samples(options.samples)?;
@@ -110,13 +110,12 @@ pub fn generate(out: &Path, options: &GenerateOptions, reporter: &dyn Reporter) 
 }
 
 fn check_samples(samples: u64) -> Result<()> {
-    let wrong =
-        |hint| Err(Error::Options { message: format!("a log of {samples} samples was asked for"), hint });
-    match samples {
-        0 => wrong(text!["ask for at least one, for example with ", option("samples").set_to(100_000)]),
-        1..=MOST_SAMPLES => Ok(()),
-        _ => wrong("ask for at most 1099511627776 (2^40); the timestamps of a log cover 70 years".into()),
-    }
+    let hint: Text = match samples {
+        0 => text!["ask for at least one, for example with ", option("samples").set_to(100_000)],
+        1..=MOST_SAMPLES => return Ok(()),
+        _ => "ask for at most 1099511627776 (2^40); the timestamps of a log cover 70 years".into(),
+    };
+    Err(Fault::new(Kind::Options, format!("a log of {samples} samples was asked for")).hint(hint).into())
 }
 
 /// Writes all cells and returns the number of sessions. While a batch is compressed, the next one is drawn.

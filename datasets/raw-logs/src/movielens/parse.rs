@@ -118,7 +118,7 @@ pub(super) struct Item {
 ///
 /// # Errors
 ///
-/// [`Error::Source`] with the line, for a malformed line, and for a file without ratings.
+/// [`Error::Fault`] with the line, for a malformed line, and for a file without ratings.
 pub(super) fn ratings(source: &SourceText) -> Result<Vec<Rating>> {
     let mut seen = HashSet::new();
     let mut ratings = Vec::new();
@@ -140,7 +140,7 @@ pub(super) fn ratings(source: &SourceText) -> Result<Vec<Rating>> {
 ///
 /// # Errors
 ///
-/// [`Error::Source`] with the line, for a line that is malformed or repeats a user.
+/// [`Error::Fault`] with the line, for a line that is malformed or repeats a user.
 pub(super) fn users(source: &SourceText) -> Result<BTreeMap<i64, User>> {
     let mut users = BTreeMap::new();
     for line in lines(source, USER_COLUMNS)? {
@@ -162,7 +162,7 @@ pub(super) fn users(source: &SourceText) -> Result<BTreeMap<i64, User>> {
 ///
 /// # Errors
 ///
-/// [`Error::Source`] with the line, for a line that is malformed or repeats an item.
+/// [`Error::Fault`] with the line, for a line that is malformed or repeats an item.
 pub(super) fn items(source: &SourceText) -> Result<BTreeMap<i64, Item>> {
     let mut items = BTreeMap::new();
     for line in lines(source, ITEM_COLUMNS)? {
@@ -275,7 +275,7 @@ impl<const N: usize> Line<'_, N> {
 pub(super) fn wrong(source: &SourceText, message: String) -> Error {
     let hint =
         "the file is not MovieLens 100K as RecBole ships it; delete the cached wheel and fetch it again";
-    Error::Source { path: source.path.clone(), message, hint: hint.into() }
+    Error::source(&source.path, message, hint)
 }
 
 #[cfg(test)]
