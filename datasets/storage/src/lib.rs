@@ -134,7 +134,7 @@ impl Storage {
         let Some(text) = location.to_str().filter(|_| is_url(location)) else {
             return Self::of_disk(Folder::resolve(location, location)?, location);
         };
-        let wrong = |message: String, hint: &str| wrong_location(location, (message, hint.to_owned()));
+        let wrong = |message: String, hint: &str| Error::location(location.display(), message, hint);
         let write_url = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \
                          `az://container/folder` or `file:///folder`";
         let url = Url::parse(text).map_err(|error| wrong(error.to_string(), write_url))?;
@@ -148,7 +148,7 @@ impl Storage {
         let service = remote.service();
         let connect = |patience| {
             remote.connect(patience).map_err(|error| {
-                let Explanation { message, hint } = service.explain_settings(&error);
+                let (message, hint) = service.explain_settings(&error);
                 Error::location(text, message, hint)
             })
         };
@@ -175,8 +175,7 @@ impl Storage {
     /// As [`open`](Self::open). A file may be directly in the root of the file system.
     pub fn of_file(location: &Path) -> Result<(Self, String)> {
         let text = location.to_str().ok_or_else(|| {
-            let message = "the path is not UTF-8 text".to_owned();
-            wrong_location(location, (message, "choose another name".to_owned()))
+            Error::location(location.display(), "the path is not UTF-8 text", "choose another name")
         })?;
         if let Some((scheme, _)) = text.split_once("://")
             && is_url(location)
@@ -207,8 +206,8 @@ impl Storage {
     /// The storage of a folder of the local disk, which is not the root of the file system.
     fn of_disk(folder: Folder, location: &Path) -> Result<Self> {
         if folder.is_root() {
-            let message = "this is the root of the file system".to_owned();
-            return Err(wrong_location(location, (message, "choose a folder in it".to_owned())));
+            let message = "this is the root of the file system";
+            return Err(Error::location(location.display(), message, "choose a folder in it"));
         }
         Ok(Self::of_resolved(folder, location))
     }
@@ -702,7 +701,10 @@ impl Storage {
             object_store::Error::Precondition { .. } => {
                 Fault::new(Kind::Data, format!("`{path}` was changed while it was read")).hint(CHANGED)
             }
-            error => Fault::from(self.service.explain(&error)).within(&format!("`{path}` cannot be read")),
+            error => {
+                let (message, hint) = self.service.explain(&error);
+                Fault::new(Kind::Storage, format!("`{path}` cannot be read: {message}")).hint(hint)
+            }
         };
         fault.into()
     }

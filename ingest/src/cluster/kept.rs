@@ -9,7 +9,7 @@ use datafusion::arrow::datatypes::{DataType, Int64Type, Schema as ArrowSchema, U
 use onefold_datasets::digest::ColumnSeed;
 use onefold_datasets::{KeptColumn, KeptKind};
 
-use super::convert::{cast, column_error};
+use super::convert::cast;
 use crate::{Config, Error, Result};
 
 /// The kept columns of `config` by the types that samples with these `columns` give them. A column that the samples
@@ -88,7 +88,7 @@ impl KeptArray {
         {
             let message = format!("`keep` has it, but its value {large} does not fit into 63 bits");
             let hint = format!("keep it as text: write `CAST({name} AS VARCHAR)` in the query");
-            return Err(column_error(name, &message, &hint));
+            return Err(Error::column(name, message, hint));
         }
         let integers = cast(name, &column, &DataType::Int64)?;
         Ok(Self::Integers(integers.as_primitive::<Int64Type>().clone()))

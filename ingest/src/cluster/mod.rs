@@ -85,7 +85,7 @@ use crate::{Config, Error, Result};
 
 pub(crate) use self::bucket_files::LeftOut;
 use self::convert::check_types;
-pub(crate) use self::convert::{column_error, engine};
+pub(crate) use self::convert::engine;
 pub(crate) use self::cut::CutSpec;
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
