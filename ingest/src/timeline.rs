@@ -311,6 +311,7 @@ pub(crate) mod tests {
     use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch};
     use datafusion::arrow::datatypes::Int64Type;
     use datafusion::prelude::SessionContext;
+    use onefold_base::fault::{Explain, Kind};
     use onefold_sql::Query as _;
     use proptest::prelude::*;
 
@@ -318,10 +319,8 @@ pub(crate) mod tests {
 
     /// The values of a row.
     type Values = (i64, i64);
-    use crate::samples::{SkipCounts, plan};
-    use onefold_base::fault::{Explain, Kind};
-
     use crate::Config;
+    use crate::samples::{SkipCounts, plan};
 
     /// A row of the event log: user, time, id, item and kind; times are few, so that many tie.
     type Event = [i64; 5];

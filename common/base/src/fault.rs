@@ -196,8 +196,7 @@ impl Error for Fault {}
 
 /// An error that is known as a value.
 pub trait Explain {
-    /// The error's kind, message and hints. An enum of errors matches its variants one by one, so that a new one does
-    /// not compile without them.
+    /// The error's kind, message and hints.
     fn fault(&self) -> Fault;
 }
 
