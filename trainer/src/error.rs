@@ -18,9 +18,12 @@ pub enum Error {
     /// The reader.
     Read(#[from] onefold_ikjt::Error),
 
-    /// The tables' configuration, or the plan.
+    /// `train.toml`, or its tables.
+    Config(#[from] onefold_train_config::Error),
+
+    /// The plan.
     Sharding {
-        /// The configuration or plan.
+        /// The plan.
         path: PathBuf,
         /// What is wrong with it.
         source: onefold_sharding::Error,
@@ -61,6 +64,7 @@ impl Explain for Error {
             Self::Io(error) => error.fault(),
             Self::Dataset(error) => error.fault(),
             Self::Read(error) => error.fault(),
+            Self::Config(error) => error.fault(),
             Self::Sharding { path, source } => source.fault().within(&format!("`{}`", path.display())),
             Self::Run(fault)
             | Self::Collective(fault)
@@ -149,17 +153,5 @@ pub(crate) fn ranks(rank: u32, others: &[u32]) -> String {
 impl From<onefold_storage::Error> for Error {
     fn from(error: onefold_storage::Error) -> Self {
         Self::Dataset(error.into())
-    }
-}
-
-impl From<onefold_train_config::Error> for Error {
-    fn from(error: onefold_train_config::Error) -> Self {
-        use onefold_train_config::Error as Own;
-        match error {
-            Own::Io(error) => Self::Io(error),
-            Own::Dataset(error) => Self::Dataset(error),
-            Own::Tables { path, source } => Self::Sharding { path, source },
-            Own::Fault(fault) => Self::Fault(fault),
-        }
     }
 }
