@@ -124,13 +124,12 @@ impl Error {
         Fault::new(Kind::Options, text![format!("partition filter `{filter}`: "), message]).hint(hint).into()
     }
 
-    /// That `path` cannot be written.
+    /// `path` cannot be written.
     pub(crate) fn write(path: impl AsRef<Path>, source: std::io::Error) -> Self {
         onefold_storage::Error::write(path, source).into()
     }
 
-    /// That the Parquet file `path` cannot be written: [`Error::Storage`] if it is the operating system or a store that
-    /// says so.
+    /// The Parquet file `path` cannot be written: [`Error::Storage`] if the operating system or a store refuses it.
     pub fn write_parquet(path: impl AsRef<Path>, source: ParquetError) -> Self {
         let source = match source {
             ParquetError::External(cause) => match cause.downcast::<std::io::Error>() {

@@ -58,7 +58,7 @@ impl From<DataFusionError> for Error {
             Ok(error) => return error,
             Err(error) => error,
         };
-        // A shared error cannot be taken out. What says what to do is told as it is.
+        // A shared error cannot be taken out. Its fault is copied if it has a hint.
         if let DataFusionError::External(cause) = error.find_root()
             && let Some(fault) = cause.downcast_ref().map(Self::fault)
             && !fault.hints.is_empty()
@@ -118,7 +118,7 @@ impl Error {
         Fault::of_file(Kind::Options, path, message).hint(hint).into()
     }
 
-    /// Data do not have the form or the values that they must have. `place` is a file, say.
+    /// Data that do not have the form or the values that they must have. `place` is a file or a column, say.
     pub(crate) fn data(place: impl fmt::Display, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Data, text![format!("{place}: "), message]).hint(hint).into()
     }

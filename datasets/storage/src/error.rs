@@ -72,7 +72,7 @@ impl Error {
         Fault::new(Kind::Options, text![format!("`{location}`: "), message]).hint(hint).into()
     }
 
-    /// That `path` cannot be written: because of what a store explained, or of an error of the operating system.
+    /// `path` cannot be written. The cause is what a store explained, or an error of the operating system.
     pub fn write(path: impl AsRef<Path>, source: io::Error) -> Self {
         let place = format!("`{}` cannot be written", path.as_ref().display());
         let fault = match source.get_ref().and_then(|cause| cause.downcast_ref::<Fault>()) {
