@@ -114,7 +114,7 @@ impl dyn Collectives + '_ {
             let Some(((what, _), _)) = differs else { continue };
             return Err(match self.rank() {
                 0 => Error::ranks(
-                    text![format!("rank {rank} differs from rank 0 in "), what],
+                    text![format!("rank {rank} differs from rank 0 in "), what.clone()],
                     "start all ranks with the same program, files and options",
                 ),
                 _ => reported_by(0),

@@ -129,12 +129,6 @@ impl From<OptionName> for Text {
     }
 }
 
-impl From<&Text> for Text {
-    fn from(text: &Text) -> Self {
-        text.clone()
-    }
-}
-
 /// A [`Text`](crate::fault::Text) of these parts: strings, options and other texts.
 #[macro_export]
 macro_rules! text {
