@@ -23,7 +23,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) for a label that the schema does not have.
+    /// [`Error::Config`](crate::Error::Config) for a label that the schema does not have.
     pub fn of(config: &TrainConfig, schema: &Schema) -> Result<Vec<Self>> {
         let tasks = config.tasks_of(schema)?.into_iter();
         Ok(tasks.map(|(task, column)| Self { name: task.label, column, loss: task.loss.into() }).collect())

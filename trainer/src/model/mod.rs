@@ -73,7 +73,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if the schema lacks a label.
+    /// [`Error::Config`](crate::Error::Config) if the schema lacks a label.
     pub fn new(config: &TrainConfig, schema: &Schema, embeddings: Embeddings) -> Result<Self> {
         let features = embeddings.features();
         let weights = config.all_tasks().into_iter().map(|task| task.weight);

@@ -328,7 +328,7 @@ fn check(
     options: &StepOptions,
 ) -> Result<()> {
     let (planned, ranks) = (plan.ranks.len(), collectives.size());
-    let wrong = |message: String, hint: String| Err(Error::config(PathBuf::from(name), message, hint));
+    let wrong = |message: String, hint: String| Err(Error::config(name, message, hint));
     if ranks > 1 && planned != ranks as usize {
         return wrong(
             format!("this plan for `{}` is for {planned} ranks, and there are {ranks}", set.name),
@@ -369,7 +369,7 @@ fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<
         return Ok(());
     }
     Err(Error::config(
-        PathBuf::from(name),
+        name,
         format!(
             "to measure {who} of this plan for `{task}` takes {}, and {} are available",
             onefold_base::units::format_bytes(needed),
