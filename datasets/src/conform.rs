@@ -13,7 +13,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 ///
-/// [`Error::Column`] if a column is missing, has another type, or holds nulls and is not nullable.
+/// [`Error::Fault`] if a column is missing, has another type, or holds nulls and is not nullable.
 pub(crate) fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
     if batch.schema_ref() == schema {
         return Ok(batch.clone());
@@ -32,13 +32,15 @@ pub(crate) fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordB
 /// The column of `batch` for `field`. The name and nullability of a list's items may differ; nulls are refused where
 /// the field is not nullable.
 fn conform_column(batch: &RecordBatch, field: &FieldRef) -> Result<ArrayRef> {
-    let wrong = |message: String| Error::Column {
-        column: field.name().clone(),
-        message,
-        hint: match field.is_nullable() {
-            true => format!("the dataset's schema asks for {}", field.data_type()),
-            false => format!("the dataset's schema asks for {} without nulls", field.data_type()),
-        },
+    let wrong = |message: String| {
+        Error::column(
+            field.name(),
+            message,
+            match field.is_nullable() {
+                true => format!("the dataset's schema asks for {}", field.data_type()),
+                false => format!("the dataset's schema asks for {} without nulls", field.data_type()),
+            },
+        )
     };
     let column = batch.column_by_name(field.name()).ok_or_else(|| wrong("it is missing".to_owned()))?;
     if column.null_count() > 0 && !field.is_nullable() {

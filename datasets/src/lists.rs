@@ -39,7 +39,7 @@ impl<'a> Lists<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if one of them holds no lists of ids.
+    /// [`Error::Fault`] if one of them holds no lists of ids.
     pub(crate) fn all(columns: &'a [ArrayRef], name: &str) -> Result<Vec<Self>> {
         columns.iter().map(|column| Self::of(column).ok_or_else(|| no_lists(name, column))).collect()
     }
@@ -83,7 +83,7 @@ pub(crate) fn same_list(a: &[i64], b: &[i64]) -> bool {
 ///
 /// # Errors
 ///
-/// [`Error::Column`] if there are more ids than 32-bit offsets address.
+/// [`Error::Fault`] if there are more ids than 32-bit offsets address.
 pub(crate) fn list_array(
     name: &str,
     lengths: impl IntoIterator<Item = usize>,
@@ -91,14 +91,11 @@ pub(crate) fn list_array(
     nulls: Option<NullBuffer>,
 ) -> Result<ListArray> {
     if i32::try_from(ids.len()).is_err() {
-        return Err(Error::Column {
-            column: name.to_owned(),
-            message: format!(
-                "its lists have {} ids together, 32-bit offsets address 2,147,483,647",
-                ids.len()
-            ),
-            hint: "write smaller batches, or make row groups smaller".to_owned(),
-        });
+        return Err(Error::column(
+            name,
+            format!("its lists have {} ids together, 32-bit offsets address 2,147,483,647", ids.len()),
+            "write smaller batches, or make row groups smaller",
+        ));
     }
     let offsets = OffsetBuffer::from_lengths(lengths);
     Ok(ListArray::try_new(schema::item_field(), offsets, Arc::new(Int64Array::new(ids.into(), None)), nulls)?)
@@ -108,7 +105,7 @@ pub(crate) fn list_array(
 ///
 /// # Errors
 ///
-/// As [`list_array`], and [`Error::Column`] for a column of another type.
+/// As [`list_array`], and [`Error::Fault`] for a column of another type.
 pub(crate) fn expand(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
     let lists = Lists::of(column).ok_or_else(|| no_lists(name, column))?;
     let ids = lists.iter().flatten().copied().collect();
@@ -116,9 +113,9 @@ pub(crate) fn expand(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
 }
 
 pub(crate) fn no_lists(name: &str, column: &ArrayRef) -> Error {
-    Error::Column {
-        column: name.to_owned(),
-        message: format!("it has type {}", column.data_type()),
-        hint: "sparse features are `List<Int64>` or `ListView<Int64>`".to_owned(),
-    }
+    Error::column(
+        name,
+        format!("it has type {}", column.data_type()),
+        "sparse features are `List<Int64>` or `ListView<Int64>`",
+    )
 }

@@ -88,7 +88,7 @@ impl PartitionFilter {
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] for a condition without an operator, a column or a value, and for wrong quotes.
+    /// [`Error::Fault`] for a condition without an operator, a column or a value, and for wrong quotes.
     pub fn parse(text: &str) -> Result<Self> {
         let parts = text.split(outside_quotes(|c| c == ',')).map(str::trim).filter(|part| !part.is_empty());
         let conditions = parts.map(|part| Condition::parse(text, part)).collect::<Result<_>>()?;
@@ -106,7 +106,7 @@ impl PartitionFilter {
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] if a condition names a column that there is not, compares numbers or dates with a
+    /// [`Error::Fault`] if a condition names a column that there is not, compares numbers or dates with a
     /// value of another type, or orders texts by a number that is not in quotes.
     pub fn choice(&self, columns: &[PartitionColumn]) -> Result<PartitionChoice<'_>> {
         let mut conditions = Vec::with_capacity(self.conditions.len());
@@ -133,7 +133,7 @@ impl PartitionFilter {
     }
 
     fn error(&self, message: String, hint: String) -> Error {
-        Error::PartitionFilter { filter: self.text.clone(), message, hint }
+        Error::partition_filter(&self.text, message, hint)
     }
 }
 
@@ -163,7 +163,7 @@ impl PartitionChoice<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] if the key lacks a column of the filter, or has a value there that is not of the
+    /// [`Error::Fault`] if the key lacks a column of the filter, or has a value there that is not of the
     /// column's type.
     pub fn matches(&self, key: &PartitionKey) -> Result<bool> {
         if let Some(keys) = &self.filter.keys {
@@ -196,21 +196,18 @@ impl Condition {
         let found = OPERATORS.into_iter().find_map(value).filter(|(_, value)| !value.is_empty());
         let column = column.trim();
         let Some((operator, value)) = found.filter(|_| !column.is_empty()) else {
-            return Err(Error::PartitionFilter {
-                filter: filter.to_owned(),
-                message: format!("`{part}` is not a condition"),
-                hint: "write conditions like `split=train` or `date>=2024-05-01`, joined by commas"
-                    .to_owned(),
-            });
+            return Err(Error::partition_filter(
+                filter,
+                format!("`{part}` is not a condition"),
+                "write conditions like `split=train` or `date>=2024-05-01`, joined by commas",
+            ));
         };
         let (Some((column, _)), Some((value, quoted))) = (unquoted(column), unquoted(value)) else {
-            return Err(Error::PartitionFilter {
-                filter: filter.to_owned(),
-                message: format!("`{part}` has a quote too few or too many"),
-                hint:
-                    "put quotes around a whole value, as `city=\"Paris, TX\"`, and write a quote in it twice"
-                        .to_owned(),
-            });
+            return Err(Error::partition_filter(
+                filter,
+                format!("`{part}` has a quote too few or too many"),
+                "put quotes around a whole value, as `city=\"Paris, TX\"`, and write a quote in it twice",
+            ));
         };
         Ok(Self { column, operator, value, quoted })
     }

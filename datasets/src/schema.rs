@@ -198,11 +198,11 @@ impl Schema {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] if there is no label or no feature, a column or group name is used twice or is
+    /// [`Error::Fault`] if there is no label or no feature, a column or group name is used twice or is
     /// empty, a group is empty, or a column has a reserved name: one of the two that every file has, that of a window's
     /// lengths, or, for a kept column, [`SAMPLE_KEY_COLUMN`].
     pub fn validate(&self) -> Result<()> {
-        let wrong = |message: String, hint: &str| Err(Error::Schema { message, hint: hint.to_owned() });
+        let wrong = |message: String, hint: &str| Err(Error::schema(message, hint));
         if self.labels.is_empty() {
             return wrong("the schema has no label".to_owned(), "give one column `kind = \"label\"`");
         }

@@ -208,7 +208,7 @@ fn dropped(
             Ok(named) => dropped.extend(named.into_iter().map(|path| (path, *since))),
             // It is damaged, or another vacuum has removed it. Its files count from their own modification time, which
             // is before its commit.
-            Err(Error::Snapshot { .. } | Error::NoSnapshot { .. }) => {}
+            Err(Error::Snapshot(_) | Error::NoSnapshot(_)) => {}
             Err(error) => return Err(error),
         }
     }

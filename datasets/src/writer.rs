@@ -94,9 +94,9 @@ impl DatasetWriter {
     /// # Errors
     ///
     /// [`Error::Storage`] if `location` holds a dataset that may be neither replaced nor appended to, holds a file that
-    /// belongs to no dataset and no snapshot, or cannot be reached; [`Error::Schema`] for a schema that no dataset can have, a column
-    /// order that names no column, or a dataset of another schema, layout, order, definition of sessions or version to
-    /// append to.
+    /// belongs to no dataset and no snapshot, or cannot be reached; [`Error::Fault`] for a schema that no dataset can
+    /// have, a column order that names no column, or a dataset of another schema, layout, order, definition of sessions
+    /// or version to append to.
     pub fn create(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
         Self::create_in(Storage::open(location)?, schema, options)
     }
@@ -171,7 +171,7 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] if they are not those of the dataset that is appended to.
+    /// [`Error::Fault`] if they are not those of the dataset that is appended to.
     pub fn set_partition_columns(&mut self, columns: Vec<PartitionColumn>) -> Result<()> {
         if let Some(base) = self.appended_to() {
             base.check_partition_columns(&columns)?;
@@ -185,11 +185,11 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] if it is 0 or more than [`MOST_BUCKETS`].
+    /// [`Error::Fault`] if it is 0 or more than [`MOST_BUCKETS`].
     pub fn set_buckets(&mut self, buckets: u32) -> Result<()> {
         if !(1..=MOST_BUCKETS).contains(&buckets) {
             let message = format!("a dataset cannot have {buckets} buckets");
-            return Err(Error::Schema { message, hint: format!("choose 1 to {MOST_BUCKETS}") });
+            return Err(Error::schema(message, format!("choose 1 to {MOST_BUCKETS}")));
         }
         if !self.options.commit.keeps_others() || self.base.is_none() {
             self.options.buckets = buckets;
@@ -206,10 +206,9 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if the columns differ, samples do not come in their order, or a bucket comes back after
-    /// another one; [`Error::Schema`] if the key does not have the dataset's partition columns, or a value in it is not
-    /// of its column's type; [`Error::Storage`] and [`Error::Parquet`] if a file cannot be written (a full disk, say),
-    /// also for one of the row groups before.
+    /// [`Error::Fault`] if the columns differ, samples do not come in their order, a bucket comes back after another
+    /// one, or the key does not have the dataset's partition columns, with values of their types; [`Error::Storage`]
+    /// and [`Error::Fault`] if a file cannot be written (a full disk, say), also for one of the row groups before.
     pub fn write(&mut self, key: &PartitionKey, batch: &RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
             return Ok(());
@@ -247,7 +246,7 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] and [`Error::Parquet`] if its file cannot be written.
+    /// [`Error::Storage`] and [`Error::Fault`] if its file cannot be written.
     pub fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
         let BucketWriters { storage, attempt, .. } = &self.writers;
         let path = vocabulary_file(name, attempt);
@@ -265,15 +264,12 @@ impl DatasetWriter {
     fn check_place(&self, key: &PartitionKey, bucket: u32) -> Result<()> {
         if bucket >= self.options.buckets {
             let message = format!("there is no bucket {bucket}, only {}", self.options.buckets);
-            return Err(Error::Schema {
-                message,
-                hint: "write to the bucket of the session's hash".to_owned(),
-            });
+            return Err(Error::schema(message, "write to the bucket of the session's hash"));
         }
         let Some(message) = misfit(&self.partition_columns, key) else { return Ok(()) };
         let message = format!("the partition `{key}` does not fit: {message}");
         let hint = "partition by the columns of the dataset, with values of their types, or replace the whole dataset";
-        Err(Error::Schema { message, hint: hint.to_owned() })
+        Err(Error::schema(message, hint))
     }
 
     /// Begins a bucket of a partition.
@@ -285,12 +281,11 @@ impl DatasetWriter {
         self.check_place(key, bucket)?;
         let place = (key.clone(), bucket);
         if !self.entered.insert(place.clone()) {
-            return Err(Error::Column {
-                column: key.to_string(),
-                message: "the samples of the partition or of one of its buckets do not come together"
-                    .to_owned(),
-                hint: "sort the samples by partition and bucket before writing".to_owned(),
-            });
+            return Err(Error::column(
+                &key.to_string(),
+                "the samples of the partition or of one of its buckets do not come together",
+                "sort the samples by partition and bucket before writing",
+            ));
         }
         let writer = self.writers.bucket(key, bucket);
         self.open = Some(OpenBucket { place, writer, rows: Vec::new() });
@@ -302,7 +297,7 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] if there is no such bucket, it was added or written before, or its key does not fit, as for
+    /// [`Error::Fault`] if there is no such bucket, it was added or written before, or its key does not fit, as for
     /// [`write`](Self::write).
     pub fn add(&mut self, bucket: WrittenBucket) -> Result<()> {
         self.owns(&bucket);
@@ -321,9 +316,8 @@ impl DatasetWriter {
             let (key, number) = (&bucket.key, bucket.bucket);
             let partition = if key.columns().is_empty() { String::new() } else { format!(" of `{key}`") };
             let message = format!("the bucket {number}{partition} was written twice");
-            let hint =
-                "commit what one writer has written of each bucket, and not of another one too".to_owned();
-            return Err(Error::Schema { message, hint });
+            let hint = "commit what one writer has written of each bucket, and not of another one too";
+            return Err(Error::schema(message, hint));
         }
         self.put(bucket);
         Ok(())
@@ -411,7 +405,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
         (Some(_), Commit::Create) => {
             let overwrite = option("commit").set_to("overwrite");
             let hint = text!["it is a dataset; choose another location, or replace it with ", overwrite];
-            Err(onefold_storage::Error::Exists { path: storage.location().to_owned(), hint }.into())
+            Err(onefold_storage::Error::exists(storage.location(), hint).into())
         }
         (Some(base), Commit::Overwrite) => Ok(Some(base)),
         (Some(base), Commit::Append | Commit::Replace | Commit::Merge) => {
@@ -433,7 +427,7 @@ fn check_appendable(
     let differs = |what: &str| {
         let message = format!("`{location}` has another {what} than the samples to append");
         let hint = "append with the configuration that the dataset was built with, or build the dataset anew";
-        Err(Error::Schema { message, hint: hint.to_owned() })
+        Err(Error::schema(message, hint))
     };
     if base.layout != options.layout {
         return differs("layout");

@@ -30,7 +30,7 @@ pub(crate) fn check_values(place: impl Display, total: u64) -> Result<usize> {
             let message = format!(
                 "{total} ids are more than 32-bit offsets address\n  hint: make batches of fewer samples"
             );
-            Err(Error::invariant(place.to_string(), message))
+            Err(Error::invariant(place, message))
         }
     }
 }

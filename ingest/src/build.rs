@@ -135,10 +135,9 @@ pub struct BuildSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Source`], [`Error::Config`], [`Error::Column`] and [`Error::Rows`] for what is found wrong before or while
-/// the query runs, [`Error::NoSamples`] if it gives none, [`Error::Memory`] if an operator that cannot spill
-/// needs more than the limit, [`Error::Dataset`] if `out` may not be or cannot be written. After any error
-/// `out` is as it was.
+/// [`Error::Fault`] for an error that is found before or while the query runs, if it gives no sample, or if an operator
+/// that cannot spill needs more than the limit; [`Error::Spill`] if one that can cannot write; [`Error::Dataset`] if
+/// `out` may not be or cannot be written. After any error `out` is as it was.
 pub async fn build(
     config: &Config,
     out: &Path,
@@ -251,7 +250,7 @@ impl Build<'_> {
         }
         match Snapshot::load_head(self.out) {
             Ok(old) => Ok(Some(old)),
-            Err(onefold_datasets::Error::NotADataset { .. }) => Ok(None),
+            Err(onefold_datasets::Error::NotADataset(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
@@ -323,7 +322,7 @@ impl Build<'_> {
         let (samples, partitions) = writer.added();
         if samples == 0 && !is_merge {
             let hint = format!("no sample is of a partition that `{}` chooses", self.options.partitions);
-            return Err(Error::NoSamples { path: self.config.path.clone(), hint });
+            return Err(Error::no_samples(&self.config.path, hint));
         }
         // The last thing that can fail before the commit.
         let cut_sessions = reading.cut_sessions().await?;

@@ -37,7 +37,7 @@ pub struct Comparison {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the dataset has other columns than the configuration, [`Error::Dataset`] if it cannot be read,
+/// [`Error::Fault`] if the dataset has other columns than the configuration, [`Error::Dataset`] if it cannot be read,
 /// and otherwise as [`build`](crate::build()). Samples that differ are part of the result, not an error.
 pub async fn compare(
     config: &Config,
@@ -50,14 +50,14 @@ pub async fn compare(
     let started = Instant::now();
     let snapshot = Snapshot::load_at(directory, at)?;
     if !has_features(&snapshot.schema, config) {
-        return Err(Error::Config {
-            path: config.path.clone(),
-            message: format!(
+        return Err(Error::config(
+            &config.path,
+            format!(
                 "its `[features]` and `keep` are not the columns of the dataset `{}`",
                 directory.display()
             ),
-            hint: "compare the dataset with the configuration that it was built from".to_owned(),
-        });
+            "compare the dataset with the configuration that it was built from",
+        ));
     }
     let compare = Compare { config, directory, snapshot: &snapshot, partitions, options, reporter };
     let mut comparison = compare.run().await?;

@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn spilling_ends_at_its_limit_with_a_clear_error() {
         let error = sort(&options(None, Some(1 << 20))).unwrap_err();
-        assert!(matches!(&error, Error::SpillLimit { .. }), "{error}");
+        assert!(matches!(&error, Error::Spill(_)), "{error}");
         let text = error.to_string();
         assert!(
             text.contains("limit of 1024.0 KB") && text.contains("hint: raise the option `spill_limit`"),

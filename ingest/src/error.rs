@@ -1,12 +1,13 @@
 //! The errors of the ETL: each names the place, and says what to do.
 
+use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use datafusion::arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
-use onefold_base::fault::{Explain, Fault, Kind, option, text};
+use onefold_base::fault::{Explain, Fault, Kind, Text, option, text};
 
 /// The message of an error and its hint, before the error says where it happened.
 pub(crate) type MessageAndHint = (String, String);
@@ -15,123 +16,17 @@ pub(crate) type MessageAndHint = (String, String);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file of a log that is to be sharded does not have the expected form.
-    Log {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
     /// An operating-system error; `fs_err` puts the path into it.
     Io(#[from] std::io::Error),
 
     /// The dataset could not be written.
     Dataset(#[source] onefold_datasets::Error),
 
-    /// `dataset.toml` is invalid.
-    Config {
-        /// The configuration file.
-        path: PathBuf,
-        /// What is wrong, with the section or key.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
+    /// An operator could not spill: the disk is full, files may not be so large, or the spill limit is reached.
+    Spill(Fault),
 
-    /// A popularity file is invalid.
-    Popularity {
-        /// The file.
-        path: PathBuf,
-        /// The line, counted from 1.
-        line: usize,
-        /// What is wrong with it.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
-    /// A part of a dataset is missing, malformed, or does not fit to the others.
-    Part {
-        /// The file or folder.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-    },
-
-    /// A source has no files, or one that cannot be read.
-    Source {
-        /// The source's name in `[sources]`.
-        source_name: String,
-        /// The file or pattern.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
-    /// A column of the query is missing, or its kind does not allow its type or values.
-    Column {
-        /// The column.
-        column: String,
-        /// What is wrong with it.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
-    /// Rows break a rule, and the configuration makes that an error.
-    Rows {
-        /// The key of the configuration that makes it one, or the section that reads the rows.
-        place: String,
-        /// How many rows break the rule, and an example.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
-    /// The query gives no sample.
-    NoSamples {
-        /// The configuration file.
-        path: PathBuf,
-        /// What to do.
-        hint: String,
-    },
-
-    /// The engine needs more memory than its limit.
-    Memory {
-        /// The engine's account, with the operator.
-        message: String,
-    },
-
-    /// An operator could not spill: the disk is full, or files may not be so large.
-    Spill {
-        /// The engine's message.
-        message: String,
-    },
-
-    /// The spill directory cannot be used.
-    SpillDirectory {
-        /// The engine's message.
-        message: String,
-    },
-
-    /// The temporary files have reached the spill limit.
-    SpillLimit {
-        /// The limit.
-        message: String,
-    },
-
-    /// The engine failed while it read the sources or ran the query.
-    Engine {
-        /// The engine's message.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
+    /// Any other error.
+    Fault(#[from] Fault),
 }
 
 /// A result with this crate's [`Error`].
@@ -163,26 +58,43 @@ impl From<DataFusionError> for Error {
             Ok(error) => return error,
             Err(error) => error,
         };
-        // A shared error cannot be taken out.
+        // A shared error cannot be taken out. Its fault is copied if it has a hint.
         if let DataFusionError::External(cause) = error.find_root()
-            && let Some(own) = cause.downcast_ref().and_then(Self::clone_own)
+            && let Some(fault) = cause.downcast_ref().map(Self::fault)
+            && !fault.hints.is_empty()
         {
-            return own;
+            return fault.into();
         }
         let message = engine_message(&error);
         if let Some(message) = spill_limit(&message) {
-            return Self::SpillLimit { message };
+            return Self::Spill(at_spill_limit(&message));
         }
         if is_full(error.find_root()) {
-            return Self::Spill { message };
+            return Self::Spill(disk_is_full(&message));
         }
         match error.find_root() {
-            DataFusionError::ResourcesExhausted(_) => Self::Memory { message },
-            DataFusionError::IoError(_) => Self::SpillDirectory { message },
+            DataFusionError::ResourcesExhausted(_) => {
+                let message = format!("the memory limit does not suffice: {message}");
+                let hint = text![
+                    "raise ",
+                    option("memory_limit"),
+                    ", or lower ",
+                    option("threads"),
+                    " so that fewer operators share the memory"
+                ];
+                Fault::new(Kind::Failed, message).hint(hint).into()
+            }
+            DataFusionError::IoError(_) => {
+                let hint = text![
+                    "check that the spill directory (",
+                    option("spill_directory"),
+                    ") is a folder that can be written"
+                ];
+                Fault::new(Kind::Storage, format!("the query failed: {message}")).hint(hint).into()
+            }
             _ => {
-                let hint =
-                    advice(&message).unwrap_or("check the query and the types of its columns").to_owned();
-                Self::Engine { message, hint }
+                let hint = advice(&message).unwrap_or("check the query and the types of its columns");
+                Self::engine(message, hint)
             }
         }
     }
@@ -192,96 +104,75 @@ onefold_base::display_fault!(Error);
 
 impl Explain for Error {
     fn fault(&self) -> Fault {
-        let data = |place: String, message: &str| Fault::new(Kind::Data, format!("{place}: {message}"));
         match self {
-            Self::Log { path, message, hint } => Fault::of_file(Kind::Data, path, message).hint(hint),
             Self::Io(error) => error.fault(),
             Self::Dataset(error) => error.fault(),
-            Self::Config { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
-            Self::Popularity { path, line, message, hint } => {
-                data(format!("`{}`, line {line}", path.display()), message).hint(hint)
-            }
-            Self::Part { path, message } => data(format!("part `{}`", path.display()), message)
-                .hint("write buckets with `onefold-ingest write`, all alike, and commit one part of each"),
-            Self::Source { source_name, path, message, hint } => {
-                let place = format!("source `{source_name}`: `{}`", path.display());
-                Fault::new(Kind::Failed, format!("{place}: {message}")).hint(hint)
-            }
-            Self::Column { column, message, hint } => data(format!("column `{column}`"), message).hint(hint),
-            Self::Rows { place, message, hint } => data(place.clone(), message).hint(hint),
-            Self::NoSamples { path, hint } => {
-                let query = format!("the query of `{}` gives no samples", path.display());
-                Fault::new(Kind::Data, format!("{query}, so there is nothing to build")).hint(hint)
-            }
-            Self::Memory { message } => {
-                let message = format!("the memory limit does not suffice: {message}");
-                Fault::new(Kind::Failed, message).hint(text![
-                    "raise ",
-                    option("memory_limit"),
-                    ", or lower ",
-                    option("threads"),
-                    " so that fewer operators share the memory"
-                ])
-            }
-            Self::Spill { message } => {
-                let message =
-                    format!("rows that do not fit into memory cannot be written to disk: {message}");
-                Fault::new(Kind::Storage, message).hint(text![
-                    "free some space in the spill directory (by default the system's temporary directory), choose one \
-                     on another disk with ",
-                    option("spill_directory"),
-                    ", or raise ",
-                    option("memory_limit"),
-                    "; nothing was changed"
-                ])
-            }
-            Self::SpillDirectory { message } => {
-                Fault::new(Kind::Storage, format!("the query failed: {message}")).hint(text![
-                    "check that the spill directory (",
-                    option("spill_directory"),
-                    ") is a folder that can be written"
-                ])
-            }
-            Self::SpillLimit { message } => {
-                let message = format!("rows that do not fit into memory reached the spill limit: {message}");
-                Fault::new(Kind::Failed, message).hint(text![
-                    "raise ",
-                    option("spill_limit"),
-                    " (if it was not set, set it: temporary files are then compressed), free some space in the spill \
-                     directory (by default the system's temporary directory), choose one on a larger disk with ",
-                    option("spill_directory"),
-                    ", or raise ",
-                    option("memory_limit"),
-                    "; nothing was changed"
-                ])
-            }
-            Self::Engine { message, hint } => {
-                Fault::new(Kind::Failed, format!("the query failed: {message}")).hint(hint)
-            }
+            Self::Spill(fault) | Self::Fault(fault) => fault.clone(),
         }
     }
 }
 
 impl Error {
-    /// A copy of an error that the ETL's own parts of a query give.
-    fn clone_own(&self) -> Option<Self> {
-        match self {
-            Self::Source { source_name, path, message, hint } => Some(Self::Source {
-                source_name: source_name.clone(),
-                path: path.clone(),
-                message: message.clone(),
-                hint: hint.clone(),
-            }),
-            Self::Column { column, message, hint } => {
-                Some(Self::Column { column: column.clone(), message: message.clone(), hint: hint.clone() })
-            }
-            Self::Dataset(onefold_datasets::Error::TooManyIds { feature, distinct, limit }) => {
-                let (feature, distinct, limit) = (feature.clone(), *distinct, *limit);
-                Some(onefold_datasets::Error::TooManyIds { feature, distinct, limit }.into())
-            }
-            _ => None,
-        }
+    /// `dataset.toml` is invalid, or does not fit the data: `message` names the section or key.
+    pub(crate) fn config(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
+        Fault::of_file(Kind::Options, path, message).hint(hint).into()
     }
+
+    /// Data that do not have the form or the values that they must have. `place` is a file or a column, say.
+    pub(crate) fn data(place: impl fmt::Display, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
+        Fault::new(Kind::Data, text![format!("{place}: "), message]).hint(hint).into()
+    }
+
+    /// A column of the query is missing, or its kind does not allow its type or values.
+    pub(crate) fn column(column: &str, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
+        Self::data(format!("column `{column}`"), message, hint)
+    }
+
+    /// The query of the configuration `path` gives no sample.
+    pub(crate) fn no_samples(path: &Path, hint: impl Into<Text>) -> Self {
+        let message =
+            format!("the query of `{}` gives no samples, so there is nothing to build", path.display());
+        Fault::new(Kind::Data, message).hint(hint).into()
+    }
+
+    /// A file of the source `name` cannot be read, or a path leads to none.
+    pub(crate) fn source(name: &str, path: &Path, message: String, hint: String) -> Self {
+        let place = format!("source `{name}`: `{}`", path.display());
+        Fault::new(Kind::Failed, format!("{place}: {message}")).hint(hint).into()
+    }
+
+    /// The engine failed while it read the sources or ran the query.
+    pub fn engine(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
+        Fault::new(Kind::Failed, text!["the query failed: ", message]).hint(hint).into()
+    }
+}
+
+/// An operator could not spill, because the disk is full or files may not be so large.
+fn disk_is_full(message: &str) -> Fault {
+    let message = format!("rows that do not fit into memory cannot be written to disk: {message}");
+    Fault::new(Kind::Storage, message).hint(text![
+        "free some space in the spill directory (by default the system's temporary directory), choose one on another \
+         disk with ",
+        option("spill_directory"),
+        ", or raise ",
+        option("memory_limit"),
+        "; nothing was changed"
+    ])
+}
+
+/// The temporary files have reached the spill limit.
+fn at_spill_limit(message: &str) -> Fault {
+    let message = format!("rows that do not fit into memory reached the spill limit: {message}");
+    Fault::new(Kind::Failed, message).hint(text![
+        "raise ",
+        option("spill_limit"),
+        " (if it was not set, set it: temporary files are then compressed), free some space in the spill directory \
+         (by default the system's temporary directory), choose one on a larger disk with ",
+        option("spill_directory"),
+        ", or raise ",
+        option("memory_limit"),
+        "; nothing was changed"
+    ])
 }
 
 /// The engine's message without its claim of an internal error and its request for a bug report: nearly always an
@@ -358,7 +249,10 @@ mod tests {
         let error = Error::from(DataFusionError::ArrowError(Box::new(error), None).context("sort"));
         let expected =
             "the used disk space during the spilling process has exceeded the allowable limit of 1.0 MB";
-        assert!(matches!(&error, Error::SpillLimit { message } if message == expected), "{error}");
+        assert!(
+            matches!(&error, Error::Spill(fault) if fault.message.to_string().ends_with(expected)),
+            "{error}"
+        );
     }
 
     #[test]
@@ -374,11 +268,11 @@ mod tests {
         ];
         for error in errors {
             let text = error.to_string();
-            assert!(matches!(Error::from(error), Error::Spill { .. }), "{text}");
+            assert!(matches!(Error::from(error), Error::Spill(_)), "{text}");
         }
         let other = DataFusionError::IoError(io::Error::from(io::ErrorKind::PermissionDenied));
         let error = Error::from(other);
         assert_eq!(error.fault().kind, Kind::Storage);
-        assert!(matches!(error, Error::SpillDirectory { .. }), "{error}");
+        assert!(error.to_string().contains("check that the spill directory"), "{error}");
     }
 }

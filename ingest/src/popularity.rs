@@ -12,7 +12,7 @@ use crate::{Config, Error, Result};
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if it cannot be read; [`Error::Popularity`], with the line, if a line has another form, or names a
+/// [`Error::Io`] if it cannot be read; [`Error::Fault`], with the line, if a line has another form, or names a
 /// column twice or one that the dataset of `config` does not have.
 pub fn column_order(path: &Path, config: &Config) -> Result<Vec<String>> {
     let text = fs_err::read_to_string(path)?;
@@ -21,11 +21,8 @@ pub fn column_order(path: &Path, config: &Config) -> Result<Vec<String>> {
     let known: Vec<&str> = [SESSION_COLUMN, TIME_COLUMN].into_iter().chain(features).chain(kept).collect();
     let mut reads = BTreeMap::new();
     for (number, line) in text.lines().enumerate() {
-        let wrong = |message: String, hint: String| Error::Popularity {
-            path: path.to_owned(),
-            line: number + 1,
-            message,
-            hint,
+        let wrong = |message: String, hint: &str| {
+            Error::data(format!("`{}`, line {}", path.display(), number + 1), message, hint)
         };
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
@@ -37,15 +34,15 @@ pub fn column_order(path: &Path, config: &Config) -> Result<Vec<String>> {
             if reads.is_empty() && number == 0 {
                 continue;
             }
-            let hint = "write lines `column,reads`, as `user_id,120`".to_owned();
+            let hint = "write lines `column,reads`, as `user_id,120`";
             return Err(wrong(format!("`{line}` is not a column and a whole number"), hint));
         };
         if !known.contains(&column) {
             let message = format!("the dataset has no column `{column}`");
-            return Err(wrong(message, suggest(column, known.iter().copied())));
+            return Err(wrong(message, &suggest(column, known.iter().copied())));
         }
         if reads.insert(column.to_owned(), count).is_some() {
-            return Err(wrong(format!("`{column}` is there twice"), "remove one of the lines".to_owned()));
+            return Err(wrong(format!("`{column}` is there twice"), "remove one of the lines"));
         }
     }
     let mut columns: Vec<(String, u64)> = reads.into_iter().collect();

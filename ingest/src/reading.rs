@@ -57,7 +57,7 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// As [`samples::plan`], and [`Error::Column`] for a kept column of a type that is not kept.
+    /// As [`samples::plan`], and [`Error::Fault`] for a kept column of a type that is not kept.
     pub(crate) async fn plan(
         config: &'a Config,
         sources: Vec<Source>,
@@ -149,8 +149,8 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Clustering::encode`], [`Error::NoSamples`] if there are none, and [`Error::Engine`] if there are not as
-    /// many as the declared steps counted.
+    /// As [`Clustering::encode`], and [`Error::Fault`] if there are none, or not as many as the declared
+    /// steps counted.
     pub(crate) async fn encode<'c>(
         &self,
         clustering: &'c mut Clustering,
@@ -166,7 +166,7 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Engine`] if there are others.
+    /// [`Error::Fault`] if there are others.
     pub(crate) fn check_count(&self, found: u64, known: Option<u64>) -> Result<()> {
         let read = found + known.unwrap_or(0);
         // Where only some sessions are taken, nothing has counted their samples before.
@@ -175,20 +175,19 @@ impl<'a> Reading<'a> {
             return Ok(());
         };
         let beside = known.map_or_else(String::new, |known| format!(" beside {known} that are there"));
-        Err(Error::Engine {
-            message: format!(
+        Err(Error::engine(
+            format!(
                 "the declared steps counted {expected} samples, but {found} were read afterwards{beside}"
             ),
-            hint: "the query and the conditions must give the same rows each time they are evaluated: remove `random()` and \
-                   the like, and check that no source changed meanwhile"
-                .to_owned(),
-        })
+            "the query and the conditions must give the same rows each time they are evaluated: remove `random()` and \
+             the like, and check that no source changed meanwhile",
+        ))
     }
 
     /// The error that there are no samples.
     pub(crate) fn no_samples(&self) -> Error {
         let hint = "check that the logs are not empty, that the join's keys match, and the query's `WHERE`";
-        Error::NoSamples { path: self.config.path.clone(), hint: hint.to_owned() }
+        Error::no_samples(&self.config.path, hint)
     }
 }
 

@@ -33,10 +33,12 @@ impl RowDigester {
             Ok(Column { seed: ColumnSeed::new(name), rows })
         };
         let columns = schema.fields().iter().map(|field| {
-            column(field.data_type(), field.name()).map_err(|error: ArrowError| crate::Error::Column {
-                column: field.name().clone(),
-                message: format!("its type cannot be digested: {error}"),
-                hint: "leave the column out of the log".to_owned(),
+            column(field.data_type(), field.name()).map_err(|error: ArrowError| {
+                crate::Error::column(
+                    field.name(),
+                    format!("its type cannot be digested: {error}"),
+                    "leave the column out of the log",
+                )
             })
         });
         Ok(Self { columns: columns.collect::<Result<_>>()? })

@@ -70,8 +70,8 @@ pub(crate) fn in_bucket(config: &Config, buckets: u32, number: u32) -> String {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the configuration names a column that the query does not give, or the time's type and
-/// configuration do not say what its values mean; [`Error::Column`] if a session or partition column is a list.
+/// [`Error::Fault`] if the configuration names a column that the query does not give, the time's type and
+/// configuration do not say what its values mean, or a session or partition column is a list.
 pub fn samples(config: &Config, columns: &ArrowSchema) -> Result<String> {
     check_names(config, columns)?;
     check_comparable(config, columns)?;
@@ -421,11 +421,11 @@ fn check_comparable(config: &Config, columns: &ArrowSchema) -> Result<()> {
         if let Some(data_type) =
             columns.field_with_name(name).ok().map(|field| field.data_type()).filter(|t| t.is_nested())
         {
-            return Err(Error::Column {
-                column: name.to_owned(),
-                message: format!("a session or partition column cannot be a {data_type}"),
-                hint: "use a column of numbers, text or times".to_owned(),
-            });
+            return Err(Error::column(
+                name,
+                format!("a session or partition column cannot be a {data_type}"),
+                "use a column of numbers, text or times",
+            ));
         }
     }
     Ok(())
@@ -437,13 +437,11 @@ fn check_names(config: &Config, columns: &ArrowSchema) -> Result<()> {
     let places = position_columns(config);
     let is_reserved = |name: &&&str| name.starts_with(RESERVED) && places.iter().all(|place| place != **name);
     if let Some(name) = known.iter().find(is_reserved) {
-        return Err(Error::Config {
-            path: config.path.clone(),
-            message: format!(
-                "the query gives a column `{name}`; names that begin with `{RESERVED}` are reserved"
-            ),
-            hint: "rename the column".to_owned(),
-        });
+        return Err(Error::config(
+            &config.path,
+            format!("the query gives a column `{name}`; names that begin with `{RESERVED}` are reserved"),
+            "rename the column",
+        ));
     }
     let features = logged_features(config).map(|name| ("`[features]`", name));
     let session = config.session_columns().into_iter().map(|name| ("`[session]`", name));

@@ -53,7 +53,7 @@ impl Spool {
     ///
     /// # Errors
     ///
-    /// Those of the query; [`Error::Engine`] if the rows cannot be written.
+    /// Those of the query; [`Error::Fault`] if the rows cannot be written.
     pub(crate) async fn table(&mut self, context: &SessionContext, name: &str, sql: &str) -> Result<()> {
         tracing::debug!("{name}: {sql}");
         let rows = context.query(sql).await?;
@@ -127,8 +127,8 @@ async fn write(
 pub(crate) fn unwritten(error: parquet::errors::ParquetError) -> Error {
     let message = format!("a temporary file could not be written: {error}");
     match Error::from(DataFusionError::ParquetError(Box::new(error))) {
-        full @ (Error::Spill { .. } | Error::SpillLimit { .. }) => full,
-        _ => Error::Engine { message, hint: "check the disk of the spill directory".to_owned() },
+        full @ Error::Spill(_) => full,
+        _ => Error::engine(message, "check the disk of the spill directory"),
     }
 }
 

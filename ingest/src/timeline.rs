@@ -311,6 +311,7 @@ pub(crate) mod tests {
     use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch};
     use datafusion::arrow::datatypes::Int64Type;
     use datafusion::prelude::SessionContext;
+    use onefold_base::fault::{Explain, Kind};
     use onefold_sql::Query as _;
     use proptest::prelude::*;
 
@@ -318,8 +319,8 @@ pub(crate) mod tests {
 
     /// The values of a row.
     type Values = (i64, i64);
+    use crate::Config;
     use crate::samples::{SkipCounts, plan};
-    use crate::{Config, Error};
 
     /// A row of the event log: user, time, id, item and kind; times are few, so that many tie.
     type Event = [i64; 5];
@@ -571,7 +572,7 @@ pub(crate) mod tests {
     #[test]
     fn events_without_user_or_value_are_refused_or_counted() {
         let error = planned("").unwrap_err();
-        assert!(matches!(error, Error::Rows { .. }));
+        assert_eq!(error.fault().kind, Kind::Data);
         assert!(
             error
                 .to_string()

@@ -17,10 +17,10 @@ impl Memory {
     ///
     /// [`Error::Invariant`] if the text is something else.
     pub(crate) fn copy_of(bytes: &[u8], places: &str) -> Result<Self, Error> {
-        let places = serde_json::from_str(places).map_err(|error| Error::Invariant {
-            place: "packed batch".to_owned(),
-            message: format!("its places cannot be read: {error}"),
-        })?;
+        let wrong = |error: serde_json::Error| {
+            Error::invariant("packed batch", format!("its places cannot be read: {error}"))
+        };
+        let places = serde_json::from_str(places).map_err(wrong)?;
         // `from` copies.
         Ok(Self(PackedBatch::new(Buffer::from(bytes), places)))
     }

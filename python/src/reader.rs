@@ -297,8 +297,10 @@ impl BatchIterator {
                 }
                 Some(Err(RecvTimeoutError::Disconnected)) => {
                     self.close(py)?;
-                    let message = "a thread ended without a result".to_owned();
-                    return Err(of_reader(py, &Error::Invariant { place: "reader".to_owned(), message }));
+                    return Err(of_reader(
+                        py,
+                        &Error::invariant("reader", "a thread ended without a result"),
+                    ));
                 }
             }
         }

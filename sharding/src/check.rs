@@ -21,7 +21,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::Plan`] with the first fault.
+    /// [`Error::Invalid`] with the first fault.
     pub fn validate(&self) -> Result<()> {
         if self.format_version != KIND.version {
             let message =
@@ -45,7 +45,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::Plan`] with the first fault; [`Error::Invalid`] if a table's bytes cannot be addressed.
+    /// [`Error::Invalid`] with the first fault, or if a table's bytes cannot be addressed.
     pub fn check(&self, tables: &[Table], topology: &Topology) -> Result<()> {
         self.validate()?;
         let expected = tables.iter().map(|table| (table.name.as_str(), table.rows, table.dim));
@@ -70,12 +70,13 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::Plan`] naming the tables, with the remedy.
+    /// [`Error::Invalid`] naming the tables, with the remedy.
     pub fn check_configs(&self, tables: &[TableConfig]) -> Result<()> {
         self.validate()?;
         let expected = tables.iter().map(|table| (table.name.as_str(), table.rows, table.dim));
         let hint = "make a plan for these tables: `onefold-shard tables` with this configuration and dataset, then `onefold-shard plan`";
-        self.check_tables(expected).map_err(|message| Error::Plan { message, hint: hint.to_owned() })
+        self.check_tables(expected)
+            .map_err(|message| Error::invalid(format!("the plan is not valid: {message}"), hint))
     }
 
     /// Whether the plan has exactly these `(name, rows, dim)`: the differences as a sentence if not.

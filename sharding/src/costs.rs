@@ -219,7 +219,7 @@ impl Costs {
     ///
     /// # Errors
     ///
-    /// [`Error::File`] if it is missing, is no such Parquet file, or a row holds what cannot be (with its number).
+    /// [`Error::Fault`] if it is missing, is no such Parquet file, or a row holds what cannot be (with its number).
     pub fn load(path: &Path) -> Result<Self> {
         let hint = "measure the costs again with `onefold-train profile --out costs.parquet`";
         let wrong = |message: String| Error::file(path, message, hint);
@@ -405,7 +405,7 @@ impl<'a> Columns<'a> {
             access_bins: AccessBins(bins),
         };
         match shard.validate() {
-            Err(Error::Invalid { message, .. }) => Err(message.to_string()),
+            Err(Error::Invalid(fault)) => Err(fault.message.to_string()),
             _ => Ok(shard),
         }
     }

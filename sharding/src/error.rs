@@ -1,6 +1,7 @@
 //! The errors of this crate: each names the place, and says what to do.
 
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::Path;
 
 use onefold_base::fault::{Explain, Fault, Kind, Text, option, text};
 use onefold_base::units::format_bytes;
@@ -18,81 +19,14 @@ pub enum Error {
     /// An error about a dataset's samples, or their preprocessing.
     Read(#[source] Box<onefold_ikjt::Error>),
 
-    /// A file that is missing, malformed, of another version, or holds an impossible value.
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: Text,
-        /// What to do.
-        hint: Text,
-    },
+    /// A table, topology or plan that cannot exist, or that does not fit the others.
+    Invalid(Fault),
 
-    /// A section of a training configuration that does not fit the dataset.
-    Config {
-        /// The section, such as `tables.history`.
-        section: String,
-        /// What is wrong with it.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
+    /// The tables do not fit into the memory of the ranks, or a search found no rank with room for one of them.
+    NoRoom(Fault),
 
-    /// A table or topology that cannot exist.
-    Invalid {
-        /// What is wrong.
-        message: Text,
-        /// What to do.
-        hint: Text,
-    },
-
-    /// A plan that contradicts itself, or does not fit the tables or the topology.
-    Plan {
-        /// What is wrong with it.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
-
-    /// A search found no rank with room for a table.
-    DoesNotFit {
-        /// The table.
-        table: String,
-        /// Its memory, or that of its smallest shard, with optimizer state and buffers.
-        needed_bytes: u64,
-        /// The rank with the most memory left.
-        rank: u32,
-        /// What that rank has left.
-        left_bytes: u64,
-        /// The memory of a rank.
-        capacity_bytes: u64,
-        /// Whether the search splits tables.
-        splits: bool,
-    },
-
-    /// A rank with less memory than others cannot even ask for what they hold.
-    CannotAsk {
-        /// The rank.
-        rank: u32,
-        /// What its buffers need.
-        asking_bytes: u64,
-        /// What it has.
-        capacity_bytes: u64,
-    },
-
-    /// All tables together are larger than all ranks together.
-    NoRoom {
-        /// What all tables need.
-        tables_bytes: u64,
-        /// What the buffers of all ranks need.
-        buffer_bytes: u64,
-        /// What all ranks have.
-        capacity_bytes: u64,
-        /// The ranks.
-        ranks: u32,
-        /// Ranks that have room; `None` if the buffers of many ranks leave no room in each.
-        enough_ranks: Option<u64>,
-    },
+    /// Any other error.
+    Fault(#[from] Fault),
 }
 
 impl From<onefold_storage::Error> for Error {
@@ -111,53 +45,11 @@ onefold_base::display_fault!(Error);
 
 impl Explain for Error {
     fn fault(&self) -> Fault {
-        let wrong = |message: String| Fault::new(Kind::Options, message);
         match self {
             Self::Io(error) => error.fault(),
             Self::Datasets(error) => error.fault(),
             Self::Read(error) => error.fault(),
-            Self::File { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
-            Self::Config { section, message, hint } => wrong(format!("`[{section}]`: {message}")).hint(hint),
-            Self::Invalid { message, hint } => Fault::new(Kind::Options, message).hint(hint),
-            Self::Plan { message, hint } => wrong(format!("the plan is not valid: {message}")).hint(hint),
-            Self::DoesNotFit { table, needed_bytes, rank, left_bytes, capacity_bytes, splits } => {
-                let message = format!(
-                    "table `{table}` fits on no rank: it needs {}, rank {rank} has the most left with {} of {}, so {} \
-                     are missing",
-                    format_bytes(*needed_bytes),
-                    format_bytes(*left_bytes),
-                    format_bytes(*capacity_bytes),
-                    format_bytes(needed_bytes.saturating_sub(*left_bytes))
-                );
-                Fault::new(Kind::Failed, message).hint(room_hint(*needed_bytes, *capacity_bytes, *splits))
-            }
-            Self::CannotAsk { rank, asking_bytes, capacity_bytes } => {
-                let message = format!(
-                    "rank {rank} has {}, and its buffers to ask for the other ranks' rows and vectors need {}",
-                    format_bytes(*capacity_bytes),
-                    format_bytes(*asking_bytes)
-                );
-                Fault::new(Kind::Failed, message).hint(
-                    "raise `memory_bytes` in its group of the topology, leave the rank out, or lower `batch_size` in \
-                     the tables' file",
-                )
-            }
-            Self::NoRoom { tables_bytes, buffer_bytes, capacity_bytes, ranks, enough_ranks } => {
-                let have = match ranks {
-                    1 => "1 rank has".to_owned(),
-                    _ => format!("{ranks} ranks together have"),
-                };
-                let needed = tables_bytes.saturating_add(*buffer_bytes);
-                let message = format!(
-                    "the tables do not fit: with optimizer state they need {}, and the buffers of a step {}; {have} \
-                     {}, so {} are missing",
-                    format_bytes(*tables_bytes),
-                    format_bytes(*buffer_bytes),
-                    format_bytes(*capacity_bytes),
-                    format_bytes(needed.saturating_sub(*capacity_bytes))
-                );
-                Fault::new(Kind::Failed, message).hint(ranks_hint(*ranks, *enough_ranks))
-            }
+            Self::Invalid(fault) | Self::NoRoom(fault) | Self::Fault(fault) => fault.clone(),
         }
     }
 }
@@ -165,26 +57,68 @@ impl Explain for Error {
 impl Error {
     /// [`Error::Invalid`]: what is wrong, and what to do.
     pub fn invalid(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
-        Self::Invalid { message: message.into(), hint: hint.into() }
+        Self::Invalid(Fault::new(Kind::Options, message).hint(hint))
     }
 
-    /// [`Error::File`]: the file, what is wrong with it, and what to do.
+    /// A file that is missing, malformed, of another version, or holds an impossible value.
     pub fn file(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
-        Self::File { path: path.to_owned(), message: message.into(), hint: hint.into() }
+        Fault::of_file(Kind::Options, path, message).hint(hint).into()
+    }
+
+    /// A section of a training configuration, such as `tables.history`, that does not fit the dataset.
+    pub(crate) fn config(section: impl fmt::Display, message: String, hint: impl Into<Text>) -> Self {
+        Fault::new(Kind::Options, format!("`[{section}]`: {message}")).hint(hint).into()
     }
 
     /// A fault of a plan whose remedy is to make the plan again.
-    pub(crate) fn plan(message: impl Into<String>) -> Self {
-        let hint = "make the plan again with `onefold-shard plan`".to_owned();
-        Self::Plan { message: message.into(), hint }
+    pub(crate) fn plan(message: impl fmt::Display) -> Self {
+        Self::invalid(
+            format!("the plan is not valid: {message}"),
+            "make the plan again with `onefold-shard plan`",
+        )
     }
 
-    /// The same error, saying which table it is about.
-    pub(crate) fn of_table(self, table: &str) -> Self {
+    /// A search found no rank with room for `table`, of which `needed` bytes must be together: `left` of the `capacity`
+    /// bytes of `rank` are the most that are left. `splits` says whether the search splits tables.
+    pub(crate) fn does_not_fit(
+        table: &str,
+        needed: u64,
+        (rank, left, capacity): (u32, u64, u64),
+        splits: bool,
+    ) -> Self {
+        let message = format!(
+            "table `{table}` fits on no rank: it needs {}, rank {rank} has the most left with {} of {}, so {} are \
+             missing",
+            format_bytes(needed),
+            format_bytes(left),
+            format_bytes(capacity),
+            format_bytes(needed.saturating_sub(left))
+        );
+        Self::NoRoom(Fault::new(Kind::Failed, message).hint(room_hint(needed, capacity, splits)))
+    }
+
+    /// All tables together, with the `buffers` of all ranks, are larger than the `capacity` of all `ranks`, in bytes.
+    /// `enough` ranks have room; `None` if the buffers of many ranks leave no room in each.
+    pub(crate) fn no_room(tables: u64, buffers: u64, capacity: u64, ranks: u32, enough: Option<u64>) -> Self {
+        let have = match ranks {
+            1 => "1 rank has".to_owned(),
+            _ => format!("{ranks} ranks together have"),
+        };
+        let message = format!(
+            "the tables do not fit: with optimizer state they need {}, and the buffers of a step {}; {have} {}, so {} \
+             are missing",
+            format_bytes(tables),
+            format_bytes(buffers),
+            format_bytes(capacity),
+            format_bytes(tables.saturating_add(buffers).saturating_sub(capacity))
+        );
+        Self::NoRoom(Fault::new(Kind::Failed, message).hint(ranks_hint(ranks, enough)))
+    }
+
+    /// The same error with `place` before the message of a wrong value.
+    pub(crate) fn within(self, place: &str) -> Self {
         match self {
-            Self::Invalid { message, hint } => {
-                Self::Invalid { message: text![format!("table `{table}`: "), message], hint }
-            }
+            Self::Invalid(fault) => Self::Invalid(fault.within(place)),
             other => other,
         }
     }
@@ -192,12 +126,7 @@ impl Error {
     /// The same error, saying in which file the wrong value stands.
     pub(crate) fn in_file(self, path: &Path) -> Self {
         match self {
-            Self::Invalid { message, hint } => Self::File { path: path.to_owned(), message, hint },
-            Self::Plan { message, hint } => Self::File {
-                path: path.to_owned(),
-                message: format!("the plan is not valid: {message}").into(),
-                hint: hint.into(),
-            },
+            Self::Invalid(fault) => Self::Fault(fault.within(&format!("`{}`", path.display()))),
             other => other,
         }
     }

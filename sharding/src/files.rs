@@ -22,7 +22,7 @@ pub(crate) struct FileKind {
 ///
 /// # Errors
 ///
-/// [`Error::File`] if the file is missing, is not JSON, is of another version or lacks a field;
+/// [`Error::Fault`] if the file is missing, is not JSON, is of another version or lacks a field;
 /// [`Error::Io`] if it cannot be read.
 pub(crate) fn load<T: DeserializeOwned>(path: &Path, kind: &FileKind) -> Result<T> {
     let wrong = |message: String| Error::file(path, message, kind.hint);
@@ -143,7 +143,7 @@ pub fn claim_output(path: &Path, overwrite: bool) -> Result<()> {
     }
     if path.exists() && !overwrite {
         let hint = text!["choose another file, or replace it with ", option("overwrite")];
-        return Err(onefold_storage::Error::Exists { path: path.to_owned(), hint }.into());
+        return Err(onefold_storage::Error::exists(path, hint).into());
     }
     Ok(())
 }

@@ -197,7 +197,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::Plan`] if a shard stands on no rank of the topology or belongs to none of `tables`; the cost
+    /// [`Error::Invalid`] if a shard stands on no rank of the topology or belongs to none of `tables`; the cost
     /// model's errors. Everything else is left to [`check`](Self::check).
     pub fn predict(
         search: &str,
@@ -237,7 +237,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::File`] if it is missing, malformed, of another version, or not valid as
+    /// [`Error::Fault`] if it is missing, malformed, of another version, or not valid as
     /// [`validate`](Self::validate) sees it.
     pub fn load(path: &Path) -> Result<Self> {
         let plan: Self = files::load(path, &KIND)?;
@@ -258,7 +258,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::Plan`] if a shard stands on no rank of the plan's topology or belongs to none of `tables`.
+    /// [`Error::Invalid`] if a shard stands on no rank of the plan's topology or belongs to none of `tables`.
     pub fn loads<'a>(&'a self, tables: &'a [Table]) -> Result<Vec<Vec<ShardLoad<'a>>>> {
         loads_by_rank(tables, &self.tables, &self.topology)
     }

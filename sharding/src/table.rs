@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
-use onefold_base::fault::text;
 use serde::{Deserialize, Serialize};
 
 use crate::access::AccessBins;
@@ -258,14 +257,11 @@ impl Table {
             return wrong(message, "give `rows` and `dim` the size of the table");
         }
         for (feature, lookups) in self.feature_names().zip(self.lookups()) {
-            if let Err(Error::Invalid { message, hint }) = lookups.validate(self.rows) {
+            lookups.validate(self.rows).map_err(|error| {
                 let shared = !self.further_features.is_empty();
-                let feature = if shared { format!("feature `{feature}`: ") } else { String::new() };
-                return Err(Error::invalid(
-                    text![format!("table `{}`: {feature}", self.name), message],
-                    hint,
-                ));
-            }
+                let feature = if shared { format!(": feature `{feature}`") } else { String::new() };
+                error.within(&format!("table `{}`{feature}", self.name))
+            })?;
         }
         self.memory_bytes().map(drop)
     }
@@ -299,7 +295,7 @@ impl TableFile {
     ///
     /// # Errors
     ///
-    /// [`Error::File`] if it is missing, malformed, of another version or holds an impossible value.
+    /// [`Error::Fault`] if it is missing, malformed, of another version or holds an impossible value.
     pub fn load(path: &Path) -> Result<Self> {
         let file: Self = files::load(path, &KIND)?;
         file.validate().map_err(|error| error.in_file(path))?;

@@ -221,7 +221,7 @@ pub fn tables_of(features: &[FeatureConfig]) -> (Vec<TableConfig>, Vec<usize>) {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if an override names no sparse feature, rows or dim are zero or so large that the
+/// [`Error::Fault`] if an override names no sparse feature, rows or dim are zero or so large that the
 /// table's `f32` weights would not be addressable, a feature that is no sequence pools as one, a feature that pools by
 /// `din` has no target or one that is itself no sum or mean, or another one has a target; if features share a table and
 /// contradict each other about it, or its name is that of a feature with a table of its own.
@@ -233,14 +233,14 @@ pub fn resolve_tables(
 ) -> Result<Vec<FeatureConfig>> {
     if !(embedding.headroom >= 0.0 && embedding.headroom.is_finite()) {
         let message = format!("`headroom` is {}", embedding.headroom);
-        let hint = "give a share of at least 0, as 0.1".to_owned();
-        return Err(Error::Config { section: "embedding".to_owned(), message, hint });
+        let hint = "give a share of at least 0, as 0.1";
+        return Err(Error::config("embedding", message, hint));
     }
     for name in overrides.keys() {
         if !schema.sparse_features().any(|feature| feature.name == *name) {
             let message = format!("the dataset has no sparse feature `{name}`");
             let hint = suggest(name, schema.sparse_features().map(|feature| feature.name.as_str()));
-            return Err(Error::Config { section: format!("tables.{name}"), message, hint });
+            return Err(Error::config(format!("tables.{name}"), message, hint));
         }
     }
     check_names(overrides, schema)?;
@@ -260,8 +260,8 @@ fn check_names(overrides: &BTreeMap<String, TableOverride>, schema: &Schema) -> 
         let section = format!("tables.{feature}");
         if table.is_empty() || table.contains(['[', ']', '\n']) {
             let message = format!("feature `{feature}` has the table `{table}`");
-            let hint = "give the table a name without brackets, or leave `table` out".to_owned();
-            return Err(Error::Config { section, message, hint });
+            let hint = "give the table a name without brackets, or leave `table` out";
+            return Err(Error::config(section, message, hint));
         }
         let named = schema.sparse_features().any(|other| other.name == *table);
         if named && table != feature && overrides.get(table).is_none_or(|other| other.table.is_none()) {
@@ -271,7 +271,7 @@ fn check_names(overrides: &BTreeMap<String, TableOverride>, schema: &Schema) -> 
             let hint = format!(
                 "to share it, set `table = \"{table}\"` under `[tables.{table}]` too; or choose another name"
             );
-            return Err(Error::Config { section, message, hint });
+            return Err(Error::config(section, message, hint));
         }
     }
     Ok(())
@@ -314,13 +314,13 @@ fn agreed<T: Copy + PartialEq + Serialize>(
     };
     let text = |value| serde_json::to_string(&value).unwrap_or_default();
     let (expected, other) = (text(expected), text(other));
-    Err(Error::Config {
-        section: format!("tables.{feature}"),
-        message: format!(
+    Err(Error::config(
+        format!("tables.{feature}"),
+        format!(
             "`{key}` is {other}, but {expected} under `[tables.{first}]`, whose table `{table}` is the same"
         ),
-        hint: format!("features that share a table agree on `{key}`: give it once, or the same under both"),
-    })
+        format!("features that share a table agree on `{key}`: give it once, or the same under both"),
+    ))
 }
 
 /// Checks that every feature that pools by `din` has a target whose vector is known before it.
@@ -334,7 +334,7 @@ fn check_targets(tables: &[FeatureConfig], overrides: &BTreeMap<String, TableOve
         let own = overrides.get(feature).is_some_and(|own| own.pooling.is_some() || own.target.is_some());
         let wrong = |message: String, hint: String| {
             let section = if own { format!("tables.{feature}") } else { "embedding".to_owned() };
-            Err(Error::Config { section, message, hint })
+            Err(Error::config(section, message, hint))
         };
         let Some(target) = &table.target else {
             let message = format!("feature `{feature}` pools by din but has no target");
@@ -372,10 +372,12 @@ fn resolve_table(
         |overridden: bool| if overridden { format!("tables.{name}") } else { "embedding".to_owned() };
     let resolved =
         resolve_rows(embedding, own, (known.counts.get(name).copied(), known.rows.get(name).copied()));
-    let (rows, ids) = resolved.map_err(|(message, hint)| Error::Config {
-        section: section(own.rows.is_some() || own.ids.is_some()),
-        message: format!("the table of feature `{name}` {message}"),
-        hint: hint.to_owned(),
+    let (rows, ids) = resolved.map_err(|(message, hint)| {
+        Error::config(
+            section(own.rows.is_some() || own.ids.is_some()),
+            format!("the table of feature `{name}` {message}"),
+            hint,
+        )
     })?;
     let table = FeatureConfig {
         feature: name.clone(),
@@ -389,21 +391,21 @@ fn resolve_table(
     };
     if let Err(message) = check_size(table.rows, table.dim) {
         let overridden = own.rows.is_some() && embedding.dim > 0;
-        let hint = "give `rows` and `dim` the size that the table of this feature should have".to_owned();
+        let hint = "give `rows` and `dim` the size that the table of this feature should have";
         let message = format!("table of feature `{name}`: {message}");
-        return Err(Error::Config { section: section(overridden), message, hint });
+        return Err(Error::config(section(overridden), message, hint));
     }
     if own.target.is_some() && pooling != Pooling::Din {
         let message = format!("feature `{name}` pools by {} but has a target", pooling.name());
-        let hint = "only `pooling = \"din\"` has a target; set that, or leave `target` out".to_owned();
-        return Err(Error::Config { section: section(true), message, hint });
+        let hint = "only `pooling = \"din\"` has a target; set that, or leave `target` out";
+        return Err(Error::config(section(true), message, hint));
     }
     if pooling.is_sequence() && feature.kind != SparseKind::Sequence {
         let message = format!("feature `{name}` pools by {} but is not a sequence", pooling.name());
         let hint = format!(
             "set `pooling = \"sum\"` or `\"mean\"` under `[tables.{name}]`, or build the dataset with `kind = \"sequence\"` for it"
         );
-        return Err(Error::Config { section: section(own.pooling.is_some()), message, hint });
+        return Err(Error::config(section(own.pooling.is_some()), message, hint));
     }
     Ok(table)
 }
@@ -424,7 +426,7 @@ pub(crate) fn check_size(rows: u64, dim: u64) -> Result<(), String> {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] for the first table that does not, with the rows it needs.
+/// [`Error::Fault`] for the first table that does not, with the rows it needs.
 pub fn check_ids(tables: &[FeatureConfig], statistics: &BTreeMap<String, FeatureStatistics>) -> Result<()> {
     for table in tables.iter().filter(|table| table.ids == IdPolicy::Checked) {
         let Some(ids) = statistics.get(&table.feature) else { continue };
@@ -432,7 +434,7 @@ pub fn check_ids(tables: &[FeatureConfig], statistics: &BTreeMap<String, Feature
         let hashed = "`ids = \"hashed\"` there";
         if let Some(id) = ids.min_id.filter(|id| *id < 0) {
             let message = format!("feature `{}` has the id {id}, checked ids start at 0", table.feature);
-            return Err(Error::Config { section, message, hint: format!("set {hashed}") });
+            return Err(Error::config(section, message, format!("set {hashed}")));
         }
         let largest = ids.max_id.and_then(|id| u64::try_from(id).ok());
         if let Some(id) = largest.filter(|id| *id >= table.rows) {
@@ -442,7 +444,7 @@ pub fn check_ids(tables: &[FeatureConfig], statistics: &BTreeMap<String, Feature
             let shared = shared.unwrap_or_default();
             let hint =
                 format!("set `rows = {}` under `[{section}]`{shared}, or {hashed}", id.saturating_add(1));
-            return Err(Error::Config { section, message, hint });
+            return Err(Error::config(section, message, hint));
         }
     }
     Ok(())

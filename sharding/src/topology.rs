@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
+use onefold_base::fault::{Fault, Kind};
 use onefold_base::units;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -106,7 +107,7 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// [`Error::File`] if it is missing, malformed, of another version or holds an impossible value.
+    /// [`Error::Fault`] if it is missing, malformed, of another version or holds an impossible value.
     pub fn load(path: &Path) -> Result<Self> {
         let topology: Self = files::load(path, &KIND)?;
         topology.validate().map_err(|error| error.in_file(path))?;
@@ -144,7 +145,14 @@ impl Topology {
     pub(crate) fn cannot_ask(&self, asking_bytes: u64) -> Option<Error> {
         let can_ask = |rank: &u32| self.memory_of(*rank) >= asking_bytes;
         let rank = (0..self.ranks).find(|rank| !can_ask(rank))?;
-        let error = Error::CannotAsk { rank, asking_bytes, capacity_bytes: self.memory_of(rank) };
+        let message = format!(
+            "rank {rank} has {}, and its buffers to ask for the other ranks' rows and vectors need {}",
+            units::format_bytes(self.memory_of(rank)),
+            units::format_bytes(asking_bytes)
+        );
+        let hint = "raise `memory_bytes` in its group of the topology, leave the rank out, or lower `batch_size` in the \
+                    tables' file";
+        let error = Error::NoRoom(Fault::new(Kind::Failed, message).hint(hint));
         (0..self.ranks).any(|rank| can_ask(&rank)).then_some(error)
     }
 
@@ -368,7 +376,7 @@ mod tests {
         assert_eq!([4, 5].map(|rank| topology.memory_bandwidth_of(rank)), [3.35e12, 1e12]);
         // Where no rank can ask the others, none of them is to blame.
         assert!(topology.cannot_ask(1 << 30).is_none() && topology.cannot_ask(3 << 30).is_none());
-        assert!(matches!(topology.cannot_ask(2 << 30), Some(Error::CannotAsk { rank: 2, .. })));
+        assert!(topology.cannot_ask(2 << 30).unwrap().to_string().starts_with("rank 2 has "));
         assert_eq!([1, 2, 5].map(|rank| topology.hardware_of(rank)), [None, Some("old"), None]);
         assert_eq!(topology.kinds(), [0, 0, 1, 1, 1, 2, 2, 2]);
         let text = serde_json::to_string(&topology).unwrap();

@@ -64,7 +64,7 @@ fn fp32() -> String {
 ///
 /// # Errors
 ///
-/// [`Error::File`] if the file is missing or malformed, a table has no feature, not as many pooling factors as
+/// [`Error::Fault`] if the file is missing or malformed, a table has no feature, not as many pooling factors as
 /// features, or a type or a pooling that is not known here.
 pub fn load_tables(path: &Path) -> Result<TableFile> {
     let wrong = |message: String, hint: &str| Error::file(path, message, hint);

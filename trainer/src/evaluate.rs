@@ -97,7 +97,7 @@ pub struct EvaluateOptions {
 /// [`Error::ReportedElsewhere`] if another rank has the error;
 /// [`Error::Run`] if the run is missing, not complete, damaged, lacks the checkpoint, or was trained on another
 /// schema;
-/// [`Error::Read`] for damaged data; [`Error::Prediction`] for a prediction that is no
+/// [`Error::Read`] for damaged data; [`Error::Fault`] for a prediction that is no
 /// finite number.
 pub fn evaluate(
     run: &Path,
@@ -408,7 +408,7 @@ pub(crate) fn merged(
 
 /// The error where what a rank sent of its metrics cannot be read.
 pub(crate) fn malformed() -> Error {
-    Error::Collective { operation: "gather_bytes", message: "the metrics of a rank are malformed".to_owned() }
+    Error::collective("gather_bytes", "the metrics of a rank are malformed")
 }
 
 /// The figures of every task, if there are several.

@@ -1,5 +1,6 @@
 //! A model's predictions for everything that a reader reads.
 
+use onefold_base::fault::{Fault, Kind};
 use onefold_base::progress::Reporter;
 use onefold_ikjt::{Batch, Reader};
 
@@ -14,7 +15,7 @@ use crate::{Error, Result, tensors};
 ///
 /// # Errors
 ///
-/// [`Error::Read`] for damaged data; [`Error::Prediction`] for a logit that is no finite number; those of `take`.
+/// [`Error::Read`] for damaged data; [`Error::Fault`] for a logit that is no finite number; those of `take`.
 pub(crate) fn infer(
     model: &Model,
     reader: &Reader,
@@ -46,6 +47,12 @@ pub(crate) fn infer(
 /// figures of such a model.
 fn check_finite(logits: &[f32], tasks: &[Task], read: u64) -> Result<()> {
     let Some(place) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(()) };
-    let label = tasks[place % tasks.len()].name.clone();
-    Err(Error::Prediction { label, logit: logits[place], sample: read + (place / tasks.len()) as u64 })
+    let (label, sample) = (&tasks[place % tasks.len()].name, read + (place / tasks.len()) as u64);
+    let message = format!(
+        "the logit of `{label}` is {} in sample {sample} of the evaluation, counted from 0",
+        logits[place]
+    );
+    let hint = "clean the dense features if some are no finite numbers; if all are, the model has diverged: lower the \
+                learning rates under `[optimizer]`, or evaluate an earlier checkpoint";
+    Err(Fault::new(Kind::Failed, message).hint(hint).into())
 }

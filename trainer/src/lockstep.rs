@@ -106,17 +106,17 @@ impl dyn Collectives + '_ {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] on the lowest rank, [`Error::ReportedElsewhere`] on the others; those of all operations.
+    /// [`Error::Fault`] on the lowest rank, [`Error::ReportedElsewhere`] on the others; those of all operations.
     pub fn check_same(&self, own: &[(Text, String)]) -> Result<()> {
         let all: Vec<Vec<(Text, String)>> = self.gather_json(own)?;
         for (rank, other) in all.iter().enumerate() {
             let differs = all[0].iter().zip(other).find(|(first, other)| first != other);
             let Some(((what, _), _)) = differs else { continue };
             return Err(match self.rank() {
-                0 => Error::Ranks {
-                    message: text![format!("rank {rank} differs from rank 0 in "), what],
-                    hint: "start all ranks with the same program, files and options".to_owned(),
-                },
+                0 => Error::ranks(
+                    text![format!("rank {rank} differs from rank 0 in "), what.clone()],
+                    "start all ranks with the same program, files and options",
+                ),
                 _ => reported_by(0),
             });
         }

@@ -414,7 +414,7 @@ fn resumed(arguments: &RunArguments, collectives: &dyn Collectives) -> onefold_t
         let here = Run::load(&arguments.out).ok();
         let run = match (here, &checkpoints) {
             (None, Some(there)) => match Run::load(there) {
-                Err(Error::Run { .. }) => None,
+                Err(Error::Run(_)) => None,
                 run => Some(run?),
             },
             (here, _) => here,

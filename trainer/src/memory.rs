@@ -1,5 +1,7 @@
 //! What a model takes, known before anything is allocated, and what there is for it.
 
+use onefold_base::fault::{Fault, Kind, option, text};
+use onefold_base::units::format_bytes;
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use serde::Serialize;
@@ -8,7 +10,7 @@ use sysinfo::System;
 use crate::config::ParameterCount;
 use crate::distributed::Collectives;
 use crate::embedding::Placement;
-use crate::{Error, Result, TrainConfig};
+use crate::{Result, TrainConfig};
 
 /// Parameters of a model and the memory of training it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -27,7 +29,7 @@ impl ModelSize {
     ///
     /// # Errors
     ///
-    /// [`Error::Memory`] if the part does not fit into `limit`.
+    /// [`Fault`] if the part does not fit into `limit`.
     pub(crate) fn within(
         config: &TrainConfig,
         parameters: ParameterCount,
@@ -49,7 +51,15 @@ impl ModelSize {
             parameters.with_tables(config, &shards).bytes() + 4 * parameters.dense + rows.div_ceil(8);
         let left = limit.map_or(Ok(DEFAULT_MEMORY_LIMIT), |limit| {
             let left = limit.checked_sub(model_bytes).filter(|left| *left > 0);
-            left.ok_or(Error::Memory { needed: model_bytes, limit })
+            left.ok_or_else(|| {
+                let (needed, limit) = (format_bytes(model_bytes), format_bytes(limit));
+                let message = format!("the model takes {needed}, and the memory limit is {limit}");
+                Fault::new(Kind::Failed, message).hint(text![
+                    "raise ",
+                    option("memory_limit"),
+                    ", or give the tables fewer rows or a smaller `dim`"
+                ])
+            })
         });
         Ok(Self { parameters, model_bytes, reader_bytes: left?.min(DEFAULT_MEMORY_LIMIT) })
     }
@@ -60,16 +70,29 @@ impl ModelSize {
 ///
 /// # Errors
 ///
-/// [`Error::MachineMemory`] on the lowest rank of such a machine; that of another rank.
+/// [`Fault`] on the lowest rank of such a machine; that of another rank.
 pub(crate) fn check_machine(model_bytes: u64, collectives: &dyn Collectives, available: u64) -> Result<()> {
     let own = (machine(), model_bytes, available);
     let all: Vec<(String, u64, u64)> = collectives.gather_json(&own)?;
     let here: Vec<_> = all.iter().filter(|(machine, ..)| *machine == own.0).collect();
     let needed = here.iter().fold(0, |sum: u64, (_, needed, _)| sum.saturating_add(*needed));
     let available = here.iter().map(|(.., available)| *available).min().unwrap_or(available);
-    let ranks = here.len() as u32;
-    let fits = needed <= available;
-    collectives.agree(if fits { Ok(()) } else { Err(Error::MachineMemory { needed, available, ranks }) })
+    if needed <= available {
+        return collectives.agree(Ok(()));
+    }
+    let on = match here.len() {
+        1 => "this machine".to_owned(),
+        ranks => format!("the {ranks} ranks of this machine"),
+    };
+    let (needed, available) = (format_bytes(needed), format_bytes(available));
+    let message = format!("the model takes {needed} on {on}, which has {available} of memory left");
+    let hint = text![
+        "give the tables fewer rows, a smaller `dim` or `dtype = \"bf16\"`, or divide them among more machines; if it \
+         does fit, say so with ",
+        option("memory_limit"),
+        " of `run`"
+    ];
+    collectives.agree(Err(Fault::new(Kind::Failed, message).hint(hint).into()))
 }
 
 /// Bytes that processes can still get: what the machine has available, or what this process's control group leaves if
@@ -93,6 +116,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::Error;
     use crate::distributed::threads;
 
     #[test]

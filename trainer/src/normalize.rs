@@ -102,7 +102,7 @@ impl Normalizer {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] for a feature that is none of the batches' dense ones, and for one that a normalization is given
+/// [`Error::Fault`] for a feature that is none of the batches' dense ones, and for one that a normalization is given
 /// for but that a step of the preprocessing makes or changes; [`Error::Read`] if the statistics cannot be read.
 pub(crate) fn fit(
     config: &TrainConfig,
@@ -110,11 +110,7 @@ pub(crate) fn fit(
     schema: &Schema,
     preprocessing: Option<&Preprocessing>,
 ) -> Result<Normalizers> {
-    let wrong = |message: String, hint: String| Error::Config {
-        path: config.path().to_owned(),
-        message,
-        hint: hint.into(),
-    };
+    let wrong = |message: String, hint: String| Error::config(config.path(), message, hint);
     let names = || schema.dense.iter().map(String::as_str);
     if let Some(name) = config.dense.features.keys().find(|name| names().all(|known| known != *name)) {
         return Err(wrong(

@@ -201,7 +201,7 @@ impl DenseOptimizer {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    /// [`Error::Fault`](crate::Error::Fault) if the device fails.
     pub fn gradient_norm(&self) -> Result<Norm> {
         self.judge(Conditions::default())
     }
@@ -235,7 +235,7 @@ impl DenseOptimizer {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    /// [`Error::Fault`](crate::Error::Fault) if the device fails.
     ///
     /// # Panics
     ///

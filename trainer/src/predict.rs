@@ -91,14 +91,14 @@ fn columns(dataset: &Path, keep: &[String], schema: &Schema) -> Result<Vec<Strin
     }
     let kept: Vec<String> = schema.kept_names().map(str::to_owned).collect();
     if kept.is_empty() {
-        return Err(Error::Run {
-            path: dataset.to_owned(),
-            message: "the dataset keeps no column that predictions could be joined by".to_owned(),
-            hint: text![
+        return Err(Error::run(
+            dataset,
+            "the dataset keeps no column that predictions could be joined by",
+            text![
                 "name some with `keep = [\"request_id\"]` in `dataset.toml` and build it again, or join by sessions with ",
                 option("keep").set_to("session_id")
             ],
-        });
+        ));
     }
     Ok(kept)
 }
@@ -161,10 +161,10 @@ impl File {
     fn create(out: &Path, overwrite: bool) -> Result<Self> {
         let (storage, name) = Storage::of_file(out)?;
         if name.is_empty() || !overwrite && storage.head(&name)?.is_some() {
-            return Err(onefold_storage::Error::Exists {
-                path: out.to_owned(),
-                hint: text!["give another file, or replace it with ", option("overwrite")],
-            }
+            return Err(onefold_storage::Error::exists(
+                out,
+                text!["give another file, or replace it with ", option("overwrite")],
+            )
             .into());
         }
         Ok(Self { storage, name, writer: None, schema: None })

@@ -10,13 +10,13 @@ use crate::{Error, Result};
 ///
 /// # Errors
 ///
-/// [`Error::Config`].
+/// [`Error::Fault`].
 pub(crate) fn check_precision(config: &TrainConfig, device: tch::Device) -> Result<()> {
     if device != tch::Device::Cpu {
         return Ok(());
     }
     let checked = config.train.precision.check_on_processor(has_amx_bf16() || has_avx512_bf16());
-    checked.map_err(|(message, hint)| Error::Config { path: config.path().to_owned(), message, hint })
+    checked.map_err(|(message, hint)| Error::config(config.path(), message, hint))
 }
 
 /// Whether MKL, with which libtorch multiplies 32-bit floats, is at its best: on Intel's processors it reaches nine tenths of

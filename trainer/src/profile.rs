@@ -75,7 +75,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 ///
 /// # Errors
 ///
-/// [`Error::Io`](crate::Error::Io) if threads cannot be started; [`Error::Device`](crate::Error::Device) if a GPU fails
+/// [`Error::Io`](crate::Error::Io) if threads cannot be started; [`Error::Fault`](crate::Error::Fault) if a GPU fails
 /// or has too little memory.
 pub fn profile(options: &ProfileOptions, machine: &Machine, reporter: &dyn Reporter) -> Result<Costs> {
     let (pool, threads) = (pool(), Arc::new(thread_pool(machine.threads)?));

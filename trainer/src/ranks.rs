@@ -44,7 +44,7 @@ impl Ranks {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] if the environment is not that of a rank, or the ranks do not find each other.
+    /// [`Error::Fault`] if the environment is not that of a rank, or the ranks do not find each other.
     pub(crate) fn join(options: &RankOptions, device: DeviceName) -> onefold_trainer::Result<Self> {
         let environment = Environment::read()?;
         // Before anything else of libtorch. The others hear of an error once all have joined.
@@ -89,8 +89,8 @@ impl Ranks {
         };
         let Err(error) = run() else { return Ok(()) };
         match error.downcast_ref() {
-            Some(Error::ReportedElsewhere { .. } | Error::RankEnded { .. }) => std::process::exit(1),
-            Some(Error::RankLost { .. }) => {}
+            Some(Error::ReportedElsewhere { .. } | Error::RankEnded(_)) => std::process::exit(1),
+            Some(Error::RankLost(_)) => {}
             _ => on_host.abort(&error.to_string()),
         }
         Err(error)

@@ -281,14 +281,14 @@ impl Run {
         let differs = own.iter().find(|part| !others.contains(part));
         match differs.or_else(|| others.iter().find(|part| !own.contains(part))) {
             None => Ok(()),
-            Some((part, _)) => Err(Error::Run {
-                path: directory.to_owned(),
-                message: format!("the run was begun with another `{part}`, so it cannot be continued"),
-                hint: text![
+            Some((part, _)) => Err(Error::run(
+                directory,
+                format!("the run was begun with another `{part}`, so it cannot be continued"),
+                text![
                     "continue with the run's own `train.toml` and dataset, or begin a new run in another directory, with ",
                     option("out")
                 ],
-            }),
+            )),
         }
     }
 
@@ -299,11 +299,12 @@ impl Run {
     /// [`Error::Run`] if there is no run, or one of another version; [`Error::Dataset`] if the store does not answer.
     pub fn load(location: &Path) -> Result<Self> {
         let storage = Storage::open(location)?;
-        Self::find(&storage)?.ok_or_else(|| Error::Run {
-            path: storage.shown(RUN_FILE),
-            message: "not a run: it is missing".to_owned(),
-            hint: "give the directory that `onefold-train run --out` wrote, or the folder of its checkpoints"
-                .into(),
+        Self::find(&storage)?.ok_or_else(|| {
+            Error::run(
+                storage.shown(RUN_FILE),
+                "not a run: it is missing",
+                "give the directory that `onefold-train run --out` wrote, or the folder of its checkpoints",
+            )
         })
     }
 
@@ -315,8 +316,7 @@ impl Run {
     pub(crate) fn find(storage: &Storage) -> Result<Option<Self>> {
         let Some(text) = storage.read(RUN_FILE)? else { return Ok(None) };
         let hint = "train again, or use the program that wrote it";
-        let wrong =
-            |message: String| Error::Run { path: storage.shown(RUN_FILE), message, hint: hint.into() };
+        let wrong = |message: String| Error::run(storage.shown(RUN_FILE), message, hint);
         let malformed = |error: serde_json::Error| wrong(error.to_string());
         let Versioned { format_version } = serde_json::from_slice(&text).map_err(malformed)?;
         if format_version != FORMAT_VERSION {
@@ -349,14 +349,14 @@ impl Run {
             return Ok(Stored { dense, tables, metrics: checkpoint.state()?, steps, trained });
         }
         if !self.completed {
-            return collectives.agree(Err(Error::Run {
-                path: location.to_owned(),
-                message: "training is not complete, so there is no model yet".to_owned(),
-                hint: text![
+            return collectives.agree(Err(Error::run(
+                location,
+                "training is not complete, so there is no model yet",
+                text![
                     "continue it with `onefold-train run --resume`, or use ",
                     option("checkpoint").set_to("latest")
                 ],
-            }));
+            )));
         }
         collectives.agree_on(|| {
             let tables = StoredTables::open(&files, &[MODEL_FILE.to_owned()], &[])?;
@@ -411,7 +411,7 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if threads cannot be started, [`Error::Device`] if the device lacks the memory.
+    /// [`Error::Io`] if threads cannot be started, [`Error::Fault`] if the device lacks the memory.
     pub(crate) fn initial_model(
         &self,
         placement: &Placement,
@@ -439,10 +439,12 @@ impl Run {
     pub fn check_schema(&self, schema: &Schema, directory: &Path) -> Result<()> {
         let (trained, given) = (&self.schema, schema);
         let groups = |schema: &Schema| schema.groups.iter().map(describe_group).collect::<Vec<_>>();
-        let differs = |what: &str, trained: String, given: String| Error::Run {
-            path: directory.to_owned(),
-            message: format!("the model was trained on other {what}: {trained}, the dataset has {given}"),
-            hint: "evaluate on a dataset that was built with the same `[features]`".into(),
+        let differs = |what: &str, trained: String, given: String| {
+            Error::run(
+                directory,
+                format!("the model was trained on other {what}: {trained}, the dataset has {given}"),
+                "evaluate on a dataset that was built with the same `[features]`",
+            )
         };
         if trained.dense != given.dense {
             return Err(differs(

@@ -67,15 +67,15 @@ pub(crate) fn check_continued(
         }
         let digest = Vocabulary::load(&stored_at(dataset)?, snapshot, name)?.digest(identity.entries);
         if digest.as_ref() != Some(&identity.originals) {
-            return Err(Error::Run {
-                path: run.to_owned(),
-                message: format!(
+            return Err(Error::run(
+                run,
+                format!(
                     "the model was trained with another vocabulary `{name}` than that of the dataset, so the same ids mean other \
                      things"
                 ),
-                hint: "give the dataset that the model was trained on, or one whose vocabularies go on from that one's, as after \
-                       `onefold-ingest append`".into(),
-            });
+                "give the dataset that the model was trained on, or one whose vocabularies go on from that one's, as after \
+                 `onefold-ingest append`",
+            ));
         }
     }
     Ok(())

@@ -129,12 +129,6 @@ impl From<OptionName> for Text {
     }
 }
 
-impl From<&Text> for Text {
-    fn from(text: &Text) -> Self {
-        text.clone()
-    }
-}
-
 /// A [`Text`] of these parts: strings, options and other texts.
 #[macro_export]
 macro_rules! text {
@@ -163,8 +157,8 @@ impl Fault {
     }
 
     /// An error about a file or folder, without a hint.
-    pub fn of_file(kind: Kind, path: &Path, message: impl Into<Text>) -> Self {
-        Self::new(kind, text![format!("`{}`: ", path.display()), message])
+    pub fn of_file(kind: Kind, path: impl AsRef<Path>, message: impl Into<Text>) -> Self {
+        Self::new(kind, text![format!("`{}`: ", path.as_ref().display()), message])
     }
 
     /// The same error with one more hint.
@@ -196,8 +190,7 @@ impl Error for Fault {}
 
 /// An error that is known as a value.
 pub trait Explain {
-    /// The error's kind, message and hints. An enum of errors matches its variants one by one, so that a new one does
-    /// not compile without them.
+    /// The error's kind, message and hints.
     fn fault(&self) -> Fault;
 }
 

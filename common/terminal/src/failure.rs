@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn causes_are_joined_and_hints_come_last() {
-        let inner = Error::Schema { message: "no label".into(), hint: "add one".into() };
+        let inner = Error::schema("no label", "add one");
         let fault = fault(&anyhow::Error::new(inner).context("dataset.toml"));
         assert_eq!(fault.to_string(), "dataset.toml: no label\n  hint: add one");
         assert_eq!(fault.kind, Kind::Options);

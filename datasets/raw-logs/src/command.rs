@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use crate::ebnerd::{self, ImportOptions, ImportSummary};
-use crate::generate::{GenerateOptions, GenerateSummary, Workload, generate};
+use crate::generate::{GenerateOptions, Workload, generate};
 use crate::movielens::{self, FetchOptions, FetchSummary};
 use crate::raw_log::DATASET_CONFIG_FILE;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -157,19 +157,13 @@ fn generate_workload(arguments: &GenerateArguments, printer: &Printer) -> anyhow
     let out = &arguments.output.out;
     let options = GenerateOptions { workload, samples, seed, overwrite: arguments.output.overwrite };
     let start = Instant::now();
-    let GenerateSummary { samples, sessions, .. } = generate(out, &options, printer)?;
-    let report = Report::new(Generated { samples, sessions }, out, start)?;
+    let summary = generate(out, &options, printer)?;
+    let report = Report::new(&summary, out, start)?;
     let name = workload.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
-    let lines = vec![("samples", format_count(samples)), ("sessions", format_count(sessions))];
+    let lines =
+        vec![("samples", format_count(summary.samples)), ("sessions", format_count(summary.sessions))];
     printer.summary(&report.text(&format!("workload {name}"), lines), &report)?;
     Ok(())
-}
-
-/// The figures of a generated log; [`Report`] adds the rest.
-#[derive(Debug, Serialize)]
-struct Generated {
-    samples: u64,
-    sessions: u64,
 }
 
 /// The summary of every command.

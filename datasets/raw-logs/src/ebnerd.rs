@@ -95,8 +95,8 @@ pub struct ImportSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Output`] if `out` may not be replaced, [`Error::Source`] or [`Error::Parquet`] with the file
-/// if one is missing, damaged, empty or of other columns, [`Error::Io`] if the output cannot be written.
+/// [`Error::Output`] if `out` may not be replaced, [`Error::Fault`] with the file if
+/// one is missing, damaged, empty or of other columns, [`Error::Io`] if the output cannot be written.
 /// Nothing is then left at `out`.
 pub fn import(
     from: &Path,

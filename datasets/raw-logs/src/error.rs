@@ -1,8 +1,9 @@
 //! The errors of this crate. Each names the place, and says what to do.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::Path;
 
-use onefold_base::fault::{Explain, Fault, Kind, Text};
+use onefold_base::fault::{Explain, Fault, Kind, Text, text};
 use parquet::errors::ParquetError;
 
 /// What can go wrong when raw logs are fetched, imported, generated or written.
@@ -15,46 +16,11 @@ pub enum Error {
     /// The output directory exists already or cannot be written.
     Output(#[from] onefold_datasets::Error),
 
-    /// Generator options that contradict each other.
-    Options {
-        /// What is wrong.
-        message: String,
-        /// What to do.
-        hint: Text,
-    },
-
-    /// An importer's input does not have the expected form.
-    Source {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-        /// What to do.
-        hint: Text,
-    },
-
-    /// A program that is run (pip) failed or is missing.
-    Program {
-        /// The command line.
-        program: String,
-        /// The tail of its stderr.
-        message: String,
-        /// What to do.
-        hint: Text,
-    },
-
-    /// A Parquet file could not be written or read.
-    Parquet {
-        /// The file.
-        path: PathBuf,
-        /// The library's error.
-        source: ParquetError,
-        /// What to do.
-        hint: String,
-    },
-
     /// An Arrow operation failed on data that had been checked: a bug of Onefold.
     Internal(#[from] arrow::error::ArrowError),
+
+    /// Any other error.
+    Fault(#[from] Fault),
 }
 
 /// A result with this crate's [`Error`].
@@ -73,19 +39,32 @@ impl Explain for Error {
         match self {
             Self::Io(error) => error.fault(),
             Self::Output(error) => error.fault(),
-            Self::Options { message, hint } => Fault::new(Kind::Options, message).hint(hint),
-            Self::Source { path, message, hint } => Fault::of_file(Kind::Data, path, message).hint(hint),
-            Self::Program { program, message, hint } => {
-                Fault::new(Kind::Failed, format!("`{program}` failed: {message}")).hint(hint)
-            }
-            Self::Parquet { path, source, hint } => {
-                let is_system =
-                    matches!(source, ParquetError::External(cause) if cause.is::<std::io::Error>());
-                let kind = if is_system { Kind::Storage } else { Kind::Data };
-                Fault::of_file(kind, path, source.to_string()).hint(hint)
-            }
             Self::Internal(error) => Fault::new(Kind::Failed, format!("internal error: {error}"))
                 .hint("this is a bug in Onefold; please report it with the command line"),
+            Self::Fault(fault) => fault.clone(),
         }
+    }
+}
+
+impl Error {
+    /// An importer's input does not have the expected form.
+    pub(crate) fn source(path: impl AsRef<Path>, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
+        Fault::of_file(Kind::Data, path, message).hint(hint).into()
+    }
+
+    /// A program that is run (pip) failed or is missing.
+    pub(crate) fn program(
+        program: impl fmt::Display,
+        message: impl Into<Text>,
+        hint: impl Into<Text>,
+    ) -> Self {
+        Fault::new(Kind::Failed, text![format!("`{program}` failed: "), message]).hint(hint).into()
+    }
+
+    /// A Parquet file could not be written or read.
+    pub(crate) fn parquet(path: &Path, source: &ParquetError, hint: &str) -> Self {
+        let is_system = matches!(source, ParquetError::External(cause) if cause.is::<std::io::Error>());
+        let kind = if is_system { Kind::Storage } else { Kind::Data };
+        Fault::of_file(kind, path, source.to_string()).hint(hint).into()
     }
 }

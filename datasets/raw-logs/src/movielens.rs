@@ -92,10 +92,9 @@ pub struct FetchSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Output`](crate::Error::Output) if `out` may not be replaced, [`Error::Program`](crate::Error::Program) if
-/// Python's pip is missing or fails, [`Error::Source`](crate::Error::Source) with file and line if the data are
-/// malformed, [`Error::Io`](crate::Error::Io) and [`Error::Parquet`](crate::Error::Parquet) if the output cannot be
-/// written. Nothing is then left at `out`.
+/// [`Error::Output`](crate::Error::Output) if `out` may not be replaced, [`Error::Fault`](crate::Error::Fault) if
+/// Python's pip is missing or fails, or, with file and line, if the data are malformed, [`Error::Io`](crate::Error::Io)
+/// and [`Error::Fault`](crate::Error::Fault) if the output cannot be written. Nothing is then left at `out`.
 pub fn fetch(out: &Path, options: &FetchOptions, reporter: &dyn Reporter) -> Result<FetchSummary> {
     // Checked first, so that no download is wasted.
     let writer = RawLogWriter::create(out, options.overwrite)?;
@@ -112,7 +111,8 @@ pub fn fetch(out: &Path, options: &FetchOptions, reporter: &dyn Reporter) -> Res
 /// Writes the raw logs from a wheel.
 fn write(writer: &RawLogWriter, wheel: &CachedWheel, reporter: &dyn Reporter) -> Result<FetchSummary> {
     let logs = Logs::read(&wheel.path)?;
-    let cut = logs.cut()?;
+    let cut = cut(&logs.ratings)
+        .ok_or_else(|| parse::wrong(&wheel.path, "its ratings cannot be divided by time".to_owned()))?;
     let history_items = logs.write_requests(writer, reporter)?;
     writer.write_table("users.parquet", &user_table(&logs.users)?)?;
     writer.write_table("items.parquet", &item_table(&logs.items)?)?;
@@ -132,15 +132,13 @@ fn write(writer: &RawLogWriter, wheel: &CachedWheel, reporter: &dyn Reporter) ->
     })
 }
 
-/// The contents of the files, after checks against each other.
+/// The contents of the files.
 #[derive(Debug)]
 struct Logs {
-    /// In arrival order; never empty.
+    /// In arrival order.
     ratings: Vec<Rating>,
     users: BTreeMap<i64, User>,
     items: BTreeMap<i64, Item>,
-    /// The file of the ratings, for errors about all of them.
-    source: SourceText,
 }
 
 impl Logs {
@@ -149,31 +147,11 @@ impl Logs {
             let entry = format!("{FOLDER}/{name}");
             Ok(SourceText { text: wheel::read_entry(wheel, &entry)?, path: wheel.join(entry) })
         };
-        let source = text("ml-100k.inter")?;
-        let mut ratings = parse::ratings(&source)?;
+        let mut ratings = parse::ratings(&text("ml-100k.inter")?)?;
         ratings.sort_by_key(|rating| (rating.timestamp, rating.user, rating.item));
         let users = parse::users(&text("ml-100k.user")?)?;
         let items = parse::items(&text("ml-100k.item")?)?;
-        // The joins of the dataset would silently drop such a rating.
-        for rating in &ratings {
-            if !users.contains_key(&rating.user) {
-                let message = format!("user {} rates an item but is not in `ml-100k.user`", rating.user);
-                return Err(parse::wrong(&source, message));
-            }
-            if !items.contains_key(&rating.item) {
-                let message = format!("item {} is rated but is not in `ml-100k.item`", rating.item);
-                return Err(parse::wrong(&source, message));
-            }
-        }
-        Ok(Self { ratings, users, items, source })
-    }
-
-    /// The first time that is held out.
-    fn cut(&self) -> Result<i64> {
-        cut(&self.ratings).ok_or_else(|| {
-            let message = "all ratings have one timestamp, so there is no later part to hold out".to_owned();
-            parse::wrong(&self.source, message)
-        })
+        Ok(Self { ratings, users, items })
     }
 
     /// Writes the feature log and the event log. Returns the number of items in all histories.
@@ -203,12 +181,10 @@ impl Logs {
 }
 
 /// The timestamp that [`TRAIN_TENTHS`] of the ratings are before, or fewer where ratings have equal timestamps. `None`
-/// if all are equal. The ratings are in arrival order.
+/// if none is before it. The ratings are in arrival order.
 fn cut(ratings: &[Rating]) -> Option<i64> {
-    let first = ratings.first()?.timestamp;
     let cut = ratings.get(ratings.len() * TRAIN_TENTHS / 10)?.timestamp;
-    let later = || ratings.iter().map(|rating| rating.timestamp).find(|timestamp| *timestamp > first);
-    if cut > first { Some(cut) } else { later() }
+    ratings.first().is_some_and(|first| first.timestamp < cut).then_some(cut)
 }
 
 /// The number of sessions. A user's session ends with a pause that is longer than the gap.
@@ -446,8 +422,6 @@ mod tests {
     fn the_cut_divides_no_moment() {
         assert_eq!(cut(&at(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])), Some(9));
         assert_eq!(cut(&at(&[1, 2, 3, 4, 5, 6, 7, 7, 7, 7])), Some(7));
-        // With too few early ratings, those of the first timestamp are still for training.
-        assert_eq!(cut(&at(&[1, 1, 1, 1, 1, 1, 1, 1, 1, 2])), Some(2));
         assert_eq!(cut(&at(&[1, 1])), None);
     }
 
@@ -479,16 +453,14 @@ mod tests {
     #[test]
     fn errors_leave_nothing_behind() {
         let cases = [
-            ("", "it holds no ratings"),
-            ("1\t1\t3\t5\n1\t2\t3\n", "line 3: it has 3 fields between tabs, not 4"),
-            ("9\t1\t3\t5\n", "user 9 rates an item but is not in `ml-100k.user`"),
-            ("1\t9\t3\t5\n", "item 9 is rated but is not in `ml-100k.item`"),
-            ("1\t1\t3\t5\n1\t2\t3\t5\n", "all ratings have one timestamp"),
+            ("", "its ratings cannot be divided by time"),
+            ("1\t1\t3\t5\n1\t2\t3\n", "ml-100k.inter`: line 3 is malformed"),
+            ("1\t1\t3\t5\n1\t2\t3\t5\n", "its ratings cannot be divided by time"),
         ];
         let directory = tempfile::tempdir().unwrap();
         for (ratings, message) in cases {
             let error = write_to(&directory.path().join("out"), ratings).unwrap_err().to_string();
-            assert!(error.contains(message) && error.contains("ml-100k.inter"), "{error}");
+            assert!(error.contains(message) && error.contains("recbole.whl"), "{error}");
             assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0);
         }
     }

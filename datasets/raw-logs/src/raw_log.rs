@@ -7,6 +7,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 
 use crate::{Error, Result};
@@ -38,13 +39,13 @@ impl RawLogWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] or [`Error::Parquet`] if it cannot be created.
+    /// [`Error::Io`] or [`Error::Fault`] if it cannot be created.
     pub fn table(&self, name: &str, schema: SchemaRef) -> Result<TableWriter> {
         let path = self.directory.path().join(name);
         if let Some(parent) = path.parent() {
             fs_err::create_dir_all(parent)?;
         }
-        let wrong = |source| table_error(&path, source);
+        let wrong = |source: ParquetError| table_error(&path, &source);
         let zstd = ZstdLevel::try_new(3).map_err(wrong)?;
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(zstd))
@@ -60,7 +61,7 @@ impl RawLogWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] or [`Error::Parquet`] if it cannot be written.
+    /// [`Error::Io`] or [`Error::Fault`] if it cannot be written.
     pub fn write_table(&self, name: &str, rows: &RecordBatch) -> Result<()> {
         let mut table = self.table(name, rows.schema())?;
         table.write(rows)?;
@@ -98,23 +99,22 @@ impl TableWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Parquet`] if they cannot be written or have other columns.
+    /// [`Error::Fault`] if they cannot be written or have other columns.
     pub fn write(&mut self, rows: &RecordBatch) -> Result<()> {
-        self.writer.write(rows).map_err(|source| table_error(&self.path, source))
+        self.writer.write(rows).map_err(|source| table_error(&self.path, &source))
     }
 
     /// Writes the footer and syncs the file.
     ///
     /// # Errors
     ///
-    /// [`Error::Parquet`] or [`Error::Io`] if it cannot be written.
+    /// [`Error::Fault`] or [`Error::Io`] if it cannot be written.
     pub fn finish(mut self) -> Result<()> {
-        self.writer.finish().map_err(|source| table_error(&self.path, source))?;
+        self.writer.finish().map_err(|source| table_error(&self.path, &source))?;
         Ok(self.writer.inner().sync_all()?)
     }
 }
 
-fn table_error(path: &Path, source: parquet::errors::ParquetError) -> Error {
-    let hint = "check the disk's free space and permissions".to_owned();
-    Error::Parquet { path: path.to_owned(), source, hint }
+fn table_error(path: &Path, source: &ParquetError) -> Error {
+    Error::parquet(path, source, "check the disk's free space and permissions")
 }

@@ -28,8 +28,8 @@ const LEAST_ROW_GROUP_BYTES: usize = 4 << 20;
 /// # Errors
 ///
 /// [`Error::NotADataset`] and [`Error::Snapshot`] if there is none, [`Error::Damaged`] where it cannot be read (file,
-/// row group, column and row), [`Error::Schema`] if it has no samples or `options` make no sense; [`Error::Io`] and
-/// [`Error::Parquet`] if nothing can be written to the temporary directory.
+/// row group, column and row), [`Error::Fault`] if it has no samples or `options` make no sense; [`Error::Io`]
+/// and [`Error::Fault`] if nothing can be written to the temporary directory.
 pub fn gather(location: &Path, options: &ReportOptions, reporter: &dyn Reporter) -> Result<Report> {
     let started = Instant::now();
     let storage = Storage::open(location)?;
@@ -47,7 +47,7 @@ pub fn gather(location: &Path, options: &ReportOptions, reporter: &dyn Reporter)
 }
 
 fn check(location: &Path, snapshot: &Snapshot, options: &ReportOptions) -> Result<()> {
-    let wrong = |message: String, hint: &str| Err(Error::Schema { message, hint: hint.to_owned() });
+    let wrong = |message: String, hint: &str| Err(Error::schema(message, hint));
     if snapshot.statistics.samples == 0 {
         let message = format!("`{}` has no samples to report on", location.display());
         return wrong(message, "build it from logs that have some");

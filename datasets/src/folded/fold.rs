@@ -41,7 +41,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`](crate::Error::Column) if `rows` has other columns or nulls, or more ids in a column than
+    /// [`Error::Fault`](crate::Error::Fault) if `rows` has other columns or nulls, or more ids in a column than
     /// 32-bit offsets address; in the first case the row group can go on as if this had not been called.
     pub fn fold(&mut self, rows: &RecordBatch) -> Result<RecordBatch> {
         let rows = conform(rows, &self.rows)?;
@@ -96,7 +96,7 @@ impl ColumnFolder {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`](crate::Error::Column) if a column to fold holds no lists, or too many ids.
+    /// [`Error::Fault`](crate::Error::Fault) if a column to fold holds no lists, or too many ids.
     pub(crate) fn fold(&mut self, name: &str, column: &ArrayRef) -> Result<Vec<ArrayRef>> {
         let lists = || Lists::of(column).ok_or_else(|| no_lists(name, column));
         match self {

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
 use chrono::{DateTime, SecondsFormat, Utc};
+use onefold_base::fault::{Fault, Kind};
 use onefold_storage::{Created, Storage, random_name};
 
 use super::bucket::{WrittenBucket, manifest};
@@ -61,7 +62,7 @@ impl Changes {
 ///
 /// # Errors
 ///
-/// [`Error::Conflict`] if another writer has changed the same partitions or the whole dataset since `base`, or the same
+/// [`Error::Fault`] if another writer has changed the same partitions or the whole dataset since `base`, or the same
 /// vocabulary to another content; [`Error::Storage`] if the storage fails. Nothing is committed then.
 pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
     let manifest = write_manifest(storage, changes)?;
@@ -154,7 +155,12 @@ fn conflict(
         let (name, _) = changes.vocabularies.iter().find(changed)?;
         format!("extended the vocabulary `{name}`")
     };
-    Some(Error::Conflict { path: storage.location().to_owned(), snapshot: other.snapshot, what })
+    let message = format!(
+        "nothing was committed, because another writer {what} meanwhile (snapshot {})",
+        other.snapshot
+    );
+    let fault = Fault::of_file(Kind::Failed, storage.location(), message);
+    Some(fault.hint("run this again; it then starts from that snapshot").into())
 }
 
 /// A time in UTC, as RFC 3339 writes it, to the millisecond.

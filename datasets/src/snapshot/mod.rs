@@ -298,7 +298,7 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] as [`PartitionFilter::choice`].
+    /// [`Error::Fault`] as [`PartitionFilter::choice`].
     pub fn matching(&self, filter: &PartitionFilter) -> Result<Vec<&Partition>> {
         if self.partitions.is_empty() {
             return Ok(Vec::new());
@@ -317,22 +317,22 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// As [`matching`](Self::matching), and [`Error::PartitionFilter`] if the filter chooses nothing of a dataset that
+    /// As [`matching`](Self::matching), and [`Error::Fault`] if the filter chooses nothing of a dataset that
     /// has partitions.
     pub fn select(&self, filter: &PartitionFilter) -> Result<Vec<&Partition>> {
         let chosen = self.matching(filter)?;
         if chosen.is_empty() && !self.partitions.is_empty() {
             let some = self.partitions.iter().take(5);
             let some: Vec<_> = some.map(|partition| format!("`{}`", filter_of(&partition.key))).collect();
-            return Err(Error::PartitionFilter {
-                filter: filter.to_string(),
-                message: "no partition matches".to_owned(),
-                hint: format!(
+            return Err(Error::partition_filter(
+                &filter.to_string(),
+                "no partition matches",
+                format!(
                     "the dataset holds {}{}",
                     some.join(", "),
                     if self.partitions.len() > 5 { ", …" } else { "" }
                 ),
-            });
+            ));
         }
         Ok(chosen)
     }
@@ -381,20 +381,18 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] if the dataset has others, or values of another type in them.
+    /// [`Error::Fault`] if the dataset has others, or values of another type in them.
     pub fn check_partition_columns(&self, columns: &[PartitionColumn]) -> Result<()> {
         let is_new = self.partition_columns.is_empty() && self.statistics.samples == 0;
         if is_new || self.partition_columns == columns {
             return Ok(());
         }
         let (old, new) = (described(&self.partition_columns), described(columns));
-        Err(Error::Schema {
-            message: format!("the dataset is {old}, but the samples to append are {new}"),
-            hint:
-                "partition by the same columns with values of the same types (`CAST` in the query converts a \
-                   column), or build the dataset anew"
-                    .to_owned(),
-        })
+        Err(Error::schema(
+            format!("the dataset is {old}, but the samples to append are {new}"),
+            "partition by the same columns with values of the same types (`CAST` in the query converts a \
+             column), or build the dataset anew",
+        ))
     }
 
     /// Checks what serde cannot: the schema, the buckets, the vocabularies, and that no path leaves the dataset's

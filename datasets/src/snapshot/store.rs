@@ -1,5 +1,6 @@
 //! Snapshots in storage: reading them, and finding the newest one.
 
+use onefold_base::fault::{Fault, Kind};
 use onefold_storage::Storage;
 use serde::Serialize;
 
@@ -53,7 +54,8 @@ pub(crate) fn head_at(storage: &Storage, number: u64) -> Result<Snapshot> {
         1 => format!("the dataset has only snapshot {first}"),
         _ => format!("the dataset has snapshots {first} to {last}; `onefold-ingest history` lists them"),
     };
-    Err(Error::NoSnapshot { path: storage.location().to_owned(), snapshot: number, hint })
+    let message = format!("`{}` has no snapshot {number}", storage.location().display());
+    Err(Error::NoSnapshot(Fault::new(Kind::Options, message).hint(hint)))
 }
 
 impl NamedFiles<'_> {
@@ -85,13 +87,14 @@ fn read(storage: &Storage, number: u64) -> Result<Option<Snapshot>> {
         other if other != number => Err(format!("it says that it is snapshot {other}")),
         _ => Ok(snapshot),
     });
-    snapshot.map(Some).map_err(|message| Error::Snapshot { path: storage.shown(&path), message })
+    snapshot.map(Some).map_err(|message| Error::snapshot(storage.shown(&path), message))
 }
 
 pub(crate) fn not_a_dataset(storage: &Storage) -> Error {
     let hint =
         "give the path or URL that `onefold-ingest build` wrote; if a build was interrupted, run it again";
-    Error::NotADataset { path: storage.location().to_owned(), hint: hint.to_owned() }
+    let message = format!("`{}` is not a dataset: it has no snapshot", storage.location().display());
+    Error::NotADataset(Fault::new(Kind::Options, message).hint(hint))
 }
 
 /// A line of a dataset's history.

@@ -52,7 +52,7 @@ impl<'a> ExpectedSamples<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if the columns are others, [`Error::Snapshot`] and [`Error::Storage`] if a manifest cannot be
+    /// [`Error::Fault`] if the columns are others, [`Error::Snapshot`] and [`Error::Storage`] if a manifest cannot be
     /// read.
     pub fn add(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<()> {
         let mut samples = conform(samples, &self.columns)?;
@@ -104,7 +104,7 @@ impl<'a> ExpectedSamples<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::PartitionFilter`] as [`Snapshot::matching`].
+    /// [`Error::Fault`] as [`Snapshot::matching`].
     pub fn problems(&self, filter: &PartitionFilter) -> Result<Vec<Problem>> {
         let mut problems = Vec::new();
         for partition in self.snapshot.matching(filter)? {

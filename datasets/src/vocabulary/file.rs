@@ -49,7 +49,7 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] or [`Error::Parquet`] if it cannot be written; the file does not appear then.
+    /// [`Error::Storage`] or [`Error::Fault`] if it cannot be written; the file does not appear then.
     pub fn write(&self, storage: &Storage, path: &str) -> Result<VocabularyFile> {
         let shown = storage.shown(path);
         let wrong = |source| Error::write_parquet(&shown, source);
@@ -83,14 +83,14 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] if the dataset has no vocabulary of that name, and as [`read`](Self::read).
+    /// [`Error::Fault`] if the dataset has no vocabulary of that name, and as [`read`](Self::read).
     pub fn load(location: &Path, snapshot: &Snapshot, name: &str) -> Result<Self> {
         match snapshot.vocabularies.get(name) {
             Some(file) => Self::read(&Storage::open(location)?, file),
-            None => Err(Error::Schema {
-                message: format!("the dataset has no vocabulary `{name}`"),
-                hint: suggest(name, snapshot.vocabularies.keys().map(String::as_str)),
-            }),
+            None => Err(Error::schema(
+                format!("the dataset has no vocabulary `{name}`"),
+                suggest(name, snapshot.vocabularies.keys().map(String::as_str)),
+            )),
         }
     }
 

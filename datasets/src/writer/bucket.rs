@@ -48,7 +48,7 @@ impl Format {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] for a column order that names no column.
+    /// [`Error::Fault`] for a column order that names no column.
     pub(super) fn new(
         location: &Path,
         schema: &Schema,
@@ -96,7 +96,7 @@ impl BucketWriters {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] for a schema that no dataset can have, or a column order that names no column.
+    /// [`Error::Fault`] for a schema that no dataset can have, or a column order that names no column.
     pub fn new(storage: Storage, schema: Schema, options: WriterOptions, encoders: Encoders) -> Result<Self> {
         schema.validate()?;
         let (buckets, threads) = (options.buckets.clamp(1, MOST_BUCKETS), encoders.threads());
@@ -163,7 +163,7 @@ impl BucketWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] for a sample that belongs before the one that came before it.
+    /// [`Error::Fault`] for a sample that belongs before the one that came before it.
     pub fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
         let sessions = self.order.sessions();
         let starts_run = self.order.sample(session, time)?;
@@ -190,7 +190,7 @@ impl BucketWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] and [`Error::Parquet`] if a file cannot be written, and the errors of decoding, also for one
+    /// [`Error::Storage`] and [`Error::Fault`] if a file cannot be written, and the errors of decoding, also for one
     /// of the row groups before.
     pub fn write_row_group(&mut self, decode: Decode) -> Result<()> {
         let pushed = self.ended.take().unwrap_or_else(|| std::mem::take(&mut self.pushed));

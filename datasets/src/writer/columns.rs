@@ -52,7 +52,7 @@ impl FileColumns {
     ///
     /// # Errors
     ///
-    /// [`Error::Schema`] if the options' column order names a column twice, or one that does not exist.
+    /// [`Error::Fault`] if the options' column order names a column twice, or one that does not exist.
     pub(super) fn new(schema: &Schema, options: &WriterOptions) -> Result<Self> {
         check_sample_keys(schema, options)?;
         let rows = with_sample_keys(schema.to_arrow(), options.sample_keys);
@@ -111,8 +111,8 @@ fn check_sample_keys(schema: &Schema, options: &WriterOptions) -> Result<()> {
     }
     let message =
         format!("the column name `{SAMPLE_KEY_COLUMN}` is reserved for the hashes of the samples' keys");
-    let hint = "give the column another name with `AS` in the query".to_owned();
-    Err(Error::Schema { message, hint })
+    let hint = "give the column another name with `AS` in the query";
+    Err(Error::schema(message, hint))
 }
 
 /// The path of a field's leaf.
@@ -132,11 +132,11 @@ fn in_order(rows: &SchemaRef, first: &[String]) -> Result<Vec<usize>> {
         let Ok(place) = rows.index_of(name) else {
             let known = rows.fields().iter().map(|field| field.name().as_str());
             let message = format!("the column order names `{name}`, which is no column of the dataset");
-            return Err(Error::Schema { message, hint: suggest(name, known) });
+            return Err(Error::schema(message, suggest(name, known)));
         };
         if !seen.insert(place) {
             let message = format!("the column order names `{name}` twice");
-            return Err(Error::Schema { message, hint: "name every column once".to_owned() });
+            return Err(Error::schema(message, "name every column once"));
         }
         places.push(place);
     }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use onefold_base::fault::{Fault, Kind, option, text};
+
 use super::DatasetWriter;
 use crate::digest::Digest;
 use crate::snapshot::{Changes, Commit, Partition, Snapshot, WrittenBucket, commit};
@@ -24,11 +26,10 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Samples`] if the samples are not those [expected](Self::expect); [`Error::FewerSamples`] if a partition
-    /// would lose samples and may not; [`Error::Conflict`] if another writer has changed the same partitions meanwhile,
-    /// or the same vocabulary to another content; [`Error::Schema`] if a feature's vocabulary was not added;
-    /// [`Error::Storage`] and [`Error::Parquet`] if a file or the snapshot cannot be written. The dataset is then as it
-    /// was.
+    /// [`Error::Fault`] if the samples are not those [expected](Self::expect), a partition would lose samples and may
+    /// not, another writer has changed the same partitions meanwhile, or the same vocabulary to another content, or a
+    /// feature's vocabulary was not added; [`Error::Storage`] and [`Error::Fault`] if a file or the snapshot cannot be
+    /// written. The dataset is then as it was.
     pub fn finish(mut self) -> Result<Written> {
         self.complete()?;
         self.check_expected()?;
@@ -111,13 +112,22 @@ impl DatasetWriter {
         });
         let lost: Vec<_> = lost.collect();
         let Some((key, before, now)) = lost.first() else { return Ok(()) };
-        Err(Error::FewerSamples {
-            path: self.writers.storage.location().to_owned(),
-            partition: key.to_string(),
-            before: *before,
-            now: *now,
-            partitions: lost.len(),
-        })
+        let several = match lost.len() {
+            1 => String::new(),
+            partitions => format!("{partitions} partitions would lose samples: "),
+        };
+        let message = format!(
+            "{several}partition `{key}` has {before} samples, and appending would leave {now}; nothing was committed"
+        );
+        let fault = Fault::of_file(Kind::Failed, self.writers.storage.location(), message);
+        Err(fault
+            .hint(text![
+                "give logs that hold all samples of the partition, add late samples to it with ",
+                option("commit").set_to("merge"),
+                ", or replace it with ",
+                option("commit").set_to("replace")
+            ])
+            .into())
     }
 
     fn check_expected(&self) -> Result<()> {
@@ -126,11 +136,17 @@ impl DatasetWriter {
         for bucket in self.written.values().flat_map(BTreeMap::values) {
             all.add(bucket.samples(), bucket.digest());
         }
-        let written = all.number;
-        match all == (Samples { number: expected, digest }) {
-            true => Ok(()),
-            false => Err(Error::Samples { expected, written }),
+        if all == (Samples { number: expected, digest }) {
+            return Ok(());
         }
+        let written = all.number;
+        let digests = if written == expected { ", whose digests differ" } else { "" };
+        let message = format!(
+            "the samples written are not those of the query: {written} of {expected} samples{digests}"
+        );
+        let hint = "nothing was committed; check that no source changed while it was read, then run this again, and \
+                    report it if it stays";
+        Err(Fault::new(Kind::Failed, message).hint(hint).into())
     }
 
     /// Checks that the vocabularies of `kept` and those that were added are those that features name.
@@ -151,8 +167,8 @@ impl DatasetWriter {
         });
         let Some((name, what)) = wrong else { return Ok(()) };
         let message = format!("the vocabulary `{name}` {what}");
-        let hint = "add the vocabularies that features name, and no others".to_owned();
-        Err(Error::Schema { message, hint })
+        let hint = "add the vocabularies that features name, and no others";
+        Err(Error::schema(message, hint))
     }
 }
 

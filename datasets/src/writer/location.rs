@@ -32,7 +32,7 @@ pub fn check_new_location(storage: &Storage) -> Result<()> {
          it; choose another location",
         found.join("`, `")
     );
-    Err(onefold_storage::Error::Exists { path: storage.location().to_owned(), hint: hint.into() }.into())
+    Err(onefold_storage::Error::exists(storage.location(), hint).into())
 }
 
 /// Files of a local folder whose names no writer makes: the first ones, in order, and at most one more than are listed.

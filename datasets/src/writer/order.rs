@@ -31,7 +31,7 @@ impl SampleOrder {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] for a sample that belongs before the one that came before it.
+    /// [`Error::Fault`] for a sample that belongs before the one that came before it.
     pub(super) fn sample(&mut self, session: i64, time: i64) -> Result<bool> {
         let starts = self.last.is_none_or(|(last, _)| last != session);
         if let Some((last, last_time)) = self.last {
@@ -59,13 +59,11 @@ impl SampleOrder {
             Order::SessionHash => (SESSION_COLUMN, "session and time"),
             Order::Arrival => (TIME_COLUMN, "time"),
         };
-        Error::Column {
-            column: column.to_owned(),
-            message: format!(
-                "a sample of session {session} at {time} comes after one that it belongs before"
-            ),
-            hint: format!("sort the samples of a partition by {by} before writing"),
-        }
+        Error::column(
+            column,
+            format!("a sample of session {session} at {time} comes after one that it belongs before"),
+            format!("sort the samples of a partition by {by} before writing"),
+        )
     }
 }
 

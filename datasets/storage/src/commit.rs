@@ -321,20 +321,20 @@ impl StagedDirectory {
     ///
     /// # Errors
     ///
-    /// [`Error::Exists`] if something is there and `overwrite` is false, or if it is there and does not hold `marker`,
-    /// the file that makes it a directory of the kind being written; [`Error::Locked`] if another process writes the
-    /// same directory; [`Error::Location`] if `target` names nothing, as [`absolute`](crate::absolute) says.
+    /// [`Error::Fault`] if something is there and `overwrite` is false, if it is there and does not hold `marker`, the
+    /// file that makes it a directory of the kind being written, or if `target` names nothing, as
+    /// [`absolute`](crate::absolute) says; [`Error::Locked`] if another process writes the same directory.
     pub fn create(target: &Path, marker: &str, overwrite: bool) -> Result<Self> {
         // The folders on the way are made, so a `~` that the shell did not expand would become one.
         crate::absolute(target)?;
         let occupied = target.exists() && !is_empty_directory(target)?;
         if occupied && !target.join(marker).is_file() {
             let hint = format!("it holds no `{marker}`, so it is not replaced; choose another directory");
-            return Err(Error::Exists { path: target.to_owned(), hint: hint.into() });
+            return Err(Error::exists(target, hint));
         }
         if occupied && !overwrite {
             let hint = text!["choose another directory, or replace it with ", option("overwrite")];
-            return Err(Error::Exists { path: target.to_owned(), hint });
+            return Err(Error::exists(target, hint));
         }
         let staging = sibling(target, "partial");
         let created = CreatedDirectories::create(&staging)?;
@@ -375,7 +375,7 @@ impl StagedDirectory {
                 fs_err::rename(&self.target, &replaced)?;
             } else {
                 let hint = "it appeared while this command ran; choose another directory";
-                return Err(Error::Exists { path: self.target.clone(), hint: hint.into() });
+                return Err(Error::exists(&self.target, hint));
             }
         }
         fs_err::rename(&self.staging, &self.target)?;

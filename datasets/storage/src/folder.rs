@@ -30,7 +30,7 @@ type Problem = (String, String);
 ///
 /// # Errors
 ///
-/// [`Error::Location`] if the location is empty, begins with a `~` that the shell did not expand, goes through a
+/// [`Error::Fault`] if the location is empty, begins with a `~` that the shell did not expand, goes through a
 /// symbolic link whose target does not exist, has `..` after a folder that does not exist, or has a name that is not
 /// UTF-8.
 pub fn absolute(location: &Path) -> Result<PathBuf> {
@@ -81,7 +81,7 @@ impl Folder {
 
 /// The error for a location.
 pub(crate) fn wrong_location(location: &Path, (message, hint): Problem) -> Error {
-    Error::Location { location: location.display().to_string(), message, hint }
+    Error::location(location.display(), message, hint)
 }
 
 fn problem(message: impl Into<String>, hint: &str) -> Problem {

@@ -40,6 +40,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::{MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt};
+use onefold_base::fault::{Fault, Kind};
 use onefold_base::units;
 use sha2::{Digest, Sha256};
 use url::Url;
@@ -50,6 +51,7 @@ use self::folder::{Folder, wrong_location};
 pub use self::ranges::{RANGE_GAP, Ranges};
 use self::remote::LARGEST_REQUEST;
 pub use self::remote::{Patience, RemoteStore, S3Settings};
+use self::service::CHANGED;
 pub use self::service::{Explanation, Hints, Service};
 pub use self::upload::{HashingWriter, Upload};
 
@@ -124,13 +126,14 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Location`] if the URL is malformed, of an unknown scheme, or the environment's settings for its store
-    /// contradict each other; if a local path names nothing, as [`absolute`] says; if it is the root of the file system.
+    /// [`Error::Fault`] if the URL is malformed, of an unknown scheme, or the environment's settings for its store
+    /// contradict each other; if a local path names nothing, as [`absolute`] says; if it is the root of the file
+    /// system.
     pub fn open(location: &Path) -> Result<Self> {
         let Some(text) = location.to_str().filter(|_| is_url(location)) else {
             return Self::of_disk(Folder::resolve(location, location)?, location);
         };
-        let wrong = |message: String, hint: &str| wrong_location(location, (message, hint.to_owned()));
+        let wrong = |message: String, hint: &str| Error::location(location.display(), message, hint);
         let write_url = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \
                          `az://container/folder` or `file:///folder`";
         let url = Url::parse(text).map_err(|error| wrong(error.to_string(), write_url))?;
@@ -144,8 +147,8 @@ impl Storage {
         let service = remote.service();
         let connect = |patience| {
             remote.connect(patience).map_err(|error| {
-                let Explanation { message, hint } = service.explain_settings(&error);
-                Error::Location { location: text.to_owned(), message, hint }
+                let (message, hint) = service.explain_settings(&error);
+                Error::location(text, message, hint)
             })
         };
         let (store, probe) = (connect(Patience::Long)?, connect(Patience::Short)?);
@@ -171,8 +174,7 @@ impl Storage {
     /// As [`open`](Self::open). A file may be directly in the root of the file system.
     pub fn of_file(location: &Path) -> Result<(Self, String)> {
         let text = location.to_str().ok_or_else(|| {
-            let message = "the path is not UTF-8 text".to_owned();
-            wrong_location(location, (message, "choose another name".to_owned()))
+            Error::location(location.display(), "the path is not UTF-8 text", "choose another name")
         })?;
         if let Some((scheme, _)) = text.split_once("://")
             && is_url(location)
@@ -203,8 +205,8 @@ impl Storage {
     /// The storage of a folder of the local disk, which is not the root of the file system.
     fn of_disk(folder: Folder, location: &Path) -> Result<Self> {
         if folder.is_root() {
-            let message = "this is the root of the file system".to_owned();
-            return Err(wrong_location(location, (message, "choose a folder in it".to_owned())));
+            let message = "this is the root of the file system";
+            return Err(Error::location(location.display(), message, "choose a folder in it"));
         }
         Ok(Self::of_resolved(folder, location))
     }
@@ -260,7 +262,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the store does not give it.
+    /// [`Error::Fault`] if the store does not give it.
     pub fn read(&self, path: &str) -> Result<Option<Bytes>> {
         let (key, is_local) = (self.key(path)?, self.local.is_some());
         let found = self.ask(path, move |store| {
@@ -295,7 +297,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the store does not answer.
+    /// [`Error::Fault`] if the store does not answer.
     pub fn head(&self, path: &str) -> Result<Option<Object>> {
         let key = self.key(path)?;
         let found = self.ask(path, move |store| {
@@ -316,7 +318,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the store does not give them, [`Error::Changed`] if the object has another ETag.
+    /// [`Error::Fault`] if the store does not give them, or the object has another ETag.
     pub fn read_ranges(
         &self,
         path: &str,
@@ -434,7 +436,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the store does not list them.
+    /// [`Error::Fault`] if the store does not list them.
     pub fn list(&self, folder: &str, after: Option<&str>) -> Result<Vec<Object>> {
         let key = self.key(folder)?;
         let after = after.map(|after| self.key(after)).transpose()?;
@@ -466,7 +468,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if the store refuses it for another reason than that it exists.
+    /// [`Error::Fault`] if the store refuses it for another reason than that it exists.
     pub fn create(&self, path: &str, bytes: Vec<u8>) -> Result<Created> {
         if let Some(local) = &self.local {
             let created = commit::create_file(&local.join(path), &bytes);
@@ -482,7 +484,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if the store refuses it.
+    /// [`Error::Fault`] if the store refuses it.
     pub fn replace(&self, path: &str, bytes: Vec<u8>) -> Result<()> {
         if let Some(local) = &self.local {
             let file = local.join(path);
@@ -501,7 +503,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if a local file cannot be created.
+    /// [`Error::Fault`] if a local file cannot be created.
     pub fn upload(&self, path: &str) -> Result<Upload> {
         self.upload_of(path, 0)
     }
@@ -546,7 +548,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if the store refuses to remove one.
+    /// [`Error::Fault`] if the store refuses to remove one.
     pub fn delete(&self, paths: Vec<String>) -> Result<()> {
         if let Some(local) = &self.local {
             for path in paths {
@@ -600,7 +602,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the store does not list the folder, [`Error::Write`] if it refuses to remove an object.
+    /// [`Error::Fault`] if the store does not list the folder, or refuses to remove an object.
     pub fn remove_folder(&self, folder: &str, first: Option<&str>) -> Result<()> {
         if let Some(first) = first {
             self.delete(vec![format!("{folder}/{first}")])?;
@@ -621,7 +623,7 @@ impl Storage {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the store does not list them.
+    /// [`Error::Fault`] if the store does not list them.
     pub fn entries(&self, folder: &str) -> Result<Vec<String>> {
         if let Some(local) = &self.local {
             let path = local.join(folder);
@@ -648,10 +650,8 @@ impl Storage {
             (prefix, "") => prefix.to_owned(),
             (prefix, path) => format!("{prefix}/{path}"),
         };
-        ObjectPath::parse(&key).map_err(|error| Error::Location {
-            location: self.shown(path).display().to_string(),
-            message: error.to_string(),
-            hint: "use another name".to_owned(),
+        ObjectPath::parse(&key).map_err(|error| {
+            Error::location(self.shown(path).display(), error.to_string(), "use another name")
         })
     }
 
@@ -695,13 +695,17 @@ impl Storage {
 
     fn read_error(&self, path: &str, error: object_store::Error) -> Error {
         let path = self.shown(path);
-        match error {
-            object_store::Error::Precondition { .. } => Error::Changed { path },
-            error => {
-                let Explanation { message, hint } = self.service.explain(&error);
-                Error::Read { path, message, hint }
+        let path = path.display();
+        let fault = match error {
+            object_store::Error::Precondition { .. } => {
+                Fault::new(Kind::Data, format!("`{path}` was changed while it was read")).hint(CHANGED)
             }
-        }
+            error => {
+                let (message, hint) = self.service.explain(&error);
+                Fault::new(Kind::Storage, format!("`{path}` cannot be read: {message}")).hint(hint)
+            }
+        };
+        fault.into()
     }
 
     /// The error of an [`Upload`] of the object `path` that could not be written to.

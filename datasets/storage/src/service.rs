@@ -4,20 +4,8 @@ use std::io;
 
 use onefold_base::fault::{Fault, Kind};
 
-/// Why a request failed, and what to do about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Explanation {
-    /// What went wrong.
-    pub message: String,
-    /// What to do.
-    pub hint: String,
-}
-
-impl From<Explanation> for Fault {
-    fn from(Explanation { message, hint }: Explanation) -> Self {
-        Self::new(Kind::Storage, message).hint(hint)
-    }
-}
+/// Why a request failed, and a hint.
+pub type Explanation = (String, String);
 
 /// The hints of a [`Service`]'s explanations. Callers that have settings of their own say where those are.
 #[derive(Debug, Clone)]
@@ -105,7 +93,7 @@ impl Service {
 
     /// Explains why a request failed. The message can follow "the file cannot be read: ".
     pub fn explain(&self, error: &object_store::Error) -> Explanation {
-        let explanation = |message: String, hint: &str| Explanation { message, hint: hint.to_owned() };
+        let explanation = |message: String, hint: &str| (message, hint.to_owned());
         let cause = root_cause(error);
         if matches!(error, object_store::Error::Precondition { .. })
             || cause.contains("412 Precondition Failed")
@@ -156,7 +144,7 @@ impl Service {
     pub(crate) fn explain_settings(&self, error: &object_store::Error) -> Explanation {
         let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
         let message = format!("the settings in the environment cannot be used: {cause}");
-        Explanation { message, hint: self.hints.credentials.clone() }
+        (message, self.hints.credentials.clone())
     }
 
     /// A failed request as an I/O error: the operating system's own on a local disk, otherwise the explanation as a
@@ -164,7 +152,10 @@ impl Service {
     pub(crate) fn io_error(&self, error: &object_store::Error) -> io::Error {
         match self.is_local {
             true => operating_system_error(error),
-            false => io::Error::other(Fault::from(self.explain(error))),
+            false => {
+                let (message, hint) = self.explain(error);
+                io::Error::other(Fault::new(Kind::Storage, message).hint(hint))
+            }
         }
     }
 }
@@ -220,6 +211,7 @@ fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use object_store::Error;
+    use onefold_base::fault::Explain;
 
     use super::*;
 
@@ -228,7 +220,7 @@ mod tests {
         let store = Service::s3(None, true);
         let body = "<Error><Code>NoSuchBucket</Code><Message>none</Message></Error>";
         let missing = Error::NotFound { path: "p".to_owned(), source: body.into() };
-        assert!(store.explain(&missing).message.contains("no such bucket at AWS"));
+        assert!(store.explain(&missing).0.contains("no such bucket at AWS"));
         for (code, variable) in [
             ("SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"),
             ("AuthenticationFailed", "AWS_ACCESS_KEY_ID"),
@@ -236,14 +228,14 @@ mod tests {
         ] {
             let body = format!("<Error><Code>{code}</Code><Message>wrong key</Message></Error>");
             let denied = Error::PermissionDenied { path: "p".to_owned(), source: body.into() };
-            let Explanation { message, hint } = store.explain(&denied);
+            let (message, hint) = store.explain(&denied);
             assert!(message.ends_with(&format!("denied the request: {code}: wrong key")), "{message}");
             assert!(hint.contains(variable), "{hint}");
         }
         let down = || Error::Generic { store: "S3", source: "connection refused".into() };
-        assert!(store.explain(&down()).message.ends_with("connection refused"));
+        assert!(store.explain(&down()).0.ends_with("connection refused"));
         let bare = Service::s3(Some("http://minio".to_owned()), false).explain(&down());
-        assert!(bare.message.starts_with("there are no credentials"), "{bare:?}");
+        assert!(bare.0.starts_with("there are no credentials"), "{bare:?}");
     }
 
     #[test]
@@ -265,7 +257,7 @@ mod tests {
         let denied = Error::PermissionDenied { path: "p".to_owned(), source: body.into() };
         let error =
             crate::Error::write("s3://bucket/part.parquet", Service::s3(None, true).io_error(&denied));
-        assert!(matches!(error, crate::Error::Store { .. }), "{error:?}");
+        assert_eq!(error.fault().kind, Kind::Storage);
         let text = error.to_string();
         assert!(text.starts_with("`s3://bucket/part.parquet` cannot be written: AWS denied"), "{text}");
         assert!(text.contains("hint: set AWS_ACCESS_KEY_ID"), "{text}");

@@ -61,7 +61,7 @@ impl Upload {
     ///
     /// # Errors
     ///
-    /// [`Error::Write`] if the store refuses a part or the whole; the object does not appear then.
+    /// [`Error::Fault`] if the store refuses a part or the whole; the object does not appear then.
     pub fn finish(mut self) -> Result<()> {
         if self.multipart.is_none() {
             return self.storage.replace(&self.path, std::mem::take(&mut self.buffer));

@@ -97,7 +97,7 @@ fuzz_target!(|bytes: &[u8]| {
         for batch in reader.batches().expect("threads") {
             match batch {
                 Ok(_) => {}
-                Err(Error::Invariant { place, message }) => panic!("{place}: {message}"),
+                Err(error @ Error::Invariant(_)) => panic!("{error}"),
                 Err(_) => break,
             }
         }

@@ -70,7 +70,7 @@ impl Jobs {
 ///
 /// # Errors
 ///
-/// As [`Reader::open`]; [`Error::Options`] if another dataset has taken the place of the one that the client opened.
+/// As [`Reader::open`]; [`Error::Fault`] if another dataset has taken the place of the one that the client opened.
 fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Reader>> {
     let Job { dataset, identity, options } = job;
     let reader = Reader::open(Path::new(&dataset), options, workers)?;

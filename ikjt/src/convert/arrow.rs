@@ -143,7 +143,7 @@ impl Batch {
     }
 }
 
-fn wrong(column: &str, message: impl Into<String>) -> Error {
+fn wrong(column: &str, message: impl std::fmt::Display) -> Error {
     Error::invariant(format!("column `{column}`"), message)
 }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chrono_tz::Tz;
+use onefold_base::fault::{Fault, Kind};
 use onefold_base::versioned::parse_toml;
 use onefold_datasets::suggest;
 use serde::{Deserialize, Serialize};
@@ -202,9 +203,9 @@ impl PreprocessConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be read; [`Error::PreprocessFile`] if it is not TOML of this version;
-    /// [`Error::Preprocess`], with line, number and operator of the step, for an unknown operator, a key that is
-    /// unknown, missing or of the wrong type, or a value out of range, and for a `table_file` that cannot be read.
+    /// [`Error::Io`] if it cannot be read; [`Error::Fault`] if it is not TOML of this version, and, with line, number
+    /// and operator of the step, for an unknown operator, a key that is unknown, missing or of the wrong type, or a
+    /// value out of range, and for a `table_file` that cannot be read.
     pub fn load(path: &Path) -> Result<Self> {
         Self::parse(path, &fs_err::read_to_string(path)?)
     }
@@ -222,7 +223,7 @@ impl PreprocessConfig {
     fn from_parts(path: PathBuf, text: String, mut files: TableFiles) -> Result<Self> {
         let hint = "a `preprocess.toml` has `format_version = 1` and `[[step]]` tables";
         let file: File = parse_toml(&text, FORMAT_VERSION, hint)
-            .map_err(|(message, hint)| Error::PreprocessFile { path: path.clone(), message, hint })?;
+            .map_err(|(message, hint)| Fault::of_file(Kind::Options, &path, message).hint(hint))?;
         let shared: Arc<Path> = path.as_path().into();
         let steps = file.step.into_iter().enumerate().map(|(index, step)| {
             let before = text.get(..step.span().start).unwrap_or_default();
@@ -274,6 +275,8 @@ fn parse_operator(name: &str, arguments: &mut Arguments) -> Checked<Parsed> {
 
 #[cfg(test)]
 mod tests {
+    use onefold_base::fault::Explain;
+
     use super::*;
 
     fn parse(step: &str) -> Result<PreprocessConfig> {
@@ -404,7 +407,7 @@ mod tests {
     fn a_file_that_is_no_pipeline_is_refused_as_a_whole() {
         let refused = |text| {
             let error = PreprocessConfig::parse(Path::new("preprocess.toml"), text).unwrap_err();
-            assert!(matches!(error, Error::PreprocessFile { .. }));
+            assert_eq!(error.fault().kind, Kind::Options);
             error.to_string()
         };
         assert!(refused("format_version = 2").contains("`format_version` is 2"));

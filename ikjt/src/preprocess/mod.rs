@@ -64,7 +64,7 @@ impl Preprocessor {
     ///
     /// # Errors
     ///
-    /// [`Error::Preprocess`], with the step, for features and labels that there are not, or that are of another kind
+    /// [`Error::Fault`], with the step, for features and labels that there are not, or that are of another kind
     /// than the operator takes; for a generated feature or group whose name is used already; and for more or fewer
     /// inputs than the operator takes.
     pub fn try_new(config: &PreprocessConfig, schema: &Schema) -> Result<Self> {
@@ -112,7 +112,7 @@ impl Preprocessor {
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the batch is not of the schema, or lacks timestamps; [`Error::Preprocess`] for weighted
+    /// [`Error::Invariant`] if the batch is not of the schema, or lacks timestamps; [`Error::Fault`] for weighted
     /// lists and times that a step cannot work on, and for a feature that would have more than 2^27 ids.
     pub fn run(&self, batch: Batch) -> Result<Batch> {
         self.check(&batch)?;

@@ -40,13 +40,9 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn error(&self, problem: Problem) -> Error {
-        Error::Preprocess {
-            path: self.path.to_path_buf(),
-            line: self.line,
-            step: self.step,
-            op: self.op.to_string(),
-            message: problem.message,
-            hint: problem.hint,
-        }
+        let Self { path, line, step, op } = self;
+        let Problem { message, hint } = problem;
+        let message = format!("`{}`, line {line}, step {step} (`{op}`): {message}", path.display());
+        Error::options(message, hint)
     }
 }

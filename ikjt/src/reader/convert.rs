@@ -139,9 +139,15 @@ impl Conversion {
         {
             let values = batch.labels().chunks_exact(batch.label_width().max(1)).map(|labels| labels[column]);
             if let Some((sample, value)) = values.enumerate().find(|(_, value)| !range.contains(value)) {
-                let (path, row_group, row) = place_of(sample, pieces);
-                let (column, least, most) = (name.clone(), *range.start(), *range.end());
-                return Err(Error::LabelOutsideRange { path, row_group, column, row, value, least, most });
+                let (least, most) = (range.start(), range.end());
+                let message = format!("the label is {value}, which is not from {least} to {most}");
+                return Err(Error::value(
+                    place_of(sample, pieces),
+                    name,
+                    &message,
+                    "change the label in the dataset's query, as `rating >= 4`, exclude such samples there, or train \
+                     with a `loss` that takes them: `mse`, `huber` or `poisson`",
+                ));
             }
         }
         Ok(())
@@ -163,9 +169,13 @@ impl Conversion {
                     ids.iter().copied().find(|id| outside(id)).map(|id| (sample, id))
                 });
                 if let Some((sample, id)) = found {
-                    let (path, row_group, row) = place_of(sample, pieces);
-                    let column = feature.name().to_owned();
-                    return Err(Error::IdOutsideTable { path, row_group, column, row, id, rows });
+                    return Err(Error::value(
+                        place_of(sample, pieces),
+                        feature.name(),
+                        &format!("id {id} is outside the table's {rows} rows"),
+                        "give the table more rows (a model that is trained already gets them by \
+                         `onefold-train run --warm-start`), or hash or clamp the feature's ids",
+                    ));
                 }
             }
         }

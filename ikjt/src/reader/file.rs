@@ -73,7 +73,7 @@ impl OpenFiles {
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] if a file is missing or has another size, row count or columns than the snapshot says,
+    /// [`Error::Fault`] if a file is missing or has another size, row count or columns than the snapshot says,
     /// [`Error::Corrupt`] if a footer is not the one that was written.
     pub(super) fn open(
         storage: &Storage,
@@ -82,7 +82,7 @@ impl OpenFiles {
         known: &KnownFiles,
     ) -> Result<Self> {
         let names = || set.files.iter().flat_map(|file| file.columns.iter());
-        let mismatch = |message: String| Error::Mismatch { path: storage.shown(set.path()), message };
+        let mismatch = |message: String| Error::mismatch(storage.shown(set.path()), message);
         let mut seen = HashSet::new();
         if let Some(twice) = names().find(|name| !seen.insert(name.as_str())) {
             return Err(mismatch(format!("it has the column `{twice}` twice")));
@@ -124,7 +124,7 @@ impl OpenFile {
         let file = &set.files[number];
         let object = known.find(storage, file)?;
         let path = storage.shown(&file.path);
-        let mismatch = |message: String| Error::Mismatch { path: path.clone(), message };
+        let mismatch = |message: String| Error::mismatch(&path, message);
         let footer = footer::Footer::read(storage, file, object.e_tag.clone())?;
         let footer = footer.map_err(|message| Error::corrupt(&path, message))?;
         check_counts(footer.metadata.metadata(), set, number).map_err(mismatch)?;
@@ -205,7 +205,7 @@ impl KnownFiles {
         if let Some(object) = objects().get(&file.path) {
             return Ok(object.clone());
         }
-        let mismatch = |message: String| Error::Mismatch { path: storage.shown(&file.path), message };
+        let mismatch = |message: String| Error::mismatch(storage.shown(&file.path), message);
         let object = storage.head(&file.path)?;
         let object = object.ok_or_else(|| mismatch("it is missing, the snapshot names it".to_owned()))?;
         if object.bytes != file.bytes_on_disk {
@@ -233,11 +233,5 @@ pub(super) fn guarded<T>(
     row_group: Option<usize>,
     decode: impl FnOnce() -> Result<T, String>,
 ) -> Result<T> {
-    catch_panic(decode).map_err(|message| Error::Corrupt {
-        path: path.to_owned(),
-        row_group,
-        column: None,
-        row: None,
-        message,
-    })
+    catch_panic(decode).map_err(|message| Error::corrupt(path, row_group, message))
 }

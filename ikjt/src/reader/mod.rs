@@ -120,9 +120,9 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Service`] for what a service says; [`Error::Dataset`] if there is no dataset or the filter chooses nothing, [`Error::Options`] for options that
-    /// cannot work (a batch larger than what is to be read, a feature or kept column that the dataset does not have,
-    /// streams that do not divide the buckets), [`Error::Preprocess`] for a pipeline that does not fit the dataset.
+    /// [`Error::Dataset`] if there is no dataset or the filter chooses nothing, [`Error::Fault`] for the answer of a
+    /// service, for options that cannot work (a batch larger than what is to be read, a feature or kept column that the
+    /// dataset does not have, streams that do not divide the buckets) and for a pipeline that does not fit the dataset.
     pub fn open(location: &Path, options: ReaderOptions, workers: &Workers) -> Result<Self> {
         let place = Place::open(location)?;
         let snapshot = place.snapshot(options.snapshot)?;
@@ -241,7 +241,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] if there are samples and no step; otherwise as [`plan`](Self::plan).
+    /// [`Error::Fault`] if there are samples and no step; otherwise as [`plan`](Self::plan).
     pub fn steps(&self, epoch: u64) -> Result<u64> {
         let kept = self.kept_counts(epoch)?;
         let samples = |file: usize| match &kept {
@@ -309,7 +309,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] if the position is one of another dataset, partitions or order, or if the epoch has no step;
+    /// [`Error::Fault`] if the position is one of another dataset, partitions or order, or if the epoch has no step;
     /// [`Error::Io`] if a thread cannot be started. What is wrong with files comes from the iterator, which ends after
     /// an error, but for files that must be looked at to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
@@ -476,7 +476,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] for a split of other files or rows, and if it does not fit into the memory limit; otherwise
+    /// [`Error::Fault`] for a split of other files or rows, and if it does not fit into the memory limit; otherwise
     /// what is wrong with the file.
     pub fn read(&self, split: &Split, epoch: u64) -> Result<Batch> {
         match &self.source {
@@ -527,7 +527,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] if the position is one of another dataset, partitions or order.
+    /// [`Error::Fault`] if the position is one of another dataset, partitions or order.
     pub fn check(&self, position: &Position) -> Result<()> {
         position.check(&self.position(position.epoch))
     }

@@ -43,7 +43,7 @@ impl Place {
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`] if there is no dataset or it has no such snapshot, [`Error::Service`] for what a service says.
+/// [`Error::Dataset`] if there is no dataset or it has no such snapshot, [`Error::Fault`] for what a service says.
 pub fn load_snapshot(location: &Path, number: Option<u64>) -> Result<Snapshot> {
     Place::open(location)?.snapshot(number)
 }
@@ -69,7 +69,7 @@ pub fn load_statistics(
 ///
 /// # Errors
 ///
-/// [`Error::Service`] if the service does not answer.
+/// [`Error::Fault`] if the service does not answer.
 pub fn stored_at(location: &Path) -> Result<std::path::PathBuf> {
     Ok(match Place::open(location)? {
         Place::Storage(storage) => storage.location().to_owned(),

@@ -36,7 +36,7 @@ impl Workers {
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] for no threads, [`Error::Io`] if threads cannot be started.
+    /// [`Error::Fault`] for no threads, [`Error::Io`] if threads cannot be started.
     pub fn new(threads: usize, memory_limit: u64) -> Result<Self> {
         if threads == 0 {
             return Err(Error::options("cannot read with 0 threads", "take at least 1"));

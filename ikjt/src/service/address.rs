@@ -28,7 +28,7 @@ impl ServiceAddress {
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] if the host, the port or the dataset is missing.
+    /// [`Error::Fault`] if the host, the port or the dataset is missing.
     pub fn parse(location: &Path) -> Result<Option<Self>> {
         let Some(text) = location.to_str() else { return Ok(None) };
         let Some((rest, secure)) =
@@ -40,7 +40,7 @@ impl ServiceAddress {
             Error::options(
                 format!("`{text}` is no dataset of a preprocessing service: {message}"),
                 "write `grpc://HOST:PORT/DATASET`, as `grpc://reader:7070/s3://bucket/folder`, or with two slashes \
-                   before the path of a local dataset",
+                 before the path of a local dataset",
             )
         };
         let (master, dataset) = rest.split_once('/').unwrap_or((rest, ""));

@@ -38,7 +38,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`Error::Service`] if it does not answer, or not to this client.
+    /// [`Error::Fault`] if it does not answer, or not to this client.
     pub(crate) fn connect(address: ServiceAddress) -> Result<Arc<Self>> {
         let security = Security::of_environment()?;
         let service = Arc::new(Self {
@@ -66,7 +66,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`Error::Service`] if the dataset has no such snapshot, or the service does not answer.
+    /// [`Error::Fault`] if the dataset has no such snapshot, or the service does not answer.
     pub(crate) fn snapshot(self: &Arc<Self>, number: Option<u64>) -> Result<Snapshot> {
         let location = self.location().to_owned();
         self.ask_a_worker(&location.clone(), None, FindSnapshot { location, number })
@@ -95,7 +95,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`Error::Service`] if the service does not answer.
+    /// [`Error::Fault`] if the service does not answer.
     pub(crate) fn clients(self: &Arc<Self>) -> Result<Vec<FoundClient>> {
         Self::ask_until_answered(Arc::clone(self), FindClients { dataset: self.location().to_owned() })
     }
@@ -104,7 +104,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`Error::Service`] for what the worker says, and if the service does not answer.
+    /// [`Error::Fault`] for what the worker says, and if the service does not answer.
     pub(crate) fn counts(self: &Arc<Self>, job: &Job, epoch: u64) -> Result<SampleCounts> {
         let key = job.key();
         self.ask_a_worker(&key, Some(job), CountSamples { job: key.clone(), epoch })
@@ -225,12 +225,12 @@ impl Tries {
     ///
     /// # Errors
     ///
-    /// [`Error::Service`] with `cause`, what went wrong last, if the time is over.
+    /// [`Error::Fault`] with `cause`, what went wrong last, if the time is over.
     pub(super) async fn again(&mut self, master: &str, cause: Fault) -> Result<()> {
         if Instant::now() + self.pause > self.until {
             let seconds = self.patience.as_secs();
             let place = format!("the preprocessing service at `{master}` gave nothing for {seconds} seconds");
-            return Err(Error::Service(Fault { kind: Kind::Storage, ..cause }.within(&place).hint(format!(
+            return Err(Error::Fault(Fault { kind: Kind::Storage, ..cause }.within(&place).hint(format!(
                 "start its master and workers (`onefold-serve status --master {master}` shows them), or correct the URL"
             ))));
         }
@@ -243,5 +243,5 @@ impl Tries {
 /// The error for a worker that knows nothing of a job right after it was told.
 pub(super) fn unexpected() -> Error {
     let message = "a worker of the preprocessing service does not know the job that it was asked about";
-    Error::Service(Fault::new(Kind::Data, message))
+    Error::Fault(Fault::new(Kind::Data, message))
 }

@@ -93,7 +93,7 @@ impl Fetch {
     ///
     /// # Errors
     ///
-    /// [`Error::Service`] for what a worker says about the job or its data, and if no batch comes for a long time.
+    /// [`Error::Fault`] for what a worker says about the job or its data, and if no batch comes for a long time.
     pub(crate) fn run(&self, deliver: &mut Deliver<'_>) -> Result<()> {
         let (name, dataset) = (onefold_storage::random_name(), self.job.dataset.clone());
         let near = self.near(self.steps.start);
@@ -409,5 +409,5 @@ fn to_batch(message: FlightData) -> Result<(u64, PackedBatch), Failure> {
 /// The error for a batch that is not what was asked for.
 pub(crate) fn wrong_batch(error: &Error) -> Error {
     let message = format!("the preprocessing service sent something else than a batch of the job: {error}");
-    Error::Service(Fault::new(Kind::Data, message))
+    Error::Fault(Fault::new(Kind::Data, message))
 }

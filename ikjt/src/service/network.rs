@@ -65,7 +65,7 @@ impl From<Status> for Failure {
         let message = describe(&status);
         if message.contains("certificate") || message.contains("received fatal alert") {
             let message = format!("no TLS connection to the preprocessing service can be made: {message}");
-            return Self::Final(Error::Service(Fault::new(Kind::Options, message).hint(TLS_HINT)));
+            return Self::Final(Error::Fault(Fault::new(Kind::Options, message).hint(TLS_HINT)));
         }
         // A process of the service sends the fault with the status; a failed connection has none.
         let fault = |kind| {
@@ -79,8 +79,8 @@ impl From<Status> for Failure {
             | Code::Unauthenticated
             | Code::PermissionDenied
             | Code::Unimplemented
-            | Code::OutOfRange => Self::Final(Error::Service(fault(Kind::Options))),
-            Code::DataLoss => Self::Final(Error::Service(fault(Kind::Data))),
+            | Code::OutOfRange => Self::Final(Error::Fault(fault(Kind::Options))),
+            Code::DataLoss => Self::Final(Error::Fault(fault(Kind::Data))),
             _ => Self::Passing(fault(Kind::Storage)),
         }
     }
@@ -114,7 +114,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] for a token that cannot be sent.
+    /// [`Error::Fault`] for a token that cannot be sent.
     pub fn new(security: &Security, secure: bool) -> Result<Self> {
         let tls = secure.then(|| security.tls());
         Ok(Self { credentials: security.credentials()?, tls, compressed: false, channels: Mutex::default() })
@@ -150,7 +150,7 @@ impl Network {
                 Some(source) => format!("`{host}`: {error}: {source}"),
                 None => format!("`{host}`: {error}"),
             };
-            Error::Service(Fault::new(Kind::Options, message))
+            Error::Fault(Fault::new(Kind::Options, message))
         };
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let mut endpoint = Endpoint::from_shared(format!("{scheme}://{host}")).map_err(wrong)?;
@@ -206,5 +206,5 @@ impl Network {
 /// The error for something that is not what its sender's version writes.
 pub(super) fn malformed(what: &str, error: &dyn std::fmt::Display) -> Failure {
     let message = format!("{what} of the preprocessing service cannot be read: {error}");
-    Failure::Final(Error::Service(Fault::new(Kind::Data, message)))
+    Failure::Final(Error::Fault(Fault::new(Kind::Data, message)))
 }

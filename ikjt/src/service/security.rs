@@ -34,7 +34,7 @@ impl Security {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] for a file that cannot be read, [`Error::Options`] for a certificate without a key, or a key
+    /// [`Error::Io`] for a file that cannot be read, [`Error::Fault`] for a certificate without a key, or a key
     /// without a certificate.
     pub fn of_environment() -> Result<Self> {
         let file = |name: &str| env::var_os(name).map(|path| fs_err::read(PathBuf::from(path))).transpose();
@@ -67,7 +67,7 @@ impl Security {
     ///
     /// # Errors
     ///
-    /// [`Error::Options`] for a token with other characters than visible ASCII.
+    /// [`Error::Fault`] for a token with other characters than visible ASCII.
     pub(super) fn credentials(&self) -> Result<Credentials> {
         let token = self.token.as_ref().map(|token| format!("Bearer {token}").parse()).transpose();
         let token = token.map_err(|_| {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
 use arrow::datatypes::Int64Type;
+use onefold_base::fault::{Explain, Kind};
 use onefold_base::units::parse_bytes;
 use onefold_datasets::{
     DatasetWriter, FeatureGroup, Layout, Order, Schema, SparseFeature, SparseKind, WriterOptions,
@@ -42,7 +43,7 @@ fn a_row_group_that_does_not_fit_is_named() {
     LOG.write(directory.path(), Layout::Folded);
     let reader = open_with(directory.path(), ReaderOptions::new(60), (2, 4 << 10)).unwrap();
     let error = reader.batches().unwrap().next().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Options { .. }));
+    assert_eq!(error.fault().kind, Kind::Options);
     let text = error.to_string();
     assert!(text.contains("row group 0 of `") && text.contains("4.0 KiB"), "{text}");
     assert!(text.contains("hint: raise the option `memory_limit`"), "{text}");

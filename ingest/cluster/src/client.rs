@@ -264,7 +264,7 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 pub(crate) fn failure(message: String, hint: &str) -> DataFusionError {
-    DataFusionError::External(Box::new(onefold_ingest::Error::Engine { message, hint: hint.to_owned() }))
+    DataFusionError::External(Box::new(onefold_ingest::Error::engine(message, hint)))
 }
 
 /// The error of a job, as far as the executor's own message can be told from what Ballista and DataFusion put around it.

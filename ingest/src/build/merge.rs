@@ -87,10 +87,10 @@ impl Build<'_> {
         if !old.sample_keys || !self.config.samples.key.is_empty() {
             return Ok(());
         }
-        Err(Error::Config {
-            path: self.config.path.clone(),
-            message: "the samples of the dataset have keys, but `[samples].key` is not declared".to_owned(),
-            hint: "declare the key that the dataset was built with, or build the dataset anew".to_owned(),
-        })
+        Err(Error::config(
+            &self.config.path,
+            "the samples of the dataset have keys, but `[samples].key` is not declared",
+            "declare the key that the dataset was built with, or build the dataset anew",
+        ))
     }
 }

@@ -64,7 +64,7 @@ pub struct Part {
 ///
 /// # Errors
 ///
-/// As [`build`](crate::build()); [`Error::Config`] if `config` has vocabularies, because these are made of the samples
+/// As [`build`](crate::build()); [`Error::Fault`] if `config` has vocabularies, because these are made of the samples
 /// of all buckets, or the dataset has another number of buckets; [`Error::Dataset`] if `out` is no dataset and holds a
 /// file that belongs to none. Files that were written are removed.
 pub async fn write_part(
@@ -100,9 +100,7 @@ impl Build<'_> {
     async fn part(&self, place: (u32, u32), written: &mut Vec<WrittenBucket>) -> Result<Part> {
         let Self { config, options, reporter, .. } = *self;
         let (bucket, buckets) = place;
-        let refused = |message: String, hint: &str| {
-            Err(Error::Config { path: config.path.clone(), message, hint: hint.to_owned() })
-        };
+        let refused = |message: String, hint: &str| Err(Error::config(&config.path, message, hint));
         if let Some(name) = config.vocabularies.keys().next() {
             let message = format!("the vocabulary `{name}` is made of the samples of all buckets");
             return refused(
@@ -175,7 +173,7 @@ impl Part {
     ///
     /// # Errors
     ///
-    /// [`Error::Part`] for what is no part; [`Error::Dataset`] if the location cannot be read.
+    /// [`Error::Fault`] for what is no part; [`Error::Dataset`] if the location cannot be read.
     pub fn read(location: &Path) -> Result<Vec<(PathBuf, Self)>> {
         let (folder, name) = Storage::of_file(location)?;
         // Without a name, the location is a folder.
@@ -220,11 +218,11 @@ impl Part {
     pub fn store(&self, location: &Path) -> Result<()> {
         let (folder, name) = Storage::of_file(location)?;
         if name.is_empty() {
-            let error = onefold_storage::Error::Location {
-                location: location.display().to_string(),
-                message: "the location names a folder, not a file".to_owned(),
-                hint: "add the name of the file".to_owned(),
-            };
+            let error = onefold_storage::Error::location(
+                location.display(),
+                "the location names a folder, not a file",
+                "add the name of the file",
+            );
             return Err(error.into());
         }
         let text = serde_json::to_vec(self).map_err(|error| Error::Io(error.into()))?;
@@ -248,9 +246,9 @@ impl Part {
 ///
 /// # Errors
 ///
-/// [`Error::Part`] if there are none, buckets are missing or there twice, parts do not fit together, or a file of one is
-/// not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and [`DatasetWriter::finish`]. The dataset is then as
-/// it was, and the parts can be committed later.
+/// [`Error::Fault`] if there are none, buckets are missing or there twice, parts do not fit together, or a file of one
+/// is not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and [`DatasetWriter::finish`]. The dataset is then
+/// as it was, and the parts can be committed later.
 pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> Result<Written> {
     let Some((first_path, first)) = parts.first() else {
         return Err(no_part(out, "there are no parts to commit"));
@@ -314,5 +312,6 @@ fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Re
 }
 
 fn no_part(path: &Path, message: &str) -> Error {
-    Error::Part { path: path.to_owned(), message: message.to_owned() }
+    let hint = "write buckets with `onefold-ingest write`, all alike, and commit one part of each";
+    Error::data(format!("part `{}`", path.display()), message, hint)
 }

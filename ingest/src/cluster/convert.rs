@@ -95,13 +95,13 @@ impl Converter {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if a column is missing, or one that is compared cannot be.
+    /// [`Error::Fault`] if a column is missing, or one that is compared cannot be.
     pub(super) fn new(names: ColumnNames, schema: &ArrowSchema) -> Result<Self> {
         let rows = |columns: &[String]| -> Result<RowConverter> {
             let fields = columns.iter().map(|name| {
                 let field = schema
                     .field_with_name(name)
-                    .map_err(|_| column_error(name, "it is missing", "add it to the query"))?;
+                    .map_err(|_| Error::column(name, "it is missing", "add it to the query"))?;
                 // The order of the engine's sort: ascending, nulls last.
                 let options = SortOptions { descending: false, nulls_first: false };
                 Ok(SortField::new_with_options(field.data_type().clone(), options))
@@ -116,7 +116,7 @@ impl Converter {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] for a null or non-finite value where none may be, or an id beyond 64 bits.
+    /// [`Error::Fault`] for a null or non-finite value where none may be, or an id beyond 64 bits.
     pub(super) fn convert(&self, batch: &RecordBatch) -> Result<Converted> {
         let columns = |names: &[String]| -> Result<Vec<ArrayRef>> {
             names.iter().map(|name| column(batch, name).map(Arc::clone)).collect()
@@ -183,7 +183,7 @@ impl Converter {
                 "check the unit of the time column and the clocks; if such times are right, allow them with \
                  `[checks].{key}`; or leave such rows out with `[checks]` and `{policy} = \"skip\"`"
             );
-            Err(column_error("time", &message, &hint))
+            Err(Error::column("time", message, hint))
         };
         let (first, last) = (limits.not_before, limits.not_after);
         refused("before", first, "not_before", "past", &|time| time < first)?;
@@ -195,7 +195,7 @@ impl Converter {
 ///
 /// # Errors
 ///
-/// [`Error::Column`] for the first column that does not, with its type and a hint.
+/// [`Error::Fault`] for the first column that does not, with its type and a hint.
 pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> {
     for (name, kind) in config.feature_columns() {
         let Ok(field) = columns.field_with_name(name) else { continue };
@@ -207,14 +207,14 @@ pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> 
         };
         if let Some(WrongType { message, hint }) = wrong {
             let message = format!("`[features]` makes it a {} of a column {message}", kind.described());
-            return Err(Error::Column { column: name.to_owned(), message, hint });
+            return Err(Error::column(name, message, hint));
         }
     }
     Ok(())
 }
 
 pub(super) fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayRef> {
-    rows.column_by_name(name).ok_or_else(|| column_error(name, "it is missing", "add it to the query"))
+    rows.column_by_name(name).ok_or_else(|| Error::column(name, "it is missing", "add it to the query"))
 }
 
 /// A column that may not be null; `shown` is its name in the configuration.
@@ -225,7 +225,7 @@ pub(super) fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Re
         nulls => {
             let message =
                 format!("{nulls} of {} samples have no value, and a session needs one", rows.num_rows());
-            Err(column_error(shown, &message, "leave such rows out with `WHERE … IS NOT NULL` in the query"))
+            Err(Error::column(shown, message, "leave such rows out with `WHERE … IS NOT NULL` in the query"))
         }
     }
 }
@@ -236,7 +236,7 @@ fn float_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
     let hint = format!("give a value in the query, as `COALESCE({name}, 0)`, or leave the rows out");
     if floats.null_count() > 0 {
         let message = format!("{} of {} samples have no value", floats.null_count(), floats.len());
-        return Err(column_error(name, &message, &hint));
+        return Err(Error::column(name, message, hint));
     }
     let not_finite =
         floats.as_primitive::<Float32Type>().values().iter().filter(|value| !value.is_finite()).count();
@@ -245,7 +245,7 @@ fn float_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
             "{not_finite} of {} samples have a value that is not a finite 32-bit number",
             floats.len()
         );
-        return Err(column_error(name, &message, &hint));
+        return Err(Error::column(name, message, hint));
     }
     Ok(floats)
 }
@@ -267,7 +267,7 @@ fn list_column(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray
     if ids.null_count() > 0 {
         let message = format!("its lists hold {} nulls", ids.null_count());
         let hint = format!("remove them in the query: `array_compact({name})`");
-        return Err(column_error(name, &message, &hint));
+        return Err(Error::column(name, message, hint));
     }
     ListArray::try_new(item, offsets, ids, None).map_err(engine)
 }
@@ -277,20 +277,13 @@ pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<Array
     let options = CastOptions { safe: false, ..CastOptions::default() };
     cast_with_options(column, to, &options).map_err(|error| {
         let message = format!("a value does not fit {to}: {error}");
-        column_error(name, &message, "convert the column in the query with `CAST`")
+        Error::column(name, message, "convert the column in the query with `CAST`")
     })
-}
-
-pub(crate) fn column_error(column: &str, message: &str, hint: &str) -> Error {
-    Error::Column { column: column.to_owned(), message: message.to_owned(), hint: hint.to_owned() }
 }
 
 /// Reports an Arrow error on columns that were checked before as a bug.
 pub(crate) fn engine(error: ArrowError) -> Error {
-    Error::Engine {
-        message: error.to_string(),
-        hint: "this is a bug in Onefold; please report it".to_owned(),
-    }
+    Error::engine(error.to_string(), "this is a bug in Onefold; please report it")
 }
 
 #[cfg(test)]

@@ -168,7 +168,7 @@ impl DeltaDecoder {
     ///
     /// # Errors
     ///
-    /// [`Error::Engine`](crate::Error::Engine) if a record is malformed.
+    /// [`Error::Fault`](crate::Error::Fault) if a record is malformed.
     pub(super) fn push(&mut self, run: &SessionRun<'_>, give: &mut dyn FnMut(RecordBatch)) -> Result<()> {
         if self.session != Some(run.session) {
             self.chains.clear();

@@ -186,7 +186,7 @@ impl DeltaEncoder {
     ///
     /// # Errors
     ///
-    /// [`Error::Engine`](crate::Error::Engine) if a key column has a type that cannot be compared.
+    /// [`Error::Fault`](crate::Error::Fault) if a key column has a type that cannot be compared.
     pub(super) fn new(
         options: EncoderOptions,
         (statistics, budget): (&StatisticsOptions, &CountBudget),

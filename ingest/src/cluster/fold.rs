@@ -319,15 +319,14 @@ impl Fold {
             Error::Dataset(onefold_datasets::Error::TooManyIds { feature, distinct, .. })
                 if self.spec.workers.is_none() =>
             {
-                Error::Engine {
-                    message: format!(
+                Error::engine(
+                    format!(
                         "the memory of an executor does not suffice to count the ids of `{feature}` for a vocabulary: its \
                          tasks have counted {distinct} distinct ones or more"
                     ),
-                    hint: "raise `--memory-limit` of the executors, an eighth of which is for such counts, or leave this \
-                           feature's ids as they are (remove its `vocabulary`)"
-                        .to_owned(),
-                }
+                    "raise `--memory-limit` of the executors, an eighth of which is for such counts, or leave this \
+                     feature's ids as they are (remove its `vocabulary`)",
+                )
             }
             other => other,
         })

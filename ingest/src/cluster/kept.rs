@@ -9,7 +9,7 @@ use datafusion::arrow::datatypes::{DataType, Int64Type, Schema as ArrowSchema, U
 use onefold_datasets::digest::ColumnSeed;
 use onefold_datasets::{KeptColumn, KeptKind};
 
-use super::convert::{cast, column_error};
+use super::convert::cast;
 use crate::{Config, Error, Result};
 
 /// The kept columns of `config` by the types that samples with these `columns` give them. A column that the samples
@@ -17,20 +17,20 @@ use crate::{Config, Error, Result};
 ///
 /// # Errors
 ///
-/// [`Error::Column`] if one holds neither integers nor texts.
+/// [`Error::Fault`] if one holds neither integers nor texts.
 pub(crate) fn kept_columns(config: &Config, columns: &ArrowSchema) -> Result<Vec<KeptColumn>> {
     let mut kept = Vec::with_capacity(config.keep.len());
     for name in &config.keep {
         let Ok(field) = columns.field_with_name(name) else { continue };
-        let kind = kind(field.data_type()).ok_or_else(|| Error::Column {
-            column: name.clone(),
-            message: format!(
-                "`keep` has it, but only integers and texts are kept, and its type is {}",
-                field.data_type()
-            ),
-            hint: format!(
-                "convert it in the query, as `CAST({name} AS VARCHAR)` or `CAST({name} AS BIGINT)`"
-            ),
+        let kind = kind(field.data_type()).ok_or_else(|| {
+            Error::column(
+                name,
+                format!(
+                    "`keep` has it, but only integers and texts are kept, and its type is {}",
+                    field.data_type()
+                ),
+                format!("convert it in the query, as `CAST({name} AS VARCHAR)` or `CAST({name} AS BIGINT)`"),
+            )
         })?;
         kept.push(KeptColumn { name: name.clone(), kind });
     }
@@ -73,7 +73,7 @@ impl KeptArray {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`] if an unsigned number does not fit into 63 bits.
+    /// [`Error::Fault`] if an unsigned number does not fit into 63 bits.
     pub(super) fn convert(kept: &KeptColumn, column: &ArrayRef) -> Result<Self> {
         let name = &kept.name;
         if kept.kind == KeptKind::Text {
@@ -88,7 +88,7 @@ impl KeptArray {
         {
             let message = format!("`keep` has it, but its value {large} does not fit into 63 bits");
             let hint = format!("keep it as text: write `CAST({name} AS VARCHAR)` in the query");
-            return Err(column_error(name, &message, &hint));
+            return Err(Error::column(name, message, hint));
         }
         let integers = cast(name, &column, &DataType::Int64)?;
         Ok(Self::Integers(integers.as_primitive::<Int64Type>().clone()))

@@ -85,7 +85,7 @@ use crate::{Config, Error, Result};
 
 pub(crate) use self::bucket_files::LeftOut;
 use self::convert::check_types;
-pub(crate) use self::convert::{column_error, engine};
+pub(crate) use self::convert::engine;
 pub(crate) use self::cut::CutSpec;
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
@@ -162,7 +162,7 @@ impl Clustering {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] and [`Error::Column`] for columns that are missing or have a type that does not fit.
+    /// [`Error::Fault`] for columns that are missing or have a type that does not fit.
     pub(crate) async fn plan(
         config: &Config,
         context: &SessionContext,
@@ -220,7 +220,7 @@ impl Clustering {
     ///
     /// # Errors
     ///
-    /// Those of the query, and [`Error::Column`] for a value that no sample can have.
+    /// Those of the query, and [`Error::Fault`] for a value that no sample can have.
     pub(crate) async fn encode(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut SampleTotals>> {
         reporter.begin("reading", None, "samples");
         self.first = {
@@ -256,7 +256,7 @@ impl Clustering {
     ///
     /// # Errors
     ///
-    /// Those of the engine and of writing; [`Error::Engine`] if the samples that come out are not those that went in.
+    /// Those of the engine and of writing; [`Error::Fault`] if the samples that come out are not those that went in.
     pub(crate) async fn write(
         mut self,
         spec: WriteSpec,
@@ -367,19 +367,17 @@ async fn first_records(
 ///
 /// # Errors
 ///
-/// [`Error::Engine`] if these are others.
+/// [`Error::Fault`] if these are others.
 fn compared(mut read: SampleTotals, decoded: &DecodedTotals, digested: bool) -> Result<SampleStatistics> {
     if decoded.samples != read.samples || digested && decoded.digest != read.digest {
-        return Err(Error::Engine {
-            message: format!(
+        return Err(Error::engine(
+            format!(
                 "{} samples with digest {} were read, {} with digest {} came out of the sort",
                 read.samples, read.digest, decoded.samples, decoded.digest,
             ),
-            hint:
-                "the query must give the same rows each time it is evaluated; if it does, check the disk of \
-                   the spill directory"
-                    .to_owned(),
-        });
+            "the query must give the same rows each time it is evaluated; if it does, check the disk of \
+             the spill directory",
+        ));
     }
     read.statistics.timeline_ids(&decoded.timeline_ids);
     Ok(read.statistics)
@@ -482,8 +480,5 @@ fn statistics_options(config: &Config, options: &ClusterOptions) -> StatisticsOp
 }
 
 pub(crate) fn bug(message: &str) -> Error {
-    Error::Engine {
-        message: message.to_owned(),
-        hint: "this is a bug in Onefold; please report it".to_owned(),
-    }
+    Error::engine(message, "this is a bug in Onefold; please report it")
 }

@@ -9,9 +9,9 @@ use datafusion::arrow::temporal_conversions::timestamp_us_to_datetime;
 use onefold_datasets::PartitionKey;
 use serde::{Deserialize, Serialize};
 
-use super::convert::{cast, column, column_error, engine, required};
+use super::convert::{cast, column, engine, required};
 use crate::sessionize::{START, period_micros};
-use crate::{Config, PartitionBy, Result};
+use crate::{Config, Error, PartitionBy, Result};
 
 /// What divides sessions into partitions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ impl Partitions {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`](crate::Error::Column) if a partition column has no value there, or the session's start is not
+    /// [`Error::Fault`] if a partition column has no value there, or the session's start is not
     /// a date.
     pub(crate) fn key(&self, records: &RecordBatch, row: usize) -> Result<PartitionKey> {
         let mut key = Vec::new();
@@ -83,7 +83,7 @@ fn start_of_period(micros: i64, by: PartitionBy) -> i64 {
 fn date_and_hour(micros: i64, by: PartitionBy) -> Result<Vec<(String, String)>> {
     let time = timestamp_us_to_datetime(start_of_period(micros, by)).ok_or_else(|| {
         let message = format!("the time {micros} (microseconds since 1970) is not a date");
-        column_error("time", &message, "check the unit of the time column")
+        Error::column("time", message, "check the unit of the time column")
     })?;
     let mut columns = vec![("date".to_owned(), time.format("%Y-%m-%d").to_string())];
     if by == PartitionBy::Hour {

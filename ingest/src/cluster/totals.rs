@@ -46,7 +46,7 @@ impl SampleTotals {
     ///
     /// # Errors
     ///
-    /// [`Error::Engine`] if the totals cannot be written down.
+    /// [`Error::Fault`] if the totals cannot be written down.
     pub(super) fn into_parts(
         mut self,
         texts: Vec<Option<Arc<TextIds>>>,
@@ -117,7 +117,7 @@ impl TotalsReader {
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if there are more distinct ids than may be counted, [`Error::Engine`] for something that is
+    /// [`Error::Dataset`] if there are more distinct ids than may be counted, [`Error::Fault`] for something that is
     /// no part.
     pub(super) fn read(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
         let (parts, records) = totals_before(batch)?;
@@ -187,7 +187,7 @@ impl TotalsReader {
     ///
     /// # Errors
     ///
-    /// [`Error::Engine`] if a summary is not whole.
+    /// [`Error::Fault`] if a summary is not whole.
     pub(super) fn finish(&mut self) -> Result<Option<SampleTotals>> {
         let mut all: Option<SampleTotals> = None;
         for summary in std::mem::take(&mut self.summaries).into_values() {
@@ -211,7 +211,7 @@ type WorkerPart = (u64, Vec<u8>);
 ///
 /// # Errors
 ///
-/// [`Error::Column`] if the batch is none of records.
+/// [`Error::Fault`] if the batch is none of records.
 pub(super) fn totals_before(batch: &RecordBatch) -> Result<(Vec<WorkerPart>, RecordBatch)> {
     let flags = column(batch, TOTALS)?.as_boolean();
     let parts = (0..batch.num_rows()).take_while(|row| flags.value(*row)).count();
@@ -223,13 +223,13 @@ pub(super) fn totals_before(batch: &RecordBatch) -> Result<(Vec<WorkerPart>, Rec
 
 /// The error for a text whose number is that of another text on another machine.
 pub(crate) fn same_hash(vocabulary: &str, text: &str) -> Error {
-    Error::Engine {
-        message: format!(
+    Error::engine(
+        format!(
             "the text `{text}` of the vocabulary `{vocabulary}` and another one have the same 63-bit hash, so several \
              machines cannot tell them apart"
         ),
-        hint: "build it with `onefold-ingest build`, which can".to_owned(),
-    }
+        "build it with `onefold-ingest build`, which can",
+    )
 }
 
 fn malformed(error: &serde_json::Error) -> Error {

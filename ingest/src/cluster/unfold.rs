@@ -109,15 +109,14 @@ impl SortedRecords {
     ///
     /// # Errors
     ///
-    /// [`Error::Engine`] if a sample belongs to no session.
+    /// [`Error::Fault`] if a sample belongs to no session.
     pub(super) fn of(batch: &RecordBatch) -> Result<Self> {
         let sessions = column(batch, SESSION)?.as_primitive::<Int64Type>();
         if sessions.null_count() > 0 {
-            return Err(Error::Engine {
-                message: format!("{} samples belong to no session", sessions.null_count()),
-                hint: "the query must give the same rows each time it is evaluated; remove `random()` and the like"
-                    .to_owned(),
-            });
+            return Err(Error::engine(
+                format!("{} samples belong to no session", sessions.null_count()),
+                "the query must give the same rows each time it is evaluated; remove `random()` and the like",
+            ));
         }
         let numbers =
             |name: &str| batch.column_by_name(name).map(|column| column.as_primitive::<Int64Type>().clone());
@@ -325,11 +324,10 @@ fn decode(decoder: &mut DeltaDecoder, pieces: &[Piece]) -> Result<Vec<RecordBatc
 
 /// The error that a record was changed.
 pub(super) fn malformed() -> Error {
-    Error::Engine {
-        message: "a sorted record differs from what was written".to_owned(),
-        hint: "check the disk of the spill directory; if it is sound, this is a bug in Onefold; please report it"
-            .to_owned(),
-    }
+    Error::engine(
+        "a sorted record differs from what was written",
+        "check the disk of the spill directory; if it is sound, this is a bug in Onefold; please report it",
+    )
 }
 
 impl DecodedTotals {

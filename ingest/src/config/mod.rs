@@ -179,7 +179,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be read; [`Error::Config`], with line or key, if it is not TOML, has an
+    /// [`Error::Io`] if it cannot be read; [`Error::Fault`], with line or key, if it is not TOML, has an
     /// unknown key, another version, no definition of a session or two, or invalid features.
     pub fn load(path: &Path) -> Result<Self> {
         Self::parse(path, &fs_err::read_to_string(path)?)
@@ -189,20 +189,17 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if there are several sources; [`Error::Io`] if there is no working directory, or its path is not
-    /// UTF-8 text.
+    /// [`Error::Fault`] if there are several sources; [`Error::Io`] if there is no working directory, or its path is
+    /// not UTF-8 text.
     pub fn set_input(&mut self, paths: &[String]) -> Result<()> {
         let mut sources = self.sources.values_mut();
         let (Some(source), None) = (sources.next(), sources.next()) else {
             let names: Vec<&str> = self.sources.keys().map(String::as_str).collect();
-            return Err(Error::Config {
-                path: self.path.clone(),
-                message: format!(
-                    "an input can stand for one source, and there are several: {}",
-                    names.join(", ")
-                ),
-                hint: "name the files in the configuration".to_owned(),
-            });
+            return Err(Error::config(
+                &self.path,
+                format!("an input can stand for one source, and there are several: {}", names.join(", ")),
+                "name the files in the configuration",
+            ));
         };
         source.paths.clear();
         for path in paths {
@@ -221,13 +218,9 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`], as [`load`](Self::load).
+    /// [`Error::Fault`], as [`load`](Self::load).
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
-        let wrong = |message: String, hint: &str| Error::Config {
-            path: path.to_owned(),
-            message,
-            hint: hint.to_owned(),
-        };
+        let wrong = |message: String, hint: &str| Error::config(path, message, hint);
         let file: File = parse_toml(text, FORMAT_VERSION, "the README shows a whole `dataset.toml`")
             .map_err(|(message, hint)| wrong(message, &hint))?;
         let (sources, source_queries) =
@@ -379,11 +372,11 @@ pub(crate) fn missing_column(config: &Config, place: &str, column: &str, known: 
         Rows::Query(_) => "the query does not give".to_owned(),
         Rows::Source(source) => format!("neither `{source}` nor another step gives"),
     };
-    Error::Config {
-        path: config.path.clone(),
-        message: format!("{place} names the column `{column}`, which {lacking}"),
-        hint: suggest(column, known.iter().copied()),
-    }
+    Error::config(
+        &config.path,
+        format!("{place} names the column `{column}`, which {lacking}"),
+        suggest(column, known.iter().copied()),
+    )
 }
 
 #[cfg(test)]

@@ -8,9 +8,8 @@ use datafusion::prelude::SessionContext;
 use onefold_datasets::{CountBudget, IdEncoding, OriginalKind, SparseFeature, TextIds};
 
 use super::{IdForm, IdType, timeline_function};
-use crate::cluster::column_error;
 use crate::remote::cluster_of;
-use crate::{Config, Result};
+use crate::{Config, Error, Result};
 
 /// The forms of all features' ids, and the texts collected while they are read.
 #[derive(Debug, Clone, Default)]
@@ -27,7 +26,7 @@ impl FeatureIds {
     ///
     /// # Errors
     ///
-    /// [`Error::Column`](crate::Error::Column) if the vocabulary of the dataset is one of integers, and a feature has
+    /// [`Error::Fault`] if the vocabulary of the dataset is one of integers, and a feature has
     /// other ids.
     pub(crate) async fn plan(
         config: &Config,
@@ -126,7 +125,7 @@ async fn types(
 }
 
 /// The error for a feature that does not fit the vocabulary of the dataset.
-fn other_kind(vocabulary: &str, feature: &SparseFeature, data_type: &DataType) -> crate::Error {
+fn other_kind(vocabulary: &str, feature: &SparseFeature, data_type: &DataType) -> Error {
     let message = format!(
         "its type is {data_type}, but the originals of the dataset's vocabulary `{vocabulary}` are integers"
     );
@@ -135,5 +134,5 @@ fn other_kind(vocabulary: &str, feature: &SparseFeature, data_type: &DataType) -
         "if the ids are numbers, write `CAST({name} AS BIGINT)` (`BIGINT[]` for lists) in the query; otherwise build a new \
          dataset"
     );
-    column_error(name, &message, &hint)
+    Error::column(name, message, hint)
 }

@@ -12,7 +12,6 @@ use datafusion::arrow::datatypes::{DataType, Field, Int64Type, UInt64Type};
 use onefold_datasets::{CountBudget, TextIds, hash_id, with_decimal};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::cluster::column_error;
 use crate::{Error, Result};
 
 /// What becomes of the ids of a feature.
@@ -116,7 +115,7 @@ pub(crate) fn item_type(data_type: &DataType) -> Option<&DataType> {
 ///
 /// # Errors
 ///
-/// [`Error::Column`] for an integer of more than 63 bits that stays as it is, bytes that should be a text and are not
+/// [`Error::Fault`] for an integer of more than 63 bits that stays as it is, bytes that should be a text and are not
 /// UTF-8, and a type that is not one of ids; [`Error::Dataset`] if the texts do not fit into their budget.
 pub(crate) fn scalar_ids(name: &str, column: &ArrayRef, form: &IdForm) -> Result<Int64Array> {
     let column = &decoded(name, column)?;
@@ -136,7 +135,7 @@ fn text_of<'b>(name: &str, bytes: &'b [u8]) -> Result<&'b str> {
             "a vocabulary keeps ids as texts: write `encode({name}, 'hex')` in the query, or `ids = \"hash\"` in \
              place of the vocabulary"
         );
-        column_error(name, &message, &hint)
+        Error::column(name, message, hint)
     })
 }
 
@@ -192,7 +191,7 @@ fn integers(name: &str, column: &ArrayRef) -> Result<Int64Array> {
         && let Some(large) = unsigned.iter().flatten().find(|id| i64::try_from(*id).is_err())
     {
         let message = format!("the id {large} does not fit into 63 bits");
-        return Err(column_error(name, &message, OPTIONS));
+        return Err(Error::column(name, message, OPTIONS));
     }
     if !matches!(IdType::of(column.data_type()), Some(IdType::Integer | IdType::Unsigned | IdType::Boolean)) {
         return Err(no_ids(name, column.data_type()));
@@ -256,14 +255,14 @@ fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef> {
     let options = CastOptions { safe: false, ..CastOptions::default() };
     cast_with_options(column, to, &options).map_err(|error| {
         let message = format!("its type {} cannot be read as {to}: {error}", column.data_type());
-        column_error(name, &message, "convert the column in the query with `CAST`")
+        Error::column(name, message, "convert the column in the query with `CAST`")
     })
 }
 
 fn no_ids(name: &str, data_type: &DataType) -> Error {
-    column_error(
+    Error::column(
         name,
-        &format!("its type is {data_type}, which is not a type of ids"),
+        format!("its type is {data_type}, which is not a type of ids"),
         "ids are integers, texts, booleans or binary values, or lists of them",
     )
 }

@@ -95,11 +95,9 @@ pub(crate) struct Merge<'a> {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the dataset does not have what tells late samples from those that are there.
+/// [`Error::Fault`] if the dataset does not have what tells late samples from those that are there.
 pub(crate) fn check(config: &Config, snapshot: &Snapshot) -> Result<()> {
-    let wrong = |message: String, hint: &str| {
-        Err(Error::Config { path: config.path.clone(), message, hint: hint.to_owned() })
-    };
+    let wrong = |message: String, hint: &str| Err(Error::config(&config.path, message, hint));
     let keyed = !config.samples.key.is_empty();
     if keyed && !snapshot.sample_keys {
         let message =
@@ -158,7 +156,7 @@ impl<'a> Merge<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read; [`Error::NoSamples`] if the logs give
+    /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read; [`Error::Fault`] if the logs give
     /// none.
     pub(crate) async fn encode(
         &mut self,
@@ -186,7 +184,7 @@ impl<'a> Merge<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the engine, [`Error::Dataset`] if the dataset cannot be read, and [`Error::Rows`] if a session would
+    /// Those of the engine, [`Error::Dataset`] if the dataset cannot be read, and [`Error::Fault`] if a session would
     /// move between a partition that is chosen and one that is not.
     pub(crate) async fn place(&mut self, choice: &PartitionChoice<'_>, decided: &OutputPlan) -> Result<()> {
         if self.config.samples.key.is_empty() {
@@ -375,14 +373,14 @@ impl<'a> Merge<'a> {
                 self.changed.insert((from.clone(), integer(batch, BUCKET, row) as u32));
             }
             _ => {
-                return Err(Error::Rows {
-                    place: format!("partition `{from}`"),
-                    message: format!(
+                return Err(Error::data(
+                    format!("partition `{from}`"),
+                    format!(
                         "with the late samples, sessions that it has are parts of sessions that start in `{to}`, but only \
                          one of the two partitions may change"
                     ),
-                    hint: "merge into both partitions".to_owned(),
-                });
+                    "merge into both partitions",
+                ));
             }
         }
         Ok(())
@@ -474,7 +472,7 @@ fn integer(batch: &RecordBatch, name: &str, row: usize) -> i64 {
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`] if the texts do not fit into memory; [`Error::Engine`] if a cluster cannot tell two of them apart.
+/// [`Error::Dataset`] if the texts do not fit into memory; [`Error::Fault`] if a cluster cannot tell two of them apart.
 pub(crate) fn know_originals(config: &Config, reading: &Reading<'_>, decided: &mut OutputPlan) -> Result<()> {
     let is_on_cluster = cluster_of(&reading.context.copied_config()).is_some();
     let mut maps = BTreeMap::new();

@@ -97,7 +97,7 @@ impl OldDataset {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if a partition's value does not have the type that its column has in the samples.
+    /// [`Error::Fault`] if a partition's value does not have the type that its column has in the samples.
     pub(crate) fn files(
         &self,
         config: &Config,
@@ -157,14 +157,14 @@ impl OldDataset {
         let columns = partition.key.columns().iter().zip(&self.partition_types);
         let value = |((name, text), kind): (&(String, String), &DataType)| match value_of(text, kind) {
             Some(_) => Ok(text.clone()),
-            None => Err(Error::Config {
-                path: config.path.clone(),
-                message: format!(
+            None => Err(Error::config(
+                &config.path,
+                format!(
                     "the dataset has the partition `{}`, but in the logs `{name}` is a {kind}",
                     partition.key
                 ),
-                hint: "merge with the configuration that the dataset was built with".to_owned(),
-            }),
+                "merge with the configuration that the dataset was built with",
+            )),
         };
         columns.map(value).collect()
     }

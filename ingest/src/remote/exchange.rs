@@ -485,15 +485,14 @@ impl Receiver {
             Some(Groups { name, .. }) => format!(" of {name} {}", sent.group.max(came.group)),
             None => String::new(),
         };
-        crate::Error::Engine {
-            message: format!(
+        crate::Error::engine(
+            format!(
                 "an exchange between machines changed rows{of}: partition {partition:016x} sent {} rows with digest {}, \
                  {} rows with digest {} came",
                 sent.rows, sent.digest, came.rows, came.digest
             ),
-            hint: "run it again; if it fails again, check the disks of the executors' `--work-dir`"
-                .to_owned(),
-        }
+            "run it again; if it fails again, check the disks of the executors' `--work-dir`",
+        )
     }
 }
 

@@ -121,13 +121,13 @@ impl IdMapFile {
     }
 
     fn damaged(&self, message: &str) -> datafusion::error::DataFusionError {
-        external(Error::Engine {
-            message: format!(
+        external(Error::engine(
+            format!(
                 "the numbers of a vocabulary in `{}` cannot be read: {message}",
                 self.folder.join(&self.file).display()
             ),
-            hint: "run it again, and keep the folder `work` of the dataset while it is built".to_owned(),
-        })
+            "run it again, and keep the folder `work` of the dataset while it is built",
+        ))
     }
 }
 

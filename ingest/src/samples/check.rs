@@ -34,7 +34,7 @@ impl<'a> StepColumns<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] that names the section and, where a name is wrong, the nearest one that is right.
+    /// [`Error::Fault`] that names the section and, where a name is wrong, the nearest one that is right.
     pub(super) async fn check(
         context: &'a SessionContext,
         config: &'a Config,
@@ -339,7 +339,7 @@ impl<'a> StepColumns<'a> {
     }
 
     fn wrong(&self, message: String, hint: &str) -> Error {
-        Error::Config { path: self.config.path.clone(), message, hint: hint.to_owned() }
+        Error::config(&self.config.path, message, hint)
     }
 }
 

@@ -88,15 +88,15 @@ impl UnfitRows<'_> {
     /// The error that refuses them, with one row as an `example`.
     pub(super) fn error(&self, example: &str) -> Error {
         let example = if example.is_empty() { String::new() } else { format!(", the first with {example}") };
-        Error::Rows {
-            place: self.place.to_owned(),
-            message: format!("{} {}{example}", self.count, self.what),
-            hint: format!(
+        Error::data(
+            self.place,
+            format!("{} {}{example}", self.count, self.what),
+            format!(
                 "{}, or write {} = \"skip\" to leave them out and count them",
                 self.remedy,
                 bare(self.place)
             ),
-        }
+        )
     }
 }
 
@@ -107,9 +107,11 @@ fn bare(place: &str) -> &str {
 
 /// Gives `counts` as an array of known length.
 pub(super) fn exactly<const N: usize>(counts: Vec<u64>) -> Result<[u64; N]> {
-    counts.try_into().map_err(|counts: Vec<u64>| Error::Engine {
-        message: format!("{} counts came back where {N} were asked for", counts.len()),
-        hint: "this is a bug in Onefold; please report it".to_owned(),
+    counts.try_into().map_err(|counts: Vec<u64>| {
+        Error::engine(
+            format!("{} counts came back where {N} were asked for", counts.len()),
+            "this is a bug in Onefold; please report it",
+        )
     })
 }
 

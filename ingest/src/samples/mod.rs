@@ -64,8 +64,8 @@ pub struct Samples {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] and [`Error::Column`] for names and types that do not fit, before anything is read;
-/// [`Error::Rows`] for rows that the configuration does not allow; [`Error::Memory`] if a join's keys do not fit.
+/// [`Error::Fault`] for names and types that do not fit, before anything is read, for rows that the configuration does
+/// not allow, and if a join's keys do not fit into memory.
 pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> {
     context.register_udf(times::function());
     context.register_udf(timeline::class_function());
@@ -138,7 +138,7 @@ fn has_steps(config: &Config) -> bool {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if a query cannot be planned over these tables.
+/// [`Error::Fault`] if a query cannot be planned over these tables.
 pub(crate) async fn register_queries(context: &SessionContext, config: &Config) -> Result<()> {
     let mut views = Vec::new();
     for (name, query) in &config.source_queries {
@@ -169,7 +169,7 @@ async fn user_query(
             let tables = tables.map(|name| format!("`{name}`")).collect::<Vec<_>>();
             format!("write one `SELECT` in DataFusion's SQL over the tables {}", tables.join(", "))
         });
-        Error::Config { path: config.path.clone(), message: format!("{place}: {message}"), hint }
+        Error::config(&config.path, format!("{place}: {message}"), hint)
     })
 }
 
@@ -319,11 +319,11 @@ impl Planner<'_> {
                         "name the `time` from which each holds, or make them one row",
                     ),
                 };
-                return Err(Error::Rows {
+                return Err(Error::data(
                     place,
-                    message: format!("`{}` has {what} that differ: {twice}", attributes.source),
-                    hint: remedy.to_owned(),
-                });
+                    format!("`{}` has {what} that differ: {twice}", attributes.source),
+                    remedy,
+                ));
             }
             if attributes.time.is_some() {
                 let in_time = self.steps.attributes_in_time(i, attributes);
@@ -355,16 +355,16 @@ impl Planner<'_> {
         for (i, attributes) in config.attributes.iter().enumerate() {
             if attributes.missing == MissingAttributes::Error && counted[4 + i] > 0 {
                 let which = self.steps.example_without(i);
-                return Err(Error::Rows {
-                    place: format!("`[[attributes]]` {}", i + 1),
-                    message: format!(
+                return Err(Error::data(
+                    format!("`[[attributes]]` {}", i + 1),
+                    format!(
                         "{} samples have no row of `{}`, the first with {}",
                         counted[4 + i],
                         attributes.source,
                         example(self.context, &which).await?
                     ),
-                    hint: "add the rows, or write `missing = \"null\"` or `missing = \"skip\"`".to_owned(),
-                });
+                    "add the rows, or write `missing = \"null\"` or `missing = \"skip\"`",
+                ));
             }
         }
         self.skipped.sampled_out = sampled_out;

@@ -266,6 +266,5 @@ fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
 
 /// The error of a file or pattern.
 pub(super) fn wrong(path: &Path, message: String, hint: &str) -> Error {
-    let path = path.to_owned();
-    Error::Log { path, message, hint: hint.to_owned() }
+    Error::data(format!("`{}`", path.display()), message, hint)
 }

@@ -90,19 +90,14 @@ struct SourceFile {
 ///
 /// # Errors
 ///
-/// [`Error::Source`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or its
+/// [`Error::Fault`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or its
 /// columns do not fit those of the source's other files.
 pub(crate) async fn find(config: &Config) -> Result<Vec<Source>> {
     let mut stores = Stores::default();
     let mut sources = Vec::new();
     for (name, source) in &config.sources {
         let found = expand(config, name, source, &mut stores).await?;
-        let wrong = |(path, (message, hint)): FileError| Error::Source {
-            source_name: name.clone(),
-            path,
-            message,
-            hint,
-        };
+        let wrong = |(path, (message, hint)): FileError| Error::source(name, &path, message, hint);
         sources.push(inspect_files(name, source, found).await.map_err(wrong)?);
     }
     Ok(sources)
@@ -116,12 +111,7 @@ async fn expand(
     stores: &mut Stores,
 ) -> Result<Vec<(FoundFile, Arc<SourceStore>)>> {
     let base = config.path.parent().unwrap_or(Path::new(""));
-    let wrong = |path: PathBuf, (message, hint): MessageAndHint| Error::Source {
-        source_name: name.to_owned(),
-        path,
-        message,
-        hint,
-    };
+    let wrong = |path: PathBuf, (message, hint): MessageAndHint| Error::source(name, &path, message, hint);
     let mut found: BTreeMap<(String, String), (FoundFile, Arc<SourceStore>)> = BTreeMap::new();
     for path in &source.paths {
         let (files, store, shown) = if path.contains("://") && !path.starts_with("file://") {
@@ -227,7 +217,7 @@ fn one_format(files: &[SourceFile]) -> Result<Format, FileError> {
 ///
 /// # Errors
 ///
-/// [`Error::Engine`] if a table cannot have the source's name.
+/// [`Error::Fault`] if a table cannot have the source's name.
 pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Result<()> {
     for source in sources {
         let tables = source.tables(&source.files);

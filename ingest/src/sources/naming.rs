@@ -239,11 +239,10 @@ impl NamedFile {
     }
 
     fn error(&self, message: String, hint: String) -> DataFusionError {
-        let (source_name, path) = (self.files.source.clone(), self.name.clone());
-        DataFusionError::External(Box::new(Error::Source { source_name, path, message, hint }))
+        DataFusionError::External(Box::new(Error::source(&self.files.source, &self.name, message, hint)))
     }
 
-    /// The error of a step as an [`Error::Source`], if the file caused it and not the query.
+    /// The error of a step as an [`Error::Fault`], if the file caused it and not the query.
     fn name_error(&self, error: DataFusionError) -> DataFusionError {
         if let Some((message, hint)) = self.files.store.failure(&self.location) {
             return self.error(message, hint);

@@ -1,6 +1,6 @@
 //! Scans of source files as they are sent to other machines: DataFusion's own scan, and what this crate adds to it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chrono::DateTime;
@@ -100,12 +100,7 @@ impl SentScan {
             return datafusion::common::internal_err!("a scan was sent that is none of files");
         };
         let wrong = |(message, hint): (String, String)| {
-            let error = crate::Error::Source {
-                source_name: self.source.clone(),
-                path: PathBuf::from(&self.store.url),
-                message,
-                hint,
-            };
+            let error = crate::Error::source(&self.source, Path::new(&self.store.url), message, hint);
             DataFusionError::External(Box::new(error))
         };
         let store = Stores::of_sent(&self.store).map_err(wrong)?;

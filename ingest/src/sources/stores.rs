@@ -18,7 +18,7 @@ use object_store::{
     OBJECT_STORE_COALESCE_DEFAULT, ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions,
     PutPayload, PutResult, Result, coalesce_ranges,
 };
-use onefold_storage::{Explanation, Hints, Patience, RemoteStore, S3Settings, Service};
+use onefold_storage::{Hints, Patience, RemoteStore, S3Settings, Service};
 
 use super::files::is_pattern;
 use super::sent::SentStore;
@@ -144,12 +144,7 @@ impl SourceStore {
                 with_source_hints(service, settings, credentials)
             }
         };
-        let client = |patience| {
-            remote.connect(patience).map_err(|error| {
-                let Explanation { message, hint } = service.explain(&error);
-                (message, hint)
-            })
-        };
+        let client = |patience| remote.connect(patience).map_err(|error| service.explain(&error));
         let (inner, probe) = (client(Patience::Long)?, client(Patience::Short)?);
         Ok(Self::new(url.to_owned(), engine_url, settings, service, inner, probe))
     }
@@ -239,7 +234,7 @@ impl SourceStore {
 
     /// Explains why a request failed, and what to do about it.
     pub(super) fn explain(&self, error: &object_store::Error) -> MessageAndHint {
-        let Explanation { message, hint } = self.service.explain(error);
+        let (message, hint) = self.service.explain(error);
         match self.is_local() && !matches!(error, object_store::Error::Precondition { .. }) {
             true => (format!("it cannot be read: {message}"), hint),
             false => (message, hint),

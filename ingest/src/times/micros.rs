@@ -345,11 +345,7 @@ fn refused(spec: &Spec, value: &str) -> DataFusionError {
         ),
     };
     let message = format!("{}: {message}", spec.place);
-    DataFusionError::External(Box::new(Error::Column {
-        column: spec.column.clone(),
-        message,
-        hint: hint.to_owned(),
-    }))
+    DataFusionError::External(Box::new(Error::column(&spec.column, message, hint)))
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ pub(crate) fn shown(micros: i64) -> String {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the column is missing, or its type and the configuration do not say what its values mean.
+/// [`Error::Fault`] if the column is missing, or its type and the configuration do not say what its values mean.
 pub(crate) fn micros_sql(config: &Config, time: &TimeConfig, schema: &ArrowSchema) -> Result<String> {
     let data_type = schema.field_with_name(&time.column).map_or(&DataType::Null, |field| field.data_type());
     Reading::of(time, data_type).map_err(|unclear| unclear.error(config, time, data_type, None))?;
@@ -92,7 +92,7 @@ pub(crate) fn micros_sql(config: &Config, time: &TimeConfig, schema: &ArrowSchem
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if it does not. For numbers without a unit the error says what some of them would mean in each
+/// [`Error::Fault`] if it does not. For numbers without a unit the error says what some of them would mean in each
 /// unit.
 pub(crate) async fn check(config: &Config, time: &TimeConfig, rows: DataFrame) -> Result<()> {
     let Ok(field) = rows.schema().as_arrow().field_with_name(&time.column) else { return Ok(()) };
@@ -149,7 +149,7 @@ impl Unclear {
             }
         };
         let message = format!("{}: `{}` is {data_type}, and {message}", time.place, time.column);
-        Error::Config { path: config.path.clone(), message, hint }
+        Error::config(&config.path, message, hint)
     }
 }
 

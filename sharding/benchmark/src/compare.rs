@@ -55,8 +55,8 @@ pub struct Comparison {
 ///
 /// # Errors
 ///
-/// The cost model's errors, those of `keep`, and [`Error::Plan`] if a search made a plan that is not valid: that would
-/// be a fault of the search. A task without a plan because memory is short is no error.
+/// The cost model's errors, those of `keep`, and [`Error::Invalid`] if a search made a plan that is not valid: that
+/// would be a fault of the search. A task without a plan because memory is short is no error.
 pub fn compare(
     tasks: &[Task],
     searches: &[Box<dyn Search>],
@@ -87,7 +87,7 @@ pub fn compare(
                     keep(task, &plan)?;
                     Some(plan.max_cost_ms)
                 }
-                Err(Error::DoesNotFit { .. } | Error::NoRoom { .. } | Error::CannotAsk { .. }) => None,
+                Err(Error::NoRoom(_)) => None,
                 Err(error) => return Err(error),
             });
         }

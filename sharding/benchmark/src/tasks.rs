@@ -196,7 +196,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// [`Error::File`] if the directory has no tasks, or if a file of one is missing or wrong.
+    /// [`Error::Fault`] if the directory has no tasks, or if a file of one is missing or wrong.
     pub fn load_all(directory: &Path) -> Result<Vec<Self>> {
         let hint =
             "make some with `onefold-shard tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out DIR`";

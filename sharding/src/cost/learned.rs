@@ -131,7 +131,7 @@ impl CostModel for LearnedCost {
     ) -> Result<()> {
         out.fill(0.0);
         for features in ShardFeatures::of(load, topology, batch_size) {
-            features.validate().map_err(|error| error.of_table(&load.table.name))?;
+            features.validate().map_err(|error| error.within(&format!("table `{}`", load.table.name)))?;
             let features = self.file.features.encode(&features);
             let mut outputs = Vec::new();
             self.file.compute.encode(&features, &mut outputs);

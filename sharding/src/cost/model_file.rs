@@ -101,7 +101,7 @@ impl ModelFile {
     ///
     /// # Errors
     ///
-    /// [`Error::File`] if it is missing, malformed, of another version, or its networks do not fit together.
+    /// [`Error::Fault`] if it is missing, malformed, of another version, or its networks do not fit together.
     pub fn load(path: &Path) -> Result<Self> {
         let file: Self = files::load(path, &KIND)?;
         match file.fault() {

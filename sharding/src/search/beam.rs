@@ -261,25 +261,15 @@ fn no_room(problem: &Problem<'_>, (unit, rank, used): (Unit, u32, u64)) -> Error
         let asked = problem.tables.iter().map(|table| whole_buffers(table, &two, problem.batch_size).asking);
         let mean = capacity_bytes / ranks.max(1);
         let left = mean.saturating_sub(asked.fold(0, u64::saturating_add).saturating_mul(2));
-        return Error::NoRoom {
-            tables_bytes,
-            buffer_bytes: needed_bytes.saturating_sub(tables_bytes),
-            capacity_bytes,
-            ranks: problem.topology.ranks,
-            enough_ranks: tables_bytes.checked_div(left).map(|ranks| ranks.saturating_add(1)),
-        };
+        let buffer_bytes = needed_bytes.saturating_sub(tables_bytes);
+        let enough = tables_bytes.checked_div(left).map(|ranks| ranks.saturating_add(1));
+        return Error::no_room(tables_bytes, buffer_bytes, capacity_bytes, problem.topology.ranks, enough);
     }
     if let Some(error) = problem.topology.cannot_ask(problem.capacity(&whole).asking) {
         return error;
     }
-    Error::DoesNotFit {
-        table: table.name.clone(),
-        needed_bytes: problem.priced(&unit).bytes,
-        rank,
-        left_bytes: capacity.saturating_sub(used),
-        capacity_bytes: capacity,
-        splits: true,
-    }
+    let room = (rank, capacity.saturating_sub(used), capacity);
+    Error::does_not_fit(&table.name, problem.priced(&unit).bytes, room, true)
 }
 
 #[cfg(test)]
@@ -353,7 +343,7 @@ mod tests {
         fn plans_are_valid_repeatable_and_the_cheapest((tables, topology) in problem()) {
             let plan = match Beam::Full.plan(&tables, &topology, &AnalyticCost, 64) {
                 Ok(plan) => plan,
-                Err(Error::NoRoom { .. } | Error::DoesNotFit { .. }) => {
+                Err(Error::NoRoom(_)) => {
                     for search in searches(3) {
                         prop_assert!(search.plan(&tables, &topology, &AnalyticCost, 64).is_err(), "{}", search.id());
                     }

@@ -125,14 +125,7 @@ fn does_not_fit(table: &Table, needed: u64, used: &[u64], topology: &Topology) -
     let left = |(rank, used): (u32, &u64)| (topology.memory_of(rank).saturating_sub(*used), rank);
     let most = (0..).zip(used).map(left).min_by_key(|(left, rank)| (Reverse(*left), *rank));
     let (left_bytes, rank) = most.unwrap_or_default();
-    Error::DoesNotFit {
-        table: table.name.clone(),
-        needed_bytes: needed,
-        rank,
-        left_bytes,
-        capacity_bytes: topology.memory_of(rank),
-        splits: false,
-    }
+    Error::does_not_fit(&table.name, needed, (rank, left_bytes, topology.memory_of(rank)), false)
 }
 
 #[cfg(test)]
@@ -265,8 +258,8 @@ mod tests {
                     prop_assert_eq!(Some(ranks(&plan)), expected);
                     prop_assert_eq!(Greedy::BySize.plan(&tables, &topology, &AnalyticCost, 64).unwrap(), plan);
                 }
-                Err(Error::DoesNotFit { needed_bytes, left_bytes, .. }) => {
-                    prop_assert!(needed_bytes > left_bytes);
+                Err(Error::NoRoom(fault)) => {
+                    prop_assert!(fault.message.to_string().contains("` fits on no rank: "), "{fault}");
                     prop_assert_eq!(expected, None);
                 }
                 Err(error) => return Err(TestCaseError::fail(error.to_string())),

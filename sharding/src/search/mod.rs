@@ -23,8 +23,7 @@ pub trait Search: Send + Sync {
     /// # Errors
     ///
     /// [`Error::Invalid`](crate::Error::Invalid) for tables or a topology that cannot exist,
-    /// [`Error::DoesNotFit`](crate::Error::DoesNotFit) or [`Error::NoRoom`](crate::Error::NoRoom) if the search finds
-    /// no rank for a table, and the cost model's errors.
+    /// [`Error::NoRoom`](crate::Error::NoRoom) if the search finds no rank for a table, and the cost model's errors.
     fn plan(
         &self,
         tables: &[Table],

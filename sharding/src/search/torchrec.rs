@@ -270,12 +270,7 @@ fn does_not_fit(problem: &Problem<'_>) -> Error {
     }
     let memory = |rank: &u32| problem.topology.memory_of(*rank);
     let rank = (0..problem.topology.ranks).min_by_key(|rank| std::cmp::Reverse(memory(rank))).unwrap_or(0);
-    Error::DoesNotFit {
-        table: problem.tables[largest].name.clone(),
-        needed_bytes: problem.priced(&problem.whole(largest)).bytes,
-        rank,
-        left_bytes: memory(&rank),
-        capacity_bytes: memory(&rank),
-        splits: true,
-    }
+    let needed = problem.priced(&problem.whole(largest)).bytes;
+    let room = (rank, memory(&rank), memory(&rank));
+    Error::does_not_fit(&problem.tables[largest].name, needed, room, true)
 }

@@ -1,8 +1,8 @@
 //! The errors of a configuration.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use onefold_base::fault::{Explain, Fault, Kind};
+use onefold_base::fault::{Explain, Fault, Kind, Text};
 
 /// What can be wrong with a `train.toml`, or with the dataset that it is for.
 #[derive(Debug, thiserror::Error)]
@@ -21,15 +21,15 @@ pub enum Error {
         source: onefold_sharding::Error,
     },
 
-    /// The file does not say what it should.
-    Config {
-        /// The configuration file.
-        path: PathBuf,
-        /// What is wrong, with the section or key.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
+    /// Any other error: the file does not say what it should.
+    Fault(#[from] Fault),
+}
+
+impl Error {
+    /// The file `path` does not say what it should: `message` names the section or key.
+    pub(crate) fn config(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
+        Fault::of_file(Kind::Options, path, message).hint(hint).into()
+    }
 }
 
 /// A result of this crate.
@@ -43,7 +43,7 @@ impl Explain for Error {
             Self::Io(error) => error.fault(),
             Self::Dataset(error) => error.fault(),
             Self::Tables { path, source } => source.fault().within(&format!("`{}`", path.display())),
-            Self::Config { path, message, hint } => Fault::of_file(Kind::Options, path, message).hint(hint),
+            Self::Fault(fault) => fault.clone(),
         }
     }
 }

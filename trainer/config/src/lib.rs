@@ -92,7 +92,7 @@ impl TrainConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be read, [`Error::Config`], with line or key, if it is not TOML, has an unknown
+    /// [`Error::Io`] if it cannot be read, [`Error::Fault`], with line or key, if it is not TOML, has an unknown
     /// key, another version, or values that no model can have.
     pub fn load(path: &Path) -> Result<Self> {
         Self::parse(path, &fs_err::read_to_string(path)?)
@@ -102,13 +102,9 @@ impl TrainConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`], as [`load`](Self::load).
+    /// [`Error::Fault`], as [`load`](Self::load).
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
-        let wrong = |message: String, hint: &str| Error::Config {
-            path: path.to_owned(),
-            message,
-            hint: hint.to_owned(),
-        };
+        let wrong = |message: String, hint: &str| Error::config(path, message, hint);
         let mut config: Self = parse_toml(text, FORMAT_VERSION, "the README shows a whole `train.toml`")
             .map_err(|(message, hint)| wrong(message, &hint))?;
         config.path = path.to_owned();
@@ -162,7 +158,7 @@ impl TrainConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Tables`]
+    /// [`Error::Fault`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Tables`]
     /// for tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for
     /// filters that choose nothing.
     pub fn tables(
@@ -171,7 +167,7 @@ impl TrainConfig {
         schema: &Schema,
         earlier: &[FeatureConfig],
     ) -> Result<Vec<FeatureConfig>> {
-        let wrong = |message: String, hint: String| Error::Config { path: self.path.clone(), message, hint };
+        let wrong = |message: String, hint: String| Error::config(&self.path, message, hint);
         self.tasks_of(schema)?;
         if schema.groups.is_empty() {
             return Err(wrong(

@@ -71,21 +71,21 @@ impl TrainConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for a label that the schema does not have.
+    /// [`Error::Fault`] for a label that the schema does not have.
     pub fn tasks_of(&self, schema: &Schema) -> Result<Vec<(TaskConfig, usize)>> {
         let with_column = |task: TaskConfig| {
             let label = &task.label;
             if let Some(column) = schema.labels.iter().position(|known| known == label) {
                 return Ok((task, column));
             }
-            Err(Error::Config {
-                path: self.path.clone(),
-                message: match &self.data.label {
+            Err(Error::config(
+                &self.path,
+                match &self.data.label {
                     Some(_) => format!("`[data].label` is `{label}`, which is no label of the dataset"),
                     None => format!("`[[tasks]]` has the label `{label}`, which is no label of the dataset"),
                 },
-                hint: suggest(label, schema.labels.iter().map(String::as_str)),
-            })
+                suggest(label, schema.labels.iter().map(String::as_str)),
+            ))
         };
         self.all_tasks().into_iter().map(with_column).collect()
     }

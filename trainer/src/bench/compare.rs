@@ -49,7 +49,7 @@ pub struct Comparison {
 ///
 /// # Errors
 ///
-/// As [`bench`](super::bench()), and [`Error::Device`](crate::Error::Device) if the device fails.
+/// As [`bench`](super::bench()), and [`Error::Fault`](crate::Error::Fault) if the device fails.
 pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter) -> Result<Vec<Comparison>> {
     let snapshot = load_snapshot(dataset, None)?;
     let mut config = reference_model(options.workload, &snapshot.schema, dataset)?;

@@ -113,8 +113,8 @@ struct Measured {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the dataset is not one of the workload or has too few samples, or for a precision that the device
-/// does not gain by; [`Error::Read`] for damaged data.
+/// [`Error::Fault`] if the dataset is not one of the workload or has too few samples, or for a precision that the
+/// device does not gain by; [`Error::Read`] for damaged data.
 pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) -> Result<BenchReport> {
     let snapshot = load_snapshot(dataset, None)?;
     let mut config = reference_model(options.workload, &snapshot.schema, dataset)?;
@@ -158,16 +158,16 @@ fn read(dataset: &Path, config: &TrainConfig, options: &BenchOptions) -> Result<
     let steps = reader.batches()?.take(options.batches);
     let batches = steps.map(|step| step.map(|step| step.batch)).collect::<Result<Vec<_>, _>>()?;
     if batches.len() < options.batches || batches.iter().any(|b| b.size() < config.train.batch_size) {
-        return Err(Error::Config {
-            path: dataset.to_owned(),
-            message: format!(
+        return Err(Error::config(
+            dataset,
+            format!(
                 "the dataset has {} samples, too few for {} batches of {}",
                 reader.samples(),
                 options.batches,
                 config.train.batch_size
             ),
-            hint: text!["generate more samples, or lower ", option("batches")],
-        });
+            text!["generate more samples, or lower ", option("batches")],
+        ));
     }
     Ok(batches)
 }

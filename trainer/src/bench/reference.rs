@@ -11,20 +11,20 @@ use crate::{Error, Result, TrainConfig};
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if the dataset has other features than the workload.
+/// [`Error::Fault`] if the dataset has other features than the workload.
 pub(super) fn reference_model(workload: Workload, schema: &Schema, dataset: &Path) -> Result<TrainConfig> {
     let (sequences, pooled): (Vec<_>, Vec<_>) =
         schema.sparse_features().partition(|feature| feature.kind == SparseKind::Sequence);
     let found = [pooled.len(), sequences.len(), schema.dense.len()];
     if found != workload.features() {
-        return Err(Error::Config {
-            path: dataset.to_owned(),
-            message: format!(
+        return Err(Error::config(
+            dataset,
+            format!(
                 "the dataset has {found:?} pooled, sequence and dense features, the workload {:?}",
                 workload.features()
             ),
-            hint: "build it from what `onefold-data generate --workload` wrote for this workload".into(),
-        });
+            "build it from what `onefold-data generate --workload` wrote for this workload",
+        ));
     }
     Ok(TrainConfig::parse(Path::new("train.toml"), &workload.train_config())?)
 }

@@ -40,7 +40,7 @@ impl Fault {
     /// The error of the file or directory `path`, with what to do if it is damaged.
     pub(crate) fn at(self, path: &Path, hint: &str) -> Error {
         match self {
-            Self::Damaged(message) => Error::Run { path: path.to_owned(), message, hint: hint.into() },
+            Self::Damaged(message) => Error::run(path, message, hint),
             Self::Unread(error) => error.into(),
         }
     }

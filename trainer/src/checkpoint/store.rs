@@ -186,10 +186,12 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
             let figures = tensor_file::copy_from(&self.storage, &path, metrics)?;
             file.files.insert(METRICS_FILE.to_owned(), figures);
         }
-        let other_job = |step: &str| Error::Run {
-            path: self.storage.shown(FOLDER),
-            message: format!("another job has written the checkpoint `{step}` of the run meanwhile"),
-            hint: "let one job at a time train a run: end the other one, and resume".into(),
+        let other_job = |step: &str| {
+            Error::run(
+                self.storage.shown(FOLDER),
+                format!("another job has written the checkpoint `{step}` of the run meanwhile"),
+                "let one job at a time train a run: end the other one, and resume",
+            )
         };
         if let Some(newer) = self.names()?.last().filter(|newest| newest.as_str() >= name) {
             return Err(other_job(newer));
@@ -210,11 +212,11 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         };
         match file.files.iter().find(|(name, figures)| !is_there(name, figures.bytes)) {
             None => Ok(()),
-            Some((missing, _)) => Err(Error::Run {
-                path: self.storage.shown(&path_of(name, &file.attempt, missing)),
-                message: "rank 0 does not see this file, which another rank has written".to_owned(),
-                hint: text!["give a folder that all ranks share, or a URL, to ", option("checkpoints")],
-            }),
+            Some((missing, _)) => Err(Error::run(
+                self.storage.shown(&path_of(name, &file.attempt, missing)),
+                "rank 0 does not see this file, which another rank has written",
+                text!["give a folder that all ranks share, or a URL, to ", option("checkpoints")],
+            )),
         }
     }
 
@@ -295,9 +297,8 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
     }
 
     fn find<'n>(&self, choice: CheckpointChoice, names: &'n [String]) -> Result<&'n str> {
-        let missing = |message: String, hint: String| {
-            Err(Error::Run { path: self.storage.shown(FOLDER), message, hint: hint.into() })
-        };
+        let missing =
+            |message: String, hint: String| Err(Error::run(self.storage.shown(FOLDER), message, hint));
         let Some(newest) = names.last() else {
             let hint = "set `[checkpoint].every_steps`, and train again".to_owned();
             return missing("the run has no checkpoints".to_owned(), hint);
@@ -358,19 +359,19 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         let wrong = |error: serde_json::Error| damaged_checkpoint(&shown, error.to_string());
         let Versioned { format_version } = serde_json::from_slice(&text).map_err(wrong)?;
         if format_version != FORMAT_VERSION {
-            return Err(Error::Run {
-                path: shown,
-                message: format!("format version {format_version}, this program reads {FORMAT_VERSION}"),
-                hint: "resume with the program that wrote it".into(),
-            });
+            return Err(Error::run(
+                shown,
+                format!("format version {format_version}, this program reads {FORMAT_VERSION}"),
+                "resume with the program that wrote it",
+            ));
         }
         let file: CheckpointFile<Q> = serde_json::from_slice(&text).map_err(wrong)?;
         if file.run != self.run {
-            return Err(Error::Run {
-                path: self.storage.shown(&format!("{FOLDER}/{name}")),
-                message: "it is the checkpoint of another run".to_owned(),
-                hint: "remove it from this run's `checkpoints`, and resume again".into(),
-            });
+            return Err(Error::run(
+                self.storage.shown(&format!("{FOLDER}/{name}")),
+                "it is the checkpoint of another run",
+                "remove it from this run's `checkpoints`, and resume again",
+            ));
         }
         Ok(file)
     }

@@ -40,7 +40,7 @@ struct Sizes {
 ///
 /// # Errors
 ///
-/// [`Error::Device`](crate::Error::Device) if one cannot be run.
+/// [`Error::Fault`](crate::Error::Fault) if one cannot be run.
 pub fn check_kernels(accelerator: &Accelerator, seed: u64) -> Result<Vec<KernelCheck>> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let sizes = Sizes {

@@ -76,15 +76,15 @@ impl DeviceName {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`] if ranks are to share a GPU.
+    /// [`Error::Fault`] if ranks are to share a GPU.
     pub fn of_rank(self, local_rank: u32, local_ranks: u32) -> Result<Self> {
         match self {
             Self::Cpu => Ok(self),
-            Self::Cuda(Some(_)) if local_ranks > 1 => Err(Error::Device {
-                device: self.to_string(),
-                message: format!("{local_ranks} ranks on this host cannot share a GPU"),
-                hint: text!["give each the GPU of its number with ", option("device").set_to("cuda")],
-            }),
+            Self::Cuda(Some(_)) if local_ranks > 1 => Err(Error::device(
+                self,
+                format!("{local_ranks} ranks on this host cannot share a GPU"),
+                text!["give each the GPU of its number with ", option("device").set_to("cuda")],
+            )),
             Self::Cuda(number) => Ok(Self::Cuda(number.or(Some(local_rank as usize)))),
         }
     }
@@ -210,7 +210,7 @@ impl Accelerator {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`], with what is missing.
+    /// [`Error::Fault`], with what is missing.
     pub fn open(name: DeviceName) -> Result<Option<Self>> {
         match name {
             DeviceName::Cpu => Ok(None),
@@ -234,7 +234,7 @@ impl Accelerator {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`] for what has failed meanwhile.
+    /// [`Error::Fault`] for what has failed meanwhile.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.synchronize()
     }
@@ -261,7 +261,7 @@ impl Accelerator {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`] with what is needed and what is free.
+    /// [`Error::Fault`] with what is needed and what is free.
     pub(crate) fn check_memory(&self, needed: u64) -> Result<()> {
         use onefold_base::units::format_bytes;
         let (free, total) = self.driver.memory()?;
@@ -309,12 +309,12 @@ fn graph_failed(device: Device, message: &str) -> Error {
 }
 
 /// What a device could not do.
-pub(crate) fn failed(device: Device, message: impl Into<String>, hint: impl Into<Text>) -> Error {
+pub(crate) fn failed(device: Device, message: impl Into<Text>, hint: impl Into<Text>) -> Error {
     let device = match device {
         Device::Cuda(number) => format!("cuda:{number}"),
         other => format!("{other:?}").to_lowercase(),
     };
-    Error::Device { device, message: message.into(), hint: hint.into() }
+    Error::device(device, message, hint)
 }
 
 /// Runs `work`, whose operations of libtorch panic where they fail: a full device is an error that a person can act on.

@@ -43,7 +43,7 @@ impl Slots {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if memory cannot be had.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had.
     pub(super) fn send(&self, parcel: &Parcel<'_>) -> Result<Delivery> {
         let mut slot = self.slot(parcel.words)?;
         parcel.write(slot.host()?);

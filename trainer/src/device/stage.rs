@@ -125,7 +125,7 @@ fn plan<'a>(
         let wrong =
             feature.values().par_iter().with_min_len(1 << 15).find_first(|&&id| id as u64 >= config.rows);
         if let Some(&id) = wrong {
-            return Err(Error::Id { feature: feature.name().to_owned(), id, rows: config.rows });
+            return Err(Error::id(feature.name(), id, config.rows));
         }
     }
     // What other ranks pool has no elements here.
@@ -184,7 +184,7 @@ impl Stage {
     ///
     /// # Errors
     ///
-    /// [`Error::Id`] for an id that its table has no row for, [`Error::Device`] if memory cannot be had.
+    /// [`Error::Fault`] for an id that its table has no row for, and if memory cannot be had.
     pub(super) fn stage(
         &self,
         batch: &Batch,

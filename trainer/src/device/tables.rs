@@ -68,7 +68,7 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables have 2^31 rows.
+    /// [`Error::Fault`](crate::Error::Fault) if the device lacks the memory, or the tables have 2^31 rows.
     pub(crate) fn new(
         accelerator: &Accelerator,
         (held, width): (&[Held], usize),
@@ -125,8 +125,8 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for, [`Error::Device`](crate::Error::Device)
-    /// if memory cannot be had.
+    /// [`Error::Fault`](crate::Error::Fault) for an id that its table has no row for, and if memory cannot be
+    /// had.
     pub(crate) fn stage(&self, batch: &Batch) -> Result<Staged> {
         self.stage.stage(batch, &self.features, &self.first_rows)
     }
@@ -135,7 +135,7 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if memory cannot be had or a kernel not be launched.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had or a kernel not be launched.
     pub(crate) fn look_up(&self, batch: &Staged) -> Result<LookedUp> {
         let rows = self.accelerator.table_rows(&batch.ids, &batch.starts, &batch.tables)?;
         let pooled = batch.bags.as_ref().map(|bags| self.accelerator.pool(&self.weights, &rows, bags));
@@ -150,7 +150,7 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if memory cannot be had or a kernel not be launched.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had or a kernel not be launched.
     pub(crate) fn serve(&self, served: &ServedRows) -> Result<[Tensor; 2]> {
         let [pooled, sequences] = &served.rows;
         let pooled = match &served.bags {
@@ -164,7 +164,7 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if memory cannot be had or a kernel not be launched.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had or a kernel not be launched.
     pub(crate) fn unpooled(&self, batch: &Staged, gradient: Option<&Tensor>) -> Result<Tensor> {
         match (&batch.bags, gradient) {
             (Some(bags), Some(gradient)) => self.accelerator.unpool(gradient, bags, batch.pooled_elements),
@@ -176,7 +176,7 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if memory cannot be had or a kernel not be launched.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had or a kernel not be launched.
     pub(crate) fn gradients_of(
         &self,
         served: &ServedRows,
@@ -196,7 +196,7 @@ impl DeviceTables {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if memory cannot be had or a kernel not be launched.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had or a kernel not be launched.
     pub(crate) fn update(
         &mut self,
         rows: &Tensor,

@@ -147,7 +147,7 @@ impl RoutesParts {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if memory cannot be had.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had.
     pub(crate) fn send(self, slots: &Slots, bags: usize, elements: usize) -> Result<Routes> {
         let mut parcel = Parcel::default();
         let pooled = self.pooled.pack(&mut parcel, bags);
@@ -196,7 +196,7 @@ impl ReducedRows {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if memory cannot be had.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had.
     pub(crate) fn send(arriving: Merged, rows: Vec<i32>, slots: &Slots) -> Result<Self> {
         let mut parcel = Parcel::default();
         let rows = parcel.ints(rows);
@@ -251,7 +251,7 @@ impl ServedParts {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if memory cannot be had.
+    /// [`Error::Fault`](crate::Error::Fault) if memory cannot be had.
     pub(crate) fn send(self, slots: &Slots) -> Result<ServedRows> {
         let mut parcel = Parcel::default();
         let rows = self.rows.map(|rows| parcel.ints(rows));

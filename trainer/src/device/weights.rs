@@ -60,7 +60,7 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables have 2^31 rows or more.
+    /// [`Error::Fault`](crate::Error::Fault) if the device lacks the memory, or the tables have 2^31 rows or more.
     pub(super) fn zeros(accelerator: &Accelerator, tables: &[Stored], dim: i64) -> Result<Self> {
         let (mut starts, mut ranges, mut numbers) = ([0; 4], vec![0..0; tables.len()], Vec::new());
         let mut end = 0_i64;

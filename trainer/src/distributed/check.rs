@@ -92,7 +92,7 @@ fn compare(operation: &'static str, found: &Tensor, expected: &[i64]) -> Result<
     }
     let place = found.iter().zip(expected).position(|(found, expected)| found != expected).unwrap_or(0);
     let message = format!("element {place} of {} is {}, not {}", found.len(), found[place], expected[place]);
-    Err(Error::Collective { operation, message })
+    Err(Error::collective(operation, message))
 }
 
 #[cfg(test)]

@@ -83,10 +83,6 @@ pub struct Joined {
     gloo: Option<Arc<Gloo>>,
 }
 
-fn invalid(message: String, hint: &str) -> Error {
-    Error::Ranks { message: message.into(), hint: hint.to_owned() }
-}
-
 /// The values of environment variables.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -95,7 +91,7 @@ fn number<T: FromStr>(variables: Variables<'_>, name: &str) -> Result<Option<T>>
     let parse = |text: String| {
         text.trim().parse().map_err(|_| {
             let hint = "start the ranks with `torchrun`, or set the variables as it does";
-            invalid(format!("the environment variable {name} is not a number: {text:?}"), hint)
+            Error::ranks(format!("the environment variable {name} is not a number: {text:?}"), hint)
         })
     };
     variables(name).map(parse).transpose()
@@ -106,7 +102,7 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] if the variables contradict each other, or some are missing.
+    /// [`Error::Fault`] if the variables contradict each other, or some are missing.
     pub fn read() -> Result<Self> {
         Self::of(&|name| std::env::var(name).ok())
     }
@@ -126,7 +122,7 @@ impl Environment {
         let Some(rank) = number(variables, "RANK")? else { return Ok(one) };
         let missing = |name: &str| {
             let hint = "start the ranks with `torchrun` or `onefold-train launch`, or unset RANK to train on one rank";
-            invalid(format!("RANK is {rank}, but the environment variable {name} is not set"), hint)
+            Error::ranks(format!("RANK is {rank}, but the environment variable {name} is not set"), hint)
         };
         let world_size = number(variables, "WORLD_SIZE")?.ok_or_else(|| missing("WORLD_SIZE"))?;
         let local_rank = number(variables, "LOCAL_RANK")?.unwrap_or(0);
@@ -137,7 +133,7 @@ impl Environment {
         ] {
             if rank >= size {
                 let message = format!("{name} is {rank}, but {size_name} is {size}");
-                return Err(invalid(message, "ranks count from 0 to one less than their number"));
+                return Err(Error::ranks(message, "ranks count from 0 to one less than their number"));
             }
         }
         let host = variables("MASTER_ADDR").filter(|host| !host.is_empty());
@@ -164,7 +160,7 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] if the port is in use, if not all ranks come within `timeouts.join`, or if they are of
+    /// [`Error::Fault`] if the port is in use, if not all ranks come within `timeouts.join`, or if they are of
     /// different versions, which rank 0 reports.
     pub fn join(&self, timeouts: Timeouts) -> Result<Joined> {
         let meeting = self.meeting.clone().filter(|_| self.world_size > 1);
@@ -193,7 +189,7 @@ impl Environment {
         })?;
         receiver.recv_timeout(limit).unwrap_or_else(|_| {
             let message = format!("rank {} could not connect within {limit:?}", self.rank);
-            Err(invalid(message, "look at what the other ranks are doing"))
+            Err(Error::ranks(message, "look at what the other ranks are doing"))
         })
     }
 
@@ -264,7 +260,7 @@ impl Environment {
             let message = format!("two processes of the job have the rank {}", self.rank);
             let hint =
                 "give every process of a job a RANK of its own, and every job a MASTER_PORT of its own";
-            return Ok(Err(invalid(message, hint)));
+            return Ok(Err(Error::ranks(message, hint)));
         }
         let mut missing: Vec<u32> = (0..self.world_size).collect();
         loop {
@@ -282,7 +278,7 @@ impl Environment {
             }
             if Instant::now() >= deadline {
                 let message = format!("{} missing: not all ranks joined in time", ranks(*first, others));
-                return Ok(Err(invalid(
+                return Ok(Err(Error::ranks(
                     message,
                     "look at why they did not start, or did not find MASTER_ADDR",
                 )));
@@ -309,7 +305,7 @@ impl Environment {
                 let (version, first) = (&versions[rank], &versions[0]);
                 let message =
                     format!("rank {rank} runs version {version:?} of the program, rank 0 {first:?}");
-                Err(invalid(message, "install one version of Onefold on all hosts"))
+                Err(Error::ranks(message, "install one version of Onefold on all hosts"))
             }
             Some(_) => Err(Error::ReportedElsewhere { rank: 0, reporter: 0 }),
         }
@@ -353,13 +349,13 @@ impl Joined {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] if what NCCL needs is not found, or the GPUs do not find each other.
+    /// [`Error::Fault`] if what NCCL needs is not found, or the GPUs do not find each other.
     pub fn on_device(&self, device: Device) -> Result<Arc<dyn Collectives>> {
         let Self { environment, timeouts, gloo } = self;
         let Device::Cuda(number) = device else { return Ok(self.collectives()) };
         let Some(meeting) = &environment.meeting else {
             let hint = "start it with `onefold-train launch --ranks 1 --`, or with `torchrun`";
-            return Err(invalid("NCCL needs a job, also for one rank".to_owned(), hint));
+            return Err(Error::ranks("NCCL needs a job, also for one rank".to_owned(), hint));
         };
         let gloo = gloo.clone().map_or_else(|| environment.connect(meeting, *timeouts), Ok)?;
         let on_host: &dyn Collectives = &*gloo;
@@ -372,7 +368,7 @@ impl Joined {
             group.map_err(|message| {
                 let message = format!("NCCL cannot connect rank {}: {}", ranks.0, first_line(&message));
                 let hint = "give every rank a GPU of its own; NCCL_DEBUG=INFO says more, and NCCL_SOCKET_IFNAME names the network";
-                invalid(message, hint)
+                Error::ranks(message, hint)
             })
         };
         let group = environment.bounded(timeouts.join + SLACK, connect)?;
@@ -413,7 +409,7 @@ impl Meeting {
         };
         bound.map_err(|error| {
             let message = format!("rank 0 cannot listen at {}:{}: {error}", self.host, self.port);
-            invalid(
+            Error::ranks(
                 message,
                 "choose another MASTER_PORT, the same on all ranks: another job may use this one",
             )
@@ -428,7 +424,7 @@ impl Meeting {
         } else {
             "see whether what started the ranks still runs"
         };
-        invalid(message, hint)
+        Error::ranks(message, hint)
     }
 }
 
@@ -523,7 +519,7 @@ mod tests {
         };
         let [reporter, other] = [join("0"), join("2")].map(|rank| rank.join().unwrap());
         let text = reporter.to_string();
-        assert!(matches!(reporter, Error::RankLost { rank: 1, .. }), "{text}");
+        assert!(matches!(reporter, Error::RankLost(_)) && text.starts_with("rank 1 was lost"), "{text}");
         assert!(text.contains("could not connect to the others"), "{text}");
         assert!(matches!(other, Error::ReportedElsewhere { rank: 1, reporter: 0 }), "{other}");
     }

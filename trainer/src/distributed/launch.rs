@@ -41,12 +41,14 @@ pub struct Exit {
 ///
 /// # Errors
 ///
-/// [`Error::Ranks`] or [`Error::Io`] if not all ranks could be started; those that were are killed. [`Error::Ranks`] if
-/// a signal that this process did not pass on ended a rank before all had joined: nobody else can say so.
+/// [`Error::Fault`] or [`Error::Io`] if not all ranks could be started; those that were are killed. [`Error::Fault`]
+/// also if a signal that this process did not pass on ended a rank before all had joined: nobody else can say so.
 pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Duration) -> Result<Vec<Exit>> {
-    let failed = |message: String| Error::Ranks {
-        message: format!("the ranks' store could not be started: {message}").into(),
-        hint: "see whether the loopback interface works (`ping 127.0.0.1`)".to_owned(),
+    let failed = |message: String| {
+        Error::ranks(
+            format!("the ranks' store could not be started: {message}"),
+            "see whether the loopback interface works (`ping 127.0.0.1`)",
+        )
     };
     // In this process, so that the death of no rank takes it along.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| failed(error.to_string()))?;
@@ -57,11 +59,12 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
     let signals = Signals::catch()?;
     let mut running = Running { ranks: Vec::new(), signalled: false };
     for rank in 0..ranks {
-        let child =
-            command(program, arguments, (rank, ranks), port).spawn().map_err(|error| Error::Ranks {
-                message: format!("rank {rank} could not be started: `{}`: {error}", program.display()).into(),
-                hint: "name a program that can be run".to_owned(),
-            })?;
+        let child = command(program, arguments, (rank, ranks), port).spawn().map_err(|error| {
+            Error::ranks(
+                format!("rank {rank} could not be started: `{}`: {error}", program.display()),
+                "name a program that can be run",
+            )
+        })?;
         running.ranks.push((rank, child));
     }
     // A store that does not answer is no more use than one without a note.
@@ -70,11 +73,10 @@ pub fn launch(ranks: u32, program: &Path, arguments: &[OsString], patience: Dura
     let joined = || (0..ranks).all(|rank| store.has(&environment::joined_key(rank)).unwrap_or(true));
     let ended = exits.iter().filter(|exit| !exit.killed).find_map(|exit| Some((exit, exit.status.signal()?)));
     match ended {
-        Some((exit, signal)) if !running.signalled && !joined() => Err(Error::Ranks {
-            message: format!("signal {signal} ended rank {} before all ranks had joined", exit.rank).into(),
-            hint: "look for what sent it (the system, where memory is short), and run the command again"
-                .to_owned(),
-        }),
+        Some((exit, signal)) if !running.signalled && !joined() => Err(Error::ranks(
+            format!("signal {signal} ended rank {} before all ranks had joined", exit.rank),
+            "look for what sent it (the system, where memory is short), and run the command again",
+        )),
         _ => Ok(exits),
     }
 }

@@ -260,26 +260,20 @@ impl Shared {
         let elsewhere = |rank: u32, reporter: u32| Error::ReportedElsewhere { rank, reporter };
         match verdict.clone() {
             Verdict::Ended { rank, reporter, .. } if reporter != self.rank => elsewhere(rank, reporter),
-            Verdict::Ended { rank, step, message, .. } => Error::RankEnded { rank, step, message },
+            Verdict::Ended { rank, step, message, .. } => Error::rank_ended(rank, step, &message),
             Verdict::Lost { ranks, reporter, .. } if reporter != self.rank => elsewhere(ranks[0], reporter),
-            Verdict::Lost { ranks, cause, .. } => Error::RankLost {
-                rank: ranks[0],
-                others: ranks[1..].to_vec(),
-                step: self.step.load(Ordering::Relaxed),
-                cause,
-            },
+            Verdict::Lost { ranks, cause, .. } => {
+                Error::rank_lost(&ranks, self.step.load(Ordering::Relaxed), &cause)
+            }
             Verdict::Unexplained { reporter, .. } if reporter != self.rank => elsewhere(reporter, reporter),
-            Verdict::Unexplained { message, .. } => Error::Ranks {
-                message: format!("all ranks are there, but {message}").into(),
-                hint: "look at the network between the ranks' hosts; GLOO_SOCKET_IFNAME names the interface that reaches the others"
-                    .to_owned(),
-
-            },
-            Verdict::StoreLost => Error::Ranks {
-                message: "the job's store does not answer: what started the ranks has ended".into(),
-                hint: "look at the output of `torchrun` or of the command that started the ranks".to_owned(),
-
-            },
+            Verdict::Unexplained { message, .. } => Error::ranks(
+                format!("all ranks are there, but {message}"),
+                "look at the network between the ranks' hosts; GLOO_SOCKET_IFNAME names the interface that reaches the others",
+            ),
+            Verdict::StoreLost => Error::ranks(
+                "the job's store does not answer: what started the ranks has ended",
+                "look at the output of `torchrun` or of the command that started the ranks",
+            ),
         }
     }
 }

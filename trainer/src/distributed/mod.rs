@@ -50,7 +50,7 @@ pub enum Reduce {
 /// GPU, "its end" is a place in libtorch's stream.
 ///
 /// Each operation fails with [`Error::Collective`] if its arguments do not fit, and with [`Error::RankLost`],
-/// [`Error::RankEnded`], [`Error::ReportedElsewhere`] or (the network, or the job's store) [`Error::Ranks`] if not
+/// [`Error::RankEnded`], [`Error::ReportedElsewhere`] or (the network, or the job's store) [`Error::Fault`] if not
 /// all ranks are there any more.
 pub trait Collectives: fmt::Debug + Send + Sync {
     /// This process's rank, 0 to [`size`](Self::size) - 1.
@@ -204,7 +204,7 @@ impl fmt::Debug for Pending {
 
 /// The error of an operation whose arguments do not fit.
 fn misused(operation: &'static str, message: String) -> Error {
-    Error::Collective { operation, message }
+    Error::collective(operation, message)
 }
 
 /// Checks a tensor of an operation.

@@ -62,10 +62,9 @@ struct UnderWay {
 ///
 /// # Errors
 ///
-/// [`Error::Ranks`] if it is not found, or is one for another libtorch.
+/// [`Error::Fault`] if it is not found, or is one for another libtorch.
 pub(super) fn load() -> Result<Shim> {
-    let wrong =
-        |message: String| Error::Ranks { message: message.into(), hint: cuda_library::HINT.to_owned() };
+    let wrong = |message: String| Error::ranks(message, cuda_library::HINT);
     let library = cuda_library::open().map_err(wrong)?;
     let library = library.ok_or_else(|| {
         wrong(format!("ranks on GPUs need `{}`, which is not beside the program", cuda_library::NAME))

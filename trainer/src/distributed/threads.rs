@@ -113,7 +113,7 @@ impl Meeting {
             if left.is_zero() {
                 let cause = format!("it did not come to `{operation}` within {:?}", self.timeout);
                 let step = state.ranks[missing].step;
-                return Err(Error::RankLost { rank: missing as u32, others: Vec::new(), step, cause });
+                return Err(Error::rank_lost(&[missing as u32], step, &cause));
             }
             let waited = self.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -128,11 +128,11 @@ impl Meeting {
 
 fn ended_error(rank: u32, step: u64, ended: &Ended) -> Error {
     let cause = match ended {
-        Ended::Aborted(message) => return Error::RankEnded { rank, step, message: message.clone() },
+        Ended::Aborted(message) => return Error::rank_ended(rank, step, message),
         Ended::Dropped => "its thread has ended",
         Ended::Panicked => "its thread panicked",
     };
-    Error::RankLost { rank, others: Vec::new(), step, cause: cause.to_owned() }
+    Error::rank_lost(&[rank], step, cause)
 }
 
 /// Checks that all ranks called the same operation.

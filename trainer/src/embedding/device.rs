@@ -72,7 +72,7 @@ impl DeviceStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device lacks the memory, or the tables differ in their dimension.
+    /// [`Error::Fault`](crate::Error::Fault) if the device lacks the memory, or the tables differ in their dimension.
     pub(super) fn new(
         accelerator: &Accelerator,
         features: &[FeatureConfig],
@@ -200,7 +200,7 @@ impl DeviceStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    /// [`Error::Fault`](crate::Error::Fault) if the device fails.
     pub(crate) fn lookup(&self, staged: &Staged) -> Result<LookedUp> {
         self.whole().look_up(staged)
     }
@@ -209,7 +209,7 @@ impl DeviceStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    /// [`Error::Fault`](crate::Error::Fault) if the device fails.
     pub(crate) fn update(
         &mut self,
         class: usize,
@@ -233,7 +233,7 @@ impl DeviceStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    /// [`Error::Fault`](crate::Error::Fault) if the device fails.
     pub(crate) fn update_own(
         &mut self,
         (staged, looked_up): (&Staged, &LookedUp),

@@ -71,7 +71,7 @@ impl FeatureLookup {
     ///
     /// # Errors
     ///
-    /// [`Error::Id`](crate::Error::Id) for an id that the table has no row for.
+    /// [`Error::Fault`](crate::Error::Fault) for an id that the table has no row for.
     fn new(feature: &Feature, number: usize, table: usize, config: &FeatureConfig) -> Result<Self> {
         Ok(Self {
             feature: number,
@@ -122,7 +122,7 @@ impl GroupLookup {
     ///
     /// # Errors
     ///
-    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for.
+    /// [`Error::Fault`](crate::Error::Fault) for an id that its table has no row for.
     pub(super) fn new(group: &Group, first: usize, layout: &Layout) -> Result<Self> {
         let (mut pooled, mut sequences) = (Vec::new(), Vec::new());
         for (feature, number) in group.features().iter().zip(first..) {

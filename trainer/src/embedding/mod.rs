@@ -256,7 +256,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`] if the device lacks the memory, or the tables differ in their dimension; [`Error::Io`] if the
+    /// [`Error::Fault`] if the device lacks the memory, or the tables differ in their dimension; [`Error::Io`] if the
     /// threads cannot be started.
     pub fn on_accelerator(
         accelerator: &Accelerator,
@@ -346,7 +346,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// [`Error::Id`] for an id that its table has no row for; nothing was sent then. [`Error::RankLost`] if another
+    /// [`Error::Fault`] for an id that its table has no row for; nothing was sent then. [`Error::RankLost`] if another
     /// rank fails.
     pub fn request(&self, groups: &[Group], status: Status) -> Result<Request> {
         let encoded = self.exchange.encode(self.lookups(groups)?, &self.threads);
@@ -357,7 +357,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// As [`request`](Self::request); [`Error::Device`] if the device fails.
+    /// As [`request`](Self::request); [`Error::Fault`] if the device fails.
     pub(crate) fn request_batch(&self, batch: Option<&Batch>, status: Status) -> Result<Request> {
         let groups = batch.map_or(&[][..], Batch::groups);
         let Store::Device(store) = &self.store else { return self.request(groups, status) };
@@ -462,7 +462,7 @@ impl Embeddings {
     ///
     /// # Errors
     ///
-    /// As [`update`](Self::update); [`Error::Device`] if the device fails.
+    /// As [`update`](Self::update); [`Error::Fault`] if the device fails.
     pub(crate) fn update_on_device(
         &mut self,
         lookup: &DeviceLookup,
@@ -520,7 +520,7 @@ impl DeviceEmbeddings<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`] if another rank fails, [`Error::Device`] if the device does.
+    /// [`Error::RankLost`] if another rank fails, [`Error::Fault`] if the device does.
     pub(crate) fn lookup(self, request: Request) -> Result<DeviceLookup> {
         let Request { exchange, staged } = request;
         let (mut staged, destinations) = staged.expect("what is looked up has a batch");
@@ -556,7 +556,7 @@ const ON_DEVICE: &str = "the tables are on a device";
 
 /// A step was taken with tables that are elsewhere.
 fn elsewhere(message: &str) -> Error {
-    Error::Collective { operation: "step of tables", message: message.to_owned() }
+    Error::collective("step of tables", message)
 }
 
 pub(crate) fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {

@@ -30,7 +30,7 @@ impl Shard {
     ///
     /// # Errors
     ///
-    /// [`onefold_sharding::Error::Plan`] if the plan is not valid or not one of exactly these tables.
+    /// [`onefold_sharding::Error::Invalid`] if the plan is not valid or not one of exactly these tables.
     pub fn of_plan(plan: &Plan, features: &[FeatureConfig]) -> onefold_sharding::Result<Vec<Self>> {
         let (tables, _) = tables_of(features);
         plan.check_configs(&tables)?;

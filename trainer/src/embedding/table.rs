@@ -227,7 +227,7 @@ fn generator(seed: u64, shard: &Shard) -> ChaCha8Rng {
 ///
 /// # Errors
 ///
-/// [`Error::Id`] for an id that the table has no row for.
+/// [`Error::Fault`] for an id that the table has no row for.
 pub(super) fn table_rows(config: &FeatureConfig, feature: &Feature) -> Result<Vec<u32>> {
     let rows = config.rows;
     match config.ids {
@@ -242,7 +242,7 @@ pub(super) fn table_rows(config: &FeatureConfig, feature: &Feature) -> Result<Ve
             if largest >= rows
                 && let Some(&id) = feature.values().iter().find(|&&id| id as u64 >= rows)
             {
-                return Err(Error::Id { feature: feature.name().to_owned(), id, rows });
+                return Err(Error::id(feature.name(), id, rows));
             }
             Ok(feature.values().iter().map(|&id| id as u32).collect())
         }

@@ -49,7 +49,7 @@ impl Forward {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the device fails.
+    /// [`Error::Fault`](crate::Error::Fault) if the device fails.
     pub(crate) fn finite(&self, model: &Model) -> Result<Finite> {
         self.passed.finite(model)
     }
@@ -135,8 +135,8 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// [`Error::Id`](crate::Error::Id) for an id that its table has no row for,
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if
+    /// [`Error::Fault`](crate::Error::Fault) for an id that its table has no row for,
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Fault`](crate::Error::Fault) if
     /// the device does.
     pub fn request(&self, batch: Option<&Batch>, status: Status) -> Result<Input> {
         self.profile.measure(Stage::Lookup, || self.embeddings.request_batch(batch, status)).map(Input)
@@ -231,7 +231,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// The first error of `top_is_ready`; [`Error::Device`](crate::Error::Device) if the device fails.
+    /// The first error of `top_is_ready`; [`Error::Fault`](crate::Error::Fault) if the device fails.
     pub fn backward(
         &self,
         batch: &Batch,
@@ -252,7 +252,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Device`](crate::Error::Device) if
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Fault`](crate::Error::Fault) if
     /// the device does.
     pub fn send_gradients(&self, forward: &mut Forward) -> Result<()> {
         forward.passed.send(&self.embeddings)

@@ -48,19 +48,17 @@ const HEADER: i64 = 3;
 ///
 /// # Errors
 ///
-/// [`Error::Ranks`] if there is one rank only; those of [`Collectives`].
+/// [`Error::Fault`] if there is one rank only; those of [`Collectives`].
 pub fn profile_collectives(
     options: &ExchangeOptions,
     collectives: &Arc<dyn Collectives>,
     reporter: &dyn Reporter,
 ) -> Result<Vec<ExchangeSample>> {
     if collectives.size() == 1 {
-        return Err(Error::Ranks {
-            message: "there is one rank, which exchanges nothing".into(),
-            hint: "start several: `onefold-train launch --ranks 4 -- profile --collectives …`, or with `torchrun`"
-                .to_owned(),
-
-        });
+        return Err(Error::ranks(
+            "there is one rank, which exchanges nothing",
+            "start several: `onefold-train launch --ranks 4 -- profile --collectives …`, or with `torchrun`",
+        ));
     }
     reporter.begin("Measuring exchanges", Some(options.exchanges as u64), "exchanges");
     let mut samples = Vec::with_capacity(options.exchanges);

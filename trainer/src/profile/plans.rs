@@ -58,7 +58,7 @@ impl PlanSet {
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load); [`Error::Config`] if a task has no plans.
+    /// As [`load`](Self::load); [`Error::Fault`] if a task has no plans.
     pub fn load_tasks(tasks: &Path, plans: &Path, count: usize) -> Result<Vec<Self>> {
         let hint = || {
             format!(
@@ -66,11 +66,7 @@ impl PlanSet {
                 tasks.display()
             )
         };
-        let wrong = |path: &Path, message: &str| Error::Config {
-            path: path.to_owned(),
-            message: message.to_owned(),
-            hint: hint().into(),
-        };
+        let wrong = |path: &Path, message: &str| Error::config(path, message, hint());
         let folders = |directory: &Path| -> Result<Vec<PathBuf>> {
             if !directory.is_dir() {
                 return Err(wrong(directory, "there is no such directory"));
@@ -186,7 +182,7 @@ pub struct StepOptions {
 ///
 /// # Errors
 ///
-/// [`Error::Config`] if a plan is for another number of ranks than there are, if a GPU is to measure a plan for several
+/// [`Error::Fault`] if a plan is for another number of ranks than there are, if a GPU is to measure a plan for several
 /// ranks, or if tables are larger than the memory that is available; [`Error::Sharding`] if a plan does not fit its
 /// tables; those of [`Collectives`].
 pub fn measure_plans(
@@ -332,9 +328,7 @@ fn check(
     options: &StepOptions,
 ) -> Result<()> {
     let (planned, ranks) = (plan.ranks.len(), collectives.size());
-    let wrong = |message: String, hint: String| {
-        Err(Error::Config { path: PathBuf::from(name), message, hint: hint.into() })
-    };
+    let wrong = |message: String, hint: String| Err(Error::config(name, message, hint));
     if ranks > 1 && planned != ranks as usize {
         return wrong(
             format!("this plan for `{}` is for {planned} ranks, and there are {ranks}", set.name),
@@ -374,15 +368,15 @@ fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<
     if needed <= available {
         return Ok(());
     }
-    Err(Error::Config {
-        path: PathBuf::from(name),
-        message: format!(
+    Err(Error::config(
+        name,
+        format!(
             "to measure {who} of this plan for `{task}` takes {}, and {} are available",
             onefold_base::units::format_bytes(needed),
             onefold_base::units::format_bytes(available)
         ),
-        hint: "measure plans of smaller tables, as `onefold-shard tasks --memory 512MiB` draws them".into(),
-    })
+        "measure plans of smaller tables, as `onefold-shard tasks --memory 512MiB` draws them",
+    ))
 }
 
 /// What the kernel says is available, where it says so.

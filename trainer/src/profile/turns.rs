@@ -64,9 +64,11 @@ impl Baton {
         let sockets: Vec<PathBuf> =
             (0..collectives.size()).map(|rank| path.join(format!("{rank}.socket"))).collect();
         let rank = collectives.rank();
-        let bound = UnixDatagram::bind(&sockets[rank as usize]).map_err(|_| Error::Ranks {
-            message: "the ranks are not on one machine, where they could take turns".into(),
-            hint: "start all of them here: `onefold-train launch --ranks N -- …`".to_owned(),
+        let bound = UnixDatagram::bind(&sockets[rank as usize]).map_err(|_| {
+            Error::ranks(
+                "the ranks are not on one machine, where they could take turns",
+                "start all of them here: `onefold-train launch --ranks N -- …`",
+            )
         });
         let own = collectives.agree(bound)?;
         own.set_read_timeout(Some(PATIENCE))?;
@@ -135,7 +137,7 @@ impl Turns {
     ///
     /// # Errors
     ///
-    /// [`Error::Ranks`] if the ranks are on several machines; those of all operations.
+    /// [`Error::Fault`] if the ranks are on several machines; those of all operations.
     pub(super) fn new(inner: Arc<dyn Collectives>, threads: usize) -> Result<Self> {
         let baton = Baton::new(inner.as_ref())?;
         Ok(Self { inner, threads, baton, state: Mutex::default() })
@@ -249,7 +251,7 @@ impl Drop for Turns {
 }
 
 fn failed(message: &str) -> Error {
-    Error::Collective { operation: "turn", message: message.to_owned() }
+    Error::collective("turn", message)
 }
 
 #[cfg(test)]

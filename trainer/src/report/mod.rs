@@ -65,10 +65,12 @@ impl ReportedRun {
     fn load(directory: &Path) -> Result<Self> {
         let description = Run::load(directory)?;
         let path = directory.join("metrics.jsonl");
-        let wrong = |line: usize, message: String| Error::Run {
-            path: path.clone(),
-            message: format!("line {}: {message}", line + 1),
-            hint: "the file is damaged; restore it from a copy".into(),
+        let wrong = |line: usize, message: String| {
+            Error::run(
+                &path,
+                format!("line {}: {message}", line + 1),
+                "the file is damaged; restore it from a copy",
+            )
         };
         let name = directory.display().to_string();
         let summary = match fs_err::read(directory.join("summary.json")) {
@@ -79,12 +81,11 @@ impl ReportedRun {
         let (training, evaluations, days) = (Vec::new(), Vec::new(), Vec::new());
         let mut run = Self { name, description, summary, training, evaluations, days };
         if !path.exists() {
-            return Err(Error::Run {
+            return Err(Error::run(
                 path,
-                message: "it is missing, so there is nothing to report".to_owned(),
-                hint: "give the directory of the run (`--out`); the folder of its checkpoints has no metrics"
-                    .into(),
-            });
+                "it is missing, so there is nothing to report",
+                "give the directory of the run (`--out`); the folder of its checkpoints has no metrics",
+            ));
         }
         let mut lines = BufReader::new(fs_err::File::open(&path)?).split(b'\n').enumerate().peekable();
         while let Some((number, line)) = lines.next() {

@@ -153,7 +153,11 @@ fn pages_of_odd_timelines_have_numbers_only() {
 #[test]
 fn damaged_timelines_are_refused() {
     let error = |ranks: &[&str]| match Timeline::load(run(ranks).path()) {
-        Err(Error::Run { path, message, .. }) => (path.file_name().unwrap().to_owned(), message),
+        Err(Error::Run(fault)) => {
+            let text = fault.message.to_string();
+            let (path, message) = text.split_once("`: ").unwrap();
+            (Path::new(path).file_name().unwrap().to_owned(), message.to_owned())
+        }
         other => panic!("{other:?}"),
     };
     let truncated = &RANKS[0][..RANKS[0].len() - 20];

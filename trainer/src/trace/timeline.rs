@@ -167,27 +167,25 @@ impl Timeline {
         }
         let Some(first) = steps.first() else {
             Run::load(run)?;
-            return Err(Error::Run {
-                path: run.to_owned(),
-                message: "the run has no timeline".to_owned(),
-                hint:
-                    "train with `onefold-train run --trace-steps FIRST..LAST`; without it steps 10 to 20 are \
-                       traced, on several ranks"
-                        .into(),
-            });
+            return Err(Error::run(
+                run,
+                "the run has no timeline",
+                "train with `onefold-train run --trace-steps FIRST..LAST`; without it steps 10 to 20 are \
+                 traced, on several ranks",
+            ));
         };
         let ranks = first.ranks;
         if let Some(other) = steps.iter().find(|step| step.ranks != ranks) {
-            return Err(Error::Run {
-                path: directory,
-                message: format!(
+            return Err(Error::run(
+                directory,
+                format!(
                     "`{}` is of a job of {ranks} ranks, and `{}` of one of {}",
                     file_name(first.rank),
                     file_name(other.rank),
                     other.ranks
                 ),
-                hint: "a resumed run ended before all ranks had traced a step: remove the older files, or train on".into(),
-            });
+                "a resumed run ended before all ranks had traced a step: remove the older files, or train on",
+            ));
         }
         steps.sort_by_key(|step| (step.step, step.rank));
         Ok(Self { ranks, steps })
@@ -244,13 +242,11 @@ fn read(path: &PathBuf, rank: u32) -> Result<Vec<TracedStep>> {
             _ => Ok(step),
         });
         steps.push(step.map_err(|message| {
-            Error::Run {
-                path: path.clone(),
-                message: format!("line {number} is damaged: {message}"),
-                hint:
-                    "remove the line, or trace steps again with `onefold-train run --trace-steps FIRST..LAST`"
-                        .into(),
-            }
+            Error::run(
+                path,
+                format!("line {number} is damaged: {message}"),
+                "remove the line, or trace steps again with `onefold-train run --trace-steps FIRST..LAST`",
+            )
         })?);
     }
     Ok(steps)

@@ -81,11 +81,11 @@ impl Log {
         let mut file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
         let found = file.metadata()?.len();
         if found < bytes {
-            return Err(Error::Run {
+            return Err(Error::run(
                 path,
-                message: format!("it has {found} bytes, and {bytes} were written when the checkpoint was"),
-                hint: "restore it from a copy, or begin a new run".into(),
-            });
+                format!("it has {found} bytes, and {bytes} were written when the checkpoint was"),
+                "restore it from a copy, or begin a new run",
+            ));
         }
         file.set_len(bytes)?;
         file.seek(SeekFrom::Start(bytes))?;

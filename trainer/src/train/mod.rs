@@ -121,9 +121,7 @@ fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> 
     let ranks = options.collectives.size() as usize;
     let streams = config.data.streams.or(options.streams).unwrap_or(ranks);
     let batch = config.train.batch_size;
-    let wrong = |message: String, hint: String| {
-        Err(Error::Config { path: config.path().to_owned(), message, hint: hint.into() })
-    };
+    let wrong = |message: String, hint: String| Err(Error::config(config.path(), message, hint));
     if streams == 0 || !streams.is_multiple_of(ranks) {
         return wrong(
             format!("{streams} streams cannot be divided among {ranks} ranks"),
@@ -159,12 +157,12 @@ fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
         whole if whole.is_empty() => "the whole dataset is both trained and evaluated on".to_owned(),
         key => format!("the partition `{key}` is both trained and evaluated on"),
     };
-    Err(Error::Config {
-        path: config.path().to_owned(),
+    Err(Error::config(
+        config.path(),
         message,
-        hint: "let `train` and `eval` under `[data]` choose different partitions, as `split=train` and `split=holdout`, or set \
-               `allow_overlap = true` there".into(),
-    })
+        "let `train` and `eval` under `[data]` choose different partitions, as `split=train` and `split=holdout`, or set \
+         `allow_overlap = true` there",
+    ))
 }
 
 /// Where the tables are: as the plan says, or every table whole on one rank.
@@ -178,16 +176,16 @@ fn placement(config: &TrainConfig, options: &TrainOptions, features: &[FeatureCo
     let ranks = options.collectives.size();
     if plan.topology.ranks != ranks {
         let of = |ranks: u32| format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" });
-        return Err(Error::Config {
-            path: path.clone(),
-            message: format!("the plan is for {}, and the job has {}", of(plan.topology.ranks), of(ranks)),
-            hint: format!(
+        return Err(Error::config(
+            path,
+            format!("the plan is for {}, and the job has {}", of(plan.topology.ranks), of(ranks)),
+            format!(
                 "make a plan for {} (`onefold-shard topology --ranks {ranks}`), or start as many ranks as the plan is for \
                  (`onefold-train launch --ranks {}`)",
                 of(ranks),
                 plan.topology.ranks
-            ).into(),
-        });
+            ),
+        ));
     }
     placement.shards = Shard::of_plan(&plan, features).map_err(sharding)?;
     Ok(placement)
@@ -199,7 +197,7 @@ impl<'a> Prepared<'a> {
     /// # Errors
     ///
     /// What [`TrainConfig::tables`] finds wrong; [`Error::Sharding`] for a plan that cannot be run here;
-    /// [`Error::Read`] for a dataset or preprocessing that cannot be read; [`Error::Memory`] for a model beyond the
+    /// [`Error::Read`] for a dataset or preprocessing that cannot be read; [`Error::Fault`] for a model beyond the
     /// memory limit.
     pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
         let snapshot = load_snapshot(dataset, options.snapshot)?;
@@ -304,10 +302,10 @@ impl<'a> Prepared<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::MachineMemory`] for a model that the machine has no memory for, unless a memory limit is given;
-    /// [`Error::Dataset`] if `out` is taken; [`Error::Run`] if the run there cannot be resumed; [`Error::Read`] for
-    /// damaged data; [`Error::Diverged`] if a loss is not finite. `out` is then as it was before, unless it has a
-    /// checkpoint to resume from, or the batch that the model diverged on.
+    /// [`Error::Fault`] for a model that the machine has no memory for, unless a memory limit is given, and if a loss
+    /// is not finite; [`Error::Dataset`] if `out` is taken; [`Error::Run`] if the run there cannot be resumed;
+    /// [`Error::Read`] for damaged data. `out` is then as it was before, unless it has a checkpoint to resume from, or
+    /// the batch that the model diverged on.
     pub fn train(self, out: &Path, reporter: &dyn Reporter) -> Result<TrainSummary> {
         let collectives = Arc::clone(&self.options.collectives);
         let mut run = Run::new(self.config, &self.schema, &self.features);
@@ -425,43 +423,43 @@ impl<'a> Prepared<'a> {
         let here = directory.is_resumed().then(|| Run::load(path)).transpose()?;
         if let Some(here) = here.as_ref().filter(|here| here.checkpoints != run.checkpoints) {
             let place = here.checkpoints.as_deref().unwrap_or(path).display();
-            return Err(Error::Run {
-                path: path.to_owned(),
-                message: format!("the run's checkpoints are in `{place}`"),
-                hint: text![
+            return Err(Error::run(
+                path,
+                format!("the run's checkpoints are in `{place}`"),
+                text![
                     "continue it without ",
                     option("checkpoints"),
                     ", or begin a new run in another directory, with ",
                     option("out")
                 ],
-            });
+            ));
         }
         let begun = if elsewhere { Run::find(&files)? } else { here };
         let Some(begun) = begun else {
             // A store that has no such bucket says so here.
             if elsewhere && !files.entries("")?.is_empty() {
-                return Err(onefold_storage::Error::Exists {
-                    path: files.location().to_owned(),
-                    hint: text![
+                return Err(onefold_storage::Error::exists(
+                    files.location(),
+                    text![
                         format!("it holds no `{RUN_FILE}`, so it is not the folder of a run; "),
                         "give another one with ",
                         option("checkpoints")
                     ],
-                }
+                )
                 .into());
             }
             return Ok(None);
         };
         if elsewhere && self.options.existing != Existing::Resume {
-            return Err(onefold_storage::Error::Exists {
-                path: files.location().to_owned(),
-                hint: text![
+            return Err(onefold_storage::Error::exists(
+                files.location(),
+                text![
                     "give another folder with ",
                     option("checkpoints"),
                     ", or continue the run that is there with ",
                     option("existing").set_to("resume")
                 ],
-            }
+            )
             .into());
         }
         self.check_begun(&begun, run, &files)?;
@@ -474,31 +472,27 @@ impl<'a> Prepared<'a> {
         // Of another snapshot much else is different.
         if (&begun.dataset, begun.snapshot) != (&run.dataset, run.snapshot) {
             let of = |run: &Run| format!("snapshot {} of the dataset {}", run.snapshot, run.dataset);
-            return Err(Error::Run {
-                path: path.to_owned(),
-                message: format!(
-                    "the run was begun on {}, so it cannot be continued on {}",
-                    of(begun),
-                    of(run)
-                ),
-                hint: text![
+            return Err(Error::run(
+                path,
+                format!("the run was begun on {}, so it cannot be continued on {}", of(begun), of(run)),
+                text![
                     "continue with the run's own dataset and snapshot, or begin a new run in another directory, with ",
                     option("out")
                 ],
-            });
+            ));
         }
         begun.check_same(run, path)?;
         if let Some(steps) = &self.preprocessing
             && !steps.is_stored(files)?
         {
-            return Err(Error::Run {
-                path: path.to_owned(),
-                message: "the run was begun with other preprocessing, so it cannot be continued".to_owned(),
-                hint: text![
+            return Err(Error::run(
+                path,
+                "the run was begun with other preprocessing, so it cannot be continued",
+                text![
                     "continue with the same `preprocess.toml`, or begin a new run in another directory, with ",
                     option("out")
                 ],
-            });
+            ));
         }
         Ok(())
     }
@@ -509,13 +503,13 @@ impl<'a> Prepared<'a> {
         if run.checkpoints.is_some() {
             // One of several jobs that begin here at once creates this file.
             if run.create_in(&files)? == Created::Exists {
-                return Err(onefold_storage::Error::Exists {
-                    path: files.location().to_owned(),
-                    hint: text![
+                return Err(onefold_storage::Error::exists(
+                    files.location(),
+                    text![
                         "another job has begun a run there; give another folder with ",
                         option("checkpoints")
                     ],
-                }
+                )
                 .into());
             }
             directory.begins_in(files.clone());

@@ -40,17 +40,16 @@ impl RunDirectory {
     /// Takes `path` for a run.
     pub(super) fn create(path: &Path, existing: Existing) -> Result<Self> {
         if is_url(path) {
-            return Err(Error::Run {
-                path: path.to_owned(),
-                message: "the directory of a run is on a local disk, because its metrics grow step by step"
-                    .to_owned(),
-                hint: text![
+            return Err(Error::run(
+                path,
+                "the directory of a run is on a local disk, because its metrics grow step by step",
+                text![
                     "give a local directory with ",
                     option("out"),
                     ", and this URL with ",
                     option("checkpoints")
                 ],
-            });
+            ));
         }
         // The folders on the way are made, so a `~` that the shell did not expand would become one.
         onefold_storage::absolute(path)?;
@@ -146,16 +145,12 @@ pub(super) fn check_shared(files: &Storage, collectives: &dyn Collectives) -> Re
         .agree_on(|| if rank == 0 { files.replace(&path, bytes).map_err(Error::from) } else { Ok(()) })?;
     let seen = collectives.agree_on(|| match files.read(&path)? {
         Some(read) if read == word => Ok(()),
-        _ => Err(Error::Run {
-            path: files.location().to_owned(),
-            message: format!("rank {rank} does not see what rank 0 writes there"),
-            hint: text![
+        _ => Err(Error::run(files.location(), format!("rank {rank} does not see what rank 0 writes there"), text![
                 "all ranks need the same folder: give an absolute path on a file system that all machines share with ",
                 option("out"),
                 ", or the URL of an object store with ",
                 option("checkpoints")
-            ],
-        }),
+            ])),
     });
     if rank == 0 {
         files.remove_folder(SHARDS, None)?;
@@ -176,8 +171,7 @@ fn lock(path: &Path) -> Result<DirectoryLock> {
 }
 
 fn check_occupied(path: &Path, existing: Existing) -> Result<()> {
-    let refused =
-        |hint: Text| Err(Error::from(onefold_storage::Error::Exists { path: path.to_owned(), hint }));
+    let refused = |hint: Text| Err(Error::from(onefold_storage::Error::exists(path, hint)));
     if !path.join(RUN_FILE).is_file() {
         let hint =
             format!("it holds no `{RUN_FILE}`, so it is not replaced or resumed; choose another directory");

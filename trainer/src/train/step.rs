@@ -15,6 +15,7 @@
 
 use std::path::{Path, PathBuf};
 
+use onefold_base::fault::{Fault, Kind};
 use onefold_datasets::Schema;
 use onefold_ikjt::{Batch, Batches, Position, Step};
 use tch::Tensor;
@@ -282,8 +283,13 @@ impl<'a> Stepper<'a> {
             let logits = tensors::to_vec(logits);
             let cause = diverged::cause(batch, self.schema, &logits);
             let path = diverged::save(&self.directory, batch, self.schema, &self.evaluation.tasks, &logits)?;
-            let loss = told.iter().map(|told| told.loss).sum();
-            Err(Error::Diverged { step, loss, cause, batch: path })
+            let loss: f64 = told.iter().map(|told| told.loss).sum();
+            let hint = format!(
+                "the batch is saved: look at it with `pyarrow.ipc.open_file(\"{}\").read_pandas()`; lower the learning \
+                 rates under `[optimizer]`, set `max_grad_norm` under `[optimizer.dense]`, or clean the feature",
+                path.display()
+            );
+            Err(Fault::new(Kind::Failed, format!("the loss is {loss} at step {step}: {cause}")).hint(hint).into())
         })
     }
 

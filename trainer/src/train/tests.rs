@@ -321,7 +321,7 @@ fn a_model_that_predicts_no_numbers_is_not_evaluated() {
     runs.config.evaluation.every_steps = Some(1);
     runs.config.optimizer.tables.learning_rate = f32::MAX;
     let error = runs.train("diverged", Existing::Refuse, Stop::new(), &Silent).unwrap_err();
-    assert!(matches!(error, Error::Prediction { .. }), "{error}");
+    assert!(error.to_string().starts_with("the logit of `"), "{error}");
 }
 
 /// On a device the host learns of it when the step is enqueued.

@@ -41,7 +41,7 @@ impl Earlier {
     }
 
     fn refused(&self, message: String, hint: impl Into<Text>) -> Error {
-        Error::Run { path: self.options.run.clone(), message, hint: hint.into() }
+        Error::run(&self.options.run, message, hint)
     }
 
     /// Refuses a configuration or dataset that the model cannot be trained further with.

@@ -232,7 +232,7 @@ fn an_error_of_one_thread_is_that_of_all() {
         if ranks.rank() == 2 {
             ranks.set_step(17);
             ranks.abort("the loss is NaN");
-            return Err(Error::Collective { operation: "barrier", message: "not called".to_owned() });
+            return Err(Error::collective("barrier", "not called"));
         }
         ranks.barrier()
     });

@@ -132,7 +132,7 @@ fn misbehave(ranks: &dyn Collectives, scenario: &str) -> Result<()> {
         "sleeps" => std::thread::sleep(LIMIT),
         "aborts" => {
             ranks.abort("the loss is NaN");
-            return Err(Error::Collective { operation: "none", message: "the loss is NaN".to_owned() });
+            return Err(Error::collective("none", "the loss is NaN"));
         }
         _ => {}
     }

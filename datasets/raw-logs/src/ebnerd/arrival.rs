@@ -54,7 +54,7 @@ impl<'a> Arrival<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`source::open`], or [`Error::Source`] for a split without impressions.
+    /// Those of [`source::open`], or [`Error::Fault`] for a split without impressions.
     pub(super) fn read(splits: &'a [SplitFiles]) -> Result<Self> {
         let mut keys: Vec<(i64, i64, u32, u32)> = Vec::new();
         let mut ranks = Vec::new();
@@ -70,17 +70,12 @@ impl<'a> Arrival<'a> {
                     row += 1;
                 }
                 if u32::try_from(keys.len()).is_err() {
-                    let hint = "import the splits' files in parts".to_owned();
-                    return Err(source::wrong(
-                        &files.behaviors,
-                        "more than 2^32 impressions".to_owned(),
-                        hint,
-                    ));
+                    let hint = "import the splits' files in parts";
+                    return Err(Error::source(&files.behaviors, "more than 2^32 impressions", hint));
                 }
             }
             if keys.len() == before {
-                let hint = "download it again".to_owned();
-                return Err(source::wrong(&files.behaviors, "it holds no impressions".to_owned(), hint));
+                return Err(Error::source(&files.behaviors, "it holds no impressions", "download it again"));
             }
             ranks.push(vec![0; keys.len() - before]);
         }
@@ -98,7 +93,7 @@ impl<'a> Arrival<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`source::open`] and of its rows, or [`Error::Source`] if a file changed since the first pass.
+    /// Those of [`source::open`] and of its rows, or [`Error::Fault`] if a file changed since the first pass.
     pub(super) fn chunk(&self, range: Range<u32>) -> Result<RecordBatch> {
         let mut kept = Vec::new();
         let mut places = vec![None; range.len()];
@@ -145,6 +140,6 @@ fn chunk_schema() -> SchemaRef {
 }
 
 fn changed(files: &SplitFiles) -> Error {
-    let message = "it changed while it was read".to_owned();
-    source::wrong(&files.behaviors, message, "run this again when nothing writes it".to_owned())
+    let hint = "run this again when nothing writes it";
+    Error::source(&files.behaviors, "it changed while it was read", hint)
 }

@@ -94,18 +94,20 @@ pub(super) struct SplitFiles {
 ///
 /// # Errors
 ///
-/// [`Error::Source`] if one is missing.
+/// [`Error::Fault`] if one is missing.
 pub(super) fn find(from: &Path) -> Result<Vec<SplitFiles>> {
     let file = |split: &str, name: &str| {
         let places = [from.join(split).join(name), from.join(format!("{split}_{name}"))];
-        places.into_iter().find(|place| place.is_file()).ok_or_else(|| Error::Source {
-            path: from.to_owned(),
-            message: format!("it holds neither `{split}/{name}` nor `{split}_{name}`"),
-            hint: text![
-                "point ",
-                option("from"),
-                " at an unpacked EB-NeRD (ebnerd_demo, ebnerd_small or ebnerd_large)"
-            ],
+        places.into_iter().find(|place| place.is_file()).ok_or_else(|| {
+            Error::source(
+                from,
+                format!("it holds neither `{split}/{name}` nor `{split}_{name}`"),
+                text![
+                    "point ",
+                    option("from"),
+                    " at an unpacked EB-NeRD (ebnerd_demo, ebnerd_small or ebnerd_large)"
+                ],
+            )
         })
     };
     let files = SPLITS.map(|split| {
@@ -131,10 +133,9 @@ pub(super) struct Rows {
 ///
 /// # Errors
 ///
-/// [`Error::Io`] or [`Error::Parquet`] if it cannot be read, [`Error::Source`] if a column is missing or has
-/// another type.
+/// [`Error::Io`] or [`Error::Fault`] if it cannot be read, or a column is missing or has another type.
 pub(super) fn open(path: &Path, columns: &'static [Column]) -> Result<Rows> {
-    let damaged = |error| parquet_error(path, error);
+    let damaged = |error: ParquetError| parquet_error(path, &error);
     let file = fs_err::File::open(path)?.into_parts().0;
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(damaged)?;
     let found = builder.schema().clone();
@@ -142,12 +143,12 @@ pub(super) fn open(path: &Path, columns: &'static [Column]) -> Result<Rows> {
     for column in columns {
         let Some((index, field)) = found.column_with_name(column.name) else {
             let hint = suggest(column.name, found.fields().iter().map(|field| field.name().as_str()));
-            return Err(wrong(path, format!("it has no column `{}`", column.name), hint));
+            return Err(Error::source(path, format!("it has no column `{}`", column.name), hint));
         };
         if !column.kind.accepts(field.data_type()) {
             let (name, expected) = (column.name, column.kind.expected());
             let message = format!("column `{name}` is of type {}, not {expected}", field.data_type());
-            return Err(wrong(path, message, "write it as EB-NeRD publishes it".to_owned()));
+            return Err(Error::source(path, message, "write it as EB-NeRD publishes it"));
         }
         roots.push(index);
     }
@@ -169,7 +170,7 @@ impl Iterator for Rows {
         let batch = self.reader.next()?;
         Some(
             batch
-                .map_err(|error| parquet_error(&self.path, error.into()))
+                .map_err(|error| parquet_error(&self.path, &ParquetError::from(error)))
                 .and_then(|batch| self.convert(&batch)),
         )
     }
@@ -192,7 +193,7 @@ impl Rows {
         // An overflow is an error, not a null.
         let options = CastOptions { safe: false, ..CastOptions::default() };
         let cast = cast_with_options(values, &column.kind.output(), &options).map_err(|error| {
-            wrong(&self.path, format!("column `{}`: {error}", column.name), DAMAGED.to_owned())
+            Error::source(&self.path, format!("column `{}`: {error}", column.name), DAMAGED)
         })?;
         match column.kind {
             Kind::Attribute => Ok(Arc::new(self.attributes(column.name, cast.as_primitive::<Int64Type>())?)),
@@ -261,18 +262,12 @@ impl Rows {
     /// An error in a row of the current batch. Rows are counted from 1.
     fn wrong_value(&self, column: &str, row: usize, message: &str) -> Error {
         let message = format!("row {}, column `{column}`: {message}", self.first_row + row + 1);
-        wrong(&self.path, message, DAMAGED.to_owned())
+        Error::source(&self.path, message, DAMAGED)
     }
 }
 
 const DAMAGED: &str = "the file is damaged or not one of EB-NeRD's; download it again";
 
-/// An error about one of the files.
-pub(super) fn wrong(path: &Path, message: String, hint: String) -> Error {
-    Error::Source { path: path.to_owned(), message, hint: hint.into() }
-}
-
-fn parquet_error(path: &Path, source: ParquetError) -> Error {
-    let hint = "the file is damaged or incomplete; download it again".to_owned();
-    Error::Parquet { path: path.to_owned(), source, hint }
+fn parquet_error(path: &Path, source: &ParquetError) -> Error {
+    Error::parquet(path, source, "the file is damaged or incomplete; download it again")
 }

@@ -58,7 +58,7 @@ impl ServiceState {
     ///
     /// # Errors
     ///
-    /// Those of [`source::open`] and of its rows, or [`Error::Source`] for a user with two histories.
+    /// Those of [`source::open`] and of its rows, or [`Error::Fault`] for a user with two histories.
     pub(super) fn read(splits: &[SplitFiles]) -> Result<Self> {
         let mut state = Self { now: i64::MIN, ..Self::default() };
         for (split, files) in (0..).zip(splits) {
@@ -139,7 +139,7 @@ impl ServiceState {
 
 fn repeated(files: &SplitFiles, user: i64) -> Error {
     let message = format!("user {user} has two rows");
-    source::wrong(&files.history, message, "the file is damaged; download it again".to_owned())
+    Error::source(&files.history, message, "the file is damaged; download it again")
 }
 
 #[cfg(test)]

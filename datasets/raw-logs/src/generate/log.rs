@@ -225,7 +225,7 @@ impl<'a> Parts<'a> {
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Io`] or [`crate::Error::Parquet`] if a file cannot be written.
+    /// [`crate::Error::Io`] or [`crate::Error::Fault`] if a file cannot be written.
     pub(super) fn write(&mut self, batch: &Batch) -> Result<()> {
         let (mut features, mut events, rows) = match self.open.take() {
             Some(open) => open,

@@ -35,13 +35,12 @@
 //! writer's buffers, the process peaked at 640 MB for a million samples of rm1, the largest workload.
 
 use std::path::Path;
-use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::Result;
 use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE};
-use crate::{Error, Result};
-use onefold_base::fault::{option, text};
+use onefold_base::fault::{Fault, Kind, Text, option, text};
 use onefold_base::progress::Reporter;
 
 mod arrival;
@@ -73,16 +72,12 @@ pub struct GenerateOptions {
 }
 
 /// Figures of the logs that were generated.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct GenerateSummary {
     /// Samples written: the rows of either log.
     pub samples: u64,
     /// Sessions of these samples.
     pub sessions: u64,
-    /// Bytes of the Parquet files.
-    pub bytes_on_disk: u64,
-    /// Duration in seconds.
-    pub wall_seconds: f64,
 }
 
 /// Writes the raw logs of a workload to `out`: `features/part-*.parquet`, `events/part-*.parquet`,
@@ -90,10 +85,9 @@ pub struct GenerateSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Options`] if the number of samples is 0 or above 2^40; [`Error::Output`] if something is at `out`
-/// that may not be replaced; [`Error::Io`] and [`Error::Parquet`] if a file cannot be written.
+/// The number of samples is 0 or above 2^40, something is at `out` that may not be replaced, or a file cannot be
+/// written.
 pub fn generate(out: &Path, options: &GenerateOptions, reporter: &dyn Reporter) -> Result<GenerateSummary> {
-    let started = Instant::now();
     check_samples(options.samples)?;
     let logs = RawLogWriter::create(out, options.overwrite)?;
     let world = World::new(options.workload, options.seed);
@@ -104,19 +98,16 @@ pub fn generate(out: &Path, options: &GenerateOptions, reporter: &dyn Reporter) 
     logs.write_text(DATASET_CONFIG_FILE, &options.workload.dataset_config())?;
     logs.write_text(TRAIN_CONFIG_FILE, &options.workload.train_config())?;
     logs.commit()?;
-    let bytes_on_disk = directory_bytes(&out.join("features"))? + directory_bytes(&out.join("events"))?;
-    let wall_seconds = started.elapsed().as_secs_f64();
-    Ok(GenerateSummary { samples: options.samples, sessions, bytes_on_disk, wall_seconds })
+    Ok(GenerateSummary { samples: options.samples, sessions })
 }
 
 fn check_samples(samples: u64) -> Result<()> {
-    let wrong =
-        |hint| Err(Error::Options { message: format!("a log of {samples} samples was asked for"), hint });
-    match samples {
-        0 => wrong(text!["ask for at least one, for example with ", option("samples").set_to(100_000)]),
-        1..=MOST_SAMPLES => Ok(()),
-        _ => wrong("ask for at most 1099511627776 (2^40); the timestamps of a log cover 70 years".into()),
-    }
+    let hint: Text = match samples {
+        0 => text!["ask for at least one, for example with ", option("samples").set_to(100_000)],
+        1..=MOST_SAMPLES => return Ok(()),
+        _ => "ask for at most 1099511627776 (2^40); the timestamps of a log cover 70 years".into(),
+    };
+    Err(Fault::new(Kind::Options, format!("a log of {samples} samples was asked for")).hint(hint).into())
 }
 
 /// Writes all cells and returns the number of sessions. While a batch is compressed, the next one is drawn.
@@ -145,14 +136,6 @@ fn cells(samples: u64) -> impl Iterator<Item = (i64, u32)> {
     let bound = move |cell: u64| (u128::from(samples) * u128::from(cell) / u128::from(count)) as u64;
     // Within `MOST_SAMPLES` and `CELL_SAMPLES` both casts keep the value.
     (0..count).map(move |cell| (bound(cell) as i64, (bound(cell + 1) - bound(cell)) as u32))
-}
-
-fn directory_bytes(directory: &Path) -> Result<u64> {
-    let mut bytes = 0;
-    for entry in fs_err::read_dir(directory)? {
-        bytes += entry?.metadata()?.len();
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -299,8 +282,6 @@ mod tests {
             let summary = generate(&log, &options(workload, samples), &Silent).unwrap();
             assert_eq!(summary.samples, samples);
             let files = ["features", "events"].map(|table| parts(&log, table));
-            let sizes = files.iter().flatten().map(|path| fs_err::metadata(path).unwrap().len());
-            assert_eq!(summary.bytes_on_disk, sizes.sum::<u64>());
             assert_eq!(files[0].len(), if samples > 131_072 { 2 } else { 1 });
             check_features(&log, workload, &summary);
             if workload == Workload::Rm3 {

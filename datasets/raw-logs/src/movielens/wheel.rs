@@ -39,12 +39,12 @@ pub(super) fn default_cache(variable: impl Fn(&str) -> Option<OsString>) -> Resu
     set("ONEFOLD_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|cache| cache.join("onefold")))
         .or_else(|| set("HOME").map(|home| home.join(".cache").join("onefold")))
-        .ok_or_else(|| Error::Program {
-            program: "onefold-data fetch".to_owned(),
-            message:
-                "there is no folder for the cache: neither HOME, XDG_CACHE_HOME nor ONEFOLD_CACHE is set"
-                    .to_owned(),
-            hint: text!["name one with ", option("cache").set_to("DIR")],
+        .ok_or_else(|| {
+            Error::program(
+                "onefold-data fetch",
+                "there is no folder for the cache: neither HOME, XDG_CACHE_HOME nor ONEFOLD_CACHE is set",
+                text!["name one with ", option("cache").set_to("DIR")],
+            )
         })
 }
 
@@ -53,8 +53,8 @@ pub(super) fn default_cache(variable: impl Fn(&str) -> Option<OsString>) -> Resu
 ///
 /// # Errors
 ///
-/// [`Error::Program`] if Python or pip is missing or pip fails, [`Error::Source`] if it fetched
-/// another file, [`Error::Io`] if the cache cannot be written.
+/// [`Error::Fault`] if Python or pip is missing, or pip fails or fetched another file, [`Error::Io`] if the cache
+/// cannot be written.
 pub(super) fn fetch(
     wheel: &Wheel,
     folder: &Path,
@@ -83,7 +83,7 @@ pub(super) fn fetch(
         let message = format!("pip did not fetch `{}` with SHA-256 {}", wheel.file_name, wheel.sha256);
         let hint =
             format!("pip's index serves another file; put the wheel from PyPI at `{}`", path.display());
-        return Err(Error::Source { path: fetched, message, hint: hint.into() });
+        return Err(Error::source(fetched, message, hint));
     }
     fs_err::File::open(&fetched)?.sync_all()?;
     fs_err::rename(&fetched, &path)?;
@@ -106,10 +106,12 @@ fn download(wheel: &Wheel, work: &Path, python: &OsStr) -> Result<PathBuf> {
         .arg("--requirement")
         .arg(&requirements);
     let own = format!("or put `{}` of {} into the cache yourself", wheel.file_name, wheel.requirement);
-    let failed = |message: String, remedy: &str| Error::Program {
-        program: format!("{} -m pip download {}", python.display(), wheel.requirement),
-        message,
-        hint: format!("{remedy}, {own}").into(),
+    let failed = |message: String, remedy: &str| {
+        Error::program(
+            format!("{} -m pip download {}", python.display(), wheel.requirement),
+            message,
+            format!("{remedy}, {own}"),
+        )
     };
     let output = pip.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output();
     let output = output.map_err(|error| match error.kind() {
@@ -159,18 +161,7 @@ fn is_intact(path: &Path, wheel: &Wheel) -> Result<bool> {
     if !path.is_file() {
         return Ok(false);
     }
-    let mut file = fs_err::File::open(path)?;
-    let mut digest = Sha256::new();
-    let mut buffer = vec![0; 64 << 10];
-    loop {
-        let length = file.read(&mut buffer)?;
-        if length == 0 {
-            break;
-        }
-        digest.update(buffer.get(..length).unwrap_or_default());
-    }
-    let sha256 = onefold_base::units::format_hex(&digest.finalize());
-    Ok(sha256 == wheel.sha256)
+    Ok(onefold_base::units::format_hex(&Sha256::digest(fs_err::read(path)?)) == wheel.sha256)
 }
 
 /// The last `count` lines that are not blank, joined.
@@ -184,13 +175,10 @@ fn last_lines(text: &str, count: usize) -> String {
 ///
 /// # Errors
 ///
-/// [`Error::Source`] if the wheel is no zip archive or has no such UTF-8 entry.
+/// [`Error::Fault`] if the wheel is no zip archive or has no such UTF-8 entry.
 pub(super) fn read_entry(wheel: &Path, entry: &str) -> Result<String> {
-    let wrong = |message: String| Error::Source {
-        path: wheel.to_owned(),
-        message,
-        hint: "it is not the wheel that this version expects; delete it and run this again".into(),
-    };
+    let hint = "it is not the wheel that this version expects; delete it and run this again";
+    let wrong = |message: String| Error::source(wheel, message, hint);
     let file = fs_err::File::open(wheel)?;
     let mut archive =
         ZipArchive::new(file).map_err(|error| wrong(format!("it is not a zip archive ({error})")))?;

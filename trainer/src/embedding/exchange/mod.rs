@@ -298,7 +298,7 @@ impl Exchange {
     }
 
     fn internal(&self, message: &str) -> Error {
-        Error::Collective { operation: "exchange", message: message.to_owned() }
+        Error::collective("exchange", message)
     }
 
     /// What other ranks asked for, by rank and block.

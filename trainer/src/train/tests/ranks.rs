@@ -611,7 +611,7 @@ fn a_loss_that_is_no_number_ends_all_on(on_device: bool) {
     let results = jobs.train("run", &Job { on_device, ..job(4, Division::Even, Dedupe::Exact) });
     let errors: Vec<Error> = results.into_iter().map(Result::unwrap_err).collect();
     // Session 7 is in bucket 7, which rank 3 of 4 reads.
-    assert!(matches!(errors[3], Error::Diverged { step: 1, .. }), "{errors:?}");
+    assert!(errors[3].to_string().starts_with("the loss is NaN at step 1: "), "{errors:?}");
     assert!(
         errors[..3].iter().all(|error| matches!(error, Error::ReportedElsewhere { rank: 3, .. })),
         "{errors:?}"
