@@ -63,7 +63,7 @@ pub(super) fn checksum(bytes: &[u8]) -> String {
 
 impl ManifestEntry {
     fn wrong(&self, storage: &Storage, message: String) -> Error {
-        Error::Snapshot { path: storage.shown(&self.path), message }
+        Error::snapshot(storage.shown(&self.path), message)
     }
 
     /// Whether row groups of these partitions may belong to the snapshot.

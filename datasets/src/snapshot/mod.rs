@@ -252,10 +252,8 @@ impl Snapshot {
     /// The same with the partitions of its manifests.
     fn with_partitions(mut self, storage: &Storage) -> Result<Self> {
         self.partitions = manifests::partitions(storage, &self.manifests)?.into_values().collect();
-        self.check_partitions().map_err(|message| Error::Snapshot {
-            path: storage.shown(&snapshot_path(self.snapshot)),
-            message,
-        })?;
+        self.check_partitions()
+            .map_err(|message| Error::snapshot(storage.shown(&snapshot_path(self.snapshot)), message))?;
         Ok(self)
     }
 

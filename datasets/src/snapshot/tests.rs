@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::editing::{edit_manifest, edit_snapshot};
 use super::*;
 use crate::folded::samples::{rows, schema};
-use crate::names::{HINT, snapshot_path};
+use crate::names::HINT;
 use crate::partition_column::tests::of_texts;
 use crate::vacuum::{VacuumOptions, vacuum};
 use crate::{Commit, DatasetWriter, PartitionType, WriterOptions};

@@ -40,10 +40,7 @@ impl<'a> Expected<'a> {
     ///
     /// As [`new`](Self::new).
     pub(super) fn of(&mut self, set: &FileSet) -> Result<Vec<RowGroupStatistics>> {
-        let missing = || Error::Snapshot {
-            path: self.storage.shown(set.path()),
-            message: "no manifest names it any more".to_owned(),
-        };
+        let missing = || Error::snapshot(self.storage.shown(set.path()), "no manifest names it any more");
         let (path, first) = self.rows.get(set.path()).cloned().ok_or_else(missing)?;
         let open = match self.open.take().filter(|_| self.path == path) {
             Some(open) => open,

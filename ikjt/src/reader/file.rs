@@ -126,7 +126,7 @@ impl OpenFile {
         let path = storage.shown(&file.path);
         let mismatch = |message: String| Error::mismatch(&path, message);
         let footer = footer::Footer::read(storage, file, object.e_tag.clone())?;
-        let footer = footer.map_err(|message| Error::corrupt(&path, message))?;
+        let footer = footer.map_err(|message| Error::corrupt(&path, None, message))?;
         check_counts(footer.metadata.metadata(), set, number).map_err(mismatch)?;
         let fields = footer.metadata.schema().fields();
         if !fields.iter().map(|field| field.name()).eq(file.columns.iter()) {

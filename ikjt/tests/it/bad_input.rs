@@ -27,7 +27,7 @@ fn first_error(directory: &Path, options: ReaderOptions) -> Error {
 /// Replaces the row groups of a data file as `change` leaves each, as if they had been written so.
 fn rewrite(directory: &Path, file: usize, change: impl Fn(RecordBatch) -> RecordBatch) {
     let path = files(directory)[file].clone();
-    let rows = row_groups(&path).into_iter().map(|rows| change(rows)).collect::<Vec<_>>();
+    let rows = row_groups(&path).into_iter().map(change).collect::<Vec<_>>();
     commit_again(directory, |set| {
         if directory.join(set.path()) == path {
             let name = set.path().to_owned();

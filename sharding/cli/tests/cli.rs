@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use onefold_datasets::digest::Digest;
 use onefold_datasets::{
-    FeatureGroup, FeatureStatistics, Layout, Order, RowGroup, Schema, SparseFeature, SparseKind, Statistics,
+    FeatureGroup, FeatureStatistics, Layout, Order, PartitionKey, Schema, SparseFeature, SparseKind,
+    Statistics,
 };
 use onefold_sharding::{Plan, Pooling, TableFile, TableOptimizer, Topology};
 use serde_json::{Value, json};
@@ -379,22 +379,14 @@ fn write_dataset(directory: &Path) {
         |values, max_id| FeatureStatistics { values, min_id: Some(0), max_id: Some(max_id), max_length: 50 };
     let features =
         BTreeMap::from([("history".into(), figures(2_550, 4_999)), ("item_id".into(), figures(100, 999))]);
-    let key = onefold_datasets::PartitionKey::default();
-    let row_group = RowGroup { samples: 100, sessions: 10, ..RowGroup::default() };
-    let file = json!({
-        "path": "data/part-00000-0.parquet", "samples": 100, "row_groups": [row_group], "bytes_on_disk": 9,
-        "sha256": "00"
-    });
-    let partition = json!({
-        "key": key, "samples": 100, "sessions": 10, "files": [file], "features": features,
-        "digest": Digest::default()
-    });
+    let statistics =
+        Statistics { partitions: 1, files: 1, samples: 100, sessions: 10, bytes_on_disk: 9, features };
     let snapshot = json!({
-        "format_version": 5, "dataset": "d078e343a0b044a6", "snapshot": 1, "committed": "2026-11-22T20:39:48.899Z",
-        "operation": { "kind": "create", "partitions": [key], "samples_gained": 100 },
+        "format_version": 6, "dataset": "d078e343a0b044a6", "snapshot": 1,
+        "committed": "2026-11-22T20:39:48.899Z",
+        "operation": { "kind": "create", "partitions": [PartitionKey::default()], "samples_gained": 100 },
         "layout": Layout::Rows, "order": Order::Session, "buckets": 1, "schema": schema, "partition_columns": [],
-        "partitions": [partition],
-        "statistics": Statistics { samples: 100, sessions: 10, bytes_on_disk: 9, features },
+        "manifests": [], "statistics": statistics,
     });
     let path = directory.join(SNAPSHOT);
     fs_err::create_dir_all(path.parent().unwrap()).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use arrow::array::{ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
-use onefold_datasets::{Order, Schema, Snapshot, session_id};
+use onefold_datasets::{FileSet, Order, Schema, Snapshot, session_id};
 use onefold_tests::Dir;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -142,10 +142,7 @@ fn without_partitions_a_dataset_is_one_file() {
     // Requests 11 and 12 are one session now.
     check_hand_made(&dir.path("dataset"), &[("", 6, &[7, 5, 6, 11, 12, 1, 2, 3, 8, 4, 9, 10])]);
     let files: Vec<_> = partitions(&dir.path("dataset")).into_iter().flat_map(|p| p.files).collect();
-    assert_eq!(
-        files.iter().map(|file| file.path.as_str()).collect::<Vec<_>>(),
-        ["data/part-00000-*.parquet"]
-    );
+    assert_eq!(files.iter().map(FileSet::path).collect::<Vec<_>>(), ["data/part-00000-*.parquet"]);
     assert_only_named_files(&dir.path("dataset"));
 }
 
