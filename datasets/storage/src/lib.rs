@@ -18,6 +18,7 @@ pub mod commit;
 mod error;
 mod folder;
 mod local;
+mod parts;
 mod ranges;
 mod remote;
 mod retry;
@@ -48,6 +49,7 @@ use url::Url;
 pub use self::error::{Error, Result, write_hint};
 pub use self::folder::absolute;
 use self::folder::{Folder, wrong_location};
+pub use self::parts::UploadParts;
 pub use self::ranges::{RANGE_GAP, Ranges};
 use self::remote::LARGEST_REQUEST;
 pub use self::remote::{Patience, RemoteStore, S3Settings};
@@ -94,6 +96,8 @@ pub struct Storage {
     remote: Option<RemoteStore>,
     /// A client that gives up soon, for the first request. Nothing is here once the store has answered.
     probe: Arc<Mutex<Option<Arc<dyn ObjectStore>>>>,
+    /// What limits the uploads. If `None`, the process's own limit.
+    upload_parts: Option<UploadParts>,
     /// The folder within the store.
     prefix: ObjectPath,
     /// The resolved folder, if it is one of a local disk.
@@ -159,6 +163,7 @@ impl Storage {
             store,
             remote: Some(remote),
             probe,
+            upload_parts: None,
             prefix,
             local: None,
             is_link: false,
@@ -221,6 +226,7 @@ impl Storage {
             store,
             remote: None,
             probe: Arc::default(),
+            upload_parts: None,
             prefix,
             local,
             is_link,
@@ -236,10 +242,18 @@ impl Storage {
             store,
             remote: None,
             probe: Arc::default(),
+            upload_parts: None,
             prefix: ObjectPath::from(prefix),
             local: None,
             is_link: false,
         }
+    }
+
+    /// The same storage, whose uploads keep to the limit `parts` together with others. Otherwise all uploads of the
+    /// process share one.
+    #[must_use]
+    pub fn with_upload_parts(self, parts: UploadParts) -> Self {
+        Self { upload_parts: Some(parts), ..self }
     }
 
     /// The path or URL of the folder.
@@ -509,7 +523,8 @@ impl Storage {
     }
 
     /// As [`upload`](Self::upload), for an object of up to `bytes`: its parts are as large as it takes for a store to
-    /// accept their number. Four of them are in memory.
+    /// accept their number. Up to four of them are in memory: one that is filled, and those that are sent, which
+    /// [`UploadParts`] limits for all uploads.
     ///
     /// # Errors
     ///
