@@ -57,8 +57,8 @@ pub(crate) fn row_groups(memory_limit: u64, threads: usize) -> usize {
     usize::try_from(memory_limit / WRITTEN_BYTES).unwrap_or(usize::MAX).clamp(1, threads.max(1))
 }
 
-/// A row group that is written gets so many bytes of the memory limit. It takes up to 250 MiB, and the parts of files that
-/// are filled and sent to a store meanwhile take 64 MiB at most, as [`Encoders`](onefold_datasets::Encoders) limit them.
+/// A row group that is written gets so many bytes of the memory limit. It takes up to 250 MiB. The parts of files that
+/// are filled and sent to a store meanwhile take up to 64 MiB; [`Encoders`](onefold_datasets::Encoders) limit them.
 const WRITTEN_BYTES: u64 = 384 << 20;
 
 /// On a cluster, every task holds the side of a join that has no lists where its files have at most so many bytes.

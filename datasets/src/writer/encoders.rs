@@ -30,9 +30,9 @@ pub struct Encoders {
 impl Encoders {
     /// So many threads, which work at up to so many row groups at a time. What is written depends on neither number. A
     /// row group that is worked at takes the memory of its samples, decoded and encoded: 150 to 250 MiB with
-    /// [`row_group_bytes`](super::WriterOptions::row_group_bytes) of 64 MiB. For each of these, two parts of files (four
-    /// in all at least) are sent to a store at a time, and four buckets are ended, whose next parts are filled: another
-    /// 48 MiB.
+    /// [`row_group_bytes`](super::WriterOptions::row_group_bytes) of 64 MiB. For each of these, two parts of files (at
+    /// least four in all) are sent to a store at a time, and four buckets are ended, whose next parts are filled:
+    /// another 48 MiB.
     ///
     /// # Errors
     ///

@@ -332,8 +332,8 @@ pub struct StagedDirectory {
     target: PathBuf,
     staging: PathBuf,
     overwrite: bool,
-    /// A file beside the directory: it does not move with the directory, so it protects the name before, during and after
-    /// the rename.
+    /// A file beside the directory: it does not move with the directory, so it protects the name before, during and
+    /// after the rename.
     _lock: DirectoryLock,
     created: CreatedDirectories,
 }
@@ -408,7 +408,7 @@ impl StagedDirectory {
 
 impl Drop for StagedDirectory {
     fn drop(&mut self) {
-        // After a commit it is not there. Otherwise nothing more can be done in a drop; the next run clears the same name.
+        // After a commit it is not there. Otherwise nothing more can be done in a drop; the next run clears the name.
         let _ = fs_err::remove_dir_all(&self.staging);
     }
 }

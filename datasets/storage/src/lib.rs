@@ -157,17 +157,8 @@ impl Storage {
         };
         let (store, probe) = (connect(Patience::Long)?, connect(Patience::Short)?);
         let probe = Arc::new(Mutex::new(Some(probe)));
-        Ok(Self {
-            location: location.to_owned(),
-            service,
-            store,
-            remote: Some(remote),
-            probe,
-            upload_parts: None,
-            prefix,
-            local: None,
-            is_link: false,
-        })
+        let storage = Self::of_store(location.to_owned(), service, store, prefix);
+        Ok(Self { remote: Some(remote), probe, ..storage })
     }
 
     /// The storage of the folder that holds the file `location`, and the file's name in it. The name is empty if
@@ -219,34 +210,34 @@ impl Storage {
     fn of_resolved(folder: Folder, location: &Path) -> Self {
         let Folder { path, prefix, is_link } = folder;
         let store = Arc::new(LocalFileSystem::new());
-        let (service, local) = (Service::local_disk(), Some(path));
+        let storage = Self::of_store(location.to_owned(), Service::local_disk(), store, prefix);
+        Self { local: Some(path), is_link, ..storage }
+    }
+
+    fn of_store(
+        location: PathBuf,
+        service: Service,
+        store: Arc<dyn ObjectStore>,
+        prefix: ObjectPath,
+    ) -> Self {
         Self {
-            location: location.to_owned(),
+            location,
             service,
             store,
             remote: None,
             probe: Arc::default(),
             upload_parts: None,
             prefix,
-            local,
-            is_link,
+            local: None,
+            is_link: false,
         }
     }
 
     /// A storage over any store, for tests.
     #[doc(hidden)]
     pub fn over(store: Arc<dyn ObjectStore>, prefix: &str) -> Self {
-        Self {
-            location: format!("memory:///{prefix}").into(),
-            service: Service::s3(None, true),
-            store,
-            remote: None,
-            probe: Arc::default(),
-            upload_parts: None,
-            prefix: ObjectPath::from(prefix),
-            local: None,
-            is_link: false,
-        }
+        let location = format!("memory:///{prefix}").into();
+        Self::of_store(location, Service::s3(None, true), store, ObjectPath::from(prefix))
     }
 
     /// The same storage, whose uploads keep to the limit `parts` together with others. Otherwise all uploads of the

@@ -9,9 +9,9 @@ use crate::remote::LARGEST_REQUEST;
 /// The parts that uploads may send at a time, each with its bytes in memory. All uploads that share a clone of it
 /// together keep to the limit.
 ///
-/// A part waits for its place in the buffer of its own upload, which has one such buffer, and a place is free again when
-/// the request with the part ends, fails or is given up. So no upload waits for anything but requests, and all come to
-/// their end also with one place, and if one thread writes to several of them in turns.
+/// A part waits for its place in the buffer of its own upload, which has one such buffer. The place is free again when
+/// the request with the part ends, fails or is given up. So an upload waits for requests only, never for what is
+/// written to another one: all of them end also with one place, and if one thread writes to several of them in turns.
 #[derive(Debug, Clone)]
 pub struct UploadParts {
     places: Arc<Semaphore>,
@@ -22,7 +22,8 @@ pub struct UploadParts {
 const LEAST_PARTS: usize = 4;
 
 impl UploadParts {
-    /// Up to `most` parts of 8 MiB at a time, at least one. A larger part counts as several, but never as more than all.
+    /// Up to `most` parts of 8 MiB at a time, at least one. A larger part counts as several, and as `most` at the
+    /// highest.
     pub fn new(most: usize) -> Self {
         let most = u32::try_from(most.max(1)).unwrap_or(u32::MAX);
         Self { places: Arc::new(Semaphore::new(most as usize)), most }
@@ -38,8 +39,8 @@ impl UploadParts {
         Self::of_writers(std::thread::available_parallelism().map_or(1, usize::from))
     }
 
-    /// Waits for the place of a part of so many bytes, which is free again when the permit is dropped. There is no error:
-    /// nothing closes the semaphore.
+    /// Waits for the place of a part of so many bytes, which is free again when the permit is dropped. There is no
+    /// error: nothing closes the semaphore.
     pub(crate) async fn place(self, bytes: usize) -> Result<OwnedSemaphorePermit, AcquireError> {
         let wanted = bytes.div_ceil(LARGEST_REQUEST as usize).clamp(1, self.most as usize);
         self.places.acquire_many_owned(wanted as u32).await
