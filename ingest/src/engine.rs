@@ -30,7 +30,7 @@ const NARROW_BYTES: usize = 64 << 10;
 pub struct EngineOptions {
     /// Bytes that the work may hold: a quarter for the last samples of sessions, and as much for vocabularies; the rest
     /// for DataFusion's sorts, joins, aggregations and windows, which spill beyond it. Its scans and the row groups
-    /// being written (64 MiB decoded each) come on top.
+    /// being written (64 MiB decoded each), with what is uploaded of them, come on top.
     pub memory_limit: u64,
     /// Threads of the engine and of the writer.
     pub threads: usize,
@@ -57,7 +57,8 @@ pub(crate) fn row_groups(memory_limit: u64, threads: usize) -> usize {
     usize::try_from(memory_limit / WRITTEN_BYTES).unwrap_or(usize::MAX).clamp(1, threads.max(1))
 }
 
-/// A row group that is written gets so many bytes of the memory limit. It takes up to 250 MiB.
+/// A row group that is written gets so many bytes of the memory limit. It takes up to 250 MiB. The parts of files that
+/// are filled and sent to a store meanwhile take up to 64 MiB; [`Encoders`](onefold_datasets::Encoders) limit them.
 const WRITTEN_BYTES: u64 = 384 << 20;
 
 /// On a cluster, every task holds the side of a join that has no lists where its files have at most so many bytes.

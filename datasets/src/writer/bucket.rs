@@ -100,6 +100,7 @@ impl BucketWriters {
     pub fn new(storage: Storage, schema: Schema, options: WriterOptions, encoders: Encoders) -> Result<Self> {
         schema.validate()?;
         let (buckets, threads) = (options.buckets.clamp(1, MOST_BUCKETS), encoders.threads());
+        let storage = storage.with_upload_parts(encoders.upload_parts.clone());
         let format = Arc::new(Format::new(storage.location(), &schema, options, encoders)?);
         Ok(Self { storage, attempt: random_name(), format, buckets, threads })
     }

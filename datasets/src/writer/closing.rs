@@ -7,16 +7,12 @@ use super::{BucketWriter, BucketWriters};
 use crate::names::WRITTEN_FOLDERS;
 use crate::{Result, WrittenBucket};
 
-/// Buckets that may be ended at the same time, for each thread.
-const CLOSING_PART: usize = 4;
-
 /// Ends buckets on threads of their own, so that what is left to do for their files stops nobody.
 ///
 /// The files of buckets that were ended and not [taken](Self::take) are removed when this is dropped.
 #[derive(Debug)]
 pub struct ClosingBuckets {
     writers: BucketWriters,
-    most: usize,
     closing: VecDeque<JoinHandle<Result<WrittenBucket>>>,
     ended: VecDeque<WrittenBucket>,
 }
@@ -25,19 +21,24 @@ impl ClosingBuckets {
     /// No buckets yet, of these writers.
     pub fn new(writers: &BucketWriters) -> Self {
         let (closing, ended) = Default::default();
-        Self { writers: writers.clone(), most: CLOSING_PART * writers.threads, closing, ended }
+        Self { writers: writers.clone(), closing, ended }
     }
 
-    /// Ends a bucket. Waits while too many others are being ended.
+    /// Ends a bucket. Waits while too many others are being ended, here or by others that share the encoders.
     ///
     /// # Errors
     ///
     /// As [`BucketWriter::finish`], for one of the buckets before; [`Error::Io`](crate::Error::Io) if a thread cannot
     /// be started.
     pub fn close(&mut self, bucket: BucketWriter) -> Result<()> {
-        let end = move || bucket.finish();
+        let permit = self.writers.format.encoders.closing()?;
+        let end = move || {
+            let written = bucket.finish();
+            drop(permit);
+            written
+        };
         self.closing.push_back(std::thread::Builder::new().name("onefold-close".to_owned()).spawn(end)?);
-        while self.closing.len() > self.most || self.closing.front().is_some_and(JoinHandle::is_finished) {
+        while self.closing.front().is_some_and(JoinHandle::is_finished) {
             self.end_next()?;
         }
         Ok(())

@@ -29,7 +29,6 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use rayon::prelude::*;
-use tokio::task::unconstrained;
 
 use super::bucket::{Decode, Format, Pushed};
 use super::checksums::ChecksumWriter;
@@ -95,9 +94,8 @@ impl DataFileWriter {
     /// as many row groups as they may.
     pub(super) fn write_row_group(&mut self, pushed: Pushed, decode: Decode) -> Result<()> {
         self.bytes += pushed.bytes;
-        // Unconstrained: in a task of tokio that has used up its budget, the future would stay pending for ever.
-        let slot = block_on(unconstrained(Arc::clone(&self.format.encoders.slots).acquire_owned()));
-        let slot = slot.map_err(|error| Error::write(&self.full_path, io::Error::other(error)))?;
+        let slot = self.format.encoders.row_group();
+        let slot = slot.map_err(|error| Error::write(&self.full_path, error))?;
         let (path, format) = (self.full_path.clone(), Arc::clone(&self.format));
         let number = self.row_groups.len() + self.encoding.len();
         let (empty, factory) = (self.empty.take(), self.factory.clone());

@@ -91,22 +91,49 @@ fn what_is_written_depends_neither_on_threads_nor_on_batches() {
     }
 }
 
-/// Writes the samples as one bucket, as a process without the dataset's writer does.
-fn part(root: &Path, options: &WriterOptions) -> WrittenBucket {
-    let encoders = Encoders::new(2, 1).unwrap();
-    let writers =
-        BucketWriters::new(Storage::open(root).unwrap(), schema(), options.clone(), encoders).unwrap();
-    let (mut bucket, samples) = (writers.bucket(&PartitionKey::default(), 0), samples());
+/// The writer of a bucket with all samples in one row group.
+fn filled(writers: &BucketWriters, bucket: u32) -> BucketWriter {
+    let (mut bucket, samples) = (writers.bucket(&PartitionKey::default(), bucket), samples());
     let bytes = decoded_row_bytes(&samples);
     for (row, (session, time)) in session_ids(&samples).iter().zip(times(&samples)).enumerate() {
         assert!(!bucket.push(*session, *time, bytes[row]).unwrap(), "the row group is large enough");
     }
     bucket.write_row_group(Box::new(move || Ok(vec![samples]))).unwrap();
+    bucket
+}
+
+/// Writes the samples as one bucket, as a process without the dataset's writer does.
+fn part(root: &Path, options: &WriterOptions) -> WrittenBucket {
+    let encoders = Encoders::new(2, 1).unwrap();
+    let writers =
+        BucketWriters::new(Storage::open(root).unwrap(), schema(), options.clone(), encoders).unwrap();
+    let bucket = filled(&writers, 0);
     let mut closing = ClosingBuckets::new(&writers);
     closing.close(bucket).unwrap();
     closing.finish().unwrap();
     let written = closing.take().unwrap();
     serde_json::from_str(&serde_json::to_string(&written).unwrap()).unwrap()
+}
+
+/// More buckets wait for their end than may be ended and sent at a time, on several threads.
+#[test]
+fn writers_that_share_encoders_end_many_buckets() {
+    let directory = tempfile::tempdir().unwrap();
+    let storage = Storage::open(directory.path()).unwrap();
+    let options = WriterOptions { buckets: 10, ..WriterOptions::new(Order::Session) };
+    let writers = BucketWriters::new(storage, schema(), options, Encoders::new(4, 1).unwrap()).unwrap();
+    let end_all = || {
+        let writers = writers.for_part(4);
+        let mut closing = ClosingBuckets::new(&writers);
+        (0..10).for_each(|bucket| closing.close(filled(&writers, bucket)).unwrap());
+        closing.finish().unwrap();
+        std::iter::from_fn(|| closing.take()).map(|bucket| bucket.samples()).sum::<u64>()
+    };
+    let written: u64 = std::thread::scope(|scope| {
+        let parts: Vec<_> = (0..4).map(|_| scope.spawn(end_all)).collect();
+        parts.into_iter().map(|part| part.join().unwrap()).sum()
+    });
+    assert_eq!(written, 40 * samples().num_rows() as u64);
 }
 
 #[test]

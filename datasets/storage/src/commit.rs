@@ -153,8 +153,19 @@ fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
 
 #[cfg(target_os = "linux")]
 fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
-    renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(|error| match error {
+    rename_with(from, to, rustix::fs::RenameFlags::NOREPLACE)
+}
+
+/// Exchanges the names of two files or directories in one step.
+#[cfg(target_os = "linux")]
+fn exchange_names(one: &Path, other: &Path) -> io::Result<()> {
+    rename_with(one, other, rustix::fs::RenameFlags::EXCHANGE)
+}
+
+#[cfg(target_os = "linux")]
+fn rename_with(from: &Path, to: &Path, flags: rustix::fs::RenameFlags) -> io::Result<()> {
+    use rustix::fs::{CWD, renameat_with};
+    renameat_with(CWD, from, CWD, to, flags).map_err(|error| match error {
         // A file system that does not know the flag says that it is invalid.
         rustix::io::Errno::INVAL => io::ErrorKind::Unsupported.into(),
         error => error.into(),
@@ -163,6 +174,11 @@ fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
 
 #[cfg(not(target_os = "linux"))]
 fn rename_without_replacing(_: &Path, _: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange_names(_: &Path, _: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -220,8 +236,8 @@ pub fn sync_directory(path: &Path) -> io::Result<()> {
 /// The file that is locked while its directory is written.
 const LOCK_FILE: &str = ".onefold-writing";
 
-/// The exclusive right to write a directory: a locked file in it, removed at the end. The kernel releases the lock when
-/// the process ends, however it ends.
+/// The exclusive right to write a directory: a locked file, removed at the end. The kernel releases the lock when the
+/// process ends, however it ends. The file must keep its path while it is locked, because it is removed by its path.
 #[derive(Debug)]
 pub struct DirectoryLock {
     path: PathBuf,
@@ -235,7 +251,11 @@ impl DirectoryLock {
     ///
     /// [`Error::Locked`] if another process holds it.
     pub fn take(directory: &Path) -> Result<Self> {
-        let path = directory.join(LOCK_FILE);
+        Self::take_file(directory.join(LOCK_FILE), directory)
+    }
+
+    /// Takes the lock of `directory` that is the file `path`.
+    fn take_file(path: PathBuf, directory: &Path) -> Result<Self> {
         loop {
             let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
             match file.file().try_lock() {
@@ -305,14 +325,16 @@ impl Drop for CreatedDirectories {
 /// A directory that is built under a temporary name beside its place and appears there by one rename.
 ///
 /// Dropped without [`commit`](Self::commit), it is removed, so a failed command leaves nothing. What a
-/// killed command leaves has a name that only the next run of the same command uses, and clears.
+/// killed command leaves has names that only the next run of the same command uses, and clears: `.NAME.partial` for the
+/// directory, `.NAME.lock` for its lock, and `.NAME.previous` for an old output.
 #[derive(Debug)]
 pub struct StagedDirectory {
     target: PathBuf,
     staging: PathBuf,
     overwrite: bool,
-    committed: bool,
-    lock: Option<DirectoryLock>,
+    /// A file beside the directory: it does not move with the directory, so it protects the name before, during and
+    /// after the rename.
+    _lock: DirectoryLock,
     created: CreatedDirectories,
 }
 
@@ -327,6 +349,9 @@ impl StagedDirectory {
     pub fn create(target: &Path, marker: &str, overwrite: bool) -> Result<Self> {
         // The folders on the way are made, so a `~` that the shell did not expand would become one.
         crate::absolute(target)?;
+        let created = CreatedDirectories::create(parent(target))?;
+        let lock = DirectoryLock::take_file(sibling(target, "lock"), target)?;
+        restore(target)?;
         let occupied = target.exists() && !is_empty_directory(target)?;
         if occupied && !target.join(marker).is_file() {
             let hint = format!("it holds no `{marker}`, so it is not replaced; choose another directory");
@@ -337,20 +362,11 @@ impl StagedDirectory {
             return Err(Error::exists(target, hint));
         }
         let staging = sibling(target, "partial");
-        let created = CreatedDirectories::create(&staging)?;
-        let lock = DirectoryLock::take(&staging).map_err(|error| match error {
-            Error::Locked { .. } => Error::Locked { path: target.to_owned() },
-            other => other,
-        })?;
-        remove_entries(&staging, LOCK_FILE)?;
-        Ok(Self {
-            target: target.to_owned(),
-            staging,
-            overwrite,
-            committed: false,
-            lock: Some(lock),
-            created,
-        })
+        if staging.exists() {
+            fs_err::remove_dir_all(&staging)?;
+        }
+        fs_err::create_dir(&staging)?;
+        Ok(Self { target: target.to_owned(), staging, overwrite, _lock: lock, created })
     }
 
     /// Where the files are written until the commit.
@@ -358,35 +374,33 @@ impl StagedDirectory {
         &self.staging
     }
 
-    /// Moves the directory to its place. An old one there is moved aside first and then removed; a kill in
-    /// between leaves the old one under a name that ends in `.replaced`.
+    /// Moves the directory to its place. An old one there is exchanged with it, and then removed. Where the file system
+    /// cannot exchange two names, the old one is moved aside first; after a kill in between, the next run of the same
+    /// command moves it back.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if a rename fails.
-    pub fn commit(mut self) -> Result<()> {
+    /// [`Error::Io`] if a rename fails, or if the old directory cannot be removed.
+    pub fn commit(self) -> Result<()> {
+        self.commit_by(exchange_names)
+    }
+
+    /// As [`commit`](Self::commit), with this way of exchanging two names, which tests replace.
+    fn commit_by(mut self, exchange: fn(&Path, &Path) -> io::Result<()>) -> Result<()> {
         sync_directory(&self.staging)?;
-        let replaced = sibling(&self.target, "replaced");
-        if replaced.exists() {
-            fs_err::remove_dir_all(&replaced)?;
+        let replaces = self.target.exists();
+        if replaces && !self.overwrite && !is_empty_directory(&self.target)? {
+            let hint = "it appeared while this command ran; choose another directory";
+            return Err(Error::exists(&self.target, hint));
         }
-        if self.target.exists() {
-            if self.overwrite || is_empty_directory(&self.target)? {
-                fs_err::rename(&self.target, &replaced)?;
-            } else {
-                let hint = "it appeared while this command ran; choose another directory";
-                return Err(Error::exists(&self.target, hint));
-            }
+        match replaces {
+            true => replace(exchange, &self.staging, &self.target)?,
+            false => fs_err::rename(&self.staging, &self.target)?,
         }
-        fs_err::rename(&self.staging, &self.target)?;
-        self.committed = true;
-        // Held until the rename, so that no other writer can stage at the same name. The lock's file moved along.
-        let _ = fs_err::remove_file(self.target.join(LOCK_FILE));
-        drop(self.lock.take());
         self.created.keep();
         sync_directory(parent(&self.target))?;
-        if replaced.exists() {
-            fs_err::remove_dir_all(&replaced)?;
+        if replaces {
+            fs_err::remove_dir_all(&self.staging)?;
         }
         Ok(())
     }
@@ -394,24 +408,38 @@ impl StagedDirectory {
 
 impl Drop for StagedDirectory {
     fn drop(&mut self) {
-        if !self.committed {
-            // Nothing more can be done in a drop; the next run clears the same name.
-            let _ = fs_err::remove_dir_all(&self.staging);
-        }
+        // After a commit it is not there. Otherwise nothing more can be done in a drop; the next run clears the name.
+        let _ = fs_err::remove_dir_all(&self.staging);
     }
 }
 
-/// Empties a directory but for the file `kept`.
-fn remove_entries(directory: &Path, kept: &str) -> io::Result<()> {
-    for entry in fs_err::read_dir(directory)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            fs_err::remove_dir_all(entry.path())?;
-        } else if entry.file_name() != kept {
-            fs_err::remove_file(entry.path())?;
-        }
+/// Gives `staging` the name of `target`, and the other way round.
+fn replace(exchange: fn(&Path, &Path) -> io::Result<()>, staging: &Path, target: &Path) -> io::Result<()> {
+    if exchange(staging, target).is_ok() {
+        return Ok(());
     }
-    Ok(())
+    // The file system cannot exchange names. If something else is wrong, these fail too, and say with which path.
+    let aside = sibling(target, PREVIOUS);
+    fs_err::rename(target, &aside)?;
+    if let Err(error) = fs_err::rename(staging, target) {
+        // If it cannot be moved back now, the next run does it.
+        let _ = restore(target);
+        return Err(error);
+    }
+    fs_err::rename(&aside, staging)
+}
+
+/// The suffix of an old output that is replaced without an exchange.
+const PREVIOUS: &str = "previous";
+
+/// Moves an old output back that a killed writer has moved aside; removes it if the new one is in its place.
+fn restore(target: &Path) -> io::Result<()> {
+    let aside = sibling(target, PREVIOUS);
+    match (aside.exists(), target.exists()) {
+        (false, _) => Ok(()),
+        (true, false) => fs_err::rename(&aside, target),
+        (true, true) => fs_err::remove_dir_all(&aside),
+    }
 }
 
 /// Whether `path` is a directory without entries.
@@ -434,150 +462,4 @@ fn sibling(path: &Path, suffix: &str) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_is_replaced_whole() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        write_atomically(&path, b"old").unwrap();
-        write_atomically(&path, b"new").unwrap();
-        assert_eq!(fs_err::read(&path).unwrap(), b"new");
-        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
-    }
-
-    /// The ways to name a file on file systems with ever fewer capabilities.
-    #[cfg(unix)]
-    fn namings() -> [Naming; 4] {
-        use rustix::io::Errno;
-        let full = Naming::default();
-        let no_links = Naming { link: |_, _| Err(Errno::PERM.into()), ..full };
-        let neither = Naming {
-            link: |_, _| Err(Errno::OPNOTSUPP.into()),
-            rename: |_, _| Err(Errno::NOSYS.into()),
-            ..full
-        };
-        let old_kernel = Naming { rename: |_, _| Err(io::ErrorKind::Unsupported.into()), ..no_links };
-        [full, no_links, neither, old_kernel]
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn a_file_is_created_once_also_without_hard_links() {
-        for naming in namings() {
-            let directory = tempfile::tempdir().unwrap();
-            let path = directory.path().join("folder/file");
-            assert_eq!(create_file_by(&naming, &path, b"first").unwrap(), Created::Yes);
-            assert_eq!(create_file_by(&naming, &path, b"second").unwrap(), Created::Exists);
-            assert_eq!(fs_err::read(&path).unwrap(), b"first");
-            assert_eq!(fs_err::read_dir(parent(&path)).unwrap().count(), 1);
-        }
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn of_many_writers_one_creates_a_file_also_without_hard_links() {
-        for naming in namings() {
-            let directory = tempfile::tempdir().unwrap();
-            let create = |writer: u8| {
-                let path = |n: u8| directory.path().join(n.to_string());
-                let created = |n: u8| create_file_by(&naming, &path(n), &[n, writer]).unwrap();
-                (0..20).filter(|n| created(*n) == Created::Yes).count()
-            };
-            let create = &create;
-            let created: usize = std::thread::scope(|scope| {
-                let writers: Vec<_> = (0..8).map(|writer| scope.spawn(move || create(writer))).collect();
-                writers.into_iter().map(|writer| writer.join().unwrap()).sum()
-            });
-            assert_eq!(created, 20);
-            assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 20);
-        }
-    }
-
-    /// The system's other errors are not taken for a missing capability.
-    #[cfg(unix)]
-    #[test]
-    fn a_full_disk_is_reported_by_the_first_way() {
-        use rustix::io::Errno;
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        let full = Naming { link: |_, _| Err(Errno::NOSPC.into()), ..Naming::default() };
-        let error = create_file_by(&full, &path, b"text").unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0);
-    }
-
-    /// A killed writer leaves its claim and no file; the name is not given to another one before the claim is removed.
-    #[cfg(unix)]
-    #[test]
-    fn a_claim_of_a_killed_writer_is_reported() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        let naming = Naming { patience: Duration::from_millis(50), ..namings()[2] };
-        let claim = directory.path().join(".file.claim.tmp");
-        fs_err::write(&claim, b"").unwrap();
-        let error = create_file_by(&naming, &path, b"text").unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
-        let error = Error::write(&path, error).to_string();
-        assert!(error.contains(".file.claim.tmp") && error.contains("hint: if no other writer"), "{error}");
-        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1, "only the claim is left");
-        fs_err::remove_file(&claim).unwrap();
-        assert_eq!(create_file_by(&naming, &path, b"text").unwrap(), Created::Yes);
-    }
-
-    #[test]
-    fn what_cannot_be_put_in_place_leaves_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        // A folder with something in it cannot be renamed over.
-        fs_err::create_dir_all(path.join("thesis")).unwrap();
-        assert!(write_atomically(&path, b"new").is_err());
-        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn a_staged_directory_appears_only_at_commit() {
-        let directory = tempfile::tempdir().unwrap();
-        let target = directory.path().join("out");
-        drop(StagedDirectory::create(&target, "marker", false).unwrap());
-        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0);
-        let staged = StagedDirectory::create(&target, "marker", false).unwrap();
-        fs_err::write(staged.path().join("marker"), b"1").unwrap();
-        assert!(!target.exists());
-        staged.commit().unwrap();
-        assert!(target.join("marker").is_file());
-        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn one_directory_is_staged_once_at_a_time() {
-        let directory = tempfile::tempdir().unwrap();
-        let target = directory.path().join("a/b");
-        let first = StagedDirectory::create(&target, "marker", false).unwrap();
-        let second = StagedDirectory::create(&target, "marker", false);
-        assert!(matches!(second, Err(Error::Locked { path }) if path == target));
-        drop(first);
-        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0, "the folder on the way is left");
-        // What a killed process leaves is cleared.
-        fs_err::create_dir_all(directory.path().join(".out.partial")).unwrap();
-        fs_err::write(directory.path().join(".out.partial/half"), b"1").unwrap();
-        let staged = StagedDirectory::create(&directory.path().join("out"), "marker", false).unwrap();
-        assert!(!staged.path().join("half").exists());
-    }
-
-    #[test]
-    fn only_its_own_kind_is_replaced_and_only_when_told() {
-        let directory = tempfile::tempdir().unwrap();
-        let target = directory.path().join("out");
-        fs_err::create_dir(&target).unwrap();
-        fs_err::write(target.join("thesis.txt"), b"years of work").unwrap();
-        let error = StagedDirectory::create(&target, "marker", true).unwrap_err();
-        assert!(error.to_string().contains("it holds no `marker`"), "{error}");
-        fs_err::write(target.join("marker"), b"1").unwrap();
-        let error = StagedDirectory::create(&target, "marker", false).unwrap_err();
-        assert!(error.to_string().contains("replace it with the option `overwrite`"), "{error}");
-        StagedDirectory::create(&target, "marker", true).unwrap().commit().unwrap();
-        assert!(!target.join("thesis.txt").exists());
-    }
-}
+mod tests;

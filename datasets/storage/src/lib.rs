@@ -18,6 +18,7 @@ pub mod commit;
 mod error;
 mod folder;
 mod local;
+mod parts;
 mod ranges;
 mod remote;
 mod retry;
@@ -48,6 +49,7 @@ use url::Url;
 pub use self::error::{Error, Result, write_hint};
 pub use self::folder::absolute;
 use self::folder::{Folder, wrong_location};
+pub use self::parts::UploadParts;
 pub use self::ranges::{RANGE_GAP, Ranges};
 use self::remote::LARGEST_REQUEST;
 pub use self::remote::{Patience, RemoteStore, S3Settings};
@@ -94,6 +96,8 @@ pub struct Storage {
     remote: Option<RemoteStore>,
     /// A client that gives up soon, for the first request. Nothing is here once the store has answered.
     probe: Arc<Mutex<Option<Arc<dyn ObjectStore>>>>,
+    /// What limits the uploads. If `None`, the process's own limit.
+    upload_parts: Option<UploadParts>,
     /// The folder within the store.
     prefix: ObjectPath,
     /// The resolved folder, if it is one of a local disk.
@@ -153,16 +157,8 @@ impl Storage {
         };
         let (store, probe) = (connect(Patience::Long)?, connect(Patience::Short)?);
         let probe = Arc::new(Mutex::new(Some(probe)));
-        Ok(Self {
-            location: location.to_owned(),
-            service,
-            store,
-            remote: Some(remote),
-            probe,
-            prefix,
-            local: None,
-            is_link: false,
-        })
+        let storage = Self::of_store(location.to_owned(), service, store, prefix);
+        Ok(Self { remote: Some(remote), probe, ..storage })
     }
 
     /// The storage of the folder that holds the file `location`, and the file's name in it. The name is empty if
@@ -214,32 +210,41 @@ impl Storage {
     fn of_resolved(folder: Folder, location: &Path) -> Self {
         let Folder { path, prefix, is_link } = folder;
         let store = Arc::new(LocalFileSystem::new());
-        let (service, local) = (Service::local_disk(), Some(path));
+        let storage = Self::of_store(location.to_owned(), Service::local_disk(), store, prefix);
+        Self { local: Some(path), is_link, ..storage }
+    }
+
+    fn of_store(
+        location: PathBuf,
+        service: Service,
+        store: Arc<dyn ObjectStore>,
+        prefix: ObjectPath,
+    ) -> Self {
         Self {
-            location: location.to_owned(),
+            location,
             service,
             store,
             remote: None,
             probe: Arc::default(),
+            upload_parts: None,
             prefix,
-            local,
-            is_link,
+            local: None,
+            is_link: false,
         }
     }
 
     /// A storage over any store, for tests.
     #[doc(hidden)]
     pub fn over(store: Arc<dyn ObjectStore>, prefix: &str) -> Self {
-        Self {
-            location: format!("memory:///{prefix}").into(),
-            service: Service::s3(None, true),
-            store,
-            remote: None,
-            probe: Arc::default(),
-            prefix: ObjectPath::from(prefix),
-            local: None,
-            is_link: false,
-        }
+        let location = format!("memory:///{prefix}").into();
+        Self::of_store(location, Service::s3(None, true), store, ObjectPath::from(prefix))
+    }
+
+    /// The same storage, whose uploads keep to the limit `parts` together with others. Otherwise all uploads of the
+    /// process share one.
+    #[must_use]
+    pub fn with_upload_parts(self, parts: UploadParts) -> Self {
+        Self { upload_parts: Some(parts), ..self }
     }
 
     /// The path or URL of the folder.
@@ -509,7 +514,8 @@ impl Storage {
     }
 
     /// As [`upload`](Self::upload), for an object of up to `bytes`: its parts are as large as it takes for a store to
-    /// accept their number. Four of them are in memory.
+    /// accept their number. Up to four of them are in memory: one that is filled, and those that are sent, which
+    /// [`UploadParts`] limits for all uploads.
     ///
     /// # Errors
     ///

@@ -8,6 +8,7 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
 use object_store::{ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig};
+use onefold_base::fault::{self, Fault};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
@@ -119,7 +120,7 @@ impl RemoteStore {
     ///
     /// # Errors
     ///
-    /// If the settings contradict each other.
+    /// If the settings contradict each other, or the endpoint uses plain HTTP without permission.
     pub fn connect(&self, patience: Patience) -> object_store::Result<Arc<dyn ObjectStore>> {
         self.connect_with(patience, LARGEST_REQUEST)
     }
@@ -134,7 +135,7 @@ impl RemoteStore {
     }
 
     fn connect_with(&self, patience: Patience, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
-        use ClientConfigKey::{ConnectTimeout, Timeout};
+        use ClientConfigKey::{AllowHttp, ConnectTimeout, Timeout};
         let retries = patience.retries();
         // A setting of the environment is left as it is.
         let timeout = |variable: &str| match std::env::var_os(variable) {
@@ -148,6 +149,8 @@ impl RemoteStore {
                     .s3_builder(settings)
                     .with_config(AmazonS3ConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
                     .with_retry(retries);
+                let allowed = builder.get_config_value(&AmazonS3ConfigKey::Client(AllowHttp));
+                check_scheme(s3_endpoint(&builder), allowed, "AWS_ALLOW_HTTP")?;
                 if let Some(timeout) = timeout("AWS_TIMEOUT") {
                     builder = builder.with_config(AmazonS3ConfigKey::Client(Timeout), timeout);
                 }
@@ -168,6 +171,12 @@ impl RemoteStore {
                     .with_url(self.url.as_str())
                     .with_config(AzureConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
                     .with_retry(retries);
+                let setting = |key| builder.get_config_value(&key);
+                // The emulator has an endpoint of its own.
+                if !setting(AzureConfigKey::UseEmulator).is_some_and(|emulator| is_true(&emulator)) {
+                    let allowed = setting(AzureConfigKey::Client(AllowHttp));
+                    check_scheme(setting(AzureConfigKey::Endpoint), allowed, "AZURE_ALLOW_HTTP")?;
+                }
                 if let Some(timeout) = timeout("AZURE_TIMEOUT") {
                     builder = builder.with_config(AzureConfigKey::Client(Timeout), timeout);
                 }
@@ -218,6 +227,23 @@ fn s3_endpoint(builder: &AmazonS3Builder) -> Option<String> {
     keys.iter().find_map(|key| builder.get_config_value(key))
 }
 
+/// Refuses an endpoint of plain HTTP that is not allowed. The client would do so too, but with each request, and its
+/// error cannot be told from one that may pass.
+fn check_scheme(
+    endpoint: Option<String>,
+    allowed: Option<String>,
+    variable: &str,
+) -> object_store::Result<()> {
+    let is_plain = |endpoint: &String| endpoint.to_ascii_lowercase().starts_with("http://");
+    let is_allowed = allowed.is_some_and(|allowed| is_true(&allowed));
+    let Some(endpoint) = endpoint.filter(is_plain).filter(|_| !is_allowed) else { return Ok(()) };
+    let message = format!("the endpoint `{endpoint}` uses plain HTTP, which is not encrypted");
+    let hint =
+        format!("use https, or set {variable}=true in the environment if the network may see the data");
+    let source = Fault::new(fault::Kind::Options, message).hint(hint).into();
+    Err(object_store::Error::Generic { store: "settings", source })
+}
+
 /// Whether the environment has credentials, or says that none are needed. If not, those of the cloud machine are used.
 fn has_credentials(builder: &AmazonS3Builder) -> bool {
     let keys = [
@@ -253,4 +279,38 @@ fn has_azure_credentials() -> bool {
 /// Whether a setting of the environment is switched on, as [`object_store`] reads it.
 fn is_true(value: &str) -> bool {
     matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_http_needs_permission() {
+        let connect = |endpoint: &str, allow_http| {
+            let settings =
+                S3Settings { endpoint: Some(endpoint.to_owned()), allow_http, ..Default::default() };
+            let url = Url::parse("s3://bucket/folder").unwrap();
+            let (remote, _) = RemoteStore::of_url(&url, settings).unwrap().unwrap();
+            let service = remote.service();
+            let connected = remote.connect(Patience::Short);
+            connected.map_err(|error| [service.explain(&error), service.explain_settings(&error)])
+        };
+        for (message, hint) in connect("HTTP://127.0.0.1:1", false).unwrap_err() {
+            assert!(message.starts_with("the endpoint `HTTP://127.0.0.1:1` uses plain HTTP"), "{message}");
+            assert!(hint.contains("AWS_ALLOW_HTTP=true"), "{hint}");
+        }
+        connect("http://127.0.0.1:1", true).unwrap();
+        connect("https://127.0.0.1:1", false).unwrap();
+    }
+
+    #[test]
+    fn only_plain_http_is_checked() {
+        let check = |endpoint: Option<&str>, allowed: &str| {
+            check_scheme(endpoint.map(str::to_owned), Some(allowed.to_owned()), "AZURE_ALLOW_HTTP").is_ok()
+        };
+        assert!(check(None, "false") && check(Some("https://host"), "false"));
+        assert!(check(Some("http://host"), "true") && !check(Some("http://host"), "false"));
+        assert!(check_scheme(Some("http://host".to_owned()), None, "AZURE_ALLOW_HTTP").is_err());
+    }
 }

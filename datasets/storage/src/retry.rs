@@ -71,7 +71,7 @@ where
     let mut wait = FIRST_WAIT;
     loop {
         match request().await {
-            Err(error) if is_lost(&error) && started.elapsed() + wait < budget.min(budget_of(&error)) => {
+            Err(error) if is_lost(&error) && started.elapsed() + wait < budget => {
                 tokio::time::sleep(wait).await;
                 wait = LONGEST_WAIT.min(wait * 2);
             }
@@ -104,15 +104,6 @@ pub(super) async fn create(
             }
             Err(error) => return Err(error),
         }
-    }
-}
-
-/// The longest time for which a request that fails like this is sent again. A failure of an unknown kind may be a
-/// permanent one, such as an `http://` endpoint without the leave to use it.
-fn budget_of(error: &object_store::Error) -> Duration {
-    match kind_of(error) {
-        Some(HttpErrorKind::Unknown) => FIRST_REQUEST_BUDGET,
-        _ => BUDGET,
     }
 }
 
@@ -173,7 +164,6 @@ mod tests {
         let (tried, worked) = tries(9, HttpErrorKind::Timeout);
         assert!((2..=4).contains(&tried) && !worked, "{tried}");
         assert_eq!(tries(1, HttpErrorKind::Connect), (1, false));
-        assert_eq!(tries(1, HttpErrorKind::Unknown), (2, true));
     }
 
     /// A request that stalls is one failed try: its budget has room for more of them.

@@ -9,6 +9,8 @@ use std::sync::mpsc::sync_channel;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
+use crate::parts::UploadParts;
+
 /// Threads that drive requests. They only wait and copy, so two serve many requests at a time.
 const THREADS: usize = 2;
 /// Local files are read on threads of their own, at most so many at a time.
@@ -19,6 +21,8 @@ const BLOCKING_THREADS: usize = 16;
 struct OfProcess {
     process: u32,
     runtime: Runtime,
+    /// For the uploads of the process that have no other ones. Those of its parent may never be free again.
+    upload_parts: UploadParts,
     child: OnceLock<Box<Self>>,
 }
 
@@ -28,15 +32,25 @@ struct OfProcess {
 ///
 /// The operating system's error if its threads cannot be started.
 pub fn handle() -> io::Result<&'static Handle> {
+    Ok(of_process()?.runtime.handle())
+}
+
+/// The parts that all uploads of the process may send at a time, if nothing else limits them.
+pub(crate) fn upload_parts() -> io::Result<UploadParts> {
+    Ok(of_process()?.upload_parts.clone())
+}
+
+fn of_process() -> io::Result<&'static OfProcess> {
     static FIRST: OnceLock<Box<OfProcess>> = OnceLock::new();
     let (process, mut link) = (process::id(), &FIRST);
     loop {
         match link.get() {
-            Some(of) if of.process == process => return Ok(of.runtime.handle()),
+            Some(of) if of.process == process => return Ok(of),
             Some(of) => link = &of.child,
             None => {
-                let runtime = start()?;
-                link.get_or_init(|| Box::new(OfProcess { process, runtime, child: OnceLock::new() }));
+                let (runtime, upload_parts) = (start()?, UploadParts::of_machine());
+                let new = OfProcess { process, runtime, upload_parts, child: OnceLock::new() };
+                link.get_or_init(|| Box::new(new));
             }
         }
     }

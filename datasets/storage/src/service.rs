@@ -94,6 +94,9 @@ impl Service {
     /// Explains why a request failed. The message can follow "the file cannot be read: ".
     pub fn explain(&self, error: &object_store::Error) -> Explanation {
         let explanation = |message: String, hint: &str| (message, hint.to_owned());
+        if let Some(explained) = carried(error) {
+            return explained;
+        }
         let cause = root_cause(error);
         if matches!(error, object_store::Error::Precondition { .. })
             || cause.contains("412 Precondition Failed")
@@ -142,6 +145,9 @@ impl Service {
 
     /// Explains why a client could not be made, for which no request is necessary.
     pub(crate) fn explain_settings(&self, error: &object_store::Error) -> Explanation {
+        if let Some(explained) = carried(error) {
+            return explained;
+        }
         let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
         let message = format!("the settings in the environment cannot be used: {cause}");
         (message, self.hints.credentials.clone())
@@ -170,6 +176,12 @@ fn operating_system_error(error: &object_store::Error) -> io::Error {
         cause = error.source();
     }
     io::Error::other(error.to_string())
+}
+
+/// The explanation of an error that was found before a request was made, and explains itself.
+fn carried(error: &object_store::Error) -> Option<Explanation> {
+    let fault = std::error::Error::source(error)?.downcast_ref::<Fault>()?;
+    Some((fault.message.to_string(), fault.hints.first()?.to_string()))
 }
 
 /// The innermost cause that has a text.

@@ -17,7 +17,7 @@ use crate::{CLEAN_UP_LIMIT, Error, Result, Storage, runtime};
 const PART_BYTES: u64 = LARGEST_REQUEST;
 /// Parts of an object at most, as S3 allows them.
 const MOST_PARTS: u64 = 10_000;
-/// Parts in flight at most; their bytes are in memory.
+/// Parts of one upload in flight at most; their bytes are in memory.
 const PARTS_IN_FLIGHT: usize = 3;
 
 /// An object that is being written. Dropped before [`finish`](Self::finish), it does not appear.
@@ -95,10 +95,17 @@ impl Upload {
             Some(multipart) => multipart,
             None => self.multipart.insert(self.storage.start_multipart(&self.path, self.part_bytes as u64)?),
         };
+        let parts = self.storage.upload_parts.clone().map_or_else(runtime::upload_parts, Ok)?;
+        let place = runtime::wait(parts.place(self.buffer.len()))?.map_err(io::Error::other)?;
         let part = std::mem::take(&mut self.buffer);
         // The local store opens its blocking task when the part is created.
         let _runtime = runtime::handle()?.enter();
-        let sent = multipart.put_part(Bytes::from(part).into());
+        let request = multipart.put_part(Bytes::from(part).into());
+        let sent = async move {
+            let sent = request.await;
+            drop(place);
+            sent
+        };
         self.in_flight.push_back(runtime::handle()?.spawn(sent));
         self.wait_for_parts(PARTS_IN_FLIGHT)
     }
@@ -185,7 +192,16 @@ impl Drop for Upload {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+    use object_store::memory::InMemory;
+    use object_store::{PutPayload, PutResult, UploadPart};
+
     use super::*;
+    use crate::UploadParts;
 
     #[test]
     fn large_objects_have_no_more_parts_than_a_store_allows() {
@@ -195,5 +211,135 @@ mod tests {
             assert_eq!(part_bytes(expected), bytes, "{expected}");
             assert!(expected.div_ceil(bytes) <= MOST_PARTS, "{expected}");
         }
+    }
+
+    /// The parts that a store has and has not answered yet, now and at most.
+    #[derive(Debug, Default)]
+    struct Unanswered {
+        now: AtomicUsize,
+        most: AtomicUsize,
+    }
+
+    /// How a store answers requests with parts.
+    #[derive(Debug, Clone, Copy)]
+    enum Answer {
+        Slow,
+        Never,
+        Failure,
+    }
+
+    /// An upload to a store in memory that answers like this.
+    #[derive(Debug)]
+    struct FakeUpload {
+        inner: Box<dyn MultipartUpload>,
+        answer: Answer,
+        unanswered: Arc<Unanswered>,
+    }
+
+    #[async_trait]
+    impl MultipartUpload for FakeUpload {
+        fn put_part(&mut self, data: PutPayload) -> UploadPart {
+            let (request, answer) = (self.inner.put_part(data), self.answer);
+            let unanswered = Arc::clone(&self.unanswered);
+            let now = unanswered.now.fetch_add(1, Ordering::SeqCst) + 1;
+            unanswered.most.fetch_max(now, Ordering::SeqCst);
+            Box::pin(async move {
+                let answered = match answer {
+                    Answer::Slow => {
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                        request.await
+                    }
+                    Answer::Never => std::future::pending().await,
+                    Answer::Failure => {
+                        Err(object_store::Error::Generic { store: "fake", source: "broken".into() })
+                    }
+                };
+                unanswered.now.fetch_sub(1, Ordering::SeqCst);
+                answered
+            })
+        }
+
+        async fn complete(&mut self) -> object_store::Result<PutResult> {
+            self.inner.complete().await
+        }
+
+        async fn abort(&mut self) -> object_store::Result<()> {
+            self.inner.abort().await
+        }
+    }
+
+    const PART: usize = 1000;
+
+    /// A store whose uploads send up to `most` parts at a time.
+    fn store(most: usize) -> Storage {
+        Storage::over(Arc::new(InMemory::new()), "folder").with_upload_parts(UploadParts::new(most))
+    }
+
+    /// An upload in parts of [`PART`] bytes.
+    fn upload(storage: &Storage, path: &str, answer: Answer, unanswered: &Arc<Unanswered>) -> Upload {
+        let inner = storage.start_multipart(path, 0).unwrap();
+        let multipart = FakeUpload { inner, answer, unanswered: Arc::clone(unanswered) };
+        let mut upload = Upload::new(storage.clone(), path.to_owned(), Some(Box::new(multipart)), 0);
+        upload.part_bytes = PART;
+        upload
+    }
+
+    #[test]
+    fn many_uploads_keep_to_one_limit_of_parts() {
+        for most in [1, 3] {
+            let (storage, unanswered) = (store(most), Arc::default());
+            // From nothing to several parts; every second one ends in the middle of a part.
+            let write = |number: usize| {
+                let path = number.to_string();
+                let mut upload = upload(&storage, &path, Answer::Slow, &unanswered);
+                upload.write_all(&vec![number as u8; number * PART / 2]).unwrap();
+                upload.finish().unwrap();
+            };
+            let write = &write;
+            std::thread::scope(|scope| (0..16).for_each(|number| drop(scope.spawn(move || write(number)))));
+            for number in 0..16 {
+                let written = storage.read(&number.to_string()).unwrap().unwrap();
+                assert!(written == vec![number as u8; number * PART / 2], "{number}");
+            }
+            assert_eq!(unanswered.now.load(Ordering::SeqCst), 0);
+            let seen = unanswered.most.load(Ordering::SeqCst);
+            assert!((1..=most).contains(&seen), "{seen} parts at a time");
+        }
+    }
+
+    /// An upload that waits for more to write takes no place.
+    #[test]
+    fn one_thread_writes_several_uploads_in_turns() {
+        let (storage, unanswered) = (store(1), Arc::default());
+        let path = |number: u8| number.to_string();
+        let open = |number: u8| upload(&storage, &path(number), Answer::Slow, &unanswered);
+        let mut uploads: Vec<_> = (0..8).map(open).collect();
+        for _ in 0..5 {
+            for (number, upload) in (0..).zip(&mut uploads) {
+                upload.write_all(&[number; PART * 3 / 4]).unwrap();
+            }
+        }
+        // One that is smaller than a part and has not begun a request.
+        storage.upload("small").unwrap().finish().unwrap();
+        uploads.into_iter().rev().for_each(|upload| upload.finish().unwrap());
+        for number in 0..8 {
+            let written = storage.read(&path(number)).unwrap().unwrap();
+            assert!(written == vec![number; PART * 3 / 4 * 5], "{number}");
+        }
+    }
+
+    #[test]
+    fn uploads_that_fail_or_are_given_up_leave_their_places() {
+        let (storage, unanswered) = (store(1), Arc::default());
+        let mut failing = upload(&storage, "failing", Answer::Failure, &unanswered);
+        failing.write_all(&[1; PART]).unwrap();
+        failing.finish().unwrap_err();
+        let mut stuck = upload(&storage, "stuck", Answer::Never, &unanswered);
+        stuck.write_all(&[1; PART]).unwrap();
+        drop(stuck);
+        let mut last = upload(&storage, "last", Answer::Slow, &unanswered);
+        last.write_all(&[1; 3 * PART]).unwrap();
+        last.finish().unwrap();
+        assert_eq!(storage.list("", None).unwrap().len(), 1);
     }
 }

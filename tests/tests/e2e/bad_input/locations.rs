@@ -102,8 +102,8 @@ fn every_command_says_that_a_store_cannot_be_reached() {
     let read = "onefold-read head DATASET";
     commands.push(cannot_be_reached(read, "http://nowhere.invalid"));
     commands.push(cannot_be_reached(read, &mute));
-    // Without leave, no credentials go over plain HTTP.
-    commands.push(at(read, &mute, &[], &[&mute, "AWS_ALLOW_HTTP"]));
+    // Without permission, no credentials go over plain HTTP.
+    commands.push(at(read, &mute, &[], &["s3://bucket/ds", &mute, "plain HTTP", "AWS_ALLOW_HTTP=true"]));
     all_fail_soon(commands);
 }
 

@@ -1,0 +1,216 @@
+use super::*;
+
+#[test]
+fn a_file_is_replaced_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    write_atomically(&path, b"old").unwrap();
+    write_atomically(&path, b"new").unwrap();
+    assert_eq!(fs_err::read(&path).unwrap(), b"new");
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+/// The ways to name a file on file systems with ever fewer capabilities.
+#[cfg(unix)]
+fn namings() -> [Naming; 4] {
+    use rustix::io::Errno;
+    let full = Naming::default();
+    let no_links = Naming { link: |_, _| Err(Errno::PERM.into()), ..full };
+    let neither =
+        Naming { link: |_, _| Err(Errno::OPNOTSUPP.into()), rename: |_, _| Err(Errno::NOSYS.into()), ..full };
+    let old_kernel = Naming { rename: |_, _| Err(io::ErrorKind::Unsupported.into()), ..no_links };
+    [full, no_links, neither, old_kernel]
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_is_created_once_also_without_hard_links() {
+    for naming in namings() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("folder/file");
+        assert_eq!(create_file_by(&naming, &path, b"first").unwrap(), Created::Yes);
+        assert_eq!(create_file_by(&naming, &path, b"second").unwrap(), Created::Exists);
+        assert_eq!(fs_err::read(&path).unwrap(), b"first");
+        assert_eq!(fs_err::read_dir(parent(&path)).unwrap().count(), 1);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn of_many_writers_one_creates_a_file_also_without_hard_links() {
+    for naming in namings() {
+        let directory = tempfile::tempdir().unwrap();
+        let create = |writer: u8| {
+            let path = |n: u8| directory.path().join(n.to_string());
+            let created = |n: u8| create_file_by(&naming, &path(n), &[n, writer]).unwrap();
+            (0..20).filter(|n| created(*n) == Created::Yes).count()
+        };
+        let create = &create;
+        let created: usize = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..8).map(|writer| scope.spawn(move || create(writer))).collect();
+            writers.into_iter().map(|writer| writer.join().unwrap()).sum()
+        });
+        assert_eq!(created, 20);
+        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 20);
+    }
+}
+
+/// The system's other errors are not taken for a missing capability.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_reported_by_the_first_way() {
+    use rustix::io::Errno;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    let full = Naming { link: |_, _| Err(Errno::NOSPC.into()), ..Naming::default() };
+    let error = create_file_by(&full, &path, b"text").unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+/// A killed writer leaves its claim and no file; the name is not given to another one before the claim is removed.
+#[cfg(unix)]
+#[test]
+fn a_claim_of_a_killed_writer_is_reported() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    let naming = Naming { patience: Duration::from_millis(50), ..namings()[2] };
+    let claim = directory.path().join(".file.claim.tmp");
+    fs_err::write(&claim, b"").unwrap();
+    let error = create_file_by(&naming, &path, b"text").unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+    let error = Error::write(&path, error).to_string();
+    assert!(error.contains(".file.claim.tmp") && error.contains("hint: if no other writer"), "{error}");
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1, "only the claim is left");
+    fs_err::remove_file(&claim).unwrap();
+    assert_eq!(create_file_by(&naming, &path, b"text").unwrap(), Created::Yes);
+}
+
+#[test]
+fn what_cannot_be_put_in_place_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    // A folder with something in it cannot be renamed over.
+    fs_err::create_dir_all(path.join("thesis")).unwrap();
+    assert!(write_atomically(&path, b"new").is_err());
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_staged_directory_appears_only_at_commit() {
+    let directory = tempfile::tempdir().unwrap();
+    let target = directory.path().join("out");
+    drop(StagedDirectory::create(&target, "marker", false).unwrap());
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0);
+    let staged = StagedDirectory::create(&target, "marker", false).unwrap();
+    fs_err::write(staged.path().join("marker"), b"1").unwrap();
+    assert!(!target.exists());
+    staged.commit().unwrap();
+    assert!(target.join("marker").is_file());
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn one_directory_is_staged_once_at_a_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let target = directory.path().join("a/b");
+    let first = StagedDirectory::create(&target, "marker", false).unwrap();
+    let second = StagedDirectory::create(&target, "marker", false);
+    assert!(matches!(second, Err(Error::Locked { path }) if path == target));
+    drop(first);
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0, "the folder on the way is left");
+    // What a killed process leaves is cleared.
+    fs_err::create_dir_all(directory.path().join(".out.partial")).unwrap();
+    fs_err::write(directory.path().join(".out.partial/half"), b"1").unwrap();
+    let staged = StagedDirectory::create(&directory.path().join("out"), "marker", false).unwrap();
+    assert!(!staged.path().join("half").exists());
+}
+
+#[test]
+fn only_its_own_kind_is_replaced_and_only_when_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let target = directory.path().join("out");
+    fs_err::create_dir(&target).unwrap();
+    fs_err::write(target.join("thesis.txt"), b"years of work").unwrap();
+    let error = StagedDirectory::create(&target, "marker", true).unwrap_err();
+    assert!(error.to_string().contains("it holds no `marker`"), "{error}");
+    fs_err::write(target.join("marker"), b"1").unwrap();
+    let error = StagedDirectory::create(&target, "marker", false).unwrap_err();
+    assert!(error.to_string().contains("replace it with the option `overwrite`"), "{error}");
+    StagedDirectory::create(&target, "marker", true).unwrap().commit().unwrap();
+    assert!(!target.join("thesis.txt").exists());
+}
+
+fn unsupported(_: &Path, _: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// An output in `directory` with this text in its marker.
+fn output(directory: &Path, name: &str, text: &str) -> PathBuf {
+    let path = directory.join(name);
+    fs_err::create_dir(&path).unwrap();
+    fs_err::write(path.join("marker"), text).unwrap();
+    path
+}
+
+fn marker(output: &Path) -> String {
+    fs_err::read_to_string(output.join("marker")).unwrap()
+}
+
+#[test]
+fn an_old_directory_is_replaced_with_and_without_an_exchange() {
+    for exchange in [exchange_names, unsupported] {
+        let directory = tempfile::tempdir().unwrap();
+        let target = output(directory.path(), "out", "old");
+        let staged = StagedDirectory::create(&target, "marker", true).unwrap();
+        fs_err::write(staged.path().join("marker"), "new").unwrap();
+        assert_eq!(marker(&target), "old");
+        staged.commit_by(exchange).unwrap();
+        assert_eq!(marker(&target), "new");
+        assert_eq!(fs_err::read_dir(&target).unwrap().count(), 1);
+        assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+    }
+}
+
+/// Otherwise the other writer would lose its lock, or its files, to this one.
+#[test]
+fn no_other_writer_begins_while_a_directory_takes_its_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let target = output(directory.path(), "out", "old");
+    let staged = StagedDirectory::create(&target, "marker", true).unwrap();
+    fs_err::write(staged.path().join("marker"), "new").unwrap();
+    let exchange = |staging: &Path, target: &Path| {
+        let is_locked = || {
+            let other = StagedDirectory::create(target, "marker", true);
+            matches!(other, Err(Error::Locked { path }) if path == target)
+        };
+        assert!(is_locked());
+        fs_err::rename(target, staging.with_extension("old"))?;
+        fs_err::rename(staging, target)?;
+        assert!(is_locked(), "after the rename");
+        fs_err::rename(staging.with_extension("old"), staging)
+    };
+    staged.commit_by(exchange).unwrap();
+    assert_eq!(marker(&target), "new");
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_kill_between_two_renames_costs_no_output() {
+    let directory = tempfile::tempdir().unwrap();
+    let (target, aside) = (directory.path().join("out"), output(directory.path(), ".out.previous", "old"));
+    output(directory.path(), ".out.partial", "new");
+    let refused = StagedDirectory::create(&target, "marker", false).unwrap_err();
+    assert!(refused.to_string().contains("already exists"), "{refused}");
+    assert_eq!(marker(&target), "old");
+    // Killed after both: the new output is in its place.
+    fs_err::rename(&target, &aside).unwrap();
+    output(directory.path(), "out", "new");
+    drop(StagedDirectory::create(&target, "marker", true).unwrap());
+    assert_eq!(marker(&target), "new");
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+    // The second rename fails.
+    replace(unsupported, &directory.path().join("missing"), &target).unwrap_err();
+    assert_eq!(marker(&target), "new");
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+}
