@@ -98,12 +98,12 @@ fn checksums(metadata: &ParquetMetaData) -> Result<Vec<u64>, String> {
     Ok(checksums.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
 }
 
-/// The bytes that decoding a column chunk takes at most, without those that each Parquet row takes: pages, and values and
-/// levels as decoded. An estimate from the footer.
+/// The bytes that decoding a column chunk takes at most, without those that each Parquet row takes: pages, and values
+/// and levels as decoded. An estimate from the footer.
 pub fn decoding_bytes(column: &ColumnChunkMetaData) -> u64 {
     let natural = |number: i64| u64::try_from(number).unwrap_or(0);
-    // 8 bytes a value and two levels of 2 bytes; the page and the dictionary that are being read, 1 MiB each as they are
-    // written.
+    // 8 bytes a value and two levels of 2 bytes; the page and the dictionary that are being read, 1 MiB each as they
+    // are written.
     let values = natural(column.num_values()).saturating_mul(12);
     let pages = natural(column.uncompressed_size()).min(2 << 20);
     // Texts that repeat may take more decoded than in pages with a dictionary.
