@@ -194,8 +194,8 @@ fn requests_that_stall_are_sent_again() {
     });
 }
 
-/// A store answers `503 SlowDown` to some requests in a row: they are sent again until it has recovered. How long it may
-/// take is the budget of a request, which is longer than a minute.
+/// A store answers `503 SlowDown` to some requests in a row: they are sent again until it has recovered. How long it
+/// may take is the budget of a request, which is longer than a minute.
 #[test]
 fn a_store_that_is_busy_for_a_while_is_waited_for() {
     const FAULTS: u64 = 6;
