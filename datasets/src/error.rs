@@ -110,7 +110,8 @@ impl Error {
 
     /// A snapshot that cannot be read or contradicts itself.
     pub(crate) fn snapshot(path: impl AsRef<Path>, message: impl Into<Text>) -> Self {
-        let hint = "the dataset is damaged or of another version; read an older snapshot, or build it again";
+        let hint = "the dataset is damaged or of another version; read an older snapshot, or build it again at another \
+                    location";
         Self::Snapshot(Fault::of_file(Kind::Data, path, message).hint(hint))
     }
 

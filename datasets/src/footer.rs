@@ -6,6 +6,7 @@ use bytes::Bytes;
 use onefold_base::process::catch_panic;
 use onefold_storage::Storage;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
+use parquet::basic::Type;
 use parquet::file::metadata::{ColumnChunkMetaData, KeyValue, ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::reader::ChunkReader;
 use xxhash_rust::xxh3::xxh3_64;
@@ -95,6 +96,22 @@ fn checksums(metadata: &ParquetMetaData) -> Result<Vec<u64>, String> {
         return Err(format!("its footer has {} bytes of checksums of {chunks} column chunks", bytes.len()));
     }
     Ok(checksums.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
+}
+
+/// The bytes that decoding a column chunk takes at most, without those that each Parquet row takes: pages, and values
+/// and levels as decoded. An estimate from the footer.
+pub fn decoding_bytes(column: &ColumnChunkMetaData) -> u64 {
+    let natural = |number: i64| u64::try_from(number).unwrap_or(0);
+    // 8 bytes a value and two levels of 2 bytes; the page and the dictionary that are being read, 1 MiB each as they
+    // are written.
+    let values = natural(column.num_values()).saturating_mul(12);
+    let pages = natural(column.uncompressed_size()).min(2 << 20);
+    // Texts that repeat may take more decoded than in pages with a dictionary.
+    let texts = match column.column_type() {
+        Type::BYTE_ARRAY => column.unencoded_byte_array_data_bytes().unwrap_or(column.uncompressed_size()),
+        _ => 0,
+    };
+    values.saturating_add(pages).saturating_add(natural(texts))
 }
 
 /// Checks that file number `file` of a set has as many row groups as the snapshot says, and each row group as many rows

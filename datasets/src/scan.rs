@@ -21,7 +21,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::reader::ChunkReader;
 
 use crate::folded::{UnfoldedGroup, unfold_group};
-use crate::footer::{Footer, check_counts};
+use crate::footer::{Footer, check_counts, decoding_bytes};
 use crate::{DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
 
 /// The problem of a file that is not there.
@@ -163,6 +163,23 @@ impl OpenFiles {
     /// Rows of a row group.
     pub fn rows(&self, row_group: usize) -> usize {
         self.rows[row_group]
+    }
+
+    /// The bytes that it takes to [fetch](Self::fetch) a row group and to check it column by column, about: the largest
+    /// column as it is read and decoded, and what is known of each sample beside.
+    pub(crate) fn checking_bytes(&self, row_group: usize) -> u64 {
+        // Offsets and sizes of lists, and the session, the time and the digest of a sample.
+        const SAMPLE_BYTES: u64 = 64;
+        let of_files = self.files.iter().map(|file| file.footer.metadata.metadata().row_group(row_group));
+        let (mut largest, mut all_compressed) = (0_u64, 0_u64);
+        for column in of_files.flat_map(|row_group| row_group.columns()) {
+            let compressed = u64::try_from(column.compressed_size()).unwrap_or(0);
+            all_compressed = all_compressed.saturating_add(compressed);
+            largest = largest.max(compressed.saturating_add(decoding_bytes(column)));
+        }
+        let fetched = if self.storage.local().is_some() { 0 } else { all_compressed };
+        let samples = (self.rows[row_group] as u64).saturating_mul(SAMPLE_BYTES);
+        largest.saturating_add(fetched).saturating_add(samples)
     }
 
     /// Fetches all columns of a row group at once, where each column would be a request of its own to an object store.

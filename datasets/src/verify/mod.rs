@@ -8,13 +8,15 @@
 //! the whole   the totals, the vocabularies' files, and that nothing else lies in the dataset's folders
 //! ```
 //!
-//! What is found does not stop the search, but a column whose bytes are not those that were written is not decoded, and
-//! what depends on a row group that cannot be read is not compared. Whole buckets are checked together, as many as it
-//! takes to keep the threads busy. Row groups are read in parallel, one column at a time: each thread holds one decoded
-//! column and 16 bytes a sample. A bucket takes 8 bytes a session, 16 in arrival order, and its footers.
+//! What is found does not stop the search, but a column whose bytes are not those that were written is not decoded,
+//! and what depends on a row group that cannot be read is not compared. Some files are open at a time, as many as it
+//! takes to keep the threads busy. Their row groups are read in parallel, one column at a time: each thread holds one
+//! decoded column and 16 bytes a sample, and waits until the memory limit has room for them. Beside that, a bucket
+//! takes 8 bytes a session, 16 in arrival order.
 
 mod against;
 mod files;
+mod memory;
 mod order;
 mod row_group;
 #[cfg(test)]
@@ -32,6 +34,7 @@ use serde::Serialize;
 
 pub use self::against::ExpectedSamples;
 use self::files::{unnamed_files, vocabulary_problems};
+use self::memory::Memory;
 use self::order::OrderCheck;
 use self::row_group::{CheckedRowGroup, RowGroupCheck};
 use self::totals::{Expected, snapshot_problems};
@@ -39,12 +42,12 @@ use crate::digest::Digest;
 use crate::names::DATA;
 use crate::scan::OpenFiles;
 use crate::snapshot::RowGroupStatistics;
-use crate::{Error, FileSet, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot};
+use crate::{Error, FileSet, Order, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot};
 
 /// As many problems are told with their places; all are counted.
 pub const MOST_PROBLEMS: usize = 100;
 
-/// Row groups that are checked together, for each thread. A bucket with more of them is checked alone.
+/// Row groups whose files are open, for each thread. Files with more of them are open alone.
 const ROW_GROUPS_OF_THREAD: usize = 8;
 
 /// How a dataset is verified.
@@ -54,6 +57,15 @@ pub struct VerifyOptions {
     pub threads: usize,
     /// The number of the snapshot; the newest one if `None`.
     pub snapshot: Option<u64>,
+    /// Memory for the row groups that are read at the same time.
+    pub memory_limit: u64,
+}
+
+impl VerifyOptions {
+    /// The newest snapshot, with so many threads and 1 GiB.
+    pub fn new(threads: usize) -> Self {
+        Self { threads, snapshot: None, memory_limit: 1 << 30 }
+    }
 }
 
 /// What verifying found.
@@ -103,16 +115,18 @@ impl Verification {
 /// # Errors
 ///
 /// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no snapshot to compare with, [`Error::Storage`] if the
-/// storage does not give a file, or another one takes its place meanwhile, [`Error::Io`] if threads cannot be started.
+/// storage does not give a file, or another one takes its place meanwhile, [`Error::Io`] if threads cannot be started,
+/// [`Error::Fault`] if a row group does not fit into the memory limit.
 pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter) -> Result<Verification> {
     let started = Instant::now();
     let storage = Storage::open(location)?;
     let snapshot = Snapshot::load_from(&storage, options.snapshot)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1)).build();
     let pool = pool.map_err(|error| Error::Io(std::io::Error::other(error)))?;
+    let memory = Memory::new(options.memory_limit);
     let mut found = Found::default();
     let mut expected = Expected::new(&storage, &snapshot)?;
-    let work = Work { storage: &storage, snapshot: &snapshot, pool: &pool, reporter };
+    let work = Work { storage: &storage, snapshot: &snapshot, pool: &pool, memory: &memory, reporter };
     work.check_partitions(&mut expected, &mut found)?;
     found.add(snapshot_problems(&snapshot, expected.features()));
     found.add(vocabulary_problems(&storage, &snapshot)?);
@@ -177,12 +191,6 @@ struct Bucket<'a> {
     sets: &'a [FileSet],
 }
 
-impl Bucket<'_> {
-    fn row_groups(&self) -> usize {
-        self.sets.iter().map(|set| set.row_groups.len()).sum()
-    }
-}
-
 /// A row group to check, and its files, if they could be opened.
 type Place<'a> = (&'a FileSet, Option<&'a OpenFiles>, usize);
 
@@ -191,65 +199,70 @@ struct Work<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,
     pool: &'a rayon::ThreadPool,
+    memory: &'a Memory,
     reporter: &'a dyn Reporter,
 }
 
 impl<'a> Work<'a> {
-    /// Checks all buckets, some at a time.
+    /// Checks the row groups of all files, those of some at a time.
     fn check_partitions(&self, expected: &mut Expected, found: &mut Found<'a>) -> Result<()> {
         let (snapshot, reporter) = (self.snapshot, self.reporter);
         let of_partition =
             |partition: &'a Partition| partition.buckets().map(move |sets| Bucket { partition, sets });
-        let buckets: Vec<Bucket<'a>> = snapshot.partitions.iter().flat_map(of_partition).collect();
+        let buckets = snapshot.partitions.iter().flat_map(of_partition);
+        let sets: Vec<(Bucket<'a>, &'a FileSet)> =
+            buckets.flat_map(|bucket| bucket.sets.iter().map(move |set| (bucket, set))).collect();
         let most = ROW_GROUPS_OF_THREAD * self.pool.current_num_threads();
         reporter.begin("verifying", Some(snapshot.statistics.samples), "samples");
-        let mut rest = &buckets[..];
+        let (mut rest, mut open) = (&sets[..], None);
         let mut checked = Ok(());
         while !rest.is_empty() && checked.is_ok() {
             let mut row_groups = 0;
-            let fits = rest.iter().take_while(|bucket| {
-                row_groups += bucket.row_groups();
+            let fits = rest.iter().take_while(|(_, set)| {
+                row_groups += set.row_groups.len();
                 row_groups <= most
             });
             let (together, others) = rest.split_at(fits.count().max(1));
             rest = others;
-            checked = self.check_buckets(together, expected, found);
+            checked = self.check_files(together, expected, &mut open, found);
         }
         reporter.end();
         checked
     }
 
-    /// Reads all row groups of some buckets, and checks what they are together.
-    fn check_buckets(
+    /// Reads all row groups of some files. The last bucket stays `open` until all of its files were read.
+    fn check_files(
         &self,
-        buckets: &[Bucket<'a>],
+        sets: &[(Bucket<'a>, &'a FileSet)],
         expected: &mut Expected,
+        open: &mut Option<OpenBucket<'a>>,
         found: &mut Found<'a>,
     ) -> Result<()> {
-        let Self { storage, snapshot, pool, reporter } = *self;
+        let Self { storage, snapshot, pool, memory, reporter } = *self;
         let columns = snapshot.file_columns();
-        let sets: Vec<&FileSet> = buckets.iter().flat_map(|bucket| bucket.sets).collect();
-        let open = |set: &&FileSet| -> Result<OpenFiles> {
-            let open = OpenFiles::open(storage, set)?;
-            open.check_columns(&columns)?;
-            Ok(open)
+        let open_files = |set: &FileSet| -> Result<OpenFiles> {
+            let files = OpenFiles::open(storage, set)?;
+            files.check_columns(&columns)?;
+            Ok(files)
         };
         // The first error of the storage ends the work.
         let opened: Result<Vec<Result<OpenFiles, Problem>>> =
-            pool.install(|| sets.par_iter().map(|set| problem_of(open(set))).collect());
+            pool.install(|| sets.par_iter().map(|(_, set)| problem_of(open_files(set))).collect());
         let opened = opened?;
         let mut statistics = Vec::new();
-        for set in &sets {
+        for (_, set) in sets {
             statistics.extend(expected.of(set)?);
         }
-        let places = sets.iter().zip(&opened).flat_map(|(set, file)| {
-            (0..set.row_groups.len()).map(move |index| (*set, file.as_ref().ok(), index))
+        let places = sets.iter().zip(&opened).flat_map(|((_, set), files)| {
+            (0..set.row_groups.len()).map(move |index| (*set, files.as_ref().ok(), index))
         });
         let places: Vec<Place> = places.collect();
         let check = |(place, statistics): (&Place, &RowGroupStatistics)| {
             let (set, files, index) = *place;
             let Some(files) = files else { return Ok(CheckedRowGroup::default()) };
             let described = &set.row_groups[index];
+            let room = memory.wait_for(files.checking_bytes(index));
+            let _room = room.map_err(|fault| fault.within(&row_group_of(storage, files, index)))?;
             let checked = RowGroupCheck { snapshot, files, index, described, statistics }.run()?;
             reporter.advance(described.samples);
             reporter.go_on()?;
@@ -258,41 +271,68 @@ impl<'a> Work<'a> {
         let checked: Result<Vec<CheckedRowGroup>> =
             pool.install(|| places.par_iter().zip(&statistics).map(check).collect());
         let mut checked = checked?.into_iter();
-        let mut opened = opened.iter();
-        for bucket in buckets {
-            let mut order = OrderCheck::new(snapshot.order);
-            let mut whole = true;
-            for (set, file) in bucket.sets.iter().zip(&mut opened) {
-                found.add(file.as_ref().err().cloned());
-                for (index, checked) in checked.by_ref().take(set.row_groups.len()).enumerate() {
-                    whole &= checked.counted;
-                    found.digest.merge(checked.digest);
-                    found.add(checked.problems);
-                    found.add(order.next(set.path(), index, checked.span));
-                }
+        for ((bucket, set), files) in sets.iter().zip(&opened) {
+            let mut current = open.take().unwrap_or_else(|| OpenBucket::new(*bucket, snapshot.order));
+            found.add(files.as_ref().err().cloned());
+            current.add(set, checked.by_ref().take(set.row_groups.len()), found);
+            match current.sets_left {
+                0 => current.end(found),
+                _ => *open = Some(current),
             }
-            if !whole {
-                found.unread.insert(&bucket.partition.key);
-            }
-            end_bucket(bucket, &order, whole, found);
         }
         Ok(())
     }
 }
 
-/// Checks what the row groups of a bucket are together; their sessions only if all of them were read.
-fn end_bucket(bucket: &Bucket, order: &OrderCheck, whole: bool, found: &mut Found) {
-    found.row_groups_inside_sessions += order.row_groups_inside_sessions();
-    found.add(order.small_row_groups());
-    let (sessions, split) = order.sessions();
-    let problem =
-        |message: String| Problem::new(partition_path(bucket.partition), message).in_column(SESSION_COLUMN);
-    found.add(split.map(|session| problem(format!("the samples of session {session} are not contiguous"))));
-    let expected: u64 = bucket.sets.iter().map(FileSet::sessions).sum();
-    if whole && sessions != expected {
-        let number = bucket.sets.first().map_or(0, |set| set.bucket);
-        found
-            .add([problem(format!("bucket {number} has {sessions} sessions, the snapshot says {expected}"))]);
+/// How a row group is named in errors.
+fn row_group_of(storage: &Storage, files: &OpenFiles, index: usize) -> String {
+    format!("row group {index} of `{}`", storage.shown(&files.path).display())
+}
+
+/// A bucket whose files are being read.
+struct OpenBucket<'a> {
+    bucket: Bucket<'a>,
+    order: OrderCheck,
+    /// Whether all row groups could be read so far.
+    whole: bool,
+    sets_left: usize,
+}
+
+impl<'a> OpenBucket<'a> {
+    fn new(bucket: Bucket<'a>, order: Order) -> Self {
+        Self { bucket, order: OrderCheck::new(order), whole: true, sets_left: bucket.sets.len() }
+    }
+
+    /// Adds the row groups of the next files.
+    fn add(&mut self, set: &FileSet, row_groups: impl Iterator<Item = CheckedRowGroup>, found: &mut Found) {
+        for (index, checked) in row_groups.enumerate() {
+            self.whole &= checked.counted;
+            found.digest.merge(checked.digest);
+            found.add(checked.problems);
+            found.add(self.order.next(set.path(), index, checked.span));
+        }
+        self.sets_left -= 1;
+    }
+
+    /// Checks what the row groups are together; their sessions only if all of them were read.
+    fn end(self, found: &mut Found<'a>) {
+        let Self { bucket: Bucket { partition, sets }, order, whole, .. } = self;
+        if !whole {
+            found.unread.insert(&partition.key);
+        }
+        found.row_groups_inside_sessions += order.row_groups_inside_sessions();
+        found.add(order.small_row_groups());
+        let (sessions, split) = order.sessions();
+        let problem =
+            |message: String| Problem::new(partition_path(partition), message).in_column(SESSION_COLUMN);
+        let of_split = |session| problem(format!("the samples of session {session} are not contiguous"));
+        found.add(split.map(of_split));
+        let expected: u64 = sets.iter().map(FileSet::sessions).sum();
+        if whole && sessions != expected {
+            let number = sets.first().map_or(0, |set| set.bucket);
+            let message = format!("bucket {number} has {sessions} sessions, the snapshot says {expected}");
+            found.add([problem(message)]);
+        }
     }
 }
 

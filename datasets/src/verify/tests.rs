@@ -208,7 +208,7 @@ impl Dataset {
     }
 
     fn verify(&self) -> Verification {
-        verify(self.root(), &VerifyOptions { threads: 2, snapshot: None }, &Silent).unwrap()
+        verify(self.root(), &VerifyOptions::new(2), &Silent).unwrap()
     }
 
     /// The problems, with the file's number in its partition for its path.
@@ -292,6 +292,34 @@ fn a_sound_dataset_has_no_problem() {
     }
 }
 
+/// A limit that suffices for each row group suffices for all, whatever the number of threads. With less, no row group
+/// is skipped.
+#[test]
+fn a_small_limit_finds_the_same() {
+    for layout in [Layout::Rows, Layout::Folded] {
+        let dataset = Dataset::new(layout, Order::Session);
+        let storage = Storage::open(dataset.root()).unwrap();
+        let needed = |set: &FileSet| {
+            let files = OpenFiles::open(&storage, set).unwrap();
+            (0..files.row_groups()).map(|index| files.checking_bytes(index)).max().unwrap()
+        };
+        let snapshot = Snapshot::load(dataset.root()).unwrap();
+        let most =
+            snapshot.partitions.iter().flat_map(|partition| &partition.files).map(needed).max().unwrap();
+        for threads in [1, 4] {
+            let with = |memory_limit| {
+                let options = VerifyOptions { memory_limit, ..VerifyOptions::new(threads) };
+                verify(dataset.root(), &options, &Silent)
+            };
+            let verification = with(most).unwrap();
+            assert_eq!((verification.problems, verification.digest), (vec![], dataset.verify().digest));
+            let error = with(most - 1).unwrap_err().to_string();
+            let hint = "hint: raise the option `memory_limit`";
+            assert!(error.contains("row group ") && error.contains(hint), "{error}");
+        }
+    }
+}
+
 #[test]
 fn bytes_that_changed_are_found() {
     let dataset = Dataset::new(Layout::Folded, Order::Session);
@@ -327,7 +355,7 @@ fn statistics_of_a_manifest_that_changed_are_an_error() {
     let mut bytes = fs_err::read(&path).unwrap();
     bytes[20] ^= 1;
     fs_err::write(&path, bytes).unwrap();
-    let error = verify(dataset.root(), &VerifyOptions { threads: 1, snapshot: None }, &Silent).unwrap_err();
+    let error = verify(dataset.root(), &VerifyOptions::new(1), &Silent).unwrap_err();
     assert!(matches!(error, Error::Snapshot { .. }), "{error}");
 }
 
@@ -604,8 +632,7 @@ fn vocabularies_are_read_again() {
     writer.write(&PartitionKey::default(), &rows(&[[vec![], vec![], vec![], vec![0, 1, 2]]])).unwrap();
     writer.add_vocabulary("items", &vocabulary).unwrap();
     let snapshot = writer.finish().unwrap().snapshot;
-    let problems =
-        || verify(directory.path(), &VerifyOptions { threads: 1, snapshot: None }, &Silent).unwrap().problems;
+    let problems = || verify(directory.path(), &VerifyOptions::new(1), &Silent).unwrap().problems;
     assert_eq!(problems(), []);
     let path = directory.path().join(&snapshot.vocabularies["items"].path);
     let mut bytes = fs_err::read(&path).unwrap();
@@ -662,8 +689,7 @@ fn all_problems_are_counted_and_a_hundred_told() {
     for file in Snapshot::load(directory.path()).unwrap().file_paths() {
         fs_err::remove_file(directory.path().join(file)).unwrap();
     }
-    let verification =
-        verify(directory.path(), &VerifyOptions { threads: 1, snapshot: None }, &Silent).unwrap();
+    let verification = verify(directory.path(), &VerifyOptions::new(1), &Silent).unwrap();
     assert_eq!((verification.problems_found, verification.problems.len()), (103, MOST_PROBLEMS));
     assert!(verification.problems[99].path.starts_with("data/number=099/"));
 }

@@ -343,7 +343,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
         assert_eq!(snapshot.partitions[0].digest, plain.partitions[0].digest);
         let verified = crate::verify::verify(
             &root,
-            &crate::verify::VerifyOptions { threads: 1, snapshot: None },
+            &crate::verify::VerifyOptions::new(1),
             &onefold_base::progress::Silent,
         );
         assert_eq!(verified.unwrap().problems, []);

@@ -111,8 +111,7 @@ fn dense_statistics_are_those_of_the_values_on_any_number_of_threads() {
             assert_eq!(found["y"], expected(y, samples()));
             assert_eq!(found["y"].not_finite(), samples().filter(|s| y(*s).is_nan()).count() as u64);
         }
-        let verified =
-            verify(directory.path(), &VerifyOptions { threads: 2, snapshot: None }, &Silent).unwrap();
+        let verified = verify(directory.path(), &VerifyOptions::new(2), &Silent).unwrap();
         assert!(verified.is_sound(), "{:?}", verified.problems);
     }
     assert!(partitions.windows(2).all(|pair| pair[0] == pair[1]));
@@ -151,7 +150,7 @@ fn verifying_finds_statistics_of_other_values() {
         let other = DenseStatistics::of([&values.collect::<Vec<_>>()[..]]);
         *of_row_group = serde_json::to_value(other).unwrap();
     });
-    let verified = verify(directory.path(), &VerifyOptions { threads: 1, snapshot: None }, &Silent).unwrap();
+    let verified = verify(directory.path(), &VerifyOptions::new(1), &Silent).unwrap();
     let problems: Vec<String> = verified.problems.iter().map(ToString::to_string).collect();
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(problems[0].contains("column `y`") && problems[0].contains("from 0 to 2"), "{problems:?}");
@@ -178,8 +177,7 @@ fn kept_columns_come_back_and_are_part_of_the_digest() {
             }
         }
         assert_eq!(first, samples.len());
-        let verified =
-            verify(directory.path(), &VerifyOptions { threads: 2, snapshot: None }, &Silent).unwrap();
+        let verified = verify(directory.path(), &VerifyOptions::new(2), &Silent).unwrap();
         assert!(verified.is_sound(), "{:?}", verified.problems);
         assert_eq!(verified.digest, Some(snapshot.partitions[0].digest));
 

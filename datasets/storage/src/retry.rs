@@ -170,6 +170,8 @@ mod tests {
     #[test]
     fn the_budget_has_room_for_several_stalled_tries() {
         assert!(try_timeout(LARGEST_REQUEST) * 4 < BUDGET);
+        // A store that is busy for a minute is asked again afterwards.
+        assert!(Duration::from_secs(60) + LONGEST_WAIT < BUDGET);
         assert!(first_try_timeout() < FIRST_REQUEST_BUDGET);
         assert_eq!(try_timeout(0), LATENCY);
         assert_eq!(try_timeout((525 << 20) - 1), LATENCY + Duration::from_secs(525));

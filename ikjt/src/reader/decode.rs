@@ -9,11 +9,11 @@ use arrow::buffer::ScalarBuffer;
 use arrow::compute::concat_batches;
 use arrow::datatypes::{Float32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
 use onefold_datasets::folded::{UnfoldedFeature, unfold_group};
+use onefold_datasets::footer::decoding_bytes;
 use onefold_datasets::{FeatureGroup, KeptColumn, Layout, SESSION_COLUMN, Schema, TIME_COLUMN};
 use onefold_storage::{RANGE_GAP, Ranges};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use parquet::basic::Type;
 use parquet::file::reader::ChunkReader;
 
 use super::budget::Reservation;
@@ -98,19 +98,8 @@ impl RowGroup {
             }
             compressed =
                 compressed.saturating_add(natural(column.compressed_size())).saturating_add(RANGE_GAP);
-            // 8 bytes an id and two levels of 2 bytes; offsets and sizes, or the interleaved floats, per row; the page
-            // and the dictionary that are being read, 1 MiB each as they are written.
-            let ids = natural(column.num_values()).saturating_mul(12);
-            let pages = natural(column.uncompressed_size()).min(2 << 20);
-            // Texts that repeat may take more decoded than in pages with a dictionary.
-            let texts = match column.column_type() {
-                Type::BYTE_ARRAY => {
-                    column.unencoded_byte_array_data_bytes().unwrap_or(column.uncompressed_size())
-                }
-                _ => 0,
-            };
-            bytes = bytes.saturating_add(natural(texts));
-            bytes = bytes.saturating_add(ids).saturating_add(rows.saturating_mul(12)).saturating_add(pages);
+            // Offsets and sizes, or the interleaved floats, take 12 bytes a row at most.
+            bytes = bytes.saturating_add(decoding_bytes(column)).saturating_add(rows.saturating_mul(12));
         }
         bytes.saturating_add(compressed.min(all_compressed))
     }

@@ -126,7 +126,7 @@ impl Log {
     }
 
     fn write_as(self, directory: &Path, options: WriterOptions) -> Vec<Sample> {
-        let buckets = i64::from(options.buckets);
+        let buckets = options.buckets;
         let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
         writer.set_partition_columns(vec![PartitionColumn::new("split", PartitionType::Text)]).unwrap();
         let sessions = self.samples();
@@ -134,16 +134,7 @@ impl Log {
         let mut written = Vec::new();
         for (split, sessions) in [("a", first), ("b", second)] {
             let key = PartitionKey::new(vec![("split".to_owned(), split.to_owned())]);
-            // The bucket follows from the 16 high bits of 63.
-            let id =
-                |number: usize| ((number as i64 % buckets * 65_536 + 65_535) / buckets) << 47 | number as i64;
-            let mut numbered: Vec<_> =
-                sessions.iter().enumerate().map(|(i, session)| (id(i), session)).collect();
-            numbered.sort_by_key(|(id, _)| bucket_of_session(*id, buckets as u32));
-            let samples: Vec<(i64, &Sample)> = numbered
-                .iter()
-                .flat_map(|(id, session)| session.iter().map(move |sample| (*id, sample)))
-                .collect();
+            let samples = in_buckets(sessions, buckets);
             // Batches that end anywhere, also within sessions.
             for part in samples.chunks(37) {
                 writer.write(&key, &columns(part)).unwrap();
@@ -155,7 +146,19 @@ impl Log {
     }
 }
 
-fn options(layout: Layout) -> WriterOptions {
+/// The samples of a partition with their sessions, in the order of a dataset of so many buckets. A session is in the
+/// bucket of its number.
+pub(crate) fn in_buckets(sessions: &[Vec<Sample>], buckets: u32) -> Vec<(i64, &Sample)> {
+    let count = i64::from(buckets);
+    // The bucket follows from the 16 high bits of 63.
+    let id = |number: usize| ((number as i64 % count * 65_536 + 65_535) / count) << 47 | number as i64;
+    let mut numbered: Vec<_> = sessions.iter().enumerate().map(|(i, session)| (id(i), session)).collect();
+    numbered.sort_by_key(|(id, _)| bucket_of_session(*id, buckets));
+    numbered.into_iter().flat_map(|(id, session)| session.iter().map(move |sample| (id, sample))).collect()
+}
+
+/// Row groups and files of a few KiB.
+pub(crate) fn options(layout: Layout) -> WriterOptions {
     WriterOptions {
         layout,
         row_group_bytes: 4 << 10,
@@ -164,7 +167,7 @@ fn options(layout: Layout) -> WriterOptions {
     }
 }
 
-fn columns(samples: &[(i64, &Sample)]) -> RecordBatch {
+pub(crate) fn columns(samples: &[(i64, &Sample)]) -> RecordBatch {
     let floats = |value: &dyn Fn(&Sample) -> f32| -> ArrayRef {
         Arc::new(Float32Array::from_iter_values(samples.iter().map(|(_, sample)| value(sample))))
     };

@@ -86,7 +86,7 @@ fn row_groups_of_several_files_have_the_samples_of_one() {
         for (options, expected) in options.into_iter().zip(expected) {
             assert_eq!(read(root, options).unwrap(), expected);
         }
-        let verified = verify(root, &VerifyOptions { threads: 2, snapshot: None }, &Silent).unwrap();
+        let verified = verify(root, &VerifyOptions::new(2), &Silent).unwrap();
         assert_eq!((verified.problems, verified.warnings), (vec![], vec![]));
         assert_eq!(verified.files as u64, snapshot.statistics.files);
         // A vacuum removes no file of it.

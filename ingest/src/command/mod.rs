@@ -62,7 +62,8 @@ fn run_async<T>(
 /// The memory, disk space and threads that the engine may use.
 #[derive(Debug, clap::Args)]
 struct EngineArguments {
-    /// Memory for sorts and joins (they spill to disk beyond it), open sessions, and vocabularies
+    /// Memory for sorts and joins (they spill to disk beyond it), open sessions, vocabularies, and row groups that are
+    /// verified
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
     memory_limit: u64,
     /// Directory for data that does not fit into memory [default: the system's temporary directory]

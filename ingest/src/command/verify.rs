@@ -44,11 +44,9 @@ pub(crate) fn run(arguments: &VerifyArguments, printer: &Printer) -> anyhow::Res
     let engine = arguments.engine.options();
     // A wrong configuration fails before the long work.
     let config = arguments.against.as_deref().map(Config::load).transpose()?;
-    let verification = verify(
-        &arguments.dataset,
-        &VerifyOptions { threads: engine.threads, snapshot: arguments.at },
-        printer,
-    )?;
+    let options =
+        VerifyOptions { threads: engine.threads, snapshot: arguments.at, memory_limit: engine.memory_limit };
+    let verification = verify(&arguments.dataset, &options, printer)?;
     let comparison = match &config {
         None => None,
         Some(config) => {

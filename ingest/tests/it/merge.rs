@@ -307,7 +307,7 @@ fn files(dataset: &Path) -> BTreeMap<(String, u32), Vec<FileSet>> {
 
 #[track_caller]
 fn assert_sound(dataset: &Path) {
-    let verified = verify(dataset, &VerifyOptions { threads: 2, snapshot: None }, &Silent).unwrap();
+    let verified = verify(dataset, &VerifyOptions::new(2), &Silent).unwrap();
     assert!(verified.is_sound(), "{:?}", verified.problems);
 }
 

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod checkpoints;
+mod commands;
 mod commits;
 mod crash;
 mod daily;

@@ -334,23 +334,3 @@ fn naive_join(logs: &Path, schema: &Schema) -> Vec<Sample> {
     }
     samples
 }
-
-/// Every command takes a location as a shell does, and writes nothing outside of it.
-#[test]
-fn locations_with_parent_folders_name_one_dataset() {
-    let dir = Dir::new();
-    write_logs(&dir);
-    dir.command("onefold-ingest build logs/dataset.toml --out logs/../dataset").works();
-    for location in ["dataset", "logs/../dataset", "./logs/.././dataset/"] {
-        dir.command(&format!("onefold-read head {location}")).works();
-        dir.command(&format!("onefold-ingest verify {location}")).works();
-    }
-    let before = dir.files();
-    for (location, part) in
-        [("missing/../dataset", "does not exist"), ("~/dataset", "$HOME"), ("/", "the root")]
-    {
-        dir.command(&format!("onefold-ingest build logs/dataset.toml --out {location}")).fails(&[part]);
-        dir.command(&format!("onefold-read head {location}")).fails(&[part]);
-    }
-    assert!(dir.files() == before);
-}

@@ -194,6 +194,33 @@ fn requests_that_stall_are_sent_again() {
     });
 }
 
+/// A store answers `503 SlowDown` to some requests in a row: they are sent again until it has recovered. How long it
+/// may take is the budget of a request, which is longer than a minute.
+#[test]
+fn a_store_that_is_busy_for_a_while_is_waited_for() {
+    const FAULTS: u64 = 6;
+    let dir = with_logs(1000);
+    let digest = |dataset: &str, command: &dyn Fn(&str) -> TestCommand| {
+        command(&format!("onefold-ingest build logs/dataset.toml --out {dataset}")).works();
+        command(&format!("onefold-ingest verify {dataset}")).json()["digest"].clone()
+    };
+    let local = digest("dataset", &|line| dir.command(line));
+    let check = |request: &str| {
+        let server = S3Server::start();
+        server.inject(request, Fault::SlowDown, When::First(FAULTS));
+        assert_eq!(digest(REMOTE, &|line| dir.command(line).with_s3(&server)), local, "{request}");
+        assert_eq!(server.counters().faults, FAULTS, "{request}");
+        assert_only_named_files(&folder_of(&server));
+    };
+    let check = &check;
+    let requests = ["", "PUT /data/some/ds/data/", "PUT /data/some/ds/snapshots/", "GET /data/some/ds/data/"];
+    std::thread::scope(|scope| {
+        let running: Vec<_> =
+            requests.into_iter().map(|request| scope.spawn(move || check(request))).collect();
+        running.into_iter().for_each(|case| case.join().unwrap());
+    });
+}
+
 /// No dataset is created among objects of others, and a vacuum keeps those that come into its folders later.
 #[test]
 fn objects_of_others_stay() {
@@ -229,6 +256,15 @@ fn failures_that_stay_are_told_at_once() {
     let quick = |command: TestCommand, parts: &[&str]| {
         command.with_time_limit(SOON).fails(parts);
     };
+    // A request that is refused is not sent again.
+    server.inject("", Fault::Denied, When::Always);
+    for line in [&build, &read, &format!("onefold-ingest verify {REMOTE}")] {
+        server.reset_counters();
+        quick(command(line), &[REMOTE, "denied the request", "AWS_SECRET_ACCESS_KEY"]);
+        let requests = server.counters().requests;
+        assert!(requests <= 3, "{line}: {requests} requests");
+    }
+    server.heal();
     // What may not be written leaves nothing behind.
     for object in ["some/ds/data/", "some/ds/snapshots/00000001.json"] {
         server.inject(&format!(" /{BUCKET}/{object}"), Fault::Denied, When::Always);

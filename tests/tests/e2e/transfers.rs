@@ -1,12 +1,14 @@
 //! How files get into a store, short ones in one request and long ones in parts, what becomes of either when it fails,
-//! and how often a reader transfers them.
+//! and which bytes of them readers fetch.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int64Array, StringArray, TimestampMicrosecondArray};
 use onefold_datasets::Snapshot;
 use onefold_datasets::digest::scramble;
 use onefold_tests::{BUCKET, Counters, Dir, Fault, S3Server, TestCommand, When};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 
 use crate::logs::write_table;
@@ -55,14 +57,14 @@ fn short_files_take_one_request_and_long_ones_parts() {
     };
     let (short, built) = put("short");
     assert_eq!(built["files"], json!(1));
-    // The file, the snapshot, and the hint at the newest snapshot.
-    assert_eq!((short.puts, short.posts, short.deletes), (3, 0, 0), "{short:?}");
+    // The file, the manifest, the snapshot, and the hint at the newest snapshot.
+    assert_eq!((short.puts, short.posts, short.deletes), (4, 0, 0), "{short:?}");
     let (long, built) = put("long");
     assert_eq!(built["files"], json!(1));
     let parts = built["bytes_on_disk"].as_u64().unwrap().div_ceil(8 << 20);
     assert!(parts > 2, "{built}");
     // Parts instead of the file; the upload begins and ends.
-    assert_eq!((long.puts, long.posts, long.deletes), (parts + 2, 2, 0), "{long:?}");
+    assert_eq!((long.puts, long.posts, long.deletes), (parts + 3, 2, 0), "{long:?}");
     for name in ["short", "long"] {
         ingest(&dir, &server, &format!("verify s3://data/{name}")).works();
         assert_only_named_files(&server.file(BUCKET, name));
@@ -107,6 +109,7 @@ fn uploads_that_are_refused_leave_nothing() {
     let before = Snapshot::load(&server.file(BUCKET, "ds")).unwrap();
     for (log, request, nth) in [
         ("short", "PUT /data/ds/data/", 1),
+        ("short", "PUT /data/ds/manifests/", 1),
         ("short", "PUT /data/ds/snapshots/", 1),
         ("long", "POST /data/ds/data/", 1),
         ("long", "PUT /data/ds/data/", 2),
@@ -124,34 +127,85 @@ fn uploads_that_are_refused_leave_nothing() {
     ingest(&dir, &server, "verify s3://data/ds").works();
 }
 
-/// The first epoch decodes the bytes that it has verified, as far as there is memory for them; the samples are the
-/// same.
+/// Samples of a log with as many sparse features as rm1 has. Two of them take 3 MB.
+const WIDE: i64 = 200_000;
+const FEATURES: i64 = 42;
+
+/// Writes a log of one partition, `wide`, whose features nothing compresses, and its configuration.
+fn write_wide_log(dir: &Dir) {
+    let numbers =
+        |of: &dyn Fn(i64) -> i64| -> ArrayRef { Arc::new(Int64Array::from_iter_values((0..WIDE).map(of))) };
+    let times = TimestampMicrosecondArray::from_iter_values((0..WIDE).map(|i| 1_714_521_600_000_000 + i));
+    let names: Vec<String> = (0..FEATURES).map(|feature| format!("f{feature:02}")).collect();
+    let mut columns = vec![
+        ("session", numbers(&|i| i / 100)),
+        ("time", Arc::new(times) as ArrayRef),
+        ("label", numbers(&|i| i % 2)),
+        ("part", Arc::new(StringArray::from(vec!["all"; WIDE as usize])) as ArrayRef),
+    ];
+    let ids = |feature: i64| numbers(&|i| scattered(i * FEATURES + feature));
+    columns.extend((0..).zip(&names).map(|(feature, name)| (name.as_str(), ids(feature))));
+    write_table(&dir.path("wide.parquet"), columns);
+    let features: String = names.iter().map(|name| format!("{name} = {{ kind = \"sparse\" }}\n")).collect();
+    let config = SESSION_CONFIG.replace("log.parquet", "wide.parquet");
+    dir.write("wide.toml", config.replace("request = { kind = \"sparse\" }\n", &features));
+}
+
+/// The size of all column chunks of some columns of a dataset, as the footers say.
+fn chunk_bytes(dataset: &Path, is_wanted: impl Fn(&str) -> bool) -> u64 {
+    let bytes_of = |path: &str| -> u64 {
+        let file = fs_err::File::open(dataset.join(path)).unwrap().into_file();
+        let metadata = Arc::clone(ParquetRecordBatchReaderBuilder::try_new(file).unwrap().metadata());
+        let chunks = metadata.row_groups().iter().flat_map(|row_group| row_group.columns());
+        let wanted = chunks.filter(|chunk| is_wanted(&chunk.column_path().parts()[0]));
+        wanted.map(|chunk| chunk.compressed_size() as u64).sum()
+    };
+    Snapshot::load(dataset).unwrap().file_paths().map(bytes_of).sum()
+}
+
+/// Readers verify the bytes that they read, and read no others for that. Beside the column chunks, they fetch the
+/// snapshot and its manifest, which are the same for any number of samples, and the footers of the files, which
+/// describe all columns.
 #[test]
 #[allow(clippy::print_stdout, reason = "`--nocapture` shows the figures")]
-fn a_file_is_transferred_once_if_memory_allows() {
+fn readers_fetch_little_but_the_columns_that_they_read() {
     let (dir, server) = (Dir::new(), S3Server::start());
-    write_log(&dir, "long", LONG);
-    let built = ingest(&dir, &server, "build long.toml --out s3://data/long").json();
-    let bytes = built["bytes_on_disk"].as_u64().unwrap();
-    let read = |more: &str| {
+    write_wide_log(&dir);
+    let built = ingest(&dir, &server, "build wide.toml --out s3://data/wide --buckets 3").json();
+    let bytes_on_disk = built["bytes_on_disk"].as_u64().unwrap();
+    let dataset = server.file(BUCKET, "wide");
+    // Bytes sent and verified, and samples.
+    let read = |more: &str| -> [u64; 3] {
         server.reset_counters();
-        let line = format!("onefold-read bench s3://data/long --threads 2{more}");
+        let line = format!("onefold-read bench s3://data/wide --batch-size 3000 --threads 2 {more}");
         let read = dir.command(&line).with_s3(&server).json();
-        let sent = server.counters().bytes_sent;
-        println!("{more}: {sent} bytes sent of a file of {bytes}");
-        (["samples", "batches", "values"].map(|key| read[key].clone()), sent)
+        [Some(server.counters().bytes_sent), read["bytes_verified"].as_u64(), read["samples"].as_u64()]
+            .map(Option::unwrap)
     };
-    let (samples, once) = read("");
-    assert!(once > bytes && once < bytes + bytes / 10, "{once} bytes of {bytes}");
-    // A shuffle that does not leave the file in between.
-    let (same, shuffled) = read(" --shuffle 2");
-    assert_eq!(same[0], samples[0]);
-    assert!(shuffled < bytes + bytes / 10, "{shuffled} bytes of {bytes}");
-    // The limit has room for the decoding of a row group, but not for the file beside it.
-    let (same, twice) = read(" --memory-limit 180MiB");
-    assert_eq!(same[0], samples[0]);
-    assert!(twice > bytes * 19 / 10 && twice < bytes * 21 / 10, "{twice} bytes of {bytes}");
-    let (same, unverified) = read(" --no-verify");
-    assert_eq!(same, samples);
-    assert!(unverified < bytes + bytes / 10, "{unverified} bytes of {bytes}");
+    let check = |what: &str, sent: u64, chunks: u64| {
+        println!("{what}: {sent} bytes sent for column chunks of {chunks}");
+        assert!((chunks..=chunks + chunks / 20).contains(&sent), "{what}: {sent} bytes for {chunks}");
+    };
+    let two = ["label", "f03", "f30"];
+    let chunks = chunk_bytes(&dataset, |name| two.contains(&name));
+    assert!(chunks < bytes_on_disk / 15, "{chunks} bytes of {bytes_on_disk}");
+    let [sent, verified, samples] = read("--features f03,f30");
+    assert_eq!((verified, samples), (chunks, WIDE as u64));
+    check("two features", sent, chunks);
+    let [sent, verified, _] = read("--features f03,f30 --no-verify");
+    assert_eq!(verified, 0);
+    check("two features, unverified", sent, chunks);
+    // A shuffle reads the sessions, too.
+    let with_sessions = chunks + chunk_bytes(&dataset, |name| name == "session_id");
+    let [sent, verified, samples] = read("--features f03,f30 --shuffle 2");
+    assert_eq!((verified, samples), (with_sessions, WIDE as u64));
+    check("two features, shuffled", sent, with_sessions);
+
+    // Three processes read a bucket each, and fetch every chunk once together.
+    let all = chunk_bytes(&dataset, |name| !["session_id", "timestamp"].contains(&name));
+    let ranks = [0, 1, 2].map(|rank| read(&format!("--rank {rank}/3")));
+    let sum = |figure: usize| ranks.iter().map(|figures| figures[figure]).sum::<u64>();
+    assert_eq!((sum(1), sum(2)), (all, WIDE as u64));
+    assert!(ranks.iter().all(|figures| figures[2] > 0), "{ranks:?}");
+    check("three processes", sum(0), all);
 }

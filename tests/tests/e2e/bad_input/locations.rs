@@ -4,22 +4,9 @@ use std::net::TcpListener;
 
 use onefold_tests::{Dir, S3Server, TestCommand};
 
+use crate::commands::dataset_commands;
 use crate::logs::write_logs;
 use crate::remote::SOON;
-
-/// What every command does with a dataset.
-const COMMANDS: [&str; 10] = [
-    "onefold-ingest build logs/dataset.toml --out DATASET",
-    "onefold-ingest append logs/dataset.toml --out DATASET",
-    "onefold-ingest verify DATASET",
-    "onefold-ingest history DATASET",
-    "onefold-ingest vacuum DATASET",
-    "onefold-ingest report DATASET",
-    "onefold-read head DATASET",
-    "onefold-read bench DATASET",
-    "onefold-train run logs/train.toml --data DATASET --out run",
-    "onefold-shard tables logs/train.toml --data DATASET --out tables.json",
-];
 
 /// A command whose environment has nothing about stores but `variables`, and no proxy. Asking this machine for
 /// credentials of its own fails at once, as it does on one that has none.
@@ -91,10 +78,9 @@ fn every_command_says_that_a_store_cannot_be_reached() {
         at(line, endpoint, &allowed, &[&cannot, "AWS_ENDPOINT_URL"])
     };
     let closed = "http://127.0.0.1:1";
-    let mut commands: Vec<_> = COMMANDS
-        .iter()
+    let mut commands: Vec<_> = dataset_commands()
         .map(|line| {
-            let (command, mut parts) = cannot_be_reached(line, closed);
+            let (command, mut parts) = cannot_be_reached(&line, closed);
             parts.push("s3://bucket/ds".to_owned());
             (command, parts)
         })
@@ -141,7 +127,7 @@ fn missing_credentials_are_named() {
 fn wrong_names_are_told_apart() {
     let dir = with_logs();
     let server = S3Server::start();
-    for line in COMMANDS {
+    for line in dataset_commands() {
         let command = |location: &str| dir.command(&line.replace("DATASET", location)).with_s3(&server);
         fails_soon(command("s3://dtaa/ds"), &["s3://dtaa/ds", "no such bucket", "bucket's name"]);
         fails_soon(command("ftp://host/ds"), &["`ftp://host/ds`", "`s3://bucket/folder`"]);

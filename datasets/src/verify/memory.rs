@@ -1,0 +1,88 @@
+//! The memory of the row groups that are checked at the same time.
+
+use futures::executor::block_on;
+use onefold_base::fault::{Fault, Kind, option, text};
+use onefold_base::units::{format_bytes, format_least_bytes};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// Memory is counted in so many bytes.
+const UNIT: u64 = 1 << 10;
+
+/// Memory that threads share.
+#[derive(Debug)]
+pub(super) struct Memory {
+    limit: u64,
+    /// The units of the limit, and those of them that are free.
+    units: u32,
+    free: Semaphore,
+}
+
+impl Memory {
+    pub(super) fn new(limit: u64) -> Self {
+        let units = in_units(limit);
+        Self { limit, units, free: Semaphore::new(units as usize) }
+    }
+
+    /// Waits until `bytes` are free. They are taken until what this gives is dropped. A thread that has some must not
+    /// wait for more.
+    ///
+    /// # Errors
+    ///
+    /// More bytes than the limit.
+    pub(super) fn wait_for(&self, bytes: u64) -> Result<SemaphorePermit<'_>, Fault> {
+        if bytes > self.limit {
+            let (needed, limit) = (format_bytes(bytes), format_bytes(self.limit));
+            let message = format!("checking it takes up to {needed}, and the memory limit is {limit}");
+            let hint = format!("; it must be at least {}", format_least_bytes(bytes));
+            return Err(Fault::new(Kind::Options, message).hint(text![
+                "raise ",
+                option("memory_limit"),
+                hint
+            ]));
+        }
+        let permit = block_on(self.free.acquire_many(in_units(bytes).min(self.units)));
+        permit.map_err(|closed| Fault::new(Kind::Failed, closed.to_string()))
+    }
+}
+
+fn in_units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn no_more_is_taken_than_there_is() {
+        let (memory, taken) = (Memory::new(100 * UNIT), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (memory, taken) = (&memory, &taken);
+                scope.spawn(move || {
+                    for turn in 0..200 {
+                        let bytes = ((thread * 13 + turn * 7) % 101) * UNIT;
+                        let room = memory.wait_for(bytes).unwrap();
+                        assert!(taken.fetch_add(bytes, Ordering::SeqCst) + bytes <= 100 * UNIT);
+                        std::thread::yield_now();
+                        taken.fetch_sub(bytes, Ordering::SeqCst);
+                        drop(room);
+                    }
+                });
+            }
+        });
+        assert_eq!(memory.free.available_permits(), 100);
+    }
+
+    #[test]
+    fn what_will_never_fit_is_refused() {
+        for limit in [1, 1000, 5 << 20] {
+            let memory = Memory::new(limit);
+            assert!(memory.wait_for(limit).is_ok());
+            let error = memory.wait_for(limit + 1).unwrap_err();
+            assert_eq!(error.kind, Kind::Options);
+        }
+    }
+}
