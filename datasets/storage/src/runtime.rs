@@ -14,12 +14,38 @@ const THREADS: usize = 2;
 /// Local files are read on threads of their own, at most so many at a time.
 const BLOCKING_THREADS: usize = 16;
 
-/// The runtime of a process. A child that was forked has none of its parent's threads: it starts a runtime of its own,
-/// and leaves its parent's alone. Links are only ever added, so no fork finds a lock that nobody opens.
-struct OfProcess {
+/// A value of each process. A child that was forked has none of its parent's threads, and may find its parent's locks
+/// closed: it makes a value of its own, and leaves its parent's alone. Links are only ever added, so no fork finds a
+/// lock that nobody opens.
+#[derive(Debug)]
+pub(crate) struct PerProcess<T>(OnceLock<Box<Link<T>>>);
+
+#[derive(Debug)]
+struct Link<T> {
     process: u32,
-    runtime: Runtime,
-    child: OnceLock<Box<Self>>,
+    value: T,
+    child: PerProcess<T>,
+}
+
+impl<T> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self(OnceLock::new())
+    }
+
+    /// The value of this process, which `make` makes if there is none yet.
+    pub(crate) fn get_or_try_init<E>(&self, make: impl Fn() -> Result<T, E>) -> Result<&T, E> {
+        let (process, mut link) = (process::id(), &self.0);
+        loop {
+            match link.get() {
+                Some(of) if of.process == process => return Ok(&of.value),
+                Some(of) => link = &of.child.0,
+                None => {
+                    let value = make()?;
+                    link.get_or_init(|| Box::new(Link { process, value, child: Self::new() }));
+                }
+            }
+        }
+    }
 }
 
 /// A handle to the process's runtime for storage requests.
@@ -28,18 +54,8 @@ struct OfProcess {
 ///
 /// The operating system's error if its threads cannot be started.
 pub fn handle() -> io::Result<&'static Handle> {
-    static FIRST: OnceLock<Box<OfProcess>> = OnceLock::new();
-    let (process, mut link) = (process::id(), &FIRST);
-    loop {
-        match link.get() {
-            Some(of) if of.process == process => return Ok(of.runtime.handle()),
-            Some(of) => link = &of.child,
-            None => {
-                let runtime = start()?;
-                link.get_or_init(|| Box::new(OfProcess { process, runtime, child: OnceLock::new() }));
-            }
-        }
-    }
+    static RUNTIME: PerProcess<Runtime> = PerProcess::new();
+    RUNTIME.get_or_try_init(start).map(Runtime::handle)
 }
 
 fn start() -> io::Result<Runtime> {
