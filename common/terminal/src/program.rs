@@ -156,8 +156,9 @@ impl Program {
     }
 
     fn run(self, work: impl FnOnce() -> anyhow::Result<()>) -> Ended {
+        // The crate that reads profiles of AWS logs as warnings what the error says.
         let filter = tracing_subscriber::EnvFilter::try_from_env("ONEFOLD_LOG")
-            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,aws_config=error"));
         // A second call in one process finds the logger set, which is as good.
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
         // Panics of decoders on damaged bytes are caught and become errors. Without this hook they are printed as well.

@@ -2,7 +2,8 @@
 //! interface.
 //!
 //! A **location** is a local path or a URL: `file://`, `s3://`, `gs://` or `az://` (and the other forms that
-//! [`object_store`] parses). Credentials and endpoints come from the environment only (`AWS_…`, `GOOGLE_…`, `AZURE_…`).
+//! [`object_store`] parses). Credentials and endpoints come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`), and
+//! for S3 from profiles of AWS, too.
 //! Requests run on one small runtime per process; functions here block the calling thread, and may be called from any
 //! thread, also one of another runtime.
 //!
@@ -14,6 +15,7 @@
 //! The module [`commit`] writes files and directories of a local disk that are whole or not there.
 #![forbid(unsafe_code)]
 
+mod aws;
 pub mod commit;
 mod error;
 mod folder;
@@ -681,7 +683,7 @@ impl Storage {
             let ask_first = || request(Arc::clone(&first));
             match retry::repeat_within(retry::FIRST_REQUEST_BUDGET, ask_first).await {
                 // It is there, and busy.
-                Err(error) if !retry::is_unreachable(&error) => {
+                Err(error) if !retry::is_unreachable(&error) && service::fault_of(&error).is_none() => {
                     retry::repeat(|| request(Arc::clone(&store))).await
                 }
                 answered => answered,
@@ -708,7 +710,8 @@ impl Storage {
             }
             error => {
                 let (message, hint) = self.service.explain(&error);
-                Fault::new(Kind::Storage, format!("`{path}` cannot be read: {message}")).hint(hint)
+                let kind = service::fault_of(&error).map_or(Kind::Storage, |fault| fault.kind);
+                Fault::new(kind, format!("`{path}` cannot be read: {message}")).hint(hint)
             }
         };
         fault.into()

@@ -12,16 +12,17 @@ use onefold_base::fault::{self, Fault};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use crate::aws::{self, Profile};
 use crate::{Service, retry};
 
-/// The settings for an S3 bucket that take precedence over the environment's. Credentials are not among them: they come
-/// from the environment only.
+/// The settings for an S3 bucket that take precedence over those of the environment and of AWS's profiles. Credentials
+/// are not among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct S3Settings {
     /// The server's URL. If `None`, that of the environment, or AWS.
     pub endpoint: Option<String>,
-    /// The bucket's region. If `None`, that of the environment, or `us-east-1`.
+    /// The bucket's region. If `None`, that of the environment or of the AWS profile, or `us-east-1`.
     pub region: Option<String>,
     /// Whether the endpoint may use plain HTTP; also if the environment allows it.
     #[serde(default)]
@@ -72,7 +73,11 @@ const CONNECT_TIMEOUT: &str = "3 seconds";
 
 #[derive(Debug, Clone)]
 enum Kind {
-    S3(S3Settings),
+    S3 {
+        settings: S3Settings,
+        /// The AWS profile in use, or why it cannot be used.
+        profile: Result<Option<Arc<Profile>>, Fault>,
+    },
     GoogleCloud,
     Azure,
 }
@@ -86,7 +91,7 @@ pub struct RemoteStore {
 
 impl RemoteStore {
     /// The bucket that `url` names, and the path within it; `None` if there is no client for the URL's scheme. Makes no
-    /// request. `settings` apply to S3 only.
+    /// request, but may read the files of AWS's profiles. `settings` apply to S3 only.
     ///
     /// # Errors
     ///
@@ -94,7 +99,10 @@ impl RemoteStore {
     pub fn of_url(url: &Url, settings: S3Settings) -> Result<Option<(Self, Path)>, String> {
         let (scheme, path) = ObjectStoreScheme::parse(url).map_err(|error| error.to_string())?;
         let kind = match scheme {
-            ObjectStoreScheme::AmazonS3 => Kind::S3(settings),
+            ObjectStoreScheme::AmazonS3 => {
+                let profile = profile(&settings);
+                Kind::S3 { settings, profile }
+            }
             ObjectStoreScheme::GoogleCloudStorage => Kind::GoogleCloud,
             ObjectStoreScheme::MicrosoftAzure => Kind::Azure,
             _ => return Ok(None),
@@ -105,10 +113,13 @@ impl RemoteStore {
     /// The service that holds the bucket, which explains failed requests.
     pub fn service(&self) -> Service {
         match &self.kind {
-            Kind::S3(settings) => {
+            Kind::S3 { settings, profile } => {
                 let builder = self.s3_builder(settings);
                 let endpoint = settings.endpoint.clone().or_else(|| s3_endpoint(&builder));
-                Service::s3(endpoint, settings.anonymous || has_credentials(&builder))
+                let of_profile = profile.as_ref().is_ok_and(|profile| {
+                    profile.as_ref().is_some_and(|profile| profile.credentials().is_some())
+                });
+                Service::s3(endpoint, settings.anonymous || of_profile || has_credentials(&builder))
             }
             Kind::GoogleCloud => Service::google_cloud(has_google_credentials()),
             Kind::Azure => Service::azure(has_azure_credentials()),
@@ -120,7 +131,8 @@ impl RemoteStore {
     ///
     /// # Errors
     ///
-    /// If the settings contradict each other, or the endpoint uses plain HTTP without permission.
+    /// If the settings contradict each other, AWS_PROFILE names no profile, or the endpoint uses plain HTTP without
+    /// permission.
     pub fn connect(&self, patience: Patience) -> object_store::Result<Arc<dyn ObjectStore>> {
         self.connect_with(patience, LARGEST_REQUEST)
     }
@@ -144,13 +156,16 @@ impl RemoteStore {
         };
         // The other settings of the client, such as a proxy, are those of the environment.
         Ok(match &self.kind {
-            Kind::S3(settings) => {
+            Kind::S3 { settings, profile } => {
                 let mut builder = self
                     .s3_builder(settings)
                     .with_config(AmazonS3ConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
                     .with_retry(retries);
                 let allowed = builder.get_config_value(&AmazonS3ConfigKey::Client(AllowHttp));
                 check_scheme(s3_endpoint(&builder), allowed, "AWS_ALLOW_HTTP")?;
+                if let Some(profile) = profile.as_ref().map_err(aws::error)? {
+                    builder = profile.apply(builder);
+                }
                 if let Some(timeout) = timeout("AWS_TIMEOUT") {
                     builder = builder.with_config(AmazonS3ConfigKey::Client(Timeout), timeout);
                 }
@@ -221,6 +236,19 @@ impl RemoteStore {
     }
 }
 
+/// The AWS profile whose region and credentials a client uses; `None` if there is none, or if keys in the environment or
+/// requests without a signature leave no use for one: no file is read then.
+fn profile(settings: &S3Settings) -> Result<Option<Arc<Profile>>, Fault> {
+    let builder = AmazonS3Builder::from_env();
+    let keys = [AmazonS3ConfigKey::AccessKeyId, AmazonS3ConfigKey::SecretAccessKey];
+    let has_keys = keys.iter().any(|key| builder.get_config_value(key).is_some());
+    if has_keys || settings.anonymous || is_unsigned(&builder) {
+        return Ok(None);
+    }
+    let region = settings.region.clone().or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Region));
+    Ok(Profile::of_environment(region)?.map(Arc::new))
+}
+
 /// The endpoint that the environment gives.
 fn s3_endpoint(builder: &AmazonS3Builder) -> Option<String> {
     let keys = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
@@ -252,9 +280,13 @@ fn has_credentials(builder: &AmazonS3Builder) -> bool {
         AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
         AmazonS3ConfigKey::ContainerCredentialsFullUri,
     ];
+    keys.iter().any(|key| builder.get_config_value(key).is_some()) || is_unsigned(builder)
+}
+
+/// Whether the environment says that requests are sent without a signature.
+fn is_unsigned(builder: &AmazonS3Builder) -> bool {
     let unsigned = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
-    keys.iter().any(|key| builder.get_config_value(key).is_some())
-        || unsigned.is_some_and(|unsigned| is_true(&unsigned))
+    unsigned.is_some_and(|unsigned| is_true(&unsigned))
 }
 
 /// Whether the environment or the files of `gcloud` have credentials. If not, those of the cloud machine are used.

@@ -16,14 +16,38 @@ const THREADS: usize = 2;
 /// Local files are read on threads of their own, at most so many at a time.
 const BLOCKING_THREADS: usize = 16;
 
-/// The runtime of a process. A child that was forked has none of its parent's threads: it starts a runtime of its own,
-/// and leaves its parent's alone. Links are only ever added, so no fork finds a lock that nobody opens.
-struct OfProcess {
+/// A value of each process. A child that was forked has none of its parent's threads, and may find its parent's locks
+/// closed: it makes a value of its own, and leaves its parent's alone. Links are only ever added, so no fork finds a
+/// lock that nobody opens.
+#[derive(Debug)]
+pub(crate) struct PerProcess<T>(OnceLock<Box<Link<T>>>);
+
+#[derive(Debug)]
+struct Link<T> {
     process: u32,
-    runtime: Runtime,
-    /// For the uploads of the process that have no other ones. Those of its parent may never be free again.
-    upload_parts: UploadParts,
-    child: OnceLock<Box<Self>>,
+    value: T,
+    child: PerProcess<T>,
+}
+
+impl<T> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self(OnceLock::new())
+    }
+
+    /// The value of this process, which `make` makes if there is none yet.
+    pub(crate) fn get_or_try_init<E>(&self, make: impl Fn() -> Result<T, E>) -> Result<&T, E> {
+        let (process, mut link) = (process::id(), &self.0);
+        loop {
+            match link.get() {
+                Some(of) if of.process == process => return Ok(&of.value),
+                Some(of) => link = &of.child.0,
+                None => {
+                    let value = make()?;
+                    link.get_or_init(|| Box::new(Link { process, value, child: Self::new() }));
+                }
+            }
+        }
+    }
 }
 
 /// A handle to the process's runtime for storage requests.
@@ -32,28 +56,19 @@ struct OfProcess {
 ///
 /// The operating system's error if its threads cannot be started.
 pub fn handle() -> io::Result<&'static Handle> {
-    Ok(of_process()?.runtime.handle())
+    Ok(of_process()?.0.handle())
 }
 
 /// The parts that all uploads of the process may send at a time, if nothing else limits them.
 pub(crate) fn upload_parts() -> io::Result<UploadParts> {
-    Ok(of_process()?.upload_parts.clone())
+    Ok(of_process()?.1.clone())
 }
 
-fn of_process() -> io::Result<&'static OfProcess> {
-    static FIRST: OnceLock<Box<OfProcess>> = OnceLock::new();
-    let (process, mut link) = (process::id(), &FIRST);
-    loop {
-        match link.get() {
-            Some(of) if of.process == process => return Ok(of),
-            Some(of) => link = &of.child,
-            None => {
-                let (runtime, upload_parts) = (start()?, UploadParts::of_machine());
-                let new = OfProcess { process, runtime, upload_parts, child: OnceLock::new() };
-                link.get_or_init(|| Box::new(new));
-            }
-        }
-    }
+/// The runtime of the process, and the parts of its uploads that have no other ones: those of its parent may never be
+/// free again.
+fn of_process() -> io::Result<&'static (Runtime, UploadParts)> {
+    static OF_PROCESS: PerProcess<(Runtime, UploadParts)> = PerProcess::new();
+    OF_PROCESS.get_or_try_init(|| Ok((start()?, UploadParts::of_machine())))
 }
 
 fn start() -> io::Result<Runtime> {

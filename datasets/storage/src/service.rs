@@ -44,8 +44,8 @@ impl Service {
     pub fn s3(endpoint: Option<String>, has_credentials: bool) -> Self {
         let settings = "check the bucket's name and the settings in the environment (`AWS_ENDPOINT_URL`, \
                         `AWS_REGION`, `AWS_ALLOW_HTTP`), then run this again";
-        let credentials =
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN) in the environment";
+        let credentials = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN) in the environment, \
+                           or AWS_PROFILE to the name of a profile";
         let name = endpoint.unwrap_or_else(|| "AWS".to_owned());
         Self { has_credentials, ..Self::new(name, settings, credentials) }
     }
@@ -93,10 +93,10 @@ impl Service {
 
     /// Explains why a request failed. The message can follow "the file cannot be read: ".
     pub fn explain(&self, error: &object_store::Error) -> Explanation {
-        let explanation = |message: String, hint: &str| (message, hint.to_owned());
-        if let Some(explained) = carried(error) {
-            return explained;
+        if let Some(fault) = fault_of(error) {
+            return explained(fault);
         }
+        let explanation = |message: String, hint: &str| (message, hint.to_owned());
         let cause = root_cause(error);
         if matches!(error, object_store::Error::Precondition { .. })
             || cause.contains("412 Precondition Failed")
@@ -145,8 +145,8 @@ impl Service {
 
     /// Explains why a client could not be made, for which no request is necessary.
     pub(crate) fn explain_settings(&self, error: &object_store::Error) -> Explanation {
-        if let Some(explained) = carried(error) {
-            return explained;
+        if let Some(fault) = fault_of(error) {
+            return explained(fault);
         }
         let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
         let message = format!("the settings in the environment cannot be used: {cause}");
@@ -156,14 +156,32 @@ impl Service {
     /// A failed request as an I/O error: the operating system's own on a local disk, otherwise the explanation as a
     /// [`Fault`].
     pub(crate) fn io_error(&self, error: &object_store::Error) -> io::Error {
-        match self.is_local {
-            true => operating_system_error(error),
-            false => {
+        match (self.is_local, fault_of(error)) {
+            (true, _) => operating_system_error(error),
+            (_, Some(fault)) => io::Error::other(fault.clone()),
+            _ => {
                 let (message, hint) = self.explain(error);
                 io::Error::other(Fault::new(Kind::Storage, message).hint(hint))
             }
         }
     }
+}
+
+/// The fault that `error` carries: what our own code in a client reports, such as credentials that cannot be had.
+pub(crate) fn fault_of(error: &object_store::Error) -> Option<&Fault> {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(fault) = error.downcast_ref() {
+            return Some(fault);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+fn explained(fault: &Fault) -> Explanation {
+    let hints: Vec<_> = fault.hints.iter().map(ToString::to_string).collect();
+    (fault.message.to_string(), hints.join("; "))
 }
 
 /// The operating system's error that caused `error`.
@@ -176,12 +194,6 @@ fn operating_system_error(error: &object_store::Error) -> io::Error {
         cause = error.source();
     }
     io::Error::other(error.to_string())
-}
-
-/// The explanation of an error that was found before a request was made, and explains itself.
-fn carried(error: &object_store::Error) -> Option<Explanation> {
-    let fault = std::error::Error::source(error)?.downcast_ref::<Fault>()?;
-    Some((fault.message.to_string(), fault.hints.first()?.to_string()))
 }
 
 /// The innermost cause that has a text.

@@ -393,8 +393,8 @@ pub(super) fn parse_object_stores(section: &toml::Table) -> Result<ObjectStores,
 
 /// The hint that says where credentials belong.
 pub(crate) fn credentials_hint() -> String {
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN) in the environment, or \
-     `anonymous = true` for public buckets"
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN) in the environment, or AWS_PROFILE to the \
+     name of a profile, or `anonymous = true` for public buckets"
         .to_owned()
 }
 

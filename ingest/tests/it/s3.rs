@@ -89,6 +89,30 @@ fn objects_that_are_damaged_are_named() {
 }
 
 #[test]
+fn credentials_may_come_from_a_profile_of_aws() {
+    let dir = Dir::new();
+    let server = S3Server::start();
+    server.put("logs", "a.parquet", parquet(columns(&rows())));
+    dir.configure(&sources(&server, "\"s3://logs/*.parquet\""), SELECT);
+    let keys = |key: &str| {
+        format!("aws_access_key_id = {}\naws_secret_access_key = {key}\n", onefold_tests::ACCESS_KEY)
+    };
+    dir.write(".aws/credentials", format!("[default]\n{}[wrong]\n{}", keys(SECRET_KEY), keys("another")));
+    let program = |out: &str| {
+        let mut command = dir.program(out);
+        command.env("HOME", dir.path("")).env("NO_PROXY", "127.0.0.1").env("no_proxy", "127.0.0.1");
+        command
+    };
+    assert_eq!(dir.works(program("dataset"), "dataset").0["samples"], ROWS);
+    let mut wrong = program("failed");
+    wrong.env("AWS_PROFILE", "wrong");
+    dir.fails_as(wrong, &["source `log`", "denied the request", "AWS_PROFILE"]);
+    let mut missing = program("failed");
+    missing.env("AWS_PROFILE", "nobody");
+    dir.fails_as(missing, &["source `log`", "AWS_PROFILE is `nobody`", "`default`, `wrong`"]);
+}
+
+#[test]
 fn stores_that_do_not_answer_are_told_apart() {
     let dir = Dir::new();
     let server = S3Server::start();
@@ -102,6 +126,8 @@ fn stores_that_do_not_answer_are_told_apart() {
     // Nowhere to get credentials from.
     let mut bare = dir.program("failed");
     bare.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1").env("NO_PROXY", "127.0.0.1");
+    // No profile of the person who runs the tests.
+    bare.env("HOME", dir.path(""));
     dir.fails_as(bare, &["there are no credentials", "AWS_ACCESS_KEY_ID"]);
     dir.configure(&(sources(&server, all) + "\nanonymous = true"), SELECT);
     dir.fails_as(dir.program("failed"), &["denied the request", "AWS_ACCESS_KEY_ID"]);

@@ -10,7 +10,7 @@ use onefold_datasets::Snapshot;
 use onefold_tests::{Dir, Fault, S3Server, TestCommand, When, free_port};
 use serde_json::{Value, json};
 
-use crate::remote::{whole_path, with_logs};
+use crate::remote::{SOON, whole_path, with_logs};
 use crate::samples::without_random_names;
 
 /// moto's server, as a process that ends with the tests that use it.
@@ -81,20 +81,28 @@ impl Moto {
         request(TcpStream::connect(self.address).unwrap(), &format!("GET /data/{key}"), &[])
     }
 
-    /// A command whose `s3://` URLs are of this server.
+    /// A command whose `s3://` URLs are of this server, with keys in its environment.
     fn command(&self, dir: &Dir, line: &str) -> TestCommand {
-        let endpoint = format!("http://{}", self.address);
-        let variables = [
-            ("AWS_ENDPOINT_URL", endpoint.as_str()),
+        let keys = [
             ("AWS_ACCESS_KEY_ID", "onefold"),
             ("AWS_SECRET_ACCESS_KEY", "a secret"),
             ("AWS_REGION", "us-east-1"),
+        ];
+        self.command_with(dir, line, &keys)
+    }
+
+    /// A command whose `s3://` URLs are of this server, with credentials as `variables` say.
+    fn command_with(&self, dir: &Dir, line: &str, variables: &[(&str, &str)]) -> TestCommand {
+        let endpoint = format!("http://{}", self.address);
+        let of_server = [
+            ("AWS_ENDPOINT_URL", endpoint.as_str()),
             ("AWS_ALLOW_HTTP", "true"),
             ("NO_PROXY", "127.0.0.1"),
             ("no_proxy", "127.0.0.1"),
         ];
-        let command = dir.command(line);
-        variables.into_iter().fold(command, |command, (name, value)| command.with_variable(name, value))
+        let command = dir.command(line).without_variables("AWS_");
+        let variables = of_server.iter().chain(variables);
+        variables.fold(command, |command, (name, value)| command.with_variable(name, value))
     }
 }
 
@@ -132,6 +140,35 @@ fn a_dataset_in_moto_is_that_of_a_local_disk() {
     let build = "onefold-ingest build logs/dataset.toml --out s3://data/some/ds";
     moto.command(&dir, build).fails(&["`s3://data/some/ds` already exists"]);
     moto.command(&dir, "onefold-read bench s3://nowhere/ds").fails(&["`s3://nowhere/ds", "no such bucket"]);
+}
+
+/// Keys of a file, and a role for which moto's STS exchanges them.
+#[test]
+fn profiles_of_aws_give_credentials_for_moto() {
+    let dir = with_logs(1000);
+    let moto = Moto::shared();
+    let home = Dir::new();
+    let keys = "[keys]\naws_access_key_id = onefold\naws_secret_access_key = a secret\n";
+    home.write(".aws/credentials", keys);
+    let role = "role_arn = arn:aws:iam::123456789012:role/reader\nsource_profile = keys\nregion = us-east-1";
+    let sso = "sso_session = people\nsso_account_id = 1\nsso_role_name = reader";
+    let session = "sso_region = us-east-1\nsso_start_url = https://example.invalid/start";
+    let config = format!("[profile role]\n{role}\n[profile sso]\n{sso}\n[sso-session people]\n{session}\n");
+    home.write(".aws/config", config);
+    let home = home.path("").display().to_string();
+    let command = |profile: &str, line: &str| {
+        moto.command_with(&dir, line, &[("HOME", home.as_str()), ("AWS_PROFILE", profile)])
+    };
+    command("keys", "onefold-ingest build logs/dataset.toml --out s3://data/profiles/ds").works();
+    let read = "onefold-read bench s3://data/profiles/ds";
+    let [keys, role] = ["keys", "role"].map(|profile| command(profile, read).json()["values"].clone());
+    assert_eq!(keys, role);
+    command("sso", read)
+        .with_time_limit(SOON)
+        .fails(&["`sso` gives no credentials", "aws sso login --profile sso"]);
+    command("nobody", read)
+        .with_time_limit(SOON)
+        .fails(&["AWS_PROFILE is `nobody`", "`keys`, `role`, `sso`"]);
 }
 
 /// Builds, appends, verifies and reads a dataset at `location`; gives what must not depend on where it lies.

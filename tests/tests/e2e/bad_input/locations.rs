@@ -8,15 +8,15 @@ use crate::commands::dataset_commands;
 use crate::logs::write_logs;
 use crate::remote::SOON;
 
-/// A command whose environment has nothing about stores but `variables`, and no proxy. Asking this machine for
-/// credentials of its own fails at once, as it does on one that has none.
+/// A command whose environment has nothing about stores but `variables`, and no proxy; its home directory has no AWS
+/// profiles. Asking this machine for credentials of its own fails at once, as it does on one that has none.
 fn command(dir: &Dir, line: &str, location: &str, variables: &[(&str, &str)]) -> TestCommand {
     let nowhere = "127.0.0.1:1";
     let mut command = dir.command(&line.replace("DATASET", location));
     for prefix in ["AWS_", "GOOGLE_", "AZURE_"] {
         command = command.without_variables(prefix);
     }
-    let endpoint = format!("http://{nowhere}");
+    let (endpoint, home) = (format!("http://{nowhere}"), dir.path("").display().to_string());
     for (name, value) in [
         ("NO_PROXY", "*"),
         ("no_proxy", "*"),
@@ -24,6 +24,7 @@ fn command(dir: &Dir, line: &str, location: &str, variables: &[(&str, &str)]) ->
         ("GCE_METADATA_HOST", nowhere),
         ("GCE_METADATA_IP", nowhere),
         ("AZURE_MSI_ENDPOINT", &endpoint),
+        ("HOME", &home),
     ] {
         command = command.with_variable(name, value);
     }
@@ -100,6 +101,11 @@ fn missing_credentials_are_named() {
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [&'a str]);
     let cases: &[Case<'_>] = &[
         ("s3://bucket/ds", &[], &["there are no credentials", "AWS_ACCESS_KEY_ID"]),
+        (
+            "s3://bucket/ds",
+            &[("AWS_PROFILE", "nobody")],
+            &["AWS_PROFILE is `nobody`", "aws configure --profile nobody"],
+        ),
         ("gs://bucket/ds", &[], &["there are no credentials", "GOOGLE_APPLICATION_CREDENTIALS"]),
         (
             "az://container/ds",
