@@ -101,17 +101,6 @@ pub(crate) fn list_array(
     Ok(ListArray::try_new(schema::item_field(), offsets, Arc::new(Int64Array::new(ids.into(), None)), nulls)?)
 }
 
-/// `column` as a `List` of its own ids only.
-///
-/// # Errors
-///
-/// As [`list_array`], and [`Error::Fault`] for a column of another type.
-pub(crate) fn expand(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
-    let lists = Lists::of(column).ok_or_else(|| no_lists(name, column))?;
-    let ids = lists.iter().flatten().copied().collect();
-    Ok(Arc::new(list_array(name, lists.iter().map(<[i64]>::len), ids, None)?))
-}
-
 pub(crate) fn no_lists(name: &str, column: &ArrayRef) -> Error {
     Error::column(
         name,
