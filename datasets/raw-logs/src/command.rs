@@ -1,13 +1,11 @@
 //! The commands of `onefold-data`: raw logs from public data or from a seed.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::ebnerd::{self, ImportOptions, ImportSummary};
+use crate::ebnerd::{self, ImportSummary};
 use crate::generate::{GenerateOptions, Workload, generate};
-use crate::movielens::{self, FetchOptions, FetchSummary};
+use crate::movielens::{self, FetchSummary};
 use crate::raw_log::DATASET_CONFIG_FILE;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_base::fault::{Explainer, explained};
@@ -125,17 +123,12 @@ impl CommandLine for Cli {
 /// The program, to be called in another program's process.
 pub const PROGRAM: Program = Program::of::<Cli>();
 
-/// Runs the program with its arguments, whose first is its name.
-pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    PROGRAM.main(arguments)
-}
-
 fn fetch(arguments: &FetchArguments, printer: &Printer) -> anyhow::Result<()> {
     let FetchSource::MovieLens100K = arguments.source;
     let out = &arguments.output.out;
-    let options = FetchOptions { cache: arguments.cache.clone(), overwrite: arguments.output.overwrite };
     let start = Instant::now();
-    let summary = movielens::fetch(out, &options, printer)?;
+    let cache = arguments.cache.as_deref();
+    let summary = movielens::fetch(out, cache, arguments.output.overwrite, printer)?;
     let report = Report::new(&summary, out, start)?;
     printer.summary(&report.text("MovieLens 100K", movielens_lines(&summary)), &report)?;
     Ok(())
@@ -144,9 +137,8 @@ fn fetch(arguments: &FetchArguments, printer: &Printer) -> anyhow::Result<()> {
 fn import(arguments: &ImportArguments, printer: &Printer) -> anyhow::Result<()> {
     let ImportSource::Ebnerd = arguments.source;
     let out = &arguments.output.out;
-    let options = ImportOptions { overwrite: arguments.output.overwrite };
     let start = Instant::now();
-    let summary = ebnerd::import(&arguments.from, out, options, printer)?;
+    let summary = ebnerd::import(&arguments.from, out, arguments.output.overwrite, printer)?;
     let report = Report::new(&summary, out, start)?;
     printer.summary(&report.text("EB-NeRD", ebnerd_lines(&summary)), &report)?;
     Ok(())
@@ -159,10 +151,9 @@ fn generate_workload(arguments: &GenerateArguments, printer: &Printer) -> anyhow
     let start = Instant::now();
     let summary = generate(out, &options, printer)?;
     let report = Report::new(&summary, out, start)?;
-    let name = workload.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
     let lines =
         vec![("samples", format_count(summary.samples)), ("sessions", format_count(summary.sessions))];
-    printer.summary(&report.text(&format!("workload {name}"), lines), &report)?;
+    printer.summary(&report.text(&format!("workload {}", workload.name()), lines), &report)?;
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use arrow::compute::{concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimestampMicrosecondType};
 
 use super::source::{self, Column, Kind, SplitFiles, column};
-use crate::{Error, Result};
+use crate::{Error, Result, error};
 
 /// The column of a chunk that holds the number of the split.
 pub(super) const SPLIT_COLUMN: &str = "split";
@@ -71,11 +71,11 @@ impl<'a> Arrival<'a> {
                 }
                 if u32::try_from(keys.len()).is_err() {
                     let hint = "import the splits' files in parts";
-                    return Err(Error::source(&files.behaviors, "more than 2^32 impressions", hint));
+                    return Err(error::source(&files.behaviors, "more than 2^32 impressions", hint));
                 }
             }
             if keys.len() == before {
-                return Err(Error::source(&files.behaviors, "it holds no impressions", "download it again"));
+                return Err(error::source(&files.behaviors, "it holds no impressions", "download it again"));
             }
             ranks.push(vec![0; keys.len() - before]);
         }
@@ -141,5 +141,5 @@ fn chunk_schema() -> SchemaRef {
 
 fn changed(files: &SplitFiles) -> Error {
     let hint = "run this again when nothing writes it";
-    Error::source(&files.behaviors, "it changed while it was read", hint)
+    error::source(&files.behaviors, "it changed while it was read", hint)
 }

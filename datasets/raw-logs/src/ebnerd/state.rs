@@ -8,7 +8,7 @@ use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 
 use super::source::{self, Column, Kind, SplitFiles, column};
-use crate::{Error, Result};
+use crate::{Error, Result, error};
 
 /// The length of a history: the last clicked articles.
 pub const HISTORY_WINDOW: usize = 50;
@@ -139,7 +139,7 @@ impl ServiceState {
 
 fn repeated(files: &SplitFiles, user: i64) -> Error {
     let message = format!("user {user} has two rows");
-    Error::source(&files.history, message, "the file is damaged; download it again")
+    error::source(&files.history, message, "the file is damaged; download it again")
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! The hidden model from which labels are drawn, so that a trained model has something to learn.
 
-use super::features::{IdSpace, ListColumn, mix, name_hash, rank_probabilities};
+use arrow::array::ListArray;
+
+use super::features::{IdSpace, mix, name_hash, rank_probabilities};
 use super::workload::{Change, GroupSpec};
+use crate::raw_log::list_row;
 
 /// The weights of the first dense features.
 const DENSE_WEIGHTS: [f64; 4] = [0.5, -0.5, 0.35, -0.35];
@@ -51,12 +54,11 @@ impl HiddenModel {
     }
 
     /// The probability that the label of a row is 1.
-    pub(super) fn probability(&self, dense: &[f32], columns: &[ListColumn], row: usize) -> f64 {
-        let lists = |column: usize| columns.get(column).map_or(&[] as &[i64], |column| column.list(row));
-        self.probability_of(dense, lists)
+    pub(super) fn probability(&self, dense: &[f32], columns: &[ListArray], row: usize) -> f64 {
+        self.probability_of(dense, |column| list_row(&columns[column], row))
     }
 
-    pub(super) fn probability_of<'a>(&self, dense: &[f32], list: impl Fn(usize) -> &'a [i64]) -> f64 {
+    fn probability_of<'a>(&self, dense: &[f32], list: impl Fn(usize) -> &'a [i64]) -> f64 {
         let dense: f64 =
             dense.iter().zip(DENSE_WEIGHTS).map(|(value, weight)| f64::from(*value) * weight).sum();
         let sparse: f64 = self.terms.iter().map(|term| term.value(list(term.column))).sum();
