@@ -22,6 +22,7 @@ use parquet::file::reader::ChunkReader;
 
 use crate::folded::{UnfoldedGroup, unfold_group};
 use crate::footer::{Footer, check_counts};
+use crate::lists::Lists;
 use crate::{DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
 
 /// The problem of a file that is not there.
@@ -401,12 +402,17 @@ impl SampleLists {
 
     /// The list of a sample.
     pub fn list(&self, sample: usize) -> &[i64] {
-        &self.values[self.offsets[sample] as usize..][..self.sizes[sample] as usize]
+        self.views().get(sample)
     }
 
     /// Ids in the list of each sample.
     pub fn sizes(&self) -> &[i32] {
         &self.sizes
+    }
+
+    /// The lists as a column of views has them.
+    pub(crate) fn views(&self) -> Lists<'_> {
+        Lists::View(&self.values, &self.offsets, &self.sizes)
     }
 
     /// Whether a sample has the list of the one before, as far as that shows without comparing ids.

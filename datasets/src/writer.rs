@@ -41,7 +41,7 @@ use onefold_storage::Storage;
 
 pub use self::bucket::{BucketWriter, BucketWriters, Decode};
 pub use self::closing::ClosingBuckets;
-pub(crate) use self::count::Counter;
+pub(crate) use self::count::{Counter, count_lists};
 pub use self::encoders::Encoders;
 pub use self::finish::Written;
 pub use self::location::check_new_location;

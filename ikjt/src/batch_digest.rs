@@ -29,7 +29,7 @@ pub fn digest(batch: &Batch, schema: &Schema) -> Digest {
     }
     if let Some(times) = batch.timestamps() {
         let seed = ColumnSeed::new(TIME_COLUMN);
-        samples.iter_mut().zip(times.iter()).for_each(|(sample, time)| sample.add(seed.time(*time)));
+        samples.iter_mut().zip(times.iter()).for_each(|(sample, time)| sample.add(seed.integer(*time)));
     }
     // The id of a session, which a build gives it, is no part of a digest.
     for column in batch.kept().iter().filter(|column| *column.name != *SESSION_COLUMN) {
