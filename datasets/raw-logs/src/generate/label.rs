@@ -1,9 +1,11 @@
 //! The hidden model from which labels are drawn, so that a trained model has something to learn.
 
+use std::mem::discriminant;
+
 use arrow::array::ListArray;
 
 use super::features::{IdSpace, mix, name_hash, rank_probabilities};
-use super::workload::{Change, GroupSpec};
+use super::workload::GroupSpec;
 use crate::raw_log::list_row;
 
 /// The weights of the first dense features.
@@ -42,7 +44,7 @@ impl HiddenModel {
         let mut terms = Vec::new();
         let mut column = 0;
         for (index, group) in groups.iter().enumerate() {
-            let same_kind = |other: &GroupSpec| kind(other) == kind(group);
+            let same_kind = |other: &GroupSpec| discriminant(&other.change) == discriminant(&group.change);
             let first_of_kind = groups.iter().take(index).all(|other| !same_kind(other));
             let taken = if first_of_kind { FEATURES_PER_KIND } else { 0 };
             for (offset, name) in group.features.iter().enumerate().take(taken) {
@@ -83,14 +85,6 @@ impl Term {
 fn effect(salt: u64, id: i64) -> f64 {
     let uniform = (mix(salt ^ id as u64) >> 11) as f64 / (1u64 << 53) as f64;
     (2.0 * uniform - 1.0) * 3f64.sqrt()
-}
-
-fn kind(group: &GroupSpec) -> u8 {
-    match group.change {
-        Change::Redraw { .. } => 0,
-        Change::Slide { .. } => 1,
-        Change::Fresh => 2,
-    }
 }
 
 #[cfg(test)]

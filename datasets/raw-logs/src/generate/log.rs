@@ -45,7 +45,7 @@ impl World {
     pub(super) fn new(workload: Workload, seed: u64) -> Self {
         let groups = workload.groups();
         let model = HiddenModel::new(&groups);
-        let session_size = workload.shape().session_size;
+        let session_size = workload.session_size();
         Self { session_size, model, seed, features: feature_schema(&groups), events: event_schema(), groups }
     }
 
