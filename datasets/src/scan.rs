@@ -25,9 +25,6 @@ use crate::footer::{Footer, check_counts};
 use crate::lists::Lists;
 use crate::{DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
 
-/// The problem of a file that is not there.
-pub(crate) const MISSING: &str = "it is missing, the snapshot names it";
-
 /// The files of some row groups, whose footers were read.
 #[derive(Debug)]
 pub struct OpenFiles {
@@ -65,7 +62,9 @@ impl OpenFile {
     /// Reads the footer of file number `number` of a set, and compares it with what the snapshot says.
     fn open(storage: &Storage, set: &FileSet, number: usize, file: &DataFile) -> Result<Self> {
         let wrong = |message: String| Problem::new(&file.path, message);
-        let object = storage.head(&file.path)?.ok_or_else(|| wrong(MISSING.to_owned()))?;
+        let object = storage
+            .head(&file.path)?
+            .ok_or_else(|| wrong("it is missing, the snapshot names it".to_owned()))?;
         if object.bytes != file.bytes_on_disk {
             let (bytes, expected) = (object.bytes, file.bytes_on_disk);
             return Err(wrong(format!("it has {bytes} bytes, the snapshot says {expected}")).into());

@@ -615,7 +615,7 @@ fn vocabularies_are_read_again() {
     bytes[50] ^= 1;
     fs_err::write(&path, &bytes).unwrap();
     let found = problems();
-    assert!(found.len() == 1 && found[0].message.starts_with("its bytes have SHA-256 "), "{found:?}");
+    assert!(found.len() == 1 && found[0].message.starts_with("its SHA-256 is not "), "{found:?}");
     // As if it had been written so: the checksum is right, and there is an entry less.
     let other = Vocabulary::from_counts([(70, 9)], 1);
     let file =
