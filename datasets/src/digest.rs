@@ -96,24 +96,18 @@ pub struct SampleSeeds {
 }
 
 impl SampleSeeds {
-    /// The seeds of samples with these float and list columns.
+    /// The seeds of samples with these float, list and kept columns.
     pub fn new<'n>(
         floats: impl IntoIterator<Item = &'n str>,
         lists: impl IntoIterator<Item = &'n str>,
+        kept: impl IntoIterator<Item = &'n str>,
     ) -> Self {
         Self {
             time: ColumnSeed::new(TIME_COLUMN),
             floats: floats.into_iter().map(ColumnSeed::new).collect(),
             lists: lists.into_iter().map(ColumnSeed::new).collect(),
-            kept: Vec::new(),
+            kept: kept.into_iter().map(ColumnSeed::new).collect(),
         }
-    }
-
-    /// The same for samples that have these kept columns, too.
-    #[must_use]
-    pub fn with_kept<'n>(mut self, kept: impl IntoIterator<Item = &'n str>) -> Self {
-        self.kept = kept.into_iter().map(ColumnSeed::new).collect();
-        self
     }
 
     /// The seed of kept column number `column`.
@@ -247,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_sample_is_the_sum_of_its_columns() {
-        let seeds = SampleSeeds::new(["x", "y"], ["a"]);
+        let seeds = SampleSeeds::new(["x", "y"], ["a"], []);
         let mut sample = seeds.numbers(7, [1.5, -0.0]);
         sample.add(seeds.list(0, &[3, 4]));
         let mut expected = SampleDigest::default();

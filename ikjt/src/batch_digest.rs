@@ -153,7 +153,7 @@ mod tests {
         });
         let batch = batch.unwrap();
         let schema = schema(&batch);
-        let seeds = SampleSeeds::new(["dense0", "dense1", "label0", "weight"], ["user"]);
+        let seeds = SampleSeeds::new(["dense0", "dense1", "label0", "weight"], ["user"], []);
         let mut expected = Digest::default();
         for (i, sample) in samples(&batch).into_iter().enumerate() {
             let floats = sample.dense.into_iter().chain(sample.labels).chain(sample.weight);

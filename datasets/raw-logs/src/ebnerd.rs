@@ -32,17 +32,16 @@ use arrow::array::{
     RecordBatch, StringArray, TimestampMicrosecondArray,
 };
 use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimestampMicrosecondType};
-use arrow::error::ArrowError;
 use serde::Serialize;
 
 use self::arrival::{Arrival, SPLIT_COLUMN};
-use self::source::SPLITS;
+use self::source::{SPLITS, column};
 pub use self::state::HISTORY_WINDOW;
 use self::state::ServiceState;
+use crate::Result;
 use crate::raw_log::{
     DATASET_CONFIG_FILE, RawLogWriter, TIME, TRAIN_CONFIG_FILE, TableWriter, list_row, schema,
 };
-use crate::{Error, Result};
 use onefold_base::progress::Reporter;
 
 /// Impressions that are sorted in memory at once.
@@ -91,9 +90,9 @@ pub struct ImportSummary {
 ///
 /// # Errors
 ///
-/// [`Error::Storage`] if `out` may not be replaced, [`Error::Fault`] with the file if
-/// one is missing, damaged, empty or of other columns, [`Error::Io`] if the output cannot be written.
-/// Nothing is then left at `out`.
+/// [`Error::Storage`](crate::Error::Storage) if `out` may not be replaced, [`Error::Fault`](crate::Error::Fault) with
+/// the file if one is missing, damaged, empty or of other columns, [`Error::Io`](crate::Error::Io) if the output cannot
+/// be written. Nothing is then left at `out`.
 pub fn import(from: &Path, out: &Path, overwrite: bool, reporter: &dyn Reporter) -> Result<ImportSummary> {
     import_in_chunks(from, out, overwrite, CHUNK_IMPRESSIONS, reporter)
 }
@@ -232,11 +231,6 @@ impl<'a> Impressions<'a> {
             clicked: column(rows, "article_ids_clicked")?.as_list::<i32>(),
         })
     }
-}
-
-fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
-    let missing = || Error::Internal(ArrowError::SchemaError(format!("no column `{name}`")));
-    rows.column_by_name(name).ok_or_else(missing)
 }
 
 /// The ids without repetitions: the join with the clicks would make a sample of each.

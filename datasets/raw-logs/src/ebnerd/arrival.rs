@@ -12,31 +12,31 @@ use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UIn
 use arrow::compute::{concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimestampMicrosecondType};
 
-use super::source::{self, Column, Kind, SplitFiles, column};
+use super::source::{self, Column, Kind, SplitFiles};
 use crate::{Error, Result, error};
 
 /// The column of a chunk that holds the number of the split.
 pub(super) const SPLIT_COLUMN: &str = "split";
 
 /// The columns that order the impressions.
-const KEYS: [Column; 2] = [column("impression_time", Kind::Time), column("impression_id", Kind::Id)];
+const KEYS: [Column; 2] = [("impression_time", Kind::Time), ("impression_id", Kind::Id)];
 
 /// The columns of an impression that are read. `read_time`, `scroll_percentage` and `next_*` are known only after the
 /// click and would give the label away, so they are not read.
 pub(super) const BEHAVIORS: [Column; 13] = [
-    column("impression_id", Kind::Id),
-    column("impression_time", Kind::Time),
-    column("session_id", Kind::Id),
-    column("user_id", Kind::Id),
-    column("device_type", Kind::Attribute),
-    column("is_sso_user", Kind::Attribute),
-    column("gender", Kind::Attribute),
-    column("postcode", Kind::Attribute),
-    column("age", Kind::Attribute),
-    column("is_subscriber", Kind::Attribute),
-    column("article_id", Kind::OptionalId),
-    column("article_ids_inview", Kind::Ids),
-    column("article_ids_clicked", Kind::Ids),
+    ("impression_id", Kind::Id),
+    ("impression_time", Kind::Time),
+    ("session_id", Kind::Id),
+    ("user_id", Kind::Id),
+    ("device_type", Kind::Attribute),
+    ("is_sso_user", Kind::Attribute),
+    ("gender", Kind::Attribute),
+    ("postcode", Kind::Attribute),
+    ("age", Kind::Attribute),
+    ("is_subscriber", Kind::Attribute),
+    ("article_id", Kind::OptionalId),
+    ("article_ids_inview", Kind::Ids),
+    ("article_ids_clicked", Kind::Ids),
 ];
 
 /// The rank of every impression by time, then impression id, split and row.

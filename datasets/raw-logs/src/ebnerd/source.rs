@@ -40,17 +40,8 @@ pub(super) enum Kind {
     Ids,
 }
 
-/// A column that is read.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Column {
-    pub(super) name: &'static str,
-    pub(super) kind: Kind,
-}
-
-/// Shorthand for tables of columns.
-pub(super) const fn column(name: &'static str, kind: Kind) -> Column {
-    Column { name, kind }
-}
+/// The name of a column that is read, and its type.
+pub(super) type Column = (&'static str, Kind);
 
 impl Kind {
     fn accepts(self, found: &DataType) -> bool {
@@ -141,14 +132,14 @@ pub(super) fn open(path: &Path, columns: &'static [Column]) -> Result<Rows> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(damaged)?;
     let found = builder.schema().clone();
     let mut roots = Vec::new();
-    for column in columns {
-        let Some((index, field)) = found.column_with_name(column.name) else {
-            let hint = suggest(column.name, found.fields().iter().map(|field| field.name().as_str()));
-            return Err(error::source(path, format!("it has no column `{}`", column.name), hint));
+    for (name, kind) in columns {
+        let Some((index, field)) = found.column_with_name(name) else {
+            let hint = suggest(name, found.fields().iter().map(|field| field.name().as_str()));
+            return Err(error::source(path, format!("it has no column `{name}`"), hint));
         };
-        if !column.kind.accepts(field.data_type()) {
-            let (name, expected) = (column.name, column.kind.expected());
-            let message = format!("column `{name}` is of type {}, not {expected}", field.data_type());
+        if !kind.accepts(field.data_type()) {
+            let (found, expected) = (field.data_type(), kind.expected());
+            let message = format!("column `{name}` is of type {found}, not {expected}");
             return Err(error::source(path, message, "write it as EB-NeRD publishes it"));
         }
         roots.push(index);
@@ -158,9 +149,15 @@ pub(super) fn open(path: &Path, columns: &'static [Column]) -> Result<Rows> {
     Ok(Rows { path: path.to_owned(), reader, columns, schema: schema(columns), first_row: 0 })
 }
 
+/// The column `name`, which was read.
+pub(super) fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
+    let missing = || Error::Internal(ArrowError::SchemaError(format!("no column `{name}`")));
+    rows.column_by_name(name).ok_or_else(missing)
+}
+
 /// The schema of [`Rows`] with these columns.
 pub(super) fn schema(columns: &[Column]) -> SchemaRef {
-    raw_log::schema(columns.iter().map(|column| (column.name, column.kind.output())))
+    raw_log::schema(columns.iter().map(|(name, kind)| (*name, kind.output())))
 }
 
 impl Iterator for Rows {
@@ -178,25 +175,19 @@ impl Iterator for Rows {
 
 impl Rows {
     fn convert(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
-        let columns = self.columns.iter().map(|column| {
-            let values = batch.column_by_name(column.name).ok_or_else(|| {
-                Error::Internal(ArrowError::SchemaError(format!("`{}` was not read", column.name)))
-            })?;
-            self.convert_column(*column, values)
-        });
-        let columns = columns.collect::<Result<Vec<ArrayRef>>>()?;
+        let convert = |of: &Column| self.convert_column(*of, column(batch, of.0)?);
+        let columns = self.columns.iter().map(convert).collect::<Result<Vec<ArrayRef>>>()?;
         self.first_row += batch.num_rows();
         Ok(RecordBatch::try_new(self.schema.clone(), columns)?)
     }
 
-    fn convert_column(&self, column: Column, values: &ArrayRef) -> Result<ArrayRef> {
+    fn convert_column(&self, (name, kind): Column, values: &ArrayRef) -> Result<ArrayRef> {
         // An overflow is an error, not a null.
         let options = CastOptions { safe: false, ..CastOptions::default() };
-        let cast = cast_with_options(values, &column.kind.output(), &options).map_err(|error| {
-            error::source(&self.path, format!("column `{}`: {error}", column.name), DAMAGED)
-        })?;
-        self.check(column, &cast)?;
-        Ok(match column.kind {
+        let cast = cast_with_options(values, &kind.output(), &options)
+            .map_err(|error| error::source(&self.path, format!("column `{name}`: {error}"), DAMAGED))?;
+        self.check((name, kind), &cast)?;
+        Ok(match kind {
             Kind::Id | Kind::Time | Kind::Ids => cast,
             Kind::OptionalId => {
                 let ids = cast.as_primitive::<Int64Type>();
@@ -210,10 +201,10 @@ impl Rows {
     }
 
     /// Checks what a column that was cast holds: nulls where they are allowed, and numbers in their range.
-    fn check(&self, column: Column, cast: &ArrayRef) -> Result<()> {
-        let wrong = |row: usize, message: &str| Err(self.wrong_value(column.name, row, message));
+    fn check(&self, (name, kind): Column, cast: &ArrayRef) -> Result<()> {
+        let wrong = |row: usize, message: &str| Err(self.wrong_value(name, row, message));
         let first_null = |values: &ArrayRef| (0..values.len()).find(|row| values.is_null(*row));
-        let may_be_null = matches!(column.kind, Kind::OptionalId | Kind::Attribute);
+        let may_be_null = matches!(kind, Kind::OptionalId | Kind::Attribute);
         if let Some(row) = first_null(cast).filter(|_| !may_be_null) {
             return wrong(row, "it is null");
         }
@@ -227,7 +218,7 @@ impl Rows {
             return wrong(row_of(item), "an id in the list is null");
         }
         let Some(ids) = items.as_primitive_opt::<Int64Type>() else { return Ok(()) };
-        let is_high = |id: i64| column.kind == Kind::Attribute && id >= LAST_ATTRIBUTE_ID;
+        let is_high = |id: i64| kind == Kind::Attribute && id >= LAST_ATTRIBUTE_ID;
         match ids.iter().position(|id| id.is_some_and(|id| id < 0 || is_high(id))) {
             None => Ok(()),
             Some(at) if ids.value(at) < 0 => wrong(row_of(at), &format!("{} is negative", ids.value(at))),

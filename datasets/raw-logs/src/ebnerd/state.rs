@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 
-use super::source::{self, Column, Kind, SplitFiles, column};
+use super::source::{self, Column, Kind, SplitFiles};
 use crate::{Error, Result, error};
 
 /// The length of a history: the last clicked articles.
@@ -20,7 +20,7 @@ const FIRST_VIEWS: f64 = 10.0;
 const FIRST_CLICKS: f64 = 1.0;
 const MICROS_PER_HOUR: f64 = 3600.0 * 1e6;
 
-const HISTORY: [Column; 2] = [column("user_id", Kind::Id), column("article_id_fixed", Kind::Ids)];
+const HISTORY: [Column; 2] = [("user_id", Kind::Id), ("article_id_fixed", Kind::Ids)];
 
 /// A user within a split: the splits have separate histories.
 pub(super) type Reader = (i64, i64);
