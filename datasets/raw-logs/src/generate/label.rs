@@ -2,11 +2,8 @@
 
 use std::mem::discriminant;
 
-use arrow::array::ListArray;
-
 use super::features::{IdSpace, mix, name_hash, rank_probabilities};
 use super::workload::GroupSpec;
-use crate::raw_log::list_row;
 
 /// The weights of the first dense features.
 const DENSE_WEIGHTS: [f64; 4] = [0.5, -0.5, 0.35, -0.35];
@@ -55,12 +52,8 @@ impl HiddenModel {
         Self { terms }
     }
 
-    /// The probability that the label of a row is 1.
-    pub(super) fn probability(&self, dense: &[f32], columns: &[ListArray], row: usize) -> f64 {
-        self.probability_of(dense, |column| list_row(&columns[column], row))
-    }
-
-    fn probability_of<'a>(&self, dense: &[f32], list: impl Fn(usize) -> &'a [i64]) -> f64 {
+    /// The probability that the label of a row is 1, given its dense values and its list in each sparse column.
+    pub(super) fn probability<'a>(&self, dense: &[f32], list: impl Fn(usize) -> &'a [i64]) -> f64 {
         let dense: f64 =
             dense.iter().zip(DENSE_WEIGHTS).map(|(value, weight)| f64::from(*value) * weight).sum();
         let sparse: f64 = self.terms.iter().map(|term| term.value(list(term.column))).sum();
@@ -104,12 +97,12 @@ mod tests {
     #[test]
     fn every_input_moves_the_probability() {
         let model = HiddenModel::new(&Workload::Rm1.groups());
-        let base = model.probability_of(&[0.0; 13], |_| &[]);
+        let base = model.probability(&[0.0; 13], |_| &[]);
         assert!((base - 1.0 / (1.0 + 1.43f64.exp())).abs() < 1e-12);
-        assert!(model.probability_of(&[1.0, 0.0, 0.0, 0.0], |_| &[]) > base);
+        assert!(model.probability(&[1.0, 0.0, 0.0, 0.0], |_| &[]) > base);
         for term in &model.terms {
             let moved =
-                model.probability_of(&[0.0; 13], |column| if column == term.column { &[5] } else { &[] });
+                model.probability(&[0.0; 13], |column| if column == term.column { &[5] } else { &[] });
             assert_ne!(moved, base);
         }
     }

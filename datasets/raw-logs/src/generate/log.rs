@@ -15,7 +15,7 @@ use super::features::{Group, Row, list_field};
 use super::label::HiddenModel;
 use super::workload::{DENSE_FEATURES, GroupSpec, Workload, dense_names};
 use crate::Result;
-use crate::raw_log::{RawLogWriter, TIME, TableWriter, schema};
+use crate::raw_log::{RawLogWriter, TIME, TableWriter, list_row, schema};
 
 /// Rows of a record batch.
 const BATCH_ROWS: usize = 2048;
@@ -174,7 +174,7 @@ impl<'a> Cell<'a> {
         let mut labels = Vec::with_capacity(rows);
         for row in 0..rows {
             let dense: [f32; DENSE_FEATURES] = std::array::from_fn(|_| self.samples.sample(StandardNormal));
-            let probability = self.world.model.probability(&dense, lists, row);
+            let probability = self.world.model.probability(&dense, |column| list_row(&lists[column], row));
             labels.push(if self.samples.random::<f64>() < probability { 1.0 } else { 0.0 });
             columns.iter_mut().zip(dense).for_each(|(column, value)| column.push(value));
         }

@@ -315,7 +315,7 @@ mod tests {
                     let dense: Vec<f32> =
                         dense_names().iter().map(|name| floats(&batch, name)[row]).collect();
                     let lists: Vec<_> = names.iter().map(|name| list(&batch, name, row)).collect();
-                    probabilities.push(model.probability_of(&dense, |column| lists[column].as_slice()));
+                    probabilities.push(model.probability(&dense, |column| lists[column].as_slice()));
                 }
             }
             let labels = batches(&log, "events").flat_map(|batch| floats(&batch, "label").to_vec());
