@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray};
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, ListViewArray};
 use arrow::buffer::{NullBuffer, OffsetBuffer};
-use arrow::datatypes::{DataType, Int64Type};
+use arrow::datatypes::{DataType, FieldRef, Int64Type};
 
 use crate::{Error, Result, schema};
 
@@ -99,6 +99,25 @@ pub(crate) fn list_array(
     }
     let offsets = OffsetBuffer::from_lengths(lengths);
     Ok(ListArray::try_new(schema::item_field(), offsets, Arc::new(Int64Array::new(ids.into(), None)), nulls)?)
+}
+
+/// `column`, of `List`s or `ListView`s, with other values and this field of the lists' items. The lists have no nulls.
+///
+/// # Errors
+///
+/// Those of `values`, and Arrow's if the values are not those of the field.
+pub(crate) fn with_values(
+    column: &ArrayRef,
+    item: &FieldRef,
+    values: impl FnOnce(&ArrayRef) -> Result<ArrayRef>,
+) -> Result<ArrayRef> {
+    if let Some(lists) = column.as_list_opt::<i32>() {
+        let values = values(lists.values())?;
+        return Ok(Arc::new(ListArray::try_new(Arc::clone(item), lists.offsets().clone(), values, None)?));
+    }
+    let lists = column.as_list_view::<i32>();
+    let (offsets, sizes) = (lists.offsets().clone(), lists.sizes().clone());
+    Ok(Arc::new(ListViewArray::try_new(Arc::clone(item), offsets, sizes, values(lists.values())?, None)?))
 }
 
 pub(crate) fn no_lists(name: &str, column: &ArrayRef) -> Error {

@@ -156,11 +156,6 @@ impl DatasetWriter {
         all.fold((0, 0), |(all, partitions), samples| (all + samples, partitions + 1))
     }
 
-    /// The number of buckets: that of the dataset that is appended to, or else that of the options.
-    pub fn buckets(&self) -> u32 {
-        self.options.buckets
-    }
-
     /// The dataset's partition columns.
     pub fn partition_columns(&self) -> &[PartitionColumn] {
         &self.partition_columns
