@@ -125,36 +125,30 @@ pub const PROGRAM: Program = Program::of::<Cli>();
 
 fn fetch(arguments: &FetchArguments, printer: &Printer) -> anyhow::Result<()> {
     let FetchSource::MovieLens100K = arguments.source;
-    let out = &arguments.output.out;
+    let out = arguments.output.out.as_path();
     let start = Instant::now();
     let cache = arguments.cache.as_deref();
     let summary = movielens::fetch(out, cache, arguments.output.overwrite, printer)?;
-    let report = Report::new(&summary, out, start)?;
-    printer.summary(&report.text("MovieLens 100K", movielens_lines(&summary)), &report)?;
-    Ok(())
+    finish(printer, (out, start), "MovieLens 100K", &summary, movielens_lines(&summary))
 }
 
 fn import(arguments: &ImportArguments, printer: &Printer) -> anyhow::Result<()> {
     let ImportSource::Ebnerd = arguments.source;
-    let out = &arguments.output.out;
+    let out = arguments.output.out.as_path();
     let start = Instant::now();
     let summary = ebnerd::import(&arguments.from, out, arguments.output.overwrite, printer)?;
-    let report = Report::new(&summary, out, start)?;
-    printer.summary(&report.text("EB-NeRD", ebnerd_lines(&summary)), &report)?;
-    Ok(())
+    finish(printer, (out, start), "EB-NeRD", &summary, ebnerd_lines(&summary))
 }
 
 fn generate_workload(arguments: &GenerateArguments, printer: &Printer) -> anyhow::Result<()> {
     let &GenerateArguments { workload, samples, seed, .. } = arguments;
-    let out = &arguments.output.out;
+    let out = arguments.output.out.as_path();
     let options = GenerateOptions { workload, samples, seed, overwrite: arguments.output.overwrite };
     let start = Instant::now();
     let summary = generate(out, &options, printer)?;
-    let report = Report::new(&summary, out, start)?;
     let lines =
         vec![("samples", format_count(summary.samples)), ("sessions", format_count(summary.sessions))];
-    printer.summary(&report.text(&format!("workload {}", workload.name()), lines), &report)?;
-    Ok(())
+    finish(printer, (out, start), &format!("workload {}", workload.name()), summary, lines)
 }
 
 /// The summary of every command.
@@ -168,24 +162,25 @@ struct Report<'a, S> {
     wall_seconds: f64,
 }
 
-impl<'a, S: Serialize> Report<'a, S> {
-    fn new(summary: S, out: &'a Path, start: Instant) -> anyhow::Result<Self> {
-        let (files, bytes_on_disk) = measure(out)?;
-        Ok(Self { summary, out, files, bytes_on_disk, wall_seconds: start.elapsed().as_secs_f64() })
-    }
-
-    /// The summary for a person: `lines` of label and value, and the next command.
-    fn text(&self, what: &str, mut lines: Vec<(&str, String)>) -> String {
-        lines.push(("files", format_count(self.files)));
-        lines.push(("size", format_bytes(self.bytes_on_disk)));
-        lines.push(("time", format!("{:.1} s", self.wall_seconds)));
-        let width = lines.iter().map(|(label, _)| label.len()).max().unwrap_or_default();
-        let lines: String =
-            lines.iter().map(|(label, value)| format!("  {label:<width$}  {value}\n")).collect();
-        let config = self.out.join(DATASET_CONFIG_FILE);
-        let (out, config) = (self.out.display(), config.display());
-        format!("raw logs of {what} in `{out}`\n{lines}next: onefold-ingest build {config} --out DATASET")
-    }
+/// Ends a command with its summary: for a person `lines` of label and value, and the next command.
+fn finish(
+    printer: &Printer,
+    (out, start): (&Path, Instant),
+    what: &str,
+    summary: impl Serialize,
+    mut lines: Vec<(&str, String)>,
+) -> anyhow::Result<()> {
+    let (files, bytes_on_disk) = measure(out)?;
+    let report = Report { summary, out, files, bytes_on_disk, wall_seconds: start.elapsed().as_secs_f64() };
+    lines.push(("files", format_count(files)));
+    lines.push(("size", format_bytes(bytes_on_disk)));
+    lines.push(("time", format!("{:.1} s", report.wall_seconds)));
+    let width = lines.iter().map(|(label, _)| label.len()).max().unwrap_or_default();
+    let lines: String = lines.iter().map(|(label, value)| format!("  {label:<width$}  {value}\n")).collect();
+    let config = out.join(DATASET_CONFIG_FILE);
+    let (shown, config) = (out.display(), config.display());
+    let next = format!("next: onefold-ingest build {config} --out DATASET");
+    Ok(printer.summary(&format!("raw logs of {what} in `{shown}`\n{lines}{next}"), &report)?)
 }
 
 fn movielens_lines(summary: &FetchSummary) -> Vec<(&'static str, String)> {
