@@ -142,8 +142,8 @@ impl Pass {
         Counts { counters: &self.groups[group], samples: self.samples, pairs: self.pairs }
     }
 
-    /// What was counted of a group's batches of the size at this place; `None` if no batch was whole. Every feature has
-    /// a window of its own.
+    /// The counts of a group's batches of the size at this place; `None` if no batch was whole. Every feature has a
+    /// window of its own.
     pub(super) fn group_batches(&self, group: usize, size: usize) -> Option<Counted> {
         let features = self.members[group].clone().filter_map(|feature| self.feature(feature).batches(size));
         let window_ids = features.map(|counted| counted.window_ids).sum();

@@ -114,7 +114,7 @@ impl<'a> Column<'a> {
         let bounds = self.lists.offsets();
         let (mut offsets, mut sizes) = (Vec::with_capacity(starts.len()), Vec::with_capacity(starts.len()));
         let (mut offset, mut size) = (0, 0);
-        // Of a window, rows from `next` on are not looked at yet; before them, ids are appended up to `end`.
+        // In a window, rows from `next` on are not looked at yet; before them, ids are appended up to `end`.
         let (mut next, mut end) = (0, bounds[0]);
         for &row in starts {
             if self.changes.is_none_or(|changes| changes.is_valid(row)) {

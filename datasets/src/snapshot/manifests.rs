@@ -195,7 +195,8 @@ fn row_group(row: &Row) -> Result<RowGroup, String> {
     })
 }
 
-/// What `read` gives of each manifest, in their order. Several are read at the same time, because requests take long.
+/// Calls `read` for each manifest, and gives the results in their order. Several are read at the same time, because
+/// requests take long.
 fn of_each<T: Send>(
     entries: &[ManifestEntry],
     read: impl Fn(&ManifestEntry) -> Result<T> + Sync,

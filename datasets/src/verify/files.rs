@@ -8,7 +8,7 @@ use crate::names::{DATA, MANIFESTS, VOCABULARIES, is_written};
 use crate::snapshot::{NamedFiles, numbers};
 use crate::{Error, Problem, Result, Snapshot, Vocabulary};
 
-/// What is wrong with the vocabularies' files.
+/// Finds what is wrong with the vocabularies' files.
 ///
 /// # Errors
 ///
