@@ -289,7 +289,7 @@ impl<'a> RowStatistics<'a> {
         while number >= self.numbers.end {
             let rows =
                 self.parts.next()?.ok_or_else(|| format!("it has no statistics of row group {number}"))?;
-            self.numbers = self.parts.last(rows.len());
+            self.numbers = self.numbers.end..self.numbers.end + rows.len();
             self.rows = rows;
         }
         let row = &self.rows[number - self.numbers.start];

@@ -8,8 +8,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UInt64Array};
-use arrow::compute::{concat_batches, filter_record_batch, take_record_batch};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::{concat_batches, filter_record_batch, sort_to_indices, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimestampMicrosecondType};
 
 use super::source::{self, Column, Kind, SplitFiles};
@@ -81,10 +81,7 @@ impl<'a> Arrival<'a> {
         }
         keys.sort_unstable();
         for (rank, (_, _, split, row)) in (0..).zip(&keys) {
-            if let Some(slot) = ranks.get_mut(*split as usize).and_then(|ranks| ranks.get_mut(*row as usize))
-            {
-                *slot = rank;
-            }
+            ranks[*split as usize][*row as usize] = rank;
         }
         Ok(Self { splits, ranks, count: keys.len() as u32 })
     }
@@ -95,9 +92,7 @@ impl<'a> Arrival<'a> {
     ///
     /// Those of [`source::open`] and of its rows, or [`Error::Fault`] if a file changed since the first pass.
     pub(super) fn chunk(&self, range: Range<u32>) -> Result<RecordBatch> {
-        let mut kept = Vec::new();
-        let mut places = vec![None; range.len()];
-        let mut place = 0u64;
+        let (mut kept, mut kept_ranks) = (Vec::new(), Vec::<u32>::with_capacity(range.len()));
         for ((split, files), ranks) in (0..).zip(self.splits).zip(&self.ranks) {
             if !ranks.iter().any(|rank| range.contains(rank)) {
                 continue;
@@ -110,19 +105,15 @@ impl<'a> Arrival<'a> {
                 row = end;
                 let mask: BooleanArray = ranks.iter().map(|rank| Some(range.contains(rank))).collect();
                 kept.push(with_split(&filter_record_batch(&batch, &mask)?, split)?);
-                for rank in ranks.iter().filter(|rank| range.contains(rank)) {
-                    if let Some(slot) = places.get_mut((rank - range.start) as usize) {
-                        *slot = Some(place);
-                        place += 1;
-                    }
-                }
+                kept_ranks.extend(ranks.iter().filter(|rank| range.contains(rank)));
             }
             if row != ranks.len() {
                 return Err(changed(files));
             }
         }
         let kept = concat_batches(&chunk_schema(), &kept)?;
-        Ok(take_record_batch(&kept, &UInt64Array::from(places))?)
+        let order = sort_to_indices(&UInt32Array::from(kept_ranks), None, None)?;
+        Ok(take_record_batch(&kept, &order)?)
     }
 }
 

@@ -8,6 +8,7 @@ use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 
 use super::source::{self, Column, Kind, SplitFiles};
+use crate::raw_log::list_row;
 use crate::{Error, Result, error};
 
 /// The length of a history: the last clicked articles.
@@ -65,14 +66,10 @@ impl ServiceState {
             for batch in source::open(&files.history, &HISTORY)? {
                 let batch = batch?;
                 let lists = batch.column(1).as_list::<i32>();
-                for (user, list) in
-                    batch.column(0).as_primitive::<Int64Type>().values().iter().zip(lists.iter())
-                {
-                    let list = list
-                        .unwrap_or_else(|| arrow::array::new_empty_array(&arrow::datatypes::DataType::Int64));
-                    let clicked = list.as_primitive::<Int64Type>().values();
-                    let last =
-                        clicked.get(clicked.len().saturating_sub(HISTORY_WINDOW)..).unwrap_or_default();
+                let users = batch.column(0).as_primitive::<Int64Type>().values();
+                for (row, user) in users.iter().enumerate() {
+                    let clicked = list_row(lists, row);
+                    let last = &clicked[clicked.len().saturating_sub(HISTORY_WINDOW)..];
                     if state.histories.insert((split, *user), last.iter().copied().collect()).is_some() {
                         return Err(repeated(files, *user));
                     }
