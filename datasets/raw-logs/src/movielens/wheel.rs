@@ -11,6 +11,7 @@ use zip::ZipArchive;
 use crate::{Result, error};
 use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
+use onefold_base::units::format_hex;
 use onefold_storage::commit::sync_directory;
 
 /// A wheel on PyPI, pinned by its checksum.
@@ -158,10 +159,7 @@ impl Drop for Partial {
 
 /// Whether `path` exists and has the wheel's checksum.
 fn is_intact(path: &Path, wheel: &Wheel) -> Result<bool> {
-    if !path.is_file() {
-        return Ok(false);
-    }
-    Ok(onefold_base::units::format_hex(&Sha256::digest(fs_err::read(path)?)) == wheel.sha256)
+    Ok(path.is_file() && format_hex(&Sha256::digest(fs_err::read(path)?)) == wheel.sha256)
 }
 
 /// The last `count` lines that are not blank, joined.
