@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, ListArray, ListViewArray, RecordBatch, make_array};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, make_array};
 use arrow::datatypes::{DataType, Field, FieldRef, Schema as ArrowSchema, SchemaRef};
 
-use crate::lists::Lists;
+use crate::lists::with_values;
 use crate::{Error, Result};
 
 /// The columns of `batch` in the order and types of `schema`; where it asks for a `List`, a `ListView` stays one.
@@ -47,25 +47,13 @@ fn conform_column(batch: &RecordBatch, field: &FieldRef) -> Result<ArrayRef> {
         return Err(wrong(format!("it has {} nulls", column.null_count())));
     }
     match (column.data_type(), field.data_type()) {
-        (DataType::List(found), DataType::List(item)) if found.data_type() == item.data_type() => {
-            let lists = column.as_list::<i32>();
-            let (start, end) = (lists.offsets()[0] as usize, lists.offsets()[lists.len()] as usize);
-            let nulls = lists.values().slice(start, end - start).null_count();
-            if nulls > 0 {
-                return Err(wrong(format!("its lists hold {nulls} nulls")));
+        (DataType::List(found) | DataType::ListView(found), DataType::List(item))
+            if found.data_type() == item.data_type() =>
+        {
+            match nulls_in_lists(column) {
+                0 => with_values(column, item, without_nulls),
+                nulls => Err(wrong(format!("its lists hold {nulls} nulls"))),
             }
-            let values = without_nulls(lists.values())?;
-            Ok(Arc::new(ListArray::try_new(Arc::clone(item), lists.offsets().clone(), values, None)?))
-        }
-        (DataType::ListView(found), DataType::List(item)) if found.data_type() == item.data_type() => {
-            let lists = column.as_list_view::<i32>();
-            let nulls = nulls_in_views(column);
-            if nulls > 0 {
-                return Err(wrong(format!("its lists hold {nulls} nulls")));
-            }
-            let (offsets, sizes) = (lists.offsets().clone(), lists.sizes().clone());
-            let values = without_nulls(lists.values())?;
-            Ok(Arc::new(ListViewArray::try_new(Arc::clone(item), offsets, sizes, values, None)?))
         }
         (found, expected) if found == expected => Ok(Arc::clone(column)),
         (found, _) => Err(wrong(format!("it has type {found}"))),
@@ -80,19 +68,22 @@ fn without_nulls(values: &ArrayRef) -> Result<ArrayRef> {
     Ok(make_array(values.to_data().into_builder().nulls(None).build()?))
 }
 
-/// The nulls in the lists of a `ListView`, each as often as a list holds it.
-fn nulls_in_views(column: &ArrayRef) -> usize {
-    let values = column.as_list_view::<i32>().values();
-    let Some(Lists::View(_, starts, sizes)) = Lists::of(column).filter(|_| values.null_count() > 0) else {
-        return 0;
-    };
-    let nulls = starts.iter().zip(sizes);
-    nulls.map(|(start, size)| values.slice(*start as usize, *size as usize).null_count()).sum()
+/// The nulls in the lists of a column, each as often as a list holds it.
+fn nulls_in_lists(column: &ArrayRef) -> usize {
+    let nulls_of =
+        |values: &ArrayRef, start: i32, size: i32| values.slice(start as usize, size as usize).null_count();
+    if let Some(lists) = column.as_list_opt::<i32>() {
+        let (start, end) = (lists.offsets()[0], lists.offsets()[lists.len()]);
+        return nulls_of(lists.values(), start, end - start);
+    }
+    let lists = column.as_list_view::<i32>();
+    let views = lists.offsets().iter().zip(lists.sizes().iter()).filter(|_| lists.values().null_count() > 0);
+    views.map(|(start, size)| nulls_of(lists.values(), *start, *size)).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use arrow::array::Int64Array;
+    use arrow::array::{Int64Array, ListViewArray};
     use arrow::datatypes::Int64Type;
 
     use super::*;

@@ -37,14 +37,9 @@ impl ColumnSeed {
         self.bytes(bytemuck::cast_slice(ids))
     }
 
-    /// The part of bytes: a text, or values of any one type.
+    /// The part of bytes: a text, of which a null has none, or values of any one type.
     pub fn bytes(self, bytes: &[u8]) -> u128 {
         xxh3_128_with_seed(bytes, self.0)
-    }
-
-    /// The part of a time, in microseconds since 1970.
-    pub fn time(self, micros: i64) -> u128 {
-        self.number(micros as u64)
     }
 
     /// The part of a float: its bits, so that -0.0 is not 0.0.
@@ -52,14 +47,9 @@ impl ColumnSeed {
         self.number(u64::from(value.to_bits()))
     }
 
-    /// The part of an integer of a kept column. A null has none.
+    /// The part of a time, in microseconds since 1970, or of an integer of a kept column. A null has none.
     pub fn integer(self, value: i64) -> u128 {
         self.number(value as u64)
-    }
-
-    /// The part of a text of a kept column. A null has none.
-    pub fn text(self, value: &str) -> u128 {
-        self.bytes(value.as_bytes())
     }
 
     /// Adds the parts of a kept column to `samples`: one value each, from the first on.
@@ -73,7 +63,7 @@ impl ColumnSeed {
         match column.data_type() {
             DataType::Utf8 => {
                 let texts = column.as_string::<i32>();
-                rows.for_each(|row| samples[row].add(self.text(texts.value(row))));
+                rows.for_each(|row| samples[row].add(self.bytes(texts.value(row).as_bytes())));
             }
             _ => {
                 let integers = column.as_primitive::<Int64Type>().values();
@@ -106,24 +96,18 @@ pub struct SampleSeeds {
 }
 
 impl SampleSeeds {
-    /// The seeds of samples with these float and list columns.
+    /// The seeds of samples with these float, list and kept columns.
     pub fn new<'n>(
         floats: impl IntoIterator<Item = &'n str>,
         lists: impl IntoIterator<Item = &'n str>,
+        kept: impl IntoIterator<Item = &'n str>,
     ) -> Self {
         Self {
             time: ColumnSeed::new(TIME_COLUMN),
             floats: floats.into_iter().map(ColumnSeed::new).collect(),
             lists: lists.into_iter().map(ColumnSeed::new).collect(),
-            kept: Vec::new(),
+            kept: kept.into_iter().map(ColumnSeed::new).collect(),
         }
-    }
-
-    /// The same for samples that have these kept columns, too.
-    #[must_use]
-    pub fn with_kept<'n>(mut self, kept: impl IntoIterator<Item = &'n str>) -> Self {
-        self.kept = kept.into_iter().map(ColumnSeed::new).collect();
-        self
     }
 
     /// The seed of kept column number `column`.
@@ -138,7 +122,7 @@ impl SampleSeeds {
     /// The digest of a sample's time, in microseconds, and floats, one a column; its lists are still to be added.
     pub fn numbers(&self, time: i64, floats: impl IntoIterator<Item = f32>) -> SampleDigest {
         let mut digest = SampleDigest::default();
-        digest.add(self.time.time(time));
+        digest.add(self.time.integer(time));
         self.floats.iter().zip(floats).for_each(|(seed, float)| digest.add(seed.float(float)));
         digest
     }
@@ -257,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_sample_is_the_sum_of_its_columns() {
-        let seeds = SampleSeeds::new(["x", "y"], ["a"]);
+        let seeds = SampleSeeds::new(["x", "y"], ["a"], []);
         let mut sample = seeds.numbers(7, [1.5, -0.0]);
         sample.add(seeds.list(0, &[3, 4]));
         let mut expected = SampleDigest::default();

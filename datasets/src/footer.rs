@@ -1,10 +1,14 @@
 //! The footer of a data file, read with one request: the manifest says how long it is, and has its checksum. The footer
 //! has a checksum of each column chunk, so a reader verifies a chunk without any other byte of the file.
 
+use std::ops::Range;
+
+use arrow::datatypes::{DataType, Field};
 use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine as _};
 use bytes::Bytes;
 use onefold_base::process::catch_panic;
-use onefold_storage::Storage;
+use onefold_storage::{Object, Storage};
+use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::basic::Type;
 use parquet::file::metadata::{ColumnChunkMetaData, KeyValue, ParquetMetaData, ParquetMetaDataReader};
@@ -63,6 +67,28 @@ impl Footer {
         })
     }
 
+    /// The byte ranges of some columns of a row group in a file of so many bytes.
+    ///
+    /// # Errors
+    ///
+    /// Says why the columns cannot be where the footer says.
+    pub fn byte_ranges(
+        &self,
+        row_group: usize,
+        columns: &ProjectionMask,
+        file_bytes: u64,
+    ) -> Result<Vec<Range<u64>>, String> {
+        let chunks = self.metadata.metadata().row_group(row_group).columns().iter().enumerate();
+        let wanted = chunks.filter(|(leaf, _)| columns.leaf_included(*leaf)).map(|(_, chunk)| {
+            let (start, length) = chunk.byte_range();
+            let end = start.checked_add(length).filter(|end| *end <= file_bytes);
+            end.map(|end| start..end)
+                .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
+        });
+        // A footer of damaged bytes may have negative sizes, about which the library panics.
+        catch_panic(|| wanted.collect())
+    }
+
     /// Checks the bytes of a column chunk; `leaf` is the number of its Parquet column.
     ///
     /// # Errors
@@ -75,6 +101,32 @@ impl Footer {
             _ => Err("its bytes do not have the checksum that was taken when they were written".to_owned()),
         }
     }
+}
+
+/// The object of a data file; the inner error says that it is not there, or has another size than the snapshot says.
+///
+/// # Errors
+///
+/// As [`Storage::head`].
+pub fn find(storage: &Storage, file: &DataFile) -> Result<Result<Object, String>> {
+    Ok(match storage.head(&file.path)? {
+        None => Err("it is missing, the snapshot names it".to_owned()),
+        Some(object) if object.bytes == file.bytes_on_disk => Ok(object),
+        Some(object) => {
+            Err(format!("it has {} bytes, the snapshot says {}", object.bytes, file.bytes_on_disk))
+        }
+    })
+}
+
+/// Whether two fields are equal but for the name of a list's items, which other writers choose differently.
+pub fn same_field(found: &Field, expected: &Field) -> bool {
+    let same_type = match (found.data_type(), expected.data_type()) {
+        (DataType::List(found), DataType::List(expected)) => {
+            found.data_type() == expected.data_type() && found.is_nullable() == expected.is_nullable()
+        }
+        (found, expected) => found == expected,
+    };
+    same_type && found.name() == expected.name() && found.is_nullable() == expected.is_nullable()
 }
 
 /// The entry of the metadata of a file with the checksums of its column chunks, by row group and column.

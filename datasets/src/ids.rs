@@ -15,29 +15,6 @@ pub fn hash_id(bytes: &[u8]) -> i64 {
     (xxh3_64(bytes) & i64::MAX as u64) as i64
 }
 
-/// Calls `use_it` with the decimal text of an integer: that of its absolute value `magnitude`, after a minus sign if it
-/// `is_negative`.
-#[inline]
-pub fn with_decimal<T>(is_negative: bool, magnitude: u64, use_it: impl FnOnce(&str) -> T) -> T {
-    // A sign and the 20 digits of the largest number.
-    let mut text = [0_u8; 21];
-    let (mut at, mut rest) = (text.len(), magnitude);
-    loop {
-        at -= 1;
-        text[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    if is_negative {
-        at -= 1;
-        text[at] = b'-';
-    }
-    // Digits and a sign are ASCII.
-    use_it(std::str::from_utf8(&text[at..]).unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,14 +38,5 @@ mod tests {
         for (bytes, id) in golden {
             assert_eq!(hash_id(bytes), id, "{}", bytes.escape_ascii());
         }
-    }
-
-    #[test]
-    fn integers_are_their_decimal_text() {
-        for number in [0, 1, -1, 9, 10, -10, 17, 1_000_000_007, i64::MAX, i64::MIN] {
-            let text = with_decimal(number < 0, number.unsigned_abs(), str::to_owned);
-            assert_eq!(text, number.to_string());
-        }
-        assert_eq!(with_decimal(false, u64::MAX, str::to_owned), u64::MAX.to_string());
     }
 }

@@ -52,7 +52,7 @@ pub use error::{Error, Result, suggest};
 pub use identity::{
     IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, bucket_of_session, default_buckets, session_id,
 };
-pub use ids::{hash_id, with_decimal};
+pub use ids::hash_id;
 pub use names::{WORK, work_file_name};
 pub use overlap::overlap;
 pub use partition::PartitionKey;

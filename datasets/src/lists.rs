@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray};
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, ListViewArray};
 use arrow::buffer::{NullBuffer, OffsetBuffer};
-use arrow::datatypes::{DataType, Int64Type};
+use arrow::datatypes::{DataType, FieldRef, Int64Type};
 
 use crate::{Error, Result, schema};
 
@@ -101,15 +101,23 @@ pub(crate) fn list_array(
     Ok(ListArray::try_new(schema::item_field(), offsets, Arc::new(Int64Array::new(ids.into(), None)), nulls)?)
 }
 
-/// `column` as a `List` of its own ids only.
+/// `column`, of `List`s or `ListView`s, with other values and this field of the lists' items. The lists have no nulls.
 ///
 /// # Errors
 ///
-/// As [`list_array`], and [`Error::Fault`] for a column of another type.
-pub(crate) fn expand(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
-    let lists = Lists::of(column).ok_or_else(|| no_lists(name, column))?;
-    let ids = lists.iter().flatten().copied().collect();
-    Ok(Arc::new(list_array(name, lists.iter().map(<[i64]>::len), ids, None)?))
+/// Those of `values`, and Arrow's if the values are not those of the field.
+pub(crate) fn with_values(
+    column: &ArrayRef,
+    item: &FieldRef,
+    values: impl FnOnce(&ArrayRef) -> Result<ArrayRef>,
+) -> Result<ArrayRef> {
+    if let Some(lists) = column.as_list_opt::<i32>() {
+        let values = values(lists.values())?;
+        return Ok(Arc::new(ListArray::try_new(Arc::clone(item), lists.offsets().clone(), values, None)?));
+    }
+    let lists = column.as_list_view::<i32>();
+    let (offsets, sizes) = (lists.offsets().clone(), lists.sizes().clone());
+    Ok(Arc::new(ListViewArray::try_new(Arc::clone(item), offsets, sizes, values(lists.values())?, None)?))
 }
 
 pub(crate) fn no_lists(name: &str, column: &ArrayRef) -> Error {

@@ -13,7 +13,7 @@ use arrow::array::{
 };
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, Field, FieldRef, Int64Type, Schema as ArrowSchema, SchemaRef};
+use arrow::datatypes::{Field, FieldRef, Int64Type, Schema as ArrowSchema, SchemaRef};
 use onefold_base::process::catch_panic;
 use onefold_storage::{Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
@@ -21,11 +21,9 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::reader::ChunkReader;
 
 use crate::folded::{UnfoldedGroup, unfold_group};
-use crate::footer::{Footer, check_counts, decoding_bytes};
+use crate::footer::{Footer, check_counts, decoding_bytes, find, same_field};
+use crate::lists::Lists;
 use crate::{DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
-
-/// The problem of a file that is not there.
-pub(crate) const MISSING: &str = "it is missing, the snapshot names it";
 
 /// The files of some row groups, whose footers were read.
 #[derive(Debug)]
@@ -64,11 +62,7 @@ impl OpenFile {
     /// Reads the footer of file number `number` of a set, and compares it with what the snapshot says.
     fn open(storage: &Storage, set: &FileSet, number: usize, file: &DataFile) -> Result<Self> {
         let wrong = |message: String| Problem::new(&file.path, message);
-        let object = storage.head(&file.path)?.ok_or_else(|| wrong(MISSING.to_owned()))?;
-        if object.bytes != file.bytes_on_disk {
-            let (bytes, expected) = (object.bytes, file.bytes_on_disk);
-            return Err(wrong(format!("it has {bytes} bytes, the snapshot says {expected}")).into());
-        }
+        let object = find(storage, file)?.map_err(wrong)?;
         // An object that takes its place later is an error.
         let footer = Footer::read(storage, file, object.e_tag.clone())?;
         let footer = footer.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
@@ -87,19 +81,11 @@ impl OpenFile {
         row_group: usize,
         columns: &ProjectionMask,
     ) -> Result<Result<Ranges, String>> {
-        let chunks = self.footer.metadata.metadata().row_group(row_group).columns().iter().enumerate();
         let Object { path, bytes, e_tag, .. } = &self.object;
-        let wanted = chunks.filter(|(leaf, _)| columns.leaf_included(*leaf)).map(|(_, chunk)| {
-            let (start, length) = chunk.byte_range();
-            let end = start.checked_add(length).filter(|end| end <= bytes);
-            end.map(|end| start..end)
-                .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
-        });
-        // A footer of damaged bytes may have negative sizes, about which the library panics.
-        match catch_panic(|| wanted.collect::<Result<Vec<_>, _>>()) {
-            Ok(wanted) => Ok(Ok(storage.read_ranges(path, *bytes, wanted, e_tag.clone())?)),
-            Err(message) => Ok(Err(message)),
-        }
+        Ok(match self.footer.byte_ranges(row_group, columns, *bytes) {
+            Ok(wanted) => Ok(storage.read_ranges(path, *bytes, wanted, e_tag.clone())?),
+            Err(message) => Err(message),
+        })
     }
 
     /// Compares the bytes of some columns of a row group with their checksums.
@@ -418,12 +404,17 @@ impl SampleLists {
 
     /// The list of a sample.
     pub fn list(&self, sample: usize) -> &[i64] {
-        &self.values[self.offsets[sample] as usize..][..self.sizes[sample] as usize]
+        self.views().get(sample)
     }
 
     /// Ids in the list of each sample.
     pub fn sizes(&self) -> &[i32] {
         &self.sizes
+    }
+
+    /// The lists as a column of views has them.
+    pub(crate) fn views(&self) -> Lists<'_> {
+        Lists::View(&self.values, &self.offsets, &self.sizes)
     }
 
     /// Whether a sample has the list of the one before, as far as that shows without comparing ids.
@@ -455,17 +446,6 @@ impl SampleLists {
 
 fn first_null(column: &ArrayRef) -> Option<usize> {
     (column.null_count() > 0).then(|| (0..column.len()).find(|row| column.is_null(*row)))?
-}
-
-/// Equal but for the name of a list's items, which other writers choose differently.
-fn same_field(found: &Field, expected: &Field) -> bool {
-    let same_type = match (found.data_type(), expected.data_type()) {
-        (DataType::List(found), DataType::List(expected)) => {
-            found.data_type() == expected.data_type() && found.is_nullable() == expected.is_nullable()
-        }
-        (found, expected) => found == expected,
-    };
-    same_type && found.is_nullable() == expected.is_nullable()
 }
 
 fn describe(field: &Field) -> String {

@@ -84,21 +84,6 @@ pub enum Reason {
     NotCommitted,
 }
 
-/// A snapshot or file that no kept snapshot needs.
-#[derive(Debug)]
-struct Unneeded {
-    object: Object,
-    reason: Reason,
-    since: SystemTime,
-}
-
-impl From<Unneeded> for Removal {
-    fn from(unneeded: Unneeded) -> Self {
-        let Unneeded { object, reason, since } = unneeded;
-        Self { path: object.path, bytes: object.bytes, reason, since: utc(since) }
-    }
-}
-
 /// Removes what `options` do not keep from the dataset in `storage`. Snapshots are removed before the files that they
 /// name, so that a vacuum that is killed leaves every snapshot whole. Files whose names no writer of datasets makes are
 /// never removed. A snapshot that is to be removed and cannot be read is removed, too.
@@ -132,37 +117,38 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
 
     let not_named = files.into_iter().filter(|file| !named.contains(&file.path));
     let (written, foreign): (Vec<Object>, Vec<Object>) = not_named.partition(|file| is_written(&file.path));
-    let unneeded = written.into_iter().map(|object| match dropped.get(&object.path) {
-        Some(since) => Unneeded { since: *since, reason: Reason::Superseded, object },
-        None => Unneeded { since: object.modified, reason: Reason::NotCommitted, object },
+    let unneeded = written.iter().map(|object| match dropped.get(&object.path) {
+        Some(since) => (object, Reason::Superseded, *since),
+        None => (object, Reason::NotCommitted, object.modified),
     });
-    let (mut old_files, young_files): (Vec<Unneeded>, Vec<Unneeded>) =
-        unneeded.partition(|file| is_old(file.since));
-    old_files.sort_by(|a, b| a.object.path.cmp(&b.object.path));
+    let (old_files, young_files): (Vec<_>, Vec<_>) = unneeded.partition(|(_, _, since)| is_old(*since));
+    let removal = |(object, reason, since): (&Object, Reason, SystemTime)| Removal {
+        path: object.path.clone(),
+        bytes: object.bytes,
+        reason,
+        since: utc(since),
+    };
+    let mut old_files: Vec<Removal> = old_files.into_iter().map(removal).collect();
+    old_files.sort_by(|a, b| a.path.cmp(&b.path));
     let old_snapshots = removed.iter().filter_map(|number| superseded.get(number));
-    let old_snapshots: Vec<Unneeded> = old_snapshots
-        .map(|(object, since)| Unneeded {
-            object: (*object).clone(),
-            reason: Reason::Superseded,
-            since: *since,
-        })
-        .collect();
+    let old_snapshots = old_snapshots.map(|(object, since)| removal((*object, Reason::Superseded, *since)));
+    let old_snapshots: Vec<Removal> = old_snapshots.collect();
 
     let mut vacuumed = Vacuumed {
         dry_run: options.dry_run,
         snapshots_kept: kept,
         snapshots_removed: removed,
         files_removed: old_files.len(),
-        bytes_removed: old_snapshots.iter().chain(&old_files).map(|old| old.object.bytes).sum(),
+        bytes_removed: old_snapshots.iter().chain(&old_files).map(|old| old.bytes).sum(),
         young_files_kept: young_files.len(),
         foreign_files_kept: foreign.len(),
         would_remove: Vec::new(),
     };
     if options.dry_run {
-        vacuumed.would_remove = old_snapshots.into_iter().chain(old_files).map(Removal::from).collect();
+        vacuumed.would_remove = old_snapshots.into_iter().chain(old_files).collect();
         return Ok(vacuumed);
     }
-    let paths = |old: Vec<Unneeded>| old.into_iter().map(|old| old.object.path).collect::<Vec<String>>();
+    let paths = |old: Vec<Removal>| old.into_iter().map(|old| old.path).collect::<Vec<String>>();
     storage.delete(paths(old_snapshots))?;
     storage.delete(paths(old_files))?;
     storage.remove_empty_folders(&WRITTEN_FOLDERS);

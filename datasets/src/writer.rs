@@ -41,7 +41,7 @@ use onefold_storage::Storage;
 
 pub use self::bucket::{BucketWriter, BucketWriters, Decode};
 pub use self::closing::ClosingBuckets;
-pub(crate) use self::count::Counter;
+pub(crate) use self::count::{Counter, count_lists};
 pub use self::encoders::Encoders;
 pub use self::finish::Written;
 pub use self::location::check_new_location;
@@ -154,11 +154,6 @@ impl DatasetWriter {
         };
         let all = self.written.values().map(samples).filter(|samples| *samples > 0);
         all.fold((0, 0), |(all, partitions), samples| (all + samples, partitions + 1))
-    }
-
-    /// The number of buckets: that of the dataset that is appended to, or else that of the options.
-    pub fn buckets(&self) -> u32 {
-        self.options.buckets
     }
 
     /// The dataset's partition columns.

@@ -29,7 +29,7 @@ pub fn digest(batch: &Batch, schema: &Schema) -> Digest {
     }
     if let Some(times) = batch.timestamps() {
         let seed = ColumnSeed::new(TIME_COLUMN);
-        samples.iter_mut().zip(times.iter()).for_each(|(sample, time)| sample.add(seed.time(*time)));
+        samples.iter_mut().zip(times.iter()).for_each(|(sample, time)| sample.add(seed.integer(*time)));
     }
     // The id of a session, which a build gives it, is no part of a digest.
     for column in batch.kept().iter().filter(|column| *column.name != *SESSION_COLUMN) {
@@ -153,7 +153,7 @@ mod tests {
         });
         let batch = batch.unwrap();
         let schema = schema(&batch);
-        let seeds = SampleSeeds::new(["dense0", "dense1", "label0", "weight"], ["user"]);
+        let seeds = SampleSeeds::new(["dense0", "dense1", "label0", "weight"], ["user"], []);
         let mut expected = Digest::default();
         for (i, sample) in samples(&batch).into_iter().enumerate() {
             let floats = sample.dense.into_iter().chain(sample.labels).chain(sample.weight);

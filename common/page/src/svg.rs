@@ -7,6 +7,12 @@ use crate::text::{escape, number, percent, precise, short};
 /// The height of a line of text, in pixels.
 pub const LINE: f64 = 16.0;
 
+/// The width of a plot, and the height and the ends of the part that has values.
+const WIDTH: f64 = 520.0;
+const HEIGHT: f64 = 230.0;
+const TOP: f64 = 1.6 * LINE;
+const BOTTOM: f64 = TOP + HEIGHT;
+
 /// A picture that is being drawn.
 #[derive(Debug)]
 pub struct Svg {
@@ -109,7 +115,6 @@ pub struct Bar<'a> {
 
 /// Bars that lie below each other, with their labels on the left.
 pub fn bars(label: &str, bars: &[Bar], label_width: f64) -> String {
-    const WIDTH: f64 = 520.0;
     const STEP: f64 = 34.0;
     const TEXT: f64 = 180.0;
     let mut svg = Svg::new(WIDTH, STEP * bars.len() as f64 + 4.0, label);
@@ -126,6 +131,22 @@ pub fn bars(label: &str, bars: &[Bar], label_width: f64) -> String {
     svg.finish()
 }
 
+/// The scales of a plot from `left` to `right`, with horizontal lines at the places of `ticks`.
+fn scales(
+    label: &str,
+    (left, right): (f64, f64),
+    (x_axis, y_axis): (&str, &str),
+    ticks: &[f64],
+    y: impl Fn(f64) -> f64,
+) -> Svg {
+    let mut svg = Svg::new(WIDTH, BOTTOM + 2.8 * LINE, label);
+    svg.text(0.0, LINE * 0.8, Anchor::Start, "tick", &escape(y_axis));
+    svg.grid(ticks, (left, right), y);
+    svg.text((left + right) / 2.0, BOTTOM + 2.4 * LINE, Anchor::Middle, "tick", &escape(x_axis));
+    svg.line((left, BOTTOM), (right, BOTTOM), "axis");
+    svg
+}
+
 /// A line of a [`lines`] plot.
 #[derive(Debug)]
 pub struct Line<'a> {
@@ -138,25 +159,19 @@ pub struct Line<'a> {
 }
 
 /// Lines over a share from 0 to 1, with their names at their ends.
-pub fn lines(label: &str, (x_axis, y_axis): (&str, &str), lines: &[Line]) -> String {
-    const WIDTH: f64 = 520.0;
-    const HEIGHT: f64 = 230.0;
+pub fn lines(label: &str, axes: (&str, &str), lines: &[Line]) -> String {
     const LEFT: f64 = 46.0;
-    const RIGHT: f64 = 150.0;
-    const TOP: f64 = 1.6 * LINE;
-    let mut svg = Svg::new(WIDTH, TOP + HEIGHT + 2.8 * LINE, label);
+    const RIGHT: f64 = WIDTH - 150.0;
     let values = lines.iter().flat_map(|line| line.points.iter().map(|(_, y)| *y));
     let largest = values.fold(1.0, f64::max);
     let ticks = ticks(largest, 5);
     let top = ticks.last().copied().unwrap_or(1.0).max(largest);
-    let x = |share: f64| LEFT + (WIDTH - LEFT - RIGHT) * share;
-    let y = |value: f64| TOP + HEIGHT - HEIGHT * value / top;
-    svg.text(0.0, LINE * 0.8, Anchor::Start, "tick", &escape(y_axis));
-    svg.grid(&ticks, (x(0.0), x(1.0)), y);
+    let x = |share: f64| LEFT + (RIGHT - LEFT) * share;
+    let y = |value: f64| BOTTOM - HEIGHT * value / top;
+    let mut svg = scales(label, (LEFT, RIGHT), axes, &ticks, y);
     for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
-        svg.text(x(share), TOP + HEIGHT + LINE, Anchor::Middle, "tick", &percent(share));
+        svg.text(x(share), BOTTOM + LINE, Anchor::Middle, "tick", &percent(share));
     }
-    svg.text(x(0.5), TOP + HEIGHT + 2.4 * LINE, Anchor::Middle, "tick", &escape(x_axis));
     let mut ends: Vec<(f64, &Line)> = Vec::new();
     for line in lines {
         svg.polyline(line.points.iter().map(|(share, value)| (x(*share), y(*value))), line.class);
@@ -167,16 +182,10 @@ pub fn lines(label: &str, (x_axis, y_axis): (&str, &str), lines: &[Line]) -> Str
     let mut lowest = f64::NEG_INFINITY;
     for (value, line) in ends {
         let place = (y(value) + 4.0).max(lowest + LINE);
-        svg.text(
-            x(1.0) + 8.0,
-            place,
-            Anchor::Start,
-            "value",
-            &format!("{} {}", number(value), escape(line.name)),
-        );
+        let name = format!("{} {}", number(value), escape(line.name));
+        svg.text(RIGHT + 8.0, place, Anchor::Start, "value", &name);
         lowest = place;
     }
-    svg.line((x(0.0), TOP + HEIGHT), (x(1.0), TOP + HEIGHT), "axis");
     svg.finish()
 }
 
@@ -195,12 +204,8 @@ pub struct Axes<'a> {
 
 /// Lines over any scale, with points where there are few, and a dashed line through equal values if `diagonal`.
 pub fn curves(label: &str, axes: Axes<'_>, lines: &[Line<'_>], diagonal: bool) -> String {
-    const WIDTH: f64 = 520.0;
-    const HEIGHT: f64 = 230.0;
     const LEFT: f64 = 58.0;
-    const RIGHT: f64 = 16.0;
-    const TOP: f64 = 1.6 * LINE;
-    let mut svg = Svg::new(WIDTH, TOP + HEIGHT + 2.8 * LINE, label);
+    const RIGHT: f64 = WIDTH - 16.0;
     let points =
         || lines.iter().flat_map(|line| &line.points).filter(|(x, y)| x.is_finite() && y.is_finite());
     let range = |values: &mut dyn Iterator<Item = f64>| {
@@ -221,28 +226,20 @@ pub fn curves(label: &str, axes: Axes<'_>, lines: &[Line<'_>], diagonal: bool) -
     let y_ticks = ticks_between(low, high, 5);
     (low, high) = (low.min(y_ticks[0]), high.max(y_ticks[y_ticks.len() - 1]));
     let (width, height) = ((right - left).max(f64::MIN_POSITIVE), (high - low).max(f64::MIN_POSITIVE));
-    let x = |value: f64| LEFT + (WIDTH - LEFT - RIGHT) * ((value - left) / width).clamp(0.0, 1.0);
-    let y = |value: f64| TOP + HEIGHT - HEIGHT * ((value - low) / height).clamp(0.0, 1.0);
-    svg.text(0.0, LINE * 0.8, Anchor::Start, "tick", &escape(axes.y));
-    svg.grid(&y_ticks, (LEFT, WIDTH - RIGHT), y);
+    let x = |value: f64| LEFT + (RIGHT - LEFT) * ((value - left) / width).clamp(0.0, 1.0);
+    let y = |value: f64| BOTTOM - HEIGHT * ((value - low) / height).clamp(0.0, 1.0);
+    let mut svg = scales(label, (LEFT, RIGHT), (axes.x, axes.y), &y_ticks, y);
     if axes.places.is_empty() {
         for tick in ticks_between(left, right, 4).into_iter().filter(|tick| (left..=right).contains(tick)) {
-            svg.text(x(tick), TOP + HEIGHT + LINE, Anchor::Middle, "tick", &number_of_tick(tick));
+            svg.text(x(tick), BOTTOM + LINE, Anchor::Middle, "tick", &number_of_tick(tick));
         }
     } else {
         let every = axes.places.len().div_ceil(5);
         for (place, name) in axes.places.iter().enumerate().step_by(every) {
             let anchor = if place == 0 { Anchor::Start } else { Anchor::Middle };
-            svg.text(x(place as f64), TOP + HEIGHT + LINE, anchor, "tick", &short(name, 18));
+            svg.text(x(place as f64), BOTTOM + LINE, anchor, "tick", &short(name, 18));
         }
     }
-    svg.text(
-        (LEFT + WIDTH - RIGHT) / 2.0,
-        TOP + HEIGHT + 2.4 * LINE,
-        Anchor::Middle,
-        "tick",
-        &escape(axes.x),
-    );
     if diagonal {
         svg.line((x(low), y(low)), (x(right), y(right)), "diagonal");
     }
@@ -261,7 +258,6 @@ pub fn curves(label: &str, axes: Axes<'_>, lines: &[Line<'_>], diagonal: bool) -
             );
         }
     }
-    svg.line((LEFT, TOP + HEIGHT), (WIDTH - RIGHT, TOP + HEIGHT), "axis");
     svg.finish()
 }
 

@@ -37,14 +37,6 @@ impl Printer {
         }
     }
 
-    /// Whether the summary is wanted as JSON.
-    pub fn is_json(&self) -> bool {
-        match &self.0 {
-            Output::Terminal { options, .. } => options.json,
-            Output::Caller { .. } => true,
-        }
-    }
-
     /// Ends a command: prints `text`, or with `--json` the object `json` on one line.
     ///
     /// # Errors

@@ -1,13 +1,11 @@
 //! The commands of `onefold-data`: raw logs from public data or from a seed.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::ebnerd::{self, ImportOptions, ImportSummary};
+use crate::ebnerd::{self, ImportSummary};
 use crate::generate::{GenerateOptions, Workload, generate};
-use crate::movielens::{self, FetchOptions, FetchSummary};
+use crate::movielens::{self, FetchSummary};
 use crate::raw_log::DATASET_CONFIG_FILE;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_base::fault::{Explainer, explained};
@@ -125,45 +123,32 @@ impl CommandLine for Cli {
 /// The program, to be called in another program's process.
 pub const PROGRAM: Program = Program::of::<Cli>();
 
-/// Runs the program with its arguments, whose first is its name.
-pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    PROGRAM.main(arguments)
-}
-
 fn fetch(arguments: &FetchArguments, printer: &Printer) -> anyhow::Result<()> {
     let FetchSource::MovieLens100K = arguments.source;
-    let out = &arguments.output.out;
-    let options = FetchOptions { cache: arguments.cache.clone(), overwrite: arguments.output.overwrite };
+    let out = arguments.output.out.as_path();
     let start = Instant::now();
-    let summary = movielens::fetch(out, &options, printer)?;
-    let report = Report::new(&summary, out, start)?;
-    printer.summary(&report.text("MovieLens 100K", movielens_lines(&summary)), &report)?;
-    Ok(())
+    let cache = arguments.cache.as_deref();
+    let summary = movielens::fetch(out, cache, arguments.output.overwrite, printer)?;
+    finish(printer, (out, start), "MovieLens 100K", &summary, movielens_lines(&summary))
 }
 
 fn import(arguments: &ImportArguments, printer: &Printer) -> anyhow::Result<()> {
     let ImportSource::Ebnerd = arguments.source;
-    let out = &arguments.output.out;
-    let options = ImportOptions { overwrite: arguments.output.overwrite };
+    let out = arguments.output.out.as_path();
     let start = Instant::now();
-    let summary = ebnerd::import(&arguments.from, out, options, printer)?;
-    let report = Report::new(&summary, out, start)?;
-    printer.summary(&report.text("EB-NeRD", ebnerd_lines(&summary)), &report)?;
-    Ok(())
+    let summary = ebnerd::import(&arguments.from, out, arguments.output.overwrite, printer)?;
+    finish(printer, (out, start), "EB-NeRD", &summary, ebnerd_lines(&summary))
 }
 
 fn generate_workload(arguments: &GenerateArguments, printer: &Printer) -> anyhow::Result<()> {
     let &GenerateArguments { workload, samples, seed, .. } = arguments;
-    let out = &arguments.output.out;
+    let out = arguments.output.out.as_path();
     let options = GenerateOptions { workload, samples, seed, overwrite: arguments.output.overwrite };
     let start = Instant::now();
     let summary = generate(out, &options, printer)?;
-    let report = Report::new(&summary, out, start)?;
-    let name = workload.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
     let lines =
         vec![("samples", format_count(summary.samples)), ("sessions", format_count(summary.sessions))];
-    printer.summary(&report.text(&format!("workload {name}"), lines), &report)?;
-    Ok(())
+    finish(printer, (out, start), &format!("workload {}", workload.name()), summary, lines)
 }
 
 /// The summary of every command.
@@ -177,24 +162,25 @@ struct Report<'a, S> {
     wall_seconds: f64,
 }
 
-impl<'a, S: Serialize> Report<'a, S> {
-    fn new(summary: S, out: &'a Path, start: Instant) -> anyhow::Result<Self> {
-        let (files, bytes_on_disk) = measure(out)?;
-        Ok(Self { summary, out, files, bytes_on_disk, wall_seconds: start.elapsed().as_secs_f64() })
-    }
-
-    /// The summary for a person: `lines` of label and value, and the next command.
-    fn text(&self, what: &str, mut lines: Vec<(&str, String)>) -> String {
-        lines.push(("files", format_count(self.files)));
-        lines.push(("size", format_bytes(self.bytes_on_disk)));
-        lines.push(("time", format!("{:.1} s", self.wall_seconds)));
-        let width = lines.iter().map(|(label, _)| label.len()).max().unwrap_or_default();
-        let lines: String =
-            lines.iter().map(|(label, value)| format!("  {label:<width$}  {value}\n")).collect();
-        let config = self.out.join(DATASET_CONFIG_FILE);
-        let (out, config) = (self.out.display(), config.display());
-        format!("raw logs of {what} in `{out}`\n{lines}next: onefold-ingest build {config} --out DATASET")
-    }
+/// Ends a command with its summary: for a person `lines` of label and value, and the next command.
+fn finish(
+    printer: &Printer,
+    (out, start): (&Path, Instant),
+    what: &str,
+    summary: impl Serialize,
+    mut lines: Vec<(&str, String)>,
+) -> anyhow::Result<()> {
+    let (files, bytes_on_disk) = measure(out)?;
+    let report = Report { summary, out, files, bytes_on_disk, wall_seconds: start.elapsed().as_secs_f64() };
+    lines.push(("files", format_count(files)));
+    lines.push(("size", format_bytes(bytes_on_disk)));
+    lines.push(("time", format!("{:.1} s", report.wall_seconds)));
+    let width = lines.iter().map(|(label, _)| label.len()).max().unwrap_or_default();
+    let lines: String = lines.iter().map(|(label, value)| format!("  {label:<width$}  {value}\n")).collect();
+    let config = out.join(DATASET_CONFIG_FILE);
+    let (shown, config) = (out.display(), config.display());
+    let next = format!("next: onefold-ingest build {config} --out DATASET");
+    Ok(printer.summary(&format!("raw logs of {what} in `{shown}`\n{lines}{next}"), &report)?)
 }
 
 fn movielens_lines(summary: &FetchSummary) -> Vec<(&'static str, String)> {

@@ -29,18 +29,19 @@ use std::sync::Arc;
 
 use arrow::array::{
     ArrayBuilder, ArrayRef, AsArray, Float32Builder, Int64Array, Int64Builder, ListArray, ListBuilder,
-    RecordBatch, StringArray, TimestampMicrosecondArray, TimestampMicrosecondBuilder,
+    RecordBatch, StringArray, TimestampMicrosecondArray,
 };
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
-use arrow::error::ArrowError;
+use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimestampMicrosecondType};
 use serde::Serialize;
 
 use self::arrival::{Arrival, SPLIT_COLUMN};
-use self::source::SPLITS;
+use self::source::{SPLITS, column};
 pub use self::state::HISTORY_WINDOW;
 use self::state::ServiceState;
-use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE, TableWriter};
-use crate::{Error, Result};
+use crate::Result;
+use crate::raw_log::{
+    DATASET_CONFIG_FILE, RawLogWriter, TIME, TRAIN_CONFIG_FILE, TableWriter, list_row, schema,
+};
 use onefold_base::progress::Reporter;
 
 /// Impressions that are sorted in memory at once.
@@ -60,13 +61,6 @@ const PASSED_ON: [(&str, &str); 8] = [
     ("is_subscriber", "is_subscriber"),
     ("article_id", "page_article_id"),
 ];
-
-/// How EB-NeRD is imported.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ImportOptions {
-    /// Whether existing raw logs at the output are replaced.
-    pub overwrite: bool,
-}
 
 /// Figures of the raw logs that were written.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -91,31 +85,27 @@ pub struct ImportSummary {
     pub clicks_not_shown: u64,
 }
 
-/// Writes the impressions of an unpacked EB-NeRD at `from` as raw logs to `out`.
+/// Writes the impressions of an unpacked EB-NeRD at `from` as raw logs to `out`. Raw logs that are there are replaced if
+/// `overwrite` says so.
 ///
 /// # Errors
 ///
-/// [`Error::Output`] if `out` may not be replaced, [`Error::Fault`] with the file if
-/// one is missing, damaged, empty or of other columns, [`Error::Io`] if the output cannot be written.
-/// Nothing is then left at `out`.
-pub fn import(
-    from: &Path,
-    out: &Path,
-    options: ImportOptions,
-    reporter: &dyn Reporter,
-) -> Result<ImportSummary> {
-    import_in_chunks(from, out, options, CHUNK_IMPRESSIONS, reporter)
+/// [`Error::Storage`](crate::Error::Storage) if `out` may not be replaced, [`Error::Fault`](crate::Error::Fault) with
+/// the file if one is missing, damaged, empty or of other columns, [`Error::Io`](crate::Error::Io) if the output cannot
+/// be written. Nothing is then left at `out`.
+pub fn import(from: &Path, out: &Path, overwrite: bool, reporter: &dyn Reporter) -> Result<ImportSummary> {
+    import_in_chunks(from, out, overwrite, CHUNK_IMPRESSIONS, reporter)
 }
 
 fn import_in_chunks(
     from: &Path,
     out: &Path,
-    options: ImportOptions,
+    overwrite: bool,
     chunk: u32,
     reporter: &dyn Reporter,
 ) -> Result<ImportSummary> {
     let splits = source::find(from)?;
-    let writer = RawLogWriter::create(out, options.overwrite)?;
+    let writer = RawLogWriter::create(out, overwrite)?;
     let arrival = Arrival::read(&splits)?;
     let mut logs = Logs::start(&writer, ServiceState::read(&splits)?)?;
     reporter.begin("impressions", Some(u64::from(arrival.count)), "impressions");
@@ -172,22 +162,24 @@ impl Logs {
     fn write(&mut self, impressions: &RecordBatch) -> Result<()> {
         let rows = Impressions::of(impressions)?;
         let mut known = Known::default();
-        let mut clicks = Clicks::default();
+        let mut clicks = Vec::new();
         for row in 0..impressions.num_rows() {
             let (time, reader) = (rows.times.value(row), (rows.splits.value(row), rows.users.value(row)));
-            let shown = list_row(rows.shown, row)?;
-            let clicked = distinct(list_row(rows.clicked, row)?);
+            let shown = list_row(rows.shown, row);
+            let clicked = distinct(list_row(rows.clicked, row));
             self.state.advance(time);
             self.history_items += known.append(&self.state, reader, shown);
             self.state.record(reader, shown, &clicked);
-            clicks.append(self.next_request + row as i64, time, &clicked);
+            let request_id = self.next_request + row as i64;
+            let click = |article_id: &i64| Click { request_id, article_id: *article_id, timestamp: time };
+            clicks.extend(clicked.iter().map(click));
             self.sessions.insert((reader.0, rows.sessions.value(row)));
             self.users.insert(reader.1);
             self.count(shown, &clicked);
         }
         let features = feature_rows(impressions, self.next_request, &rows, known)?;
         self.features.write(&features)?;
-        self.events.write(&clicks.finish()?)?;
+        self.events.write_rows(&clicks)?;
         self.next_request += impressions.num_rows() as i64;
         Ok(())
     }
@@ -241,19 +233,6 @@ impl<'a> Impressions<'a> {
     }
 }
 
-fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
-    let missing = || Error::Internal(ArrowError::SchemaError(format!("no column `{name}`")));
-    rows.column_by_name(name).ok_or_else(missing)
-}
-
-fn list_row(lists: &ListArray, row: usize) -> Result<&[i64]> {
-    let offsets = lists.value_offsets();
-    let values = lists.values().as_primitive::<Int64Type>().values();
-    let bounds = offsets.get(row).zip(offsets.get(row + 1));
-    let items = bounds.and_then(|(start, end)| values.get(*start as usize..*end as usize));
-    items.ok_or_else(|| Error::Internal(ArrowError::ComputeError(format!("list {row} is out of bounds"))))
-}
-
 /// The ids without repetitions: the join with the clicks would make a sample of each.
 fn distinct(ids: &[i64]) -> Vec<i64> {
     let mut seen = HashSet::new();
@@ -282,31 +261,12 @@ impl Known {
     }
 }
 
-/// Rows of the event log.
-#[derive(Debug, Default)]
-struct Clicks {
-    requests: Int64Builder,
-    articles: Int64Builder,
-    times: TimestampMicrosecondBuilder,
-}
-
-impl Clicks {
-    fn append(&mut self, request: i64, time: i64, clicked: &[i64]) {
-        for article in clicked {
-            self.requests.append_value(request);
-            self.articles.append_value(*article);
-            self.times.append_value(time);
-        }
-    }
-
-    fn finish(mut self) -> Result<RecordBatch> {
-        let columns: Vec<ArrayRef> = vec![
-            Arc::new(self.requests.finish()),
-            Arc::new(self.articles.finish()),
-            Arc::new(self.times.finish()),
-        ];
-        Ok(RecordBatch::try_new(event_schema(), columns)?)
-    }
+/// A row of the event log.
+#[derive(Debug, Serialize)]
+struct Click {
+    request_id: i64,
+    article_id: i64,
+    timestamp: i64,
 }
 
 fn feature_rows(
@@ -342,17 +302,13 @@ fn feature_rows(
     Ok(RecordBatch::try_new(feature_schema(), columns)?)
 }
 
-fn time_type() -> DataType {
-    DataType::Timestamp(TimeUnit::Microsecond, None)
-}
-
 fn feature_schema() -> SchemaRef {
     let list = |item| DataType::new_list(item, true);
     let mut fields = vec![
         ("request_id", DataType::Int64),
         ("split", DataType::Utf8),
         ("session_id", DataType::Int64),
-        ("timestamp", time_type()),
+        ("timestamp", TIME),
     ];
     fields.extend(PASSED_ON.map(|(_, name)| (name, DataType::Int64)));
     fields.extend([
@@ -368,12 +324,7 @@ fn feature_schema() -> SchemaRef {
 }
 
 fn event_schema() -> SchemaRef {
-    schema(vec![("request_id", DataType::Int64), ("article_id", DataType::Int64), ("timestamp", time_type())])
-}
-
-fn schema(fields: Vec<(&str, DataType)>) -> SchemaRef {
-    let fields = fields.into_iter().map(|(name, kind)| Field::new(name, kind, false));
-    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+    schema([("request_id", DataType::Int64), ("article_id", DataType::Int64), ("timestamp", TIME)])
 }
 
 #[cfg(test)]

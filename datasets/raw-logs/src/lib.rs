@@ -14,4 +14,4 @@ pub mod generate;
 pub mod movielens;
 pub mod raw_log;
 
-pub use error::{Error, Result};
+pub use onefold_datasets::{Error, Result};

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    onefold_raw_logs::command::main(std::env::args_os())
+    onefold_raw_logs::command::PROGRAM.main(std::env::args_os())
 }

@@ -22,23 +22,17 @@ mod wheel;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-use arrow::array::{
-    ArrayRef, Float32Array, Int64Array, Int64Builder, ListArray, ListBuilder, RecordBatch,
-    TimestampMicrosecondArray,
-};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, SchemaRef};
 use arrow::temporal_conversions::timestamp_us_to_datetime;
 use serde::Serialize;
 
 use self::parse::{Item, Rating, SourceText, User};
-use self::point_in_time::Context;
 pub use self::point_in_time::{HISTORY_WINDOW, LIKED_RATING};
 use self::wheel::{CachedWheel, Wheel};
 use crate::Result;
-use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TRAIN_CONFIG_FILE, TableWriter};
+use crate::raw_log::{DATASET_CONFIG_FILE, RawLogWriter, TIME, TRAIN_CONFIG_FILE, schema};
 use onefold_base::progress::Reporter;
 
 /// The wheel that ships the files.
@@ -57,15 +51,6 @@ const SESSION_GAP_MICROS: i64 = 30 * 60 * 1_000_000;
 const TRAIN_TENTHS: usize = 8;
 /// Rows that are built in memory before they are written.
 const BATCH_ROWS: usize = 8192;
-
-/// How MovieLens 100K is fetched.
-#[derive(Debug, Clone, Default)]
-pub struct FetchOptions {
-    /// The cache in place of the one that the environment names (`ONEFOLD_CACHE`, `XDG_CACHE_HOME`, `HOME`).
-    pub cache: Option<PathBuf>,
-    /// Whether existing raw logs at the output are replaced.
-    pub overwrite: bool,
-}
 
 /// Figures of the raw logs that were written.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -88,18 +73,25 @@ pub struct FetchSummary {
     pub downloaded: bool,
 }
 
-/// Fetches MovieLens 100K into the cache, unless it is there, and writes it as raw logs to `out`.
+/// Fetches MovieLens 100K into the cache, unless it is there, and writes it as raw logs to `out`. Without `cache`, the
+/// cache is the one that the environment names (`ONEFOLD_CACHE`, `XDG_CACHE_HOME`, `HOME`). Raw logs that are at `out`
+/// are replaced if `overwrite` says so.
 ///
 /// # Errors
 ///
-/// [`Error::Output`](crate::Error::Output) if `out` may not be replaced, [`Error::Fault`](crate::Error::Fault) if
+/// [`Error::Storage`](crate::Error::Storage) if `out` may not be replaced, [`Error::Fault`](crate::Error::Fault) if
 /// Python's pip is missing or fails, or, with file and line, if the data are malformed, [`Error::Io`](crate::Error::Io)
 /// and [`Error::Fault`](crate::Error::Fault) if the output cannot be written. Nothing is then left at `out`.
-pub fn fetch(out: &Path, options: &FetchOptions, reporter: &dyn Reporter) -> Result<FetchSummary> {
+pub fn fetch(
+    out: &Path,
+    cache: Option<&Path>,
+    overwrite: bool,
+    reporter: &dyn Reporter,
+) -> Result<FetchSummary> {
     // Checked first, so that no download is wasted.
-    let writer = RawLogWriter::create(out, options.overwrite)?;
-    let cache = match &options.cache {
-        Some(cache) => cache.clone(),
+    let writer = RawLogWriter::create(out, overwrite)?;
+    let cache = match cache {
+        Some(cache) => cache.to_owned(),
         None => wheel::default_cache(|name| std::env::var_os(name))?,
     };
     let cached = wheel::fetch(&WHEEL, &cache.join(CACHE_FOLDER), OsStr::new("python3"), reporter)?;
@@ -114,8 +106,8 @@ fn write(writer: &RawLogWriter, wheel: &CachedWheel, reporter: &dyn Reporter) ->
     let cut = cut(&logs.ratings)
         .ok_or_else(|| parse::wrong(&wheel.path, "its ratings cannot be divided by time".to_owned()))?;
     let history_items = logs.write_requests(writer, reporter)?;
-    writer.write_table("users.parquet", &user_table(&logs.users)?)?;
-    writer.write_table("items.parquet", &item_table(&logs.items)?)?;
+    writer.write_table("users.parquet", user_schema(), &logs.users.values().collect::<Vec<_>>())?;
+    writer.write_table("items.parquet", item_schema(), &logs.items.values().collect::<Vec<_>>())?;
     writer.write_text(DATASET_CONFIG_FILE, &dataset_config(cut)?)?;
     writer.write_text(TRAIN_CONFIG_FILE, include_str!("movielens/train.toml"))?;
     let samples = logs.ratings.len();
@@ -157,27 +149,40 @@ impl Logs {
     /// Writes the feature log and the event log. Returns the number of items in all histories.
     fn write_requests(&self, writer: &RawLogWriter, reporter: &dyn Reporter) -> Result<u64> {
         let mut features = writer.table("features.parquet", feature_schema())?;
-        let mut events = writer.table("events.parquet", event_schema())?;
-        let mut rows = Requests::default();
+        let mut rows = Vec::with_capacity(BATCH_ROWS);
         let mut history_items = 0;
         reporter.begin("requests", Some(self.ratings.len() as u64), "ratings");
-        point_in_time::walk(&self.ratings, |rating, context| -> Result<()> {
-            history_items += context.history_items.len() as u64;
-            rows.ratings.push(*rating);
-            rows.contexts.push(context);
-            if rows.ratings.len() == BATCH_ROWS {
-                rows.flush(&mut features, &mut events)?;
+        point_in_time::walk(&self.ratings, |request| -> Result<()> {
+            history_items += request.history_items.len() as u64;
+            rows.push(request);
+            if rows.len() == BATCH_ROWS {
+                features.write_rows(&rows)?;
+                rows.clear();
                 reporter.advance(BATCH_ROWS as u64);
                 reporter.go_on()?;
             }
             Ok(())
         })?;
-        rows.flush(&mut features, &mut events)?;
+        features.write_rows(&rows)?;
         reporter.end();
         features.finish()?;
-        events.finish()?;
+        let event = |(request_id, rating): (i64, &Rating)| Event {
+            request_id,
+            timestamp: rating.timestamp,
+            rating: rating.rating,
+        };
+        let events: Vec<Event> = (0..).zip(&self.ratings).map(event).collect();
+        writer.write_table("events.parquet", event_schema(), &events)?;
         Ok(history_items)
     }
+}
+
+/// A row of the event log.
+#[derive(Debug, Serialize)]
+struct Event {
+    request_id: i64,
+    timestamp: i64,
+    rating: i64,
 }
 
 /// The timestamp that [`TRAIN_TENTHS`] of the ratings are before, or fewer where ratings have equal timestamps. `None`
@@ -197,82 +202,14 @@ fn sessions(ratings: &[Rating]) -> u64 {
     starts.count() as u64
 }
 
-/// Rows of the feature log and the event log that are still to be written.
-#[derive(Debug, Default)]
-struct Requests {
-    first_request: i64,
-    ratings: Vec<Rating>,
-    contexts: Vec<Context>,
-}
-
-impl Requests {
-    fn flush(&mut self, features: &mut TableWriter, events: &mut TableWriter) -> Result<()> {
-        if self.ratings.is_empty() {
-            return Ok(());
-        }
-        let (ratings, contexts) = (&self.ratings, &self.contexts);
-        let end = self.first_request + ratings.len() as i64;
-        let requests: ArrayRef = Arc::new(Int64Array::from_iter_values(self.first_request..end));
-        let times = ratings.iter().map(|rating| rating.timestamp);
-        let times: ArrayRef = Arc::new(TimestampMicrosecondArray::from_iter_values(times));
-        let columns = vec![
-            requests.clone(),
-            times.clone(),
-            ids(ratings.iter().map(|rating| rating.user)),
-            ids(ratings.iter().map(|rating| rating.item)),
-            lists(contexts.iter().map(|context| context.history_items.as_slice())),
-            lists(contexts.iter().map(|context| context.history_ratings.as_slice())),
-            lists(contexts.iter().map(|context| context.liked_items.as_slice())),
-            floats(contexts.iter().map(|context| context.user_log_ratings)),
-            floats(contexts.iter().map(|context| context.user_mean_rating)),
-            floats(contexts.iter().map(|context| context.item_log_ratings)),
-            floats(contexts.iter().map(|context| context.item_mean_rating)),
-        ];
-        features.write(&RecordBatch::try_new(feature_schema(), columns)?)?;
-        let rated = ids(ratings.iter().map(|rating| rating.rating));
-        events.write(&RecordBatch::try_new(event_schema(), vec![requests, times, rated])?)?;
-        self.first_request = end;
-        self.ratings.clear();
-        self.contexts.clear();
-        Ok(())
-    }
-}
-
-fn ids(values: impl Iterator<Item = i64>) -> ArrayRef {
-    Arc::new(Int64Array::from_iter_values(values))
-}
-
-fn floats(values: impl Iterator<Item = f32>) -> ArrayRef {
-    Arc::new(Float32Array::from_iter_values(values))
-}
-
-fn lists<'a>(rows: impl Iterator<Item = &'a [i64]>) -> ArrayRef {
-    let mut lists = ListBuilder::new(Int64Builder::new());
-    for row in rows {
-        lists.values().append_slice(row);
-        lists.append(true);
-    }
-    let lists: ListArray = lists.finish();
-    Arc::new(lists)
-}
-
-fn schema(fields: &[(&str, DataType)]) -> SchemaRef {
-    let fields = fields.iter().map(|(name, kind)| Field::new(*name, kind.clone(), false));
-    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
-}
-
 fn list_type() -> DataType {
     DataType::new_list(DataType::Int64, true)
 }
 
-fn time_type() -> DataType {
-    DataType::Timestamp(TimeUnit::Microsecond, None)
-}
-
 fn feature_schema() -> SchemaRef {
-    schema(&[
+    schema([
         ("request_id", DataType::Int64),
-        ("timestamp", time_type()),
+        ("timestamp", TIME),
         ("user_id", DataType::Int64),
         ("item_id", DataType::Int64),
         ("history_items", list_type()),
@@ -286,29 +223,15 @@ fn feature_schema() -> SchemaRef {
 }
 
 fn event_schema() -> SchemaRef {
-    schema(&[("request_id", DataType::Int64), ("timestamp", time_type()), ("rating", DataType::Int64)])
+    schema([("request_id", DataType::Int64), ("timestamp", TIME), ("rating", DataType::Int64)])
 }
 
-fn user_table(users: &BTreeMap<i64, User>) -> Result<RecordBatch> {
-    let names = ["user_id", "age", "gender", "occupation", "zip"];
-    let columns = vec![
-        ids(users.keys().copied()),
-        ids(users.values().map(|user| user.age)),
-        ids(users.values().map(|user| user.gender)),
-        ids(users.values().map(|user| user.occupation)),
-        ids(users.values().map(|user| user.zip)),
-    ];
-    Ok(RecordBatch::try_new(schema(&names.map(|name| (name, DataType::Int64))), columns)?)
+fn user_schema() -> SchemaRef {
+    schema(["user_id", "age", "gender", "occupation", "zip"].map(|name| (name, DataType::Int64)))
 }
 
-fn item_table(items: &BTreeMap<i64, Item>) -> Result<RecordBatch> {
-    let fields = [("item_id", DataType::Int64), ("release_year", DataType::Int64), ("genres", list_type())];
-    let columns = vec![
-        ids(items.keys().copied()),
-        ids(items.values().map(|item| item.release_year)),
-        lists(items.values().map(|item| item.genres.as_slice())),
-    ];
-    Ok(RecordBatch::try_new(schema(&fields), columns)?)
+fn item_schema() -> SchemaRef {
+    schema([("item_id", DataType::Int64), ("release_year", DataType::Int64), ("genres", list_type())])
 }
 
 /// `dataset.toml`, which holds out the samples from `cut` on.
@@ -325,7 +248,7 @@ fn dataset_config(cut: i64) -> Result<String> {
 mod tests {
     use std::io::Write;
 
-    use arrow::array::AsArray;
+    use arrow::array::{AsArray, RecordBatch};
     use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
     use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 

@@ -1,8 +1,8 @@
 //! Counting over consecutive batches what deduplication leaves.
 
 use std::collections::HashSet;
-use std::hash::{BuildHasherDefault, Hasher};
 
+use foldhash::fast::FixedState;
 use xxhash_rust::xxh3::xxh3_64;
 
 use onefold_datasets::overlap;
@@ -89,7 +89,7 @@ pub(super) struct BatchCounter {
     /// Samples that may still be counted: of a stretch, those that fill batches.
     remaining: usize,
     filled: usize,
-    seen: HashSet<u64, BuildHasherDefault<KeyHasher>>,
+    seen: HashSet<u64, FixedState>,
     last: u64,
     pub(super) counted: Counted,
 }
@@ -156,24 +156,6 @@ impl BatchCounter {
             }
             self.last = key;
         }
-    }
-}
-
-/// Keys are hashes already.
-#[derive(Debug, Default)]
-pub(super) struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        self.0 = xxh3_64(bytes);
-    }
-
-    fn write_u64(&mut self, key: u64) {
-        self.0 = key;
     }
 }
 

@@ -85,45 +85,33 @@ struct Passes<'a> {
 
 impl Passes<'_> {
     fn groups(&self, schema: &Schema) -> Vec<GroupReport> {
-        let mut number = 0;
+        let mut numbers = 0..;
         let of_group = |(place, group): (usize, &FeatureGroup)| {
-            let features = group.features.iter().map(|feature| {
-                number += 1;
-                let of = |pass: &Pass| -> Vec<Option<Counted>> {
-                    (0..BATCH_SIZES.len()).map(|size| pass.feature(number - 1).batches(size)).collect()
-                };
-                let counts = self.clustered.feature(number - 1);
-                let figures = self.figures(counts, &of(self.clustered), &of(self.arrival));
+            let features = group.features.iter().zip(&mut numbers).map(|(feature, number)| {
+                let counts = self.clustered.feature(number);
+                let figures = self.figures(counts, |pass, size| pass.feature(number).batches(size));
                 FeatureReport { name: feature.name.clone(), kind: feature.kind, figures }
             });
-            let features: Vec<FeatureReport> = features.collect();
-            let members = number - features.len()..number;
-            let of = |pass: &Pass| -> Vec<Option<Counted>> {
-                let of_size = |size| {
-                    let windows = members.clone().map(|feature| pass.feature(feature).batches(size));
-                    let window_ids =
-                        windows.map(|counted| counted.map_or(0, |counted| counted.window_ids)).sum();
-                    Some(Counted { window_ids, ..pass.group(place).batches(size)? })
-                };
-                (0..BATCH_SIZES.len()).map(of_size).collect()
-            };
-            let figures = self.figures(self.clustered.group(place), &of(self.clustered), &of(self.arrival));
+            let features = features.collect();
+            let counts = self.clustered.group(place);
+            let figures = self.figures(counts, |pass, size| pass.group_batches(place, size));
             GroupReport { name: group.name.clone(), deduplicated: group.deduplicated, figures, features }
         };
         schema.groups.iter().enumerate().map(of_group).collect()
     }
 
-    fn figures(&self, counts: Counts, clustered: &[Option<Counted>], arrival: &[Option<Counted>]) -> Figures {
+    /// The figures of a feature or a group; `batches` gives what a pass counted of batches of the size at a place.
+    fn figures(&self, counts: Counts, batches: impl Fn(&Pass, usize) -> Option<Counted>) -> Figures {
         let repeat_probability = counts.repeat_probability();
         let d = repeat_probability.unwrap_or(0.0);
-        let batches = BATCH_SIZES.iter().zip(clustered.iter().zip(arrival));
+        let of_size = |(place, size): (usize, &usize)| {
+            batch(*size, batches(self.clustered, place).unwrap_or_default(), batches(self.arrival, place))
+        };
         Figures {
             ids_per_sample: counts.ids_per_sample(),
             repeat_probability,
             predicted_dedupe_factor: 1.0 / (1.0 - d * (self.mean - 1.0) / self.mean),
-            batches: batches
-                .map(|(size, (clustered, arrival))| batch(*size, clustered.unwrap_or_default(), *arrival))
-                .collect(),
+            batches: BATCH_SIZES.iter().enumerate().map(of_size).collect(),
         }
     }
 
@@ -137,15 +125,9 @@ impl Passes<'_> {
         let floats = 4 * schema.float_columns().count() as u64;
         let mut modes = [[0_u64; 3]; 3];
         let mut samples = 0;
-        let mut first = 0;
         for (place, group) in schema.groups.iter().enumerate() {
             let features = group.features.len() as u64;
-            let counted = self.clustered.group(place).batches(size).unwrap_or_default();
-            let members = (first..).take(group.features.len());
-            let window_ids = members
-                .map(|feature| self.clustered.feature(feature).batches(size).map_or(0, |c| c.window_ids))
-                .sum();
-            first += group.features.len();
+            let counted = self.clustered.group_batches(place, size).unwrap_or_default();
             samples = counted.samples;
             // Ids, rows, and the samples' inverse indices.
             let plain = (counted.ids, counted.samples, 0);
@@ -153,7 +135,7 @@ impl Passes<'_> {
                 true => [
                     plain,
                     (counted.row_ids, counted.rows, counted.samples),
-                    (window_ids, counted.rows, counted.samples),
+                    (counted.window_ids, counted.rows, counted.samples),
                 ],
                 false => [plain; 3],
             };
@@ -175,17 +157,13 @@ impl Passes<'_> {
 /// All features of a batch, each as its group says; `None` if no batch was whole.
 fn total(schema: &Schema, pass: &Pass, size: usize) -> Option<Counted> {
     let mut total = Counted::default();
-    let mut first = 0;
     for (place, group) in schema.groups.iter().enumerate() {
-        let counted = pass.group(place).batches(size)?;
-        let members = (first..).take(group.features.len());
-        let windows = members.map(|feature| pass.feature(feature).batches(size).map_or(0, |c| c.window_ids));
-        first += group.features.len();
+        let counted = pass.group_batches(place, size)?;
         total.samples = counted.samples;
         total.ids += counted.ids;
         total.rows += if group.deduplicated { counted.rows } else { counted.samples };
         total.row_ids += if group.deduplicated { counted.row_ids } else { counted.ids };
-        total.window_ids += if group.deduplicated { windows.sum() } else { counted.ids };
+        total.window_ids += if group.deduplicated { counted.window_ids } else { counted.ids };
     }
     Some(total)
 }

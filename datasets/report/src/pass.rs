@@ -142,6 +142,14 @@ impl Pass {
         Counts { counters: &self.groups[group], samples: self.samples, pairs: self.pairs }
     }
 
+    /// The counts of a group's batches of the size at this place; `None` if no batch was whole. Every feature has a
+    /// window of its own.
+    pub(super) fn group_batches(&self, group: usize, size: usize) -> Option<Counted> {
+        let features = self.members[group].clone().filter_map(|feature| self.feature(feature).batches(size));
+        let window_ids = features.map(|counted| counted.window_ids).sum();
+        Some(Counted { window_ids, ..self.group(group).batches(size)? })
+    }
+
     /// Samples where both features change, by their places in the schema.
     pub(super) fn changes_together(&self, a: usize, b: usize) -> u64 {
         self.together[a * self.features.len() + b]

@@ -10,7 +10,7 @@
 //!            rows                        folded                          unfolded
 //!  sample    city   history              city   history   .length       inverse of city   of history
 //!    0       [7]    [1 2 3]              [7]    [1 2 3]      3                0                0
-//!    1       [7]    [2 3 4]    Folder    null   [4]          3    unfold_     0                1
+//!    1       [7]    [2 3 4]     fold     null   [4]          3    unfold_     0                1
 //!    2       [8]    [2 3 4]   ───────▶   [8]    []         null   group──▶    1                1
 //!    3       [8]    []                   null   []           0                1                2
 //!    4       []     [9 9]                []     [9 9]        2                2                3
@@ -19,34 +19,28 @@
 //!  the distinct rows of history:  values 1 2 3 4 9 9  offsets 0 1 4 4    sizes 3 3 0 2
 //! ```
 //!
-//! [`Folder`] writes this, batch by batch. [`unfold_group`] reads a row group of it into the buffers of a
+//! The writer of datasets folds the columns of a row group. [`unfold_group`] reads them into the buffers of a
 //! deduplicated batch: the nulls are the inverse index, the columns' own ids are the values, and no list is repeated,
 //! hashed or compared. In a group of several features a distinct row starts where any of them changes.
 //!
 //! ```
-//! use arrow::array::{ArrayRef, AsArray, Float32Array, Int64Array, ListArray, RecordBatch};
-//! use arrow::array::TimestampMicrosecondArray;
+//! use arrow::array::{ArrayRef, Int32Array, ListArray, RecordBatch};
 //! use arrow::datatypes::Int64Type;
-//! use onefold_datasets::folded::{Folder, unfold_group};
-//! use onefold_datasets::{FeatureGroup, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN};
+//! use onefold_datasets::folded::unfold_group;
+//! use onefold_datasets::{FeatureGroup, SparseFeature, SparseKind};
 //! use std::sync::Arc;
 //!
 //! let history = SparseFeature::new("history", SparseKind::Sequence);
 //! let group = FeatureGroup { name: "past".into(), deduplicated: true, features: vec![history] };
-//! let (labels, groups) = (vec!["clicked".into()], vec![group]);
-//! let schema = Schema { labels, weight: None, dense: vec![], groups, kept: vec![] };
-//! let lists = [vec![1, 2, 3], vec![2, 3, 4], vec![2, 3, 4], vec![], vec![9, 9]];
-//! let lists = lists.map(|list| Some(list.into_iter().map(Some).collect::<Vec<_>>()));
-//! let rows = RecordBatch::try_from_iter([
-//!     (SESSION_COLUMN, Arc::new(Int64Array::from(vec![0; 5])) as ArrayRef),
-//!     (TIME_COLUMN, Arc::new(TimestampMicrosecondArray::from(vec![0; 5]))),
-//!     ("clicked", Arc::new(Float32Array::from(vec![0.0; 5]))),
-//!     ("history", Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists))),
+//! let appended = [vec![1, 2, 3], vec![4], vec![], vec![], vec![9, 9]];
+//! let appended = appended.map(|ids| Some(ids.into_iter().map(Some).collect::<Vec<_>>()));
+//! let lengths = Int32Array::from(vec![Some(3), Some(3), None, Some(0), Some(2)]);
+//! let folded = RecordBatch::try_from_iter([
+//!     ("history", Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(appended)) as ArrayRef),
+//!     ("history.length", Arc::new(lengths)),
 //! ])?;
-//! let folded = Folder::new(&schema).fold(&rows)?;
-//! assert!(folded["history.length"].is_null(2));
 //!
-//! let past = unfold_group(&folded, &schema.groups[0])?;
+//! let past = unfold_group(&folded, &group)?;
 //! assert_eq!(past.inverse, [0, 1, 1, 2, 3]);
 //! assert_eq!(past.features[0].values[..], [1, 2, 3, 4, 9, 9]);
 //! assert_eq!(past.features[0].offsets, [0, 1, 4, 4]);
@@ -57,8 +51,7 @@
 mod fold;
 mod unfold;
 
-pub(crate) use fold::ColumnFolder;
-pub use fold::Folder;
+pub(crate) use fold::Fold;
 pub use unfold::{UnfoldError, UnfoldedFeature, UnfoldedGroup, unfold_group};
 
 #[cfg(test)]
@@ -74,6 +67,25 @@ mod tests {
     use super::samples::{Sample, rows, schema};
     use super::*;
     use crate::FeatureGroup;
+    use crate::conform::conform;
+
+    /// Folds samples of [`schema`] batch by batch, from the start of a row group on.
+    pub(super) struct Folder(Vec<(Fold, Option<Vec<i64>>)>);
+
+    impl Folder {
+        pub(super) fn new() -> Self {
+            Self(Fold::of_schema(&schema()).into_iter().map(|fold| (fold, None)).collect())
+        }
+
+        pub(super) fn fold(&mut self, rows: &RecordBatch) -> RecordBatch {
+            let rows = conform(rows, &schema().to_arrow()).unwrap();
+            let columns = rows.schema_ref().fields().iter().zip(rows.columns());
+            let folded = self.0.iter_mut().zip(columns);
+            let folded = folded
+                .flat_map(|((fold, last), (field, column))| fold.fold(field.name(), column, last).unwrap());
+            RecordBatch::try_new(schema().to_folded_arrow(), folded.collect()).unwrap()
+        }
+    }
 
     /// What the layout's definition says of the folded `columns` of a row group: the lists of `name` row by row, with T
     /// written out.
@@ -168,21 +180,21 @@ mod tests {
     fn fold_row_groups(samples: &[Sample], ends: &[u8]) -> Vec<(std::ops::Range<usize>, RecordBatch)> {
         // One batch, so that those to fold are slices that start anywhere.
         let all = rows(samples);
-        let mut folder = Folder::new(&schema());
+        let mut folder = Folder::new();
         let (mut groups, mut batches, mut start, mut group_start) = (vec![], vec![], 0, 0);
         for (end, kind) in (1..=samples.len()).zip(ends) {
             let kind = if end == samples.len() { 2 } else { *kind };
             if kind == 0 {
                 continue;
             }
-            batches.push(folder.fold(&all.slice(start, end - start)).unwrap());
+            batches.push(folder.fold(&all.slice(start, end - start)));
             start = end;
             if kind == 2 {
-                let group = concat_batches(folder.folded_schema(), &batches).unwrap();
+                let group = concat_batches(&schema().to_folded_arrow(), &batches).unwrap();
                 groups.push((group_start..end, group));
                 batches.clear();
                 group_start = end;
-                folder.start_row_group();
+                folder = Folder::new();
             }
         }
         groups
@@ -236,7 +248,7 @@ mod tests {
         let timeline: Vec<i64> = (0..200).collect();
         let sample = |row: usize| [vec![], vec![], timeline[row..row + 100].to_vec(), vec![]];
         let samples: Vec<Sample> = (0..=100).map(sample).collect();
-        let columns = Folder::new(&schema()).fold(&rows(&samples)).unwrap();
+        let columns = Folder::new().fold(&rows(&samples));
         let unfolded = unfold_group(&columns, &schema().groups[0]).unwrap();
         assert_eq!(unfolded.features[2].values[..], timeline);
         assert_eq!(unfolded.features[2].offsets, Vec::from_iter(0..=100));

@@ -41,6 +41,12 @@ pub struct UnfoldError {
     pub message: String,
 }
 
+impl UnfoldError {
+    fn new(column: &str, row: Option<usize>, message: impl Into<String>) -> Self {
+        Self { column: column.to_owned(), row, message: message.into() }
+    }
+}
+
 /// Finds the distinct rows of `group` in the folded `columns` of a row group, or of its first rows. Other columns may
 /// stand beside them. In a group that is not deduplicated every row is a distinct row.
 ///
@@ -105,61 +111,40 @@ impl<'a> Column<'a> {
 
     /// The feature's list in every distinct row; `starts` has the rows where they start.
     fn unfold(&self, starts: &[usize]) -> Result<UnfoldedFeature, UnfoldError> {
-        let (offsets, sizes) = match self.lengths {
-            None => self.unfold_lists(starts),
-            Some(lengths) => self.unfold_windows(lengths, starts)?,
-        };
-        Ok(UnfoldedFeature { name: self.feature.name.clone(), values: self.ids.clone(), offsets, sizes })
-    }
-
-    fn unfold_lists(&self, starts: &[usize]) -> (Vec<i32>, Vec<i32>) {
         let bounds = self.lists.offsets();
         let (mut offsets, mut sizes) = (Vec::with_capacity(starts.len()), Vec::with_capacity(starts.len()));
         let (mut offset, mut size) = (0, 0);
-        for &row in starts {
-            if self.changes.is_none_or(|changes| changes.is_valid(row)) {
-                (offset, size) = (bounds[row], bounds[row + 1] - bounds[row]);
-            }
-            offsets.push(offset);
-            sizes.push(size);
-        }
-        (offsets, sizes)
-    }
-
-    fn unfold_windows(&self, lengths: &[i32], starts: &[usize]) -> Result<(Vec<i32>, Vec<i32>), UnfoldError> {
-        let bounds = self.lists.offsets();
-        let (mut offsets, mut sizes) = (Vec::with_capacity(starts.len()), Vec::with_capacity(starts.len()));
-        let (mut offset, mut size) = (0, 0);
-        // Rows from `next` on are not looked at yet; before them, ids are appended up to `end`.
+        // In a window, rows from `next` on are not looked at yet; before them, ids are appended up to `end`.
         let (mut next, mut end) = (0, bounds[0]);
         for &row in starts {
             if self.changes.is_none_or(|changes| changes.is_valid(row)) {
-                if bounds[row] != end {
-                    return Err(self.appended_without_length(next));
+                if let Some(lengths) = self.lengths {
+                    if bounds[row] != end {
+                        return Err(self.appended_without_length(next));
+                    }
+                    (next, end, size) = (row + 1, bounds[row + 1], lengths[row]);
+                    if size < 0 || size > end - bounds[0] {
+                        return Err(self.wrong_length(row, size, end - bounds[0]));
+                    }
+                    offset = end - size;
+                } else {
+                    (offset, size) = (bounds[row], bounds[row + 1] - bounds[row]);
                 }
-                (next, end, size) = (row + 1, bounds[row + 1], lengths[row]);
-                if size < 0 || size > end - bounds[0] {
-                    return Err(self.wrong_length(row, size, end - bounds[0]));
-                }
-                offset = end - size;
             }
             offsets.push(offset);
             sizes.push(size);
         }
-        if bounds[self.lists.len()] != end {
+        if self.lengths.is_some() && bounds[self.lists.len()] != end {
             return Err(self.appended_without_length(next));
         }
-        Ok((offsets, sizes))
+        Ok(UnfoldedFeature { name: self.feature.name.clone(), values: self.ids.clone(), offsets, sizes })
     }
 
     /// The error for the first row from `row` on that appends ids, though its length is null.
     fn appended_without_length(&self, row: usize) -> UnfoldError {
         let more = self.lists.offsets()[row..].windows(2).take_while(|pair| pair[0] == pair[1]).count();
-        UnfoldError {
-            column: self.feature.name.clone(),
-            row: Some(row + more),
-            message: format!("it appends ids, but `{}` is null", self.feature.length_column()),
-        }
+        let message = format!("it appends ids, but `{}` is null", self.feature.length_column());
+        UnfoldError::new(&self.feature.name, Some(row + more), message)
     }
 
     fn wrong_length(&self, row: usize, length: i32, ids: i32) -> UnfoldError {
@@ -167,27 +152,22 @@ impl<'a> Column<'a> {
             ..0 => format!("the length {length} is negative"),
             _ => format!("the length is {length}, but the row group has {ids} ids up to here"),
         };
-        UnfoldError { column: self.feature.length_column(), row: Some(row), message }
+        UnfoldError::new(&self.feature.length_column(), Some(row), message)
     }
 }
 
 fn find<'a>(columns: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, UnfoldError> {
-    columns.column_by_name(name).ok_or_else(|| UnfoldError {
-        column: name.to_owned(),
-        row: None,
-        message: "it is missing".to_owned(),
-    })
+    columns.column_by_name(name).ok_or_else(|| UnfoldError::new(name, None, "it is missing"))
 }
 
 fn wrong_type(name: &str, found: &ArrayRef, expected: &str) -> UnfoldError {
-    let message = format!("it has type {}, expected {expected}", found.data_type());
-    UnfoldError { column: name.to_owned(), row: None, message }
+    UnfoldError::new(name, None, format!("it has type {}, expected {expected}", found.data_type()))
 }
 
 fn check_first(name: &str, nulls: Option<&NullBuffer>) -> Result<(), UnfoldError> {
     if nulls.is_some_and(|nulls| !nulls.is_empty() && nulls.is_null(0)) {
-        let message = "it is null in the first row of a row group, where nothing is above it".to_owned();
-        return Err(UnfoldError { column: name.to_owned(), row: Some(0), message });
+        let message = "it is null in the first row of a row group, where nothing is above it";
+        return Err(UnfoldError::new(name, Some(0), message));
     }
     Ok(())
 }
@@ -195,11 +175,10 @@ fn check_first(name: &str, nulls: Option<&NullBuffer>) -> Result<(), UnfoldError
 fn check_no_null(name: &str, nulls: Option<&NullBuffer>, why: &str) -> Result<(), UnfoldError> {
     match nulls.filter(|nulls| nulls.null_count() > 0) {
         None => Ok(()),
-        Some(nulls) => Err(UnfoldError {
-            column: name.to_owned(),
-            row: nulls.iter().position(|valid| !valid),
-            message: format!("it is null, but {why}"),
-        }),
+        Some(nulls) => {
+            let row = nulls.iter().position(|valid| !valid);
+            Err(UnfoldError::new(name, row, format!("it is null, but {why}")))
+        }
     }
 }
 
@@ -213,8 +192,7 @@ fn check_items(name: &str, lists: &ListArray) -> Result<(), UnfoldError> {
     let null = (start..end).find(|item| lists.values().is_null(*item));
     null.map_or(Ok(()), |item| {
         let row = bounds.partition_point(|bound| *bound as usize <= item) - 1;
-        let message = "its list holds a null".to_owned();
-        Err(UnfoldError { column: name.to_owned(), row: Some(row), message })
+        Err(UnfoldError::new(name, Some(row), "its list holds a null"))
     })
 }
 
@@ -222,7 +200,7 @@ fn check_items(name: &str, lists: &ListArray) -> Result<(), UnfoldError> {
 fn check_rows(name: &str, rows: usize) -> Result<(), UnfoldError> {
     if i32::try_from(rows).is_err() {
         let message = format!("its {rows} rows are more than 32-bit inverse indices address");
-        return Err(UnfoldError { column: name.to_owned(), row: None, message });
+        return Err(UnfoldError::new(name, None, message));
     }
     Ok(())
 }
@@ -262,7 +240,8 @@ mod tests {
     use arrow::datatypes::{DataType, Field};
 
     use super::super::samples::{rows, schema};
-    use super::super::{Folder, unfold_group};
+    use super::super::tests::Folder;
+    use super::super::unfold_group;
     use super::*;
 
     /// Four samples, folded; the second changes nothing, the third `city` and `history`, the fourth `tags`.
@@ -273,7 +252,7 @@ mod tests {
             [vec![8], vec![1], vec![2, 3, 4], vec![5]],
             [vec![8], vec![2], vec![2, 3, 4], vec![5]],
         ];
-        Folder::new(&schema()).fold(&rows(&samples)).unwrap()
+        Folder::new().fold(&rows(&samples))
     }
 
     fn lists(lists: &[Option<&[Option<i64>]>]) -> ArrayRef {

@@ -54,7 +54,6 @@ pub struct DataFile {
     /// XXH3 of the footer with 64 bits.
     pub footer_checksum: u64,
     /// The columns in the order of the file.
-    #[serde(with = "names")]
     pub columns: Arc<[String]>,
     /// Compressed size of each row group.
     pub row_group_bytes: Vec<u64>,
@@ -84,21 +83,6 @@ pub struct RowGroup {
     pub bytes_on_disk: u64,
     /// The digest of the samples.
     pub digest: Digest,
-}
-
-/// Names that several files share.
-mod names {
-    use std::sync::Arc;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(names: &Arc<[String]>, serializer: S) -> Result<S::Ok, S::Error> {
-        names[..].serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<[String]>, D::Error> {
-        Vec::<String>::deserialize(deserializer).map(Arc::from)
-    }
 }
 
 impl Partition {

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_storage::Storage;
 use parquet::file::reader::ChunkReader;
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -194,32 +195,15 @@ fn row_group(row: &Row) -> Result<RowGroup, String> {
     })
 }
 
-/// Reads manifests on several threads, so that requests do not wait for each other.
-fn in_threads<T: Send>(
+/// Calls `read` for each manifest, and gives the results in their order. Several are read at the same time, because
+/// requests take long.
+fn of_each<T: Send>(
     entries: &[ManifestEntry],
-    read: impl Fn(&[ManifestEntry]) -> Result<T> + Sync,
+    read: impl Fn(&ManifestEntry) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    let read = &read;
-    std::thread::scope(|scope| {
-        let chunks = entries.chunks(entries.len().div_ceil(MOST_THREADS).max(1));
-        let threads: Vec<_> = chunks.map(|chunk| scope.spawn(move || read(chunk))).collect();
-        let joined = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        joined.collect()
-    })
-}
-
-/// The row groups of all manifests.
-fn all_listed(storage: &Storage, entries: &[ManifestEntry]) -> Result<Vec<Listed>> {
-    let read = |entries: &[ManifestEntry]| {
-        let mut listed = Vec::new();
-        for entry in entries {
-            listed.extend(entry.listed(storage)?);
-        }
-        Ok(listed)
-    };
-    Ok(in_threads(entries, read)?.into_iter().flatten().collect())
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(entries.len().clamp(1, MOST_THREADS)).build();
+    let pool = pool.map_err(std::io::Error::other)?;
+    pool.install(|| entries.par_iter().map(&read).collect())
 }
 
 /// The partitions of all manifests, by key.
@@ -228,7 +212,8 @@ pub(super) fn partitions(
     entries: &[ManifestEntry],
 ) -> Result<BTreeMap<PartitionKey, Partition>> {
     let mut partitions: BTreeMap<PartitionKey, Partition> = BTreeMap::new();
-    for Listed { key, set, .. } in all_listed(storage, entries)? {
+    let listed = of_each(entries, |entry| entry.listed(storage))?;
+    for Listed { key, set, .. } in listed.into_iter().flatten() {
         partitions.entry(key.clone()).or_insert_with(|| Partition::empty(key)).add(set);
     }
     Ok(partitions)
@@ -239,16 +224,12 @@ pub(crate) fn rows_of_sets(
     storage: &Storage,
     entries: &[ManifestEntry],
 ) -> Result<HashMap<String, (Arc<str>, usize)>> {
-    let read = |entries: &[ManifestEntry]| {
-        let mut rows = Vec::new();
-        for entry in entries {
-            let path: Arc<str> = entry.path.as_str().into();
-            let listed = entry.listed(storage)?.into_iter();
-            rows.extend(listed.map(|listed| (listed.set.path().to_owned(), (Arc::clone(&path), listed.row))));
-        }
-        Ok(rows)
-    };
-    Ok(in_threads(entries, read)?.into_iter().flatten().collect())
+    let listed = of_each(entries, |entry| entry.listed(storage))?;
+    let rows = entries.iter().zip(listed).flat_map(|(entry, listed)| {
+        let path: Arc<str> = entry.path.as_str().into();
+        listed.into_iter().map(move |listed| (listed.set.path().to_owned(), (Arc::clone(&path), listed.row)))
+    });
+    Ok(rows.collect())
 }
 
 /// The statistics of the samples of row groups, read from the first row of a manifest to the last.
@@ -308,7 +289,7 @@ impl<'a> RowStatistics<'a> {
         while number >= self.numbers.end {
             let rows =
                 self.parts.next()?.ok_or_else(|| format!("it has no statistics of row group {number}"))?;
-            self.numbers = self.parts.last(rows.len());
+            self.numbers = self.numbers.end..self.numbers.end + rows.len();
             self.rows = rows;
         }
         let row = &self.rows[number - self.numbers.start];
@@ -343,20 +324,17 @@ pub(super) fn statistics(
     is_wanted: impl Fn(&PartitionKey) -> bool + Sync,
     dense: bool,
 ) -> Result<SampleStatistics> {
-    let read = |entries: &[ManifestEntry]| {
-        let mut all = SampleStatistics::default();
-        for entry in entries {
-            let listed = entry.listed(storage)?;
-            let mut wanted = listed.iter().filter(|listed| is_wanted(&listed.key)).peekable();
-            if wanted.peek().is_some() {
-                all.merge(&RowStatistics::open(storage, entry)?.sum(wanted.flat_map(Listed::rows), dense)?);
-            }
+    let all = Mutex::new(SampleStatistics::none(schema));
+    of_each(entries, |entry| {
+        let listed = entry.listed(storage)?;
+        let mut wanted = listed.iter().filter(|listed| is_wanted(&listed.key)).peekable();
+        if wanted.peek().is_some() {
+            let sum = RowStatistics::open(storage, entry)?.sum(wanted.flat_map(Listed::rows), dense)?;
+            all.lock().unwrap_or_else(PoisonError::into_inner).merge(&sum);
         }
-        Ok(all)
-    };
-    let mut all = SampleStatistics::none(schema);
-    in_threads(entries, read)?.iter().for_each(|part| all.merge(part));
-    Ok(all)
+        Ok(())
+    })?;
+    Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The files that snapshots name. Each manifest is decoded once.

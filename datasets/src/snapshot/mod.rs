@@ -86,10 +86,7 @@ pub enum Order {
 impl Order {
     /// Whether the samples of a session are contiguous.
     pub fn is_clustered(self) -> bool {
-        match self {
-            Self::Session | Self::SessionHash => true,
-            Self::Arrival => false,
-        }
+        self != Self::Arrival
     }
 }
 

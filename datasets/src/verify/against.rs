@@ -5,13 +5,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, Int64Array, ListArray, ListViewArray, RecordBatch};
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, SchemaRef};
 use onefold_storage::Storage;
 
 use super::partition_path;
 use crate::conform::conform;
 use crate::digest::Digest;
+use crate::lists::with_values;
 use crate::writer::Counter;
 use crate::{Error, Partition, PartitionFilter, PartitionKey, Problem, Result, Snapshot};
 
@@ -89,7 +90,7 @@ impl<'a> ExpectedSamples<'a> {
             if let Some(vocabulary) = &feature.vocabulary
                 && let Ok(index) = samples.schema_ref().index_of(&feature.name)
             {
-                columns[index] = without_ids_above(&columns[index], highest[vocabulary.as_str()]);
+                columns[index] = without_ids_above(&columns[index], highest[vocabulary.as_str()])?;
             }
         }
         Ok(RecordBatch::try_new(samples.schema(), columns)?)
@@ -136,22 +137,13 @@ impl<'a> ExpectedSamples<'a> {
 }
 
 /// A column of lists in which 0 stands for every id above `highest`.
-fn without_ids_above(column: &ArrayRef, highest: i64) -> ArrayRef {
-    let replaced = |ids: &ArrayRef| -> ArrayRef {
-        let known = |id: i64| if id > highest { 0 } else { id };
-        Arc::new(ids.as_primitive::<Int64Type>().unary::<_, Int64Type>(known) as Int64Array)
+fn without_ids_above(column: &ArrayRef, highest: i64) -> Result<ArrayRef> {
+    let (DataType::List(item) | DataType::ListView(item)) = column.data_type() else {
+        return Ok(Arc::clone(column));
     };
-    match column.data_type() {
-        DataType::List(item) => {
-            let lists = column.as_list::<i32>();
-            let ids = replaced(lists.values());
-            Arc::new(ListArray::new(Arc::clone(item), lists.offsets().clone(), ids, None))
-        }
-        DataType::ListView(item) => {
-            let lists = column.as_list_view::<i32>();
-            let (offsets, sizes) = (lists.offsets().clone(), lists.sizes().clone());
-            Arc::new(ListViewArray::new(Arc::clone(item), offsets, sizes, replaced(lists.values()), None))
-        }
-        _ => Arc::clone(column),
-    }
+    with_values(column, item, |ids| {
+        let known = |id: i64| if id > highest { 0 } else { id };
+        let known: Int64Array = ids.as_primitive::<Int64Type>().unary(known);
+        Ok(Arc::new(known) as ArrayRef)
+    })
 }

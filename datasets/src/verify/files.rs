@@ -2,49 +2,25 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use onefold_storage::{FEW_REQUESTS, Storage};
+use onefold_storage::Storage;
 
-use super::problem_of;
 use crate::names::{DATA, MANIFESTS, VOCABULARIES, is_written};
-use crate::scan::MISSING;
 use crate::snapshot::{NamedFiles, numbers};
-use crate::{Error, Problem, Result, Snapshot, Vocabulary, VocabularyFile};
+use crate::{Error, Problem, Result, Snapshot, Vocabulary};
 
-/// Checks the size and SHA-256 of a vocabulary's file.
+/// Finds what is wrong with the vocabularies' files.
 ///
 /// # Errors
 ///
-/// [`Error::Damaged`] if they are others or there is no such file, and as [`Storage::sha256`].
-fn check_bytes(storage: &Storage, file: &VocabularyFile) -> Result<()> {
-    let wrong = |message: String| Problem::new(&file.path, message);
-    let found = storage.head(&file.path)?.ok_or_else(|| wrong(MISSING.to_owned()))?;
-    if found.bytes != file.bytes_on_disk {
-        let (bytes, expected) = (found.bytes, file.bytes_on_disk);
-        return Err(wrong(format!("it has {bytes} bytes, the snapshot says {expected}")).into());
-    }
-    let sha256 = storage.sha256(&file.path, &found, FEW_REQUESTS, |_| Ok(()))?;
-    if sha256 != file.sha256 {
-        let message = format!("its bytes have SHA-256 {sha256}, the snapshot says {}", file.sha256);
-        return Err(wrong(message).into());
-    }
-    Ok(())
-}
-
-/// What is wrong with the vocabularies' files.
-///
-/// # Errors
-///
-/// As [`Storage::read`].
+/// As [`Vocabulary::read`], but for what is wrong with a file.
 pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
     for file in snapshot.vocabularies.values() {
-        let bytes = check_bytes(storage, file);
-        let read = |()| match Vocabulary::read(storage, file) {
-            Ok(_) => Ok(()),
-            Err(Error::Vocabulary { message, .. }) => Err(Problem::new(&file.path, message).into()),
-            Err(error) => Err(error),
-        };
-        problems.extend(problem_of(bytes.and_then(read))?.err());
+        match Vocabulary::read(storage, file) {
+            Ok(_) => {}
+            Err(Error::Vocabulary { message, .. }) => problems.push(Problem::new(&file.path, message)),
+            Err(error) => return Err(error),
+        }
     }
     Ok(problems)
 }

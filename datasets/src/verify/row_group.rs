@@ -5,10 +5,11 @@ use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
 
 use super::order::{Span, check_row_group};
 use super::problem_of;
-use super::totals::{DenseRange, count_lists, differences};
+use super::totals::{DenseRange, differences};
 use crate::digest::{ColumnSeed, Digest, SampleDigest};
 use crate::scan::{OpenFiles, SampleLists};
 use crate::snapshot::RowGroupStatistics;
+use crate::writer::count_lists;
 use crate::{
     FeatureGroup, FeatureStatistics, KeptColumn, Problem, Result, RowGroup, SAMPLE_KEY_COLUMN,
     SESSION_COLUMN, Snapshot, SparseFeature, TIME_COLUMN,
@@ -108,7 +109,7 @@ impl RowGroupCheck<'_> {
         let seed = ColumnSeed::new(TIME_COLUMN);
         let mut samples = vec![SampleDigest::default(); times.len()];
         for (sample, time) in samples.iter_mut().zip(times.iter()) {
-            sample.add(seed.time(*time));
+            sample.add(seed.integer(*time));
         }
         let mut described = RowGroup::default();
         described.add(&sessions, &times);
@@ -178,14 +179,7 @@ impl RowGroupCheck<'_> {
     ) -> Result<(FeatureStatistics, Option<Problem>)> {
         let lists = self.files.lists(self.index, self.snapshot.layout, group, feature)?;
         let seed = ColumnSeed::new(&feature.name);
-        let mut part = 0;
-        for (i, sample) in samples.iter_mut().enumerate() {
-            if !lists.repeats(i) {
-                part = seed.list(lists.list(i));
-            }
-            sample.add(part);
-        }
-        let statistics = count_lists(&lists);
+        let statistics = count_lists(lists.views(), 0..lists.len(), seed, samples);
         Ok((statistics, self.unknown_id(feature, &lists, &statistics)))
     }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use onefold_storage::Storage;
 
 use crate::names::SNAPSHOTS;
-use crate::scan::SampleLists;
 use crate::snapshot::{RowGroupStatistics, RowStatistics, rows_of_sets};
 use crate::{DenseStatistics, Error, FeatureStatistics, FileSet, Partition, Problem, Result, Snapshot};
 
@@ -124,22 +123,6 @@ pub(super) fn snapshot_problems(snapshot: &Snapshot, features: &[FeatureStatisti
         problems.extend(found.map(|message| Problem::new(SNAPSHOTS, message).in_column(&feature.name)));
     }
     problems
-}
-
-/// The figures of a feature in one row group, say.
-pub(super) fn count_lists(lists: &SampleLists) -> FeatureStatistics {
-    let mut counted = FeatureStatistics::default();
-    for sample in 0..lists.len() {
-        let list = lists.list(sample);
-        counted.values += list.len() as u64;
-        if lists.repeats(sample) {
-            continue;
-        }
-        counted.max_length = counted.max_length.max(list.len() as u64);
-        counted.min_id = counted.min_id.into_iter().chain(list.iter().copied().min()).min();
-        counted.max_id = counted.max_id.max(list.iter().copied().max());
-    }
-    counted
 }
 
 /// What differs between the figures that the snapshot has and those that were found.

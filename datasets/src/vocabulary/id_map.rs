@@ -1,5 +1,8 @@
 //! From originals to ids.
 
+use foldhash::fast::FixedState;
+use hashbrown::HashSet;
+
 use super::OUT_OF_VOCABULARY;
 use super::table::IdTable;
 
@@ -40,7 +43,6 @@ impl IdMap {
             }
             return Self(Form::Array { first, ids });
         }
-        // Frequent originals are added first, so that they are found with the fewest probes.
         let mut map = Self::with_room_for(originals.len());
         numbered().for_each(|(id, original)| map.add(*original, id));
         map
@@ -85,12 +87,8 @@ impl IdMap {
 
     /// A value that occurs twice, if there is one.
     pub(super) fn repeated(values: &[i64]) -> Option<i64> {
-        let mut seen = IdTable::with_room_for(values.len());
-        values.iter().copied().find(|value| {
-            let is_known = seen.get(*value) != 0;
-            seen.add(*value, 1);
-            is_known
-        })
+        let mut seen = HashSet::with_capacity_and_hasher(values.len(), FixedState::default());
+        values.iter().copied().find(|value| !seen.insert(*value))
     }
 
     /// The id of `original`, [`OUT_OF_VOCABULARY`] if it has none.

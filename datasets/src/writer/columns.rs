@@ -8,7 +8,7 @@ use parquet::file::metadata::SortingColumn;
 use parquet::schema::types::ColumnPath;
 
 use super::WriterOptions;
-use crate::folded::ColumnFolder;
+use crate::folded::Fold;
 use crate::schema::with_sample_keys;
 use crate::{Error, Layout, Order, Result, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, TIME_COLUMN, suggest};
 
@@ -36,17 +36,6 @@ pub(super) struct Source {
     pub(super) fields: Vec<FieldRef>,
 }
 
-/// How a column is stored in the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fold {
-    /// A value or a list for every sample.
-    Unchanged,
-    /// A list only where it changes.
-    List,
-    /// The ids appended and the lengths.
-    Window,
-}
-
 impl FileColumns {
     /// The columns of files of `schema`.
     ///
@@ -58,7 +47,7 @@ impl FileColumns {
         let rows = with_sample_keys(schema.to_arrow(), options.sample_keys);
         let mut folds: Vec<Fold> = match options.layout {
             Layout::Rows => Vec::new(),
-            Layout::Folded => ColumnFolder::of_schema(schema).iter().map(Fold::of).collect(),
+            Layout::Folded => Fold::of_schema(schema),
         };
         folds.resize(rows.fields().len(), Fold::Unchanged);
         let stored = with_sample_keys(options.layout.to_arrow(schema), options.sample_keys);
@@ -73,33 +62,6 @@ impl FileColumns {
         let sorting = sorting_columns(&fields, options.order);
         let names = fields.iter().map(|field| field.name().clone()).collect();
         Ok(Self { sources, file: Arc::new(ArrowSchema::new(fields)), names, sorting })
-    }
-}
-
-impl Fold {
-    fn of(folder: &ColumnFolder) -> Self {
-        match folder {
-            ColumnFolder::Unchanged => Self::Unchanged,
-            ColumnFolder::List(_) => Self::List,
-            ColumnFolder::Window(_) => Self::Window,
-        }
-    }
-
-    /// At the start of a row group.
-    pub(super) fn folder(self) -> ColumnFolder {
-        match self {
-            Self::Unchanged => ColumnFolder::Unchanged,
-            Self::List => ColumnFolder::List(None),
-            Self::Window => ColumnFolder::Window(None),
-        }
-    }
-
-    /// How many columns of the file it makes.
-    fn fields(self) -> usize {
-        match self {
-            Self::Unchanged | Self::List => 1,
-            Self::Window => 2,
-        }
     }
 }
 

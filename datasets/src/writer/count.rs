@@ -81,7 +81,8 @@ impl Counts {
     }
 }
 
-fn count_lists(
+/// The figures of the lists of some rows, whose parts are added to the digests of these rows.
+pub(crate) fn count_lists(
     lists: Lists,
     rows: Range<usize>,
     seed: ColumnSeed,
@@ -123,7 +124,7 @@ fn add_values(column: &ArrayRef, rows: Range<usize>, seed: ColumnSeed, samples: 
         }
         _ => {
             let times = &column.as_primitive::<TimestampMicrosecondType>().values()[rows];
-            samples.iter_mut().zip(times).for_each(|(sample, time)| sample.add(seed.time(*time)));
+            samples.iter_mut().zip(times).for_each(|(sample, time)| sample.add(seed.integer(*time)));
         }
     }
 }

@@ -7,17 +7,13 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch};
 use arrow::compute::{concat, filter, is_not_null};
-use arrow::datatypes::{
-    DataType, Field, Float32Type, Int32Type, Int64Type, Schema, TimestampMicrosecondType,
-};
-use parquet::arrow::ArrowSchemaConverter;
-use parquet::arrow::arrow_writer::{ArrowRowGroupWriterFactory, compute_leaves};
+use arrow::datatypes::{DataType, Float32Type, Int32Type, Int64Type, TimestampMicrosecondType};
+use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::Result as ParquetResult;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
-use parquet::file::writer::SerializedFileWriter;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -167,27 +163,13 @@ impl Sample {
             Encoded::Dictionary => properties,
             Encoded::Values(encoding) => properties.set_encoding(encoding),
         };
-        let field = Field::new("values", self.values.data_type().clone(), false);
-        let schema = Arc::new(Schema::new(vec![field]));
-        let parquet = ArrowSchemaConverter::new().convert(&schema)?;
-        let file = SerializedFileWriter::new(
-            std::io::sink(),
-            parquet.root_schema_ptr(),
-            Arc::new(properties.build()),
-        )?;
-        let columns = ArrowRowGroupWriterFactory::new(&file, Arc::clone(&schema)).create_column_writers(0)?;
-        let (mut size, mut page) = (0, 0);
-        for mut column in columns {
-            for leaf in compute_leaves(schema.field(0), &self.values)? {
-                column.write(&leaf)?;
-            }
-            let chunk = column.close()?;
-            size += chunk.close().bytes_written;
-            // The dictionary is written last; it moves to the front with the chunk.
-            let start = chunk.close().metadata.dictionary_page_offset();
-            page += start.and_then(|start| size.checked_sub(start as u64)).unwrap_or(0);
-        }
-        Ok((size, page))
+        let batch = RecordBatch::try_from_iter([("values", Arc::clone(&self.values))])?;
+        let mut writer = ArrowWriter::try_new(std::io::sink(), batch.schema(), Some(properties.build()))?;
+        writer.write(&batch)?;
+        let metadata = writer.close()?;
+        let column = metadata.row_group(0).column(0);
+        let page = column.dictionary_page_offset().map_or(0, |start| column.data_page_offset() - start);
+        Ok((column.byte_range().1, u64::try_from(page).unwrap_or(0)))
     }
 }
 

@@ -13,8 +13,9 @@ use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowColumnWriter, compute_
 use parquet::basic::ZstdLevel;
 use rayon::prelude::*;
 
-use super::columns::{FileColumns, Fold, Source};
+use super::columns::{FileColumns, Source};
 use super::encodings::{Encoded, Sample};
+use crate::folded::Fold;
 use crate::lists::{Lists, list_array};
 use crate::{Error, Result};
 
@@ -91,8 +92,9 @@ fn is_expanded(source: &Source) -> bool {
 
 /// The columns that the file has in place of the column with these parts.
 fn stored(source: &Source, parts: &[ArrayRef]) -> Result<Vec<ArrayRef>> {
-    let mut folder = source.fold.folder();
-    let folded = parts.iter().map(|part| folder.fold(&source.name, part)).collect::<Result<Vec<_>>>()?;
+    let mut last = None;
+    let folded = parts.iter().map(|part| source.fold.fold(&source.name, part, &mut last));
+    let folded = folded.collect::<Result<Vec<_>>>()?;
     let whole = |field: usize| {
         let parts: Vec<&dyn Array> = folded.iter().map(|part| part[field].as_ref()).collect();
         Ok(concat(&parts)?)

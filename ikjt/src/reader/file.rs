@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow::datatypes::{DataType, Field, FieldRef, SchemaRef};
+use arrow::datatypes::{FieldRef, SchemaRef};
 use onefold_base::process::catch_panic;
-use onefold_datasets::footer::{self, check_counts};
+use onefold_datasets::footer::{self, check_counts, same_field};
 use onefold_datasets::{DataFile, FileSet, Schema};
 use onefold_storage::{Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
@@ -173,16 +173,8 @@ impl OpenFile {
 
     /// The byte ranges of some columns of a row group.
     pub(super) fn byte_ranges(&self, row_group: usize, columns: &ProjectionMask) -> Result<Vec<Range<u64>>> {
-        guarded(&self.path, Some(row_group), || {
-            let leaves = self.row_group(row_group).columns().iter().enumerate();
-            let wanted = leaves.filter(|(leaf, _)| columns.leaf_included(*leaf));
-            let range = |(start, length): (u64, u64)| {
-                let end = start.checked_add(length).filter(|end| *end <= self.object.bytes);
-                end.map(|end| start..end)
-                    .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
-            };
-            wanted.map(|(_, column)| range(column.byte_range())).collect::<Result<Vec<_>, _>>()
-        })
+        let ranges = self.footer.byte_ranges(row_group, columns, self.object.bytes);
+        ranges.map_err(|message| Error::corrupt(&self.path, Some(row_group), message))
     }
 
     /// Reads some columns of a row group on this thread.
@@ -206,25 +198,9 @@ impl KnownFiles {
             return Ok(object.clone());
         }
         let mismatch = |message: String| Error::mismatch(storage.shown(&file.path), message);
-        let object = storage.head(&file.path)?;
-        let object = object.ok_or_else(|| mismatch("it is missing, the snapshot names it".to_owned()))?;
-        if object.bytes != file.bytes_on_disk {
-            let message = format!("it has {} bytes, the snapshot says {}", object.bytes, file.bytes_on_disk);
-            return Err(mismatch(message));
-        }
+        let object = footer::find(storage, file)?.map_err(mismatch)?;
         Ok(objects().entry(file.path.clone()).or_insert(object).clone())
     }
-}
-
-/// Equal but for the name of a list's items, which other writers choose differently.
-fn same_field(found: &Field, expected: &Field) -> bool {
-    let same_type = match (found.data_type(), expected.data_type()) {
-        (DataType::List(found), DataType::List(expected)) => {
-            found.data_type() == expected.data_type() && found.is_nullable() == expected.is_nullable()
-        }
-        (found, expected) => found == expected,
-    };
-    same_type && found.name() == expected.name() && found.is_nullable() == expected.is_nullable()
 }
 
 /// Runs a decoder on bytes that may be anything: its errors, and its panics, become [`Error::Corrupt`].

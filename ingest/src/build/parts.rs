@@ -257,8 +257,9 @@ pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> 
     let storage = Storage::open(out)?;
     let mut writer = DatasetWriter::create_in(storage.clone(), first.schema.clone(), first.options(commit))?;
     writer.set_partition_columns(first.partition_columns.clone())?;
-    if writer.buckets() != first.buckets {
-        let message = format!("it is of {} buckets, the dataset has {}", first.buckets, writer.buckets());
+    if writer.options().buckets != first.buckets {
+        let message =
+            format!("it is of {} buckets, the dataset has {}", first.buckets, writer.options().buckets);
         return Err(no_part(first_path, &message));
     }
     for (path, part) in parts {

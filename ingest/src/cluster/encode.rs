@@ -74,8 +74,8 @@ impl EncoderOptions {
         SampleSeeds::new(
             self.floats.iter().map(String::as_str),
             self.lists.iter().map(|(name, _)| name.as_str()),
+            self.kept.iter().map(|column| column.name.as_str()),
         )
-        .with_kept(self.kept.iter().map(|column| column.name.as_str()))
     }
 }
 

@@ -118,7 +118,7 @@ impl KeptValue<'_> {
     pub(super) fn part(self, seed: ColumnSeed) -> u128 {
         match self {
             Self::Integer(integer) => seed.integer(integer),
-            Self::Text(text) => seed.text(text),
+            Self::Text(text) => seed.bytes(text.as_bytes()),
         }
     }
 }

@@ -9,7 +9,7 @@ use datafusion::arrow::array::{
 use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer};
 use datafusion::arrow::compute::{CastOptions, cast_with_options, take};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type, UInt64Type};
-use onefold_datasets::{CountBudget, TextIds, hash_id, with_decimal};
+use onefold_datasets::{CountBudget, TextIds, hash_id};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{Error, Result};
@@ -220,13 +220,13 @@ fn from_bytes(name: &str, column: &ArrayRef, mut id: impl FnMut(&[u8]) -> Result
         }
         DataType::UInt64 => {
             let values: &UInt64Array = column.as_primitive();
-            let id = |value| with_decimal(false, value, |text| id(text.as_bytes()));
+            let id = |value: u64| id(itoa::Buffer::new().format(value).as_bytes());
             numbers(values.iter(), nulls, id)
         }
         integer if integer.is_integer() => {
             let values = cast(name, column, &DataType::Int64)?;
             let values = values.as_primitive::<Int64Type>();
-            let id = |value: i64| with_decimal(value < 0, value.unsigned_abs(), |text| id(text.as_bytes()));
+            let id = |value: i64| id(itoa::Buffer::new().format(value).as_bytes());
             numbers(values.iter(), nulls, id)
         }
         other => Err(no_ids(name, other)),

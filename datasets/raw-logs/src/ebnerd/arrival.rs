@@ -8,35 +8,35 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UInt64Array};
-use arrow::compute::{concat_batches, filter_record_batch, take_record_batch};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::{concat_batches, filter_record_batch, sort_to_indices, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimestampMicrosecondType};
 
-use super::source::{self, Column, Kind, SplitFiles, column};
-use crate::{Error, Result};
+use super::source::{self, Column, Kind, SplitFiles};
+use crate::{Error, Result, error};
 
 /// The column of a chunk that holds the number of the split.
 pub(super) const SPLIT_COLUMN: &str = "split";
 
 /// The columns that order the impressions.
-const KEYS: [Column; 2] = [column("impression_time", Kind::Time), column("impression_id", Kind::Id)];
+const KEYS: [Column; 2] = [("impression_time", Kind::Time), ("impression_id", Kind::Id)];
 
 /// The columns of an impression that are read. `read_time`, `scroll_percentage` and `next_*` are known only after the
 /// click and would give the label away, so they are not read.
 pub(super) const BEHAVIORS: [Column; 13] = [
-    column("impression_id", Kind::Id),
-    column("impression_time", Kind::Time),
-    column("session_id", Kind::Id),
-    column("user_id", Kind::Id),
-    column("device_type", Kind::Attribute),
-    column("is_sso_user", Kind::Attribute),
-    column("gender", Kind::Attribute),
-    column("postcode", Kind::Attribute),
-    column("age", Kind::Attribute),
-    column("is_subscriber", Kind::Attribute),
-    column("article_id", Kind::OptionalId),
-    column("article_ids_inview", Kind::Ids),
-    column("article_ids_clicked", Kind::Ids),
+    ("impression_id", Kind::Id),
+    ("impression_time", Kind::Time),
+    ("session_id", Kind::Id),
+    ("user_id", Kind::Id),
+    ("device_type", Kind::Attribute),
+    ("is_sso_user", Kind::Attribute),
+    ("gender", Kind::Attribute),
+    ("postcode", Kind::Attribute),
+    ("age", Kind::Attribute),
+    ("is_subscriber", Kind::Attribute),
+    ("article_id", Kind::OptionalId),
+    ("article_ids_inview", Kind::Ids),
+    ("article_ids_clicked", Kind::Ids),
 ];
 
 /// The rank of every impression by time, then impression id, split and row.
@@ -71,20 +71,17 @@ impl<'a> Arrival<'a> {
                 }
                 if u32::try_from(keys.len()).is_err() {
                     let hint = "import the splits' files in parts";
-                    return Err(Error::source(&files.behaviors, "more than 2^32 impressions", hint));
+                    return Err(error::source(&files.behaviors, "more than 2^32 impressions", hint));
                 }
             }
             if keys.len() == before {
-                return Err(Error::source(&files.behaviors, "it holds no impressions", "download it again"));
+                return Err(error::source(&files.behaviors, "it holds no impressions", "download it again"));
             }
             ranks.push(vec![0; keys.len() - before]);
         }
         keys.sort_unstable();
         for (rank, (_, _, split, row)) in (0..).zip(&keys) {
-            if let Some(slot) = ranks.get_mut(*split as usize).and_then(|ranks| ranks.get_mut(*row as usize))
-            {
-                *slot = rank;
-            }
+            ranks[*split as usize][*row as usize] = rank;
         }
         Ok(Self { splits, ranks, count: keys.len() as u32 })
     }
@@ -95,9 +92,7 @@ impl<'a> Arrival<'a> {
     ///
     /// Those of [`source::open`] and of its rows, or [`Error::Fault`] if a file changed since the first pass.
     pub(super) fn chunk(&self, range: Range<u32>) -> Result<RecordBatch> {
-        let mut kept = Vec::new();
-        let mut places = vec![None; range.len()];
-        let mut place = 0u64;
+        let (mut kept, mut kept_ranks) = (Vec::new(), Vec::<u32>::with_capacity(range.len()));
         for ((split, files), ranks) in (0..).zip(self.splits).zip(&self.ranks) {
             if !ranks.iter().any(|rank| range.contains(rank)) {
                 continue;
@@ -110,19 +105,15 @@ impl<'a> Arrival<'a> {
                 row = end;
                 let mask: BooleanArray = ranks.iter().map(|rank| Some(range.contains(rank))).collect();
                 kept.push(with_split(&filter_record_batch(&batch, &mask)?, split)?);
-                for rank in ranks.iter().filter(|rank| range.contains(rank)) {
-                    if let Some(slot) = places.get_mut((rank - range.start) as usize) {
-                        *slot = Some(place);
-                        place += 1;
-                    }
-                }
+                kept_ranks.extend(ranks.iter().filter(|rank| range.contains(rank)));
             }
             if row != ranks.len() {
                 return Err(changed(files));
             }
         }
         let kept = concat_batches(&chunk_schema(), &kept)?;
-        Ok(take_record_batch(&kept, &UInt64Array::from(places))?)
+        let order = sort_to_indices(&UInt32Array::from(kept_ranks), None, None)?;
+        Ok(take_record_batch(&kept, &order)?)
     }
 }
 
@@ -141,5 +132,5 @@ fn chunk_schema() -> SchemaRef {
 
 fn changed(files: &SplitFiles) -> Error {
     let hint = "run this again when nothing writes it";
-    Error::source(&files.behaviors, "it changed while it was read", hint)
+    error::source(&files.behaviors, "it changed while it was read", hint)
 }

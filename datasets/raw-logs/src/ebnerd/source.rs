@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Int64Type, SchemaRef};
 use arrow::error::ArrowError;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
@@ -14,7 +14,8 @@ use parquet::errors::ParquetError;
 use onefold_base::fault::{option, text};
 use onefold_datasets::suggest;
 
-use crate::{Error, Result};
+use crate::raw_log::{self, TIME};
+use crate::{Error, Result, error};
 
 /// The splits that have clicks, in the order of their numbers.
 pub(super) const SPLITS: [&str; 2] = ["train", "validation"];
@@ -39,17 +40,8 @@ pub(super) enum Kind {
     Ids,
 }
 
-/// A column that is read.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Column {
-    pub(super) name: &'static str,
-    pub(super) kind: Kind,
-}
-
-/// Shorthand for tables of columns.
-pub(super) const fn column(name: &'static str, kind: Kind) -> Column {
-    Column { name, kind }
-}
+/// The name of a column that is read, and its type.
+pub(super) type Column = (&'static str, Kind);
 
 impl Kind {
     fn accepts(self, found: &DataType) -> bool {
@@ -76,7 +68,7 @@ impl Kind {
     fn output(self) -> DataType {
         match self {
             Self::Id | Self::OptionalId | Self::Attribute => DataType::Int64,
-            Self::Time => DataType::Timestamp(TimeUnit::Microsecond, None),
+            Self::Time => TIME,
             Self::Ids => DataType::new_list(DataType::Int64, true),
         }
     }
@@ -99,7 +91,7 @@ pub(super) fn find(from: &Path) -> Result<Vec<SplitFiles>> {
     let file = |split: &str, name: &str| {
         let places = [from.join(split).join(name), from.join(format!("{split}_{name}"))];
         places.into_iter().find(|place| place.is_file()).ok_or_else(|| {
-            Error::source(
+            error::source(
                 from,
                 format!("it holds neither `{split}/{name}` nor `{split}_{name}`"),
                 text![
@@ -140,15 +132,15 @@ pub(super) fn open(path: &Path, columns: &'static [Column]) -> Result<Rows> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(damaged)?;
     let found = builder.schema().clone();
     let mut roots = Vec::new();
-    for column in columns {
-        let Some((index, field)) = found.column_with_name(column.name) else {
-            let hint = suggest(column.name, found.fields().iter().map(|field| field.name().as_str()));
-            return Err(Error::source(path, format!("it has no column `{}`", column.name), hint));
+    for (name, kind) in columns {
+        let Some((index, field)) = found.column_with_name(name) else {
+            let hint = suggest(name, found.fields().iter().map(|field| field.name().as_str()));
+            return Err(error::source(path, format!("it has no column `{name}`"), hint));
         };
-        if !column.kind.accepts(field.data_type()) {
-            let (name, expected) = (column.name, column.kind.expected());
-            let message = format!("column `{name}` is of type {}, not {expected}", field.data_type());
-            return Err(Error::source(path, message, "write it as EB-NeRD publishes it"));
+        if !kind.accepts(field.data_type()) {
+            let (found, expected) = (field.data_type(), kind.expected());
+            let message = format!("column `{name}` is of type {found}, not {expected}");
+            return Err(error::source(path, message, "write it as EB-NeRD publishes it"));
         }
         roots.push(index);
     }
@@ -157,10 +149,15 @@ pub(super) fn open(path: &Path, columns: &'static [Column]) -> Result<Rows> {
     Ok(Rows { path: path.to_owned(), reader, columns, schema: schema(columns), first_row: 0 })
 }
 
+/// The column `name`, which was read.
+pub(super) fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
+    let missing = || Error::Internal(ArrowError::SchemaError(format!("no column `{name}`")));
+    rows.column_by_name(name).ok_or_else(missing)
+}
+
 /// The schema of [`Rows`] with these columns.
 pub(super) fn schema(columns: &[Column]) -> SchemaRef {
-    let fields = columns.iter().map(|column| Field::new(column.name, column.kind.output(), false));
-    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+    raw_log::schema(columns.iter().map(|(name, kind)| (*name, kind.output())))
 }
 
 impl Iterator for Rows {
@@ -178,96 +175,66 @@ impl Iterator for Rows {
 
 impl Rows {
     fn convert(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
-        let columns = self.columns.iter().map(|column| {
-            let values = batch.column_by_name(column.name).ok_or_else(|| {
-                Error::Internal(ArrowError::SchemaError(format!("`{}` was not read", column.name)))
-            })?;
-            self.convert_column(*column, values)
-        });
-        let columns = columns.collect::<Result<Vec<ArrayRef>>>()?;
+        let convert = |of: &Column| self.convert_column(*of, column(batch, of.0)?);
+        let columns = self.columns.iter().map(convert).collect::<Result<Vec<ArrayRef>>>()?;
         self.first_row += batch.num_rows();
         Ok(RecordBatch::try_new(self.schema.clone(), columns)?)
     }
 
-    fn convert_column(&self, column: Column, values: &ArrayRef) -> Result<ArrayRef> {
+    fn convert_column(&self, (name, kind): Column, values: &ArrayRef) -> Result<ArrayRef> {
         // An overflow is an error, not a null.
         let options = CastOptions { safe: false, ..CastOptions::default() };
-        let cast = cast_with_options(values, &column.kind.output(), &options).map_err(|error| {
-            Error::source(&self.path, format!("column `{}`: {error}", column.name), DAMAGED)
-        })?;
-        match column.kind {
-            Kind::Attribute => Ok(Arc::new(self.attributes(column.name, cast.as_primitive::<Int64Type>())?)),
+        let cast = cast_with_options(values, &kind.output(), &options)
+            .map_err(|error| error::source(&self.path, format!("column `{name}`: {error}"), DAMAGED))?;
+        self.check((name, kind), &cast)?;
+        Ok(match kind {
+            Kind::Id | Kind::Time | Kind::Ids => cast,
             Kind::OptionalId => {
                 let ids = cast.as_primitive::<Int64Type>();
-                self.must_not_be_negative(column.name, ids, |row| row)?;
-                Ok(Arc::new(Int64Array::from_iter_values(ids.iter().map(Option::unwrap_or_default))))
+                Arc::new(Int64Array::from_iter_values(ids.iter().map(Option::unwrap_or_default)))
             }
-            Kind::Id => {
-                self.must_not_be_null(column.name, &cast)?;
-                self.must_not_be_negative(column.name, cast.as_primitive::<Int64Type>(), |row| row)?;
-                Ok(cast)
+            Kind::Attribute => {
+                let ids = cast.as_primitive::<Int64Type>().iter();
+                Arc::new(Int64Array::from_iter_values(ids.map(|id| id.map_or(0, |id| id + 1))))
             }
-            Kind::Time => self.must_not_be_null(column.name, &cast).map(|()| cast),
-            Kind::Ids => {
-                self.must_not_be_null(column.name, &cast)?;
-                self.check_lists(column.name, cast.as_list::<i32>())?;
-                Ok(cast)
-            }
-        }
+        })
     }
 
-    fn attributes(&self, name: &str, values: &Int64Array) -> Result<Int64Array> {
-        self.must_not_be_negative(name, values, |row| row)?;
-        if let Some(row) =
-            values.iter().position(|value| value.is_some_and(|value| value >= LAST_ATTRIBUTE_ID))
-        {
-            return Err(self.wrong_value(
-                name,
-                row,
-                &format!("{} is not below {LAST_ATTRIBUTE_ID}", values.value(row)),
-            ));
+    /// Checks what a column that was cast holds: nulls where they are allowed, and numbers in their range.
+    fn check(&self, (name, kind): Column, cast: &ArrayRef) -> Result<()> {
+        let wrong = |row: usize, message: &str| Err(self.wrong_value(name, row, message));
+        let first_null = |values: &ArrayRef| (0..values.len()).find(|row| values.is_null(*row));
+        let may_be_null = matches!(kind, Kind::OptionalId | Kind::Attribute);
+        if let Some(row) = first_null(cast).filter(|_| !may_be_null) {
+            return wrong(row, "it is null");
         }
-        Ok(values.iter().map(|value| Some(value.map_or(0, |value| value + 1))).collect())
-    }
-
-    fn check_lists(&self, name: &str, lists: &ListArray) -> Result<()> {
-        let items = lists.values().as_primitive::<Int64Type>();
-        let row_of =
-            |item: usize| lists.value_offsets().partition_point(|offset| *offset as usize <= item) - 1;
-        match (0..items.len()).find(|item| items.is_null(*item)) {
-            Some(item) => Err(self.wrong_value(name, row_of(item), "an id in the list is null")),
-            None => self.must_not_be_negative(name, items, row_of),
+        let lists = cast.as_list_opt::<i32>();
+        let items = lists.map_or(cast, |lists| lists.values());
+        let row_of = |item: usize| match lists {
+            Some(lists) => lists.value_offsets().partition_point(|offset| *offset as usize <= item) - 1,
+            None => item,
+        };
+        if let Some(item) = first_null(items).filter(|_| lists.is_some()) {
+            return wrong(row_of(item), "an id in the list is null");
         }
-    }
-
-    fn must_not_be_null(&self, name: &str, values: &ArrayRef) -> Result<()> {
-        match (0..values.len()).find(|row| values.is_null(*row)) {
-            Some(row) => Err(self.wrong_value(name, row, "it is null")),
+        let Some(ids) = items.as_primitive_opt::<Int64Type>() else { return Ok(()) };
+        let is_high = |id: i64| kind == Kind::Attribute && id >= LAST_ATTRIBUTE_ID;
+        match ids.iter().position(|id| id.is_some_and(|id| id < 0 || is_high(id))) {
             None => Ok(()),
-        }
-    }
-
-    fn must_not_be_negative(
-        &self,
-        name: &str,
-        ids: &Int64Array,
-        row_of: impl Fn(usize) -> usize,
-    ) -> Result<()> {
-        match ids.iter().position(|id| id.is_some_and(|id| id < 0)) {
-            Some(at) => Err(self.wrong_value(name, row_of(at), &format!("{} is negative", ids.value(at)))),
-            None => Ok(()),
+            Some(at) if ids.value(at) < 0 => wrong(row_of(at), &format!("{} is negative", ids.value(at))),
+            Some(at) => wrong(row_of(at), &format!("{} is not below {LAST_ATTRIBUTE_ID}", ids.value(at))),
         }
     }
 
     /// An error in a row of the current batch. Rows are counted from 1.
     fn wrong_value(&self, column: &str, row: usize, message: &str) -> Error {
         let message = format!("row {}, column `{column}`: {message}", self.first_row + row + 1);
-        Error::source(&self.path, message, DAMAGED)
+        error::source(&self.path, message, DAMAGED)
     }
 }
 
 const DAMAGED: &str = "the file is damaged or not one of EB-NeRD's; download it again";
 
 fn parquet_error(path: &Path, source: &ParquetError) -> Error {
-    Error::parquet(path, source, "the file is damaged or incomplete; download it again")
+    error::parquet(path, source, "the file is damaged or incomplete; download it again")
 }

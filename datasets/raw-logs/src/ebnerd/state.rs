@@ -7,8 +7,9 @@ use std::collections::{HashMap, VecDeque};
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 
-use super::source::{self, Column, Kind, SplitFiles, column};
-use crate::{Error, Result};
+use super::source::{self, Column, Kind, SplitFiles};
+use crate::raw_log::list_row;
+use crate::{Error, Result, error};
 
 /// The length of a history: the last clicked articles.
 pub const HISTORY_WINDOW: usize = 50;
@@ -20,7 +21,7 @@ const FIRST_VIEWS: f64 = 10.0;
 const FIRST_CLICKS: f64 = 1.0;
 const MICROS_PER_HOUR: f64 = 3600.0 * 1e6;
 
-const HISTORY: [Column; 2] = [column("user_id", Kind::Id), column("article_id_fixed", Kind::Ids)];
+const HISTORY: [Column; 2] = [("user_id", Kind::Id), ("article_id_fixed", Kind::Ids)];
 
 /// A user within a split: the splits have separate histories.
 pub(super) type Reader = (i64, i64);
@@ -65,14 +66,10 @@ impl ServiceState {
             for batch in source::open(&files.history, &HISTORY)? {
                 let batch = batch?;
                 let lists = batch.column(1).as_list::<i32>();
-                for (user, list) in
-                    batch.column(0).as_primitive::<Int64Type>().values().iter().zip(lists.iter())
-                {
-                    let list = list
-                        .unwrap_or_else(|| arrow::array::new_empty_array(&arrow::datatypes::DataType::Int64));
-                    let clicked = list.as_primitive::<Int64Type>().values();
-                    let last =
-                        clicked.get(clicked.len().saturating_sub(HISTORY_WINDOW)..).unwrap_or_default();
+                let users = batch.column(0).as_primitive::<Int64Type>().values();
+                for (row, user) in users.iter().enumerate() {
+                    let clicked = list_row(lists, row);
+                    let last = &clicked[clicked.len().saturating_sub(HISTORY_WINDOW)..];
                     if state.histories.insert((split, *user), last.iter().copied().collect()).is_some() {
                         return Err(repeated(files, *user));
                     }
@@ -139,7 +136,7 @@ impl ServiceState {
 
 fn repeated(files: &SplitFiles, user: i64) -> Error {
     let message = format!("user {user} has two rows");
-    Error::source(&files.history, message, "the file is damaged; download it again")
+    error::source(&files.history, message, "the file is damaged; download it again")
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! The two configuration files beside the logs.
 
-use std::fmt::Write;
-
 use super::workload::{Change, GroupSpec, TABLE_DIM, TABLE_ROWS, Workload, dense_names};
 
 impl Workload {
@@ -57,12 +55,8 @@ fn is_sequence(group: &GroupSpec) -> bool {
 }
 
 fn entry(name: &str, kind: &str, group: Option<&str>) -> String {
-    let mut text = format!("{name} = {{ kind = \"{kind}\"");
-    if let Some(group) = group {
-        // Writing to a string does not fail.
-        let _ = write!(text, ", group = \"{group}\"");
-    }
-    text + " }\n"
+    let group = group.map_or_else(String::new, |group| format!(", group = \"{group}\""));
+    format!("{name} = {{ kind = \"{kind}\"{group} }}\n")
 }
 
 /// The events are the left side of the join because engines keep a hash table of that side.

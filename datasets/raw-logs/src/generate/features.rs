@@ -3,8 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Int64Array, ListArray};
-use arrow::buffer::{OffsetBuffer, ScalarBuffer};
+use arrow::array::{Int64Builder, ListArray, ListBuilder};
 use arrow::datatypes::{DataType, Field, FieldRef};
 use onefold_datasets::digest::scramble;
 use rand::Rng;
@@ -85,20 +84,23 @@ impl<'a> Group<'a> {
     }
 
     /// The columns of the next rows, one for each feature.
-    pub(super) fn columns(&mut self, rows: &[Row]) -> Vec<ListColumn> {
-        let values = rows.len() * self.spec.length;
-        let mut columns: Vec<_> =
-            self.ids.iter().map(|_| ListColumn::with_capacity(rows.len(), values)).collect();
+    pub(super) fn columns(&mut self, rows: &[Row]) -> Vec<ListArray> {
+        let column = || {
+            let ids = Int64Builder::with_capacity(rows.len() * self.spec.length);
+            ListBuilder::with_capacity(ids, rows.len()).with_field(list_item())
+        };
+        let mut columns: Vec<_> = self.ids.iter().map(|_| column()).collect();
         for row in rows {
             let lists = self.next_lists(row);
             for (column, list) in columns.iter_mut().zip(&lists) {
-                column.push(list);
+                list.iter().for_each(|id| column.values().append_value(i64::from(*id)));
+                column.append(true);
             }
             if !row.last && self.spec.change != Change::Fresh {
                 self.active.insert(row.session, lists);
             }
         }
-        columns
+        columns.iter_mut().map(ListBuilder::finish).collect()
     }
 
     fn next_lists(&mut self, row: &Row) -> Vec<VecDeque<u32>> {
@@ -141,41 +143,6 @@ fn draw_id(ids: IdSpace, ranks: &Zipf<f64>, rng: &mut ChaCha8Rng) -> u32 {
     // The sampler works in floating point: its last rank may come out one too high.
     let rank = (rng.sample(ranks) as u32).clamp(1, TABLE_ROWS);
     ids.id(rank - 1)
-}
-
-/// A column of lists under construction.
-#[derive(Debug)]
-pub(super) struct ListColumn {
-    values: Vec<i64>,
-    offsets: Vec<i32>,
-}
-
-impl ListColumn {
-    fn with_capacity(rows: usize, values: usize) -> Self {
-        let mut offsets = Vec::with_capacity(rows + 1);
-        offsets.push(0);
-        Self { values: Vec::with_capacity(values), offsets }
-    }
-
-    fn push(&mut self, list: &VecDeque<u32>) {
-        let (front, back) = list.as_slices();
-        self.values.extend(front.iter().map(|id| i64::from(*id)));
-        self.values.extend(back.iter().map(|id| i64::from(*id)));
-        // A batch holds a few thousand lists of a few hundred ids.
-        self.offsets.push(self.values.len() as i32);
-    }
-
-    /// The list of a row.
-    pub(super) fn list(&self, row: usize) -> &[i64] {
-        let bounds = self.offsets.get(row).zip(self.offsets.get(row + 1));
-        bounds.and_then(|(start, end)| self.values.get(*start as usize..*end as usize)).unwrap_or(&[])
-    }
-
-    pub(super) fn into_array(self) -> arrow::error::Result<ArrayRef> {
-        let offsets = OffsetBuffer::new(ScalarBuffer::from(self.offsets));
-        let values = Arc::new(Int64Array::from(self.values));
-        Ok(Arc::new(ListArray::try_new(list_item(), offsets, values, None)?))
-    }
 }
 
 /// The field of a column of lists.

@@ -1,7 +1,9 @@
 //! The hidden model from which labels are drawn, so that a trained model has something to learn.
 
-use super::features::{IdSpace, ListColumn, mix, name_hash, rank_probabilities};
-use super::workload::{Change, GroupSpec};
+use std::mem::discriminant;
+
+use super::features::{IdSpace, mix, name_hash, rank_probabilities};
+use super::workload::GroupSpec;
 
 /// The weights of the first dense features.
 const DENSE_WEIGHTS: [f64; 4] = [0.5, -0.5, 0.35, -0.35];
@@ -39,7 +41,7 @@ impl HiddenModel {
         let mut terms = Vec::new();
         let mut column = 0;
         for (index, group) in groups.iter().enumerate() {
-            let same_kind = |other: &GroupSpec| kind(other) == kind(group);
+            let same_kind = |other: &GroupSpec| discriminant(&other.change) == discriminant(&group.change);
             let first_of_kind = groups.iter().take(index).all(|other| !same_kind(other));
             let taken = if first_of_kind { FEATURES_PER_KIND } else { 0 };
             for (offset, name) in group.features.iter().enumerate().take(taken) {
@@ -50,13 +52,8 @@ impl HiddenModel {
         Self { terms }
     }
 
-    /// The probability that the label of a row is 1.
-    pub(super) fn probability(&self, dense: &[f32], columns: &[ListColumn], row: usize) -> f64 {
-        let lists = |column: usize| columns.get(column).map_or(&[] as &[i64], |column| column.list(row));
-        self.probability_of(dense, lists)
-    }
-
-    pub(super) fn probability_of<'a>(&self, dense: &[f32], list: impl Fn(usize) -> &'a [i64]) -> f64 {
+    /// The probability that the label of a row is 1, given its dense values and its list in each sparse column.
+    pub(super) fn probability<'a>(&self, dense: &[f32], list: impl Fn(usize) -> &'a [i64]) -> f64 {
         let dense: f64 =
             dense.iter().zip(DENSE_WEIGHTS).map(|(value, weight)| f64::from(*value) * weight).sum();
         let sparse: f64 = self.terms.iter().map(|term| term.value(list(term.column))).sum();
@@ -83,14 +80,6 @@ fn effect(salt: u64, id: i64) -> f64 {
     (2.0 * uniform - 1.0) * 3f64.sqrt()
 }
 
-fn kind(group: &GroupSpec) -> u8 {
-    match group.change {
-        Change::Redraw { .. } => 0,
-        Change::Slide { .. } => 1,
-        Change::Fresh => 2,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::workload::Workload;
@@ -108,12 +97,12 @@ mod tests {
     #[test]
     fn every_input_moves_the_probability() {
         let model = HiddenModel::new(&Workload::Rm1.groups());
-        let base = model.probability_of(&[0.0; 13], |_| &[]);
+        let base = model.probability(&[0.0; 13], |_| &[]);
         assert!((base - 1.0 / (1.0 + 1.43f64.exp())).abs() < 1e-12);
-        assert!(model.probability_of(&[1.0, 0.0, 0.0, 0.0], |_| &[]) > base);
+        assert!(model.probability(&[1.0, 0.0, 0.0, 0.0], |_| &[]) > base);
         for term in &model.terms {
             let moved =
-                model.probability_of(&[0.0; 13], |column| if column == term.column { &[5] } else { &[] });
+                model.probability(&[0.0; 13], |column| if column == term.column { &[5] } else { &[] });
             assert_ne!(moved, base);
         }
     }

@@ -3,19 +3,19 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Float32Array, Int64Array, RecordBatch, TimestampMicrosecondArray};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 use rayon::prelude::*;
 
 use super::arrival::Arrival;
-use super::features::{Group, ListColumn, Row, list_field};
+use super::features::{Group, Row, list_field};
 use super::label::HiddenModel;
 use super::workload::{DENSE_FEATURES, GroupSpec, Workload, dense_names};
 use crate::Result;
-use crate::raw_log::{RawLogWriter, TableWriter};
+use crate::raw_log::{RawLogWriter, TIME, TableWriter, list_row, schema};
 
 /// Rows of a record batch.
 const BATCH_ROWS: usize = 2048;
@@ -45,7 +45,7 @@ impl World {
     pub(super) fn new(workload: Workload, seed: u64) -> Self {
         let groups = workload.groups();
         let model = HiddenModel::new(&groups);
-        let session_size = workload.shape().session_size;
+        let session_size = workload.session_size();
         Self { session_size, model, seed, features: feature_schema(&groups), events: event_schema(), groups }
     }
 
@@ -63,7 +63,7 @@ fn feature_schema(groups: &[GroupSpec]) -> SchemaRef {
         Field::new("request_id", DataType::Int64, false),
         Field::new("session_id", DataType::Int64, false),
         Field::new("user_id", DataType::Int64, false),
-        time_field(),
+        Field::new("timestamp", TIME, false),
     ];
     fields.extend(dense_names().iter().map(|name| Field::new(name, DataType::Float32, false)));
     fields.extend(groups.iter().flat_map(|group| &group.features).map(|name| list_field(name)));
@@ -72,31 +72,14 @@ fn feature_schema(groups: &[GroupSpec]) -> SchemaRef {
 
 /// The columns of the event log: one row a request.
 fn event_schema() -> SchemaRef {
-    let request = Field::new("request_id", DataType::Int64, false);
-    Arc::new(Schema::new(vec![request, time_field(), Field::new("label", DataType::Float32, false)]))
-}
-
-fn time_field() -> Field {
-    Field::new("timestamp", DataType::Timestamp(TimeUnit::Microsecond, None), false)
+    schema([("request_id", DataType::Int64), ("timestamp", TIME), ("label", DataType::Float32)])
 }
 
 /// Rows of both logs that belong together.
 #[derive(Debug)]
 pub(super) struct Batch {
-    features: RecordBatch,
+    pub(super) features: RecordBatch,
     events: RecordBatch,
-}
-
-impl Batch {
-    pub(super) fn rows(&self) -> usize {
-        self.features.num_rows()
-    }
-
-    /// The rows of the feature log.
-    #[cfg(test)]
-    pub(super) fn features(&self) -> &RecordBatch {
-        &self.features
-    }
 }
 
 /// The rows of one cell, batch by batch.
@@ -150,9 +133,9 @@ impl<'a> Cell<'a> {
         }
         self.next_row = range.end;
         let rows = self.rows(range.clone());
-        let lists: Vec<Vec<ListColumn>> =
+        let lists: Vec<Vec<ListArray>> =
             self.groups.par_iter_mut().map(|group| group.columns(&rows)).collect();
-        let lists: Vec<ListColumn> = lists.into_iter().flatten().collect();
+        let lists = lists.concat();
         let (dense, labels) = self.draw_samples(&lists, rows.len());
 
         let ids: Vec<i64> = range.map(|row| self.first_id + row as i64).collect();
@@ -166,9 +149,7 @@ impl<'a> Cell<'a> {
             request_times(&ids, 0),
         ];
         columns.extend(dense.into_iter().map(|column| Arc::new(Float32Array::from(column)) as ArrayRef));
-        for list in lists {
-            columns.push(list.into_array()?);
-        }
+        columns.extend(lists.into_iter().map(|column| Arc::new(column) as ArrayRef));
         let features = RecordBatch::try_new(Arc::clone(&self.world.features), columns)?;
         let events =
             vec![requests, request_times(&ids, EVENT_DELAY_MICROS), Arc::new(Float32Array::from(labels))];
@@ -188,12 +169,12 @@ impl<'a> Cell<'a> {
     }
 
     /// The dense columns, standard normal, and the labels of the next `rows` rows.
-    fn draw_samples(&mut self, lists: &[ListColumn], rows: usize) -> (Vec<Vec<f32>>, Vec<f32>) {
+    fn draw_samples(&mut self, lists: &[ListArray], rows: usize) -> (Vec<Vec<f32>>, Vec<f32>) {
         let mut columns: Vec<_> = (0..DENSE_FEATURES).map(|_| Vec::with_capacity(rows)).collect();
         let mut labels = Vec::with_capacity(rows);
         for row in 0..rows {
             let dense: [f32; DENSE_FEATURES] = std::array::from_fn(|_| self.samples.sample(StandardNormal));
-            let probability = self.world.model.probability(&dense, lists, row);
+            let probability = self.world.model.probability(&dense, |column| list_row(&lists[column], row));
             labels.push(if self.samples.random::<f64>() < probability { 1.0 } else { 0.0 });
             columns.iter_mut().zip(dense).for_each(|(column, value)| column.push(value));
         }
@@ -237,8 +218,9 @@ impl<'a> Parts<'a> {
         };
         features.write(&batch.features)?;
         events.write(&batch.events)?;
-        self.open = Some((features, events, rows + batch.rows()));
-        if rows + batch.rows() >= PART_ROWS { self.finish() } else { Ok(()) }
+        let rows = rows + batch.features.num_rows();
+        self.open = Some((features, events, rows));
+        if rows >= PART_ROWS { self.finish() } else { Ok(()) }
     }
 
     /// Ends the current part.

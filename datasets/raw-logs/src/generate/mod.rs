@@ -122,7 +122,7 @@ fn write_cells(logs: &RawLogWriter, world: &World, samples: u64, reporter: &dyn 
             let (written, next) = rayon::join(|| parts.write(&batch), || cell.next_batch());
             written?;
             drawn = next?;
-            reporter.advance(batch.rows() as u64);
+            reporter.advance(batch.features.num_rows() as u64);
             reporter.go_on()?;
         }
     }
@@ -315,7 +315,7 @@ mod tests {
                     let dense: Vec<f32> =
                         dense_names().iter().map(|name| floats(&batch, name)[row]).collect();
                     let lists: Vec<_> = names.iter().map(|name| list(&batch, name, row)).collect();
-                    probabilities.push(model.probability_of(&dense, |column| lists[column].as_slice()));
+                    probabilities.push(model.probability(&dense, |column| lists[column].as_slice()));
                 }
             }
             let labels = batches(&log, "events").flat_map(|batch| floats(&batch, "label").to_vec());
@@ -393,7 +393,7 @@ mod tests {
             let mut cell = Cell::new(&world, index, start, 2_000);
             let batch = cell.next_batch().unwrap().unwrap();
             assert!(cell.next_batch().unwrap().is_none());
-            ids(batch.features(), "session_id").iter().map(|id| id - start).collect::<Vec<_>>()
+            ids(&batch.features, "session_id").iter().map(|id| id - start).collect::<Vec<_>>()
         };
         let (first, second) = (rows(0, 0), rows(1, 2_000));
         assert!(first.iter().chain(&second).all(|session| (0..2_000).contains(session)));

@@ -26,29 +26,10 @@ pub(super) const DENSE_FEATURES: usize = 13;
 const LARGEST_USER_GROUP: usize = 6;
 /// The sequences that share one timeline: an event appends one id to each.
 const SEQUENCES_PER_TIMELINE: usize = 3;
-
-/// The numbers of a workload.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
-    /// Mean of the geometric session size.
-    pub(super) session_size: f64,
-    /// Pooled user features.
-    pub(super) user_features: usize,
-    /// Mean list length of a pooled user feature.
-    pub(super) user_length: usize,
-    /// The probability that a pooled user feature repeats from the previous sample of the session.
-    pub(super) repeat: f64,
-    /// Sequence features.
-    pub(super) sequences: usize,
-    /// Length of every sequence.
-    pub(super) window: usize,
-    /// The probability that a timeline has a new item in the next sample of the session.
-    pub(super) append: f64,
-    /// Item features, drawn for every sample.
-    pub(super) item_features: usize,
-    /// Mean list length of an item feature.
-    pub(super) item_length: usize,
-}
+/// The length of every sequence.
+const WINDOW: usize = 100;
+/// The probability that a timeline has a new item in the next sample of the session.
+const APPEND: f64 = 0.3;
 
 /// How the lists of a group change from one sample of a session to the next.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -90,78 +71,46 @@ impl Workload {
         }
     }
 
-    pub(super) fn shape(self) -> Shape {
-        let none = Shape {
-            session_size: 16.5,
-            user_features: 0,
-            user_length: 0,
-            repeat: 0.0,
-            sequences: 0,
-            window: 0,
-            append: 0.0,
-            item_features: 0,
-            item_length: 0,
-        };
+    /// The mean of the geometric session size.
+    pub(super) fn session_size(self) -> f64 {
         match self {
-            Self::Rm1 => Shape {
-                user_features: 24,
-                user_length: 20,
-                repeat: 0.9,
-                sequences: 6,
-                window: 100,
-                append: 0.3,
-                item_features: 12,
-                item_length: 2,
-                ..none
-            },
-            Self::Rm2 => Shape {
-                user_features: 45,
-                user_length: 10,
-                repeat: 0.8,
-                item_features: 15,
-                item_length: 10,
-                ..none
-            },
-            Self::Rm3 => Shape {
-                session_size: 8.0,
-                user_features: 13,
-                user_length: 4,
-                repeat: 0.7,
-                item_features: 13,
-                item_length: 4,
-                ..none
-            },
+            Self::Rm1 | Self::Rm2 => 16.5,
+            Self::Rm3 => 8.0,
         }
     }
 
     /// The groups in column order: pooled user features, timelines, item features.
     pub(super) fn groups(self) -> Vec<GroupSpec> {
-        let shape = self.shape();
-        let mut groups = Vec::new();
-        for (index, range) in even_ranges(shape.user_features, LARGEST_USER_GROUP).enumerate() {
-            groups.push(GroupSpec {
-                name: Some(format!("user_{}", letter(index))),
-                change: Change::Redraw { repeat: shape.repeat },
-                length: shape.user_length,
-                features: numbered("user", range),
-            });
-        }
-        for (index, range) in even_ranges(shape.sequences, SEQUENCES_PER_TIMELINE).enumerate() {
-            groups.push(GroupSpec {
-                name: Some(format!("timeline_{}", letter(index))),
-                change: Change::Slide { append: shape.append },
-                length: shape.window,
-                features: numbered("sequence", range),
-            });
-        }
-        groups.push(GroupSpec {
-            name: None,
-            change: Change::Fresh,
-            length: shape.item_length,
-            features: numbered("item", 0..shape.item_features),
-        });
-        groups
+        // Pooled user features, their mean length and the probability that they repeat from the session's sample before;
+        // sequences; item features, drawn for every sample, and their mean length.
+        let (users, user_length, repeat, sequences, items, item_length) = match self {
+            Self::Rm1 => (24, 20, 0.9, 6, 12, 2),
+            Self::Rm2 => (45, 10, 0.8, 0, 15, 10),
+            Self::Rm3 => (13, 4, 0.7, 0, 13, 4),
+        };
+        let change = Change::Redraw { repeat };
+        let users = groups(["user", "user"], even_ranges(users, LARGEST_USER_GROUP), change, user_length);
+        let sequences = even_ranges(sequences, SEQUENCES_PER_TIMELINE);
+        let timelines = groups(["timeline", "sequence"], sequences, Change::Slide { append: APPEND }, WINDOW);
+        let features = numbered("item", 0..items);
+        let items = GroupSpec { name: None, change: Change::Fresh, length: item_length, features };
+        users.chain(timelines).chain([items]).collect()
     }
+}
+
+/// Groups of one kind, given the first part of the names of the groups and of their features.
+fn groups(
+    [group, feature]: [&'static str; 2],
+    ranges: impl Iterator<Item = Range<usize>>,
+    change: Change,
+    length: usize,
+) -> impl Iterator<Item = GroupSpec> {
+    ranges.enumerate().map(move |(index, range)| GroupSpec {
+        name: Some(format!("{group}_{}", letter(index))),
+        change,
+        length,
+        features: numbered(feature, range),
+    })
 }
 
 /// The names of the dense features.

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Result};
+use serde::Serialize;
+
+use crate::{Error, Result, error};
 
 /// The 19 genres; a genre's id is its place here, which is its number in MovieLens' own `u.genre`.
 const GENRES: [&str; 19] = [
@@ -84,18 +86,20 @@ pub(super) struct Rating {
     pub(super) rating: i64,
 }
 
-/// Attributes of a user, as ids.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Attributes of a user, as ids: a row of the users' table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct User {
+    pub(super) user_id: i64,
     pub(super) age: i64,
     pub(super) gender: i64,
     pub(super) occupation: i64,
     pub(super) zip: i64,
 }
 
-/// Attributes of an item, as ids.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Attributes of an item, as ids: a row of the items' table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Item {
+    pub(super) item_id: i64,
     pub(super) release_year: i64,
     pub(super) genres: Vec<i64>,
 }
@@ -125,13 +129,14 @@ pub(super) fn ratings(source: &SourceText) -> Result<Vec<Rating>> {
 /// As [`ratings`].
 pub(super) fn users(source: &SourceText) -> Result<BTreeMap<i64, User>> {
     parse(source, |[user, age, gender, occupation, zip]: [&str; 5]| {
-        let attributes = User {
+        let user = User {
+            user_id: whole(user, IDS)?,
             age: whole(age, 1..=127)?,
             gender: place(gender, &GENDERS)? + 1,
             occupation: place(occupation, &OCCUPATIONS)? + 1,
             zip: zip_prefix(zip)?,
         };
-        Some((whole(user, IDS)?, attributes))
+        Some((user.user_id, user))
     })
 }
 
@@ -146,8 +151,9 @@ pub(super) fn items(source: &SourceText) -> Result<BTreeMap<i64, Item>> {
             true => 0,
             false => whole(year, YEAR_ZERO + 1..=YEAR_ZERO + 127)? - YEAR_ZERO,
         };
-        let genres = genres.split(' ').map(|genre| place(genre, &GENRES));
-        Some((whole(item, IDS)?, Item { release_year, genres: genres.collect::<Option<_>>()? }))
+        let genres = genres.split(' ').map(|genre| place(genre, &GENRES)).collect::<Option<_>>()?;
+        let item = Item { item_id: whole(item, IDS)?, release_year, genres };
+        Some((item.item_id, item))
     })
 }
 
@@ -187,7 +193,7 @@ fn zip_prefix(zip: &str) -> Option<i64> {
 pub(super) fn wrong(path: &Path, message: String) -> Error {
     let hint =
         "the file is not MovieLens 100K as RecBole ships it; delete the cached wheel and fetch it again";
-    Error::source(path, message, hint)
+    error::source(path, message, hint)
 }
 
 #[cfg(test)]
@@ -203,12 +209,12 @@ mod tests {
         let rating = Rating { timestamp: 881_250_949_000_000, user: 196, item: 242, rating: 3 };
         assert_eq!(ratings(&source("196\t242\t3\t881250949\n")).unwrap(), [rating]);
         let parsed = users(&source("7\t24\tM\twriter\t05711\n9\t30\tF\tartist\tT8H1N\n")).unwrap();
-        assert_eq!(parsed[&7], User { age: 24, gender: 2, occupation: 21, zip: 1 });
-        assert_eq!(parsed[&9], User { age: 30, gender: 1, occupation: 2, zip: 30 });
+        assert_eq!(parsed[&7], User { user_id: 7, age: 24, gender: 2, occupation: 21, zip: 1 });
+        assert_eq!(parsed[&9], User { user_id: 9, age: 30, gender: 1, occupation: 2, zip: 30 });
         let text = "1\tToy Story\t1995\tAnimation Children's\n2\tunkonwn\tunkonwn\tunknown\n";
         let parsed = items(&source(text)).unwrap();
-        assert_eq!(parsed[&1], Item { release_year: 95, genres: vec![3, 4] });
-        assert_eq!(parsed[&2], Item { release_year: 0, genres: vec![0] });
+        assert_eq!(parsed[&1], Item { item_id: 1, release_year: 95, genres: vec![3, 4] });
+        assert_eq!(parsed[&2], Item { item_id: 2, release_year: 0, genres: vec![0] });
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use serde::Serialize;
+
 use super::parse::Rating;
 
 /// The length of a history: the last items.
@@ -47,9 +49,15 @@ struct UserState {
     tally: Tally,
 }
 
-/// The state at the time of a request.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Context {
+/// A request with what the service knows at its time: a row of the feature log.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Request {
+    /// Its place in arrival order, from 0.
+    pub(super) request_id: i64,
+    /// Microseconds since 1970.
+    pub(super) timestamp: i64,
+    pub(super) user_id: i64,
+    pub(super) item_id: i64,
     /// The last [`HISTORY_WINDOW`] items that the user rated, oldest first, ties in time by item.
     pub(super) history_items: Vec<i64>,
     /// Their ratings, 1 to 5.
@@ -66,25 +74,35 @@ pub(super) struct Context {
     pub(super) item_mean_rating: f32,
 }
 
-/// Walks ratings in arrival order and calls `each` with the context of every one.
+/// Walks ratings in arrival order and calls `each` with the request of every one.
 ///
 /// # Errors
 ///
 /// The errors of `each`.
-pub(super) fn walk<E>(
-    ratings: &[Rating],
-    mut each: impl FnMut(&Rating, Context) -> Result<(), E>,
-) -> Result<(), E> {
+pub(super) fn walk<E>(ratings: &[Rating], mut each: impl FnMut(Request) -> Result<(), E>) -> Result<(), E> {
     let mut users: HashMap<i64, UserState> = HashMap::new();
     let mut items: HashMap<i64, Tally> = HashMap::new();
     let mut all = Tally::default();
     let newcomer = UserState::default();
+    let mut request_ids = 0..;
     for moment in ratings.chunk_by(|a, b| a.timestamp == b.timestamp) {
         let prior = if all.count == 0 { FIRST_MEAN } else { all.sum / f64::from(all.count) };
-        for rating in moment {
+        for (rating, request_id) in moment.iter().zip(&mut request_ids) {
             let user = users.get(&rating.user).unwrap_or(&newcomer);
             let item = items.get(&rating.item).copied().unwrap_or_default();
-            each(rating, context(user, item, prior))?;
+            each(Request {
+                request_id,
+                timestamp: rating.timestamp,
+                user_id: rating.user,
+                item_id: rating.item,
+                history_items: user.rated.iter().map(|(item, _)| *item).collect(),
+                history_ratings: user.rated.iter().map(|(_, rating)| *rating).collect(),
+                liked_items: user.liked.iter().copied().collect(),
+                user_log_ratings: user.tally.log_count(),
+                user_mean_rating: user.tally.mean(prior),
+                item_log_ratings: item.log_count(),
+                item_mean_rating: item.mean(prior),
+            })?;
         }
         for rating in moment {
             let user = users.entry(rating.user).or_default();
@@ -100,18 +118,6 @@ pub(super) fn walk<E>(
     Ok(())
 }
 
-fn context(user: &UserState, item: Tally, prior: f64) -> Context {
-    Context {
-        history_items: user.rated.iter().map(|(item, _)| *item).collect(),
-        history_ratings: user.rated.iter().map(|(_, rating)| *rating).collect(),
-        liked_items: user.liked.iter().copied().collect(),
-        user_log_ratings: user.tally.log_count(),
-        user_mean_rating: user.tally.mean(prior),
-        item_log_ratings: item.log_count(),
-        item_mean_rating: item.mean(prior),
-    }
-}
-
 fn push_last<T>(window: &mut VecDeque<T>, value: T) {
     if window.len() == HISTORY_WINDOW {
         window.pop_front();
@@ -123,14 +129,14 @@ fn push_last<T>(window: &mut VecDeque<T>, value: T) {
 mod tests {
     use super::*;
 
-    fn contexts(ratings: &[(i64, i64, i64, i64)]) -> Vec<Context> {
+    fn contexts(ratings: &[(i64, i64, i64, i64)]) -> Vec<Request> {
         let ratings: Vec<Rating> = ratings
             .iter()
             .map(|&(timestamp, user, item, rating)| Rating { timestamp, user, item, rating })
             .collect();
         let mut contexts = Vec::new();
-        walk(&ratings, |_, context| {
-            contexts.push(context);
+        walk(&ratings, |request| {
+            contexts.push(request);
             Ok::<_, ()>(())
         })
         .unwrap();

@@ -8,9 +8,10 @@ use std::process::{Command, Stdio};
 use sha2::{Digest, Sha256};
 use zip::ZipArchive;
 
-use crate::{Error, Result};
+use crate::{Result, error};
 use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
+use onefold_base::units::format_hex;
 use onefold_storage::commit::sync_directory;
 
 /// A wheel on PyPI, pinned by its checksum.
@@ -40,7 +41,7 @@ pub(super) fn default_cache(variable: impl Fn(&str) -> Option<OsString>) -> Resu
         .or_else(|| set("XDG_CACHE_HOME").map(|cache| cache.join("onefold")))
         .or_else(|| set("HOME").map(|home| home.join(".cache").join("onefold")))
         .ok_or_else(|| {
-            Error::program(
+            error::program(
                 "onefold-data fetch",
                 "there is no folder for the cache: neither HOME, XDG_CACHE_HOME nor ONEFOLD_CACHE is set",
                 text!["name one with ", option("cache").set_to("DIR")],
@@ -53,7 +54,7 @@ pub(super) fn default_cache(variable: impl Fn(&str) -> Option<OsString>) -> Resu
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if Python or pip is missing, or pip fails or fetched another file, [`Error::Io`] if the cache
+/// [`Error::Fault`](crate::Error::Fault) if Python or pip is missing, or pip fails or fetched another file, [`Error::Io`](crate::Error::Io) if the cache
 /// cannot be written.
 pub(super) fn fetch(
     wheel: &Wheel,
@@ -83,7 +84,7 @@ pub(super) fn fetch(
         let message = format!("pip did not fetch `{}` with SHA-256 {}", wheel.file_name, wheel.sha256);
         let hint =
             format!("pip's index serves another file; put the wheel from PyPI at `{}`", path.display());
-        return Err(Error::source(fetched, message, hint));
+        return Err(error::source(fetched, message, hint));
     }
     fs_err::File::open(&fetched)?.sync_all()?;
     fs_err::rename(&fetched, &path)?;
@@ -107,7 +108,7 @@ fn download(wheel: &Wheel, work: &Path, python: &OsStr) -> Result<PathBuf> {
         .arg(&requirements);
     let own = format!("or put `{}` of {} into the cache yourself", wheel.file_name, wheel.requirement);
     let failed = |message: String, remedy: &str| {
-        Error::program(
+        error::program(
             format!("{} -m pip download {}", python.display(), wheel.requirement),
             message,
             format!("{remedy}, {own}"),
@@ -158,10 +159,7 @@ impl Drop for Partial {
 
 /// Whether `path` exists and has the wheel's checksum.
 fn is_intact(path: &Path, wheel: &Wheel) -> Result<bool> {
-    if !path.is_file() {
-        return Ok(false);
-    }
-    Ok(onefold_base::units::format_hex(&Sha256::digest(fs_err::read(path)?)) == wheel.sha256)
+    Ok(path.is_file() && format_hex(&Sha256::digest(fs_err::read(path)?)) == wheel.sha256)
 }
 
 /// The last `count` lines that are not blank, joined.
@@ -175,10 +173,10 @@ fn last_lines(text: &str, count: usize) -> String {
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the wheel is no zip archive or has no such UTF-8 entry.
+/// [`Error::Fault`](crate::Error::Fault) if the wheel is no zip archive or has no such UTF-8 entry.
 pub(super) fn read_entry(wheel: &Path, entry: &str) -> Result<String> {
     let hint = "it is not the wheel that this version expects; delete it and run this again";
-    let wrong = |message: String| Error::source(wheel, message, hint);
+    let wrong = |message: String| error::source(wheel, message, hint);
     let file = fs_err::File::open(wheel)?;
     let mut archive =
         ZipArchive::new(file).map_err(|error| wrong(format!("it is not a zip archive ({error})")))?;

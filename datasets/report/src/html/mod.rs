@@ -3,11 +3,9 @@
 mod sections;
 mod svg;
 mod tables;
-mod text;
 
 use self::sections::{bought, co_change, method, sessions, training};
 use self::tables::{columns, groups};
-use self::text::instant;
 use super::{MIDDLE, Report};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{Layout, Order};
@@ -58,6 +56,12 @@ fn facts(report: &Report) -> String {
         instant(report.first_timestamp_micros),
         instant(report.last_timestamp_micros),
     )
+}
+
+/// A day and minute of universal time.
+fn instant(micros: i64) -> String {
+    let time = arrow::temporal_conversions::timestamp_us_to_datetime(micros);
+    time.map_or_else(|| format!("{micros} µs"), |time| time.to_string().chars().take(16).collect())
 }
 
 /// Where the dataset is a sample: of what.
@@ -121,4 +125,14 @@ fn tiles(report: &Report) -> String {
         format!("<div class=\"tile\"><b>{figure}</b><span>{what}</span></div>\n")
     };
     format!("<div class=\"tiles\">\n{}</div>", tiles.iter().map(tile).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_day_and_a_minute() {
+        assert_eq!(instant(1_684_703_210_000_000), "2023-05-21 21:06");
+    }
 }
