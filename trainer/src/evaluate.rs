@@ -108,7 +108,7 @@ pub fn evaluate(
     let opened = options.collectives.agree_on(|| open(run, dataset, options, |_| Ok(Vec::new())))?;
     opened.check_ranks(options)?;
     let (model, steps) = opened.load_model(run, options)?;
-    let Opened { run, reader, tasks } = opened;
+    let Opened { run, reader, tasks, .. } = opened;
     let evaluation = Evaluation { config: &run.config.evaluation, tasks };
     // Only an evaluation during training can be stopped.
     let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
@@ -121,6 +121,8 @@ pub(crate) struct Opened {
     pub(crate) run: Run,
     pub(crate) reader: Reader,
     pub(crate) tasks: Vec<Task>,
+    /// The samples of the partitions that were chosen.
+    pub(crate) samples: u64,
 }
 
 impl Opened {
@@ -171,6 +173,7 @@ pub(crate) fn open(
     let preprocessing = Preprocessing::of_run(config, &description.files(run)?)?;
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     description.check_vocabularies(dataset, &snapshot, run)?;
+    let samples = snapshot.chosen_samples(&partitions).map_err(onefold_ikjt::Error::from)?;
     let mut kept = keep(&snapshot.schema)?;
     let group = config.evaluation.kept_column(&description.schema);
     kept.extend(group.filter(|name| !kept.contains(name)));
@@ -179,7 +182,7 @@ pub(crate) fn open(
         rank: rank_of(&*options.collectives),
         snapshot: Some(snapshot.snapshot),
         partitions,
-        preprocess: preprocessing.map(|steps| steps.config),
+        preprocess: preprocessing.as_ref().map(Preprocessing::of_evaluation),
         table_rows: checked_rows(&description.tables),
         label_ranges: label_ranges(config),
         kept,
@@ -188,10 +191,10 @@ pub(crate) fn open(
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
     let reader = open_whatever_size(dataset, &snapshot, reader, &workers)?;
     let tasks = Task::of(config, &description.schema)?;
-    Ok(Opened { run: description, reader, tasks })
+    Ok(Opened { run: description, reader, tasks, samples })
 }
 
-/// Opens what may be fewer samples than a batch: held-out samples, and a day's.
+/// Opens what may be fewer samples than a batch, which are one short batch then.
 pub(crate) fn open_whatever_size(
     dataset: &Path,
     snapshot: &Snapshot,

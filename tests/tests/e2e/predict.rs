@@ -138,7 +138,7 @@ fn what_cannot_be_predicted_is_said() {
         dir.command(&format!("{predict} --partitions split=holdout --keep session_id,visit")).json();
     assert_eq!((&sessions["samples"], &sessions["columns"][0]), (&3.into(), &"session_id".into()));
     dir.command(predict).fails(&["`predictions.parquet` already exists", "`--overwrite`"]);
-    dir.command(&format!("{predict} --checkpoint 7 --overwrite")).fails(&["no checkpoints"]);
+    dir.command(&format!("{predict} --checkpoint 7 --overwrite")).fails(&["no checkpoint of step 7"]);
     // Without keys there is nothing to join by.
     dir.edit("logs/dataset.toml", "keep = [\"sample\", \"visit\"]\n", "");
     dir.command("onefold-ingest build logs/dataset.toml --out plain").works();
