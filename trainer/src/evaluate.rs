@@ -173,6 +173,8 @@ pub(crate) fn open(
     let preprocessing = Preprocessing::of_run(config, &description.files(run)?)?;
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     description.check_vocabularies(dataset, &snapshot, run)?;
+    let ranks = options.collectives.size();
+    check_buckets(dataset, &snapshot, ranks)?;
     let samples = snapshot.chosen_samples(&partitions).map_err(onefold_ikjt::Error::from)?;
     let mut kept = keep(&snapshot.schema)?;
     let group = config.evaluation.kept_column(&description.schema);
@@ -186,12 +188,29 @@ pub(crate) fn open(
         table_rows: checked_rows(&description.tables),
         label_ranges: label_ranges(config),
         kept,
-        ..ReaderOptions::new(config.train.batch_size)
+        // Every rank has an equal part of a batch.
+        ..ReaderOptions::new(config.train.batch_size.next_multiple_of(ranks as usize))
     };
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
     let reader = open_whatever_size(dataset, &snapshot, reader, &workers)?;
     let tasks = Task::of(config, &description.schema)?;
     Ok(Opened { run: description, reader, tasks, samples })
+}
+
+/// Refuses a number of ranks that the dataset's buckets cannot be divided by.
+fn check_buckets(dataset: &Path, snapshot: &Snapshot, ranks: u32) -> Result<()> {
+    let buckets = snapshot.buckets;
+    if buckets.is_multiple_of(ranks) {
+        return Ok(());
+    }
+    Err(Error::config(
+        dataset,
+        format!("the dataset's {buckets} buckets cannot be divided among {ranks} ranks"),
+        format!(
+            "start a number of ranks that divides {buckets}, or build the dataset with a multiple of {ranks} buckets \
+             (`onefold-ingest build --buckets {ranks}`)"
+        ),
+    ))
 }
 
 /// Opens what may be fewer samples than a batch, which are one short batch then.

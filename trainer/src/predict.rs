@@ -215,3 +215,20 @@ impl File {
         Ok((fields.map(|field| field.name().clone()).collect(), bytes))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_lacks_samples_is_refused() {
+        assert!(check_complete(3, 3).is_ok());
+        let lacks = check_complete(50, 100).unwrap_err().to_string();
+        assert!(
+            lacks.starts_with("the dataset gave 50 samples to predict, and 100 were chosen\n  hint"),
+            "{lacks}"
+        );
+        let none = check_complete(0, 0).unwrap_err().to_string();
+        assert!(none.contains("have no samples to predict\n  hint: choose others with"), "{none}");
+    }
+}

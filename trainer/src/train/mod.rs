@@ -130,12 +130,18 @@ fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> 
         );
     }
     if !(buckets as usize).is_multiple_of(streams) {
+        let build = format!(
+            "build the dataset with a multiple of {streams} buckets (`onefold-ingest build --buckets {streams}`)"
+        );
+        let other = match (buckets as usize).is_multiple_of(ranks) {
+            true => format!(
+                "set `streams` under `[data]` to a number that divides {buckets} and is a multiple of the number of ranks"
+            ),
+            false => format!("start a number of ranks that divides {buckets}"),
+        };
         return wrong(
             format!("the dataset's {buckets} buckets cannot be divided into {streams} streams"),
-            format!(
-                "build the dataset with a multiple of {streams} buckets (`onefold-ingest build --buckets {streams}`), or set `streams` \
-                 under `[data]` to a number that divides {buckets} and is a multiple of the number of ranks"
-            ),
+            format!("{build}, or {other}"),
         );
     }
     if !batch.is_multiple_of(streams) {
