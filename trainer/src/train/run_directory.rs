@@ -323,7 +323,7 @@ mod tests {
             );
             assert!(is_locked, "{second:?}");
         }
-        drop(first);
+        first.give_back();
         fs_err::create_dir(&path).unwrap();
         fs_err::write(path.join("thesis.txt"), "years").unwrap();
         for existing in [Existing::Refuse, Existing::Resume, Existing::Overwrite] {
