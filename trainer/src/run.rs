@@ -427,7 +427,8 @@ impl Run {
         };
         let evicts = self.config.embedding.evict_after.is_some();
         let embeddings = if evicts { embeddings.storing_usage() } else { embeddings };
-        let model = guarded(tch::Device::Cpu, || Model::new(&self.config, &self.schema, embeddings))?;
+        let place = device.map_or(tch::Device::Cpu, Accelerator::torch);
+        let model = guarded(place, || Model::new(&self.config, &self.schema, embeddings))?;
         Ok(model.normalized_by(&self.schema, &self.normalizers))
     }
 
