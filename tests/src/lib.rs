@@ -277,9 +277,31 @@ impl TestCommand {
         self.fails_with_status(2, parts)
     }
 
+    /// As [`fails`](Self::fails) of a command that leaves what it had done before.
+    #[track_caller]
+    pub fn fails_late(mut self, parts: &[&str]) -> String {
+        self.error(1, parts).0
+    }
+
     #[track_caller]
     fn fails_with_status(mut self, status: i32, parts: &[&str]) -> String {
         let before = entries_below(&self.root);
+        let (stderr, output) = self.error(status, parts);
+        let after = entries_below(&self.root);
+        let changed = |name: &&PathBuf| before.get(*name) != after.get(*name);
+        let changed: Vec<_> = before.keys().chain(after.keys()).filter(changed).collect();
+        self.check(
+            changed.is_empty(),
+            &format!("it must leave the files alone, but changed {changed:?}"),
+            &output,
+        );
+        stderr
+    }
+
+    /// Runs the command, which must fail with one error that holds all of `parts` and a hint. Gives its stderr, as text
+    /// too.
+    #[track_caller]
+    fn error(&mut self, status: i32, parts: &[&str]) -> (String, Output) {
         let output = self.output();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         let code = output.status.code();
@@ -299,15 +321,7 @@ impl TestCommand {
         );
         let missing: Vec<_> = parts.iter().filter(|part| !stderr.contains(**part)).collect();
         self.check(missing.is_empty(), &format!("its error must hold {missing:?}"), &output);
-        let after = entries_below(&self.root);
-        let changed = |name: &&PathBuf| before.get(*name) != after.get(*name);
-        let changed: Vec<_> = before.keys().chain(after.keys()).filter(changed).collect();
-        self.check(
-            changed.is_empty(),
-            &format!("it must leave the files alone, but changed {changed:?}"),
-            &output,
-        );
-        stderr
+        (stderr, output)
     }
 
     /// Runs the command and gives its exit status, stdout and stderr, whatever they are.

@@ -58,6 +58,9 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
         Ending::Stopped => text.push_str("there is a checkpoint; go on with `--resume`\n"),
         Ending::Completed | Ending::MaxSteps => {}
     }
+    if let Some(step) = summary.model_step.filter(|step| *step != summary.steps) {
+        let _ = writeln!(text, "the model is that of step {}, whose figures were best", format_count(step));
+    }
     if let Some(RowCounts { in_use, evicted }) = summary.rows {
         let (in_use, evicted) = (format_count(in_use), format_count(evicted));
         let _ = writeln!(text, "table rows: {in_use} in use, {evicted} evicted");

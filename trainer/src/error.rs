@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use onefold_base::fault::{Explain, Fault, Kind, Text, text};
+use onefold_base::fault::{Explain, Fault, Kind, Text, exhausted, text};
 
 /// What can go wrong while a model is configured, trained, stored or evaluated.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +75,11 @@ impl Explain for Error {
                 let message = format!("ended because of rank {rank}, as rank {reporter} reports");
                 Fault::new(Kind::Failed, message)
             }
-            Self::Torch(error) => Fault::new(Kind::Failed, format!("libtorch: {error}")).hint(BUG),
+            Self::Torch(error) => {
+                let text = error.to_string();
+                let fault = Fault::new(Kind::Failed, format!("libtorch: {text}"));
+                fault.hint(exhausted(&text).unwrap_or(BUG))
+            }
         }
     }
 }
@@ -112,7 +116,9 @@ impl Error {
 
     /// An operation of all ranks that was called wrongly, or differently on different ranks.
     pub fn collective(operation: &str, message: impl fmt::Display) -> Self {
-        Self::Collective(Fault::new(Kind::Failed, format!("`{operation}`: {message}")).hint(BUG))
+        let message = format!("`{operation}`: {message}");
+        let hint = exhausted(&message).unwrap_or(BUG);
+        Self::Collective(Fault::new(Kind::Failed, message).hint(hint))
     }
 
     /// The `lost` ranks, in order, were lost at `step`, counted from 1.
@@ -133,6 +139,15 @@ impl Error {
             self,
             Self::Collective(_) | Self::RankLost(_) | Self::RankEnded(_) | Self::ReportedElsewhere { .. }
         )
+    }
+
+    /// Whether all ranks are still there to go on together: the error is this rank's, or one that it has agreed on with
+    /// the others.
+    pub(crate) fn is_agreed(&self) -> bool {
+        match self {
+            Self::ReportedElsewhere { rank, reporter } => rank == reporter,
+            other => other.is_own(),
+        }
     }
 }
 

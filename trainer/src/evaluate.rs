@@ -108,7 +108,7 @@ pub fn evaluate(
     let opened = options.collectives.agree_on(|| open(run, dataset, options, |_| Ok(Vec::new())))?;
     opened.check_ranks(options)?;
     let (model, steps) = opened.load_model(run, options)?;
-    let Opened { run, reader, tasks } = opened;
+    let Opened { run, reader, tasks, .. } = opened;
     let evaluation = Evaluation { config: &run.config.evaluation, tasks };
     // Only an evaluation during training can be stopped.
     let summary = evaluation.run(&model, &reader, &Stop::new(), reporter)?;
@@ -121,6 +121,8 @@ pub(crate) struct Opened {
     pub(crate) run: Run,
     pub(crate) reader: Reader,
     pub(crate) tasks: Vec<Task>,
+    /// The samples of the partitions that were chosen.
+    pub(crate) samples: u64,
 }
 
 impl Opened {
@@ -171,6 +173,9 @@ pub(crate) fn open(
     let preprocessing = Preprocessing::of_run(config, &description.files(run)?)?;
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     description.check_vocabularies(dataset, &snapshot, run)?;
+    let ranks = options.collectives.size();
+    check_buckets(dataset, &snapshot, ranks)?;
+    let samples = snapshot.chosen_samples(&partitions).map_err(onefold_ikjt::Error::from)?;
     let mut kept = keep(&snapshot.schema)?;
     let group = config.evaluation.kept_column(&description.schema);
     kept.extend(group.filter(|name| !kept.contains(name)));
@@ -179,19 +184,36 @@ pub(crate) fn open(
         rank: rank_of(&*options.collectives),
         snapshot: Some(snapshot.snapshot),
         partitions,
-        preprocess: preprocessing.map(|steps| steps.config),
+        preprocess: preprocessing.as_ref().map(Preprocessing::of_evaluation),
         table_rows: checked_rows(&description.tables),
         label_ranges: label_ranges(config),
         kept,
-        ..ReaderOptions::new(config.train.batch_size)
+        // Every rank has an equal part of a batch.
+        ..ReaderOptions::new(config.train.batch_size.next_multiple_of(ranks as usize))
     };
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
     let reader = open_whatever_size(dataset, &snapshot, reader, &workers)?;
     let tasks = Task::of(config, &description.schema)?;
-    Ok(Opened { run: description, reader, tasks })
+    Ok(Opened { run: description, reader, tasks, samples })
 }
 
-/// Opens what may be fewer samples than a batch: held-out samples, and a day's.
+/// Refuses a number of ranks that the dataset's buckets cannot be divided by.
+fn check_buckets(dataset: &Path, snapshot: &Snapshot, ranks: u32) -> Result<()> {
+    let buckets = snapshot.buckets;
+    if buckets.is_multiple_of(ranks) {
+        return Ok(());
+    }
+    Err(Error::config(
+        dataset,
+        format!("the dataset's {buckets} buckets cannot be divided among {ranks} ranks"),
+        format!(
+            "start a number of ranks that divides {buckets}, or build the dataset with a multiple of {ranks} buckets \
+             (`onefold-ingest build --buckets {ranks}`)"
+        ),
+    ))
+}
+
+/// Opens what may be fewer samples than a batch, which are one short batch then.
 pub(crate) fn open_whatever_size(
     dataset: &Path,
     snapshot: &Snapshot,

@@ -1,9 +1,11 @@
 //! Ranks in lockstep: all go on, or all end, and of an error one rank speaks.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
-use onefold_base::fault::{Text, text};
+use onefold_base::fault::{Fault, Text, text};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
@@ -16,6 +18,8 @@ use crate::{Error, Result, shim};
 pub(crate) const STOP: i64 = 1;
 /// A rank has failed, and makes no further steps.
 pub(crate) const FAILED: i64 = 2;
+/// A rank wishes for a checkpoint after the step that it is in.
+pub(crate) const CHECKPOINT: i64 = 4;
 
 /// States of a rank's work.
 const WORKING: i64 = 0;
@@ -47,24 +51,26 @@ impl dyn Collectives + '_ {
     }
 
     /// As `agree` on the result of `work`, which may take longer than an operation may: meanwhile the ranks see that
-    /// all of them are there. `work` does nothing that is collective.
+    /// all of them are there. `work` does nothing that is collective. Of several ranks its panic is an error.
     ///
     /// # Errors
     ///
-    /// As `agree`.
+    /// As `agree`; [`Error::Io`] if a thread cannot be started.
     pub fn agree_on<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.size() == 1 {
             return work();
         }
         let state = (Mutex::new(WORKING), Condvar::new());
         let (result, failed) = std::thread::scope(|scope| {
-            let watching = scope.spawn(|| self.watch(&state));
-            let result = work();
+            let watching = Builder::new().spawn_scoped(scope, || self.watch(&state))?;
+            // The other ranks would wait for a rank that panics for ever, because its thread goes on to say that it works.
+            let result = catch_unwind(AssertUnwindSafe(work));
+            let result = result.unwrap_or_else(|panic| Err(Fault::of_panic(&*panic).into()));
             *state.0.lock().unwrap_or_else(PoisonError::into_inner) =
                 if result.is_ok() { SUCCEEDED } else { BROKEN };
             state.1.notify_all();
-            (result, watching.join())
-        });
+            std::io::Result::Ok((result, watching.join()))
+        })?;
         let failed = failed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         match (failed, result) {
             (Some(rank), Err(error)) if rank as u32 == self.rank() => Err(error),
@@ -194,9 +200,10 @@ impl Bucket {
         let gradients = self.parameters.iter().map(|parameter| {
             let gradient = parameter.grad();
             // A rank without samples has no gradient.
-            if gradient.defined() { gradient } else { parameter.detach().zeros_like() }.reshape([-1])
+            let gradient = if gradient.defined() { gradient } else { parameter.detach().f_zeros_like()? };
+            gradient.f_reshape([-1])
         });
-        let flat = Tensor::cat(&gradients.collect::<Vec<_>>(), 0);
+        let flat = Tensor::f_cat(&gradients.collect::<Result<Vec<_>, _>>()?, 0)?;
         let ranks = u64::from(collectives.size());
         self.sent_bytes += 2 * (ranks - 1) * 4 * flat.numel() as u64 / ranks;
         self.under_way = Some((collectives.all_reduce(&flat, Reduce::Sum)?, flat));
@@ -219,5 +226,29 @@ impl Bucket {
             first += length;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::distributed::threads;
+
+    /// The others would hear for ever that it works.
+    #[test]
+    fn a_panic_of_one_rank_is_an_error_of_all() {
+        let work = |rank: &dyn Collectives| {
+            rank.agree_on(|| if rank.rank() == 1 { panic!("out of range") } else { Ok(rank.rank()) })
+        };
+        let results: Vec<Result<u32>> = std::thread::scope(|scope| {
+            let ranks = threads(3, Duration::from_secs(300)).into_iter();
+            let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || work(&rank))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let own = results[1].as_ref().unwrap_err().to_string();
+        assert!(own.starts_with("internal error: out of range\n  hint: this is a bug"), "{own}");
+        for other in [&results[0], &results[2]] {
+            assert!(matches!(other, Err(Error::ReportedElsewhere { rank: 1, .. })), "{other:?}");
+        }
     }
 }

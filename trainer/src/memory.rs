@@ -9,7 +9,7 @@ use sysinfo::System;
 
 use crate::config::ParameterCount;
 use crate::distributed::Collectives;
-use crate::embedding::Placement;
+use crate::embedding::{Placement, usage_bytes};
 use crate::{Result, TrainConfig};
 
 /// Parameters of a model and the memory of training it.
@@ -17,7 +17,7 @@ use crate::{Result, TrainConfig};
 pub struct ModelSize {
     /// Parameters.
     pub parameters: ParameterCount,
-    /// Bytes of the parameters that this rank has, their optimizer state, the dense part's gradient, and a bit per
+    /// Bytes of the parameters that this rank has, their optimizer state, the dense part's gradient, and three bits per
     /// table row.
     pub model_bytes: u64,
     /// The bytes that the reader may take: row groups and batches.
@@ -46,9 +46,8 @@ impl ModelSize {
                 ..tables[shard.table].clone()
             })
             .collect();
-        let rows: u64 = shards.iter().map(|shard| shard.rows).sum();
-        let model_bytes =
-            parameters.with_tables(config, &shards).bytes() + 4 * parameters.dense + rows.div_ceil(8);
+        let usage: u64 = shards.iter().map(|shard| usage_bytes(shard.rows)).sum();
+        let model_bytes = parameters.with_tables(config, &shards).bytes() + 4 * parameters.dense + usage;
         let left = limit.map_or(Ok(DEFAULT_MEMORY_LIMIT), |limit| {
             let left = limit.checked_sub(model_bytes).filter(|left| *left > 0);
             left.ok_or_else(|| {

@@ -219,7 +219,7 @@ impl DenseOptimizer {
                 .install(|| chunks.par_iter().with_max_len(1).map(|chunk| sum_of_squares(chunk)).collect());
             return Ok(Norm(Found::InMemory(squares.iter().sum::<f64>().sqrt())));
         };
-        let gradients = flat.gradients(&self.parameters);
+        let gradients = flat.gradients(&self.parameters)?;
         let all = gradients.iter().map(|(_, gradient)| gradient.shallow_clone()).collect::<Vec<_>>();
         let squares = flat.device.sum_of_squares(&all)?;
         let Conditions { loss, squares: others } = conditions;
@@ -322,7 +322,7 @@ impl Flat {
 
     /// The gradients, with the same gaps as the parameters, and where each run of them begins: what has no gradient ends
     /// a run.
-    fn gradients(&self, parameters: &[Parameter]) -> Vec<(usize, Tensor)> {
+    fn gradients(&self, parameters: &[Parameter]) -> Result<Vec<(usize, Tensor)>> {
         let mut runs: Vec<(usize, Vec<Tensor>)> = Vec::new();
         let mut is_run = false;
         for parameter in parameters {
@@ -338,7 +338,7 @@ impl Flat {
             }
             is_run = gradient.is_some();
         }
-        runs.into_iter().map(|(start, run)| (start, Tensor::cat(&run, 0))).collect()
+        runs.into_iter().map(|(start, run)| Ok((start, Tensor::f_cat(&run, 0)?))).collect()
     }
 
     /// One step of the parameters from `start` on, as many as there are gradients.

@@ -8,7 +8,7 @@ use arrow::array::{ArrayRef, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef};
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
-use onefold_base::fault::{option, text};
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::progress::Reporter;
 use onefold_datasets::Schema;
 use onefold_ikjt::Batch;
@@ -50,7 +50,8 @@ pub struct PredictionSummary {
 /// # Errors
 ///
 /// As [`evaluate`](crate::evaluate()); [`Error::Read`] if a column is not kept in the dataset; [`Error::Dataset`] if
-/// the file exists and may not be replaced, or cannot be written.
+/// the file exists and may not be replaced, or cannot be written; [`Error::Fault`] if there is no sample, or not every
+/// one was read.
 pub fn predict(
     run: &Path,
     dataset: &Path,
@@ -77,11 +78,28 @@ pub fn predict(
         let written = file.iter_mut().try_for_each(|file| all.iter().try_for_each(|batch| file.write(batch)));
         collectives.agree(written)
     })?;
+    collectives.agree(check_complete(samples, opened.samples))?;
     let finished = collectives.agree(file.map(File::finish).transpose())?;
     let (columns, bytes_on_disk) = finished.unwrap_or_default();
     let wall_seconds = started.elapsed().as_secs_f64();
     let samples_per_second = samples as f64 / wall_seconds;
     Ok(PredictionSummary { samples, columns, steps, bytes_on_disk, wall_seconds, samples_per_second })
+}
+
+/// Refuses a file that lacks samples of the partitions that were chosen, or has none.
+fn check_complete(samples: u64, chosen: u64) -> Result<()> {
+    if samples != chosen {
+        let message = format!("the dataset gave {samples} samples to predict, and {chosen} were chosen");
+        let hint = "check the dataset with `onefold-ingest verify`";
+        return Err(Fault::new(Kind::Data, message).hint(hint).into());
+    }
+    if samples == 0 {
+        let message = "the partitions that were chosen have no samples to predict";
+        return Err(Fault::new(Kind::Data, message)
+            .hint(text!["choose others with ", option("partitions")])
+            .into());
+    }
+    Ok(())
 }
 
 /// The columns that the predictions are joined by: those that are asked for, or all that the dataset keeps.
@@ -195,5 +213,22 @@ impl File {
         let bytes = self.storage.head(&self.name)?.map_or(0, |object| object.bytes);
         let fields = self.schema.iter().flat_map(|schema| schema.fields());
         Ok((fields.map(|field| field.name().clone()).collect(), bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_lacks_samples_is_refused() {
+        assert!(check_complete(3, 3).is_ok());
+        let lacks = check_complete(50, 100).unwrap_err().to_string();
+        assert!(
+            lacks.starts_with("the dataset gave 50 samples to predict, and 100 were chosen\n  hint"),
+            "{lacks}"
+        );
+        let none = check_complete(0, 0).unwrap_err().to_string();
+        assert!(none.contains("have no samples to predict\n  hint: choose others with"), "{none}");
     }
 }

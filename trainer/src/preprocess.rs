@@ -58,6 +58,12 @@ impl Preprocessing {
         Ok(Self { config: PreprocessConfig::load(&path)?, path, _copies: None })
     }
 
+    /// The same steps for samples that are evaluated on or predicted: `sampling`, which leaves some out, is for training
+    /// alone.
+    pub(crate) fn of_evaluation(&self) -> PreprocessConfig {
+        self.config.clone().without_sampling()
+    }
+
     /// The schema of the batches.
     pub(crate) fn schema(preprocessing: Option<&Self>, dataset: &Schema) -> Result<Schema> {
         match preprocessing {

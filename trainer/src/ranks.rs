@@ -1,6 +1,7 @@
 //! The ranks of a job, of which this process is one.
 
 use std::ffi::OsString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,7 +88,10 @@ impl Ranks {
             };
             work(&collectives, device)
         };
-        let Err(error) = run() else { return Ok(()) };
+        // A panic is this rank's error, so that the other ranks hear of it at once.
+        let outcome = catch_unwind(AssertUnwindSafe(run));
+        let outcome = outcome.unwrap_or_else(|panic| Err(Fault::of_panic(&*panic).into()));
+        let Err(error) = outcome else { return Ok(()) };
         match error.downcast_ref() {
             Some(Error::ReportedElsewhere { .. } | Error::RankEnded(_)) => std::process::exit(1),
             Some(Error::RankLost(_)) => {}

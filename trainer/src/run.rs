@@ -16,7 +16,7 @@ use tch::Tensor;
 use crate::checkpoint::tables::{self, StoredTables};
 use crate::checkpoint::tensor_file::{self, Entry, TensorFile};
 use crate::checkpoint::{CheckpointChoice, Checkpoints, damaged};
-use crate::device::Accelerator;
+use crate::device::{Accelerator, guarded};
 use crate::distributed::Collectives;
 use crate::embedding::{Buffer, Embeddings, Placement};
 use crate::model::Model;
@@ -411,7 +411,7 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if threads cannot be started, [`Error::Fault`] if the device lacks the memory.
+    /// [`Error::Io`] if threads cannot be started, [`Error::Fault`] if the device or the machine lacks the memory.
     pub(crate) fn initial_model(
         &self,
         placement: &Placement,
@@ -427,7 +427,8 @@ impl Run {
         };
         let evicts = self.config.embedding.evict_after.is_some();
         let embeddings = if evicts { embeddings.storing_usage() } else { embeddings };
-        let model = Model::new(&self.config, &self.schema, embeddings)?;
+        let place = device.map_or(tch::Device::Cpu, Accelerator::torch);
+        let model = guarded(place, || Model::new(&self.config, &self.schema, embeddings))?;
         Ok(model.normalized_by(&self.schema, &self.normalizers))
     }
 

@@ -4,6 +4,7 @@
 //! are written: a binary writes `` `--memory-limit` ``, a function of Python `` `memory_limit` ``. Where a library's error
 //! is displayed as it is, the option is written as ``the option `memory_limit` ``.
 
+use std::any::Any;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -11,6 +12,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::process::panic_text;
 pub use crate::text;
 
 /// The kind of an error. The exit status of a command and the exception of a function follow from it.
@@ -29,7 +31,7 @@ pub enum Kind {
     Failed,
     /// The caller wanted the work to end.
     Stopped,
-    /// A panic, which is a bug in Onefold.
+    /// A panic that is a bug in Onefold.
     Internal,
 }
 
@@ -161,6 +163,22 @@ impl Fault {
         Self::new(kind, text![format!("`{}`: ", path.as_ref().display()), message])
     }
 
+    /// The error of a panic: a bug, unless its message says that the machine has no more memory, threads, files or
+    /// space, about which foreign code panics.
+    pub fn of_panic(panic: &(dyn Any + Send)) -> Self {
+        let text = panic_text(panic);
+        // Some messages go on with a backtrace, whose line ends are escaped where an error was unwrapped.
+        let first = text.lines().next().unwrap_or_default();
+        let first = first.split("\\n").next().unwrap_or_default();
+        match exhausted(text) {
+            Some(hint) => Self::new(Kind::Failed, first).hint(hint),
+            None => Self::new(Kind::Internal, format!("internal error: {first}")).hint(
+                "this is a bug in Onefold; please report it with the command line and what it says under \
+                 `ONEFOLD_LOG=debug`",
+            ),
+        }
+    }
+
     /// The same error with one more hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<Text>) -> Self {
@@ -177,6 +195,29 @@ impl Fault {
         };
         self
     }
+}
+
+/// What to do about a message of foreign code that says that something of the machine is used up.
+pub fn exhausted(message: &str) -> Option<&'static str> {
+    const THREADS: &str = "the machine gives this process no more threads: raise the limit (`ulimit -u`, a container's \
+                           `pids.max`), or use fewer threads";
+    const MEMORY: &str = "this process gets no more memory: use a smaller model, smaller batches or fewer threads, or \
+                          raise the limit (`ulimit -v`, a container's limit)";
+    const FILES: &str = "this process may not open more files: raise the limit (`ulimit -n`)";
+    const SPACE: &str = "free some space, or choose another disk";
+    const SIGNS: [(&str, &str); 9] = [
+        ("failed to spawn thread", THREADS),
+        ("resource temporarily unavailable", THREADS),
+        ("cannot allocate memory", MEMORY),
+        ("can't allocate memory", MEMORY),
+        ("out of memory", MEMORY),
+        ("bad_alloc", MEMORY),
+        ("too many open files", FILES),
+        ("no space left on device", SPACE),
+        ("quota exceeded", SPACE),
+    ];
+    let message = message.to_lowercase();
+    SIGNS.iter().find(|(sign, _)| message.contains(sign)).map(|(_, hint)| *hint)
 }
 
 impl fmt::Display for Fault {
@@ -238,6 +279,27 @@ mod tests {
         assert_eq!(fault.to_string(), "no room\n  hint: raise the option `limit = 3`");
         assert_eq!(fault.clone().within("a.toml").message.to_string(), "a.toml: no room");
         assert_eq!(fault.within("there is no room").message.to_string(), "there is no room");
+    }
+
+    #[test]
+    fn a_panic_is_a_bug_unless_something_is_used_up() {
+        let fault = |message: &str| Fault::of_panic(&message.to_owned());
+        let bug = fault("index out of bounds\nbacktrace");
+        assert_eq!(
+            (bug.kind, bug.message.to_string()),
+            (Kind::Internal, "internal error: index out of bounds".into())
+        );
+        assert!(bug.hints[0].to_string().contains("a bug in Onefold"));
+        let thread = "failed to spawn thread: Os { code: 11, kind: WouldBlock, message: \"Resource temporarily unavailable\" }";
+        let torch = "called `Result::unwrap()` on an `Err` value: Torch(\"DefaultCPUAllocator: can't allocate memory: you \
+                     tried to allocate 768000000 bytes. Error code 12 (Cannot allocate memory)\\nframe #0: c10\\n\")";
+        let disk = "write failed: No space left on device (os error 28)";
+        for (message, hint) in [(thread, "pids.max"), (torch, "no more memory"), (disk, "free some space")] {
+            let fault = fault(message);
+            assert_eq!(fault.kind, Kind::Failed, "{message}");
+            let text = fault.to_string();
+            assert!(text.contains(hint) && !text.contains("bug") && !text.contains("frame"), "{text}");
+        }
     }
 
     #[test]

@@ -4,8 +4,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, Write};
 
-use onefold_base::fault::{Explainer, Fault, Kind, Text, explained};
-use onefold_base::process::panic_text;
+use onefold_base::fault::{Explainer, Fault, Kind, Text, exhausted, explained};
 use serde::{Deserialize, Serialize};
 
 use crate::options::Names;
@@ -63,15 +62,12 @@ pub(crate) fn fault_of(error: &anyhow::Error, libraries: &[Explainer]) -> Fault 
     let innermost = found.unwrap_or_else(|| Fault::new(Kind::Failed, places.pop().unwrap_or_default()));
     let fault = places.iter().rev().fold(innermost, |fault, place| fault.within(place));
     match error.chain().find_map(|cause| cause.downcast_ref::<io::Error>()) {
-        Some(system) if fault.hints.is_empty() => fault.hint(system_hint(system.kind())),
+        Some(system) if fault.hints.is_empty() => {
+            let hint = exhausted(&system.to_string()).unwrap_or_else(|| system_hint(system.kind()));
+            fault.hint(hint)
+        }
         _ => fault,
     }
-}
-
-/// The fault of a command that panicked.
-pub(crate) fn fault_of_panic(panic: &(dyn std::any::Any + Send)) -> Fault {
-    let hint = "this is a bug in Onefold; please report it with the command line and what it says under `ONEFOLD_LOG=debug`";
-    Fault::new(Kind::Internal, format!("internal error: {}", panic_text(panic))).hint(hint)
 }
 
 /// What to do about an error of the operating system, which names a path and no remedy.
@@ -112,6 +108,14 @@ mod tests {
         assert_eq!(fault.kind, Kind::Options);
         let fault = fault_of(&anyhow::anyhow!("b").context("a"), &[]);
         assert_eq!(fault, Fault::new(Kind::Failed, text!["a", ": ", "b"]));
+    }
+
+    #[test]
+    fn a_machine_that_is_used_up_is_not_blamed_on_a_disk() {
+        for (number, part) in [(11, "no more threads"), (12, "no more memory"), (24, "open more files")] {
+            let fault = fault(&io::Error::from_raw_os_error(number).into());
+            assert!(fault.to_string().contains(part), "{fault}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use onefold_base::fault::{Explainer, Fault, Kind};
 use onefold_base::progress::Reporter;
 
-use crate::failure::{fault_of, fault_of_panic};
+use crate::failure::fault_of;
 use crate::keywords::{Keyword, usage_fault};
 use crate::options::Names;
 use crate::{Failure, OutputOptions, Printer};
@@ -68,7 +68,8 @@ impl Program {
     /// Runs the program as a binary does, and gives its exit status. Logs go to stderr by `ONEFOLD_LOG` (default
     /// `warn`). An error is printed to stderr with its causes, and with flags in place of the options that it names, or
     /// is written to the [`FAILURE_FILE`]; the status follows from its kind. A closed pipe is a success. A panic is an
-    /// internal error; `ONEFOLD_LOG=debug` shows where it happened.
+    /// internal error, unless it says that the machine has no more memory, threads or space; `ONEFOLD_LOG=debug` shows
+    /// where it happened.
     pub fn status(self, arguments: impl IntoIterator<Item = OsString>) -> u8 {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
         let ended = match (self.parse)(&arguments) {
@@ -170,7 +171,7 @@ impl Program {
                 Ok(error) => Ended::Misused(error),
                 Err(error) => Ended::Badly(fault_of(&error, self.errors)),
             },
-            Err(panic) => Ended::Badly(fault_of_panic(&*panic)),
+            Err(panic) => Ended::Badly(Fault::of_panic(&*panic)),
         }
     }
 }

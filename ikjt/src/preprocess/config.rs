@@ -45,13 +45,17 @@ struct Source {
     /// The texts of the files that steps name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     files: BTreeMap<String, String>,
+    /// Whether the `sampling` steps of the text are left out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    without_sampling: bool,
 }
 
 impl TryFrom<Source> for PreprocessConfig {
     type Error = Error;
 
     fn try_from(source: Source) -> Result<Self> {
-        Self::from_parts(source.path, source.text, TableFiles::known(source.files))
+        let config = Self::from_parts(source.path, source.text, TableFiles::known(source.files))?;
+        Ok(if source.without_sampling { config.without_sampling() } else { config })
     }
 }
 
@@ -231,7 +235,16 @@ impl PreprocessConfig {
             parse_step(Arc::clone(&shared), &mut files, (index + 1, line), step.into_inner())
         });
         let steps = steps.collect::<Result<_>>()?;
-        Ok(Self { steps, source: Arc::new(Source { path, text, files: files.into_texts() }) })
+        let source = Source { path, text, files: files.into_texts(), without_sampling: false };
+        Ok(Self { steps, source: Arc::new(source) })
+    }
+
+    /// The same without the steps that drop samples.
+    #[must_use]
+    pub fn without_sampling(mut self) -> Self {
+        self.steps.retain(|step| !matches!(step.op, Op::Sampling(_)));
+        Arc::make_mut(&mut self.source).without_sampling = true;
+        self
     }
 }
 
@@ -392,6 +405,21 @@ mod tests {
             let message = refused(step);
             assert!(message.contains(expected), "{step}\n{message}");
             assert!(message.contains("step 2") && message.contains("\n  hint: "), "{message}");
+        }
+    }
+
+    #[test]
+    fn sampling_is_left_out_on_other_hosts_too() {
+        let config = parse("op = 'sampling'\nrate = 0.5").unwrap();
+        let operators = |config: &PreprocessConfig| -> Vec<String> {
+            config.steps.iter().map(|step| step.place.op.to_string()).collect()
+        };
+        assert_eq!(operators(&config), ["log1p", "sampling"]);
+        let config = config.without_sampling();
+        let sent = serde_json::to_string(&config).unwrap();
+        let received: PreprocessConfig = serde_json::from_str(&sent).unwrap();
+        for config in [&config, &received] {
+            assert_eq!(operators(config), ["log1p"]);
         }
     }
 

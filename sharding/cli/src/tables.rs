@@ -117,7 +117,7 @@ impl<'a> Training<'a> {
             Some(steps) => Preprocessor::try_new(steps, &snapshot.schema)?.schema().clone(),
         };
         let configs = config.features(&snapshot, &schema, &[])?;
-        let filter = config.train_partitions().with_context(in_config)?;
+        let filter = config.train_partitions(&snapshot).with_context(in_config)?;
         Ok(Self { config_path, data, config, snapshot, filter, steps, schema, configs })
     }
 

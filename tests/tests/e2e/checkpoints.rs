@@ -187,13 +187,14 @@ fn places_of_checkpoints_that_cannot_be_used() {
     dir.set("logs/train.toml", "seed", "2");
     refused(launch(&format!("{there} --out new --resume")), &[REMOTE, "another `[train].seed`"]);
     dir.set("logs/train.toml", "seed", "1");
-    // What cannot be written leaves nothing.
+    // A run whose checkpoint cannot be written stays, and goes on.
     server.inject("PUT /data/runs/4/checkpoints/", Fault::Denied, When::Always);
     let there = "--checkpoints s3://data/runs/4 --out new";
-    refused(launch(there), &["s3://data/runs/4/checkpoints/", "denied the request", "AWS_SECRET_ACCESS_KEY"]);
+    let denied = ["s3://data/runs/4/checkpoints/", "denied the request", "AWS_SECRET_ACCESS_KEY"];
+    launch(there).fails_late(&denied);
     server.heal();
-    assert!(files_below(&server.file(BUCKET, "runs")).keys().all(|path| path.starts_with("1")));
-    launch(there).works();
+    assert!(server.file(BUCKET, "runs/4/run.json").is_file() && dir.path("new/metrics.jsonl").is_file());
+    launch(&format!("{there} --resume")).works();
 }
 
 /// Kills a job of two ranks before a request to the store; gives whether it was killed.

@@ -100,8 +100,10 @@ fn figures(predictions: &BTreeMap<i64, (f32, f32, String)>) -> [f64; 4] {
 fn predictions_joined_by_key_have_the_figures_of_the_evaluation() {
     let dir = with_run();
     let mut first: Option<BTreeMap<i64, (f32, f32, String)>> = None;
-    for (ranks, dedupe) in [(1, "off"), (1, "exact"), (1, "window"), (3, "exact"), (3, "off"), (3, "window")]
-    {
+    // Two ranks do not divide the run's batches of three samples.
+    let forms =
+        [(1, "off"), (1, "exact"), (1, "window"), (3, "exact"), (3, "off"), (3, "window"), (2, "exact")];
+    for (ranks, dedupe) in forms {
         let of_ranks = |command: &str| match ranks {
             1 => format!("{command} --threads 2 --dedupe {dedupe}"),
             _ => {
@@ -138,7 +140,20 @@ fn what_cannot_be_predicted_is_said() {
         dir.command(&format!("{predict} --partitions split=holdout --keep session_id,visit")).json();
     assert_eq!((&sessions["samples"], &sessions["columns"][0]), (&3.into(), &"session_id".into()));
     dir.command(predict).fails(&["`predictions.parquet` already exists", "`--overwrite`"]);
-    dir.command(&format!("{predict} --checkpoint 7 --overwrite")).fails(&["no checkpoints"]);
+    dir.command(&format!("{predict} --checkpoint 7 --overwrite")).fails(&["no checkpoint of step 7"]);
+    let ranks = predict.replace("onefold-train ", "onefold-train launch --ranks 4 -- ");
+    dir.command(&format!("{ranks} --timeout 300 --overwrite")).fails(&[
+        "the dataset's 6 buckets cannot be divided among 4 ranks",
+        "a number of ranks that divides 6",
+        "`onefold-ingest build --buckets 4`",
+    ]);
+    dir.command(
+        "onefold-train launch --ranks 4 -- run logs/train.toml --data dataset --timeout 300 --out other",
+    )
+    .fails(&[
+        "the dataset's 6 buckets cannot be divided into 4 streams",
+        "start a number of ranks that divides 6",
+    ]);
     // Without keys there is nothing to join by.
     dir.edit("logs/dataset.toml", "keep = [\"sample\", \"visit\"]\n", "");
     dir.command("onefold-ingest build logs/dataset.toml --out plain").works();

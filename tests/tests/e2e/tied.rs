@@ -18,7 +18,7 @@ fn labels_are_probabilities() {
     for (label, shown) in [("2 * e.clicked::int", "2"), ("e.clicked::int - 0.5", "-0.5")] {
         dir.edit("logs/dataset.toml", "e.clicked,", &format!("{label} AS clicked,"));
         dir.command("onefold-ingest build logs/dataset.toml --out dataset --overwrite").works();
-        let place = ["split=train/", ".parquet`", "column `clicked`", "row group 0", "row "];
+        let place = ["split=holdout/", ".parquet`", "column `clicked`", "row group 0", "row "];
         let message = format!("the label is {shown}, which is not from 0 to 1");
         for ranks in ["", "launch --ranks 1 -- "] {
             let run = RUN.replace("onefold-train ", &format!("onefold-train {ranks}"));
@@ -35,11 +35,26 @@ fn labels_are_probabilities() {
     dir.command("onefold-train eval run --data counts").fails(&["column `clicked`", "the label is 3"]);
 }
 
+/// One label that the loss does not take, among the samples that are evaluated on at the end.
+#[test]
+fn held_out_labels_are_looked_at_first() {
+    let dir = with_logs();
+    let label = "CASE WHEN f.request = 12 THEN 2.0 ELSE e.clicked::int END AS clicked,";
+    dir.edit("logs/dataset.toml", "e.clicked,", label);
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    let parts = ["split=holdout", "column `clicked`", "the label is 2, which is not from 0 to 1"];
+    dir.command(&format!("{RUN} dataset")).fails(&parts);
+    let launch = RUN.replace("onefold-train ", "onefold-train launch --ranks 1 -- ");
+    dir.command(&format!("{launch} dataset")).fails(&parts);
+    dir.edit("logs/train.toml", "eval = \"split=holdout\"\n", "");
+    dir.command(&format!("{RUN} dataset")).works();
+}
+
 #[test]
 fn what_is_trained_on_is_not_evaluated_on() {
     let dir = with_logs();
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
-    for (train, eval) in [("split=train", "hour>=10"), ("", "split=holdout")] {
+    for (train, eval) in [("split=train", "hour>=10"), ("hour>=10", "split=holdout")] {
         dir.edit("logs/train.toml", "train = \"split=train\"", &format!("train = \"{train}\""));
         dir.edit("logs/train.toml", "eval = \"split=holdout\"", &format!("eval = \"{eval}\""));
         dir.command(&format!("{RUN} dataset")).fails(&[
@@ -51,6 +66,15 @@ fn what_is_trained_on_is_not_evaluated_on() {
         dir.edit("logs/train.toml", &format!("train = \"{train}\""), "train = \"split=train\"");
         dir.edit("logs/train.toml", &format!("eval = \"{eval}\""), "eval = \"split=holdout\"");
     }
+    // Without a choice of its own training takes what is left.
+    let chosen = dir.command(&format!("{RUN} dataset")).json();
+    dir.edit("logs/train.toml", "train = \"split=train\"\n", "");
+    let left = dir.command(&format!("{RUN} dataset --overwrite")).json();
+    assert_eq!((&left["samples"], &left["eval"]["samples"]), (&18.into(), &3.into()));
+    assert_eq!(left["losses"], chosen["losses"]);
+    dir.command("onefold-shard tables logs/train.toml --data dataset --out tables.json").works();
+    dir.edit("logs/train.toml", "[data]\n", "[data]\ntrain = \"split=train\"\n");
+    fs_err::remove_dir_all(dir.path("run")).unwrap();
     dir.edit("logs/train.toml", "eval = \"split=holdout\"", "eval = \"\"\nallow_overlap = true");
     assert_eq!(dir.command(&format!("{RUN} dataset")).json()["eval"]["samples"], 12);
     dir.edit("logs/dataset.toml", "[partition]\ncolumns = [\"split\"]\nby = \"hour\"\n", "");

@@ -131,8 +131,8 @@ fn a_resumed_run_is_bit_for_bit_the_uninterrupted_one() {
     assert_eq!((whole["steps"].as_u64(), whole["ended"].as_str()), (Some(STEPS), Some("completed")));
     let lines = dir.text("whole/metrics.jsonl");
     let has = |key: &str| lines.lines().filter(|line| line.contains(key)).count() as u64;
-    // 128 steps, 6 windows of 20, evaluations after 30, 60, 90, 120 and 128.
-    assert_eq!((has("grad_norm"), has("\"train\""), has("\"eval\"")), (STEPS, 6, 5));
+    // 128 steps, windows of 1, 2, 5 and 10 of them, evaluations after 30, 60, 90, 120 and 128.
+    assert_eq!((has("grad_norm"), has("\"train\""), has("\"eval\"")), (STEPS, 20 + 10 + 12 + 2, 5));
     // Every tenth step, every third with all tables; two are kept, and what they build on.
     assert_eq!(checkpoints(&dir.path("whole")), [100, 120, 128]);
     // In the middle of an epoch, where an evaluation is due, and at the end of an epoch.
@@ -352,6 +352,7 @@ patience = 2
     let steps: Vec<_> = evaluations.iter().map(|line| line["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [4, 8, 12]);
     assert!(evaluations.iter().all(|line| line["eval"]["auc"] == run["eval"]["auc"]));
+    assert_eq!(run["model_step"].as_u64(), Some(4));
 }
 
 #[test]
@@ -491,8 +492,31 @@ fn a_checkpoint_that_does_not_fit_leaves_the_one_before() {
     let rest = dir.command(&format!("{RUN} run --resume")).json();
     assert_eq!(rest["resumed_from_step"].as_u64(), Some(16));
     assert_equal_runs(&dir, "whole", "run");
-    // A run that has nothing to go on from leaves nothing.
-    dir.command(&format!("{RUN} none")).with_file_limit(400).fails(&["tables.safetensors", "hint"]);
+    // A run without a checkpoint stays too, and begins anew.
+    dir.command(&format!("{RUN} none")).with_file_limit(400).fails_late(&["tables.safetensors"]);
+    assert!(checkpoints(&dir.path("none")).is_empty());
+    dir.command(&format!("{RUN} none --resume")).works();
+    assert_equal_runs(&dir, "whole", "none");
+}
+
+/// The held-out samples, and no others, have a dense feature that the model makes no number of.
+#[test]
+fn a_model_whose_evaluation_fails_is_kept() {
+    let dir = Dir::new();
+    crate::logs::write_logs(&dir);
+    let years = "SELECT f.*, CASE WHEN e.split = 'holdout' THEN -5.0 ELSE f.age END AS years,";
+    dir.edit("logs/dataset.toml", "SELECT f.*,", years);
+    dir.edit("logs/dataset.toml", "age = { kind = \"dense\" }", "years = { kind = \"dense\" }");
+    dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
+    dir.edit("logs/train.toml", "label = \"clicked\"", "label = \"clicked\"\npreprocess = \"steps.toml\"");
+    // ln(1 + x) of a number below -1 is none.
+    dir.write("logs/steps.toml", "format_version = 1\n[[step]]\nop = \"log1p\"\ninputs = [\"years\"]\n");
+    dir.command(&format!("{RUN} run"))
+        .fails_late(&["the logit of `clicked` is NaN", "hint: clean the dense"]);
+    let summary: Value = serde_json::from_str(&dir.text("run/summary.json")).unwrap();
+    assert!(summary["eval"].is_null() && summary["ended"] == "completed", "{summary}");
+    let eval = "onefold-train eval run --data dataset --threads 2 --partitions split=train";
+    assert_eq!(dir.command(eval).json()["samples"], 9);
 }
 
 /// The model of any checkpoint is that of a run which ended there.

@@ -12,7 +12,7 @@ mod precision;
 mod tasks;
 mod training;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use onefold_base::versioned::parse_toml;
@@ -133,13 +133,23 @@ impl TrainConfig {
         &self.path
     }
 
-    /// The partitions to train on.
+    /// The partitions of a snapshot to train on: those that `train` chooses. If it is empty, `eval` is given, and no
+    /// partition may be in both, they are those that `eval` does not choose, as far as there are some.
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if the filter cannot be parsed.
-    pub fn train_partitions(&self) -> Result<PartitionFilter> {
-        Ok(PartitionFilter::parse(&self.data.train)?)
+    /// [`Error::Dataset`] if a filter cannot be parsed, or does not fit the snapshot.
+    pub fn train_partitions(&self, snapshot: &Snapshot) -> Result<PartitionFilter> {
+        let train = PartitionFilter::parse(&self.data.train)?;
+        let eval = self.eval_partitions()?.filter(|_| self.data.train.is_empty() && !self.data.allow_overlap);
+        let Some(eval) = eval else { return Ok(train) };
+        let held_out: BTreeSet<_> =
+            snapshot.matching(&eval)?.into_iter().map(|partition| &partition.key).collect();
+        let keys = snapshot.partitions.iter().map(|partition| &partition.key);
+        let others: Vec<_> = keys.filter(|key| !held_out.contains(key)).cloned().collect();
+        // Of a filter that chooses all or none the error says more.
+        let divides = !held_out.is_empty() && !others.is_empty();
+        Ok(if divides { PartitionFilter::of_keys(others) } else { train })
     }
 
     /// The partitions to evaluate on, if the configuration names any.
@@ -158,7 +168,8 @@ impl TrainConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the dataset lacks a label, a segment's feature or any sparse feature; [`Error::Tables`]
+    /// [`Error::Fault`] if the dataset lacks a label, a segment's feature or any sparse feature, or has too few features
+    /// for the interaction; [`Error::Tables`]
     /// for tables that cannot be, name no feature, or are too small for the dataset's ids; [`Error::Dataset`] for
     /// filters that choose nothing.
     pub fn tables(
@@ -193,7 +204,7 @@ impl TrainConfig {
                 ));
             }
         }
-        snapshot.select(&self.train_partitions()?)?;
+        snapshot.select(&self.train_partitions(snapshot)?)?;
         if let Some(eval) = self.eval_partitions()? {
             snapshot.select(&eval)?;
         }
@@ -202,6 +213,16 @@ impl TrainConfig {
             return Err(wrong(
                 format!("`[tables.{}]` has {} rows", table.feature, table.rows),
                 format!("this trainer holds tables of up to {} rows; hash the ids into fewer", u32::MAX),
+            ));
+        }
+        let has_bottom = !schema.dense.is_empty();
+        let vectors = tables.len() as i64 + i64::from(has_bottom);
+        if self.model.interaction.width(vectors, self.embedding.dim as i64, has_bottom) == 0 {
+            return Err(wrong(
+                "`[model].interaction` is `dot`, which multiplies pairs of vectors, but the dataset has one sparse feature \
+                 and no dense one"
+                    .to_owned(),
+                "set `interaction = \"dcn\"` there, or add a feature to the dataset".to_owned(),
             ));
         }
         Ok(tables)

@@ -116,9 +116,25 @@ impl ModelConfig {
     }
 }
 
+/// The widest layer, and the most layers: sizes of models do not overflow.
+const MOST: i64 = 1 << 24;
+
 /// Refuses models that cannot be.
 pub(super) fn check(config: &TrainConfig) -> Result<(), (String, &'static str)> {
     let (model, dim) = (&config.model, config.embedding.dim);
+    let numbers: [(&str, &[i64]); 6] = [
+        ("bottom_mlp", &model.bottom_mlp),
+        ("top_mlp", &model.top_mlp),
+        ("din_hidden", &model.din_hidden),
+        ("encoder_hidden", model.encoder_hidden.as_slice()),
+        ("dcn_num_layers", &[model.dcn_num_layers]),
+        ("dcn_low_rank_dim", &[model.dcn_low_rank_dim]),
+    ];
+    for (key, numbers) in numbers {
+        if let Some(number) = numbers.iter().find(|number| **number > MOST) {
+            return Err((format!("`[model].{key}` has {number}"), "give at most 16777216"));
+        }
+    }
     let positive = |widths: &[i64]| !widths.is_empty() && widths.iter().all(|width| *width > 0);
     if !positive(&model.bottom_mlp)
         || model.bottom_mlp.last().and_then(|w| u64::try_from(*w).ok()) != Some(dim)

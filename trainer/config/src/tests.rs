@@ -49,6 +49,12 @@ fn every_mistake_names_its_place() {
     );
     let block = |key: &str| refused("interaction = \"dot\"", &format!("interaction = \"dot\"\n{key}"));
     assert!(block("encoder_heads = 0").contains("`[model].encoder_heads` is 0, `[embedding].dim` is 4"));
+    let wide = "[9223372036854775807, 4]";
+    assert!(
+        refused("[8, 4]", wide)
+            .contains("`[model].bottom_mlp` has 9223372036854775807\n  hint: give at most")
+    );
+    assert!(block("encoder_hidden = 16777217").contains("`[model].encoder_hidden` has 16777217"));
     assert!(block("encoder_hidden = 0").contains("`[model].encoder_hidden` is 0"));
     assert!(block("din_hidden = []").contains("`[model].din_hidden` is []"));
     assert!(block("din_hidden = [8, -1]").contains("`[model].din_hidden` is [8, -1]"));
@@ -71,12 +77,29 @@ fn every_mistake_names_its_place() {
     let more = |text: &str| refused("[model]", &format!("{text}\n[model]"));
     assert!(more("[evaluation]\nevery_steps = 0").contains("`[evaluation].every_steps` is 0"));
     assert!(more("[checkpoint]\nkeep = 0").contains("`[checkpoint].keep` is 0"));
+    for minutes in ["-1.0", "nan", "inf"] {
+        let message = more(&format!("[checkpoint]\nevery_minutes = {minutes}"));
+        assert!(message.contains("`[checkpoint].every_minutes` is "), "{message}");
+    }
     assert!(more("[early_stopping]\npatience = 2").contains("`[evaluation].every_steps` is not"));
     assert!(more("[schedule.dense]\nkind = \"cosine\"").contains("`decay_steps` is not given"));
     assert!(more("[schedule.tables]\ngamma = 2.0").contains("`[schedule.tables].gamma` is 2"));
     assert!(refused("kind = \"sgd\"", "kind = \"adam\"\nmomentum = 0.9").contains("only `kind = \"sgd\"`"));
     assert!(refused("kind = \"sgd\"", "kind = \"adam\"\nbetas = [0.9, 1.0]").contains("betas"));
     assert!(refused("epochs = 1", "epochs = 1\nepoch = 2").contains("unknown field `epoch`"));
+}
+
+/// Every curve has 20 points, if there are as many steps, wherever a run ends or goes on.
+#[test]
+fn logging_begins_densely() {
+    let default = LoopConfig::default();
+    let points = |steps: u64| (1..=steps).filter(|step| default.logs_at(*step)).count();
+    for steps in 1..=1000 {
+        assert!(points(steps) as u64 >= steps.min(20), "{steps}");
+    }
+    assert_eq!((points(34), points(1000)), (27, 92));
+    let given = LoopConfig { log_every_steps: Some(7), ..default };
+    assert_eq!((0..30).filter(|step| given.logs_at(*step)).collect::<Vec<_>>(), [7, 14, 21, 28]);
 }
 
 /// `[data]` and `[model]` alone.
@@ -89,6 +112,9 @@ fn all_but_data_and_model_have_defaults() {
     let config = parse("").unwrap();
     assert_eq!((config.embedding.dim, config.train.batch_size, config.train.epochs), (4, 2048, 1));
     assert_eq!(config.model.interaction, Interaction::Dot);
+    assert_eq!(config.checkpoint.interval(), Some(std::time::Duration::from_secs(1800)));
+    let never = parse("[checkpoint]\nevery_minutes = 0\n").unwrap();
+    assert_eq!(never.checkpoint.interval(), None);
     let dense = |text: &str| parse(text).unwrap().optimizer.dense;
     let DenseOptimizerConfig { kind, learning_rate, max_grad_norm, .. } = dense("");
     assert_eq!((kind, learning_rate, max_grad_norm), (DenseOptimizerKind::Adagrad, 0.005, Some(0.1)));

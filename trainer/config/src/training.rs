@@ -1,6 +1,7 @@
 //! `[data]`, `[train]`, `[evaluation]`, `[early_stopping]` and `[checkpoint]`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use onefold_datasets::Schema;
 use onefold_ikjt::Shuffle;
@@ -13,7 +14,8 @@ use super::{LossConfig, Precision};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// Partitions to train on, as `split=train` or `city="Paris, TX"`; all if empty.
+    /// Partitions to train on, as `split=train` or `city="Paris, TX"`; if empty, all but those of `eval`, or all with
+    /// `allow_overlap`.
     #[serde(default)]
     pub train: String,
     /// Partitions to evaluate on; none if absent.
@@ -49,8 +51,10 @@ pub struct LoopConfig {
     pub epochs: u32,
     /// Seed of all initial parameters.
     pub seed: u64,
-    /// Steps over which the logged NE, AUC and calibration of training are taken.
-    pub log_every_steps: u64,
+    /// Steps over which the logged NE, AUC and calibration of training are taken. If absent, one step at first and 20
+    /// from step 200 on, so that a run of 20 steps or more has at least 20 points.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_every_steps: Option<u64>,
     /// What the dense part's products are computed with. Parameters, their gradients, the optimizer, norms, the loss and
     /// the metrics are of 32-bit floats whichever it is.
     #[serde(skip_serializing_if = "Precision::is_default")]
@@ -63,9 +67,24 @@ impl Default for LoopConfig {
             batch_size: DEFAULT_BATCH_SIZE as usize,
             epochs: 1,
             seed: 1,
-            log_every_steps: 20,
+            log_every_steps: None,
             precision: Precision::default(),
         }
+    }
+}
+
+impl LoopConfig {
+    /// Whether the figures of training are logged after `step`, counted from 1. It depends on nothing else, so that a
+    /// run that goes on logs the same steps.
+    pub fn logs_at(&self, step: u64) -> bool {
+        let every = self.log_every_steps.unwrap_or(match step {
+            0..=20 => 1,
+            21..=40 => 2,
+            41..=100 => 5,
+            101..=200 => 10,
+            _ => 20,
+        });
+        step > 0 && step.is_multiple_of(every)
     }
 }
 
@@ -161,9 +180,12 @@ pub enum WatchedMetric {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointConfig {
-    /// A checkpoint after every so many steps; only when training is stopped by a signal if absent.
+    /// A checkpoint after every so many steps. There is always one where training ends, also by a signal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
+    /// A checkpoint where the last one is so many minutes old; 0 for none by time.
+    #[serde(default = "every_minutes")]
+    pub every_minutes: f64,
     /// Checkpoints that are kept, the newest ones, and what they need.
     #[serde(default = "keep")]
     pub keep: usize,
@@ -174,8 +196,20 @@ pub struct CheckpointConfig {
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every_steps: None, keep: keep(), full_every: full_every() }
+        Self { every_steps: None, every_minutes: every_minutes(), keep: keep(), full_every: full_every() }
     }
+}
+
+impl CheckpointConfig {
+    /// The time between checkpoints by time; `None` if there are none.
+    pub fn interval(&self) -> Option<Duration> {
+        let seconds = 60.0 * self.every_minutes;
+        (seconds > 0.0).then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    }
+}
+
+fn every_minutes() -> f64 {
+    30.0
 }
 
 fn keep() -> usize {
@@ -189,7 +223,7 @@ fn full_every() -> u64 {
 /// Refuses numbers with which no run can go on.
 pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static str)> {
     let train = &config.train;
-    if train.batch_size == 0 || train.epochs == 0 || train.log_every_steps == 0 {
+    if train.batch_size == 0 || train.epochs == 0 || train.log_every_steps == Some(0) {
         return Err((
             "`[train]` has a batch size, number of epochs or `log_every_steps` of zero".to_owned(),
             "all must be at least 1",
@@ -212,6 +246,13 @@ pub(super) fn check(config: &super::TrainConfig) -> Result<(), (String, &'static
     ];
     if let Some((key, _)) = zeros.iter().find(|(_, zero)| *zero) {
         return Err((format!("`{key}` is 0"), "give at least 1, or leave it out"));
+    }
+    let minutes = config.checkpoint.every_minutes;
+    if !minutes.is_finite() || minutes < 0.0 {
+        return Err((
+            format!("`[checkpoint].every_minutes` is {minutes}"),
+            "give minutes, or 0 for no checkpoints by time",
+        ));
     }
     let evaluated = config.data.eval.is_some();
     if !evaluated && config.evaluation.every_steps.is_some() {

@@ -78,6 +78,11 @@ impl FromStr for CheckpointChoice {
     }
 }
 
+/// The name of the checkpoint of a step.
+fn name_of(step: u64) -> String {
+    format!("step-{step:012}")
+}
+
 /// The step in the name of a checkpoint.
 fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
@@ -87,6 +92,8 @@ fn step_of(name: &str) -> Option<u64> {
 pub(crate) struct CheckpointParts<'a, P> {
     /// The step that it is of.
     pub(crate) step: u64,
+    /// A step whose checkpoint is kept besides the newest ones, if it is there.
+    pub(crate) kept_step: Option<u64>,
     pub(crate) embeddings: &'a Embeddings,
     /// The dense part and its optimizer's state.
     pub(crate) dense: Vec<Entry<'a>>,
@@ -131,7 +138,8 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
     pub(crate) fn write(&mut self, parts: CheckpointParts<'_, P>) -> Result<bool> {
         let collectives = parts.embeddings.collectives();
         let (rank, ranks) = (collectives.rank(), collectives.size());
-        let (name, layout) = (format!("step-{:012}", parts.step), layout(parts.embeddings));
+        let (name, layout) = (name_of(parts.step), layout(parts.embeddings));
+        let kept_name = parts.kept_step.map(name_of);
         let delta = self.base.clone().filter(|(base, followed, of_base)| {
             *followed + 1 < self.full_every && *base != name && *of_base == layout
         });
@@ -166,7 +174,7 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
                 files: files.into_iter().collect(),
             };
             self.commit(&name, file, parts)?;
-            self.prune(&name, &attempt)
+            self.prune((&name, &attempt), kept_name.as_deref())
         })?;
         self.base = Some(match delta {
             None => (name, 0, layout),
@@ -240,15 +248,17 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         Ok(String::from_utf8_lossy(&names).lines().map(str::to_owned).collect())
     }
 
-    /// Removes all but the newest checkpoints and what they build on, and what was left of attempts to write them. The
-    /// newest one is `newest`, written by `attempt`.
-    fn prune(&self, newest: &str, attempt: &str) -> Result<()> {
+    /// Removes all checkpoints but the newest ones, `other` and what they build on, and what was left of attempts to
+    /// write them. The newest one is `newest`, written by `attempt`.
+    fn prune(&self, (newest, attempt): (&str, &str), other: Option<&str>) -> Result<()> {
         let names = self.names()?;
-        let kept = &names[names.len().saturating_sub(self.keep)..];
-        let mut needed: Vec<String> = kept.to_vec();
-        for name in kept {
-            needed.extend(self.describe::<IgnoredAny>(name)?.base);
-        }
+        let first = names.len().saturating_sub(self.keep);
+        let kept =
+            names.iter().enumerate().filter(|(place, name)| *place >= first || Some(name.as_str()) == other);
+        let mut needed: Vec<String> = kept.map(|(_, name)| name.clone()).collect();
+        let bases = needed.iter().map(|name| Ok(self.describe::<IgnoredAny>(name)?.base));
+        let bases: Vec<Option<String>> = bases.collect::<Result<_>>()?;
+        needed.extend(bases.into_iter().flatten());
         for name in self.storage.entries(FOLDER)? {
             if name.starts_with("step-") && name.as_str() <= newest && !needed.contains(&name) {
                 self.storage.remove_folder(&format!("{FOLDER}/{name}"), Some(CHECKPOINT_FILE))?;
@@ -294,6 +304,17 @@ impl<P: Clone + Serialize + DeserializeOwned> Checkpoints<P> {
         let names = self.agreed_names(collectives)?;
         let name = collectives.agree(self.find(choice, &names))?;
         self.load(name, &names, collectives)
+    }
+
+    /// The checkpoint of a step, if there is one. Every rank calls it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] as [`newest`](Self::newest).
+    pub(crate) fn of_step(&self, step: u64, collectives: &dyn Collectives) -> Result<Option<Checkpoint<P>>> {
+        let names = self.agreed_names(collectives)?;
+        let found = names.iter().find(|name| step_of(name) == Some(step));
+        found.map(|name| self.load(name, &names, collectives)).transpose()
     }
 
     fn find<'n>(&self, choice: CheckpointChoice, names: &'n [String]) -> Result<&'n str> {

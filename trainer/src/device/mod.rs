@@ -44,7 +44,8 @@ use std::ffi::c_void;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use onefold_base::fault::{Text, option, text};
+use onefold_base::fault::{Fault, Text, exhausted, option, text};
+use onefold_base::process::panic_text;
 use tch::{Device, Kind, Tensor};
 
 pub use self::check::{KernelCheck, check_kernels};
@@ -317,23 +318,28 @@ pub(crate) fn failed(device: Device, message: impl Into<Text>, hint: impl Into<T
     Error::device(device, message, hint)
 }
 
-/// Runs `work`, whose operations of libtorch panic where they fail: a full device is an error that a person can act on.
+/// Runs `work`, whose operations of libtorch panic where they fail: a full device, or memory that is used up, is an error
+/// that a person can act on.
 pub(crate) fn guarded<T>(device: Device, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default();
-        if !text.contains("CUDA") {
-            std::panic::resume_unwind(panic);
+    let panic = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+        Ok(result) => return result,
+        Err(panic) => panic,
+    };
+    let text = panic_text(&*panic);
+    let Some(at) = text.find("CUDA") else {
+        // An exception of libtorch that was unwrapped is an error too, but no other panic.
+        if exhausted(text).is_some() || text.contains("Torch(\"") {
+            return Err(Fault::of_panic(&*panic).into());
         }
-        let message = text.find("CUDA").map_or(text, |at| &text[at..]);
-        let message = message.split(['\n', '"']).next().unwrap_or_default();
-        let message = message.split("\\n").next().unwrap_or_default();
-        let hint = if message.contains("out of memory") {
-            let window = option("dedupe").set_to("window");
-            text!["lower `[train].batch_size`, use ", window, ", or end what else uses the GPU"]
-        } else {
-            "run again with CUDA_LAUNCH_BLOCKING=1 to see which operation failed, and report it".into()
-        };
-        Err(failed(device, message, hint))
-    })
+        std::panic::resume_unwind(panic);
+    };
+    let message = text[at..].split(['\n', '"']).next().unwrap_or_default();
+    let message = message.split("\\n").next().unwrap_or_default();
+    let hint = if message.contains("out of memory") {
+        let window = option("dedupe").set_to("window");
+        text!["lower `[train].batch_size`, use ", window, ", or end what else uses the GPU"]
+    } else {
+        "run again with CUDA_LAUNCH_BLOCKING=1 to see which operation failed, and report it".into()
+    };
+    Err(failed(device, message, hint))
 }

@@ -116,7 +116,8 @@ impl DeviceTables {
     pub(crate) fn take_touched(&self, table: usize) -> Vec<u32> {
         // Another handle of the same memory.
         let mut marks = self.marks.narrow(0, self.first_row(table), self.held[table].rows as i64);
-        let rows = Vec::<i64>::try_from(marks.nonzero().view(-1)).unwrap_or_default();
+        // Rows that were not told would be missing in the next checkpoint.
+        let rows = Vec::<i64>::try_from(marks.nonzero().view(-1)).expect("a vector of 64-bit integers");
         let _ = marks.zero_();
         rows.into_iter().map(|row| row as u32).collect()
     }

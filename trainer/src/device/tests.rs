@@ -10,6 +10,25 @@ use super::weights::{Stored, Weights};
 use super::*;
 use crate::tensors;
 
+/// Those of the processor as well, where tensors are in memory.
+#[test]
+fn exceptions_of_libtorch_are_errors() {
+    let product = || {
+        let matrix = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
+        Ok(matrix.matmul(&matrix))
+    };
+    let error = guarded(Device::Cpu, product).unwrap_err().to_string();
+    assert!(error.starts_with("internal error: ") && error.contains("Torch("), "{error}");
+    let full = || -> Result<()> { panic!("DefaultCPUAllocator: can't allocate memory: you tried 768 bytes") };
+    let error = guarded(Device::Cpu, full).unwrap_err().to_string();
+    assert!(
+        error.contains("can't allocate memory") && error.contains("hint: this process gets no more"),
+        "{error}"
+    );
+    let bug = || -> Result<()> { panic!("index out of bounds") };
+    assert!(std::panic::catch_unwind(|| guarded(Device::Cpu, bug)).is_err());
+}
+
 proptest! {
     #![proptest_config(onefold_property::cases(60))]
     #[test]

@@ -49,7 +49,7 @@ use self::store::HostStore;
 pub(crate) use self::stored::whole_buffers;
 pub use self::table::Table;
 pub(crate) use self::table::stored_dtype;
-pub(crate) use self::usage::EARLIER;
+pub(crate) use self::usage::{EARLIER, usage_bytes};
 use crate::config::TableOptimizerConfig;
 use crate::device::{Accelerator, LookedUp, Staged, guarded};
 use crate::distributed::{Alone, Collectives};

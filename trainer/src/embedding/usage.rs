@@ -5,6 +5,11 @@ const RECENT: u8 = 1;
 /// The bit of a row that had been looked up before the last eviction, and stayed.
 pub(crate) const EARLIER: u8 = 2;
 
+/// The bytes that the usage of `rows` rows takes in memory.
+pub(crate) fn usage_bytes(rows: u64) -> u64 {
+    3 * 8 * rows.div_ceil(64)
+}
+
 /// Three sets of rows, a bit per row and set.
 #[derive(Debug, Clone)]
 pub(super) struct Usage {
@@ -122,6 +127,15 @@ mod tests {
     use super::*;
 
     const ROWS: u32 = 150;
+
+    #[test]
+    fn its_memory_is_counted() {
+        for rows in [0, 1, 64, 65, 1000] {
+            let Usage { touched, recent, earlier } = Usage::new(rows);
+            let words = [touched, recent, earlier].iter().map(|set| set.0.len()).sum::<usize>();
+            assert_eq!(8 * words as u64, usage_bytes(rows), "{rows}");
+        }
+    }
 
     #[derive(Debug, Clone)]
     enum Step {

@@ -11,31 +11,50 @@ use crate::metrics::Figures;
 pub(crate) struct EarlyStopping {
     /// Bits of the best figure: JSON would round it.
     best_bits: Option<u64>,
+    /// The step of the best figure.
+    #[serde(default)]
+    best_step: Option<u64>,
     /// Evaluations since it.
     without_improvement: u32,
 }
 
+/// An evaluation, as early stopping sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// The best figure so far.
+    Best,
+    /// A figure that is not better than the best one.
+    NotBetter,
+    /// The figure cannot be computed.
+    Undefined,
+}
+
 impl EarlyStopping {
-    /// Records an evaluation, and says whether training should end. A figure that cannot be computed is no
-    /// improvement.
-    pub(crate) fn should_stop(&mut self, config: &EarlyStoppingConfig, figures: &Figures) -> bool {
+    /// Records the evaluation after `step`. One whose figure cannot be computed is not counted.
+    pub(super) fn see(&mut self, config: &EarlyStoppingConfig, figures: &Figures, step: u64) -> Seen {
         let figure = match config.metric {
             WatchedMetric::Ne => figures.ne,
             WatchedMetric::Loss => figures.loss,
             WatchedMetric::Auc => figures.auc.map(|auc| -auc),
         };
-        let better = figure.filter(|figure| {
-            let best = self.best_bits.map(f64::from_bits);
-            !figure.is_nan() && best.is_none_or(|best| *figure < best - config.min_delta)
-        });
-        match better {
-            Some(figure) => {
-                self.best_bits = Some(figure.to_bits());
-                self.without_improvement = 0;
-            }
-            None => self.without_improvement = self.without_improvement.saturating_add(1),
+        let Some(figure) = figure.filter(|figure| !figure.is_nan()) else { return Seen::Undefined };
+        let best = self.best_bits.map(f64::from_bits);
+        if best.is_none_or(|best| figure < best - config.min_delta) {
+            *self = Self { best_bits: Some(figure.to_bits()), best_step: Some(step), without_improvement: 0 };
+            return Seen::Best;
         }
+        self.without_improvement = self.without_improvement.saturating_add(1);
+        Seen::NotBetter
+    }
+
+    /// Whether training should end.
+    pub(super) fn should_stop(&self, config: &EarlyStoppingConfig) -> bool {
         self.without_improvement >= config.patience
+    }
+
+    /// The step after which the figure was best.
+    pub(super) fn best_step(&self) -> Option<u64> {
+        self.best_step
     }
 }
 
@@ -46,10 +65,11 @@ mod tests {
     fn stops(metric: WatchedMetric, min_delta: f64, figures: &[f64]) -> Option<usize> {
         let config = EarlyStoppingConfig { metric, task: None, patience: 2, min_delta };
         let mut stopping = EarlyStopping::default();
-        figures.iter().position(|figure| {
+        (0..).zip(figures).position(|(step, figure)| {
             let (loss, ne, auc) = (Some(*figure), Some(*figure), Some(*figure));
             let figures = Figures { samples: 1, loss, ne, auc, ..Figures::default() };
-            stopping.should_stop(&config, &figures)
+            stopping.see(&config, &figures, step);
+            stopping.should_stop(&config)
         })
     }
 
@@ -61,6 +81,20 @@ mod tests {
         assert_eq!(stops(WatchedMetric::Loss, 0.0, &[0.9, 0.9, 0.9]), Some(2));
         assert_eq!(stops(WatchedMetric::Loss, 0.05, &[0.9, 0.87, 0.86]), Some(2));
         assert_eq!(stops(WatchedMetric::Auc, 0.0, &[0.7, 0.75, 0.74, 0.73]), Some(3));
-        assert_eq!(stops(WatchedMetric::Auc, 0.0, &[f64::NAN; 3]), Some(1));
+    }
+
+    #[test]
+    fn a_figure_that_does_not_exist_is_not_counted() {
+        assert_eq!(stops(WatchedMetric::Auc, 0.0, &[f64::NAN; 9]), None);
+        assert_eq!(stops(WatchedMetric::Auc, 0.0, &[0.7, f64::NAN, 0.6, f64::NAN, 0.5]), Some(4));
+        let config =
+            EarlyStoppingConfig { metric: WatchedMetric::Auc, task: None, patience: 1, min_delta: 0.0 };
+        let mut stopping = EarlyStopping::default();
+        assert_eq!(stopping.see(&config, &Figures::default(), 5), Seen::Undefined);
+        assert!(!stopping.should_stop(&config) && stopping.best_step().is_none());
+        let figures = Figures { auc: Some(0.5), ..Figures::default() };
+        assert_eq!(stopping.see(&config, &figures, 10), Seen::Best);
+        assert_eq!(stopping.see(&config, &figures, 15), Seen::NotBetter);
+        assert_eq!((stopping.should_stop(&config), stopping.best_step()), (true, Some(10)));
     }
 }

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 pub(super) const METRICS_FILE: &str = "metrics.jsonl";
 
 /// A line of `metrics.jsonl`: of every step `loss` and `grad_norm`, and `evicted_rows` where
-/// rows of tables are evicted; every `log_every_steps` one with `train`, the
+/// rows of tables are evicted; after the steps that `log_every_steps` chooses one with `train`, the
 /// figures since the one before, and on several ranks with `ranks`, their times and bytes; of every evaluation one with
 /// `eval`, or with `partition` and `progressive`, where the partition is trained on next.
 #[derive(Debug, Clone, Default, Serialize)]

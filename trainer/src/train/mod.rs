@@ -7,6 +7,7 @@
 //!  allocated)
 //! ```
 
+mod clock;
 mod diverged;
 mod early_stopping;
 mod log;
@@ -23,7 +24,7 @@ mod tests;
 mod training;
 mod warm_start;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -129,12 +130,18 @@ fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> 
         );
     }
     if !(buckets as usize).is_multiple_of(streams) {
+        let build = format!(
+            "build the dataset with a multiple of {streams} buckets (`onefold-ingest build --buckets {streams}`)"
+        );
+        let other = match (buckets as usize).is_multiple_of(ranks) {
+            true => format!(
+                "set `streams` under `[data]` to a number that divides {buckets} and is a multiple of the number of ranks"
+            ),
+            false => format!("start a number of ranks that divides {buckets}"),
+        };
         return wrong(
             format!("the dataset's {buckets} buckets cannot be divided into {streams} streams"),
-            format!(
-                "build the dataset with a multiple of {streams} buckets (`onefold-ingest build --buckets {streams}`), or set `streams` \
-                 under `[data]` to a number that divides {buckets} and is a multiple of the number of ranks"
-            ),
+            format!("{build}, or {other}"),
         );
     }
     if !batch.is_multiple_of(streams) {
@@ -150,7 +157,7 @@ fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> 
 fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
     let Some(eval) = config.eval_partitions()?.filter(|_| !config.data.allow_overlap) else { return Ok(()) };
     let of = |filter| snapshot.select(filter).map_err(onefold_ikjt::Error::from);
-    let (train, eval) = (of(&config.train_partitions()?)?, of(&eval)?);
+    let (train, eval) = (of(&config.train_partitions(snapshot)?)?, of(&eval)?);
     let trained: HashSet<&PartitionKey> = train.iter().map(|partition| &partition.key).collect();
     let Some(both) = eval.iter().find(|partition| trained.contains(&partition.key)) else { return Ok(()) };
     let message = match both.key.to_string() {
@@ -163,6 +170,28 @@ fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
         "let `train` and `eval` under `[data]` choose different partitions, as `split=train` and `split=holdout`, or set \
          `allow_overlap = true` there",
     ))
+}
+
+/// Reads the labels of samples that are evaluated on once. One that the loss does not take, or a file that is damaged,
+/// is so an error before the first step.
+fn check_labels(
+    dataset: &Path,
+    snapshot: &Snapshot,
+    evaluation: &ReaderOptions,
+    workers: &Workers,
+) -> Result<()> {
+    let options = ReaderOptions {
+        features: Some(Vec::new()),
+        table_rows: BTreeMap::new(),
+        kept: Vec::new(),
+        preprocess: None,
+        dedupe: Dedupe::Off,
+        ..evaluation.clone()
+    };
+    for step in open_whatever_size(dataset, snapshot, options, workers)?.batches()? {
+        step?;
+    }
+    Ok(())
 }
 
 /// Where the tables are: as the plan says, or every table whole on one rank.
@@ -229,9 +258,12 @@ impl<'a> Prepared<'a> {
             label_ranges: label_ranges(config),
             ..ReaderOptions::new(config.train.batch_size)
         };
-        let kept = config.evaluation.kept_column(&schema).into_iter().collect();
-        let evaluation = ReaderOptions { kept, ..common.clone() };
-        let filter = config.train_partitions()?;
+        let evaluation = ReaderOptions {
+            kept: config.evaluation.kept_column(&schema).into_iter().collect(),
+            preprocess: preprocessing.as_ref().map(Preprocessing::of_evaluation),
+            ..common.clone()
+        };
+        let filter = config.train_partitions(&snapshot)?;
         let new_only = options.warm_start.as_ref().is_some_and(|warm_start| warm_start.new_partitions);
         let partitions = match &earlier {
             Some(earlier) => earlier.partitions(&snapshot, filter)?,
@@ -252,10 +284,7 @@ impl<'a> Prepared<'a> {
         let evaluates = eval.is_some() || options.progressive;
         let memory_limit = if evaluates { size.reader_bytes / 2 } else { size.reader_bytes };
         let workers = Workers::new(options.threads.div_ceil(2), memory_limit)?;
-        let reader = Arc::new(match new_only || options.progressive {
-            true => open_whatever_size(dataset, &snapshot, training.clone(), &workers)?,
-            false => Reader::open(dataset, training.clone(), &workers)?,
-        });
+        let reader = Arc::new(open_whatever_size(dataset, &snapshot, training.clone(), &workers)?);
         let progressive = days.map(|days| Progressive {
             days,
             training: (training, workers.clone()),
@@ -266,6 +295,7 @@ impl<'a> Prepared<'a> {
             Some(partitions) => {
                 let options = ReaderOptions { partitions, ..evaluation };
                 let workers = workers.with_memory_limit(memory_limit);
+                check_labels(dataset, &snapshot, &options, &workers)?;
                 Some(open_whatever_size(dataset, &snapshot, options, &workers)?)
             }
         };
@@ -304,8 +334,9 @@ impl<'a> Prepared<'a> {
     ///
     /// [`Error::Fault`] for a model that the machine has no memory for, unless a memory limit is given, and if a loss
     /// is not finite; [`Error::Dataset`] if `out` is taken; [`Error::Run`] if the run there cannot be resumed;
-    /// [`Error::Read`] for damaged data. `out` is then as it was before, unless it has a checkpoint to resume from, or
-    /// the batch that the model diverged on.
+    /// [`Error::Read`] for damaged data. `out` is then as it was before if no step was taken, unless it has the batch
+    /// that the model diverged on; a run that has taken steps stays. If only the evaluation at the end fails, the model
+    /// is written before the error is returned.
     pub fn train(self, out: &Path, reporter: &dyn Reporter) -> Result<TrainSummary> {
         let collectives = Arc::clone(&self.options.collectives);
         let mut run = Run::new(self.config, &self.schema, &self.features);
@@ -325,27 +356,51 @@ impl<'a> Prepared<'a> {
         if self.options.memory_limit.is_none() && self.options.device.is_none() {
             memory::check_machine(self.size.model_bytes, &*collectives, memory::available())?;
         }
-        let directory = collectives.agree_on(|| self.take_directory(&mut run, out))?;
-        check_shared(&collectives.agree(run.files(out))?, &*collectives)?;
+        let mut directory = collectives.agree_on(|| self.take_directory(&mut run, out))?;
+        let trained = self.train_in(directory.as_mut(), run, out, reporter);
+        if trained.is_err() {
+            directory.into_iter().for_each(RunDirectory::give_back);
+        }
+        trained
+    }
+
+    /// Trains the run that begins or goes on in `out`, which the lowest rank has taken as `directory`.
+    fn train_in(
+        &self,
+        mut directory: Option<&mut RunDirectory>,
+        mut run: Run,
+        out: &Path,
+        reporter: &dyn Reporter,
+    ) -> Result<TrainSummary> {
+        let collectives = &*self.options.collectives;
+        check_shared(&collectives.agree(run.files(out))?, collectives)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
             Evaluation { config: &self.config.evaluation, tasks: Task::of(self.config, &self.schema)? };
-        let mut training = Training::new(&self, &evaluation, &run, out)?;
+        let mut training = Training::new(self, &evaluation, &run, out)?;
         let outcome = training.run(self.reader.samples(), self.held_out.as_ref(), reporter);
-        let mut directory = directory;
-        if training.has_checkpoint() || outcome.is_err() && diverged::is_saved(out) {
-            directory.iter_mut().for_each(RunDirectory::keep);
+        if training.has_begun() || outcome.is_err() && diverged::is_saved(out) {
+            directory.iter_mut().for_each(|directory| directory.keep());
         }
         let mut ended = outcome?;
-        let mut eval = None;
+        let (mut eval, mut failed) = (None, None);
         if ended != Ending::Stopped
             && let Some(held_out) = &self.held_out
         {
-            eval = training.final_evaluation(held_out, reporter)?;
-            if eval.is_none() {
-                ended = Ending::Stopped;
-                training.checkpoint()?;
-                directory.iter_mut().for_each(RunDirectory::keep);
+            match training.final_evaluation(held_out, reporter) {
+                Ok(None) => ended = Ending::Stopped,
+                Ok(figures) => {
+                    eval = match training.put_back_best()? {
+                        true => Some(training.best_evaluation(held_out, reporter)?),
+                        false => figures,
+                    };
+                }
+                // The model is written all the same, unless ranks are lost.
+                Err(error) if error.is_agreed() => {
+                    training.put_back_best()?;
+                    failed = Some(error);
+                }
+                Err(error) => return Err(error),
             }
         }
         let mut summary = training.summary(ended, self.size.parameters, eval)?;
@@ -354,7 +409,7 @@ impl<'a> Prepared<'a> {
         }
         if ended != Ending::Stopped {
             let (trained, state) = training.to_complete()?;
-            run.complete(training.model(), state, (summary.steps, trained), out)?;
+            run.complete(training.model(), state, (training.model_step(), trained), out)?;
             let completed = directory.map_or(Ok(()), |directory| {
                 let json = serde_json::to_string_pretty(&summary).map_err(std::io::Error::other)?;
                 fs_err::write(out.join("summary.json"), json + "\n")?;
@@ -362,7 +417,7 @@ impl<'a> Prepared<'a> {
             });
             collectives.agree(completed)?;
         }
-        Ok(summary)
+        failed.map_or(Ok(summary), Err)
     }
 
     /// Refuses ranks that were not started for the same run.
@@ -397,7 +452,18 @@ impl<'a> Prepared<'a> {
             return Ok(None);
         }
         let mut directory = RunDirectory::create(out, self.options.existing)?;
-        let begun = self.begun(run, &directory)?;
+        match self.describe_in(&mut directory, run, out) {
+            Ok(()) => Ok(Some(directory)),
+            Err(error) => {
+                directory.give_back();
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes the description of a run that begins or goes on in `directory`, which is at `out`.
+    fn describe_in(&self, directory: &mut RunDirectory, run: &mut Run, out: &Path) -> Result<()> {
+        let begun = self.begun(run, directory)?;
         // A run that goes on has the same dataset and snapshot, and need not read the vocabularies once more.
         run.vocabularies = match &begun {
             Some(begun) => begun.vocabularies.clone(),
@@ -408,12 +474,11 @@ impl<'a> Prepared<'a> {
             Some(begun) => {
                 (run.completed, run.steps, run.trained) = (begun.completed, begun.steps, begun.trained);
             }
-            None => self.begin(run, &mut directory)?,
+            None => self.begin(run, directory)?,
         }
         let text = toml::to_string(self.config).map_err(std::io::Error::other)?;
         fs_err::write(out.join("train.toml"), text)?;
-        run.store(out)?;
-        Ok(Some(directory))
+        run.store(out)
     }
 
     /// The run that goes on, as far as there is one, checked to be the same as `run`.

@@ -20,11 +20,20 @@ pub(super) fn restore(
     optimizer: &mut DenseOptimizer,
     sums: &mut Sums,
 ) -> Result<()> {
-    checkpoint.tables()?.restore(&mut model.embeddings, usize::MAX)?;
-    restore_dense(&checkpoint.dense()?, checkpoint.progress().optimizer_steps, model, optimizer)?;
+    restore_model(checkpoint, model, optimizer)?;
     let restored = sums.restore(&checkpoint.state()?, &**model.embeddings.collectives());
     let hint = "the checkpoint is damaged; remove its directory to resume from the one before it";
     restored.map_err(|fault| fault.at(&checkpoint.location(), hint))
+}
+
+/// Puts parameters and optimizer state back.
+pub(super) fn restore_model(
+    checkpoint: &Checkpoint<Progress>,
+    model: &mut Model,
+    optimizer: &mut DenseOptimizer,
+) -> Result<()> {
+    checkpoint.tables()?.restore(&mut model.embeddings, usize::MAX)?;
+    restore_dense(&checkpoint.dense()?, checkpoint.progress().optimizer_steps, model, optimizer)
 }
 
 /// Puts the dense part back, with its optimizer's state after `steps` steps. Both optimizers have taken every step.

@@ -21,7 +21,7 @@ pub enum Existing {
     Resume,
 }
 
-/// A run's directory, locked. Dropped without [`keep`](Self::keep) it is as it was before, unless it was resumed.
+/// A run's directory, locked. To drop it, also by a panic, removes nothing: only [`give_back`](Self::give_back) does.
 #[derive(Debug)]
 pub(super) struct RunDirectory {
     path: PathBuf,
@@ -88,33 +88,33 @@ impl RunDirectory {
         self.resumed
     }
 
-    /// A run has begun in `files`, the folder of its checkpoints; it is removed if nothing comes of it.
+    /// A run has begun in `files`, the folder of its checkpoints.
     pub(super) fn begins_in(&mut self, files: Storage) {
         self.begun = Some(files);
     }
 
-    /// Leaves the run where it is, because there is something to resume from or to look at.
+    /// Leaves the run where it is, because steps were taken, or there is something to look at.
     pub(super) fn keep(&mut self) {
         self.kept = true;
     }
 
     /// The run is complete: what it replaces is removed.
-    pub(super) fn complete(mut self) -> Result<()> {
+    pub(super) fn complete(&mut self) -> Result<()> {
         self.keep();
         if self.replaced.exists() {
             fs_err::remove_dir_all(&self.replaced)?;
         }
         Ok(())
     }
-}
 
-impl Drop for RunDirectory {
-    fn drop(&mut self) {
-        self.lock = None;
+    /// Makes everything as it was before, after an error before the first step. A run that is [kept](Self::keep), or
+    /// that was there before, stays.
+    pub(super) fn give_back(mut self) {
+        drop(self.lock.take());
         if self.kept {
             return;
         }
-        // Nothing more can be done in a drop; the next run says what is in its way.
+        // The caller has an error already; the next run says what is in its way.
         if let Some(files) = self.begun.take() {
             let _ = discard(&files);
         }
@@ -251,10 +251,10 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_leaves_everything_as_it_was() {
+    fn what_is_given_back_is_as_it_was() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/run");
-        drop(RunDirectory::create(&path, Existing::Refuse).unwrap());
+        RunDirectory::create(&path, Existing::Refuse).unwrap().give_back();
         assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 0);
         run(&path, "old");
         assert!(
@@ -265,11 +265,29 @@ mod tests {
         );
         let new = RunDirectory::create(&path, Existing::Overwrite).unwrap();
         assert!(!path.join(RUN_FILE).exists());
-        drop(new);
+        new.give_back();
         assert_eq!(text(&path), "old");
-        drop(RunDirectory::create(&path, Existing::Resume).unwrap());
+        RunDirectory::create(&path, Existing::Resume).unwrap().give_back();
         assert_eq!(text(&path), "old");
         assert_eq!(fs_err::read_dir(folder.path().join("a")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_dropped_or_kept_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        let dropped = RunDirectory::create(&path, Existing::Refuse).unwrap();
+        run(&path, "dropped");
+        drop(dropped);
+        assert_eq!(text(&path), "dropped");
+        let mut kept = RunDirectory::create(&path, Existing::Overwrite).unwrap();
+        run(&path, "kept");
+        kept.keep();
+        kept.give_back();
+        assert_eq!(
+            (text(&path), text(&folder.path().join(".run.replaced"))),
+            ("kept".into(), "dropped".into())
+        );
     }
 
     #[test]
@@ -279,12 +297,12 @@ mod tests {
         run(&path, "complete");
         // Killed twice: what is in the directory then is no complete run.
         for text in ["partial", "partial again"] {
-            let mut killed = RunDirectory::create(&path, Existing::Overwrite).unwrap();
+            let killed = RunDirectory::create(&path, Existing::Overwrite).unwrap();
             run(&path, text);
-            killed.keep();
+            drop(killed);
         }
         assert_eq!(text(&folder.path().join(".run.replaced")), "complete");
-        let new = RunDirectory::create(&path, Existing::Overwrite).unwrap();
+        let mut new = RunDirectory::create(&path, Existing::Overwrite).unwrap();
         run(&path, "new");
         new.complete().unwrap();
         assert_eq!(text(&path), "new");
@@ -305,7 +323,7 @@ mod tests {
             );
             assert!(is_locked, "{second:?}");
         }
-        drop(first);
+        first.give_back();
         fs_err::create_dir(&path).unwrap();
         fs_err::write(path.join("thesis.txt"), "years").unwrap();
         for existing in [Existing::Refuse, Existing::Resume, Existing::Overwrite] {

@@ -14,6 +14,7 @@
 //! they travel between processors. The gradients' sums are under way meanwhile.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use onefold_base::fault::{Fault, Kind};
 use onefold_datasets::Schema;
@@ -25,7 +26,7 @@ use crate::config::TableOptimizerConfig;
 use crate::device::{Learned, Verdict};
 use crate::embedding::SentBytes;
 use crate::evaluate::Evaluation;
-use crate::lockstep::{self, Bucket, STOP};
+use crate::lockstep::{self, Bucket, CHECKPOINT, STOP};
 use crate::model::{Forward, Input, Model};
 use crate::optimizer::{Conditions, DenseOptimizer};
 use crate::stop::Stop;
@@ -46,6 +47,10 @@ pub(super) struct Stepper<'a> {
     upcoming: Option<(Step, Input)>,
     /// Whether a rank wishes to end before the next batch.
     stops: bool,
+    /// When this rank wishes for a checkpoint, if it does by time.
+    checkpoint_at: Option<Instant>,
+    /// Whether a rank wishes for a checkpoint before the next batch: ranks have clocks of their own, and agree on it.
+    pub(super) checkpoint_due: bool,
     /// Of the dense part and of the tables, in the last step.
     pub(super) learning_rates: (f64, f32),
 }
@@ -100,7 +105,7 @@ impl<'a> Stepper<'a> {
         let bucket = |named: Vec<(String, Tensor)>| {
             Bucket::new(named.into_iter().map(|(_, parameter)| parameter).collect())
         };
-        Self {
+        let mut stepper = Self {
             config: prepared.config,
             schema: &prepared.schema,
             evaluation,
@@ -110,8 +115,19 @@ impl<'a> Stepper<'a> {
             optimizer,
             upcoming: None,
             stops: false,
+            checkpoint_at: None,
+            checkpoint_due: false,
             learning_rates: (0.0, 0.0),
-        }
+        };
+        stepper.begin_checkpoint_interval();
+        stepper
+    }
+
+    /// The next checkpoint by time is due one interval from now.
+    pub(super) fn begin_checkpoint_interval(&mut self) {
+        let interval = self.config.checkpoint.interval();
+        self.checkpoint_at = interval.and_then(|interval| Instant::now().checked_add(interval));
+        self.checkpoint_due = false;
     }
 
     /// Requests the first batch of `batches`.
@@ -131,7 +147,10 @@ impl<'a> Stepper<'a> {
             None => return Ok(None),
             Some(step) => step.map_err(Error::from),
         };
-        let flags = if stop.is_raised() { STOP } else { 0 };
+        let mut flags = if stop.is_raised() { STOP } else { 0 };
+        if self.checkpoint_at.is_some_and(|at| Instant::now() >= at) {
+            flags |= CHECKPOINT;
+        }
         let (batch, position) = match step {
             Ok(Step { batch, position }) => (Ok(batch), Some(position)),
             Err(error) => (Err(error), None),
@@ -140,10 +159,12 @@ impl<'a> Stepper<'a> {
         Ok(position.map(|position| (Step { batch, position }, input)))
     }
 
-    /// Waits for the other ranks' requests, and hears whether they go on.
+    /// Waits for the other ranks' requests, and hears whether they go on, and whether one wishes for a checkpoint.
     fn hear(&mut self) -> Result<()> {
         if let Some((_, input)) = &mut self.upcoming {
-            self.stops = !lockstep::go_on(self.model.statuses(input)?)?;
+            let statuses = self.model.statuses(input)?;
+            self.stops = !lockstep::go_on(statuses)?;
+            self.checkpoint_due = statuses.iter().any(|status| status.flags & CHECKPOINT != 0);
         }
         Ok(())
     }

@@ -39,6 +39,10 @@ pub struct TrainSummary {
     pub figures: Figures,
     /// Steps taken.
     pub steps: u64,
+    /// The step of the model that was written: the last one, or with early stopping the one whose held-out figure was
+    /// best.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_step: Option<u64>,
     /// Figures of every task, if there are several.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: BTreeMap<String, Figures>,
@@ -78,7 +82,7 @@ pub struct TrainSummary {
     /// Where the ranks' time went in all steps of this process, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank_times: Option<RankTimes>,
-    /// Figures on the evaluation partitions, if the configuration names any.
+    /// Figures of the model that was written, on the evaluation partitions, if the configuration names any.
     pub eval: Option<EvaluationSummary>,
     /// Figures of the predictions made before each step, over this run and those whose model it trains further.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,5 +1,6 @@
 //! A run that is stopped at any moment and resumed is the run that was not stopped.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +17,7 @@ use onefold_sharding::DataType;
 use safetensors::Dtype;
 
 use super::*;
+use crate::config::CheckpointConfig;
 
 mod ranks;
 
@@ -153,11 +155,41 @@ impl Reporter for StopAt {
     }
 }
 
+/// Panics at the `at`-th report of anything.
+struct PanicAt {
+    at: usize,
+    reports: AtomicUsize,
+}
+
+impl PanicAt {
+    fn report(&self) {
+        assert_ne!(self.reports.fetch_add(1, Ordering::Relaxed) + 1, self.at, "a panic that is asked for");
+    }
+}
+
+impl Reporter for PanicAt {
+    fn begin(&self, _: &str, _: Option<u64>, _: &str) {
+        self.report();
+    }
+
+    fn advance(&self, _: u64) {
+        self.report();
+    }
+
+    fn note(&self, _: &str) {}
+
+    fn end(&self) {
+        self.report();
+    }
+}
+
 /// A place for runs of one dataset.
 struct Runs {
     folder: tempfile::TempDir,
     config: TrainConfig,
     device: Option<Accelerator>,
+    /// The folder of the checkpoints, if it is not the run's.
+    checkpoints: Option<PathBuf>,
 }
 
 impl Runs {
@@ -165,7 +197,7 @@ impl Runs {
         let folder = tempfile::tempdir().unwrap();
         write_dataset(&folder.path().join("dataset"), 1, |session| (session % 5) as f32);
         let config = TrainConfig::parse(Path::new("train.toml"), CONFIG).unwrap();
-        Self { folder, config, device: None }
+        Self { folder, config, device: None, checkpoints: None }
     }
 
     fn train(
@@ -186,7 +218,7 @@ impl Runs {
             trace_steps: None,
             streams: None,
             existing,
-            checkpoints: None,
+            checkpoints: self.checkpoints.clone(),
             warm_start: None,
             progressive: false,
             memory_limit: None,
@@ -231,6 +263,95 @@ fn a_run_may_be_stopped_at_any_moment() {
     }
     // But for the last reports, after which nothing is left to be stopped.
     assert!(stopped + 4 >= reports, "{stopped} of {reports}");
+}
+
+/// Neither what is in the run's directory nor what is in the folder of its checkpoints.
+#[test]
+fn a_panic_removes_nothing() {
+    let mut runs = Runs::new();
+    runs.train("whole", Existing::Refuse, Stop::new(), &Silent).unwrap();
+    for (run, place) in [("run", None), ("other", Some("elsewhere"))] {
+        runs.checkpoints = place.map(|place| runs.folder.path().join(place));
+        // Where training and its progress begin, and six steps: there is a checkpoint of the fifth.
+        let reporter = PanicAt { at: 8, reports: AtomicUsize::new(0) };
+        let train = || runs.train(run, Existing::Refuse, Stop::new(), &reporter);
+        assert!(catch_unwind(AssertUnwindSafe(train)).is_err());
+        let rest = runs.train(run, Existing::Resume, Stop::new(), &Silent).unwrap();
+        assert_eq!((rest.resumed_from_step, rest.steps), (Some(5), 14));
+        assert_eq!(runs.read(run, "metrics.jsonl"), runs.read("whole", "metrics.jsonl"));
+        let model = runs.read(place.unwrap_or(run), "model.safetensors");
+        assert!(model == runs.read("whole", "model.safetensors"));
+        // Before the first step too.
+        let run = format!("{run}-begun");
+        runs.checkpoints = place.map(|place| runs.folder.path().join(format!("{place}-begun")));
+        let reporter = PanicAt { at: 1, reports: AtomicUsize::new(0) };
+        let train = || runs.train(&run, Existing::Refuse, Stop::new(), &reporter);
+        assert!(catch_unwind(AssertUnwindSafe(train)).is_err());
+        let rest = runs.train(&run, Existing::Resume, Stop::new(), &Silent).unwrap();
+        assert_eq!((rest.resumed_from_step, rest.steps), (None, 14));
+    }
+}
+
+#[test]
+fn checkpoints_are_written_by_time_and_at_the_end() {
+    let mut runs = Runs::new();
+    runs.config.early_stopping = None;
+    let by_time = |every_minutes| CheckpointConfig { every_minutes, ..CheckpointConfig::default() };
+    runs.config.checkpoint = by_time(f64::MIN_POSITIVE);
+    let often = runs.train("often", Existing::Refuse, Stop::new(), &Silent).unwrap();
+    // The last step of an epoch announces no batch, and with it no wish.
+    assert_eq!((often.steps, often.checkpoints), (14, 13));
+    for every_minutes in [0.0, 1e9] {
+        let run = format!("once in {every_minutes}");
+        runs.config.checkpoint = by_time(every_minutes);
+        assert_eq!(runs.train(&run, Existing::Refuse, Stop::new(), &Silent).unwrap().checkpoints, 1);
+        // There is nothing left to do.
+        let again = runs.train(&run, Existing::Resume, Stop::new(), &Silent).unwrap();
+        assert_eq!((again.resumed_from_step, again.checkpoints), (Some(14), 0));
+    }
+}
+
+/// The model of the first evaluation counts as the best one, and its checkpoint outlives newer ones.
+#[test]
+fn early_stopping_keeps_the_best_model() {
+    let mut runs = Runs::new();
+    runs.config.evaluation.every_steps = Some(2);
+    let stopping = runs.config.early_stopping.as_mut().unwrap();
+    (stopping.patience, stopping.min_delta) = (4, 10.0);
+    runs.config.checkpoint.keep = 1;
+    let summary = runs.train("run", Existing::Refuse, Stop::new(), &Silent).unwrap();
+    let ended = |summary: &TrainSummary| (summary.ended, summary.steps, summary.model_step);
+    assert_eq!(ended(&summary), (Ending::EarlyStopping, 10, Some(2)));
+    let run = runs.folder.path().join("run");
+    assert_eq!(Run::load(&run).unwrap().steps, 2);
+    // The figures are those of the model that was written, and of the first evaluation.
+    let ne = |eval: &crate::EvaluationSummary| eval.tasks["clicked"].ne.unwrap();
+    let best = ne(summary.eval.as_ref().unwrap());
+    let lines = String::from_utf8(runs.read("run", "metrics.jsonl")).unwrap();
+    let logged = lines.lines().filter_map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        line["eval"]["tasks"]["clicked"]["ne"].as_f64()
+    });
+    let logged: Vec<f64> = logged.collect();
+    assert_eq!(logged.len(), 5);
+    assert!((logged[0] - best).abs() < 1e-12 && (logged[4] - best).abs() > 1e-6, "{logged:?} {best}");
+    let options = crate::EvaluateOptions {
+        dedupe: Dedupe::Exact,
+        threads: 1,
+        checkpoint: None,
+        device: None,
+        collectives: Arc::new(crate::distributed::Alone),
+        snapshot: None,
+        partitions: None,
+    };
+    let eval = crate::evaluate(&run, &runs.folder.path().join("dataset"), &options, &Silent).unwrap();
+    assert_eq!((ne(&eval), eval.steps), (best, Some(2)));
+    // A run that goes on does not know the figures any more, and finds them again.
+    let model = runs.read("run", "model.safetensors");
+    let again = runs.train("run", Existing::Resume, Stop::new(), &Silent).unwrap();
+    assert_eq!((ended(&again), ne(again.eval.as_ref().unwrap())), (ended(&summary), best));
+    assert!(runs.read("run", "model.safetensors") == model);
+    assert_eq!(runs.read("run", "metrics.jsonl"), lines.as_bytes());
 }
 
 #[test]
@@ -356,6 +477,8 @@ fn batches_that_preprocessing_empties_are_no_steps() {
     let whole = runs.train("whole", Existing::Refuse, Stop::new(), &Silent).unwrap();
     assert!((1..14).contains(&whole.steps) && whole.figures.samples >= whole.steps, "{whole:?}");
     assert!(whole.figures.loss.unwrap().is_finite());
+    // What is evaluated on is not sampled.
+    assert_eq!(whole.eval.as_ref().unwrap().figures.samples, 130);
     // Five reports in, that is after a few steps.
     let stop = Stop::new();
     let reporter = StopAt { stop: stop.clone(), at: 5, reports: AtomicUsize::new(0) };

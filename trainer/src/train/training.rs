@@ -4,12 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onefold_base::fault::{Fault, Kind};
 use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
 use onefold_ikjt::{Batches, Reader};
 
+use super::clock::Clock;
+use super::early_stopping::Seen;
 use super::log::{Line, Log, METRICS_FILE, Window, tagged, tagged_by_task};
-use super::model_state::{optimizer_entries, restore, take_over};
+use super::model_state::{optimizer_entries, restore, restore_model, take_over};
 use super::parts::Parts;
 use super::progress::PartitionFigures;
 use super::state::Sums;
@@ -55,31 +58,12 @@ pub(super) struct Training<'a> {
     /// The step of the newest checkpoint.
     checkpointed: Option<u64>,
     last_evaluation: Option<EvaluationSummary>,
+    /// The best one that early stopping has seen in this process.
+    best_evaluation: Option<EvaluationSummary>,
+    /// The step of the model that early stopping has put back, and the samples that it was trained on.
+    put_back: Option<(u64, u64)>,
     clock: Clock,
     watch: Watch,
-}
-
-/// Where this process's time went.
-#[derive(Debug, Default)]
-struct Clock {
-    resumed_from_step: Option<u64>,
-    samples: u64,
-    training: Duration,
-    waited: Duration,
-    evaluation: Duration,
-    checkpoint: Duration,
-    checkpoints: u64,
-    /// Of the last log line, for rates since then: samples, training, waited.
-    window: (u64, Duration, Duration),
-    rates: Option<Rates>,
-    noted: Option<Instant>,
-}
-
-/// Since the last log line.
-#[derive(Debug, Clone, Copy)]
-struct Rates {
-    samples_per_second: f64,
-    waiting_share: f64,
 }
 
 impl<'a> Training<'a> {
@@ -143,14 +127,16 @@ impl<'a> Training<'a> {
             carried_metrics: run.checkpoints.is_some().then(|| directory.join(METRICS_FILE)),
             checkpointed,
             last_evaluation: None,
+            best_evaluation: None,
+            put_back: None,
             clock: Clock { resumed_from_step: checkpointed, ..Clock::default() },
             watch: Watch::new(directory, options.trace_steps.clone(), &*options.collectives),
         })
     }
 
-    /// Whether there is something to resume from.
-    pub(super) fn has_checkpoint(&self) -> bool {
-        self.checkpointed.is_some()
+    /// Whether steps were taken, by this process or before.
+    pub(super) fn has_begun(&self) -> bool {
+        self.progress.steps > 0 || self.checkpointed.is_some()
     }
 
     /// The model as it is now.
@@ -162,7 +148,8 @@ impl<'a> Training<'a> {
         &**self.stepper.model.embeddings.collectives()
     }
 
-    /// Takes steps until training ends, for whichever reason. `metrics.jsonl` is complete then.
+    /// Takes steps until training ends, for whichever reason. `metrics.jsonl` is complete then, and there is a
+    /// checkpoint: what follows may fail, and need not be repeated.
     pub(super) fn run(
         &mut self,
         samples: u64,
@@ -183,9 +170,13 @@ impl<'a> Training<'a> {
             }
         }
         let ended = ended.unwrap_or(Ending::Completed);
-        if ended == Ending::Stopped || self.config.checkpoint.every_steps.is_some() {
-            self.checkpoint()?;
+        if ended == Ending::Completed && self.progress.samples == 0 {
+            let message = "there was no sample to train on";
+            let hint = "choose partitions with samples by `[data].train`, and see what `sampling` leaves of them in \
+                        `preprocess.toml`";
+            return Err(Fault::new(Kind::Data, message).hint(hint).into());
         }
+        self.checkpoint()?;
         self.log.as_mut().map_or(Ok(()), Log::flush)?;
         reporter.end();
         Ok(ended)
@@ -279,6 +270,7 @@ impl<'a> Training<'a> {
         total: u64,
         reporter: &dyn Reporter,
     ) -> Result<Option<Ending>> {
+        let mut is_best = false;
         if self.progress.evaluation_due
             && let Some(held_out) = held_out
         {
@@ -286,14 +278,14 @@ impl<'a> Training<'a> {
                 return Ok(Some(Ending::Stopped));
             };
             self.show(total, reporter);
-            if let Some(config) = &self.config.early_stopping {
-                let figures = summary.of_task(config.task.as_deref());
-                self.progress.stopped_early = self.progress.early_stopping.should_stop(config, figures);
-            }
+            is_best = self.see(&summary);
+            let ends = |config| self.progress.early_stopping.should_stop(config);
+            self.progress.stopped_early = self.config.early_stopping.as_ref().is_some_and(ends);
             self.last_evaluation = Some(summary);
             self.progress.evaluation_due = false;
         }
-        if is_due(self.config.checkpoint.every_steps, self.progress.steps) {
+        let by_steps = is_due(self.config.checkpoint.every_steps, self.progress.steps);
+        if is_best || by_steps || self.stepper.checkpoint_due {
             self.checkpoint()?;
         }
         if self.progress.stopped_early {
@@ -318,7 +310,7 @@ impl<'a> Training<'a> {
         self.clock.waited += batches.waited() - waited;
         self.clock.training += started.elapsed();
         reporter.advance(taken.samples);
-        if is_due(Some(self.config.train.log_every_steps), self.progress.steps) {
+        if self.config.train.logs_at(self.progress.steps) {
             self.log_window()?;
         }
         self.note(taken.loss, reporter);
@@ -425,6 +417,29 @@ impl<'a> Training<'a> {
         Ok(Some(summary))
     }
 
+    /// Lets early stopping see an evaluation of the model as it is; whether it is the best one so far.
+    fn see(&mut self, summary: &EvaluationSummary) -> bool {
+        let Some(config) = &self.config.early_stopping else { return false };
+        let (figures, step) = (summary.of_task(config.task.as_deref()), self.progress.steps);
+        let seen = self.progress.early_stopping.see(config, figures, step);
+        if seen == Seen::Undefined && self.log.is_some() {
+            let metric = format!("{:?}", config.metric).to_lowercase();
+            tracing::warn!(
+                "early stopping does not count the evaluation after step {step}, because its samples have no `{metric}`: \
+                 where all labels are equal, there is neither `auc` nor `ne`"
+            );
+        }
+        if seen == Seen::Best {
+            self.best_evaluation = Some(summary.clone());
+        }
+        seen == Seen::Best
+    }
+
+    /// The step of the best evaluation, if early stopping watches for it.
+    fn best_step(&self) -> Option<u64> {
+        self.config.early_stopping.as_ref().and_then(|_| self.progress.early_stopping.best_step())
+    }
+
     /// The figures of the model as it is at the end; `None` if that was stopped. Unless they are known, they are
     /// logged.
     pub(super) fn final_evaluation(
@@ -441,21 +456,68 @@ impl<'a> Training<'a> {
         self.log.as_mut().map_or(Ok(()), Log::flush)?;
         // A resumed run writes this line again only if it does not go further.
         self.progress.evaluated_at = before;
+        if let Ok(Some(summary)) = &summary
+            && !logged
+        {
+            self.see(summary);
+        }
         summary
     }
 
+    /// Puts the model back that was the best one that early stopping has seen, unless it is the present one; whether it
+    /// did. Every rank calls it.
+    pub(super) fn put_back_best(&mut self) -> Result<bool> {
+        let best = self.best_step().filter(|step| *step != self.progress.steps);
+        let Some(step) = best else { return Ok(false) };
+        let collectives = Arc::clone(self.stepper.model.embeddings.collectives());
+        let Some(checkpoint) = self.checkpoints.of_step(step, &*collectives)? else {
+            tracing::warn!(
+                "the checkpoint of step {step}, which early stopping found best, was removed: the model is that of the \
+                 last step"
+            );
+            return Ok(false);
+        };
+        let Stepper { model, optimizer, .. } = &mut self.stepper;
+        collectives.agree_on(|| restore_model(&checkpoint, model, optimizer))?;
+        self.put_back = Some((step, checkpoint.progress().samples));
+        Ok(true)
+    }
+
+    /// The figures of the model that was put back. Every rank calls it.
+    pub(super) fn best_evaluation(
+        &mut self,
+        held_out: &Reader,
+        reporter: &dyn Reporter,
+    ) -> Result<EvaluationSummary> {
+        if let Some(summary) = self.best_evaluation.take() {
+            return Ok(summary);
+        }
+        // A run that goes on does not know them. Nothing else is left to be done, so it is not stopped.
+        let evaluated = self.evaluation.run(&self.stepper.model, held_out, &Stop::new(), reporter)?;
+        let summary = evaluated.map(|evaluated| evaluated.summary);
+        summary.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::Interrupted).into())
+    }
+
+    /// The step of the model as it is: the last one, unless early stopping has put back an earlier one.
+    pub(super) fn model_step(&self) -> u64 {
+        self.put_back.map_or(self.progress.steps, |(step, _)| step)
+    }
+
     /// Writes a checkpoint of this step, if there is none.
-    pub(super) fn checkpoint(&mut self) -> Result<()> {
+    fn checkpoint(&mut self) -> Result<()> {
+        self.stepper.begin_checkpoint_interval();
         if self.checkpointed == Some(self.progress.steps) {
             return Ok(());
         }
         let started = Instant::now();
         self.progress.metrics_bytes = self.log.as_mut().map_or(Ok(0), Log::sync)?;
+        let kept_step = self.best_step();
         let Stepper { model, optimizer, .. } = &self.stepper;
         let mut dense = dense_entries(model);
         dense.extend(optimizer_entries(optimizer));
         let full = self.checkpoints.write(CheckpointParts {
             step: self.progress.steps,
+            kept_step,
             embeddings: &model.embeddings,
             dense,
             state: self.sums.entries(&**model.embeddings.collectives())?,
@@ -482,8 +544,8 @@ impl<'a> Training<'a> {
     /// metrics of its whole life. Every rank calls it.
     pub(super) fn to_complete(&self) -> Result<(Trained, Vec<Entry<'static>>)> {
         let Progress { samples_before, samples, .. } = self.progress;
-        let trained =
-            Trained { optimizer_steps: self.stepper.optimizer.steps(), samples: samples_before + samples };
+        let samples = samples_before + self.put_back.map_or(samples, |(_, samples)| samples);
+        let trained = Trained { optimizer_steps: self.stepper.optimizer.steps(), samples };
         let mut entries = optimizer_entries(&self.stepper.optimizer);
         entries.extend(Sums::lifetime_entries(&self.sums.lifetime(&self.metrics()?)));
         Ok((trained, entries))
@@ -523,6 +585,7 @@ impl<'a> Training<'a> {
                 ..metrics.first()
             },
             steps: progress.steps,
+            model_step: (ended != Ending::Stopped).then(|| self.model_step()),
             tasks: by_task(&metrics),
             losses: (progress.steps as usize <= SUMMARY_LOSSES).then(|| sums.losses.clone()),
             loss_jump: sums.loss_watch.jump(),
@@ -545,24 +608,6 @@ impl<'a> Training<'a> {
             rank_times: self.watch.totals(self.collectives())?,
             eval,
         })
-    }
-}
-
-impl Clock {
-    fn rates_since_window(&self) -> Rates {
-        let (samples, training, waited) = self.window;
-        let seconds = (self.training - training).as_secs_f64().max(1e-9);
-        Rates {
-            samples_per_second: (self.samples - samples) as f64 / seconds,
-            waiting_share: (self.waited - waited).as_secs_f64() / seconds,
-        }
-    }
-
-    fn end_window(&mut self) -> Rates {
-        let rates = self.rates_since_window();
-        self.window = (self.samples, self.training, self.waited);
-        self.rates = Some(rates);
-        rates
     }
 }
 

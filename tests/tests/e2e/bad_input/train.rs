@@ -117,6 +117,68 @@ fn a_dataset_without_sparse_features_is_not_for_this_trainer() {
     dir.command(TRAIN).fails(&["logs/train.toml", "no sparse feature", "build the dataset again"]);
 }
 
+/// They train, or the error says what to set.
+#[test]
+fn datasets_of_few_features() {
+    let dir = Dir::new();
+    write_logs(&dir);
+    let build = |features: &[&str]| {
+        let is_kept = |line: &&str| {
+            !line.contains("{ kind = ")
+                || line.contains("\"label\"")
+                || features.iter().any(|feature| line.starts_with(feature))
+        };
+        let config: Vec<_> = DATASET_CONFIG.lines().filter(is_kept).collect();
+        dir.write("logs/dataset.toml", config.join("\n"));
+        dir.command(&format!("{BUILD} --overwrite")).works();
+    };
+    let history = "[tables.history]\nrows = 10\npooling = \"attention\"\n";
+    dir.write("logs/train.toml", replaced(TRAIN_CONFIG, history, ""));
+    build(&["user"]);
+    let hint = "set `interaction = \"dcn\"`";
+    dir.command(TRAIN).fails(&[
+        "`[model].interaction` is `dot`",
+        "one sparse feature and no dense one",
+        hint,
+    ]);
+    dir.edit("logs/train.toml", "interaction = \"dot\"", "interaction = \"dcn\"");
+    dir.command(TRAIN).works();
+    dir.edit("logs/train.toml", "interaction = \"dcn\"", "interaction = \"dot\"");
+    for features in [&["user", "age"], &["user", "city"]] {
+        build(features);
+        dir.command(&format!("{TRAIN} --overwrite")).works();
+        dir.command(EVAL).works();
+    }
+    // A batch may be larger than all samples together.
+    dir.edit("logs/train.toml", "batch_size = 4", "batch_size = 4096");
+    let run = dir.command(&format!("{TRAIN} --overwrite")).json();
+    assert_eq!((&run["samples"], &run["steps"]), (&18.into(), &2.into()));
+}
+
+/// Nothing is left to train on, and everything is still predicted.
+#[test]
+fn sampling_is_for_training() {
+    let dir = with_dataset();
+    dir.edit("logs/train.toml", "label = \"clicked\"", "label = \"clicked\"\npreprocess = \"steps.toml\"");
+    let steps = |keep: &str| {
+        let step = format!("[[step]]\nop = \"sampling\"\nlabel = \"clicked\"\nkeep = {keep}\n");
+        dir.write("logs/steps.toml", format!("format_version = 1\n{step}"));
+    };
+    // None of twelve samples is as likely as one in 10^12.
+    steps("{ \"0\" = 1e-12, \"1\" = 1e-12 }");
+    dir.command(TRAIN).fails(&["there was no sample to train on", "`sampling`"]);
+    steps("{ \"0\" = 1e-12 }");
+    let run = dir.command(TRAIN).json();
+    assert_eq!((&run["samples"], &run["eval"]["samples"]), (&6.into(), &3.into()));
+    let predict = "onefold-train predict run --data dataset --keep session_id --threads 2 --out";
+    assert_eq!(dir.command(&format!("{predict} all.parquet")).json()["samples"], 3);
+    let all = dir.command(&format!("{predict} more.parquet --partitions split=train")).json();
+    assert_eq!(all["samples"], 9);
+    let ranks = predict.replace("onefold-train ", "onefold-train launch --ranks 1 -- ");
+    assert_eq!(dir.command(&format!("{ranks} ranks.parquet")).json()["samples"], 3);
+    assert_eq!(dir.command(EVAL).json()["samples"], 3);
+}
+
 #[test]
 fn places_where_no_run_may_go() {
     let dir = with_run();

@@ -536,6 +536,16 @@ fn ranks_that_do_not_belong_together_are_refused() {
     assert!(error.to_string().contains(expected), "{error}");
 }
 
+/// Ranks have clocks of their own, and write checkpoints by time after the same steps.
+#[test]
+fn ranks_agree_on_checkpoints_by_time() {
+    let mut jobs = Jobs::new();
+    jobs.config.checkpoint = CheckpointConfig { every_minutes: f64::MIN_POSITIVE, ..Default::default() };
+    let results = jobs.train("run", &job(2, Division::Even, Dedupe::Exact));
+    let checkpoints: Vec<_> = results.into_iter().map(|rank| rank.unwrap().checkpoints).collect();
+    assert!(checkpoints[0] > 12 && checkpoints[0] == checkpoints[1], "{checkpoints:?}");
+}
+
 /// Every file of a checkpoint is verified by one rank. If it is damaged, that rank speaks, and all end.
 #[test]
 fn ranks_divide_the_files_that_they_verify() {

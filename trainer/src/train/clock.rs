@@ -1,0 +1,46 @@
+//! Where the time of a training loop goes.
+
+use std::time::{Duration, Instant};
+
+/// Where this process's time went.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    pub(super) resumed_from_step: Option<u64>,
+    pub(super) samples: u64,
+    pub(super) training: Duration,
+    pub(super) waited: Duration,
+    pub(super) evaluation: Duration,
+    pub(super) checkpoint: Duration,
+    pub(super) checkpoints: u64,
+    /// Of the last log line, for rates since then: samples, training, waited.
+    pub(super) window: (u64, Duration, Duration),
+    pub(super) rates: Option<Rates>,
+    pub(super) noted: Option<Instant>,
+}
+
+/// Since the last log line.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rates {
+    pub(super) samples_per_second: f64,
+    pub(super) waiting_share: f64,
+}
+
+impl Clock {
+    /// The rates since the last log line.
+    pub(super) fn rates_since_window(&self) -> Rates {
+        let (samples, training, waited) = self.window;
+        let seconds = (self.training - training).as_secs_f64().max(1e-9);
+        Rates {
+            samples_per_second: (self.samples - samples) as f64 / seconds,
+            waiting_share: (self.waited - waited).as_secs_f64() / seconds,
+        }
+    }
+
+    /// The same; the next ones are since now.
+    pub(super) fn end_window(&mut self) -> Rates {
+        let rates = self.rates_since_window();
+        self.window = (self.samples, self.training, self.waited);
+        self.rates = Some(rates);
+        rates
+    }
+}
