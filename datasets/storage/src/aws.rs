@@ -283,7 +283,7 @@ fn causes(error: &(dyn Error + 'static)) -> String {
     while let Some(error) = cause {
         let words = error.to_string();
         let is_frame = error.is::<CredentialsError>() || error.is::<TokenError>();
-        if !text.contains(words.trim()) && !(is_frame && error.source().is_some()) {
+        if !(text.contains(words.trim()) || is_frame && error.source().is_some()) {
             text += if text.is_empty() { "" } else { ": " };
             text += words.trim();
         }
