@@ -4,8 +4,6 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::buffer::ScalarBuffer;
-
 use crate::operations::UsedValues;
 use crate::{Error, Feature, Result};
 
@@ -15,7 +13,6 @@ use crate::{Error, Feature, Result};
 #[derive(Debug)]
 pub(crate) struct FeatureBuilder {
     values: Vec<i64>,
-    weights: Option<Vec<f32>>,
     offsets: Vec<i32>,
     sizes: Vec<i32>,
 }
@@ -36,38 +33,17 @@ pub(crate) fn check_values(place: impl Display, total: u64) -> Result<usize> {
 }
 
 impl FeatureBuilder {
-    /// An empty feature, with weights if `weighted`.
-    pub(crate) fn with_capacity(weighted: bool, values: usize, rows: usize) -> Self {
+    /// An empty feature.
+    pub(crate) fn with_capacity(values: usize, rows: usize) -> Self {
         Self {
             values: Vec::with_capacity(values),
-            weights: weighted.then(|| Vec::with_capacity(values)),
             offsets: Vec::with_capacity(rows),
             sizes: Vec::with_capacity(rows),
         }
     }
 
-    /// The number of values so far: where the next one will stand.
-    fn end(&self) -> usize {
-        self.values.len()
-    }
-
-    /// Appends the values `span` of `source`, with their weights.
-    fn append_values(&mut self, source: &Feature, span: Range<usize>) {
-        if let (Some(weights), Some(source)) = (&mut self.weights, source.weights()) {
-            weights.extend_from_slice(&source[span.clone()]);
-        }
-        self.values.extend_from_slice(&source.values()[span]);
-    }
-
-    /// Appends the row `offset .. offset + size` of the values.
-    fn append_row(&mut self, offset: usize, size: usize) {
-        // Both are below the capacity, which `check_values` has bounded.
-        self.offsets.push(offset as i32);
-        self.sizes.push(size as i32);
-    }
-
     /// Appends rows of `source` with these offsets and sizes, whose values stand in `span`, taking the span whole.
-    pub(crate) fn append_span<'a>(
+    fn append_span<'a>(
         &mut self,
         source: &Feature,
         offsets: impl Iterator<Item = &'a i32>,
@@ -76,7 +52,7 @@ impl FeatureBuilder {
     ) {
         self.offsets.extend(rebased(offsets, &span, self.values.len()));
         self.sizes.extend(sizes);
-        self.append_values(source, span);
+        self.values.extend_from_slice(&source.values()[span]);
     }
 
     /// Appends rows of `source` with these sizes, which use the values `used`.
@@ -91,27 +67,19 @@ impl FeatureBuilder {
             UsedValues::One(span) => self.append_span(source, offsets, sizes, span.clone()),
             UsedValues::Several { stretches, offsets } => {
                 // Below the capacity, which `check_values` has bounded.
-                let base = self.end() as i32;
+                let base = self.values.len() as i32;
                 self.offsets.extend(offsets.iter().map(|offset| base + offset));
                 self.sizes.extend(sizes);
-                stretches.iter().for_each(|stretch| self.append_values(source, stretch.clone()));
+                for stretch in stretches {
+                    self.values.extend_from_slice(&source.values()[stretch.clone()]);
+                }
             }
-        }
-    }
-
-    /// Appends `rows` of `source` one after the other, without sharing.
-    pub(crate) fn append_copies(&mut self, source: &Feature, rows: impl IntoIterator<Item = usize>) {
-        for row in rows {
-            let span = source.span(row);
-            self.append_row(self.end(), span.len());
-            self.append_values(source, span);
         }
     }
 
     /// The feature.
     pub(crate) fn finish(self, name: Arc<str>) -> Feature {
-        let weights = self.weights.map(ScalarBuffer::from);
-        Feature::trusted(name, self.values.into(), weights, self.offsets.into(), self.sizes.into())
+        Feature::trusted(name, self.values.into(), self.offsets.into(), self.sizes.into())
     }
 }
 

@@ -49,7 +49,7 @@
 //! | cut batches and put them together | [`Batch::slice`], [`Batch::concat`] |
 //! | see what deduplication saves | [`Statistics`] |
 //! | prove that two ways of reading give the same | [`digest`] |
-//! | exchange batches with Arrow, hand them to TorchRec | [`Batch::to_record_batch`], [`KeyedJaggedTensor`] |
+//! | hand batches to Arrow | [`Batch::to_record_batch`] |
 //! | have a batch as one allocation | [`PackedBatch`] |
 //!
 //! Everything means what it does to the [expanded](Batch::expand) batch, and does it to distinct rows.
@@ -65,7 +65,6 @@ mod batch_digest;
 mod builder;
 pub mod cache;
 pub mod command;
-mod convert;
 mod dedupe;
 mod error;
 mod feature;
@@ -76,13 +75,13 @@ mod operations;
 mod packed;
 pub mod preprocess;
 pub mod reader;
+mod record_batch;
 pub mod service;
 mod statistics;
 mod window;
 
 pub use batch::{Batch, BatchParts};
 pub use batch_digest::digest;
-pub use convert::{GROUP_KEY, KEPT_KEY, KeyedJaggedTensor};
 pub use dedupe::deduplicate;
 pub use error::{Error, Result};
 pub use feature::Feature;
@@ -93,5 +92,6 @@ pub use reader::{
     Batches, Dedupe, Horizon, Plan, PlannedStream, Position, Rank, Reader, ReaderOptions, Shuffle, Split,
     StageFigures, Step, Tail, Within, Workers,
 };
+pub use record_batch::{GROUP_KEY, KEPT_KEY};
 pub use statistics::{Figures, GroupStatistics, Statistics};
 pub use window::fold_windows;

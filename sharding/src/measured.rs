@@ -230,7 +230,7 @@ mod tests {
     fn windows_share_the_elements_of_a_timeline() {
         // The last id of the buffer is in no row.
         let (values, offsets, sizes) = (vec![1_i64, 2, 3, 4, 5, 9], vec![0, 1, 2, 3], vec![3, 3, 3, 0]);
-        let feature = Feature::try_new("f", values, None, offsets, sizes).unwrap();
+        let feature = Feature::try_new("f", values, offsets, sizes).unwrap();
         let inverse: Vec<i32> = vec![0, 0, 1, 2, 3];
         let group = Group::try_new("g", Some(inverse.into()), vec![feature]).unwrap();
         let [sequence, sum] = [Pooling::Attention, Pooling::Sum]

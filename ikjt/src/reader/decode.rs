@@ -455,7 +455,7 @@ impl RowGroup {
         let offsets = lists.offsets();
         let sizes: Vec<i32> = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let feature =
-            Feature::try_new(name, ids.values().clone(), None, offsets.inner().slice(0, lists.len()), sizes);
+            Feature::try_new(name, ids.values().clone(), offsets.inner().slice(0, lists.len()), sizes);
         feature.map_err(|error| self.corrupt(name, None, error.to_string()))
     }
 
@@ -463,7 +463,7 @@ impl RowGroup {
         let unfolded = unfold_group(columns, group)
             .map_err(|error| self.corrupt(&error.column, error.row, error.message.clone()))?;
         let feature = |UnfoldedFeature { name, values, offsets, sizes }| {
-            let feature = Feature::try_new(name.as_str(), values, None, offsets, sizes);
+            let feature = Feature::try_new(name.as_str(), values, offsets, sizes);
             feature.map_err(|error| self.corrupt(&name, None, error.to_string()))
         };
         let features = unfolded.features.into_iter().map(feature).collect::<Result<_>>()?;
@@ -594,7 +594,7 @@ mod tests {
         let a = Group::try_new(
             "a",
             Some(vec![0, 0, 1].into()),
-            vec![Feature::try_new("a", vec![1_i64, 2, 3, 4], None, vec![0, 1], vec![3, 3]).unwrap()],
+            vec![Feature::try_new("a", vec![1_i64, 2, 3, 4], vec![0, 1], vec![3, 3]).unwrap()],
         );
         let b = Group::try_new("b", None, vec![Feature::from_rows("b", &[[1], [2], [3]]).unwrap()]);
         let batch = Batch::try_new(BatchParts {
