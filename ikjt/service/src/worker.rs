@@ -27,7 +27,6 @@ use crate::flight::{Answers, Batches, answer};
 use crate::jobs::{Jobs, blocking};
 use crate::messages::{Heartbeat, WorkerFigures, WorkerState};
 use crate::security::SecurityArguments;
-use crate::sending::Message;
 
 /// How often a worker names itself.
 const HEARTBEAT: Duration = Duration::from_millis(500);
@@ -236,31 +235,21 @@ impl Answers for Worker {
     }
 
     async fn get(&self, ticket: Ticket) -> Result<Batches, Status> {
-        match ticket {
-            Ticket::Steps { block, from } => {
-                let reader = self.jobs.reader(&block.job).await?;
-                let (of_job, of_block, blocks) =
-                    (Arc::clone(&reader), block.clone(), Arc::clone(&self.blocks));
-                let (place, kept) = blocking(move || {
-                    let place = of_block.steps.start as f32 / of_job.steps(of_block.epoch)?.max(1) as f32;
-                    if let Some(interest) = of_job.interest() {
-                        interest.reached(place);
-                    }
-                    Ok((place, blocks.kept(&of_block)))
-                })
-                .await?;
-                let subscription = self.blocks.read(block, from, reader, place, kept);
-                let next = async |mut subscription: Subscription| {
-                    subscription.next().await.map(|message| (message, subscription))
-                };
-                Ok(stream::unfold(subscription, next).boxed())
+        let Ticket { block, from } = ticket;
+        let reader = self.jobs.reader(&block.job).await?;
+        let (of_job, of_block, blocks) = (Arc::clone(&reader), block.clone(), Arc::clone(&self.blocks));
+        let (place, kept) = blocking(move || {
+            let place = of_block.steps.start as f32 / of_job.steps(of_block.epoch)?.max(1) as f32;
+            if let Some(interest) = of_job.interest() {
+                interest.reached(place);
             }
-            Ticket::Split { job, epoch, split } => {
-                let reader = self.jobs.reader(&job).await?;
-                let batch = blocking(move || reader.read_sent(&split, epoch)).await?;
-                let message = Message::new(0, batch)?;
-                Ok(stream::iter([Ok(message)]).boxed())
-            }
-        }
+            Ok((place, blocks.kept(&of_block)))
+        })
+        .await?;
+        let subscription = self.blocks.read(block, from, reader, place, kept);
+        let next = async |mut subscription: Subscription| {
+            subscription.next().await.map(|message| (message, subscription))
+        };
+        Ok(stream::unfold(subscription, next).boxed())
     }
 }

@@ -266,21 +266,6 @@ impl RowGroup {
         self.files.files.iter().map(read).collect()
     }
 
-    /// Reads and decodes the row group on this thread.
-    ///
-    /// # Errors
-    ///
-    /// As [`decode`](Self::decode).
-    pub(super) fn read(
-        self,
-        decoding: &Decoding,
-        reservation: Reservation,
-        stages: &Stages,
-    ) -> Result<Decoded> {
-        let gathered = Gathered::of(self.read_encoded(|file| file.columns.clone())?);
-        self.decode(gathered, decoding, reservation, stages)
-    }
-
     /// Float columns alone, read on this thread.
     ///
     /// # Errors
@@ -497,14 +482,6 @@ impl Decoded {
             distinct: end.distinct - start.distinct + whole - (first.distinct - start.distinct),
             stored: end.stored - start.stored + whole - (first.stored - start.stored),
         }
-    }
-
-    /// The samples that stand in the rows `rows` of the row group.
-    pub(super) fn samples_in(&self, rows: Range<usize>) -> Range<usize> {
-        let place = |row: usize| {
-            self.kept.as_ref().map_or(row, |kept| kept.partition_point(|kept| (*kept as usize) < row))
-        };
-        place(rows.start)..place(rows.end)
     }
 
     /// The place of a sample in its row group.

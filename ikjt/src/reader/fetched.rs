@@ -118,7 +118,7 @@ impl<T> Finish<T> {
 /// # Errors
 ///
 /// [`Error::Fault`] if it is something else.
-pub(super) fn checked(packed: &PackedBatch, schema: &Schema, most_samples: u64) -> Result<Batch> {
+fn checked(packed: &PackedBatch, schema: &Schema, most_samples: u64) -> Result<Batch> {
     let check = |batch: Batch| match batch.size() as u64 <= most_samples {
         true => batch.check_schema(schema, schema.weight.is_some()).map(|()| batch),
         false => {

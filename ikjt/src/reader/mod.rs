@@ -55,11 +55,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use onefold_base::fault::{option, text};
 use onefold_datasets::{FeatureGroup, KeptColumn, KeptKind, SESSION_COLUMN, Schema, Snapshot, suggest};
 
-use self::budget::{Account, Granted};
+use self::budget::Account;
 use self::columns::Cached;
 use self::convert::Conversion;
-use self::decode::{Decoding, RowGroup};
-use self::fetched::{Fetched, block_steps, checked, row_groups_by_step};
+use self::decode::Decoding;
+use self::fetched::{Fetched, block_steps, row_groups_by_step};
 use self::files::{Chosen, Files, Opener, choose};
 use self::order::{Item, StreamOrder};
 use self::pipeline::{Finish, Made, Packing, Steps, Work};
@@ -72,8 +72,8 @@ use crate::cache::Interest;
 use crate::preprocess::{Preprocessor, Sampler};
 use crate::service::Fetch;
 use crate::service::Service;
-use crate::service::protocol::{FoundClient, Job, SampleCounts};
-use crate::{Batch, Error, PackedBatch, Result, SentBatch};
+use crate::service::protocol::{Job, SampleCounts};
+use crate::{Error, PackedBatch, Result, SentBatch};
 
 pub use options::{Dedupe, ReaderOptions};
 pub use pipeline::{Batches, Horizon, Step};
@@ -110,8 +110,6 @@ pub struct Reader {
     kept: Mutex<Option<(u64, Arc<Counts>)>>,
     /// What the cache knows of this reader in the epoch that was read last.
     interest: Mutex<Option<(u64, Arc<Interest>)>>,
-    /// The step with which epochs begin.
-    begins_at: u64,
 }
 
 impl Reader {
@@ -170,7 +168,7 @@ impl Reader {
             }
         };
         let (workers, kept) = (workers.clone(), Mutex::default());
-        let reader = Self {
+        Ok(Self {
             snapshot,
             source_schema,
             kept_columns,
@@ -183,42 +181,7 @@ impl Reader {
             streams,
             kept,
             interest: Mutex::default(),
-            begins_at: 0,
-        };
-        let begins_at = reader.find_beginning()?;
-        Ok(Self { begins_at, ..reader })
-    }
-
-    /// The step with which epochs begin: where other clients of a service are, if its URL asks for that and they read
-    /// the same row groups in the same order.
-    fn find_beginning(&self) -> Result<u64> {
-        let Source::Service(service, job) = &self.source else { return Ok(0) };
-        if !service.joins() {
-            return Ok(0);
-        }
-        if self.options.rank.world_size > 1 {
-            return Err(Error::options(
-                "several ranks cannot join other jobs: they would begin at different steps",
-                "leave `?join` out of the URL",
-            ));
-        }
-        if self.sampler().is_some() {
-            return Ok(0);
-        }
-        let orders = self.orders(0, self.own_streams())?;
-        let each = self.samples_of_step();
-        let steps = row_groups_by_step(&self.chosen, &orders, each);
-        let key = job.key();
-        let may_join =
-            |client: &FoundClient| self.options.shuffle.is_none() || (client.job == key && client.epoch == 0);
-        let step_of = |near: &str| steps.iter().find(|(_, name)| name == near).map(|(step, _)| *step);
-        let clients = service.clients()?;
-        let found = clients.iter().filter(|client| may_join(client));
-        let places = found.filter_map(|client| Some((client.job == key, step_of(&client.near)?)));
-        // Those of an equal job share most; of others, the one that is furthest will be followed longest.
-        let step = places.max().map_or(0, |(_, step)| step);
-        let block = block_steps(&orders, each, self.options.shuffle);
-        Ok(if step < self.steps(0)? { step - step % block } else { 0 })
+        })
     }
 
     /// The snapshot that is read.
@@ -350,16 +313,6 @@ impl Reader {
         self.start_until(position, horizon, Finish::Packed(self.packing(), finish))
     }
 
-    /// The samples of a split as [`read`](Self::read) gives them, for a network.
-    ///
-    /// # Errors
-    ///
-    /// As [`read`](Self::read).
-    pub fn read_sent(&self, split: &Split, epoch: u64) -> Result<SentBatch> {
-        let Packing { widths, overlaps } = self.packing();
-        Ok(SentBatch::copy_of(&self.read(split, epoch)?, widths, overlaps))
-    }
-
     /// The samples of the row groups of all chosen files that sampling keeps in an epoch: what a preprocessing service
     /// tells its clients.
     ///
@@ -383,11 +336,6 @@ impl Reader {
         known.as_ref().map(|(_, interest)| Arc::clone(interest))
     }
 
-    /// What the reader was opened with.
-    pub fn options(&self) -> &ReaderOptions {
-        &self.options
-    }
-
     fn start<T: Send + 'static>(&self, position: &Position, finish: Finish<T>) -> Result<Batches<T>> {
         self.start_until(position, Horizon::at(u64::MAX), finish)
     }
@@ -404,40 +352,22 @@ impl Reader {
         if position.step > steps {
             return Err(wrong_position("step", &position.step, &steps));
         }
-        if position.begins_at > 0 && position.begins_at >= steps {
-            return Err(wrong_position("first step", &position.begins_at, &steps));
-        }
         let orders = self.orders(position.epoch, self.own_streams())?;
-        let [first, second] = position.rest(steps);
         match &self.source {
             Source::Storage(files) => {
                 let work = self.work(files, position.epoch, self.cached(files, position.epoch, &orders));
-                let (files, position, each) = (Arc::clone(files), position.clone(), self.samples_of_step());
-                let begin = move |work: Work, orders: Vec<StreamOrder>, range: Range<u64>, horizon| {
-                    let start = range.start.saturating_mul(each);
-                    let streams: Vec<Stream> =
-                        orders.into_iter().map(|order| Stream::new(order, start)).collect();
-                    let opener = Opener::new(files, files_by_first_use(&streams), streams.len() + 1);
-                    let steps = Steps { streams, each, range, steps, horizon };
-                    Batches::start(work, steps, opener, position, finish)
-                };
-                if second.is_empty() {
-                    return begin(work, orders, first, horizon);
-                }
-                let (again, then) = (work.clone(), begin.clone());
-                let batches = begin(work, orders.clone(), first, horizon)?;
-                Ok(batches.followed_by(move || then(again.again(), orders, second, Horizon::at(u64::MAX))))
+                let each = self.samples_of_step();
+                let start = position.step.saturating_mul(each);
+                let streams: Vec<Stream> =
+                    orders.into_iter().map(|order| Stream::new(order, start)).collect();
+                let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
+                let steps = Steps { streams, each, range: position.step..steps, horizon };
+                Batches::start(work, steps, opener, position.clone(), finish)
             }
             Source::Service(service, job) => {
-                let end = first.end.min(horizon.step());
-                let fetched = self.fetched(service, job, position.epoch, first.start..end, &orders);
-                if second.is_empty() {
-                    return fetched.start(position.clone(), steps, finish);
-                }
-                let then = self.fetched(service, job, position.epoch, second, &orders);
-                let batches = fetched.start(position.clone(), steps, finish)?;
-                let position = position.clone();
-                Ok(batches.followed_by(move || then.start(position, steps, finish)))
+                let range = position.step..steps.min(horizon.step());
+                let fetched = self.fetched(service, job, position.epoch, range, &orders);
+                fetched.start(position.clone(), steps, finish)
             }
         }
     }
@@ -471,58 +401,6 @@ impl Reader {
         }
     }
 
-    /// The samples of a split, deduplicated and preprocessed as a batch of an epoch; reading it needs nothing but its
-    /// file. `epoch` matters to `sampling` alone.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`] for a split of other files or rows, and if it does not fit into the memory limit; otherwise
-    /// what is wrong with the file.
-    pub fn read(&self, split: &Split, epoch: u64) -> Result<Batch> {
-        match &self.source {
-            Source::Storage(files) => self.read_from(files, split, epoch),
-            Source::Service(service, job) => {
-                let samples = split.rows.end.saturating_sub(split.rows.start);
-                checked(&Fetch::split(service, job, epoch, split)?, &self.schema, samples)
-            }
-        }
-    }
-
-    fn read_from(&self, files: &Arc<Files>, split: &Split, epoch: u64) -> Result<Batch> {
-        let wrong = || {
-            Error::options(
-                format!(
-                    "there are no rows {:?} of row group {} of `{}` to read",
-                    split.rows, split.row_group, split.path
-                ),
-                "take splits of a plan of this reader",
-            )
-        };
-        let file = self.chosen.iter().position(|chosen| chosen.set.path() == split.path).ok_or_else(wrong)?;
-        let Chosen { set, first, .. } = &self.chosen[file];
-        let fits = set
-            .row_groups
-            .get(split.row_group)
-            .is_some_and(|of| split.rows.start <= split.rows.end && split.rows.end <= of.samples);
-        if !fits {
-            return Err(wrong());
-        }
-        let work = self.work(files, epoch, None);
-        let before = set.row_groups[..split.row_group].iter().map(|row_group| row_group.samples);
-        let first = first + before.sum::<u64>();
-        let row_group = RowGroup { files: files.open(file)?, index: split.row_group, first };
-        let bytes = row_group.decoding_bytes();
-        let reservation = match work.account.reserve(bytes) {
-            Granted::Yes(reservation) => reservation,
-            _ => return Err(pipeline::too_large(&row_group, bytes, bytes, work.account.budget())),
-        };
-        self.workers.pool.install(|| {
-            let decoded = Arc::new(row_group.read(&work.decoding, reservation, &work.stages)?);
-            let rows = decoded.samples_in(split.rows.start as usize..split.rows.end as usize);
-            work.conversion.run(&vec![(decoded, rows)], &work.stages)
-        })
-    }
-
     /// Checks that [`resume`](Self::resume) can start at `position`.
     ///
     /// # Errors
@@ -547,7 +425,6 @@ impl Reader {
             tail: options.tail,
             epoch,
             step: 0,
-            begins_at: self.begins_at,
         }
     }
 

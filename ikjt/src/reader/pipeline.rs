@@ -149,19 +149,9 @@ pub struct Step<T = Batch> {
     pub position: Position,
 }
 
-/// Begins to read the steps that come after others.
-pub(super) struct Then<T>(Box<dyn FnOnce() -> Result<Batches<T>> + Send>);
-
-impl<T> std::fmt::Debug for Then<T> {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Then")
-    }
-}
-
 /// The steps of one epoch. Dropping it stops the reader.
 #[derive(Debug)]
 pub struct Batches<T = Batch> {
-    then: Option<Then<T>>,
     queue: Option<Receiver<Promise<Delivery<T>>>>,
     scheduler: Option<JoinHandle<()>>,
     account: Arc<Account>,
@@ -199,22 +189,14 @@ pub(super) struct Work {
     pub(super) headroom: u64,
 }
 
-impl Work {
-    /// The same for the steps that come after these.
-    pub(super) fn again(&self) -> Self {
-        Self { account: Account::open(&self.workers.budget), ..self.clone() }
-    }
-}
-
 /// Steps that follow each other, of those that a rank reads in an epoch.
 #[derive(Debug)]
 pub(super) struct Steps {
     pub(super) streams: Vec<Stream>,
     /// Samples that a stream gives to a step.
     pub(super) each: u64,
+    /// From the first one to those of the whole epoch.
     pub(super) range: Range<u64>,
-    /// The steps of the epoch.
-    pub(super) steps: u64,
     pub(super) horizon: Horizon,
 }
 
@@ -250,7 +232,7 @@ impl<T: Send + 'static> Batches<T> {
     ) -> Result<Self> {
         let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
         let room = 2 * work.workers.threads();
-        let Steps { streams, each, range, steps: all, horizon } = steps;
+        let Steps { streams, each, range, horizon } = steps;
         let scheduler = Scheduler {
             work,
             opener,
@@ -261,7 +243,7 @@ impl<T: Send + 'static> Batches<T> {
             horizon,
             finish: Arc::new(finish),
         };
-        Self::of_thread("onefold-schedule", room, (account, stages), position, all, |queue, _| {
+        Self::of_thread("onefold-schedule", room, (account, stages), position, range.end, |queue, _| {
             scheduler.run(&queue)
         })
     }
@@ -281,32 +263,11 @@ impl<T: Send + 'static> Batches<T> {
         let thread =
             std::thread::Builder::new().name(name.to_owned()).spawn(move || run(sender, of_thread))?;
         let (queue, scheduler) = (Some(queue), Some(thread));
-        Ok(Self { queue, scheduler, account, stages, position, steps, waited, then: None })
+        Ok(Self { queue, scheduler, account, stages, position, steps, waited })
     }
 }
 
 impl<T> Batches<T> {
-    /// These batches, and those after them that `then` begins to read.
-    pub(super) fn followed_by(self, then: impl FnOnce() -> Result<Self> + Send + 'static) -> Self {
-        let mut both = self;
-        both.then = Some(Then(Box::new(then)));
-        both
-    }
-
-    /// Goes on with what follows; whether something does.
-    fn go_on(&mut self) -> Result<bool> {
-        let Some(Then(then)) = self.then.take() else { return Ok(false) };
-        self.account.close();
-        let mut next = then()?;
-        next.waited.add(self.waited.get());
-        std::mem::swap(&mut self.queue, &mut next.queue);
-        std::mem::swap(&mut self.scheduler, &mut next.scheduler);
-        std::mem::swap(&mut self.account, &mut next.account);
-        std::mem::swap(&mut self.stages, &mut next.stages);
-        std::mem::swap(&mut self.waited, &mut next.waited);
-        Ok(true)
-    }
-
     /// How long [`next`](Iterator::next) has waited for batches so far.
     pub fn waited(&self) -> Duration {
         self.waited.get()
@@ -342,11 +303,7 @@ impl<T> Iterator for Batches<T> {
                 self.position.step += 1;
                 Step { batch, position: self.position.clone() }
             })),
-            None => match self.ended().and_then(|()| self.go_on()) {
-                Ok(true) => return self.next(),
-                Ok(false) => None,
-                Err(error) => Some(Err(error)),
-            },
+            None => self.ended().err().map(Err),
         };
         self.waited.add(started.elapsed());
         if !matches!(step, Some(Ok(_))) {
@@ -570,7 +527,7 @@ impl<T: Send + 'static> Scheduler<T> {
 
 /// The error of a row group that takes so many bytes: the budget would have to be `total` bytes with what is held
 /// already.
-pub(super) fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &Budget) -> Error {
+fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &Budget) -> Error {
     Error::options(
         format!(
             "decoding row group {} of `{}` takes up to {}, and the reader's memory limit of {} has no room for it: it must \

@@ -12,8 +12,8 @@ use tonic::Streaming;
 use super::address::ServiceAddress;
 use super::network::{Failure, Network, TLS_HINT};
 use super::protocol::{
-    CountSamples, Define, FindClients, FindSnapshot, FindStatistics, FoundClient, Job, Lease, Leased, Open,
-    Question, SampleCounts, Ticket,
+    CountSamples, Define, FindSnapshot, FindStatistics, Job, Lease, Leased, Open, Question, SampleCounts,
+    Ticket,
 };
 use super::security::Security;
 use crate::{Error, Result};
@@ -84,20 +84,6 @@ impl Service {
     ) -> Result<SampleStatistics> {
         let (location, partitions) = (self.location().to_owned(), partitions.clone());
         self.ask_a_worker(&location.clone(), None, FindStatistics { location, number, partitions })
-    }
-
-    /// Whether epochs begin where other clients of the dataset are.
-    pub(crate) fn joins(&self) -> bool {
-        self.address.join
-    }
-
-    /// The other clients of the dataset.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`] if the service does not answer.
-    pub(crate) fn clients(self: &Arc<Self>) -> Result<Vec<FoundClient>> {
-        Self::ask_until_answered(Arc::clone(self), FindClients { dataset: self.location().to_owned() })
     }
 
     /// The samples of a job's row groups that sampling keeps in an epoch.

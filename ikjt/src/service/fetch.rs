@@ -29,7 +29,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::client::{PATIENCE, Service, Tries, unexpected};
 use super::network::{BLOCK_WINDOW, Failure, malformed};
 use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Leased, Ticket};
-use crate::{Error, PackedBatch, Result, Split};
+use crate::{Error, PackedBatch, Result};
 
 /// Batches of a block that must find room here, at least.
 const READY: u64 = 2;
@@ -96,9 +96,7 @@ impl Fetch {
     /// [`Error::Fault`] for what a worker says about the job or its data, and if no batch comes for a long time.
     pub(crate) fn run(&self, deliver: &mut Deliver<'_>) -> Result<()> {
         let (name, dataset) = (onefold_storage::random_name(), self.job.dataset.clone());
-        let near = self.near(self.steps.start);
-        let client =
-            ClientState { epoch: self.epoch, near, ..ClientState::new(name, self.job.key(), dataset) };
+        let client = ClientState::new(name, self.job.key(), dataset);
         let running = Running {
             fetch: self,
             began: Instant::now(),
@@ -108,38 +106,6 @@ impl Fetch {
             usual: None,
         };
         runtime::handle()?.block_on(running.run(deliver))
-    }
-
-    /// The samples of a split.
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run).
-    pub(crate) fn split(
-        service: &Arc<Service>,
-        job: &Arc<Job>,
-        epoch: u64,
-        split: &Split,
-    ) -> Result<PackedBatch> {
-        let ticket = Ticket::Split { job: job.key(), epoch, split: split.clone() };
-        let place = format!("{}/{}", split.path, split.row_group);
-        let (service, job) = (Arc::clone(service), Arc::clone(job));
-        runtime::wait(async move {
-            let mut tries = Tries::new(PATIENCE);
-            let mut avoid = Vec::new();
-            loop {
-                let lease = Lease { place: place.clone(), near: None, avoid: avoid.clone(), client: None };
-                let mut stream = Stream::open(&service, &job, lease, ticket.clone(), 0);
-                match stream.next().await {
-                    Some(Ok((_, batch))) => return Ok(batch),
-                    Some(Err(Failure::Final(error))) => return Err(error),
-                    Some(Err(Failure::UnknownJob)) => return Err(unexpected()),
-                    Some(Err(Failure::Passing(cause))) => tries.again(service.master(), cause).await?,
-                    None => tries.again(service.master(), ended_early(&stream)).await?,
-                }
-                avoid = stream.worker().into_iter().collect();
-            }
-        })?
     }
 }
 
@@ -174,7 +140,6 @@ impl Running<'_> {
                 coming.push_back((block, from, stream));
             }
             let Some((block, from, stream)) = coming.pop_front() else { break Ok(()) };
-            self.client.near = self.fetch.near(from);
             match self.block(&block, from, stream, deliver).await {
                 Ok(true) => (),
                 Ok(false) => break Ok(()),
@@ -195,7 +160,7 @@ impl Running<'_> {
         let near = self.fetch.near(block.steps.start);
         let lease = Lease { place: block.place(), near, avoid, client: Some(self.state()) };
         let room = self.fetch.block_bytes.saturating_sub(u64::from(BLOCK_WINDOW));
-        Stream::open(service, job, lease, Ticket::Steps { block, from }, room)
+        Stream::open(service, job, lease, Ticket { block, from }, room)
     }
 
     fn state(&self) -> ClientState {

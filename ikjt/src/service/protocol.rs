@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{Places, ReaderOptions, Split};
+use crate::{Places, ReaderOptions};
 
 /// The version of this program. All processes of a service have the same one, and so have its clients: only then do
 /// they read datasets in the same way.
@@ -82,29 +82,6 @@ impl Question for ClientState {
     type Answer = ();
 }
 
-/// To the master: where the clients of a dataset are.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FindClients {
-    /// The dataset's location.
-    pub dataset: String,
-}
-
-impl Question for FindClients {
-    const ACTION: &'static str = "clients";
-    type Answer = Vec<FoundClient>;
-}
-
-/// Where a client is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FoundClient {
-    /// The [key](Job::key) of its job.
-    pub job: String,
-    /// Its epoch.
-    pub epoch: u64,
-    /// A name for the [row groups](Lease::near) that it reads.
-    pub near: String,
-}
-
 /// A client as the master sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientState {
@@ -122,10 +99,6 @@ pub struct ClientState {
     pub seconds: f64,
     /// Seconds of them in which its caller waited for a batch.
     pub waited_seconds: f64,
-    /// The epoch that it reads.
-    pub epoch: u64,
-    /// A name for the [row groups](Lease::near) that it reads.
-    pub near: Option<String>,
     /// Whether it reads no more.
     pub ended: bool,
 }
@@ -133,18 +106,7 @@ pub struct ClientState {
 impl ClientState {
     /// A client that has received nothing yet.
     pub fn new(client: String, job: String, dataset: String) -> Self {
-        Self {
-            client,
-            job,
-            dataset,
-            samples: 0,
-            bytes: 0,
-            seconds: 0.0,
-            waited_seconds: 0.0,
-            epoch: 0,
-            near: None,
-            ended: false,
-        }
+        Self { client, job, dataset, samples: 0, bytes: 0, seconds: 0.0, waited_seconds: 0.0, ended: false }
     }
 }
 
@@ -253,32 +215,19 @@ pub struct SampleCounts {
     pub kept: Option<Vec<Vec<u64>>>,
 }
 
-/// The ticket of a `DoGet`: which batches a worker sends.
+/// The ticket of a `DoGet`: the batches of a block that a worker sends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ticket {
-    /// Those of a block, from a step on.
-    Steps {
-        /// The block.
-        block: Block,
-        /// The first step to send.
-        from: u64,
-    },
-    /// The samples of a split.
-    Split {
-        /// The [key](Job::key) of the job.
-        job: String,
-        /// The epoch, which matters to sampling.
-        epoch: u64,
-        /// The split.
-        split: Split,
-    },
+pub struct Ticket {
+    /// The block.
+    pub block: Block,
+    /// The first step to send.
+    pub from: u64,
 }
 
 /// What a message says about its batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchHeader {
-    /// The step of the epoch; 0 for a split.
+    /// The step of the epoch.
     pub step: u64,
     /// The XXH3 of the body.
     pub checksum: u64,
