@@ -71,11 +71,13 @@ mod feature;
 mod group;
 pub mod hash;
 mod kept;
+mod open;
 mod operations;
 mod packed;
 pub mod preprocess;
 pub mod reader;
 mod record_batch;
+#[cfg(feature = "service")]
 pub mod service;
 mod statistics;
 mod window;
@@ -87,10 +89,11 @@ pub use error::{Error, Result};
 pub use feature::Feature;
 pub use group::Group;
 pub use kept::KeptValues;
+pub use open::{load_snapshot, load_statistics, stored_at};
 pub use packed::{FeaturePlaces, GroupPlaces, KeptPlaces, PackedBatch, Places, SentBatch};
 pub use reader::{
-    Batches, Dedupe, Horizon, Plan, PlannedStream, Position, Rank, Reader, ReaderOptions, Shuffle, Split,
-    StageFigures, Step, Tail, Within, Workers,
+    Batches, Checks, Dedupe, Horizon, Plan, PlannedStream, Position, Rank, ReadRequest, Reader,
+    ReaderOptions, Shuffle, Split, StageFigures, Step, Tail, Within, Workers,
 };
 pub use record_batch::{GROUP_KEY, KEPT_KEY};
 pub use statistics::{Figures, GroupStatistics, Statistics};

@@ -13,11 +13,12 @@ use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::{available_threads, cpu_seconds};
 use onefold_base::progress::Reporter;
 use onefold_base::units::parse_bytes;
-use onefold_ikjt::Workers;
 use onefold_ikjt::cache::Cache;
-use onefold_ikjt::reader::{load_snapshot, load_statistics};
-use onefold_ikjt::service::protocol::{CountSamples, Define, FindSnapshot, FindStatistics, Question, Ticket};
+use onefold_ikjt::service::protocol::{
+    CountSamples, Define, FindSnapshot, FindStatistics, Question, SampleCounts, Ticket,
+};
 use onefold_ikjt::service::{Failure, Network};
+use onefold_ikjt::{Workers, load_snapshot, load_statistics};
 use onefold_terminal::Printer;
 use tonic::Status;
 
@@ -226,7 +227,8 @@ impl Answers for Worker {
             CountSamples::ACTION => {
                 answer(body, async |question: CountSamples| {
                     let reader = self.jobs.reader(&question.job).await?;
-                    blocking(move || reader.sample_counts(question.epoch)).await
+                    let sampled = blocking(move || reader.sample_counts(question.epoch)).await?;
+                    Ok(SampleCounts { sampled })
                 })
                 .await
             }

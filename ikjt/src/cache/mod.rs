@@ -14,6 +14,7 @@ mod disk;
 mod interest;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -25,7 +26,6 @@ use serde::{Deserialize, Serialize};
 use self::disk::Disk;
 pub use self::interest::Interest;
 use crate::Result;
-use crate::service::protocol::Block;
 
 /// Columns are kept only if at least so many reads are expected: memory that nothing is put into costs nothing.
 const LEAST_READS: f64 = 0.25;
@@ -38,6 +38,17 @@ const QUEUED_SHARE: u64 = 16;
 
 /// What seconds to make a byte are taken to be until they are measured: 200 MB a second.
 const FIRST_RATE: f64 = 5e-9;
+
+/// Steps of a job that are computed together.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Block {
+    /// A name for the job, which decides the bytes of its batches.
+    pub job: String,
+    /// The epoch.
+    pub epoch: u64,
+    /// The steps of the epoch.
+    pub steps: Range<u64>,
+}
 
 /// A column of a row group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

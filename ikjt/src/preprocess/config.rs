@@ -220,6 +220,14 @@ impl PreprocessConfig {
         Self::from_parts(path.to_owned(), text.to_owned(), TableFiles::of_directory(directory))
     }
 
+    /// What decides what the steps do: their text without comments and spaces, and the texts of the files that they name.
+    pub(crate) fn content(&self) -> (String, BTreeMap<String, String>) {
+        let Source { text, files, .. } = &*self.source;
+        let table = toml::from_str::<Table>(text).ok();
+        let plain = table.and_then(|table| toml::to_string(&table).ok());
+        (plain.unwrap_or_else(|| text.clone()), files.clone())
+    }
+
     fn from_parts(path: PathBuf, text: String, mut files: TableFiles) -> Result<Self> {
         let hint = "a `preprocess.toml` has `format_version = 1` and `[[step]]` tables";
         let file: File = parse_toml(&text, FORMAT_VERSION, hint)

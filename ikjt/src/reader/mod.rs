@@ -30,10 +30,10 @@
 //! shuffling, for as many more as are mixed.
 
 mod budget;
+mod checks;
 mod columns;
 mod convert;
 mod decode;
-mod fetched;
 mod file;
 mod files;
 mod lists;
@@ -42,14 +42,13 @@ mod order;
 mod pipeline;
 mod plan;
 mod position;
+mod remote;
 mod source;
 mod stages;
 mod stream;
 mod workers;
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::{Range, RangeInclusive};
-use std::path::Path;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_base::fault::{option, text};
@@ -59,27 +58,25 @@ use self::budget::Account;
 use self::columns::Cached;
 use self::convert::Conversion;
 use self::decode::Decoding;
-use self::fetched::{Fetched, block_steps, row_groups_by_step};
 use self::files::{Chosen, Files, Opener, choose};
 use self::order::{Item, StreamOrder};
 use self::pipeline::{Finish, Made, Packing, Steps, Work};
-use self::plan::{Counts, row_counts, stream_files};
+use self::plan::{Counts, row_counts, sampled_counts, stream_files};
 use self::position::{POSITION_VERSION, wrong_position};
-use self::source::{Place, Source, sample_counts};
+use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
 use self::stages::Stages;
 use self::stream::{Stream, files_by_first_use};
 use crate::cache::Interest;
 use crate::preprocess::{Preprocessor, Sampler};
-use crate::service::Fetch;
-use crate::service::Service;
-use crate::service::protocol::{Job, SampleCounts};
 use crate::{Error, PackedBatch, Result, SentBatch};
 
-pub use options::{Dedupe, ReaderOptions};
+pub use checks::Checks;
+pub use options::{Dedupe, ReadRequest, ReaderOptions};
 pub use pipeline::{Batches, Horizon, Step};
 pub use plan::{Plan, PlannedStream, Split};
 pub use position::{Position, Rank, Shuffle, Tail, Within};
-pub use source::{load_snapshot, load_statistics, stored_at};
+pub(crate) use source::Place;
+pub use source::{Asked, Deliver, Source, Wanted};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
 
@@ -101,33 +98,36 @@ pub struct Reader {
     schema: Schema,
     preprocessor: Option<Arc<Preprocessor>>,
     options: ReaderOptions,
+    checks: Arc<Checks>,
+    rank: Rank,
     workers: Workers,
     chosen: Arc<Vec<Chosen>>,
-    source: Source,
+    input: Input,
     /// The files of every stream.
     streams: Vec<Vec<usize>>,
-    /// What sampling keeps in the epoch that was planned last.
-    kept: Mutex<Option<(u64, Arc<Counts>)>>,
+    /// What sampling leaves in the epoch that was planned last.
+    sampled: Mutex<Option<(u64, Arc<Counts>)>>,
     /// What the cache knows of this reader in the epoch that was read last.
     interest: Mutex<Option<(u64, Arc<Interest>)>>,
 }
 
+/// Where row groups, or batches, come from.
+#[derive(Debug)]
+enum Input {
+    Files(Arc<Files>),
+    Source(Arc<dyn Source>, Arc<Asked>),
+}
+
 impl Reader {
-    /// Opens the dataset at `location`: a local path, the URL of an object store, or that of a preprocessing service, as
-    /// `grpc://HOST:PORT/s3://bucket/dataset`. Later commits do not change what the reader reads.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Dataset`] if there is no dataset or the filter chooses nothing, [`Error::Fault`] for the answer of a
-    /// service, for options that cannot work (a batch larger than what is to be read, a feature or kept column that the
-    /// dataset does not have, streams that do not divide the buckets) and for a pipeline that does not fit the dataset.
-    pub fn open(location: &Path, options: ReaderOptions, workers: &Workers) -> Result<Self> {
-        let place = Place::open(location)?;
-        let snapshot = place.snapshot(options.snapshot)?;
-        let samples = snapshot.chosen_samples(&options.partitions)?;
-        options.check(snapshot.buckets)?;
+    /// The reader of the dataset at `place`.
+    pub(crate) fn of_place(place: Place, request: ReadRequest, workers: &Workers) -> Result<Self> {
+        let snapshot = place.snapshot(request.options.snapshot)?;
+        let samples = snapshot.chosen_samples(&request.options.partitions)?;
+        request.check(snapshot.buckets)?;
+        let number_of_streams = request.streams();
+        let ReadRequest { options, checks, rank } = request;
         // Every stream has an equal part of a batch, if only one sample.
-        let most = samples.next_multiple_of(options.streams() as u64);
+        let most = samples.next_multiple_of(number_of_streams as u64);
         if samples > 0 && options.global_batch_size as u64 > most {
             return Err(Error::options(
                 format!(
@@ -147,27 +147,28 @@ impl Reader {
             Some(config) => Some(Arc::new(Preprocessor::try_new(config, &source_schema)?)),
         };
         let schema = preprocessor.as_ref().map_or(&source_schema, |p| p.schema()).clone();
-        check_tables(&schema, &options.table_rows)?;
-        check_labels(&schema, &options.label_ranges)?;
-        let mut options = options;
-        options.timestamps |=
+        checks.check_names(&schema)?;
+        let needs_timestamps =
             preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
+        let options = ReaderOptions {
+            timestamps: options.timestamps || needs_timestamps,
+            streams: Some(number_of_streams),
+            snapshot: Some(snapshot.snapshot),
+            ..options
+        };
         let chosen = Arc::new(choose(&snapshot, &options)?);
-        let streams = stream_files(&chosen, options.streams());
-        let source = match place {
+        let streams = stream_files(&chosen, number_of_streams);
+        let input = match place {
             Place::Storage(storage) => {
                 let columns = (&snapshot, &source_schema);
-                let files = Files::new(*storage, Arc::clone(&chosen), columns, &options, workers);
-                Source::Storage(Arc::new(files))
+                let how = (&options, checks.verify);
+                Input::Files(Arc::new(Files::new(*storage, Arc::clone(&chosen), columns, how, workers)))
             }
-            Place::Service(service) => {
-                let options = ReaderOptions { snapshot: Some(snapshot.snapshot), ..options.clone() };
-                let dataset = service.location().to_owned();
-                let identity = snapshot.dataset.clone();
-                Source::Service(service, Arc::new(Job { dataset, identity, options }))
+            Place::Source(source) => {
+                let (identity, options) = (snapshot.dataset.clone(), options.clone());
+                Input::Source(source, Arc::new(Asked { identity, options, rank }))
             }
         };
-        let (workers, kept) = (workers.clone(), Mutex::default());
         Ok(Self {
             snapshot,
             source_schema,
@@ -175,11 +176,13 @@ impl Reader {
             schema,
             preprocessor,
             options,
-            workers,
+            checks: Arc::new(checks),
+            rank,
+            workers: workers.clone(),
             chosen,
-            source,
+            input,
             streams,
-            kept,
+            sampled: Mutex::default(),
             interest: Mutex::default(),
         })
     }
@@ -206,9 +209,9 @@ impl Reader {
     ///
     /// [`Error::Fault`] if there are samples and no step; otherwise as [`plan`](Self::plan).
     pub fn steps(&self, epoch: u64) -> Result<u64> {
-        let kept = self.kept_counts(epoch)?;
-        let samples = |file: usize| match &kept {
-            Some(kept) => kept[&file].iter().sum(),
+        let sampled = self.sampled_counts(epoch)?;
+        let samples = |file: usize| match &sampled {
+            Some(sampled) => sampled[&file].iter().sum(),
             None => self.chosen[file].set.samples,
         };
         let of_streams =
@@ -313,14 +316,17 @@ impl Reader {
         self.start_until(position, horizon, Finish::Packed(self.packing(), finish))
     }
 
-    /// The samples of the row groups of all chosen files that sampling keeps in an epoch: what a preprocessing service
-    /// tells its clients.
+    /// By file in the order of the snapshot, the samples of each row group that sampling leaves in an epoch, `None` if
+    /// nothing samples: what a preprocessing service tells its clients.
     ///
     /// # Errors
     ///
     /// As [`plan`](Self::plan).
-    pub fn sample_counts(&self, epoch: u64) -> Result<SampleCounts> {
-        Ok(sample_counts(self.kept_counts(epoch)?.map(|kept| (*kept).clone())))
+    pub fn sample_counts(&self, epoch: u64) -> Result<Option<Vec<Vec<u64>>>> {
+        let in_order = |counts: Arc<Counts>| -> Vec<Vec<u64>> {
+            (0..self.chosen.len()).map(|file| counts[&file].clone()).collect()
+        };
+        Ok(self.sampled_counts(epoch)?.map(in_order))
     }
 
     fn packing(&self) -> Packing {
@@ -353,8 +359,8 @@ impl Reader {
             return Err(wrong_position("step", &position.step, &steps));
         }
         let orders = self.orders(position.epoch, self.own_streams())?;
-        match &self.source {
-            Source::Storage(files) => {
+        match &self.input {
+            Input::Files(files) => {
                 let work = self.work(files, position.epoch, self.cached(files, position.epoch, &orders));
                 let each = self.samples_of_step();
                 let start = position.step.saturating_mul(each);
@@ -364,40 +370,26 @@ impl Reader {
                 let steps = Steps { streams, each, range: position.step..steps, horizon };
                 Batches::start(work, steps, opener, position.clone(), finish)
             }
-            Source::Service(service, job) => {
-                let range = position.step..steps.min(horizon.step());
-                let fetched = self.fetched(service, job, position.epoch, range, &orders);
-                fetched.start(position.clone(), steps, finish)
+            Input::Source(source, asked) => {
+                let each = self.samples_of_step();
+                let wanted = Wanted {
+                    // Equal batches have one name.
+                    epoch: if self.repeats() { 0 } else { position.epoch },
+                    steps: position.step..steps.min(horizon.step()),
+                    block_steps: block_steps(&orders, each, self.options.shuffle),
+                    row_groups: row_groups_by_step(&self.chosen, &orders, each),
+                    batch_bytes: self.expected_batch_bytes(),
+                    memory: 0,
+                };
+                let expected = Expected {
+                    schema: self.schema.clone(),
+                    checks: Arc::clone(&self.checks),
+                    most_samples: each.saturating_mul(self.own_streams().count() as u64),
+                };
+                let (source, asked) = (Arc::clone(source), Arc::clone(asked));
+                let remote = Remote { source, asked, wanted, workers: self.workers.clone(), expected };
+                remote.start(position.clone(), steps, finish)
             }
-        }
-    }
-
-    /// Steps of an epoch that a service reads.
-    fn fetched(
-        &self,
-        service: &Arc<Service>,
-        job: &Arc<Job>,
-        epoch: u64,
-        steps: Range<u64>,
-        orders: &[StreamOrder],
-    ) -> Fetched {
-        let each = self.samples_of_step();
-        Fetched {
-            fetch: Fetch {
-                service: Arc::clone(service),
-                job: Arc::clone(job),
-                // Equal batches have one name.
-                epoch: if self.repeats() { 0 } else { epoch },
-                steps,
-                block_steps: block_steps(orders, each, self.options.shuffle),
-                row_groups: row_groups_by_step(&self.chosen, orders, each),
-                ahead: 1,
-                block_bytes: 0,
-            },
-            workers: self.workers.clone(),
-            schema: self.schema.clone(),
-            most_samples: each.saturating_mul(self.own_streams().count() as u64),
-            batch_bytes: self.expected_batch_bytes(),
         }
     }
 
@@ -420,7 +412,7 @@ impl Reader {
             partitions: options.partitions.to_string(),
             sampling: self.sampler().map(Sampler::to_string).unwrap_or_default(),
             shuffle: options.shuffle,
-            streams: options.streams(),
+            streams: self.streams.len(),
             global_batch_size: options.global_batch_size,
             tail: options.tail,
             epoch,
@@ -430,7 +422,7 @@ impl Reader {
 
     /// The streams that this rank reads.
     fn own_streams(&self) -> impl Iterator<Item = usize> + Clone + use<> {
-        let Rank { rank, world_size } = self.options.rank;
+        let Rank { rank, world_size } = self.rank;
         (rank..self.streams.len()).step_by(world_size)
     }
 
@@ -451,42 +443,60 @@ impl Reader {
 
     /// The orders of some streams in an epoch.
     fn orders(&self, epoch: u64, wanted: impl Iterator<Item = usize> + Clone) -> Result<Vec<StreamOrder>> {
-        let kept = self.kept_counts(epoch)?;
+        let sampled = self.sampled_counts(epoch)?;
         let files = wanted.clone().flat_map(|stream| self.streams[stream].iter().copied());
         let rows = row_counts(&self.chosen, files);
         let order = |stream: usize| {
             let items = self.streams[stream].iter().flat_map(|file| {
-                let kept = kept.as_ref().map(|kept| kept[file].as_slice());
-                self.items(*file, &rows[file], kept)
+                let sampled = sampled.as_ref().map(|sampled| sampled[file].as_slice());
+                self.items(*file, &rows[file], sampled)
             });
             StreamOrder::new(items.collect(), self.options.shuffle, epoch, stream)
         };
         Ok(wanted.map(order).collect())
     }
 
-    /// The row groups of a file, which have `rows` rows, of which sampling leaves `kept`.
-    fn items(&self, file: usize, rows: &[u64], kept: Option<&[u64]>) -> Vec<Item> {
+    /// The row groups of a file, which have `rows` rows, of which sampling leaves `sampled`.
+    fn items(&self, file: usize, rows: &[u64], sampled: Option<&[u64]>) -> Vec<Item> {
         let Chosen { partition, first, .. } = &self.chosen[file];
         let mut next = *first;
         let items = rows.iter().enumerate().map(|(row_group, &rows)| {
             next += rows;
-            let samples = kept.map_or(rows, |kept| kept[row_group]);
+            let samples = sampled.map_or(rows, |sampled| sampled[row_group]);
             Item { file, row_group, partition: *partition, first: next - rows, rows, samples }
         });
         items.collect()
     }
 
-    /// By file and row group, the samples that sampling keeps in an epoch; `None` if it is not asked for.
-    fn kept_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
+    /// By file and row group, the samples that sampling leaves in an epoch; `None` if nothing samples.
+    fn sampled_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
         let Some(sampler) = self.sampler() else { return Ok(None) };
-        let known = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, kept)) = known().as_ref().filter(|(of, _)| *of == epoch) {
-            return Ok(Some(Arc::clone(kept)));
+        let known = || self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, sampled)) = known().as_ref().filter(|(of, _)| *of == epoch) {
+            return Ok(Some(Arc::clone(sampled)));
         }
-        let sampling = (sampler, self.source_schema.labels.as_slice());
-        let kept = Arc::new(self.source.kept_counts(&self.chosen, sampling, epoch, &self.workers)?);
-        *known() = Some((epoch, Arc::clone(&kept)));
-        Ok(Some(kept))
+        let sampled = Arc::new(match &self.input {
+            Input::Files(files) => {
+                let rows = row_counts(&self.chosen, 0..self.chosen.len());
+                let labels = &self.source_schema.labels;
+                sampled_counts(files, &rows, sampler, labels, epoch, &self.workers.pool)?
+            }
+            Input::Source(source, asked) => self.checked_counts(source.sample_counts(asked, epoch)?)?,
+        });
+        *known() = Some((epoch, Arc::clone(&sampled)));
+        Ok(Some(sampled))
+    }
+
+    /// Counts of all row groups that came from elsewhere.
+    fn checked_counts(&self, counts: Vec<Vec<u64>>) -> Result<Counts> {
+        let row_groups = |chosen: &Chosen| chosen.set.row_groups.len();
+        match counts.iter().map(Vec::len).eq(self.chosen.iter().map(row_groups)) {
+            true => Ok(counts.into_iter().enumerate().collect()),
+            false => {
+                let message = "it counted the samples of other row groups than the snapshot has";
+                Err(Error::invariant("preprocessing service", message))
+            }
+        }
     }
 
     /// The cache, if there is one, with what this reader reads in an epoch. Only what was verified comes into it.
@@ -539,7 +549,7 @@ impl Reader {
                 kept: self.kept_columns.clone(),
                 preprocessor: self.preprocessor.clone(),
                 epoch,
-                verify: options.verify,
+                verify: self.checks.verify,
                 cached,
             }),
             conversion: Arc::new(Conversion {
@@ -550,8 +560,7 @@ impl Reader {
                 kept: self.kept_columns.clone(),
                 sample_bytes: sample_bytes(&self.source_schema),
                 preprocessor: self.preprocessor.clone(),
-                table_rows: options.table_rows.clone(),
-                label_ranges: options.label_ranges.clone(),
+                checks: Arc::clone(&self.checks),
             }),
             stages: Arc::new(Stages::default()),
             reads_ahead: if files.storage.local().is_some() { 1 } else { REMOTE_READS_AHEAD },
@@ -570,7 +579,7 @@ impl Reader {
         let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
         let kept = KEPT_BYTES * self.kept_columns.len() as u64;
         let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema) + kept);
-        let batch = self.options.global_batch_size / self.options.rank.world_size;
+        let batch = self.options.global_batch_size / self.rank.world_size;
         sample.saturating_mul(batch as u64)
     }
 }
@@ -579,27 +588,6 @@ impl Reader {
 fn sample_bytes(schema: &Schema) -> u64 {
     let (features, floats) = (schema.sparse_features().count(), schema.float_columns().count());
     (8 * features + 4 * schema.groups.len() + 4 * floats + 8) as u64
-}
-
-fn check_tables(schema: &Schema, table_rows: &BTreeMap<String, u64>) -> Result<()> {
-    let names = || schema.sparse_features().map(|feature| feature.name.as_str());
-    match table_rows.keys().find(|name| !names().any(|known| known == name.as_str())) {
-        None => Ok(()),
-        Some(name) => Err(Error::options(
-            format!("a table is given for `{name}`, but the batches have no such sparse feature"),
-            suggest(name, names()),
-        )),
-    }
-}
-
-fn check_labels(schema: &Schema, label_ranges: &BTreeMap<String, RangeInclusive<f32>>) -> Result<()> {
-    match label_ranges.keys().find(|name| !schema.labels.contains(name)) {
-        None => Ok(()),
-        Some(name) => Err(Error::options(
-            format!("a range is given for `{name}`, but the dataset has no such label"),
-            suggest(name, schema.labels.iter().map(String::as_str)),
-        )),
-    }
 }
 
 /// The columns `wanted` beside the features.

@@ -58,8 +58,8 @@ pub(super) fn row_counts(chosen: &[Chosen], wanted: impl IntoIterator<Item = usi
     wanted.into_iter().map(of_file).collect()
 }
 
-/// Of the row groups `counts`, the samples that sampling keeps in an epoch. `labels` are the schema's.
-pub(super) fn kept_counts(
+/// Of the row groups `counts`, the samples that sampling leaves in an epoch. `labels` are the schema's.
+pub(super) fn sampled_counts(
     files: &Files,
     counts: &Counts,
     sampler: &Sampler,
@@ -84,9 +84,9 @@ pub(super) fn kept_counts(
             Some(*first - rows)
         });
         let row_groups: Vec<_> = starts.zip(rows).enumerate().collect();
-        let kept =
+        let sampled =
             row_groups.into_par_iter().map(|(index, (first, rows))| row_group(*file, index, first, *rows));
-        Ok((*file, kept.collect::<Result<_>>()?))
+        Ok((*file, sampled.collect::<Result<_>>()?))
     };
     pool.install(|| counts.par_iter().map(of_file).collect())
 }

@@ -26,7 +26,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The processes of a service, as a client knows them.
 #[derive(Debug)]
-pub(crate) struct Service {
+pub(super) struct Service {
     address: ServiceAddress,
     network: Network,
     /// The dataset's location, as workers read it.
@@ -39,7 +39,7 @@ impl Service {
     /// # Errors
     ///
     /// [`Error::Fault`] if it does not answer, or not to this client.
-    pub(crate) fn connect(address: ServiceAddress) -> Result<Arc<Self>> {
+    pub(super) fn connect(address: ServiceAddress) -> Result<Arc<Self>> {
         let security = Security::of_environment()?;
         let service = Arc::new(Self {
             network: Network::new(&security, address.secure)?.compressed(address.compressed),
@@ -53,7 +53,7 @@ impl Service {
     }
 
     /// The dataset's location, as workers read it.
-    pub(crate) fn location(&self) -> &str {
+    pub(super) fn location(&self) -> &str {
         self.location.get().map_or("", String::as_str)
     }
 
@@ -67,7 +67,7 @@ impl Service {
     /// # Errors
     ///
     /// [`Error::Fault`] if the dataset has no such snapshot, or the service does not answer.
-    pub(crate) fn snapshot(self: &Arc<Self>, number: Option<u64>) -> Result<Snapshot> {
+    pub(super) fn snapshot(self: &Arc<Self>, number: Option<u64>) -> Result<Snapshot> {
         let location = self.location().to_owned();
         self.ask_a_worker(&location.clone(), None, FindSnapshot { location, number })
     }
@@ -77,7 +77,7 @@ impl Service {
     /// # Errors
     ///
     /// [`Error::Service`] for what the worker says, and if the service does not answer.
-    pub(crate) fn statistics(
+    pub(super) fn statistics(
         self: &Arc<Self>,
         number: u64,
         partitions: &PartitionFilter,
@@ -91,7 +91,7 @@ impl Service {
     /// # Errors
     ///
     /// [`Error::Fault`] for what the worker says, and if the service does not answer.
-    pub(crate) fn counts(self: &Arc<Self>, job: &Job, epoch: u64) -> Result<SampleCounts> {
+    pub(super) fn counts(self: &Arc<Self>, job: &Job, epoch: u64) -> Result<SampleCounts> {
         let key = job.key();
         self.ask_a_worker(&key, Some(job), CountSamples { job: key.clone(), epoch })
     }

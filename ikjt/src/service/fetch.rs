@@ -29,6 +29,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::client::{PATIENCE, Service, Tries, unexpected};
 use super::network::{BLOCK_WINDOW, Failure, malformed};
 use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Leased, Ticket};
+use crate::reader::Deliver;
 use crate::{Error, PackedBatch, Result};
 
 /// Batches of a block that must find room here, at least.
@@ -36,7 +37,7 @@ const READY: u64 = 2;
 
 /// The bytes that a block on its way takes here at least, for batches of `batch_bytes`: batches that wait for their turn,
 /// one that arrives, and what the network holds.
-pub(crate) fn block_bytes(batch_bytes: u64) -> u64 {
+pub(super) fn block_bytes(batch_bytes: u64) -> u64 {
     batch_bytes.saturating_mul(READY + 1).saturating_add(u64::from(BLOCK_WINDOW))
 }
 
@@ -63,24 +64,21 @@ const SLOW_FACTOR: u32 = 3;
 
 /// What is fetched.
 #[derive(Debug)]
-pub(crate) struct Fetch {
-    pub(crate) service: Arc<Service>,
-    pub(crate) job: Arc<Job>,
-    pub(crate) epoch: u64,
+pub(super) struct Fetch {
+    pub(super) service: Arc<Service>,
+    pub(super) job: Arc<Job>,
+    pub(super) epoch: u64,
     /// The steps to fetch.
-    pub(crate) steps: Range<u64>,
+    pub(super) steps: Range<u64>,
     /// Steps of a block.
-    pub(crate) block_steps: u64,
+    pub(super) block_steps: u64,
     /// The steps from which on a few row groups are read, and a name for these, in order.
-    pub(crate) row_groups: Vec<(u64, String)>,
+    pub(super) row_groups: Vec<(u64, String)>,
     /// Blocks that are on their way at the same time, at most.
-    pub(crate) ahead: usize,
+    pub(super) ahead: usize,
     /// Bytes that each of them may take here. The more there is, the less workers wait for the turn of their blocks.
-    pub(crate) block_bytes: u64,
+    pub(super) block_bytes: u64,
 }
-
-/// Takes a batch, and says how long the caller has waited for batches; `None` if the caller is gone.
-pub(crate) type Deliver<'a> = dyn FnMut(PackedBatch) -> Option<Duration> + Send + 'a;
 
 impl Fetch {
     /// A name for the row groups that are read at a step.
@@ -94,7 +92,7 @@ impl Fetch {
     /// # Errors
     ///
     /// [`Error::Fault`] for what a worker says about the job or its data, and if no batch comes for a long time.
-    pub(crate) fn run(&self, deliver: &mut Deliver<'_>) -> Result<()> {
+    pub(super) fn run(&self, deliver: &mut Deliver<'_>) -> Result<()> {
         let (name, dataset) = (onefold_storage::random_name(), self.job.dataset.clone());
         let client = ClientState::new(name, self.job.key(), dataset);
         let running = Running {
@@ -368,11 +366,5 @@ fn to_batch(message: FlightData) -> Result<(u64, PackedBatch), Failure> {
         return Err(Failure::Passing(Fault::new(Kind::Storage, "a batch arrived damaged")));
     }
     let batch = PackedBatch::received(Buffer::from(message.data_body), header.places, header.narrow);
-    Ok((header.step, batch.map_err(|error| Failure::Final(wrong_batch(&error)))?))
-}
-
-/// The error for a batch that is not what was asked for.
-pub(crate) fn wrong_batch(error: &Error) -> Error {
-    let message = format!("the preprocessing service sent something else than a batch of the job: {error}");
-    Error::Fault(Fault::new(Kind::Data, message))
+    Ok((header.step, batch.map_err(|error| Failure::Final(Error::wrong_batch(&error)))?))
 }

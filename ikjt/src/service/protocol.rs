@@ -4,14 +4,14 @@
 //! `DoGet`, one message a batch. A message's metadata is a [`BatchHeader`], and its body is the memory of a
 //! [`PackedBatch`](crate::PackedBatch), as it is or with narrow ids.
 
-use std::ops::Range;
-
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{Places, ReaderOptions};
+pub use crate::cache::Block;
+use crate::preprocess::PreprocessConfig;
+use crate::{Places, Rank, ReaderOptions};
 
 /// The version of this program. All processes of a service have the same one, and so have its clients: only then do
 /// they read datasets in the same way.
@@ -110,17 +110,6 @@ impl ClientState {
     }
 }
 
-/// Steps that a worker computes together.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Block {
-    /// The [key](Job::key) of the job.
-    pub job: String,
-    /// The epoch.
-    pub epoch: u64,
-    /// The steps of the epoch.
-    pub steps: Range<u64>,
-}
-
 impl Block {
     /// The block's place in a [`Lease`].
     pub fn place(&self) -> String {
@@ -165,18 +154,25 @@ pub struct Job {
     pub dataset: String,
     /// The identity of the dataset, which is another one when a dataset is built anew at the same place.
     pub identity: String,
-    /// How it is read. The snapshot is one with a number.
+    /// How it is read. The snapshot is one with a number, and so are the streams.
     pub options: ReaderOptions,
+    /// The rank whose part of each step is read.
+    pub rank: Rank,
 }
 
 impl Job {
-    /// A name for the job, the same for equal jobs: a part of the SHA-256 of its JSON.
+    /// A name for the job, the same for jobs of equal batches: a part of the SHA-256 of what decides their bytes. Where
+    /// the text of the pipeline came from, and its comments, do not.
     ///
     /// # Panics
     ///
     /// Never: the parts of a job can be written as JSON.
     pub fn key(&self) -> String {
-        let text = serde_json::to_vec(self).expect("a job is JSON");
+        let Self { dataset, identity, options, rank } = self;
+        let pipeline = options.preprocess.as_ref().map(PreprocessConfig::content);
+        let options = ReaderOptions { preprocess: None, ..options.clone() };
+        let decides = (dataset.trim_end_matches('/'), identity, options, pipeline, rank);
+        let text = serde_json::to_vec(&decides).expect("a job is JSON");
         let digest = Sha256::digest(&text);
         digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect()
     }
@@ -194,12 +190,12 @@ impl Question for Define {
     type Answer = ();
 }
 
-/// To a worker: the samples of row groups that sampling keeps.
+/// To a worker: the samples of row groups that sampling leaves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountSamples {
     /// The [key](Job::key) of the job.
     pub job: String,
-    /// The epoch, in which sampling may keep other samples than in another one.
+    /// The epoch, in which sampling may leave other samples than in another one.
     pub epoch: u64,
 }
 
@@ -211,8 +207,8 @@ impl Question for CountSamples {
 /// The samples of row groups, by file in the order of the job's files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleCounts {
-    /// Those that sampling keeps; `None` if nothing is dropped.
-    pub kept: Option<Vec<Vec<u64>>>,
+    /// Those that sampling leaves; `None` if nothing samples.
+    pub sampled: Option<Vec<Vec<u64>>>,
 }
 
 /// The ticket of a `DoGet`: the batches of a block that a worker sends.
@@ -235,4 +231,62 @@ pub struct BatchHeader {
     pub narrow: bool,
     /// Where the parts of the batch stand in the body.
     pub places: Places,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::Dedupe;
+
+    fn job(path: &str, steps: &str) -> Job {
+        let text = format!("format_version = 1\n{steps}");
+        let preprocess = Some(PreprocessConfig::parse(Path::new(path), &text).unwrap());
+        Job {
+            dataset: "s3://bucket/clicks".to_owned(),
+            identity: "one".to_owned(),
+            options: ReaderOptions { preprocess, streams: Some(4), ..ReaderOptions::new(64) },
+            rank: Rank { rank: 1, world_size: 2 },
+        }
+    }
+
+    #[test]
+    fn a_key_is_that_of_what_decides_the_bytes() {
+        let steps = "[[step]]\nop = 'firstx'\ninputs = ['*']\ncount = 7\n";
+        let first = job("a/preprocess.toml", steps);
+        let commented = format!("# A comment.\n{}", steps.replace("count = 7", "count  =  7  # seven"));
+        let same = [
+            job("b/preprocess.toml", steps),
+            job("a/preprocess.toml", &commented),
+            Job { dataset: "s3://bucket/clicks/".to_owned(), ..first.clone() },
+            serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap(),
+        ];
+        for same in same {
+            assert_eq!(same.key(), first.key(), "{same:?}");
+        }
+        let others = [
+            job("a/preprocess.toml", &steps.replace('7', "8")),
+            Job { identity: "another".to_owned(), ..first.clone() },
+            Job { rank: Rank { rank: 0, world_size: 2 }, ..first.clone() },
+            Job { options: ReaderOptions { dedupe: Dedupe::Off, ..first.options.clone() }, ..first.clone() },
+        ];
+        for other in others {
+            assert_ne!(other.key(), first.key(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_contents_of_a_table_are_a_part_of_the_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let steps = "[[step]]\nop = 'map_id'\ninputs = ['x']\ntable_file = 'ids.txt'\n";
+        let key = |name: &str, ids: &str| {
+            let folder = directory.path().join(name);
+            fs_err::create_dir_all(&folder).unwrap();
+            fs_err::write(folder.join("ids.txt"), ids).unwrap();
+            job(folder.join("preprocess.toml").to_str().unwrap(), steps).key()
+        };
+        assert_eq!(key("a", "5\n6\n"), key("b", "5\n6\n"));
+        assert_ne!(key("a", "5\n6\n"), key("b", "5\n7\n"));
+    }
 }

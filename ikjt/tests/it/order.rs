@@ -6,7 +6,9 @@ use std::path::Path;
 use onefold_datasets::digest::Digest;
 use onefold_datasets::{Layout, Snapshot};
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Batch, Position, Rank, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest};
+use onefold_ikjt::{
+    Batch, Position, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest,
+};
 use proptest::prelude::*;
 
 use crate::dataset::{Log, Sample, collect, files, open, open_with, read, samples_of};
@@ -91,8 +93,8 @@ fn steps_by_rank(
     from: &Position,
 ) -> Vec<Vec<Step>> {
     let of_rank = |rank| {
-        let options = ReaderOptions { rank: Rank { rank, world_size }, ..options.clone() };
-        let reader = open(directory, options).unwrap();
+        let rank = Rank { rank, world_size };
+        let reader = open(directory, ReadRequest { rank, ..options.clone().into() }).unwrap();
         reader.resume(from).unwrap().map(Result::unwrap).collect()
     };
     (0..world_size).map(of_rank).collect()
@@ -241,21 +243,21 @@ fn a_reader_resumes_at_the_exact_next_batch() {
         let directory = tempfile::tempdir().unwrap();
         LOG.write_buckets(directory.path(), layout, 2);
         let rank = Rank { rank: 1, world_size: 2 };
-        for options in [
-            ReaderOptions::new(32),
-            ReaderOptions { rank, ..ReaderOptions::new(26) },
-            shuffled(5, 1),
-            shuffled(5, 3),
-            ReaderOptions { rank, ..shuffled(5, 2) },
+        for request in [
+            ReadRequest::from(ReaderOptions::new(32)),
+            ReadRequest { rank, ..ReaderOptions::new(26).into() },
+            shuffled(5, 1).into(),
+            shuffled(5, 3).into(),
+            ReadRequest { rank, ..shuffled(5, 2).into() },
         ] {
-            let reader = open(directory.path(), options.clone()).unwrap();
+            let reader = open(directory.path(), request.clone()).unwrap();
             let whole: Vec<Step> = reader.epoch(2).unwrap().map(Result::unwrap).collect();
             for taken in 0..whole.len() {
                 // Another process, with other threads.
-                let other = open_with(directory.path(), options.clone(), (1, 1 << 30)).unwrap();
+                let other = open_with(directory.path(), request.clone(), (1, 1 << 30)).unwrap();
                 let rest = collect(other.resume(&whole[taken].position).unwrap());
                 let expected: Vec<Batch> = whole[taken + 1..].iter().map(|step| step.batch.clone()).collect();
-                assert_eq!(rest, expected, "{layout:?}, {taken} batches taken, {options:?}");
+                assert_eq!(rest, expected, "{layout:?}, {taken} batches taken, {request:?}");
             }
         }
     }

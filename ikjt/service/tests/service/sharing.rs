@@ -1,10 +1,11 @@
 //! What workers compute once for several jobs and epochs, and where they keep it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use onefold_ikjt::service::protocol::{CountSamples, Define, Job};
 use onefold_ikjt::service::{Failure, Network, Security};
-use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Shuffle, Within};
+use onefold_ikjt::{Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Within};
 use onefold_tests::{BUCKET, S3Server};
 use serde_json::Value;
 
@@ -78,6 +79,22 @@ fn an_epoch_that_repeats_is_computed_once() {
     assert!((1..2 * 94).contains(&computed), "{computed} batches computed for {sent} sent");
 }
 
+#[test]
+fn jobs_share_batches_whatever_they_check() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    let (url, options) = (fleet.url("data"), ReaderOptions::new(64));
+    compare(&url, &dir.path("data"), &options, 0);
+    let table_rows = BTreeMap::from([("user_00".to_owned(), 1)]);
+    let checks = Checks { table_rows, ..Checks::default() };
+    let request = ReadRequest { checks, ..options.into() };
+    let reader = Reader::open(Path::new(&url), request, &workers()).unwrap();
+    let error = reader.batches().unwrap().find_map(Result::err).expect("an id is outside its table");
+    let text = error.to_string();
+    assert!(text.contains("column `user_00`") && text.contains("outside the table's 1 rows"), "{text}");
+    fleet.wait_for("the batches that were there already", |status| sum(status, "block_hits") > 0);
+}
+
 /// What was kept of a dataset is not taken for what stands at its place now.
 #[test]
 fn a_dataset_that_is_built_anew_is_another_one() {
@@ -96,6 +113,7 @@ fn a_dataset_that_is_built_anew_is_another_one() {
         dataset: dir.path("data").display().to_string(),
         identity: before.snapshot().dataset.clone(),
         options: ReaderOptions { snapshot: Some(before.snapshot().snapshot), ..options },
+        rank: Rank::default(),
     };
     let worker = late.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
     let network = Network::new(&Security::default(), false).unwrap();

@@ -1,26 +1,24 @@
-//! Batches that the workers of a preprocessing service make, in place of this process's threads.
+//! Batches that a [`Source`] makes, in place of this process's threads.
 
 use std::sync::Arc;
 
 use onefold_datasets::Schema;
 
 use super::budget::Account;
+use super::checks::Checks;
 use super::convert::Pieces;
 use super::files::Chosen;
 use super::order::StreamOrder;
 use super::pipeline::{Batches, Finish, Made, Queue, Waited, promise};
 use super::position::{Position, Shuffle};
+use super::source::{Asked, Source, Wanted};
 use super::stages::Stages;
 use super::workers::Workers;
-use crate::service::{Fetch, block_bytes, wrong_batch};
 use crate::{Batch, Error, PackedBatch, Result};
 
 /// Row groups of every stream that a block covers, at least: at its ends a worker decodes row groups of which it needs
 /// only a part.
 const ROW_GROUPS_IN_BLOCK: u64 = 4;
-
-/// Blocks that are on their way at the same time, at most: as many workers can compute for one client.
-const MOST_BLOCKS: u64 = 16;
 
 /// The steps of a block, for streams that are read in these orders and give `each` samples to a step.
 pub(super) fn block_steps(orders: &[StreamOrder], each: u64, shuffle: Option<Shuffle>) -> u64 {
@@ -43,19 +41,25 @@ pub(super) fn row_groups_by_step(chosen: &[Chosen], orders: &[StreamOrder], each
     named.collect()
 }
 
-/// Steps of an epoch that a service reads.
-pub(super) struct Fetched {
-    pub(super) fetch: Fetch,
+/// Steps of an epoch that a source reads.
+pub(super) struct Remote {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) asked: Arc<Asked>,
+    pub(super) wanted: Wanted,
     pub(super) workers: Workers,
-    /// The schema of the batches.
-    pub(super) schema: Schema,
-    /// The most samples of a batch.
-    pub(super) most_samples: u64,
-    /// About what a batch takes.
-    pub(super) batch_bytes: u64,
+    pub(super) expected: Expected,
 }
 
-impl Fetched {
+/// What batches that come from elsewhere must be.
+#[derive(Debug)]
+pub(super) struct Expected {
+    pub(super) schema: Schema,
+    pub(super) checks: Arc<Checks>,
+    /// The most samples of a batch.
+    pub(super) most_samples: u64,
+}
+
+impl Remote {
     /// Starts to fetch the batches from `position` on.
     pub(super) fn start<T: Send + 'static>(
         mut self,
@@ -64,9 +68,7 @@ impl Fetched {
         finish: Finish<T>,
     ) -> Result<Batches<T>> {
         let account = Account::open(&self.workers.budget);
-        let total = account.budget().total() / 2;
-        let blocks = (total / block_bytes(self.batch_bytes)).clamp(1, MOST_BLOCKS);
-        (self.fetch.ahead, self.fetch.block_bytes) = (blocks as usize, total / blocks);
+        self.wanted.memory = account.budget().total() / 2;
         let (of_thread, room) = (Arc::clone(&account), 2 * self.workers.threads());
         let run =
             move |queue: Queue<T>, waited: Waited| self.run(&of_thread, &queue, &waited, Arc::new(finish));
@@ -87,12 +89,12 @@ impl Fetched {
         waited: &Waited,
         finish: Arc<Finish<T>>,
     ) {
-        let (schema, most) = (Arc::new(self.schema), self.most_samples);
-        let pool = &self.workers.pool;
-        let fetched = self.fetch.run(&mut |packed| {
+        let Self { source, asked, wanted, workers, expected } = self;
+        let (pool, expected) = (&workers.pool, Arc::new(expected));
+        let fetched = source.batches(&asked, wanted, &mut |packed| {
             let reservation = account.reserve_batch(packed.memory().len() as u64)?;
-            let (schema, finish) = (Arc::clone(&schema), Arc::clone(&finish));
-            let made = move || Ok((finish.of_packed(packed, &schema, most)?, Pieces::new(), reservation));
+            let (expected, finish) = (Arc::clone(&expected), Arc::clone(&finish));
+            let made = move || Ok((finish.of_packed(packed, &expected)?, Pieces::new(), reservation));
             queue.send(promise(pool, made)).ok().map(|()| waited.get())
         });
         if let Err(error) = fetched {
@@ -102,9 +104,9 @@ impl Fetched {
 }
 
 impl<T> Finish<T> {
-    /// What the caller gets of a batch that came over the network.
-    fn of_packed(&self, packed: PackedBatch, schema: &Schema, most_samples: u64) -> Result<T> {
-        let batch = checked(&packed, schema, most_samples)?;
+    /// What the caller gets of a batch that came from elsewhere.
+    fn of_packed(&self, packed: PackedBatch, expected: &Expected) -> Result<T> {
+        let batch = expected.batch(&packed)?;
         Ok(match self {
             Self::Shared(finish) => finish(batch),
             Self::Packed(packing, finish) => finish(Made::Received(&batch, packed), *packing).0,
@@ -112,19 +114,23 @@ impl<T> Finish<T> {
     }
 }
 
-/// The batch in `packed`, which must be one of `schema`, of at most so many samples: a batch without features may say
-/// that it has any number.
-///
-/// # Errors
-///
-/// [`Error::Fault`] if it is something else.
-fn checked(packed: &PackedBatch, schema: &Schema, most_samples: u64) -> Result<Batch> {
-    let check = |batch: Batch| match batch.size() as u64 <= most_samples {
-        true => batch.check_schema(schema, schema.weight.is_some()).map(|()| batch),
-        false => {
-            let message = format!("it says that it has {} samples, of at most {most_samples}", batch.size());
-            Err(Error::invariant("batch", message))
-        }
-    };
-    packed.unpack().and_then(check).map_err(|error: Error| wrong_batch(&error))
+impl Expected {
+    /// The batch in `packed`. A batch without features may say that it has any number of samples.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if it is something else than a batch of the schema, and for what does not pass the checks.
+    fn batch(&self, packed: &PackedBatch) -> Result<Batch> {
+        let check = |batch: Batch| match batch.size() as u64 <= self.most_samples {
+            true => batch.check_schema(&self.schema, self.schema.weight.is_some()).map(|()| batch),
+            false => {
+                let (size, most) = (batch.size(), self.most_samples);
+                let message = format!("it says that it has {size} samples, of at most {most}");
+                Err(Error::invariant("batch", message))
+            }
+        };
+        let batch = packed.unpack().and_then(check).map_err(|error| Error::wrong_batch(&error))?;
+        self.checks.run(&batch, &self.schema.labels, |_| None)?;
+        Ok(batch)
+    }
 }
