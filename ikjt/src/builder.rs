@@ -42,38 +42,25 @@ impl FeatureBuilder {
         }
     }
 
-    /// Appends rows of `source` with these offsets and sizes, whose values stand in `span`, taking the span whole.
-    fn append_span<'a>(
-        &mut self,
-        source: &Feature,
-        offsets: impl Iterator<Item = &'a i32>,
-        sizes: impl Iterator<Item = &'a i32>,
-        span: Range<usize>,
-    ) {
-        self.offsets.extend(rebased(offsets, &span, self.values.len()));
-        self.sizes.extend(sizes);
-        self.values.extend_from_slice(&source.values()[span]);
-    }
-
-    /// Appends rows of `source` with these sizes, which use the values `used`.
-    pub(crate) fn append_used<'a>(
+    /// Appends rows of `source` with these offsets and sizes, which use the values `used`.
+    pub(crate) fn append<'a>(
         &mut self,
         source: &Feature,
         offsets: impl Iterator<Item = &'a i32>,
         sizes: impl Iterator<Item = &'a i32>,
         used: &UsedValues,
     ) {
+        let base = self.values.len();
         match used {
-            UsedValues::One(span) => self.append_span(source, offsets, sizes, span.clone()),
-            UsedValues::Several { stretches, offsets } => {
-                // Below the capacity, which `check_values` has bounded.
-                let base = self.values.len() as i32;
-                self.offsets.extend(offsets.iter().map(|offset| base + offset));
-                self.sizes.extend(sizes);
-                for stretch in stretches {
-                    self.values.extend_from_slice(&source.values()[stretch.clone()]);
-                }
+            UsedValues::One(span) => self.offsets.extend(rebased(offsets, span, base)),
+            // Below the capacity, which `check_values` has bounded.
+            UsedValues::Several { offsets, .. } => {
+                self.offsets.extend(offsets.iter().map(|offset| base as i32 + offset));
             }
+        }
+        self.sizes.extend(sizes);
+        for stretch in used.stretches() {
+            self.values.extend_from_slice(&source.values()[stretch.clone()]);
         }
     }
 

@@ -192,10 +192,10 @@ fn append(builder: &mut FeatureBuilder, feature: &Feature, rows: &UsedRows, used
     let (offsets, sizes) = (feature.offsets(), feature.sizes());
     match rows {
         UsedRows::Range(rows) => {
-            builder.append_used(feature, offsets[rows.clone()].iter(), sizes[rows.clone()].iter(), used);
+            builder.append(feature, offsets[rows.clone()].iter(), sizes[rows.clone()].iter(), used);
         }
         UsedRows::Listed(rows) => {
-            builder.append_used(feature, listed(offsets, rows), listed(sizes, rows), used);
+            builder.append(feature, listed(offsets, rows), listed(sizes, rows), used);
         }
     }
 }

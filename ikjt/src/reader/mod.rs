@@ -39,6 +39,7 @@ mod files;
 mod lists;
 mod options;
 mod order;
+mod output;
 mod pipeline;
 mod plan;
 mod position;
@@ -60,7 +61,8 @@ use self::convert::Conversion;
 use self::decode::Decoding;
 use self::files::{Chosen, Files, Opener, choose};
 use self::order::{Item, StreamOrder};
-use self::pipeline::{Finish, Made, Packing, Steps, Work};
+use self::output::{Output, Packing};
+use self::pipeline::{Steps, Work};
 use self::plan::{Counts, row_counts, sampled_counts, stream_files};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
@@ -279,7 +281,7 @@ impl Reader {
     /// [`Error::Io`] if a thread cannot be started. What is wrong with files comes from the iterator, which ends after
     /// an error, but for files that must be looked at to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
-        self.start(position, Finish::Shared(|batch| batch))
+        self.start(position, Horizon::at(u64::MAX))
     }
 
     /// As [`resume`](Self::resume), with every batch in one allocation. Where lists may share ids, they do so only with
@@ -289,15 +291,7 @@ impl Reader {
     ///
     /// As [`resume`](Self::resume).
     pub fn resume_packed(&self, position: &Position) -> Result<Batches<PackedBatch>> {
-        let finish = |made: Made<'_>, Packing { widths, overlaps }| {
-            let packed = match made {
-                Made::Here(batch) => PackedBatch::copy_of(batch, widths, overlaps),
-                Made::Received(_, packed) => packed,
-            };
-            let bytes = packed.memory().len() as u64;
-            (packed, bytes)
-        };
-        self.start(position, Finish::Packed(self.packing(), finish))
+        self.start(position, Horizon::at(u64::MAX))
     }
 
     /// As [`resume_packed`](Self::resume_packed), for a network, up to a horizon: row groups that only later steps need
@@ -307,13 +301,7 @@ impl Reader {
     ///
     /// As [`resume`](Self::resume).
     pub fn sent_until(&self, position: &Position, horizon: Horizon) -> Result<Batches<SentBatch>> {
-        let finish = |made: Made<'_>, Packing { widths, overlaps }| {
-            let (Made::Here(batch) | Made::Received(batch, _)) = made;
-            let sent = SentBatch::copy_of(batch, widths, overlaps);
-            let bytes = sent.memory.len() as u64;
-            (sent, bytes)
-        };
-        self.start_until(position, horizon, Finish::Packed(self.packing(), finish))
+        self.start(position, horizon)
     }
 
     /// By file in the order of the snapshot, the samples of each row group that sampling leaves in an epoch, `None` if
@@ -329,36 +317,22 @@ impl Reader {
         Ok(self.sampled_counts(epoch)?.map(in_order))
     }
 
-    fn packing(&self) -> Packing {
-        Packing {
-            widths: (self.schema.dense.len(), self.schema.labels.len()),
-            overlaps: self.options.dedupe == Dedupe::Window,
-        }
-    }
-
     /// What a [cache](crate::cache) knows of this reader, once it has read something with one.
     pub fn interest(&self) -> Option<Arc<Interest>> {
         let known = self.interest.lock().unwrap_or_else(PoisonError::into_inner);
         known.as_ref().map(|(_, interest)| Arc::clone(interest))
     }
 
-    fn start<T: Send + 'static>(&self, position: &Position, finish: Finish<T>) -> Result<Batches<T>> {
-        self.start_until(position, Horizon::at(u64::MAX), finish)
-    }
-
     /// Starts reading at `position`.
-    fn start_until<T: Send + 'static>(
-        &self,
-        position: &Position,
-        horizon: Horizon,
-        finish: Finish<T>,
-    ) -> Result<Batches<T>> {
+    fn start<T: Output>(&self, position: &Position, horizon: Horizon) -> Result<Batches<T>> {
         self.check(position)?;
         let steps = self.steps(position.epoch)?;
         if position.step > steps {
             return Err(wrong_position("step", &position.step, &steps));
         }
         let orders = self.orders(position.epoch, self.own_streams())?;
+        let widths = (self.schema.dense.len(), self.schema.labels.len());
+        let packing = Packing { widths, overlaps: self.options.dedupe == Dedupe::Window };
         match &self.input {
             Input::Files(files) => {
                 let work = self.work(files, position.epoch, self.cached(files, position.epoch, &orders));
@@ -368,7 +342,7 @@ impl Reader {
                     orders.into_iter().map(|order| Stream::new(order, start)).collect();
                 let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
                 let steps = Steps { streams, each, range: position.step..steps, horizon };
-                Batches::start(work, steps, opener, position.clone(), finish)
+                Batches::start(work, steps, opener, position.clone(), packing)
             }
             Input::Source(source, asked) => {
                 let each = self.samples_of_step();
@@ -387,8 +361,9 @@ impl Reader {
                     most_samples: each.saturating_mul(self.own_streams().count() as u64),
                 };
                 let (source, asked) = (Arc::clone(source), Arc::clone(asked));
-                let remote = Remote { source, asked, wanted, workers: self.workers.clone(), expected };
-                remote.start(position.clone(), steps, finish)
+                let workers = self.workers.clone();
+                let remote = Remote { source, asked, wanted, workers, expected, packing };
+                remote.start(position.clone(), steps)
             }
         }
     }

@@ -9,7 +9,8 @@ use super::checks::Checks;
 use super::convert::Pieces;
 use super::files::Chosen;
 use super::order::StreamOrder;
-use super::pipeline::{Batches, Finish, Made, Queue, Waited, promise};
+use super::output::{Output, Packing};
+use super::pipeline::{Batches, Queue, Waited, promise};
 use super::position::{Position, Shuffle};
 use super::source::{Asked, Source, Wanted};
 use super::stages::Stages;
@@ -48,6 +49,7 @@ pub(super) struct Remote {
     pub(super) wanted: Wanted,
     pub(super) workers: Workers,
     pub(super) expected: Expected,
+    pub(super) packing: Packing,
 }
 
 /// What batches that come from elsewhere must be.
@@ -61,17 +63,11 @@ pub(super) struct Expected {
 
 impl Remote {
     /// Starts to fetch the batches from `position` on.
-    pub(super) fn start<T: Send + 'static>(
-        mut self,
-        position: Position,
-        steps: u64,
-        finish: Finish<T>,
-    ) -> Result<Batches<T>> {
+    pub(super) fn start<T: Output>(mut self, position: Position, steps: u64) -> Result<Batches<T>> {
         let account = Account::open(&self.workers.budget);
         self.wanted.memory = account.budget().total() / 2;
         let (of_thread, room) = (Arc::clone(&account), 2 * self.workers.threads());
-        let run =
-            move |queue: Queue<T>, waited: Waited| self.run(&of_thread, &queue, &waited, Arc::new(finish));
+        let run = move |queue: Queue<T>, waited: Waited| self.run(&of_thread, &queue, &waited);
         Batches::of_thread(
             "onefold-fetch",
             room,
@@ -82,35 +78,21 @@ impl Remote {
         )
     }
 
-    fn run<T: Send + 'static>(
-        self,
-        account: &Arc<Account>,
-        queue: &Queue<T>,
-        waited: &Waited,
-        finish: Arc<Finish<T>>,
-    ) {
-        let Self { source, asked, wanted, workers, expected } = self;
+    fn run<T: Output>(self, account: &Arc<Account>, queue: &Queue<T>, waited: &Waited) {
+        let Self { source, asked, wanted, workers, expected, packing } = self;
         let (pool, expected) = (&workers.pool, Arc::new(expected));
         let fetched = source.batches(&asked, wanted, &mut |packed| {
             let reservation = account.reserve_batch(packed.memory().len() as u64)?;
-            let (expected, finish) = (Arc::clone(&expected), Arc::clone(&finish));
-            let made = move || Ok((finish.of_packed(packed, &expected)?, Pieces::new(), reservation));
-            queue.send(promise(pool, made)).ok().map(|()| waited.get())
+            let expected = Arc::clone(&expected);
+            let make = move || {
+                let batch = expected.batch(&packed)?;
+                Ok((T::of(batch, Some(packed), packing), Pieces::new(), reservation))
+            };
+            queue.send(promise(pool, make)).ok().map(|()| waited.get())
         });
         if let Err(error) = fetched {
             let _ = queue.send(promise(pool, move || Err(error)));
         }
-    }
-}
-
-impl<T> Finish<T> {
-    /// What the caller gets of a batch that came from elsewhere.
-    fn of_packed(&self, packed: PackedBatch, expected: &Expected) -> Result<T> {
-        let batch = expected.batch(&packed)?;
-        Ok(match self {
-            Self::Shared(finish) => finish(batch),
-            Self::Packed(packing, finish) => finish(Made::Received(&batch, packed), *packing).0,
-        })
     }
 }
 
