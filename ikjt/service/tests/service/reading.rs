@@ -131,6 +131,20 @@ fn what_a_reader_says_of_an_epoch_is_the_same() {
 }
 
 #[test]
+fn a_pipeline_of_several_megabytes_is_read() {
+    let dir = dataset();
+    let ids: String = (0..700_000).map(|id| format!("{id}\n")).collect();
+    assert!(ids.len() > 4 << 20);
+    dir.write("large.txt", ids);
+    dir.write("large.toml", PIPELINE.replace("table.txt", "large.txt"));
+    let preprocess = Some(PreprocessConfig::load(&dir.path("large.toml")).unwrap());
+    let request = ReadRequest::from(ReaderOptions { preprocess, ..ReaderOptions::new(64) });
+    let fleet = Fleet::new(&dir, 1);
+    let read = |location: &Path| bytes(location, &request, 0, 90);
+    assert!(read(Path::new(&fleet.url("data"))) == read(&dir.path("data")));
+}
+
+#[test]
 fn commands_read_by_url() {
     let dir = dataset();
     let fleet = Fleet::with(&dir, 2, None, "", &format!("--dataset clicks={}", dir.path("data").display()));
