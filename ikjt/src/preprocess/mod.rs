@@ -30,8 +30,6 @@ mod dense;
 mod layout;
 mod lists;
 mod local_hour;
-#[cfg(test)]
-mod model;
 mod pairs;
 mod per_value;
 mod plan;

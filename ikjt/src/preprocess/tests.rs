@@ -1,11 +1,13 @@
-//! Random pipelines on random batches against the naive [`model`](super::model).
+//! Random pipelines on random batches against the naive [`model`].
+
+mod model;
 
 use std::path::Path;
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use proptest::prelude::*;
 
-use super::model::{ModelOp, ModelStep, assert_same, samples_of};
+use self::model::{ModelOp, ModelStep, assert_same, samples_of};
 use super::{PreprocessConfig, Preprocessor};
 use crate::{Batch, BatchParts, Feature, Group};
 

@@ -8,3 +8,4 @@ mod kept;
 mod memory;
 mod order;
 mod several_files;
+mod source;

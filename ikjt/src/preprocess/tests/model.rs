@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::sampling::Draws;
+use super::super::sampling::Draws;
 use crate::Batch;
 use crate::hash::{mix, sigrid_hash};
 
