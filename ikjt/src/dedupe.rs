@@ -104,20 +104,20 @@ impl Index {
         mut equal: impl FnMut(usize) -> bool,
     ) -> i32 {
         let mask = self.entries.len() - 1;
-        let mut place = hash as usize & mask;
+        let mut entry = hash as usize & mask;
         loop {
-            let (other, slot) = self.entries[place];
+            let (other, slot) = self.entries[entry];
             if slot < 0 {
                 // A group has at most `i32::MAX` rows, which `Feature` checks.
                 let slot = distinct.len() as i32;
-                self.entries[place] = (hash, slot);
+                self.entries[entry] = (hash, slot);
                 distinct.push(row);
                 return slot;
             }
             if other == hash && equal(distinct[slot as usize]) {
                 return slot;
             }
-            place = (place + 1) & mask;
+            entry = (entry + 1) & mask;
         }
     }
 }

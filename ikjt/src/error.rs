@@ -54,7 +54,7 @@ impl Explain for Error {
             Self::Dataset(error) => error.fault(),
             Self::Invariant(fault) | Self::Fault(fault) => fault.clone(),
             Self::Corrupt { path, row_group, column, row, message } => {
-                let place = Place(*row_group, column.as_deref(), *row);
+                let place = InFile(*row_group, column.as_deref(), *row);
                 Fault::new(Kind::Data, format!("`{}`{place}: {message}", path.display()))
                     .hint("the file is damaged; build the dataset again, or restore the file from a copy")
             }
@@ -102,9 +102,9 @@ impl Error {
     ) -> Self {
         let place = match origin {
             Some(Origin { path, row_group, row }) => {
-                format!("`{}`{}", path.display(), Place(Some(row_group), Some(column), Some(row)))
+                format!("`{}`{}", path.display(), InFile(Some(row_group), Some(column), Some(row)))
             }
-            None => format!("sample {sample} of a batch{}", Place(None, Some(column), None)),
+            None => format!("sample {sample} of a batch{}", InFile(None, Some(column), None)),
         };
         Fault::new(Kind::Data, format!("{place}: {message}")).hint(hint).into()
     }
@@ -120,9 +120,9 @@ pub(crate) struct Origin {
 }
 
 /// Where in a file: row group, column and row, as far as known.
-struct Place<'a>(Option<usize>, Option<&'a str>, Option<usize>);
+struct InFile<'a>(Option<usize>, Option<&'a str>, Option<usize>);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for InFile<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(row_group, column, row) = self;
         if let Some(row_group) = row_group {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use onefold_storage::Storage;
 
-use crate::reader::{Place, Source};
+use crate::reader::{Location, Source};
 use crate::{ReadRequest, Reader, Result, Workers};
 
 impl Reader {
@@ -21,7 +21,7 @@ impl Reader {
     /// than what is to be read, a feature or kept column that the dataset does not have, streams that do not divide the
     /// buckets) and for a pipeline that does not fit the dataset.
     pub fn open(location: &Path, request: impl Into<ReadRequest>, workers: &Workers) -> Result<Self> {
-        Self::of_place(place(location)?, request.into(), workers)
+        Self::of_location(locate(location)?, request.into(), workers)
     }
 
     /// As [`open`](Self::open), for a dataset that `source` reads.
@@ -34,7 +34,7 @@ impl Reader {
         request: impl Into<ReadRequest>,
         workers: &Workers,
     ) -> Result<Self> {
-        Self::of_place(Place::Source(source), request.into(), workers)
+        Self::of_location(Location::Source(source), request.into(), workers)
     }
 }
 
@@ -46,7 +46,7 @@ impl Reader {
 /// [`Error::Dataset`](crate::Error::Dataset) if there is no dataset or it has no such snapshot,
 /// [`Error::Fault`](crate::Error::Fault) for what a service says.
 pub fn load_snapshot(location: &Path, number: Option<u64>) -> Result<Snapshot> {
-    place(location)?.snapshot(number)
+    locate(location)?.snapshot(number)
 }
 
 /// The statistics of the samples in some partitions of `snapshot`, which is one of the dataset at `location`.
@@ -60,9 +60,9 @@ pub fn load_statistics(
     snapshot: &Snapshot,
     partitions: &PartitionFilter,
 ) -> Result<SampleStatistics> {
-    match place(location)? {
-        Place::Storage(storage) => Ok(snapshot.statistics_of(&storage, partitions)?),
-        Place::Source(source) => source.statistics(snapshot.snapshot, partitions),
+    match locate(location)? {
+        Location::Storage(storage) => Ok(snapshot.statistics_of(&storage, partitions)?),
+        Location::Source(source) => source.statistics(snapshot.snapshot, partitions),
     }
 }
 
@@ -72,16 +72,16 @@ pub fn load_statistics(
 ///
 /// [`Error::Fault`](crate::Error::Fault) if the service does not answer.
 pub fn stored_at(location: &Path) -> Result<PathBuf> {
-    Ok(match place(location)? {
-        Place::Storage(storage) => storage.location().to_owned(),
-        Place::Source(source) => source.location().into(),
+    Ok(match locate(location)? {
+        Location::Storage(storage) => storage.location().to_owned(),
+        Location::Source(source) => source.location().into(),
     })
 }
 
-fn place(location: &Path) -> Result<Place> {
+fn locate(location: &Path) -> Result<Location> {
     Ok(match connect(location)? {
-        Some(source) => Place::Source(source),
-        None => Place::Storage(Box::new(Storage::open(location)?)),
+        Some(source) => Location::Source(source),
+        None => Location::Storage(Box::new(Storage::open(location)?)),
     })
 }
 

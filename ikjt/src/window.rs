@@ -53,13 +53,13 @@ fn fold(feature: &Feature) -> Option<(Vec<i64>, Vec<i32>)> {
     for row in 0..feature.rows() {
         let next = feature.row(row);
         let tail = &stored[stored.len().saturating_sub(next.len())..];
-        let kept = overlap(tail, next);
-        let within = if kept < next.len() { find(&stored[previous.clone()], next) } else { None };
+        let shared = overlap(tail, next);
+        let within = if shared < next.len() { find(&stored[previous.clone()], next) } else { None };
         let offset = match within {
             Some(place) => previous.start + place,
             None => {
-                let offset = stored.len() - kept;
-                stored.extend_from_slice(&next[kept..]);
+                let offset = stored.len() - shared;
+                stored.extend_from_slice(&next[shared..]);
                 if stored.len() >= limit {
                     return None;
                 }

@@ -210,7 +210,7 @@ impl Master {
             self.heard_of(client);
         }
         let mut placement = self.placement();
-        let worker = placement.lease(&lease.place, lease.near.as_deref(), &lease.avoid, Instant::now());
+        let worker = placement.lease(&lease.key, lease.affinity.as_deref(), &lease.avoid, Instant::now());
         let leased = worker.map(|worker| Leased { worker, workers: placement.count() });
         leased.ok_or_else(|| GrpcStatus::unavailable("the preprocessing service has no worker"))
     }

@@ -78,7 +78,7 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     }
     let proof = arguments.security.load()?;
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
-    // One half for reading, and one for batches that wait for clients, and for what is kept.
+    // One half for reading, and one for batches that wait for clients, and for the cache.
     let half = arguments.memory_limit / 2;
     let disk = arguments.cache_dir.as_deref().map(|folder| (folder, arguments.cache_limit));
     let cache = Cache::new(half, disk)?;
@@ -240,15 +240,15 @@ impl Answers for Worker {
         let Ticket { block, from } = ticket;
         let reader = self.jobs.reader(&block.job).await?;
         let (of_job, of_block, blocks) = (Arc::clone(&reader), block.clone(), Arc::clone(&self.blocks));
-        let (place, kept) = blocking(move || {
-            let place = of_block.steps.start as f32 / of_job.steps(of_block.epoch)?.max(1) as f32;
+        let (epoch_share, cached) = blocking(move || {
+            let epoch_share = of_block.steps.start as f32 / of_job.steps(of_block.epoch)?.max(1) as f32;
             if let Some(interest) = of_job.interest() {
-                interest.reached(place);
+                interest.reached(epoch_share);
             }
-            Ok((place, blocks.kept(&of_block)))
+            Ok((epoch_share, blocks.cached(&of_block)))
         })
         .await?;
-        let subscription = self.blocks.read(block, from, reader, place, kept);
+        let subscription = self.blocks.read(block, from, reader, epoch_share, cached);
         let next = async |mut subscription: Subscription| {
             subscription.next().await.map(|message| (message, subscription))
         };

@@ -17,7 +17,7 @@ use super::lists::{Cut, RowOp, enumerate, ngram};
 use super::local_hour;
 use super::pairs::{PairOp, cartesian, compute_score};
 use super::per_value::{ValueOp, map_id, positive_modulus, sigrid_hash};
-use super::problem::{Checked, Place, Problem};
+use super::problem::{Checked, Problem, StepLocation};
 use super::sampling::{Sampling, sampling};
 use crate::{Error, Result};
 
@@ -64,7 +64,7 @@ impl From<PreprocessConfig> for Source {
 /// One `[[step]]`.
 #[derive(Debug, Clone)]
 pub(super) struct Step {
-    pub(super) place: Place,
+    pub(super) location: StepLocation,
     /// Names and globs.
     pub(super) inputs: Vec<String>,
     /// The generated feature; without one the inputs change.
@@ -250,15 +250,15 @@ fn parse_step(
     table: Table,
 ) -> Result<Step> {
     let mut arguments = Arguments::new(table, files);
-    let place = |op: &str| Place { path, line, step, op: op.into() };
+    let location = |op: &str| StepLocation { path, line, step, op: op.into() };
     let name: String = match arguments.required("op") {
         Ok(name) => name,
-        Err(problem) => return Err(place("no operator").error(problem)),
+        Err(problem) => return Err(location("no operator").error(problem)),
     };
-    let place = place(&name);
+    let location = location(&name);
     let parsed = parse_operator(&name, &mut arguments);
-    let (inputs, output, op) = parsed.map_err(|problem| place.error(problem))?;
-    Ok(Step { place, inputs, output, op })
+    let (inputs, output, op) = parsed.map_err(|problem| location.error(problem))?;
+    Ok(Step { location, inputs, output, op })
 }
 
 type Parsed = (Vec<String>, Option<String>, Op);
@@ -313,7 +313,7 @@ mod tests {
             let version = if text.contains("format_version") { "" } else { "format_version = 1\n" };
             let config =
                 PreprocessConfig::parse(Path::new("README.md"), &format!("{version}{text}")).unwrap();
-            examples.extend(config.steps.iter().map(|step| step.place.op.clone()));
+            examples.extend(config.steps.iter().map(|step| step.location.op.clone()));
         }
         for operator in OPERATORS {
             assert!(examples.iter().any(|op| **op == *operator.name), "no example of `{}`", operator.name);

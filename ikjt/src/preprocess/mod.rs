@@ -115,8 +115,8 @@ impl Preprocessor {
     pub fn run(&self, batch: Batch) -> Result<Batch> {
         self.check(&batch)?;
         let mut running = Running::new(batch, &self.plan.layout, self.input.dense.len());
-        for (place, action) in &self.plan.actions {
-            running.apply(action).map_err(|problem| place.error(problem))?;
+        for (location, action) in &self.plan.actions {
+            running.apply(action).map_err(|problem| location.error(problem))?;
         }
         running.finish()
     }

@@ -58,8 +58,8 @@ pub(super) struct Decoded {
     pub(super) batch: Batch,
     /// Where the samples come from.
     pub(super) origin: RowGroup,
-    /// The samples' places in the row group, if some were dropped.
-    kept: Option<Vec<u32>>,
+    /// The rows of the samples, if some were dropped.
+    sampled: Option<Vec<u32>>,
     sessions: Option<ScalarBuffer<i64>>,
     ids: Vec<Ids>,
     /// Its share of the memory budget.
@@ -169,17 +169,17 @@ impl RowGroup {
         let mut sessions = decoding.sessions.then(|| session_ids(&columns));
         drop(columns);
         let sampler = decoding.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler());
-        let kept = sampler.map(|sampler| {
-            let (kept, left) = sampler.run(&batch, decoding.epoch, self.first);
+        let sampled = sampler.map(|sampler| {
+            let (rows, left) = sampler.run(&batch, decoding.epoch, self.first);
             batch = left;
-            sessions = sessions.take().map(|all| kept.iter().map(|row| all[*row as usize]).collect());
-            kept
+            sessions = sessions.take().map(|all| rows.iter().map(|row| all[*row as usize]).collect());
+            rows
         });
         let ids = count_ids(&batch);
         let beside = ids.len() * size_of::<Ids>() + sessions.as_ref().map_or(0, |s| 8 * s.len());
         reservation.resize(batch.bytes() + beside as u64);
         stages.arranged(started);
-        Ok(Decoded { batch, origin: self, kept, sessions, ids, _reservation: reservation })
+        Ok(Decoded { batch, origin: self, sampled, sessions, ids, _reservation: reservation })
     }
 
     /// Compares the bytes of columns, by file, with their checksums.
@@ -221,8 +221,9 @@ impl RowGroup {
         }
         let (mut fields, mut arrays) = (batch.schema().fields().to_vec(), batch.columns().to_vec());
         let missing = missing.into_iter().map(|chunk| {
-            let kept = decoding.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
-            let column = kept.map_or_else(|| self.read_column(&chunk.column, decoding.verify, stages), Ok)?;
+            let cached = decoding.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
+            let column =
+                cached.map_or_else(|| self.read_column(&chunk.column, decoding.verify, stages), Ok)?;
             Ok((chunk.column, column))
         });
         for (name, column) in decoded.into_iter().chain(missing.collect::<Result<Vec<_>>>()?) {
@@ -484,9 +485,9 @@ impl Decoded {
         }
     }
 
-    /// The place of a sample in its row group.
+    /// The row of a sample in its row group.
     pub(super) fn row_of(&self, sample: usize) -> usize {
-        self.kept.as_ref().map_or(sample, |kept| kept[sample] as usize)
+        self.sampled.as_ref().map_or(sample, |rows| rows[sample] as usize)
     }
 
     /// The ranges of samples that belong to one session each.

@@ -77,7 +77,7 @@ pub use options::{Dedupe, ReadRequest, ReaderOptions};
 pub use pipeline::{Batches, Horizon, Step};
 pub use plan::{Plan, PlannedStream, Split};
 pub use position::{Position, Rank, Shuffle, Tail, Within};
-pub(crate) use source::Place;
+pub(crate) use source::Location;
 pub use source::{Asked, Deliver, Source, Wanted};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
@@ -121,9 +121,9 @@ enum Input {
 }
 
 impl Reader {
-    /// The reader of the dataset at `place`.
-    pub(crate) fn of_place(place: Place, request: ReadRequest, workers: &Workers) -> Result<Self> {
-        let snapshot = place.snapshot(request.options.snapshot)?;
+    /// The reader of the dataset at `location`.
+    pub(crate) fn of_location(location: Location, request: ReadRequest, workers: &Workers) -> Result<Self> {
+        let snapshot = location.snapshot(request.options.snapshot)?;
         let samples = snapshot.chosen_samples(&request.options.partitions)?;
         request.check(snapshot.buckets)?;
         let number_of_streams = request.streams();
@@ -160,13 +160,13 @@ impl Reader {
         };
         let chosen = Arc::new(choose(&snapshot, &options)?);
         let streams = stream_files(&chosen, number_of_streams);
-        let input = match place {
-            Place::Storage(storage) => {
+        let input = match location {
+            Location::Storage(storage) => {
                 let columns = (&snapshot, &source_schema);
                 let how = (&options, checks.verify);
                 Input::Files(Arc::new(Files::new(*storage, Arc::clone(&chosen), columns, how, workers)))
             }
-            Place::Source(source) => {
+            Location::Source(source) => {
                 let (identity, options) = (snapshot.dataset.clone(), options.clone());
                 Input::Source(source, Arc::new(Asked { identity, options, rank }))
             }
@@ -491,18 +491,18 @@ impl Reader {
     }
 
     fn interest_in(&self, files: &Files, orders: &[StreamOrder]) -> Arc<Interest> {
-        let places = orders.iter().flat_map(|order| {
+        let shares = orders.iter().flat_map(|order| {
             let all = order.samples().max(1) as f32;
             order.items.iter().zip(&order.starts).flat_map(move |(item, start)| {
                 let files = self.chosen[item.file].set.files.iter();
                 files.map(move |file| ((Arc::from(file.path.as_str()), item.row_group), *start as f32 / all))
             })
         });
-        let places: HashMap<_, _> = places.collect();
+        let shares: HashMap<_, _> = shares.collect();
         // Of every stream, the row group that it is in and those that a shuffle mixes with it.
         let mixed = self.options.shuffle.map_or(0, |shuffle| shuffle.row_groups);
-        let still_needed = (mixed as f32 + 0.5) * orders.len() as f32 / places.len().max(1) as f32;
-        Interest::new(places, files.columns.wanted.clone(), self.repeats(), still_needed)
+        let still_needed = (mixed as f32 + 0.5) * orders.len() as f32 / shares.len().max(1) as f32;
+        Interest::new(shares, files.columns.wanted.clone(), self.repeats(), still_needed)
     }
 
     /// Whether all epochs have the same batches.

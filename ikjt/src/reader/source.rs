@@ -66,14 +66,14 @@ pub struct Wanted {
 /// Takes a batch, and says how long the caller has waited for batches; `None` if the caller is gone.
 pub type Deliver<'a> = dyn FnMut(PackedBatch) -> Option<Duration> + Send + 'a;
 
-/// The place of a dataset.
+/// Where a dataset is.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     Storage(Box<Storage>),
     Source(Arc<dyn Source>),
 }
 
-impl Place {
+impl Location {
     pub(crate) fn snapshot(&self, number: Option<u64>) -> Result<Snapshot> {
         match self {
             Self::Storage(storage) => Ok(Snapshot::load_from(storage, number)?),

@@ -116,19 +116,19 @@ impl Service {
         })?
     }
 
-    /// Asks whichever worker the master names for `place`; it hears of the job first if it does not know it.
+    /// Asks whichever worker the master names for `key`; it hears of the job first if it does not know it.
     fn ask_a_worker<Q: Question + Sync>(
         self: &Arc<Self>,
-        place: &str,
+        key: &str,
         job: Option<&Job>,
         question: Q,
     ) -> Result<Q::Answer> {
-        let (service, job, place) = (Arc::clone(self), job.cloned(), place.to_owned());
+        let (service, job, key) = (Arc::clone(self), job.cloned(), key.to_owned());
         runtime::wait(async move {
             let mut tries = Tries::new(PATIENCE);
             let mut avoid = Vec::new();
             loop {
-                let lease = Lease { place: place.clone(), near: None, avoid: avoid.clone(), client: None };
+                let lease = Lease { key: key.clone(), affinity: None, avoid: avoid.clone(), client: None };
                 let failure = match service.ask_master(&lease).await {
                     Err(failure) => failure,
                     Ok(Leased { worker, .. }) => {

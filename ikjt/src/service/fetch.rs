@@ -82,7 +82,7 @@ pub(super) struct Fetch {
 
 impl Fetch {
     /// A name for the row groups that are read at a step.
-    fn near(&self, step: u64) -> Option<String> {
+    fn affinity(&self, step: u64) -> Option<String> {
         let after = self.row_groups.partition_point(|(start, _)| *start <= step);
         self.row_groups.get(after.checked_sub(1)?).map(|(_, name)| name.clone())
     }
@@ -155,8 +155,8 @@ impl Running<'_> {
     fn open(&self, block: &Range<u64>, from: u64, avoid: Vec<String>) -> Stream {
         let Fetch { service, job, epoch, .. } = self.fetch;
         let block = Block { job: self.client.job.clone(), epoch: *epoch, steps: block.clone() };
-        let near = self.fetch.near(block.steps.start);
-        let lease = Lease { place: block.place(), near, avoid, client: Some(self.state()) };
+        let affinity = self.fetch.affinity(block.steps.start);
+        let lease = Lease { key: block.key(), affinity, avoid, client: Some(self.state()) };
         let room = self.fetch.block_bytes.saturating_sub(u64::from(BLOCK_WINDOW));
         Stream::open(service, job, lease, Ticket { block, from }, room)
     }

@@ -47,15 +47,15 @@ impl Question for Open {
     type Answer = String;
 }
 
-/// To the master: which worker answers for something. Equal places have the same worker as long as it lives, so that
+/// To the master: which worker answers for something. Equal keys have the same worker as long as it lives, so that
 /// what it has computed for one client is there for the next.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lease {
-    /// What is asked for: a [block](Block::place), or a job or dataset that something is asked about.
-    pub place: String,
+    /// What is asked for: a [block](Block::key), or a job or dataset that something is asked about.
+    pub key: String,
     /// What blocks of other jobs that read the same row groups have in common with it: they are best computed by one
     /// worker, which then decodes them once.
-    pub near: Option<String>,
+    pub affinity: Option<String>,
     /// Workers that did not give it.
     pub avoid: Vec<String>,
     /// The client that reads blocks, and how it fares.
@@ -111,8 +111,8 @@ impl ClientState {
 }
 
 impl Block {
-    /// The block's place in a [`Lease`].
-    pub fn place(&self) -> String {
+    /// The block's key in a [`Lease`].
+    pub fn key(&self) -> String {
         format!("{}/{}/{}", self.job, self.epoch, self.steps.start)
     }
 }
