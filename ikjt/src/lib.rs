@@ -56,45 +56,32 @@
 //!
 //! Invariants are checked by the `try_new` constructors and trusted afterwards; data from files always
 //! passes them.
+//!
+//! # Modules
+//!
+//! They import each other in one direction: `batch` and `hash`, [`preprocess`], [`cache`], [`reader`], the client of the
+//! preprocessing service (with the feature `service`), and what opens datasets.
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
-pub(crate) mod arbitrary;
 mod batch;
-mod batch_digest;
-mod builder;
 pub mod cache;
 pub mod command;
-mod dedupe;
 mod error;
-mod feature;
-mod group;
 pub mod hash;
-mod kept;
 mod open;
-mod operations;
-mod packed;
 pub mod preprocess;
 pub mod reader;
-mod record_batch;
 #[cfg(feature = "service")]
 pub mod service;
-mod statistics;
-mod window;
 
-pub use batch::{Batch, BatchParts};
-pub use batch_digest::digest;
-pub use dedupe::deduplicate;
+pub use batch::{
+    Batch, BatchParts, Feature, FeaturePlaces, Figures, GROUP_KEY, Group, GroupPlaces, GroupStatistics,
+    KEPT_KEY, KeptPlaces, KeptValues, PackedBatch, Places, SentBatch, Statistics, deduplicate, digest,
+    fold_windows,
+};
 pub use error::{Error, Result};
-pub use feature::Feature;
-pub use group::Group;
-pub use kept::KeptValues;
 pub use open::{load_snapshot, load_statistics, stored_at};
-pub use packed::{FeaturePlaces, GroupPlaces, KeptPlaces, PackedBatch, Places, SentBatch};
 pub use reader::{
     Batches, Checks, Dedupe, Horizon, Plan, PlannedStream, Position, Rank, ReadRequest, Reader,
     ReaderOptions, Shuffle, Split, StageFigures, Step, Tail, Within, Workers,
 };
-pub use record_batch::{GROUP_KEY, KEPT_KEY};
-pub use statistics::{Figures, GroupStatistics, Statistics};
-pub use window::fold_windows;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::arguments::Arguments;
 use super::problem::{Checked, Problem};
 use crate::Feature;
-use crate::feature::starts;
+use crate::batch::starts;
 use crate::hash::mix;
 
 /// The most ids that an operator may make of one feature of one batch: 1 GiB. More is taken for a mistake,

@@ -12,9 +12,8 @@ use super::arguments::Arguments;
 use super::lists::Cut;
 use super::problem::{Checked, Problem};
 use crate::Feature;
-use crate::builder::rebased;
+use crate::batch::{UsedValues, rebased};
 use crate::hash::{Modulus, SigridHash};
-use crate::operations::UsedValues;
 
 /// Ids that a chain takes through all its operators at a time: 8 KiB, a quarter of a small L1 cache.
 const BLOCK: usize = 1024;

@@ -11,7 +11,7 @@ use super::checks::Checks;
 use super::decode::{Decoded, Ids};
 use super::options::Dedupe;
 use super::stages::Stages;
-use crate::dedupe::deduplicate_shared;
+use crate::batch::deduplicate_shared;
 use crate::error::Origin;
 use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result, fold_windows};

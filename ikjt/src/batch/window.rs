@@ -109,7 +109,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::{groups, lists};
+    use crate::batch::arbitrary::{groups, lists};
     use crate::deduplicate;
 
     /// Lists of a window over a random walk: items come at the end and go at the start.

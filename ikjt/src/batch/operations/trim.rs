@@ -24,7 +24,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::groups;
+    use crate::batch::arbitrary::groups;
 
     proptest! {
         #[test]

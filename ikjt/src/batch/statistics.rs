@@ -164,7 +164,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::{List, batches, lists};
+    use crate::batch::arbitrary::{List, batches, lists};
     use crate::{BatchParts, deduplicate, fold_windows};
 
     fn statistics(batch: &Batch) -> Statistics {

@@ -526,7 +526,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::batches;
+    use crate::batch::arbitrary::batches;
 
     proptest! {
         #[test]

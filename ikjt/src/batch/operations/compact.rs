@@ -1,6 +1,6 @@
 //! Rows one after the other.
 
-use crate::builder::check_values;
+use crate::batch::builder::check_values;
 use crate::{Feature, Group, Result};
 
 impl Feature {
@@ -78,7 +78,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::groups;
+    use crate::batch::arbitrary::groups;
 
     proptest! {
         #[test]

@@ -3,7 +3,7 @@
 use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
 use onefold_datasets::{SESSION_COLUMN, Schema, TIME_COLUMN};
 
-use crate::record_batch::WEIGHTS;
+use crate::batch::record_batch::WEIGHTS;
 use crate::{Batch, Group};
 
 /// The digest of a batch's samples, as if every sample carried its lists: equal for all ways to deduplicate them.
@@ -63,7 +63,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::{batches, samples};
+    use crate::batch::arbitrary::{batches, samples};
     use crate::{BatchParts, Feature, deduplicate, fold_windows};
 
     fn schema(batch: &Batch) -> Schema {

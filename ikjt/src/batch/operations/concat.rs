@@ -10,7 +10,7 @@ use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::ArrowNativeType;
 
 use super::used::{Renumbering, UsedRows, UsedValues, listed};
-use crate::builder::{FeatureBuilder, check_values, rebased};
+use crate::batch::builder::{FeatureBuilder, check_values, rebased};
 use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 
 impl Batch {
@@ -315,7 +315,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::{batches, batches_of, groups, lists, samples, shapes};
+    use crate::batch::arbitrary::{batches, batches_of, groups, lists, samples, shapes};
 
     /// A range of `0..size` from two random numbers.
     fn range(size: usize, (a, b): (usize, usize)) -> Range<usize> {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::operations::UsedValues;
+use crate::batch::operations::UsedValues;
 use crate::{Error, Feature, Result};
 
 /// The buffers of a feature to be: values are appended, then rows that are slices of them.

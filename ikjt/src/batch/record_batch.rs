@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
     use crate::BatchParts;
-    use crate::arbitrary::batches;
+    use crate::batch::arbitrary::batches;
 
     /// A column of a record batch.
     fn column<'a>(rows: &'a RecordBatch, name: &str) -> &'a ArrayRef {
