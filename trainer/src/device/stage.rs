@@ -243,11 +243,8 @@ impl Stage {
             starts: view(on_device, starts, Kind::Int64),
             tables: view(on_device, tables, Kind::Int64),
             pooled_elements: pooled_elements as i64,
-            bags: (!pooled.is_empty()).then(|| Bags {
-                jagged: bags.of(on_device),
-                scales: view(on_device, scales, Kind::Float),
-                factors: None,
-            }),
+            bags: (!pooled.is_empty())
+                .then(|| Bags { jagged: bags.of(on_device), scales: view(on_device, scales, Kind::Float) }),
             sequences: sequences.iter().map(|sequences| sequences.of(on_device)).collect(),
             targets: targets(batch.groups(), configs),
             groups: groups.iter().map(group).collect(),

@@ -252,11 +252,8 @@ impl ServedParts {
         let device = delivery.device();
         Ok(ServedRows {
             rows: rows.map(|section| view(device, section, Kind::Int)),
-            bags: (bags > 0).then(|| Bags {
-                jagged: jagged.of(device),
-                scales: view(device, scales, Kind::Float),
-                factors: None,
-            }),
+            bags: (bags > 0)
+                .then(|| Bags { jagged: jagged.of(device), scales: view(device, scales, Kind::Float) }),
             _delivery: delivery,
         })
     }

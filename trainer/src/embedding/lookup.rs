@@ -86,7 +86,6 @@ impl FeatureLookup {
         Bags {
             table: table.weights(),
             rows: &self.table_rows,
-            weights: None,
             offsets: &self.rows.offsets,
             sizes: &self.rows.sizes,
             mean: self.mean,
