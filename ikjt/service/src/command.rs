@@ -165,7 +165,7 @@ async fn ask<Q: Question>(asking: &Asking, question: &Q) -> anyhow::Result<Q::An
             let hint = text!["start one with `onefold-serve master`, or name another one with ", master];
             cause.within(&format!("no master answers at `{}`", asking.master)).hint(hint).into()
         }
-        Failure::UnknownJob => anyhow::anyhow!("`{}` is no master", asking.master),
+        Failure::UnknownJob => anyhow::anyhow!("`{}` is not a master", asking.master),
     })
 }
 

@@ -1,4 +1,5 @@
-//! What a process answers: questions, as JSON, and the tickets of batches. [`sending`](crate::sending) has the wire.
+//! The requests that a process answers: questions, as JSON, and tickets for batches. [`sending`](crate::sending) has
+//! the wire format.
 
 use futures::stream::BoxStream;
 use onefold_ikjt::service::protocol::{Question, Ticket};
@@ -11,7 +12,7 @@ use crate::sending::Message;
 /// Batches as they are sent.
 pub(crate) type Batches = BoxStream<'static, Result<Message, Status>>;
 
-/// What a process answers.
+/// Answers requests.
 #[tonic::async_trait]
 pub(crate) trait Answers: Send + Sync + 'static {
     /// The answer to an action, as JSON; `None` if the process knows no such action.

@@ -42,7 +42,7 @@ const DATA_BODY: u32 = 1000;
 /// The most bytes of a request: of a job, whose pipeline may have tables.
 const MOST_REQUEST_BYTES: usize = 64 << 20;
 
-/// What a client says that it can read, and what is said about the answer.
+/// gRPC headers that negotiate compression.
 const ACCEPTS: &str = "grpc-accept-encoding";
 const ENCODING: &str = "grpc-encoding";
 
@@ -196,7 +196,7 @@ async fn batches<A: Answers>(answers: &A, guard: Guard, request: Request) -> Res
     answers.get(of_json(&ticket.ticket)?).await
 }
 
-/// Whether whoever asks takes a compressed answer.
+/// Whether the client accepts a compressed answer.
 fn takes_compressed(request: &Request) -> bool {
     let accepts = request.headers().get_all(ACCEPTS).iter().filter_map(|value| value.to_str().ok());
     accepts.flat_map(|value| value.split(',')).any(|encoding| encoding.trim() == "zstd")
@@ -266,7 +266,7 @@ fn frames(
 
 fn trailers(status: &Status) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    // What cannot be said in a header is left out.
+    // A message that does not fit a header is left out.
     if status.add_header(&mut headers).is_err() {
         headers.insert(Status::GRPC_STATUS, HeaderValue::from_static("13"));
     }

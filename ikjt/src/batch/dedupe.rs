@@ -33,8 +33,8 @@ pub(crate) fn deduplicate_shared(group: &Group) -> Result<Group> {
     Ok(Group::trusted(name, Some(inverse.into()), distinct.len(), rows))
 }
 
-/// The number of each sample's distinct row, and the distinct rows; None if more than `limit` times a row has the
-/// hash of another one.
+/// The number of each sample's distinct row, and the distinct rows; `None` after more than `limit` hash
+/// collisions.
 fn distinct_rows(group: &Group, limit: usize, hash: impl Fn(usize) -> u64) -> Option<(Vec<i32>, Vec<usize>)> {
     let (samples, features) = (group.samples(), group.features());
     let mut inverse: Vec<i32> = Vec::with_capacity(samples);

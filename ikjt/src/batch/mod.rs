@@ -32,7 +32,7 @@ pub use self::statistics::{Figures, GroupStatistics, Statistics};
 pub use self::window::fold_windows;
 use crate::{Error, Result};
 
-/// What a [`Batch`] is made of.
+/// The parts of a [`Batch`].
 #[derive(Debug, Clone)]
 pub struct BatchParts {
     /// Samples, B.
@@ -103,7 +103,7 @@ impl Batch {
         Self { size, dense, labels, weights, timestamps, kept, groups }
     }
 
-    /// What the batch is made of.
+    /// The batch's parts.
     pub fn into_parts(self) -> BatchParts {
         let Self { size, dense, labels, weights, timestamps, kept, groups } = self;
         BatchParts { size, dense, labels, weights, timestamps, kept, groups }

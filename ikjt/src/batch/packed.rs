@@ -70,11 +70,11 @@ pub struct Places {
 pub struct KeptPlaces {
     /// The column's name.
     pub name: String,
-    /// A bit of every sample, the lowest of a byte first: whether it has a value. `None` if all have.
+    /// Validity bitmap, least significant bit first. `None` if every sample has a value.
     pub validity: Option<usize>,
     /// `i64` of every sample; of texts `i32`, where each begins, and where the last one ends.
     pub values: usize,
-    /// Of texts, where their UTF-8 begins, and how many bytes it has.
+    /// Offset and length of the UTF-8 of texts, in bytes.
     pub texts: Option<(usize, usize)>,
 }
 
@@ -379,7 +379,7 @@ impl Sections {
         self.0.extend_from_slice(values);
     }
 
-    /// What every sample has.
+    /// Copies everything but the ids: dense features, labels, weights, timestamps, kept columns, inverse indices.
     fn copy_samples(&mut self, batch: &Batch, places: &Places) {
         self.put(places.dense, batch.dense());
         self.put(places.labels, batch.labels());

@@ -78,7 +78,7 @@ fn wrong(column: &str, message: impl std::fmt::Display) -> Error {
     Error::invariant(format!("column `{column}`"), message)
 }
 
-/// What Arrow itself refuses; it cannot refuse what has our invariants.
+/// An error of Arrow, which batches with our invariants cannot cause.
 fn refused(column: &str) -> impl Fn(ArrowError) -> Error {
     move |error| wrong(column, error.to_string())
 }

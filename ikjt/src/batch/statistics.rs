@@ -42,7 +42,7 @@ pub struct GroupStatistics {
     pub features: BTreeMap<String, Figures>,
 }
 
-/// What was counted. The factors follow from it, and stand beside it when it is serialised.
+/// Counts of batches. The factors follow from them, and are serialised with them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(into = "Report")]
 pub struct Figures {

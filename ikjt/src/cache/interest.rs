@@ -1,4 +1,4 @@
-//! What a job will read, and how far it is.
+//! The row groups that a job will read, and its progress.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ const NEXT_EPOCH: f64 = 0.5;
 /// What a read counts that happens only if the job is started again.
 const STARTED_AGAIN: f64 = 0.1;
 
-/// What one job reads of an epoch, and how far it is.
+/// The row groups that one job reads in an epoch, and its progress.
 #[derive(Debug)]
 pub struct Interest {
     /// By file and row group, the share of the epoch before it: from 0 to 1.
@@ -84,7 +84,7 @@ impl Interest {
         self.expected(share, 0.0, if self.repeats { NEXT_EPOCH } else { STARTED_AGAIN }, now)
     }
 
-    /// What is read at `share`, and counts `again` once that is so far behind.
+    /// Expected reads of `share`: 1 while it is ahead (or within `behind`), else `again`.
     fn expected(&self, share: f32, behind: f32, again: f64, now: Instant) -> (f64, f32) {
         let Now { share: at, when } = *self.now();
         let (reads, distance) = match share > at - behind {

@@ -61,7 +61,7 @@ pub(crate) struct Chunk {
     pub(crate) column: Arc<str>,
 }
 
-/// What is kept, and in which form.
+/// The key of an item, and its form.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Encoded(Chunk),
@@ -102,7 +102,7 @@ impl Item {
     }
 }
 
-/// What a cache holds and has done.
+/// Figures of a cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheFigures {
     /// Bytes in memory.
@@ -305,7 +305,7 @@ impl Cache {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the cache holds and has done.
+    /// The cache's figures.
     pub fn figures(&self) -> CacheFigures {
         let state = self.state();
         CacheFigures { cached_bytes: state.memory, cached_bytes_on_disk: state.on_disk, ..state.figures }

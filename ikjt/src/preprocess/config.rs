@@ -176,7 +176,7 @@ fn clamp(arguments: &mut Arguments) -> Checked<Op> {
     let not_a_number = [min, max].into_iter().flatten().any(|bound| bound.real().is_nan());
     if order == Some(false) || not_a_number || (min.is_none() && max.is_none()) {
         return Err(Problem::new(
-            "`min` and `max` are no range",
+            "`min` and `max` are not a range",
             "give one of them, or both with `min` not above `max`",
         ));
     }
@@ -443,6 +443,6 @@ mod tests {
         let message = serde_json::from_str::<PreprocessConfig>(&without).unwrap_err().to_string();
         assert!(message.contains("`ids.txt` did not come with the steps"), "{message}");
         let message = PreprocessConfig::load(&file).unwrap_err().to_string();
-        assert!(message.contains("ids.txt`, line 2: `eight` is no 64-bit integer"), "{message}");
+        assert!(message.contains("ids.txt`, line 2: `eight` is not a 64-bit integer"), "{message}");
     }
 }

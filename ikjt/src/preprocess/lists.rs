@@ -33,9 +33,9 @@ pub(super) enum RowOp {
 /// An operator that shortens rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// `firstx`: so many ids from the start.
+    /// `firstx`: this number of ids from the start.
     First(usize),
-    /// `lastx`: so many ids from the end.
+    /// `lastx`: this number of ids from the end.
     Last(usize),
 }
 

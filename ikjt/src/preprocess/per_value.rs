@@ -82,7 +82,7 @@ pub(super) fn map_id(arguments: &mut Arguments) -> Checked<ValueOp> {
 fn read_table(arguments: &mut Arguments, file: &str) -> Checked<Vec<i64>> {
     let id = |(number, line): (usize, &str)| {
         line.trim().parse().map_err(|_| {
-            let message = format!("`{file}`, line {}: `{line}` is no 64-bit integer", number + 1);
+            let message = format!("`{file}`, line {}: `{line}` is not a 64-bit integer", number + 1);
             Problem::new(message, "write one integer a line and nothing else")
         })
     };

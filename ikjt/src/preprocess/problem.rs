@@ -1,11 +1,11 @@
-//! What is wrong with a step, and which step it is.
+//! Errors of steps, and the location of a step.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::Error;
 
-/// What is wrong and what to do about it; [`StepLocation::error`] says where.
+/// An error without its location, which [`StepLocation::error`] adds, and a hint.
 #[derive(Debug)]
 pub(super) struct Problem {
     message: String,

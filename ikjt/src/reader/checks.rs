@@ -1,4 +1,4 @@
-//! What is checked while a dataset is read, beside what always is.
+//! Checks of a dataset while it is read, beside those that always run.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -8,7 +8,7 @@ use onefold_datasets::{Schema, suggest};
 use crate::error::Origin;
 use crate::{Batch, Error, Result};
 
-/// What is checked while a dataset is read. It decides whether there is an error, and no byte of a batch.
+/// Checks of a dataset while it is read. They decide whether there is an error, and no byte of a batch.
 ///
 /// A preprocessing service compares the bytes that it reads whatever `verify` says. Tables and labels are checked in the
 /// process that asks for it.

@@ -179,7 +179,7 @@ impl RowGroup {
         if self.files.storage.local().is_some() {
             return self.start_reading(number, &mask.clone(), stages, |ranges| then(ranges, mask, claims));
         }
-        // What the cache has need not come from the object store.
+        // Columns in the cache need not come from the object store.
         let cached = |claim: &Claim| (claim.chunk.clone(), cache.encoded(&claim.chunk));
         let (cached, fetched): (Vec<_>, Vec<_>) =
             claims.iter().map(cached).partition(|(_, bytes)| bytes.is_some());

@@ -92,11 +92,11 @@ const REMOTE_READS_AHEAD: usize = 8;
 #[derive(Debug)]
 pub struct Reader {
     snapshot: Snapshot,
-    /// What is read.
+    /// The columns that are read.
     source_schema: Schema,
     /// The columns that batches carry beside their features.
     kept_columns: Vec<KeptColumn>,
-    /// What the batches have.
+    /// The schema of batches.
     schema: Schema,
     preprocessor: Option<Arc<Preprocessor>>,
     options: ReaderOptions,
@@ -107,7 +107,7 @@ pub struct Reader {
     input: Input,
     /// The files of every stream.
     streams: Vec<Vec<usize>>,
-    /// What sampling leaves in the epoch that was planned last.
+    /// Counts of samples after sampling, of the epoch that was planned last.
     sampled: Mutex<Option<(u64, Arc<Counts>)>>,
     /// What the cache knows of this reader in the epoch that was read last.
     interest: Mutex<Option<(u64, Arc<Interest>)>>,
@@ -232,7 +232,7 @@ impl Reader {
         Ok(steps)
     }
 
-    /// What an epoch reads, for all ranks.
+    /// The plan of an epoch, for all ranks.
     ///
     /// # Errors
     ///
@@ -411,7 +411,7 @@ impl Reader {
         (self.options.global_batch_size / self.streams.len()) as u64
     }
 
-    /// What drops samples, if something does.
+    /// The sampler, if samples are dropped.
     fn sampler(&self) -> Option<&Sampler> {
         self.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler())
     }

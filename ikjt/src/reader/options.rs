@@ -22,7 +22,7 @@ pub enum Dedupe {
     Window,
 }
 
-/// What is asked of a reader.
+/// A request to a reader.
 ///
 /// Options alone become a request of one rank, with the checks that are always made:
 ///
@@ -34,9 +34,9 @@ pub enum Dedupe {
 /// ```
 #[derive(Debug, Clone)]
 pub struct ReadRequest {
-    /// What batches have.
+    /// Options that decide the bytes of batches.
     pub options: ReaderOptions,
-    /// What is checked while they are read.
+    /// Checks while batches are read.
     pub checks: Checks,
     /// Which of the processes that read the epoch together this one is.
     pub rank: Rank,
@@ -106,7 +106,7 @@ impl ReadRequest {
     }
 }
 
-/// What decides the bytes of batches: jobs with equal options have equal batches, and share them.
+/// Options that decide the bytes of batches: jobs with equal options have equal batches, and share them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReaderOptions {
@@ -116,7 +116,7 @@ pub struct ReaderOptions {
     /// Into how many streams the dataset's buckets are divided; the ranks share them. Steps and positions depend on
     /// this number and not on that of the ranks. If `None`, as many as there are ranks.
     pub streams: Option<usize>,
-    /// What becomes of the last samples.
+    /// Treatment of the last samples.
     pub tail: Tail,
     /// Shuffling by sessions; file order if `None`.
     pub shuffle: Option<Shuffle>,

@@ -1,4 +1,4 @@
-//! What a caller gets of a batch: the batch, or a copy of it in one allocation.
+//! The forms in which a caller gets a batch: the batch, or a copy of it in one allocation.
 
 use super::convert::{Conversion, Pieces};
 use super::stages::Stages;
@@ -13,18 +13,18 @@ pub(super) struct Packing {
     pub(super) overlaps: bool,
 }
 
-/// What a caller gets of a batch.
+/// A form in which a caller gets a batch.
 pub(super) trait Output: Send + Sized + 'static {
     /// Whether it is a copy in one allocation. Otherwise it may share buffers with a row group.
     const COPIED: bool;
 
-    /// Of a batch, which came from elsewhere if it is `packed` already.
+    /// The output of a batch, which came from elsewhere if it is `packed` already.
     fn of(batch: Batch, packed: Option<PackedBatch>, packing: Packing) -> Self;
 
     fn size_in_bytes(&self) -> u64;
 
-    /// Of the samples `pieces`: with its bytes, and the row groups whose buffers it shares. A copy is made on the thread
-    /// that made the batch, whose cache has it.
+    /// The output of the samples `pieces`, with its bytes, and the row groups whose buffers it shares. A copy is made on
+    /// the thread that made the batch, whose cache has it.
     fn make(
         conversion: &Conversion,
         pieces: Pieces,
@@ -37,7 +37,7 @@ pub(super) trait Output: Send + Sized + 'static {
         };
         let made = Self::of(batch, None, packing);
         let bytes = made.size_in_bytes();
-        // Of several pieces a batch is a copy, too.
+        // A batch of several pieces is a copy, too.
         let shared = if Self::COPIED || pieces.len() != 1 { Pieces::new() } else { pieces };
         Ok((made, bytes, shared))
     }

@@ -46,7 +46,7 @@ impl Default for Rank {
     }
 }
 
-/// What becomes of the last samples of an epoch, where streams have different numbers of them.
+/// Treatment of the last samples of an epoch, where streams have different numbers of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {

@@ -52,7 +52,7 @@ pub(super) struct Remote {
     pub(super) packing: Packing,
 }
 
-/// What batches that come from elsewhere must be.
+/// The requirements on batches that come from elsewhere.
 #[derive(Debug)]
 pub(super) struct Expected {
     pub(super) schema: Schema,

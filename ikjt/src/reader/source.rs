@@ -34,7 +34,7 @@ pub trait Source: Debug + Send + Sync {
     fn batches(&self, asked: &Asked, wanted: Wanted, deliver: &mut Deliver<'_>) -> Result<()>;
 }
 
-/// What is asked of a [`Source`]: everything that decides which bytes batches have.
+/// A request to a [`Source`]: everything that decides which bytes batches have.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// The identity of the dataset, which is another one when a dataset is built anew at the same place.

@@ -36,7 +36,7 @@ impl ServiceAddress {
         };
         let wrong = |message: &str| {
             Error::options(
-                format!("`{text}` is no dataset of a preprocessing service: {message}"),
+                format!("`{text}` is not a dataset of a preprocessing service: {message}"),
                 "write `grpc://HOST:PORT/DATASET`, as `grpc://reader:7070/s3://bucket/folder`, or with two slashes \
                  before the path of a local dataset",
             )

@@ -197,7 +197,7 @@ pub(super) struct Tries {
 }
 
 impl Tries {
-    /// Tries for so long.
+    /// Retries until `patience` has passed.
     pub(super) fn new(patience: Duration) -> Self {
         Self { until: Instant::now() + patience, patience, pause: Duration::from_millis(20) }
     }

@@ -62,7 +62,7 @@ const STRAGGLE_FACTOR: u32 = 20;
 /// The same where batches always take seconds: a second worker would do all the work again.
 const SLOW_FACTOR: u32 = 3;
 
-/// What is fetched.
+/// The steps that are fetched.
 #[derive(Debug)]
 pub(super) struct Fetch {
     pub(super) service: Arc<Service>,

@@ -1,4 +1,4 @@
-//! What the client, the master and the workers of a preprocessing service say to each other.
+//! Messages between the client, the master and the workers of a preprocessing service.
 //!
 //! It is Arrow Flight: questions and answers are the JSON bodies of `DoAction`, and batches are the messages of
 //! `DoGet`, one message a batch. A message's metadata is a [`BatchHeader`], and its body is the memory of a
@@ -30,14 +30,14 @@ pub const ANSWER_BYTES: usize = 1 << 20;
 pub trait Question: Serialize + DeserializeOwned + Send + 'static {
     /// The type of the action.
     const ACTION: &'static str;
-    /// What is answered.
+    /// The answer.
     type Answer: Serialize + DeserializeOwned + Send + 'static;
 }
 
 /// To the master: which dataset is meant, by a name or a location.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
-    /// What stands behind the host in a client's URL.
+    /// The text behind the host in a client's URL.
     pub dataset: String,
 }
 
@@ -51,9 +51,9 @@ impl Question for Open {
 /// what it has computed for one client is there for the next.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lease {
-    /// What is asked for: a [block](Block::key), or a job or dataset that something is asked about.
+    /// The key of the request: a [block](Block::key), or the job or dataset that a question is about.
     pub key: String,
-    /// What blocks of other jobs that read the same row groups have in common with it: they are best computed by one
+    /// Equal for blocks of other jobs that read the same row groups: they are best computed by one
     /// worker, which then decodes them once.
     pub affinity: Option<String>,
     /// Workers that did not give it.
@@ -147,7 +147,7 @@ impl Question for FindStatistics {
     type Answer = SampleStatistics;
 }
 
-/// What a client reads: everything that decides which bytes its batches have.
+/// The job of a client: everything that decides which bytes its batches have.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
     /// The location of the dataset.
@@ -207,7 +207,7 @@ impl Question for CountSamples {
 /// The samples of row groups, by file in the order of the job's files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleCounts {
-    /// Those that sampling leaves; `None` if nothing samples.
+    /// The samples after sampling; `None` if nothing samples.
     pub sampled: Option<Vec<Vec<u64>>>,
 }
 
@@ -220,7 +220,7 @@ pub struct Ticket {
     pub from: u64,
 }
 
-/// What a message says about its batch.
+/// The header of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchHeader {
     /// The step of the epoch.
