@@ -9,9 +9,7 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use onefold_ikjt::{
-    Batch, BatchParts, Feature, Group, KeyedJaggedTensor, Statistics, deduplicate, fold_windows,
-};
+use onefold_ikjt::{Batch, BatchParts, Feature, Group, Statistics, deduplicate, fold_windows};
 
 const SAMPLES: usize = 2048;
 const ROW_GROUP: usize = 16 * SAMPLES;
@@ -128,14 +126,10 @@ fn benches(criterion: &mut Criterion) {
     benches.bench_function("to record batch", |bencher| {
         bencher.iter(|| black_box(batch.to_record_batch().unwrap()));
     });
-    benches.bench_function("to variable-batch KJT", |bencher| {
-        bencher.iter(|| black_box(KeyedJaggedTensor::variable(batch.groups()).unwrap()));
-    });
-    let sessions: Vec<i64> = (0..SAMPLES).map(|sample| (sample / SESSION) as i64).collect();
     benches.bench_function("statistics", |bencher| {
         bencher.iter(|| {
             let mut statistics = Statistics::default();
-            statistics.add(&batch, Some(&sessions)).unwrap();
+            statistics.add(&batch);
             black_box(statistics)
         });
     });

@@ -63,8 +63,7 @@ fn timeline(random: &mut Random, number: usize) -> Group {
         inverse.push(offsets.len() as i32 - 1);
     }
     let feature = |(i, values): (usize, Vec<i64>)| {
-        Feature::try_new(format!("s{number}_{i}"), values, None, offsets.clone(), vec![100; offsets.len()])
-            .unwrap()
+        Feature::try_new(format!("s{number}_{i}"), values, offsets.clone(), vec![100; offsets.len()]).unwrap()
     };
     let features = values.into_iter().enumerate().map(feature).collect();
     Group::try_new(format!("timeline{number}"), Some(inverse.into()), features).unwrap()
@@ -155,7 +154,7 @@ fn owned(batch: &Batch) -> Batch {
     with_groups(batch, |group| {
         let feature = |f: &Feature| {
             let (offsets, sizes) = (f.offsets().to_vec(), f.sizes().to_vec());
-            Feature::try_new(f.name(), f.values().to_vec(), None, offsets, sizes).unwrap()
+            Feature::try_new(f.name(), f.values().to_vec(), offsets, sizes).unwrap()
         };
         let features = group.features().iter().map(feature).collect();
         Group::try_new(group.name(), group.inverse().cloned(), features).unwrap()

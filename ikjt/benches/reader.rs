@@ -16,7 +16,7 @@ use onefold_datasets::{
     WriterOptions,
 };
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
-use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
+use onefold_ikjt::{Checks, Dedupe, ReadRequest, Reader, ReaderOptions, Workers};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -113,8 +113,9 @@ fn write(directory: &Path, layout: Layout, rows: &RecordBatch) {
 }
 
 fn read(directory: &Path, dedupe: Dedupe, workers: &Workers) -> usize {
-    let options = ReaderOptions { dedupe, verify: false, ..ReaderOptions::new(2048) };
-    let reader = Reader::open(directory, options, workers).unwrap();
+    let options = ReaderOptions { dedupe, ..ReaderOptions::new(2048) };
+    let checks = Checks { verify: false, ..Checks::default() };
+    let reader = Reader::open(directory, ReadRequest { checks, ..options.into() }, workers).unwrap();
     reader.batches().unwrap().map(|step| step.unwrap().batch.size()).sum()
 }
 

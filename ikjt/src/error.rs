@@ -54,7 +54,7 @@ impl Explain for Error {
             Self::Dataset(error) => error.fault(),
             Self::Invariant(fault) | Self::Fault(fault) => fault.clone(),
             Self::Corrupt { path, row_group, column, row, message } => {
-                let place = Place(*row_group, column.as_deref(), *row);
+                let place = InFile(*row_group, column.as_deref(), *row);
                 Fault::new(Kind::Data, format!("`{}`{place}: {message}", path.display()))
                     .hint("the file is damaged; build the dataset again, or restore the file from a copy")
             }
@@ -86,22 +86,43 @@ impl Error {
         Fault::of_file(Kind::Data, path, message).hint(hint).into()
     }
 
-    /// A value that may not be there. The row in its row group is unknown if samples were drawn from the batch.
+    /// A batch that came from another process and is not what was asked for.
+    pub fn wrong_batch(error: &Self) -> Self {
+        let message =
+            format!("the preprocessing service sent something else than a batch of the job: {error}");
+        Fault::new(Kind::Data, message).into()
+    }
+
+    /// A value that may not be there: of a sample that comes from `origin`, or whose number in its batch alone is known.
     pub(crate) fn value(
-        (path, row_group, row): (PathBuf, usize, Option<usize>),
+        (origin, sample): (Option<Origin>, usize),
         column: &str,
         message: &str,
         hint: &str,
     ) -> Self {
-        let place = Place(Some(row_group), Some(column), row);
-        Fault::new(Kind::Data, format!("`{}`{place}: {message}", path.display())).hint(hint).into()
+        let place = match origin {
+            Some(Origin { path, row_group, row }) => {
+                format!("`{}`{}", path.display(), InFile(Some(row_group), Some(column), Some(row)))
+            }
+            None => format!("sample {sample} of a batch{}", InFile(None, Some(column), None)),
+        };
+        Fault::new(Kind::Data, format!("{place}: {message}")).hint(hint).into()
     }
 }
 
-/// Where in a file: row group, column and row, as far as known.
-struct Place<'a>(Option<usize>, Option<&'a str>, Option<usize>);
+/// Where in the dataset a sample is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) path: PathBuf,
+    pub(crate) row_group: usize,
+    /// The row of the row group.
+    pub(crate) row: usize,
+}
 
-impl fmt::Display for Place<'_> {
+/// Where in a file: row group, column and row, as far as known.
+struct InFile<'a>(Option<usize>, Option<&'a str>, Option<usize>);
+
+impl fmt::Display for InFile<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(row_group, column, row) = self;
         if let Some(row_group) = row_group {
@@ -127,11 +148,20 @@ mod tests {
     fn the_kind_says_who_can_do_something_about_it() {
         let kinds: [(Error, Kind); 3] = [
             (StorageError::location("split=", "it is no URL", "write one").into(), Kind::Options),
-            (Error::value((PathBuf::new(), 0, None), "rating", "it is 7", "exclude it"), Kind::Data),
+            (Error::value((None, 0), "rating", "it is 7", "exclude it"), Kind::Data),
             (std::io::Error::from(std::io::ErrorKind::PermissionDenied).into(), Kind::Storage),
         ];
         for (error, kind) in kinds {
             assert_eq!(error.fault().kind, kind, "{error}");
         }
+    }
+
+    #[test]
+    fn a_value_is_placed_as_far_as_its_place_is_known() {
+        let origin = Origin { path: "a.parquet".into(), row_group: 2, row: 7 };
+        let text =
+            |origin: Option<Origin>| Error::value((origin, 3), "x", "it is 7", "exclude it").to_string();
+        assert!(text(Some(origin)).starts_with("`a.parquet`, row group 2, column `x`, row 7: it is 7"));
+        assert!(text(None).starts_with("sample 3 of a batch, column `x`: it is 7"));
     }
 }

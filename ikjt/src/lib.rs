@@ -49,49 +49,39 @@
 //! | cut batches and put them together | [`Batch::slice`], [`Batch::concat`] |
 //! | see what deduplication saves | [`Statistics`] |
 //! | prove that two ways of reading give the same | [`digest`] |
-//! | exchange batches with Arrow, hand them to TorchRec | [`Batch::to_record_batch`], [`KeyedJaggedTensor`] |
+//! | hand batches to Arrow | [`Batch::to_record_batch`] |
 //! | have a batch as one allocation | [`PackedBatch`] |
 //!
 //! Everything means what it does to the [expanded](Batch::expand) batch, and does it to distinct rows.
 //!
 //! Invariants are checked by the `try_new` constructors and trusted afterwards; data from files always
 //! passes them.
+//!
+//! # Modules
+//!
+//! They import each other in one direction: `batch` and `hash`, [`preprocess`], [`cache`], [`reader`], the client of the
+//! preprocessing service (with the feature `service`), and what opens datasets.
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
-pub(crate) mod arbitrary;
 mod batch;
-mod batch_digest;
-mod builder;
 pub mod cache;
 pub mod command;
-mod convert;
-mod dedupe;
 mod error;
-mod feature;
-mod group;
 pub mod hash;
-mod kept;
-mod operations;
-mod packed;
+mod open;
 pub mod preprocess;
 pub mod reader;
+#[cfg(feature = "service")]
 pub mod service;
-mod statistics;
-mod window;
 
-pub use batch::{Batch, BatchParts};
-pub use batch_digest::digest;
-pub use convert::{GROUP_KEY, KEPT_KEY, KeyedJaggedTensor};
-pub use dedupe::deduplicate;
-pub use error::{Error, Result};
-pub use feature::Feature;
-pub use group::Group;
-pub use kept::KeptValues;
-pub use packed::{FeaturePlaces, GroupPlaces, KeptPlaces, PackedBatch, Places, SentBatch};
-pub use reader::{
-    Batches, Dedupe, Horizon, Plan, PlannedStream, Position, Rank, Reader, ReaderOptions, Shuffle, Split,
-    StageFigures, Step, Tail, Within, Workers,
+pub use batch::{
+    Batch, BatchParts, Feature, FeaturePlaces, Figures, GROUP_KEY, Group, GroupPlaces, GroupStatistics,
+    KEPT_KEY, KeptPlaces, KeptValues, PackedBatch, Places, SentBatch, Statistics, deduplicate, digest,
+    fold_windows,
 };
-pub use statistics::{Figures, GroupStatistics, Statistics};
-pub use window::fold_windows;
+pub use error::{Error, Result};
+pub use open::{load_snapshot, load_statistics, stored_at};
+pub use reader::{
+    Batches, Checks, Dedupe, Horizon, Plan, PlannedStream, Position, Rank, ReadRequest, Reader,
+    ReaderOptions, Shuffle, Split, StageFigures, Step, Tail, Within, Workers,
+};

@@ -155,8 +155,8 @@ class Batch(Generic[Array]):
     def groups(self) -> dict[str, Group[Array]]:
         """The feature groups by name."""
         spec, groups = self._spec, {}
-        # Where the next feature's sizes, offsets, values and weights begin in the array of their type.
-        places = spec["sizes"] // 4, spec["offsets"] // 4, spec["values"] // 8, spec["value_weights"] // 4
+        # Where the next feature's sizes, offsets and values begin in the array of their type.
+        places = spec["sizes"] // 4, spec["offsets"] // 4, spec["values"] // 8
         for group in spec["groups"]:
             groups[group["name"]] = made = Group(self._views, group, places)
             places = made.end
@@ -279,22 +279,20 @@ class ArrowBatch:
 class Group(Generic[Array]):
     """Features that share one inverse index: sample `i` has row `inverse[i]` of each, or row `i` if there is no index."""
 
-    def __init__(self, views: _Data[Array], spec: dict[str, Any], places: tuple[int, int, int, int]) -> None:
+    def __init__(self, views: _Data[Array], spec: dict[str, Any], places: tuple[int, int, int]) -> None:
         self._views, self._spec, self._places = views, spec, places
         self.name: str = spec["name"]
         self.rows: int = spec["rows"]
         self.features: dict[str, Feature[Array]] = {}
         """The features by name."""
-        sizes, offsets, values, weights = places
+        sizes, offsets, values = places
         rows = self.rows
         for feature in spec["features"]:
-            self.features[feature["name"]] = Feature(views, rows, feature, (sizes, offsets, values, weights))
+            self.features[feature["name"]] = Feature(views, rows, feature, (sizes, offsets, values))
             sizes += rows
             offsets += rows
             values += feature["values"]
-            if feature["weighted"]:
-                weights += feature["values"]
-        self.end = sizes, offsets, values, weights
+        self.end = sizes, offsets, values
 
     @property
     def inverse(self) -> Array | None:
@@ -325,9 +323,9 @@ class Group(Generic[Array]):
 class Feature(Generic[Array]):
     """Lists of ids, one per row: row `u` is `values[offsets[u] : offsets[u] + sizes[u]]`. With windows rows may overlap."""
 
-    def __init__(self, views: _Data[Array], rows: int, spec: dict[str, Any], places: tuple[int, int, int, int]) -> None:
+    def __init__(self, views: _Data[Array], rows: int, spec: dict[str, Any], places: tuple[int, int, int]) -> None:
         self._views, self._spec = views, spec
-        self._sizes, self._offsets, self._values, self._weights = places
+        self._sizes, self._offsets, self._values = places
         self.rows = rows
         self.name = spec["name"]
 
@@ -335,13 +333,6 @@ class Feature(Generic[Array]):
     def values(self) -> Array:
         """The ids, int64."""
         return self._views.int64[self._values : self._values + self._spec["values"]]
-
-    @property
-    def weights(self) -> Array | None:
-        """One float32 per id, or None."""
-        if not self._spec["weighted"]:
-            return None
-        return self._views.float32[self._weights : self._weights + self._spec["values"]]
 
     @property
     def sizes(self) -> Array:

@@ -50,30 +50,23 @@ def _is_run(batch: Batch[_Tensor], pairs: _Pairs) -> bool:
     return len(pairs) == len(batch.features)
 
 
-def _packed(feature: Feature[_Tensor]) -> tuple[_Tensor, _Tensor | None]:
-    """Values and weights of a feature, list after list: windows are copied out."""
+def _packed(feature: Feature[_Tensor]) -> _Tensor:
+    """The values of a feature, list after list: windows are copied out."""
     if feature.packed:
-        return feature.values, feature.weights
+        return feature.values
     sizes = feature.sizes.long()
     starts = _torch.repeat_interleave(feature.offsets.long() - (sizes.cumsum(0) - sizes), sizes)
     places = starts + _torch.arange(len(starts), device=starts.device)
-    return feature.values[places], None if feature.weights is None else feature.weights[places]
+    return feature.values[places]
 
 
-def _values(batch: Batch[_Tensor], pairs: _Pairs) -> tuple[_Tensor, _Tensor, _Tensor | None]:
-    """The values, lengths and weights of features, feature by feature; views where the batch has them like this."""
-    weighted = [feature.weights is not None for _, feature in pairs]
-    if any(weighted) and not all(weighted):
-        raise OptionsError(
-            "some of the features have weights and some have none, which one KeyedJaggedTensor cannot hold\n"
-            "  hint: convert them one after the other, with `features=`"
-        )
-    if _is_run(batch, pairs) and all(group.packed for group in batch.groups.values()) and not any(weighted):
-        return batch.values, batch.lengths, None
-    parts = [_packed(feature) for _, feature in pairs]
-    values = _torch.cat([values for values, _ in parts])
+def _values(batch: Batch[_Tensor], pairs: _Pairs) -> tuple[_Tensor, _Tensor]:
+    """The values and lengths of features, feature by feature; views where the batch has them like this."""
+    if _is_run(batch, pairs) and all(group.packed for group in batch.groups.values()):
+        return batch.values, batch.lengths
+    values = _torch.cat([_packed(feature) for _, feature in pairs])
     lengths = _torch.cat([feature.sizes for _, feature in pairs])
-    return values, lengths, _torch.cat([weights for _, weights in parts]) if any(weighted) else None
+    return values, lengths
 
 
 def to_kjt(
@@ -95,12 +88,12 @@ def to_kjt(
         batch = batch.expand()
     pairs = _chosen(batch, features)
     keys = [feature.name for _, feature in pairs]
-    values, lengths, weights = _values(batch, pairs)
+    values, lengths = _values(batch, pairs)
     options: dict[str, Any] = {}
     if deduplicated:
         options["stride_per_key_per_rank"] = [[group.rows] for group, _ in pairs]
         options["inverse_indices"] = (keys, _inverse_indices(batch, pairs))
-    return _torchrec.KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights, **options)
+    return _torchrec.KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, **options)
 
 
 def _inverse_indices(batch: Batch[_Tensor], pairs: _Pairs) -> _Tensor:
@@ -163,8 +156,8 @@ def to_sequences(batch: Batch[Any], group: str) -> Sequences:
         raise OptionsError(f"the batch has no group `{group}`\n  hint: it has {', '.join(batch.groups)}")
     features = batch.groups[group].features
     pairs = [(batch.groups[group], feature) for feature in features.values()]
-    values, lengths, weights = _values(batch, pairs)
-    kjt = _torchrec.KeyedJaggedTensor(keys=list(features), values=values, lengths=lengths, weights=weights)
+    values, lengths = _values(batch, pairs)
+    kjt = _torchrec.KeyedJaggedTensor(keys=list(features), values=values, lengths=lengths)
     return Sequences(kjt, _inverse_indices(batch, pairs)[0])
 
 

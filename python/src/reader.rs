@@ -105,8 +105,8 @@ impl Reader {
             let message = format!("`keep` names the column `{name}` twice");
             return Err(wrong_option(py, &message, "name every column once"));
         }
+        let checks = onefold_ikjt::Checks { verify, table_rows, ..onefold_ikjt::Checks::default() };
         let options = onefold_ikjt::ReaderOptions {
-            rank: Rank { rank, world_size },
             streams,
             tail: choice(py, "tail", tail, &[("short", Tail::Short), ("drop", Tail::Drop)])?,
             shuffle: shuffle.map(|seed| Shuffle { seed, row_groups: shuffle_row_groups, within }),
@@ -124,8 +124,6 @@ impl Reader {
             })?,
             features,
             kept: keep,
-            verify,
-            table_rows,
             timestamps,
             ..onefold_ikjt::ReaderOptions::new(global_batch_size)
         };
@@ -136,7 +134,8 @@ impl Reader {
         let opened = py.detach(|| {
             let preprocess = preprocess.as_deref().map(PreprocessConfig::load).transpose()?;
             let options = onefold_ikjt::ReaderOptions { preprocess, ..options };
-            onefold_ikjt::Reader::open(Path::new(&location), options, &workers)
+            let request = onefold_ikjt::ReadRequest { options, checks, rank: Rank { rank, world_size } };
+            onefold_ikjt::Reader::open(Path::new(&location), request, &workers)
         });
         let reader = opened.map_err(|error| of_reader(py, &error))?;
         Ok(Self { reader: OfProcess::new(reader) })

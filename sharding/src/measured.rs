@@ -4,7 +4,7 @@ use std::path::Path;
 
 use onefold_base::progress::Reporter;
 use onefold_ikjt::hash::SigridHash;
-use onefold_ikjt::{Feature, Group, Reader, ReaderOptions, Workers};
+use onefold_ikjt::{Feature, Group, ReadRequest, Reader, Workers};
 
 use crate::tables::HASH_SALT;
 use crate::{AccessBins, FeatureConfig, IdPolicy, LookupShares, Result};
@@ -57,21 +57,21 @@ struct Counting<'a> {
 
 /// Reads batches of `dataset` until `samples` samples are counted, or all there are; `configs` are those of the
 /// batches' features, in the same order; each is counted for itself, also where features share a table. Batches are
-/// formed, preprocessed and deduplicated as `options` say, so the factors are those that training with them has. Keeps
+/// formed, preprocessed and deduplicated as `request` says, so the factors are those that training with them has. Keeps
 /// 4 bytes for every id that is looked up.
 ///
 /// # Errors
 ///
 /// [`Error::Read`](crate::Error::Read) for what cannot be read, and for ids without a table row that
-/// `options` have the reader check.
+/// `request` has the reader check.
 pub fn measure_features(
     dataset: &Path,
     configs: &[FeatureConfig],
-    options: ReaderOptions,
+    request: ReadRequest,
     samples: u64,
     reporter: &dyn Reporter,
 ) -> Result<MeasuredFeatures> {
-    let reader = Reader::open(dataset, options, &Workers::of_machine()?)?;
+    let reader = Reader::open(dataset, request, &Workers::of_machine()?)?;
     let mut counts: Vec<Counting<'_>> = configs.iter().map(Counting::new).collect();
     let mut read = 0;
     reporter.begin("Counting lookups", Some(samples.min(reader.samples())), "samples");
@@ -230,7 +230,7 @@ mod tests {
     fn windows_share_the_elements_of_a_timeline() {
         // The last id of the buffer is in no row.
         let (values, offsets, sizes) = (vec![1_i64, 2, 3, 4, 5, 9], vec![0, 1, 2, 3], vec![3, 3, 3, 0]);
-        let feature = Feature::try_new("f", values, None, offsets, sizes).unwrap();
+        let feature = Feature::try_new("f", values, offsets, sizes).unwrap();
         let inverse: Vec<i32> = vec![0, 0, 1, 2, 3];
         let group = Group::try_new("g", Some(inverse.into()), vec![feature]).unwrap();
         let [sequence, sum] = [Pooling::Attention, Pooling::Sum]

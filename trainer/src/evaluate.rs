@@ -1,7 +1,6 @@
 //! Evaluation of a model on samples that it was not trained on.
 
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,9 +10,8 @@ use arrow::datatypes::Int64Type;
 use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use onefold_datasets::{PartitionFilter, Schema, Snapshot, hash_id};
-use onefold_ikjt::reader::load_snapshot;
-use onefold_ikjt::reader::{DEFAULT_MEMORY_LIMIT, Rank};
-use onefold_ikjt::{Batch, Dedupe, Reader, ReaderOptions, Workers};
+use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
+use onefold_ikjt::{Batch, Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Workers, load_snapshot};
 use onefold_sharding::{FeatureConfig, IdPolicy};
 use serde::Serialize;
 
@@ -181,18 +179,17 @@ pub(crate) fn open(
     kept.extend(group.filter(|name| !kept.contains(name)));
     let reader = ReaderOptions {
         dedupe: options.dedupe,
-        rank: rank_of(&*options.collectives),
         snapshot: Some(snapshot.snapshot),
         partitions,
         preprocess: preprocessing.as_ref().map(Preprocessing::of_evaluation),
-        table_rows: checked_rows(&description.tables),
-        label_ranges: label_ranges(config),
         kept,
         // Every rank has an equal part of a batch.
         ..ReaderOptions::new(config.train.batch_size.next_multiple_of(ranks as usize))
     };
+    let checks = checks(config, &description.tables);
+    let request = ReadRequest { options: reader, checks, rank: rank_of(&*options.collectives) };
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
-    let reader = open_whatever_size(dataset, &snapshot, reader, &workers)?;
+    let reader = open_whatever_size(dataset, &snapshot, request, &workers)?;
     let tasks = Task::of(config, &description.schema)?;
     Ok(Opened { run: description, reader, tasks, samples })
 }
@@ -217,14 +214,16 @@ fn check_buckets(dataset: &Path, snapshot: &Snapshot, ranks: u32) -> Result<()> 
 pub(crate) fn open_whatever_size(
     dataset: &Path,
     snapshot: &Snapshot,
-    options: ReaderOptions,
+    request: ReadRequest,
     workers: &Workers,
 ) -> Result<Reader> {
-    let samples = snapshot.chosen_samples(&options.partitions).map_err(onefold_ikjt::Error::from)?;
+    let samples = snapshot.chosen_samples(&request.options.partitions).map_err(onefold_ikjt::Error::from)?;
     let samples = usize::try_from(samples.max(1)).unwrap_or(usize::MAX);
     // Every stream has an equal part.
-    let global_batch_size = options.global_batch_size.min(samples.next_multiple_of(options.streams()));
-    Ok(Reader::open(dataset, ReaderOptions { global_batch_size, ..options }, workers)?)
+    let most = samples.next_multiple_of(request.streams());
+    let global_batch_size = request.options.global_batch_size.min(most);
+    let request = request.with(|options| ReaderOptions { global_batch_size, ..options });
+    Ok(Reader::open(dataset, request, workers)?)
 }
 
 /// This process among those that read together.
@@ -232,15 +231,19 @@ pub(crate) fn rank_of(collectives: &dyn Collectives) -> Rank {
     Rank { rank: collectives.rank() as usize, world_size: collectives.size() as usize }
 }
 
-/// The rows of the tables whose ids are checked, by feature: the reader says where in the dataset an id is too large.
-pub(crate) fn checked_rows(features: &[FeatureConfig]) -> BTreeMap<String, u64> {
+/// What the reader checks: the ids of features that say so, and that tasks can be trained on their labels. It says where
+/// in the dataset something is wrong.
+pub(crate) fn checks(config: &TrainConfig, features: &[FeatureConfig]) -> Checks {
     let checked = features.iter().filter(|feature| feature.ids == IdPolicy::Checked);
-    checked.map(|config| (config.feature.clone(), config.rows)).collect()
-}
-
-/// The values that the tasks' labels may have, by label.
-pub(crate) fn label_ranges(config: &TrainConfig) -> BTreeMap<String, RangeInclusive<f32>> {
-    config.all_tasks().into_iter().map(|task| (task.label, Loss::from(task.loss).labels())).collect()
+    Checks {
+        table_rows: checked.map(|config| (config.feature.clone(), config.rows)).collect(),
+        label_ranges: config
+            .all_tasks()
+            .into_iter()
+            .map(|task| (task.label, Loss::from(task.loss).labels()))
+            .collect(),
+        ..Checks::default()
+    }
 }
 
 /// Evaluation settings and tasks.

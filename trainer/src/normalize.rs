@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use onefold_datasets::{DENSE_QUANTILES, DenseStatistics, PartitionFilter, Schema, Snapshot, suggest};
+use onefold_ikjt::load_statistics;
 use onefold_ikjt::preprocess::Preprocessor;
-use onefold_ikjt::reader::load_statistics;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Normalization;

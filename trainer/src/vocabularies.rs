@@ -9,7 +9,7 @@ use std::path::Path;
 
 use onefold_datasets::Snapshot;
 use onefold_datasets::vocabulary::Vocabulary;
-use onefold_ikjt::reader::stored_at;
+use onefold_ikjt::stored_at;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};

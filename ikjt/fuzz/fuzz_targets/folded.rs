@@ -39,15 +39,17 @@ fn lists(bytes: &mut Bytes, rows: usize) -> ArrayRef {
     let ids: Vec<i64> = (0..total).map(|_| i64::from(bytes.next() % 4)).collect();
     let null_ids = bytes.next() == 7;
     let id_nulls = null_ids.then(|| NullBuffer::from_iter((0..total).map(|_| bytes.next() % 8 != 0)));
-    let nulls = (bytes.next() % 4 != 0)
-        .then(|| NullBuffer::from_iter((0..rows).map(|row| bytes.next() % 2 == 0 || row == 0 && bytes.next() != 3)));
+    let nulls = (bytes.next() % 4 != 0).then(|| {
+        NullBuffer::from_iter((0..rows).map(|row| bytes.next() % 2 == 0 || row == 0 && bytes.next() != 3))
+    });
     let item = Arc::new(Field::new("element", DataType::Int64, id_nulls.is_some()));
     let ids = Arc::new(Int64Array::new(ids.into(), id_nulls));
     Arc::new(ListArray::new(item, OffsetBuffer::from_lengths(lengths), ids, nulls))
 }
 
 fn lengths(bytes: &mut Bytes, rows: usize) -> ArrayRef {
-    let nulls = NullBuffer::from_iter((0..rows).map(|row| bytes.next() % 2 == 0 || row == 0 && bytes.next() != 3));
+    let nulls =
+        NullBuffer::from_iter((0..rows).map(|row| bytes.next() % 2 == 0 || row == 0 && bytes.next() != 3));
     let lengths: Vec<i32> = (0..rows).map(|_| bytes.length()).collect();
     Arc::new(Int32Array::new(lengths.into(), Some(nulls)))
 }
@@ -112,7 +114,7 @@ fuzz_target!(|data: &[u8]| {
         (Err(_), None) => {}
         (Ok(unfolded), Some(expected)) => {
             let features = unfolded.features.into_iter().map(|f| {
-                Feature::try_new(f.name.as_str(), f.values, None, f.offsets, f.sizes).expect("valid buffers")
+                Feature::try_new(f.name.as_str(), f.values, f.offsets, f.sizes).expect("valid buffers")
             });
             let group = Group::try_new("g", Some(unfolded.inverse.into()), features.collect());
             let plain = group.expect("a valid inverse index").expand();

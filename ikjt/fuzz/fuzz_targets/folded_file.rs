@@ -13,7 +13,7 @@ use onefold_datasets::footer::Footer;
 use onefold_datasets::{
     Commit, DataFile, DatasetWriter, FileSet, RowGroup, Snapshot, WriterOptions, WrittenBucket,
 };
-use onefold_ikjt::{Dedupe, Error, Reader, ReaderOptions, Workers};
+use onefold_ikjt::{Checks, Dedupe, Error, ReadRequest, Reader, ReaderOptions, Workers};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// A folder of its own for this process, and the dataset whose data file is replaced by every input.
@@ -88,12 +88,11 @@ fuzz_target!(|bytes: &[u8]| {
     commit(directory, snapshot, &set);
     let workers = Workers::new(1, 256 << 20).expect("a thread");
     for dedupe in [Dedupe::Window, Dedupe::Off] {
-        let options = ReaderOptions {
-            dedupe,
-            verify: false,
-            ..ReaderOptions::new(7.min(usize::try_from(set.samples).unwrap_or(7)))
-        };
-        let reader = Reader::open(directory, options, &workers).expect("a valid snapshot");
+        let options =
+            ReaderOptions { dedupe, ..ReaderOptions::new(7.min(usize::try_from(set.samples).unwrap_or(7))) };
+        let checks = Checks { verify: false, ..Checks::default() };
+        let request = ReadRequest { checks, ..options.into() };
+        let reader = Reader::open(directory, request, &workers).expect("a valid snapshot");
         for batch in reader.batches().expect("threads") {
             match batch {
                 Ok(_) => {}

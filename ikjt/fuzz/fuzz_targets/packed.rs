@@ -11,8 +11,8 @@ use onefold_ikjt::{Batch, BatchParts, Feature, Group, KeptValues, PackedBatch, P
 
 /// A batch with everything that one may have.
 static BATCH: LazyLock<(String, Vec<u8>)> = LazyLock::new(|| {
-    let window = Feature::try_new("w", vec![1_i64, 2, 3, 4], None, vec![0, 1], vec![3, 3]).unwrap();
-    let weighted = Feature::try_new("x", vec![7_i64, 8], Some(vec![0.5, 2.0].into()), vec![0, 1], vec![1, 1]).unwrap();
+    let window = Feature::try_new("w", vec![1_i64, 2, 3, 4], vec![0, 1], vec![3, 3]).unwrap();
+    let apart = Feature::try_new("x", vec![7_i64, 8], vec![0, 1], vec![1, 1]).unwrap();
     let items = Feature::from_rows("i", &[vec![1], vec![], vec![-3, 4]]).unwrap();
     let integers: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(3)]));
     let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None, Some("bcd")]));
@@ -24,7 +24,7 @@ static BATCH: LazyLock<(String, Vec<u8>)> = LazyLock::new(|| {
         timestamps: Some(vec![5; 3].into()),
         kept: vec![KeptValues::new("k", integers), KeptValues::new("t", texts)],
         groups: vec![
-            Group::try_new("g", Some(vec![0, 1, 0].into()), vec![window, weighted]).unwrap(),
+            Group::try_new("g", Some(vec![0, 1, 0].into()), vec![window, apart]).unwrap(),
             Group::try_new("h", None, vec![items]).unwrap(),
         ],
     });

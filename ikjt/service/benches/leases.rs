@@ -76,8 +76,8 @@ async fn client(address: String, number: usize, leases: Arc<AtomicU64>, until: I
         (number.to_string(), format!("{number:024x}"), "s3://bucket/dataset".to_owned());
     let state = ClientState { seconds: 1.0, ..ClientState::new(name, job, dataset) };
     for block in 0_u64.. {
-        let place = format!("{number:024x}/0/{block}");
-        let lease = Lease { place, near: None, avoid: Vec::new(), client: Some(state.clone()) };
+        let key = format!("{number:024x}/0/{block}");
+        let lease = Lease { key, affinity: None, avoid: Vec::new(), client: Some(state.clone()) };
         network.ask(&address, &lease).await.expect("a worker");
         leases.fetch_add(1, Relaxed);
         if Instant::now() > until {

@@ -64,8 +64,8 @@ struct Entry {
     progress: Progress,
     /// The next step of each client.
     clients: HashMap<u64, u64>,
-    /// Its place in the epoch, from 0 to 1.
-    place: f32,
+    /// The share of the epoch before it, from 0 to 1.
+    epoch_share: f32,
     /// Processor time that its batches took.
     made: Duration,
     more: Arc<Notify>,
@@ -73,7 +73,7 @@ struct Entry {
 
 /// A block that the cache had.
 #[derive(Debug)]
-pub(crate) struct KeptBlock(Vec<Message>);
+pub(crate) struct CachedBlock(Vec<Message>);
 
 /// Blocks that follow each other, which are computed in one go: at the ends of a run a row group is decoded of which
 /// only a part is needed.
@@ -109,8 +109,8 @@ impl Message {
     }
 }
 
-impl KeptBlock {
-    /// The block as the cache kept it; `None` if these are not all of its parts.
+impl CachedBlock {
+    /// The block as the cache has it; `None` if these are not all of its parts.
     fn of_parts(parts: &[Bytes], steps: u64) -> Option<Self> {
         let (messages, rest) = parts.as_chunks::<3>();
         let complete = rest.is_empty() && messages.len() as u64 == steps;
@@ -123,15 +123,21 @@ impl KeptBlock {
 }
 
 impl Entry {
-    /// A block from the step `from` on, or all of it if it was kept.
-    fn new(block: Block, from: u64, reader: Arc<Reader>, place: f32, kept: Option<KeptBlock>) -> Self {
-        let (first, progress, batches) = match kept {
-            Some(KeptBlock(batches)) => (block.steps.start, Progress::Complete, batches.into()),
+    /// A block from the step `from` on, or all of it if it was cached.
+    fn new(
+        block: Block,
+        from: u64,
+        reader: Arc<Reader>,
+        epoch_share: f32,
+        cached: Option<CachedBlock>,
+    ) -> Self {
+        let (first, progress, batches) = match cached {
+            Some(CachedBlock(batches)) => (block.steps.start, Progress::Complete, batches.into()),
             None if from >= block.steps.end => (block.steps.end, Progress::Complete, VecDeque::new()),
             None => (from, Progress::Waiting, VecDeque::new()),
         };
         let (clients, made, more) = (HashMap::new(), Duration::ZERO, Arc::new(Notify::new()));
-        Self { block, reader, first, batches, progress, clients, place, made, more }
+        Self { block, reader, first, batches, progress, clients, epoch_share, made, more }
     }
 
     /// What a client gets for a step; `None` if it has to wait.
@@ -168,7 +174,7 @@ impl Entry {
             && let Some(interest) = self.reader.interest()
         {
             let parts = self.batches.into_iter().flat_map(Message::into_parts).collect();
-            cache.put_block(self.block, parts, (&interest, self.place), self.made);
+            cache.put_block(self.block, parts, (&interest, self.epoch_share), self.made);
         }
     }
 }
@@ -233,8 +239,8 @@ impl State {
         let Some(entry) = self.entries.get(&id) else { return true };
         let active = || self.entries.values().filter(|entry| !entry.clients.is_empty());
         let of_job = || active().filter(|other| other.block.job == entry.block.job);
-        let place = |entry: &Entry| (entry.block.epoch, entry.block.steps.start);
-        let is_first = of_job().map(place).min().is_none_or(|first| place(entry) <= first);
+        let order = |entry: &Entry| (entry.block.epoch, entry.block.steps.start);
+        let is_first = of_job().map(order).min().is_none_or(|first| order(entry) <= first);
         if is_first && entry.is_awaited() {
             return true;
         }
@@ -282,22 +288,23 @@ impl Blocks {
     }
 
     /// A block that no client reads, if the cache has it. This may read a disk.
-    pub(crate) fn kept(&self, block: &Block) -> Option<KeptBlock> {
+    pub(crate) fn cached(&self, block: &Block) -> Option<CachedBlock> {
         if self.state().by_block.contains_key(block) {
             return None;
         }
         let parts = self.cache.take_block(block)?;
-        KeptBlock::of_parts(&parts, block.steps.end.saturating_sub(block.steps.start))
+        CachedBlock::of_parts(&parts, block.steps.end.saturating_sub(block.steps.start))
     }
 
-    /// The batches of a block from the step `from` on, for one client. It stands at `place` of its epoch, from 0 to 1.
+    /// The batches of a block from the step `from` on, for one client. `epoch_share`, from 0 to 1, of its epoch
+    /// comes before it.
     pub(crate) fn read(
         self: &Arc<Self>,
         block: Block,
         from: u64,
         reader: Arc<Reader>,
-        place: f32,
-        kept: Option<KeptBlock>,
+        epoch_share: f32,
+        cached: Option<CachedBlock>,
     ) -> Subscription {
         let mut state = self.state();
         let (client, job) = (state.tick(), block.job.clone());
@@ -307,8 +314,8 @@ impl Blocks {
         });
         let id = known.unwrap_or(client);
         if known.is_none() {
-            let fits = |kept: &KeptBlock| state.bytes + kept.bytes() <= self.limit;
-            let entry = Entry::new(block.clone(), from, reader, place, kept.filter(fits));
+            let fits = |cached: &CachedBlock| state.bytes + cached.bytes() <= self.limit;
+            let entry = Entry::new(block.clone(), from, reader, epoch_share, cached.filter(fits));
             state.bytes += entry.bytes();
             self.cache.leave(state.bytes);
             state.by_block.insert(block, id);

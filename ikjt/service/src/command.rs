@@ -16,7 +16,7 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
-use crate::flight::{Answers, server};
+use crate::flight::Answers;
 use crate::local::LocalArguments;
 use crate::master::MasterArguments;
 use crate::messages::{AskStatus, Drain, Status};
@@ -136,10 +136,8 @@ pub(crate) async fn serve<A: Answers>(
     if let Some(tls) = proof.server_tls() {
         builder = builder.tls_config(tls)?;
     }
-    let batches = sending::route(Arc::clone(&answers), proof.guard());
-    let flight = tonic::service::interceptor::InterceptedService::new(server(answers), proof.guard());
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let routes = pages.merge(batches).merge(Routes::new(flight).prepare().into_axum_router());
+    let routes = pages.merge(sending::routes(answers, proof.guard()));
     Ok(builder.add_routes(Routes::from(routes)).serve_with_incoming(incoming).await?)
 }
 
@@ -167,7 +165,7 @@ async fn ask<Q: Question>(asking: &Asking, question: &Q) -> anyhow::Result<Q::An
             let hint = text!["start one with `onefold-serve master`, or name another one with ", master];
             cause.within(&format!("no master answers at `{}`", asking.master)).hint(hint).into()
         }
-        Failure::UnknownJob => anyhow::anyhow!("`{}` is no master", asking.master),
+        Failure::UnknownJob => anyhow::anyhow!("`{}` is not a master", asking.master),
     })
 }
 

@@ -1,4 +1,4 @@
-//! What people and Prometheus see of a service: a status page, metrics, and the status as JSON.
+//! The HTTP endpoints of a service: a status page, metrics, and the status as JSON.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -149,7 +149,7 @@ fn workers(status: &Status) -> String {
     section("Workers", &lead, &table(&heads, rows))
 }
 
-/// What need not be made again, by form.
+/// Cache hits: blocks, decoded columns, encoded columns.
 fn hits(cache: &CacheFigures) -> String {
     let CacheFigures { block_hits, decoded_hits, encoded_hits, .. } = *cache;
     [block_hits, decoded_hits, encoded_hits].map(format_count).join(" / ")

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use onefold_base::fault::{Explain, Fault, Kind};
 use onefold_ikjt::service::protocol::Job;
-use onefold_ikjt::{Error, Reader, Workers};
+use onefold_ikjt::{Checks, Error, ReadRequest, Reader, Workers};
 use tokio::sync::OnceCell;
 use tonic::{Code, Status};
 
@@ -72,8 +72,10 @@ impl Jobs {
 ///
 /// As [`Reader::open`]; [`Error::Fault`] if another dataset has taken the place of the one that the client opened.
 fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Reader>> {
-    let Job { dataset, identity, options } = job;
-    let reader = Reader::open(Path::new(&dataset), options, workers)?;
+    let Job { dataset, identity, options, rank } = job;
+    // Clients of equal jobs may check other tables and labels: each of them does so itself.
+    let request = ReadRequest { options, checks: Checks::default(), rank };
+    let reader = Reader::open(Path::new(&dataset), request, workers)?;
     if reader.snapshot().dataset != identity {
         return Err(Error::options(
             format!("`{dataset}` is another dataset than the one that this job was opened with"),

@@ -29,8 +29,6 @@ mod placement;
 mod rates;
 mod security;
 mod sending;
-#[doc(hidden)]
-pub mod simulation;
 mod worker;
 
 pub use command::PROGRAM;

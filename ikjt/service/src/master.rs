@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use futures::stream::StreamExt;
 use onefold_base::fault::{Fault, Kind};
-use onefold_ikjt::service::protocol::{
-    ClientState, FindClients, FoundClient, Lease, Leased, Open, Question, Ticket, VERSION,
-};
+use onefold_ikjt::service::protocol::{ClientState, Lease, Leased, Open, Question, Ticket, VERSION};
 use onefold_terminal::Printer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -212,21 +210,9 @@ impl Master {
             self.heard_of(client);
         }
         let mut placement = self.placement();
-        let worker = placement.lease(&lease.place, lease.near.as_deref(), &lease.avoid, Instant::now());
+        let worker = placement.lease(&lease.key, lease.affinity.as_deref(), &lease.avoid, Instant::now());
         let leased = worker.map(|worker| Leased { worker, workers: placement.count() });
         leased.ok_or_else(|| GrpcStatus::unavailable("the preprocessing service has no worker"))
-    }
-
-    /// Where the clients of a dataset are.
-    fn find_clients(&self, dataset: &str) -> Vec<FoundClient> {
-        let (now, known) = (Instant::now(), self.clients());
-        let there = known.values().filter(|client| now.duration_since(client.seen) < GONE_AFTER);
-        let of_dataset = there.map(|client| &client.state).filter(|state| state.dataset == dataset);
-        let found = |state: &ClientState| {
-            let (job, near) = (state.job.clone(), state.near.clone()?);
-            Some(FoundClient { job, epoch: state.epoch, near })
-        };
-        of_dataset.filter_map(found).collect()
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -268,9 +254,6 @@ impl Answers for Master {
                     Ok(())
                 })
                 .await
-            }
-            FindClients::ACTION => {
-                answer(body, async |question: FindClients| Ok(self.find_clients(&question.dataset))).await
             }
             Heartbeat::ACTION => {
                 answer(body, async |question: Heartbeat| {

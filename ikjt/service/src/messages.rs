@@ -1,4 +1,4 @@
-//! What workers and people say to the master, and the master to them.
+//! Messages between the master and its workers and users.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ impl Question for Heartbeat {
     type Answer = Orders;
 }
 
-/// What a worker is to do.
+/// The master's answer to a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Orders {
     /// To end when nobody reads its blocks any more.
@@ -42,7 +42,7 @@ pub(crate) struct WorkerState {
     pub(crate) figures: WorkerFigures,
 }
 
-/// What a worker has done since it was started.
+/// A worker's counters since it was started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct WorkerFigures {
     /// Batches that it computed.
@@ -65,7 +65,7 @@ pub(crate) struct WorkerFigures {
     pub(crate) stages: StageFigures,
 }
 
-/// What a worker does a second, over the last seconds.
+/// A worker's rates over the last 2 to 4 seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct WorkerRate {
     pub(crate) address: String,
@@ -80,7 +80,7 @@ pub(crate) struct WorkerRate {
     pub(crate) stages: StageFigures,
 }
 
-/// What a client gets a second, over the last seconds.
+/// A client's rates over the last 2 to 4 seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ClientRate {
     pub(crate) client: String,

@@ -14,8 +14,8 @@ const RATES_OVER: Duration = Duration::from_secs(2);
 /// What was given to workers counts for about so long: as often they name their blocks.
 const LATELY: Duration = Duration::from_millis(500);
 
-/// The most places whose workers are remembered: those that were asked for last.
-const MOST_PLACES: usize = 1 << 18;
+/// The most keys whose workers are remembered: those that were asked for first are forgotten first.
+const MOST_KEYS: usize = 1 << 18;
 
 /// Blocks for each thread that a worker may have more than the one with the least to do, and still be given a block
 /// because it has read what that needs.
@@ -25,8 +25,8 @@ const MOST_AHEAD: f64 = 2.0;
 #[derive(Debug, Default)]
 pub(crate) struct Placement {
     workers: BTreeMap<String, Worker>,
-    /// The worker of each place, and the places in the order in which they were first asked for.
-    places: HashMap<String, String>,
+    /// The worker of each key, and the keys in the order in which they were first asked for.
+    keys: HashMap<String, String>,
     oldest: VecDeque<String>,
     /// Workers that are to end.
     drained: HashSet<String>,
@@ -136,13 +136,13 @@ impl Placement {
         Orders { drain }
     }
 
-    /// The worker for a place: the one that it had; or else that of the places `near` it, unless it has much more to do
+    /// The worker for a key: the one that it had; or else that of `affinity`, unless it has much more to do
     /// than others; or the one with the least to do. Workers to `avoid` are chosen only where there are no others. `None`
     /// if there is no worker.
     pub(crate) fn lease(
         &mut self,
-        place: &str,
-        near: Option<&str>,
+        key: &str,
+        affinity: Option<&str>,
         avoid: &[String],
         now: Instant,
     ) -> Option<String> {
@@ -158,16 +158,16 @@ impl Placement {
             .values()
             .filter(may)
             .min_by(|a, b| is_avoided(a).cmp(&is_avoided(b)).then(load(a).total_cmp(&load(b))))?;
-        let of = |place: &str| {
-            let known = self.places.get(place).and_then(|address| self.workers.get(address));
+        let of = |key: &str| {
+            let known = self.keys.get(key).and_then(|address| self.workers.get(address));
             known.filter(|worker| may(worker) && !is_avoided(worker))
         };
-        let of_near = || near.and_then(of).filter(|worker| load(worker) <= load(least) + MOST_AHEAD);
-        let chosen = of(place).or_else(of_near).unwrap_or(least).state.address.clone();
+        let of_affinity = || affinity.and_then(of).filter(|worker| load(worker) <= load(least) + MOST_AHEAD);
+        let chosen = of(key).or_else(of_affinity).unwrap_or(least).state.address.clone();
         self.leases += 1;
-        let is_new = self.remember(place, &chosen);
-        if let Some(near) = near {
-            self.remember(near, &chosen);
+        let is_new = self.remember(key, &chosen);
+        if let Some(affinity) = affinity {
+            self.remember(affinity, &chosen);
         }
         if is_new && let Some(worker) = self.workers.get_mut(&chosen) {
             worker.given += 1;
@@ -176,20 +176,20 @@ impl Placement {
         Some(chosen)
     }
 
-    /// Remembers the worker of a place; whether it has another one than before.
-    fn remember(&mut self, place: &str, worker: &str) -> bool {
-        match self.places.get_mut(place) {
+    /// Remembers the worker of a key; whether it has another one than before.
+    fn remember(&mut self, key: &str, worker: &str) -> bool {
+        match self.keys.get_mut(key) {
             Some(known) if known == worker => return false,
             Some(known) => worker.clone_into(known),
             None => {
-                self.places.insert(place.to_owned(), worker.to_owned());
-                self.oldest.push_back(place.to_owned());
+                self.keys.insert(key.to_owned(), worker.to_owned());
+                self.oldest.push_back(key.to_owned());
             }
         }
-        while self.places.len() > MOST_PLACES
+        while self.keys.len() > MOST_KEYS
             && let Some(oldest) = self.oldest.pop_front()
         {
-            self.places.remove(&oldest);
+            self.keys.remove(&oldest);
         }
         true
     }
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(placement.lease("a", None, &[], now), None);
         placement.heard(worker("one", 1, 0), now);
         placement.heard(worker("three", 3, 0), now);
-        let lease = |placement: &mut Placement, place: &str| placement.lease(place, None, &[], now).unwrap();
+        let lease = |placement: &mut Placement, key: &str| placement.lease(key, None, &[], now).unwrap();
         let given: Vec<_> = (0..8).map(|block| lease(&mut placement, &block.to_string())).collect();
         assert_eq!(given.iter().filter(|worker| *worker == "one").count(), 2, "{given:?}");
         assert_eq!(given, (0..8).map(|block| lease(&mut placement, &block.to_string())).collect::<Vec<_>>());
@@ -289,11 +289,11 @@ mod tests {
         placement.heard(worker("two", 1, 9), start);
         let lease = |placement: &mut Placement, avoid: &[&str], now| {
             let avoid: Vec<String> = avoid.iter().map(|worker| (*worker).to_owned()).collect();
-            placement.lease("place", None, &avoid, now).unwrap()
+            placement.lease("key", None, &avoid, now).unwrap()
         };
         assert_eq!(lease(&mut placement, &[], start), "one");
         assert_eq!(lease(&mut placement, &["one"], start), "two");
-        assert_eq!(lease(&mut placement, &[], start), "two", "the place has moved");
+        assert_eq!(lease(&mut placement, &[], start), "two", "the key has moved");
         assert_eq!(lease(&mut placement, &["one", "two"], start), "one", "there is no other");
         let later = start + LOST_AFTER;
         placement.heard(worker("two", 1, 9), later);
@@ -309,9 +309,10 @@ mod tests {
         let (mut placement, now) = (Placement::default(), Instant::now());
         placement.heard(worker("one", 1, 0), now);
         placement.heard(worker("two", 1, 0), now);
-        let mut lease =
-            |job: u64, near: &str| placement.lease(&format!("{job}/{near}"), Some(near), &[], now).unwrap();
-        let first: Vec<_> = ["a", "b"].into_iter().map(|near| lease(0, near)).collect();
+        let mut lease = |job: u64, affinity: &str| {
+            placement.lease(&format!("{job}/{affinity}"), Some(affinity), &[], now).unwrap()
+        };
+        let first: Vec<_> = ["a", "b"].into_iter().map(|affinity| lease(0, affinity)).collect();
         assert_eq!(first, ["one", "two"]);
         // The others follow, as long as they do not all come to one worker.
         assert_eq!([lease(1, "b"), lease(2, "b"), lease(1, "a")], ["two", "two", "one"]);
@@ -337,10 +338,10 @@ mod tests {
     fn only_the_last_places_are_remembered() {
         let (mut placement, now) = (Placement::default(), Instant::now());
         placement.heard(worker("one", 1, 0), now);
-        for place in 0..MOST_PLACES + 10 {
-            placement.lease(&place.to_string(), None, &[], now);
+        for key in 0..MOST_KEYS + 10 {
+            placement.lease(&key.to_string(), None, &[], now);
         }
-        assert_eq!((placement.places.len(), placement.oldest.len()), (MOST_PLACES, MOST_PLACES));
-        assert!(!placement.places.contains_key("9") && placement.places.contains_key("10"));
+        assert_eq!((placement.keys.len(), placement.oldest.len()), (MOST_KEYS, MOST_KEYS));
+        assert!(!placement.keys.contains_key("9") && placement.keys.contains_key("10"));
     }
 }

@@ -1,17 +1,17 @@
-//! What the service does a second, and what limits it. Pure functions of what workers and clients say.
+//! The service's rates, and what limits them: pure functions of the figures that workers and clients report.
 
 use onefold_ikjt::StageFigures;
 use serde::{Deserialize, Serialize};
 
 use crate::messages::{ClientRate, Status, WorkerRate};
 
-/// Waiting for less than this share of the time is no waiting.
+/// Below this share of the time a client counts as not waiting.
 const WAITS: f64 = 0.1;
 
 /// Workers that use more than this share of their threads have no time left.
 const BUSY: f64 = 0.75;
 
-/// What keeps trainers from getting batches faster.
+/// The limit on how fast trainers get batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Limit {
@@ -90,7 +90,7 @@ pub(crate) struct JobRate {
     pub(crate) dataset: String,
     /// Clients that read it now.
     pub(crate) clients: usize,
-    /// Of all of them together.
+    /// All clients of the job together.
     pub(crate) samples_per_second: f64,
     /// The share of the time in which a client waits, in the mean of the clients.
     pub(crate) waiting_share: f64,

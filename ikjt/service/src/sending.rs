@@ -1,4 +1,4 @@
-//! `DoGet` of Arrow Flight, so that the memory of a batch goes to the network as it is.
+//! The part of Arrow Flight that the service speaks: `DoAction` for questions and `DoGet` for batches.
 //!
 //! A gRPC library encodes a message into a buffer of its own, which for batches is a copy of everything that is sent. A
 //! message of Flight is a few bytes before the batch's memory, though, so both are handed on one after the other:
@@ -23,7 +23,7 @@ use http_body::Frame;
 use http_body_util::StreamBody;
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_ikjt::SentBatch;
-use onefold_ikjt::service::protocol::{BatchHeader, MOST_MESSAGE_BYTES, Ticket};
+use onefold_ikjt::service::protocol::{ANSWER_BYTES, BatchHeader, MOST_MESSAGE_BYTES};
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use tonic::metadata::MetadataMap;
@@ -31,7 +31,7 @@ use tonic::service::Interceptor;
 use tonic::{Extensions, Status};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::flight::{Answers, of_json};
+use crate::flight::{Answers, Batches, of_json};
 use crate::jobs::to_status;
 use crate::security::Guard;
 
@@ -39,12 +39,15 @@ use crate::security::Guard;
 const APP_METADATA: u32 = 3;
 const DATA_BODY: u32 = 1000;
 
-/// The most bytes of a request.
-const MOST_TICKET_BYTES: usize = 1 << 20;
+/// The most bytes of a request: of a job, whose pipeline may have tables.
+const MOST_REQUEST_BYTES: usize = 64 << 20;
 
-/// What a client says that it can read, and what is said about the answer.
+/// gRPC headers that negotiate compression.
 const ACCEPTS: &str = "grpc-accept-encoding";
 const ENCODING: &str = "grpc-encoding";
+
+/// A message of protocol buffers: its beginning, and its end.
+type Encoded = (Bytes, Bytes);
 
 /// A batch as it is sent.
 #[derive(Debug, Clone)]
@@ -101,29 +104,32 @@ impl Message {
         before
     }
 
-    /// The parts of the message for gRPC.
-    fn into_frames(self, compressed: bool) -> Result<[Bytes; 2], Status> {
-        let before = self.before_body();
-        let prefixed = |flag: u8, bytes: usize, first: &[u8]| {
-            let mut prefixed = BytesMut::with_capacity(first.len() + 5);
-            prefixed.put_u8(flag);
-            // A message has fewer than 2^32 bytes.
-            prefixed.put_u32(bytes as u32);
-            prefixed.put_slice(first);
-            prefixed.freeze()
-        };
-        if !compressed {
-            return Ok([prefixed(0, before.len() + self.body.len(), &before), self.body]);
-        }
-        let compress = || {
-            let mut encoder = zstd::Encoder::new(Vec::new(), zstd::DEFAULT_COMPRESSION_LEVEL)?;
-            std::io::Write::write_all(&mut encoder, &before)?;
-            std::io::Write::write_all(&mut encoder, &self.body)?;
-            encoder.finish()
-        };
-        let bytes = compress().map_err(|error| Status::internal(error.to_string()))?;
-        Ok([prefixed(1, bytes.len(), &[]), bytes.into()])
+    fn encoded(self) -> Encoded {
+        (self.before_body().freeze(), self.body)
     }
+}
+
+/// The parts of a message for gRPC.
+fn frames_of((before, body): Encoded, compressed: bool) -> Result<[Bytes; 2], Status> {
+    let prefixed = |flag: u8, bytes: usize, first: &[u8]| {
+        let mut prefixed = BytesMut::with_capacity(first.len() + 5);
+        prefixed.put_u8(flag);
+        // A message has fewer than 2^32 bytes.
+        prefixed.put_u32(bytes as u32);
+        prefixed.put_slice(first);
+        prefixed.freeze()
+    };
+    if !compressed {
+        return Ok([prefixed(0, before.len() + body.len(), &before), body]);
+    }
+    let compress = || {
+        let mut encoder = zstd::Encoder::new(Vec::new(), zstd::DEFAULT_COMPRESSION_LEVEL)?;
+        std::io::Write::write_all(&mut encoder, &before)?;
+        std::io::Write::write_all(&mut encoder, &body)?;
+        encoder.finish()
+    };
+    let bytes = compress().map_err(|error| Status::internal(error.to_string()))?;
+    Ok([prefixed(1, bytes.len(), &[]), bytes.into()])
 }
 
 /// The spaces after a header with which the body begins at a multiple of 64 in the encoded message: where a client
@@ -138,69 +144,111 @@ fn padding(header: usize, body: usize) -> usize {
     (0..128).find(|padding| start(*padding).is_multiple_of(64)).unwrap_or(0)
 }
 
-/// The route of `DoGet`, for those whom `guard` admits.
-pub(crate) fn route<A: Answers>(answers: Arc<A>, guard: Guard) -> Router {
-    let path = "/arrow.flight.protocol.FlightService/DoGet";
-    Router::new().route(path, post(get::<A>)).with_state((answers, guard))
+/// The routes, for those whom `guard` admits.
+pub(crate) fn routes<A: Answers>(answers: Arc<A>, guard: Guard) -> Router {
+    Router::new()
+        .route("/arrow.flight.protocol.FlightService/DoAction", post(act::<A>))
+        .route("/arrow.flight.protocol.FlightService/DoGet", post(get::<A>))
+        .with_state((answers, guard))
+}
+
+async fn act<A: Answers>(
+    State((answers, guard)): State<(Arc<A>, Guard)>,
+    request: Request,
+) -> Response<Body> {
+    let compressed = takes_compressed(&request);
+    match answered(&*answers, guard, request).await {
+        Err(status) => status.into_http(),
+        Ok(answer) => {
+            let parts = (0..answer.len().max(1)).step_by(ANSWER_BYTES).map(move |start| {
+                let end = (start + ANSWER_BYTES).min(answer.len());
+                let part = arrow_flight::Result { body: answer.slice(start..end) };
+                Ok((Bytes::from(part.encode_to_vec()), Bytes::new()))
+            });
+            response(stream::iter(parts), compressed)
+        }
+    }
 }
 
 async fn get<A: Answers>(
     State((answers, guard)): State<(Arc<A>, Guard)>,
     request: Request,
 ) -> Response<Body> {
-    let accepts = request.headers().get_all(ACCEPTS).iter().filter_map(|value| value.to_str().ok());
-    let compressed = accepts.flat_map(|value| value.split(',')).any(|encoding| encoding.trim() == "zstd");
+    let compressed = takes_compressed(&request);
     match batches(&*answers, guard, request).await {
         Err(status) => status.into_http(),
-        Ok(batches) => {
-            let body = Body::new(StreamBody::new(frames(batches, compressed)));
-            let mut response = Response::new(body);
-            let headers = response.headers_mut();
-            headers.insert("content-type", HeaderValue::from_static("application/grpc"));
-            if compressed {
-                headers.insert(ENCODING, HeaderValue::from_static("zstd"));
-            }
-            response
-        }
+        Ok(batches) => response(batches.map(|message| message.map(Message::encoded)), compressed),
     }
 }
 
+/// The answer to a question, as JSON.
+async fn answered<A: Answers>(answers: &A, guard: Guard, request: Request) -> Result<Bytes, Status> {
+    let arrow_flight::Action { r#type: action, body } = received(guard, request).await?;
+    let answer = answers.act(&action, &body).await?;
+    let unknown =
+        || Status::unimplemented(format!("Onefold's preprocessing service has no action `{action}`"));
+    answer.map(Bytes::from).ok_or_else(unknown)
+}
+
 /// The batches that a request asks for.
-async fn batches<A: Answers>(
-    answers: &A,
-    mut guard: Guard,
-    request: Request,
-) -> Result<crate::flight::Batches, Status> {
+async fn batches<A: Answers>(answers: &A, guard: Guard, request: Request) -> Result<Batches, Status> {
+    let ticket: arrow_flight::Ticket = received(guard, request).await?;
+    answers.get(of_json(&ticket.ticket)?).await
+}
+
+/// Whether the client accepts a compressed answer.
+fn takes_compressed(request: &Request) -> bool {
+    let accepts = request.headers().get_all(ACCEPTS).iter().filter_map(|value| value.to_str().ok());
+    accepts.flat_map(|value| value.split(',')).any(|encoding| encoding.trim() == "zstd")
+}
+
+/// The message of a request, if `guard` admits its sender.
+async fn received<M: prost::Message + Default>(mut guard: Guard, request: Request) -> Result<M, Status> {
     let (parts, body) = request.into_parts();
     let metadata = MetadataMap::from_headers(parts.headers);
     guard.call(tonic::Request::from_parts(metadata, Extensions::default(), ()))?;
     let wrong = |error: &dyn std::fmt::Display| {
         Status::invalid_argument(format!("the request cannot be read: {error}"))
     };
-    let bytes = axum::body::to_bytes(body, MOST_TICKET_BYTES).await.map_err(|error| wrong(&error))?;
-    // Nobody compresses a request so short.
+    let bytes = axum::body::to_bytes(body, MOST_REQUEST_BYTES).await.map_err(|error| wrong(&error))?;
+    // Clients do not compress requests.
     let message = match bytes.split_first_chunk::<5>() {
         Some(([0, length @ ..], message)) if u32::from_be_bytes(*length) as usize == message.len() => message,
-        _ => return Err(wrong(&"it is no message of gRPC")),
+        _ => return Err(wrong(&"it is not a message of gRPC")),
     };
-    let ticket = arrow_flight::Ticket::decode(message).map_err(|error| wrong(&error))?;
-    let ticket: Ticket = of_json(&ticket.ticket)?;
-    answers.get(ticket).await
+    M::decode(message).map_err(|error| wrong(&error))
+}
+
+/// An answer of these messages.
+fn response(
+    messages: impl Stream<Item = Result<Encoded, Status>> + Send + 'static,
+    compressed: bool,
+) -> Response<Body> {
+    let mut response = Response::new(Body::new(StreamBody::new(frames(messages, compressed))));
+    let headers = response.headers_mut();
+    headers.insert("content-type", HeaderValue::from_static("application/grpc"));
+    if compressed {
+        headers.insert(ENCODING, HeaderValue::from_static("zstd"));
+    }
+    response
 }
 
 /// The frames of an answer, and at its end the status.
 fn frames(
-    batches: crate::flight::Batches,
+    messages: impl Stream<Item = Result<Encoded, Status>> + Send,
     compressed: bool,
 ) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send {
-    let of_message = move |message: Result<Message, Status>| {
-        let frames = message.and_then(|message| message.into_frames(compressed));
-        match frames {
-            Ok(parts) => parts.map(|part| Ok(Frame::data(part))).into(),
-            Err(status) => vec![Err(status)],
-        }
+    let of_message = move |message: Result<Encoded, Status>| match message
+        .and_then(|message| frames_of(message, compressed))
+    {
+        Ok(parts) => parts
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .map(|part| Ok(Frame::data(part)))
+            .collect::<Vec<_>>(),
+        Err(status) => vec![Err(status)],
     };
-    let parts = batches.flat_map(move |message| stream::iter(of_message(message)));
+    let parts = messages.flat_map(move |message| stream::iter(of_message(message)));
     let ended = stream::once(async { Err(Status::ok("")) });
     // The first status is the last thing that is sent.
     parts.chain(ended).scan(false, |over, part| {
@@ -218,7 +266,7 @@ fn frames(
 
 fn trailers(status: &Status) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    // What cannot be said in a header is left out.
+    // A message that does not fit a header is left out.
     if status.add_header(&mut headers).is_err() {
         headers.insert(Status::GRPC_STATUS, HeaderValue::from_static("13"));
     }
@@ -248,13 +296,13 @@ mod tests {
         for (header, body) in [(0, 0), (3, 64), (200, 1 << 14), (70_000, 1 << 21)] {
             let message =
                 Message { header: vec![b'h'; header].into(), body: vec![7; body].into(), samples: 1 };
-            let [first, second] = message.clone().into_frames(false).unwrap();
+            let [first, second] = frames_of(message.clone().encoded(), false).unwrap();
             let all = [first, second].concat();
             let length = u32::from_be_bytes(all[1..5].try_into().unwrap()) as usize;
             assert_eq!((all[0], length), (0, all.len() - 5));
             let found = FlightData::decode(&all[5..]).unwrap();
             assert!(found.app_metadata == message.header && found.data_body == message.body);
-            let [first, second] = message.clone().into_frames(true).unwrap();
+            let [first, second] = frames_of(message.clone().encoded(), true).unwrap();
             let length = u32::from_be_bytes(first[1..5].try_into().unwrap()) as usize;
             assert_eq!((first[0], first.len(), length), (1, 5, second.len()));
             let found = FlightData::decode(&*zstd::decode_all(&*second).unwrap()).unwrap();

@@ -13,11 +13,12 @@ use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::{available_threads, cpu_seconds};
 use onefold_base::progress::Reporter;
 use onefold_base::units::parse_bytes;
-use onefold_ikjt::Workers;
 use onefold_ikjt::cache::Cache;
-use onefold_ikjt::reader::{load_snapshot, load_statistics};
-use onefold_ikjt::service::protocol::{CountSamples, Define, FindSnapshot, FindStatistics, Question, Ticket};
+use onefold_ikjt::service::protocol::{
+    CountSamples, Define, FindSnapshot, FindStatistics, Question, SampleCounts, Ticket,
+};
 use onefold_ikjt::service::{Failure, Network};
+use onefold_ikjt::{Workers, load_snapshot, load_statistics};
 use onefold_terminal::Printer;
 use tonic::Status;
 
@@ -27,7 +28,6 @@ use crate::flight::{Answers, Batches, answer};
 use crate::jobs::{Jobs, blocking};
 use crate::messages::{Heartbeat, WorkerFigures, WorkerState};
 use crate::security::SecurityArguments;
-use crate::sending::Message;
 
 /// How often a worker names itself.
 const HEARTBEAT: Duration = Duration::from_millis(500);
@@ -78,7 +78,7 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     }
     let proof = arguments.security.load()?;
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
-    // One half for reading, and one for batches that wait for clients, and for what is kept.
+    // One half for reading, and one for batches that wait for clients, and for the cache.
     let half = arguments.memory_limit / 2;
     let disk = arguments.cache_dir.as_deref().map(|folder| (folder, arguments.cache_limit));
     let cache = Cache::new(half, disk)?;
@@ -227,7 +227,8 @@ impl Answers for Worker {
             CountSamples::ACTION => {
                 answer(body, async |question: CountSamples| {
                     let reader = self.jobs.reader(&question.job).await?;
-                    blocking(move || reader.sample_counts(question.epoch)).await
+                    let sampled = blocking(move || reader.sample_counts(question.epoch)).await?;
+                    Ok(SampleCounts { sampled })
                 })
                 .await
             }
@@ -236,31 +237,21 @@ impl Answers for Worker {
     }
 
     async fn get(&self, ticket: Ticket) -> Result<Batches, Status> {
-        match ticket {
-            Ticket::Steps { block, from } => {
-                let reader = self.jobs.reader(&block.job).await?;
-                let (of_job, of_block, blocks) =
-                    (Arc::clone(&reader), block.clone(), Arc::clone(&self.blocks));
-                let (place, kept) = blocking(move || {
-                    let place = of_block.steps.start as f32 / of_job.steps(of_block.epoch)?.max(1) as f32;
-                    if let Some(interest) = of_job.interest() {
-                        interest.reached(place);
-                    }
-                    Ok((place, blocks.kept(&of_block)))
-                })
-                .await?;
-                let subscription = self.blocks.read(block, from, reader, place, kept);
-                let next = async |mut subscription: Subscription| {
-                    subscription.next().await.map(|message| (message, subscription))
-                };
-                Ok(stream::unfold(subscription, next).boxed())
+        let Ticket { block, from } = ticket;
+        let reader = self.jobs.reader(&block.job).await?;
+        let (of_job, of_block, blocks) = (Arc::clone(&reader), block.clone(), Arc::clone(&self.blocks));
+        let (epoch_share, cached) = blocking(move || {
+            let epoch_share = of_block.steps.start as f32 / of_job.steps(of_block.epoch)?.max(1) as f32;
+            if let Some(interest) = of_job.interest() {
+                interest.reached(epoch_share);
             }
-            Ticket::Split { job, epoch, split } => {
-                let reader = self.jobs.reader(&job).await?;
-                let batch = blocking(move || reader.read_sent(&split, epoch)).await?;
-                let message = Message::new(0, batch)?;
-                Ok(stream::iter([Ok(message)]).boxed())
-            }
-        }
+            Ok((epoch_share, blocks.cached(&of_block)))
+        })
+        .await?;
+        let subscription = self.blocks.read(block, from, reader, epoch_share, cached);
+        let next = async |mut subscription: Subscription| {
+            subscription.next().await.map(|message| (message, subscription))
+        };
+        Ok(stream::unfold(subscription, next).boxed())
     }
 }

@@ -1,4 +1,4 @@
-//! What a job will read, and how far it is.
+//! The row groups that a job will read, and its progress.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,15 +18,15 @@ const NEXT_EPOCH: f64 = 0.5;
 /// What a read counts that happens only if the job is started again.
 const STARTED_AGAIN: f64 = 0.1;
 
-/// What one job reads of an epoch, and how far it is.
+/// The row groups that one job reads in an epoch, and its progress.
 #[derive(Debug)]
 pub struct Interest {
-    /// By file and row group, its place in the epoch: from 0 at the beginning to 1 at the end.
-    places: HashMap<(Arc<str>, usize), f32>,
+    /// By file and row group, the share of the epoch before it: from 0 to 1.
+    shares: HashMap<(Arc<str>, usize), f32>,
     columns: HashSet<String>,
     /// Whether another epoch has the same batches, so that it needs no columns if they are kept.
     repeats: bool,
-    /// How far before its place the job still needs columns, as a part of the epoch: what ends in the middle of row groups
+    /// How far behind the job still needs columns, as a part of the epoch: what ends in the middle of row groups
     /// goes on with them.
     still_needed: f32,
     now: Mutex<Now>,
@@ -34,62 +34,62 @@ pub struct Interest {
 
 #[derive(Debug)]
 struct Now {
-    place: f32,
+    share: f32,
     when: Instant,
 }
 
 impl Interest {
-    /// The interest in `columns` of these row groups, given by the path of a file and their number in it, with their
-    /// places in the epoch.
+    /// The interest in `columns` of these row groups, given by the path of a file and their number in it, with the
+    /// shares of the epoch before them.
     pub(crate) fn new(
-        places: HashMap<(Arc<str>, usize), f32>,
+        shares: HashMap<(Arc<str>, usize), f32>,
         columns: HashSet<String>,
         repeats: bool,
         still_needed: f32,
     ) -> Arc<Self> {
-        let now = Mutex::new(Now { place: 0.0, when: Instant::now() });
-        Arc::new(Self { places, columns, repeats, still_needed, now })
+        let now = Mutex::new(Now { share: 0.0, when: Instant::now() });
+        Arc::new(Self { shares, columns, repeats, still_needed, now })
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The job is at `place` of its epoch.
-    pub fn reached(&self, place: f32) {
-        *self.now() = Now { place, when: Instant::now() };
+    /// The job is at `share` of its epoch.
+    pub fn reached(&self, share: f32) {
+        *self.now() = Now { share, when: Instant::now() };
     }
 
     /// The job is at a row group.
     pub(crate) fn reached_row_group(&self, file: &Arc<str>, row_group: usize) {
-        if let Some(place) = self.places.get(&(Arc::clone(file), row_group)) {
-            self.reached(*place);
+        if let Some(share) = self.shares.get(&(Arc::clone(file), row_group)) {
+            self.reached(*share);
         }
     }
 
     /// How often the job is expected to read a column, and how far away the next time is.
     pub(super) fn columns(&self, chunk: &Chunk, now: Instant) -> (f64, f32) {
-        let place = self.places.get(&(Arc::clone(&chunk.file), chunk.row_group));
-        match place.filter(|_| self.columns.contains(&*chunk.column)) {
-            Some(place) => {
+        let share = self.shares.get(&(Arc::clone(&chunk.file), chunk.row_group));
+        match share.filter(|_| self.columns.contains(&*chunk.column)) {
+            Some(share) => {
                 let again = if self.repeats { STARTED_AGAIN } else { NEXT_EPOCH };
-                self.expected(*place, self.still_needed, again, now)
+                self.expected(*share, self.still_needed, again, now)
             }
             None => (0.0, f32::MAX),
         }
     }
 
-    /// How often the job is expected to read the batches at `place`, and how far away the next time is.
-    pub(super) fn batches(&self, place: f32, now: Instant) -> (f64, f32) {
-        self.expected(place, 0.0, if self.repeats { NEXT_EPOCH } else { STARTED_AGAIN }, now)
+    /// How often the job is expected to read the batches at `share`, and how far away the next time is.
+    pub(super) fn batches(&self, share: f32, now: Instant) -> (f64, f32) {
+        self.expected(share, 0.0, if self.repeats { NEXT_EPOCH } else { STARTED_AGAIN }, now)
     }
 
-    /// What is read at `place`, and counts `again` once that is so far behind.
-    fn expected(&self, place: f32, behind: f32, again: f64, now: Instant) -> (f64, f32) {
-        let Now { place: at, when } = *self.now();
-        let (reads, distance) = match place > at - behind {
-            true => (1.0, (place - at).max(0.0)),
-            false => (again, 1.0 + place - at),
+    /// Expected reads of `share`: 1 while it is ahead (or within `behind`), else `again`.
+    fn expected(&self, share: f32, behind: f32, again: f64, now: Instant) -> (f64, f32) {
+        let Now { share: at, when } = *self.now();
+        let (reads, distance) = match share > at - behind {
+            true => (1.0, (share - at).max(0.0)),
+            false => (again, 1.0 + share - at),
         };
         let idle = now.saturating_duration_since(when) > IDLE_AFTER;
         (if idle { IDLE * reads } else { reads }, distance)

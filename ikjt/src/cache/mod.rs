@@ -14,6 +14,7 @@ mod disk;
 mod interest;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -25,7 +26,6 @@ use serde::{Deserialize, Serialize};
 use self::disk::Disk;
 pub use self::interest::Interest;
 use crate::Result;
-use crate::service::protocol::Block;
 
 /// Columns are kept only if at least so many reads are expected: memory that nothing is put into costs nothing.
 const LEAST_READS: f64 = 0.25;
@@ -39,6 +39,17 @@ const QUEUED_SHARE: u64 = 16;
 /// What seconds to make a byte are taken to be until they are measured: 200 MB a second.
 const FIRST_RATE: f64 = 5e-9;
 
+/// Steps of a job that are computed together.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Block {
+    /// A name for the job, which decides the bytes of its batches.
+    pub job: String,
+    /// The epoch.
+    pub epoch: u64,
+    /// The steps of the epoch.
+    pub steps: Range<u64>,
+}
+
 /// A column of a row group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Chunk {
@@ -50,7 +61,7 @@ pub(crate) struct Chunk {
     pub(crate) column: Arc<str>,
 }
 
-/// What is kept, and in which form.
+/// The key of an item, and its form.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Encoded(Chunk),
@@ -75,7 +86,7 @@ enum Form {
     Batches,
 }
 
-/// Something that is kept.
+/// Something that is stored.
 #[derive(Debug, Clone)]
 enum Item {
     Bytes(Vec<Bytes>),
@@ -91,7 +102,7 @@ impl Item {
     }
 }
 
-/// What a cache holds and has done.
+/// Figures of a cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheFigures {
     /// Bytes in memory.
@@ -118,7 +129,7 @@ pub struct Cache {
 
 #[derive(Debug, Default)]
 struct State {
-    items: HashMap<Key, Kept>,
+    items: HashMap<Key, Stored>,
     memory: u64,
     on_disk: u64,
     /// Bytes within the limit that are not the cache's.
@@ -132,7 +143,7 @@ struct State {
 
 /// An item, in memory, on disk, or both.
 #[derive(Debug)]
-struct Kept {
+struct Stored {
     memory: Option<Item>,
     file: Option<u64>,
     bytes: u64,
@@ -227,9 +238,9 @@ impl State {
             distance = distance.min(next);
         };
         match (key, owner) {
-            (Key::Batches(_), Some((owner, place))) => {
+            (Key::Batches(_), Some((owner, share))) => {
                 if let Some(owner) = owner.upgrade() {
-                    add(owner.batches(*place, now));
+                    add(owner.batches(*share, now));
                 }
             }
             (Key::Batches(_), None) => (),
@@ -243,19 +254,19 @@ impl State {
     }
 
     /// The items of which `is_there` says that they may go, the least worth first.
-    fn by_worth(&self, is_there: fn(&Kept) -> bool) -> Vec<(Worth, Key)> {
+    fn by_worth(&self, is_there: fn(&Stored) -> bool) -> Vec<(Worth, Key)> {
         let now = Instant::now();
-        let there = self.items.iter().filter(|(_, kept)| is_there(kept));
+        let there = self.items.iter().filter(|(_, stored)| is_there(stored));
         let mut items: Vec<_> =
-            there.map(|(key, kept)| (self.worth(key, kept.owner.as_ref(), now), key.clone())).collect();
+            there.map(|(key, stored)| (self.worth(key, stored.owner.as_ref(), now), key.clone())).collect();
         items.sort_by(|(a, _), (b, _)| a.cmp(b));
         items
     }
 
     /// Takes an item out of memory; it stays known if it is on disk.
     fn forget_memory(&mut self, key: &Key) -> Option<Item> {
-        let kept = self.items.get_mut(key)?;
-        let (item, bytes, stays) = (kept.memory.take()?, kept.bytes, kept.file.is_some());
+        let stored = self.items.get_mut(key)?;
+        let (item, bytes, stays) = (stored.memory.take()?, stored.bytes, stored.file.is_some());
         self.memory -= bytes;
         if !stays {
             self.items.remove(key);
@@ -265,8 +276,8 @@ impl State {
 
     /// Takes an item off the disk; the number of its file.
     fn forget_file(&mut self, key: &Key) -> Option<u64> {
-        let kept = self.items.get_mut(key)?;
-        let (file, bytes, stays) = (kept.file.take()?, kept.bytes, kept.memory.is_some());
+        let stored = self.items.get_mut(key)?;
+        let (file, bytes, stays) = (stored.file.take()?, stored.bytes, stored.memory.is_some());
         self.on_disk -= bytes;
         if !stays {
             self.items.remove(key);
@@ -294,7 +305,7 @@ impl Cache {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the cache holds and has done.
+    /// The cache's figures.
     pub fn figures(&self) -> CacheFigures {
         let state = self.state();
         CacheFigures { cached_bytes: state.memory, cached_bytes_on_disk: state.on_disk, ..state.figures }
@@ -328,14 +339,14 @@ impl Cache {
     fn free(&self, state: &mut State, bytes: u64, than: Option<Worth>) -> Vec<Leaving> {
         let wanted = bytes.saturating_add(self.memory_limit / FREED_TOGETHER);
         let (mut freed, mut leaving) = (0, Vec::new());
-        for (worth, key) in state.by_worth(|kept| kept.memory.is_some()) {
+        for (worth, key) in state.by_worth(|stored| stored.memory.is_some()) {
             let is_less = than.is_none_or(|than| worth.cmp(&than).is_lt());
             if freed >= wanted || !is_less {
                 break;
             }
-            let Some(kept) = state.items.get(&key) else { continue };
-            let (on_disk, owner) = (kept.file.is_some(), kept.owner.clone());
-            freed += kept.bytes;
+            let Some(stored) = state.items.get(&key) else { continue };
+            let (on_disk, owner) = (stored.file.is_some(), stored.owner.clone());
+            freed += stored.bytes;
             let Some(item) = state.forget_memory(&key) else { continue };
             let seconds = state.rates.get(key.form());
             if self.disk.is_some()
@@ -356,7 +367,7 @@ impl Cache {
         state.rates.of(key.form()).add(made.as_secs_f64(), bytes);
         let worth = state.worth(&key, owner.as_ref(), Instant::now());
         let is_batches = key.form() == Form::Batches;
-        let is_known = state.items.get(&key).is_some_and(|kept| kept.memory.is_some());
+        let is_known = state.items.get(&key).is_some_and(|stored| stored.memory.is_some());
         if is_known || (!is_batches && worth.reads < LEAST_READS) {
             return;
         }
@@ -367,11 +378,11 @@ impl Cache {
             leaving = self.free(&mut state, over, Some(worth));
         }
         if over == 0 || state.memory.saturating_add(state.others).saturating_add(bytes) <= self.memory_limit {
-            let new = Kept { memory: None, file: None, bytes, owner };
-            let kept = state.items.entry(key).or_insert(new);
-            kept.memory = Some(item);
+            let new = Stored { memory: None, file: None, bytes, owner };
+            let stored = state.items.entry(key).or_insert(new);
+            stored.memory = Some(item);
             // One number for memory and disk, though a column may take other bytes when it comes from there.
-            let bytes = kept.bytes;
+            let bytes = stored.bytes;
             state.memory += bytes;
         } else if worth.reads >= LEAST_READS && !state.items.contains_key(&key) {
             leaving.push((key, item, owner));
@@ -384,8 +395,8 @@ impl Cache {
     fn get(&self, key: &Key) -> Option<Item> {
         let file = {
             let mut state = self.state();
-            let kept = state.items.get(key)?;
-            let (memory, file) = (kept.memory.clone(), kept.file);
+            let stored = state.items.get(key)?;
+            let (memory, file) = (stored.memory.clone(), stored.file);
             if memory.is_some() {
                 state.count(key.form(), false);
                 return memory;
@@ -425,7 +436,7 @@ impl Cache {
     fn written(&self, key: Key, bytes: u64, owner: Option<(Weak<Interest>, f32)>, file: u64) {
         let Some(disk) = &self.disk else { return };
         let mut state = self.state();
-        let known = state.items.entry(key).or_insert(Kept { memory: None, file: None, bytes, owner });
+        let known = state.items.entry(key).or_insert(Stored { memory: None, file: None, bytes, owner });
         if known.file.is_some() {
             disk.remove(file);
             return;
@@ -436,7 +447,7 @@ impl Cache {
         if state.on_disk <= disk.limit() {
             return;
         }
-        for (_, key) in state.by_worth(|kept| kept.file.is_some()) {
+        for (_, key) in state.by_worth(|stored| stored.file.is_some()) {
             if state.on_disk <= disk.limit() - disk.limit() / FREED_TOGETHER {
                 break;
             }
@@ -461,16 +472,16 @@ impl State {
 
 /// Batches of blocks.
 impl Cache {
-    /// Keeps the parts of a block, which the job with this interest reads at the place `place` of its epoch and which
+    /// Keeps the parts of a block, which the job with this interest reads after the share `share` of its epoch and which
     /// took `made` to compute.
     pub fn put_block(
         self: &Arc<Self>,
         block: Block,
         parts: Vec<Bytes>,
-        (interest, place): (&Arc<Interest>, f32),
+        (interest, share): (&Arc<Interest>, f32),
         made: Duration,
     ) {
-        self.put(Key::Batches(block), Item::Bytes(parts), Some((Arc::downgrade(interest), place)), made);
+        self.put(Key::Batches(block), Item::Bytes(parts), Some((Arc::downgrade(interest), share)), made);
     }
 
     /// Takes the parts of a block; they are no longer the cache's.
@@ -541,7 +552,7 @@ impl Cache {
         let mut state = self.state();
         let mut find = |chunk: &Chunk| {
             let key = Key::Decoded(chunk.clone());
-            match state.items.get(&key).map(|kept| kept.memory.clone()) {
+            match state.items.get(&key).map(|stored| stored.memory.clone()) {
                 Some(Some(Item::Column(column))) => {
                     state.count(Form::Decoded, false);
                     return Found::Here(column);

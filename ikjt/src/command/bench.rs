@@ -50,7 +50,7 @@ pub(crate) fn bench(reading: &Reading, printer: &Printer) -> anyhow::Result<()> 
         }
         samples += batch.size() as u64;
         count += 1;
-        groups.add(&batch, None)?;
+        groups.add(&batch);
         printer.advance(batch.size() as u64);
         printer.go_on()?;
     }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::preprocess::PreprocessConfig;
-use crate::reader::load_snapshot;
-use crate::{Dedupe, Rank, Reader, ReaderOptions, Shuffle, Tail, Within, Workers};
+use crate::{
+    Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Tail, Within, Workers, load_snapshot,
+};
 use clap::{Parser, Subcommand, ValueEnum};
 use onefold_base::process::available_threads;
 use onefold_base::units::parse_bytes;
@@ -142,30 +143,29 @@ enum WithinArgument {
 
 impl Reading {
     pub(crate) fn open(&self) -> anyhow::Result<Reader> {
-        self.open_with(self.options()?)
+        self.open_with(self.request()?)
     }
 
-    fn open_with(&self, options: ReaderOptions) -> anyhow::Result<Reader> {
+    fn open_with(&self, request: ReadRequest) -> anyhow::Result<Reader> {
         let workers = Workers::new(self.threads(), self.memory_limit)?;
-        Ok(Reader::open(&self.dataset, options, &workers)?)
+        Ok(Reader::open(&self.dataset, request, &workers)?)
     }
 
     /// With batches that carry all columns that the dataset keeps, and their samples' times if `timestamps`.
     pub(crate) fn open_with_kept(&self, timestamps: bool) -> anyhow::Result<Reader> {
         let schema = load_snapshot(&self.dataset, self.at)?.schema;
         let kept = schema.kept_names().map(str::to_owned).collect();
-        self.open_with(ReaderOptions { timestamps, kept, ..self.options()? })
+        self.open_with(self.request()?.with(|options| ReaderOptions { timestamps, kept, ..options }))
     }
 
-    fn options(&self) -> anyhow::Result<ReaderOptions> {
+    fn request(&self) -> anyhow::Result<ReadRequest> {
         let preprocess = self.preprocess.as_deref().map(PreprocessConfig::load).transpose()?;
-        Ok(ReaderOptions {
+        let options = ReaderOptions {
             dedupe: match self.dedupe {
                 DedupeArgument::Off => Dedupe::Off,
                 DedupeArgument::Exact => Dedupe::Exact,
                 DedupeArgument::Window => Dedupe::Window,
             },
-            rank: self.rank,
             streams: self.streams,
             tail: match self.tail {
                 TailArgument::Short => Tail::Short,
@@ -182,11 +182,15 @@ impl Reading {
                     WithinArgument::Partition => Within::Partition,
                 },
             }),
-            verify: !self.no_verify,
             preprocess,
-            table_rows: BTreeMap::from_iter(self.table_rows.iter().cloned()),
             ..ReaderOptions::new(self.batch_size()?)
-        })
+        };
+        let checks = Checks {
+            verify: !self.no_verify,
+            table_rows: BTreeMap::from_iter(self.table_rows.iter().cloned()),
+            ..Checks::default()
+        };
+        Ok(ReadRequest { options, checks, rank: self.rank })
     }
 
     pub(crate) fn batch_size(&self) -> anyhow::Result<usize> {

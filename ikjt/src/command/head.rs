@@ -52,7 +52,7 @@ pub(crate) fn head(reading: &Reading, samples: usize, number: u64, printer: &Pri
         bail!("there is no batch {number}");
     };
     let mut groups = Statistics::default();
-    groups.add(&batch, None)?;
+    groups.add(&batch);
     let shown = (0..samples.min(batch.size())).map(|sample| show(&batch, reader.schema(), sample)).collect();
     let head = Head { samples: batch.size(), groups, shown };
     Ok(printer.summary(&describe(&head, &batch, number), &head)?)

@@ -17,7 +17,7 @@ use super::lists::{Cut, RowOp, enumerate, ngram};
 use super::local_hour;
 use super::pairs::{PairOp, cartesian, compute_score};
 use super::per_value::{ValueOp, map_id, positive_modulus, sigrid_hash};
-use super::problem::{Checked, Place, Problem};
+use super::problem::{Checked, Problem, StepLocation};
 use super::sampling::{Sampling, sampling};
 use crate::{Error, Result};
 
@@ -68,7 +68,7 @@ impl From<PreprocessConfig> for Source {
 /// One `[[step]]`.
 #[derive(Debug, Clone)]
 pub(super) struct Step {
-    pub(super) place: Place,
+    pub(super) location: StepLocation,
     /// Names and globs.
     pub(super) inputs: Vec<String>,
     /// The generated feature; without one the inputs change.
@@ -180,7 +180,7 @@ fn clamp(arguments: &mut Arguments) -> Checked<Op> {
     let not_a_number = [min, max].into_iter().flatten().any(|bound| bound.real().is_nan());
     if order == Some(false) || not_a_number || (min.is_none() && max.is_none()) {
         return Err(Problem::new(
-            "`min` and `max` are no range",
+            "`min` and `max` are not a range",
             "give one of them, or both with `min` not above `max`",
         ));
     }
@@ -224,6 +224,14 @@ impl PreprocessConfig {
         Self::from_parts(path.to_owned(), text.to_owned(), TableFiles::of_directory(directory))
     }
 
+    /// What decides what the steps do: their text without comments and spaces, and the texts of the files that they name.
+    pub(crate) fn content(&self) -> (String, BTreeMap<String, String>) {
+        let Source { text, files, .. } = &*self.source;
+        let table = toml::from_str::<Table>(text).ok();
+        let plain = table.and_then(|table| toml::to_string(&table).ok());
+        (plain.unwrap_or_else(|| text.clone()), files.clone())
+    }
+
     fn from_parts(path: PathBuf, text: String, mut files: TableFiles) -> Result<Self> {
         let hint = "a `preprocess.toml` has `format_version = 1` and `[[step]]` tables";
         let file: File = parse_toml(&text, FORMAT_VERSION, hint)
@@ -255,15 +263,15 @@ fn parse_step(
     table: Table,
 ) -> Result<Step> {
     let mut arguments = Arguments::new(table, files);
-    let place = |op: &str| Place { path, line, step, op: op.into() };
+    let location = |op: &str| StepLocation { path, line, step, op: op.into() };
     let name: String = match arguments.required("op") {
         Ok(name) => name,
-        Err(problem) => return Err(place("no operator").error(problem)),
+        Err(problem) => return Err(location("no operator").error(problem)),
     };
-    let place = place(&name);
+    let location = location(&name);
     let parsed = parse_operator(&name, &mut arguments);
-    let (inputs, output, op) = parsed.map_err(|problem| place.error(problem))?;
-    Ok(Step { place, inputs, output, op })
+    let (inputs, output, op) = parsed.map_err(|problem| location.error(problem))?;
+    Ok(Step { location, inputs, output, op })
 }
 
 type Parsed = (Vec<String>, Option<String>, Op);
@@ -318,7 +326,7 @@ mod tests {
             let version = if text.contains("format_version") { "" } else { "format_version = 1\n" };
             let config =
                 PreprocessConfig::parse(Path::new("README.md"), &format!("{version}{text}")).unwrap();
-            examples.extend(config.steps.iter().map(|step| step.place.op.clone()));
+            examples.extend(config.steps.iter().map(|step| step.location.op.clone()));
         }
         for operator in OPERATORS {
             assert!(examples.iter().any(|op| **op == *operator.name), "no example of `{}`", operator.name);
@@ -463,6 +471,6 @@ mod tests {
         let message = serde_json::from_str::<PreprocessConfig>(&without).unwrap_err().to_string();
         assert!(message.contains("`ids.txt` did not come with the steps"), "{message}");
         let message = PreprocessConfig::load(&file).unwrap_err().to_string();
-        assert!(message.contains("ids.txt`, line 2: `eight` is no 64-bit integer"), "{message}");
+        assert!(message.contains("ids.txt`, line 2: `eight` is not a 64-bit integer"), "{message}");
     }
 }

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use arrow::buffer::ScalarBuffer;
 use serde::Deserialize;
 
 use super::arguments::Arguments;
 use super::problem::{Checked, Problem};
 use crate::Feature;
-use crate::feature::starts;
+use crate::batch::starts;
 use crate::hash::mix;
 
 /// The most ids that an operator may make of one feature of one batch: 1 GiB. More is taken for a mistake,
@@ -34,9 +33,9 @@ pub(super) enum RowOp {
 /// An operator that shortens rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// `firstx`: so many ids from the start; of weighted lists those with the highest weights.
+    /// `firstx`: this number of ids from the start.
     First(usize),
-    /// `lastx`: so many ids from the end.
+    /// `lastx`: this number of ids from the end.
     Last(usize),
 }
 
@@ -98,13 +97,8 @@ pub(super) fn check_total(name: &str, total: usize) -> Checked<()> {
 }
 
 /// A feature whose rows stand one after the other in `values`; there are at most [`MOST_IDS`] of them.
-pub(super) fn contiguous(
-    name: Arc<str>,
-    values: Vec<i64>,
-    weights: Option<Vec<f32>>,
-    sizes: Vec<i32>,
-) -> Checked<Feature> {
-    Ok(Feature::try_new(name, values, weights.map(Into::into), starts(&sizes), sizes)?)
+pub(super) fn contiguous(name: Arc<str>, values: Vec<i64>, sizes: Vec<i32>) -> Checked<Feature> {
+    Ok(Feature::try_new(name, values, starts(&sizes), sizes)?)
 }
 
 impl Cut {
@@ -130,94 +124,45 @@ impl Cut {
     }
 }
 
-/// The last `most` ids of every row, with their weights. Only offsets and sizes change, and nothing is copied.
+/// The last `most` ids of every row. Only offsets and sizes change, and nothing is copied.
 fn last_x(feature: Feature, most: i32) -> Checked<Feature> {
-    let (name, values, weights, offsets, sizes) = feature.into_parts();
+    let (name, values, offsets, sizes) = feature.into_parts();
     let shorten = |(&offset, &size): (&i32, &i32)| (offset + (size - most).max(0), size.min(most));
     let (offsets, sizes): (Vec<i32>, Vec<i32>) = offsets.iter().zip(&*sizes).map(shorten).unzip();
-    Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
+    Ok(Feature::try_new(name, values, offsets, sizes)?)
 }
 
-/// The first `most` ids of every row; of weighted lists the `most` ids with the highest weights, in their
-/// order, of equal weights the earlier. A weight that is not a number counts as the lowest.
-///
-/// Without weights only sizes change, and nothing is copied.
+/// The first `most` ids of every row. Only sizes change, and nothing is copied.
 fn first_x(feature: Feature, most: i32) -> Checked<Feature> {
-    let shorter: Vec<i32> = feature.sizes().iter().map(|size| (*size).min(most)).collect();
-    if feature.weights().is_some() {
-        return heaviest(&feature, shorter);
-    }
-    let (name, values, weights, offsets, _) = feature.into_parts();
-    Ok(Feature::try_new(name, values, weights, offsets, shorter)?)
+    let (name, values, offsets, sizes) = feature.into_parts();
+    let shorter: Vec<i32> = sizes.iter().map(|size| (*size).min(most)).collect();
+    Ok(Feature::try_new(name, values, offsets, shorter)?)
 }
 
-/// The heaviest `sizes[u]` ids of every row `u`.
-fn heaviest(feature: &Feature, sizes: Vec<i32>) -> Checked<Feature> {
-    let total = sizes.iter().map(|size| *size as usize).sum();
-    check_total(feature.name(), total)?;
-    let (mut values, mut weights) = (Vec::with_capacity(total), Vec::with_capacity(total));
-    let mut places: Vec<usize> = Vec::new();
-    for (row, &size) in sizes.iter().enumerate() {
-        let (ids, row_weights) = (feature.row(row), feature.row_weights(row).unwrap_or_default());
-        places.clear();
-        places.extend(0..ids.len());
-        let size = size as usize;
-        if size < ids.len() {
-            let weight = |place: usize| match row_weights[place] {
-                weight if weight.is_nan() => f32::NEG_INFINITY,
-                // -0 is no lighter than 0.
-                weight => weight + 0.0,
-            };
-            places.select_nth_unstable_by(size, |&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
-            places.truncate(size);
-            places.sort_unstable();
-        }
-        values.extend(places.iter().map(|place| ids[*place]));
-        weights.extend(places.iter().map(|place| row_weights[*place]));
-    }
-    contiguous(feature.shared_name(), values, Some(weights), sizes)
-}
-
-/// Every id replaced by its place in the row, counted from `start`.
-///
-/// Without weights all rows are slices of one buffer that is as long as the longest row.
+/// Every id replaced by its place in the row, counted from `start`: all rows are slices of one buffer that is as long as
+/// the longest row.
 fn positions(feature: Feature, start: i64) -> Checked<Feature> {
-    let (name, sizes) = (feature.shared_name(), feature.sizes().clone());
-    let count = |size: i32| start..start + i64::from(size);
-    if feature.weights().is_none() {
-        let longest = sizes.iter().copied().max().unwrap_or(0);
-        let values: Vec<i64> = count(longest).collect();
-        return Ok(Feature::try_new(name, values, None, vec![0; sizes.len()], sizes)?);
-    }
-    check_total(&name, usize::try_from(feature.total_size()).unwrap_or(usize::MAX))?;
-    let (_, _, weights, offsets, sizes) = feature.gather(0..feature.rows()).into_parts();
-    let values: Vec<i64> = sizes.iter().flat_map(|size| count(*size)).collect();
-    Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
+    let (name, _, _, sizes) = feature.into_parts();
+    let longest = sizes.iter().copied().max().unwrap_or(0);
+    let values: Vec<i64> = (start..start + i64::from(longest)).collect();
+    Ok(Feature::try_new(name, values, vec![0; sizes.len()], sizes)?)
 }
 
-/// Every empty row replaced by one of the id `value` (with weight 1): all of them are one slice at the end of
-/// the buffer.
+/// Every empty row replaced by one of the id `value`: all of them are one slice at the end of the buffer.
 fn fill_empty(feature: Feature, value: i64) -> Checked<Feature> {
     if feature.sizes().iter().all(|size| *size > 0) {
         return Ok(feature);
     }
     check_total(feature.name(), feature.values().len())?;
-    let (name, values, weights, offsets, sizes) = feature.into_parts();
+    let (name, values, offsets, sizes) = feature.into_parts();
     let end = values.len() as i32;
     let fill = |(&offset, &size): (&i32, &i32)| if size == 0 { (end, 1) } else { (offset, size) };
     let (offsets, sizes): (Vec<i32>, Vec<i32>) = offsets.iter().zip(&*sizes).map(fill).unzip();
-    let weights = weights.map(|weights| ScalarBuffer::from([&weights[..], &[1.0]].concat()));
-    Ok(Feature::try_new(name, [&values[..], &[value]].concat(), weights, offsets, sizes)?)
+    Ok(Feature::try_new(name, [&values[..], &[value]].concat(), offsets, sizes)?)
 }
 
 /// The windows of `n` consecutive ids of every row.
 fn ngrams(feature: &Feature, n: usize, combine: Combine) -> Checked<Feature> {
-    if feature.weights().is_some() && combine != Combine::Concat {
-        return Err(Problem::new(
-            format!("`{}` has weights, and a hashed n-gram has no weight of its own", feature.name()),
-            "write `combine = \"concat\"`, which keeps the weights of the ids, or leave the feature out",
-        ));
-    }
     let width = if combine == Combine::Concat { n } else { 1 };
     let grams = |ids: usize| (ids + 1).saturating_sub(n);
     let length = |ids: usize| grams(ids).saturating_mul(width);
@@ -232,34 +177,21 @@ fn ngrams(feature: &Feature, n: usize, combine: Combine) -> Checked<Feature> {
     check_total(feature.name(), total)?;
     // No length exceeds the total, or else its row has no n-gram in the buffer.
     let sizes: Vec<i32> = lengths.map(|length| length as i32).collect();
-    let mut ids = Vec::with_capacity(total);
-    let mut weights = feature.weights().map(|_| Vec::with_capacity(total));
-    let slices = if overlapping { 1 } else { feature.rows() };
-    for row in 0..slices {
-        let (row_ids, row_weights) = match overlapping {
-            true => (&feature.values()[..], feature.weights().map(|weights| &weights[..])),
-            false => (feature.row(row), feature.row_weights(row)),
-        };
-        match combine {
-            Combine::Hash { salt } => ids.extend(row_ids.windows(n).map(|gram| hash_gram(gram, salt))),
-            Combine::Concat => concatenate(row_ids, n, &mut ids),
-        }
-        if let (Some(weights), Some(row_weights)) = (&mut weights, row_weights) {
-            concatenate(row_weights, n, weights);
-        }
+    let mut ids: Vec<i64> = Vec::with_capacity(total);
+    let mut append = |row: &[i64]| match combine {
+        Combine::Hash { salt } => ids.extend(row.windows(n).map(|gram| hash_gram(gram, salt))),
+        Combine::Concat => row.windows(n).for_each(|gram| ids.extend_from_slice(gram)),
+    };
+    match overlapping {
+        true => append(&feature.values()[..]),
+        false => (0..feature.rows()).for_each(|row| append(feature.row(row))),
     }
     if !overlapping {
-        return contiguous(feature.shared_name(), ids, weights, sizes);
+        return contiguous(feature.shared_name(), ids, sizes);
     }
     let moved = |(&offset, &size): (&i32, &i32)| if size == 0 { 0 } else { offset * width as i32 };
     let offsets: Vec<i32> = feature.offsets().iter().zip(&sizes).map(moved).collect();
-    Ok(Feature::try_new(feature.shared_name(), ids, weights.map(Into::into), offsets, sizes)?)
-}
-
-fn concatenate<T: Copy>(row: &[T], n: usize, out: &mut Vec<T>) {
-    for gram in row.windows(n) {
-        out.extend_from_slice(gram);
-    }
+    Ok(Feature::try_new(feature.shared_name(), ids, offsets, sizes)?)
 }
 
 /// The hash of each id salted with that of the ids before it, as a non-negative id.
@@ -272,7 +204,7 @@ mod tests {
     use super::*;
 
     fn windows() -> Feature {
-        Feature::try_new("h", vec![1_i64, 2, 3, 4, 5], None, vec![0, 1, 2, 5], vec![3, 3, 3, 0]).unwrap()
+        Feature::try_new("h", vec![1_i64, 2, 3, 4, 5], vec![0, 1, 2, 5], vec![3, 3, 3, 0]).unwrap()
     }
 
     fn rows(feature: &Feature) -> Vec<Vec<i64>> {
@@ -294,25 +226,6 @@ mod tests {
         let after = Cut::Last(2).run(before.clone()).unwrap();
         assert_eq!(rows(&after), [vec![2, 3], vec![3, 4], vec![4, 5], vec![]]);
         assert_eq!(after.values().as_ptr(), before.values().as_ptr());
-        let weights = Some(vec![3.0, 1.0, 2.0].into());
-        let weighted = Feature::try_new("w", vec![7_i64, 8, 9], weights, vec![0], vec![3]).unwrap();
-        let kept = Cut::Last(2).run(weighted).unwrap();
-        assert_eq!((kept.row(0), kept.row_weights(0).unwrap()), (&[8, 9][..], &[1.0, 2.0][..]));
-    }
-
-    #[test]
-    fn the_highest_weights_stay_in_order() {
-        let weights = vec![1.0, f32::NAN, 3.0, 1.0, -0.0, 0.0, 3.0];
-        let ids: Vec<i64> = (0..7).collect();
-        let feature = Feature::try_new("w", ids, Some(weights.into()), vec![0, 4], vec![7, 2]).unwrap();
-        let kept = |count| Cut::First(count).run(feature.clone()).unwrap().row(0).to_vec();
-        assert_eq!(kept(1), [2]);
-        assert_eq!(kept(3), [0, 2, 6]);
-        assert_eq!(kept(4), [0, 2, 3, 6]);
-        // 0 and -0 are equal, so the earlier stays.
-        assert_eq!(kept(5), [0, 2, 3, 4, 6]);
-        assert_eq!(kept(6), [0, 2, 3, 4, 5, 6]);
-        assert_eq!(Cut::First(1).run(feature.clone()).unwrap().row_weights(0).unwrap(), [3.0]);
     }
 
     #[test]
@@ -342,13 +255,5 @@ mod tests {
         let filled = fill_empty(windows(), -1).unwrap();
         assert_eq!(rows(&filled)[2..], [vec![3, 4, 5], vec![-1]]);
         assert_eq!(filled.values().len(), 6);
-    }
-
-    #[test]
-    fn a_weighted_list_has_no_hashed_ngrams() {
-        let weights = Some(vec![1.0_f32; 2].into());
-        let feature = Feature::try_new("w", vec![1_i64, 2], weights, vec![0], vec![2]).unwrap();
-        let problem = ngrams(&feature, 2, Combine::Hash { salt: 0 }).unwrap_err();
-        assert!(format!("{problem:?}").contains("`w` has weights"));
     }
 }

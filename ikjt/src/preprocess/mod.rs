@@ -19,9 +19,9 @@
 //! # What is done once
 //!
 //! Steps that change ids one by one run once per id of the feature's *buffer*: windows that overlap there stay
-//! windows, and slices that no row uses are left out. `lastx`, and without weights `firstx`, `enumerate` and
-//! `fill_null`, write offsets and sizes only, and `ngram` keeps overlapping rows overlapping. Consecutive steps of the first kind
-//! run as one pass over blocks that fit into the L1 cache, after the `firstx` and `lastx` among them.
+//! windows, and slices that no row uses are left out. `firstx`, `lastx`, `enumerate` and `fill_null` write offsets and
+//! sizes only, and `ngram` keeps overlapping rows overlapping. Consecutive steps of the first kind run as one pass over
+//! blocks that fit into the L1 cache, after the `firstx` and `lastx` among them.
 
 mod arguments;
 mod columns;
@@ -30,8 +30,6 @@ mod dense;
 mod layout;
 mod lists;
 mod local_hour;
-#[cfg(test)]
-mod model;
 mod pairs;
 mod per_value;
 mod plan;
@@ -112,13 +110,13 @@ impl Preprocessor {
     ///
     /// # Errors
     ///
-    /// [`Error::Invariant`] if the batch is not of the schema, or lacks timestamps; [`Error::Fault`] for weighted
-    /// lists and times that a step cannot work on, and for a feature that would have more than 2^27 ids.
+    /// [`Error::Invariant`] if the batch is not of the schema, or lacks timestamps; [`Error::Fault`] for times
+    /// that a step cannot work on, and for a feature that would have more than 2^27 ids.
     pub fn run(&self, batch: Batch) -> Result<Batch> {
         self.check(&batch)?;
         let mut running = Running::new(batch, &self.plan.layout, self.input.dense.len());
-        for (place, action) in &self.plan.actions {
-            running.apply(action).map_err(|problem| place.error(problem))?;
+        for (location, action) in &self.plan.actions {
+            running.apply(action).map_err(|problem| location.error(problem))?;
         }
         running.finish()
     }

@@ -61,7 +61,7 @@ pub(super) fn distinct_pairs(left: &[i32], right: &[i32]) -> (Vec<i32>, Arc<[Row
 }
 
 /// Every pair of an id `x` of the left and an id `y` of the right row, `x` by `x`, hashed by
-/// `sigrid_hash(y, mix(x, salt), max)`. The weight of a pair is the product of the weights that there are.
+/// `sigrid_hash(y, mix(x, salt), max)`.
 pub(super) fn product(
     name: Arc<str>,
     (left, right): (&Feature, &Feature),
@@ -72,34 +72,23 @@ pub(super) fn product(
     let total = pairs.iter().map(length).fold(0, usize::saturating_add);
     check_total(&name, total)?;
     let mut ids = Vec::with_capacity(total);
-    let weighted = left.weights().is_some() || right.weights().is_some();
-    let mut weights = weighted.then(|| Vec::with_capacity(total));
     for &(l, r) in pairs {
         let ys = right.row(r);
         for x in left.row(l) {
             let salted = hash.with_salt(mix(*x, hash.salt()));
             ids.extend(ys.iter().map(|y| salted.hash(*y)));
         }
-        if let Some(weights) = &mut weights {
-            let weight = |feature: &Feature, row, i| feature.row_weights(row).map_or(1.0, |row| row[i]);
-            for i in 0..left.row(l).len() {
-                let of_x = weight(left, l, i);
-                weights.extend((0..ys.len()).map(|j| of_x * weight(right, r, j)));
-            }
-        }
     }
-    contiguous(name, ids, weights, pairs.iter().map(|pair| length(pair) as i32).collect())
+    contiguous(name, ids, pairs.iter().map(|pair| length(pair) as i32).collect())
 }
 
-/// The ids of the left row that the right row has too: in the left row's order, each once, with the weight of its
-/// first place.
+/// The ids of the left row that the right row has too: in the left row's order, each once.
 pub(super) fn intersection(
     name: Arc<str>,
     (left, right): (&Feature, &Feature),
     pairs: &[RowPair],
 ) -> Checked<Feature> {
     let mut ids: Vec<i64> = Vec::new();
-    let mut weights = left.weights().map(|_| Vec::new());
     let mut sizes = Vec::with_capacity(pairs.len());
     let (mut set, mut taken) = (RowSet::default(), Vec::new());
     for &(l, r) in pairs {
@@ -107,20 +96,17 @@ pub(super) fn intersection(
         let members = set.of(right, r);
         taken.clear();
         taken.resize(members.len(), false);
-        for (i, id) in left.row(l).iter().enumerate() {
+        for id in left.row(l) {
             if let Ok(place) = members.binary_search(id)
                 && !std::mem::replace(&mut taken[place], true)
             {
                 ids.push(*id);
-                if let (Some(weights), Some(row)) = (&mut weights, left.row_weights(l)) {
-                    weights.push(row[i]);
-                }
             }
         }
         check_total(&name, ids.len())?;
         sizes.push((ids.len() - before) as i32);
     }
-    contiguous(name, ids, weights, sizes)
+    contiguous(name, ids, sizes)
 }
 
 /// The score of every pair.
@@ -203,17 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn a_product_goes_through_the_first_and_multiplies_weights() {
-        let weighted = |ids: Vec<i64>, weights: Vec<f32>| {
-            let size = ids.len() as i32;
-            Feature::try_new("x", ids, Some(weights.into()), vec![0], vec![size]).unwrap()
-        };
-        let (a, b) = (weighted(vec![1, 2], vec![2.0, 3.0]), weighted(vec![7, 8], vec![5.0, 0.5]));
+    fn a_product_goes_through_the_first() {
+        let (a, b) = (feature(&[&[1, 2]]), feature(&[&[7, 8]]));
         let hash = SigridHash::new(4, 1 << 40);
         let all = product("y".into(), (&a, &b), &[(0, 0)], hash).unwrap();
         let id = |x, y| crate::hash::sigrid_hash(y, mix(x, 4), 1 << 40);
         assert_eq!(all.row(0), [id(1, 7), id(1, 8), id(2, 7), id(2, 8)]);
-        assert_eq!(all.row_weights(0).unwrap(), [10.0, 1.0, 15.0, 1.5]);
     }
 
     #[test]

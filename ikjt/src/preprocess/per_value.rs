@@ -12,9 +12,8 @@ use super::arguments::Arguments;
 use super::lists::Cut;
 use super::problem::{Checked, Problem};
 use crate::Feature;
-use crate::builder::rebased;
+use crate::batch::{UsedValues, rebased};
 use crate::hash::{Modulus, SigridHash};
-use crate::operations::UsedValues;
 
 /// Ids that a chain takes through all its operators at a time: 8 KiB, a quarter of a small L1 cache.
 const BLOCK: usize = 1024;
@@ -83,7 +82,7 @@ pub(super) fn map_id(arguments: &mut Arguments) -> Checked<ValueOp> {
 fn read_table(arguments: &mut Arguments, file: &str) -> Checked<Vec<i64>> {
     let id = |(number, line): (usize, &str)| {
         line.trim().parse().map_err(|_| {
-            let message = format!("`{file}`, line {}: `{line}` is no 64-bit integer", number + 1);
+            let message = format!("`{file}`, line {}: `{line}` is not a 64-bit integer", number + 1);
             Problem::new(message, "write one integer a line and nothing else")
         })
     };
@@ -92,8 +91,8 @@ fn read_table(arguments: &mut Arguments, file: &str) -> Checked<Vec<i64>> {
 
 /// Consecutive steps on one feature that run in one pass: `firstx` and `lastx` first, then id by id.
 ///
-/// What an operator makes of an id does not depend on where the id stands, and `firstx` and `lastx` choose by place
-/// or by weight, which these operators leave alone. So they commute with them.
+/// What an operator makes of an id does not depend on where the id stands, and `firstx` and `lastx` choose by
+/// place, which these operators leave alone. So they commute with them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Chain {
     cuts: Vec<Cut>,
@@ -120,21 +119,15 @@ impl Chain {
             return Ok(feature);
         }
         let used = UsedValues::of_all(&feature);
-        let (name, values, weights, offsets, sizes) = feature.into_parts();
+        let (name, values, offsets, sizes) = feature.into_parts();
         let all = used == UsedValues::One(0..values.len());
-        let weights = match weights {
-            Some(weights) if !all => {
-                Some(used.stretches().iter().flat_map(|s| &weights[s.clone()]).copied().collect())
-            }
-            weights => weights,
-        };
         let values = self.values(values, &used);
         let offsets = match used {
             UsedValues::One(_) if all => offsets,
             UsedValues::One(span) => rebased(offsets.iter(), &span, 0).collect(),
             UsedValues::Several { offsets, .. } => offsets.into(),
         };
-        Ok(Feature::try_new(name, values, weights, offsets, sizes)?)
+        Ok(Feature::try_new(name, values, offsets, sizes)?)
     }
 
     fn apply(&self, ids: &mut [i64]) {
@@ -208,7 +201,7 @@ mod tests {
     }
 
     fn feature(values: i64, offsets: Vec<i32>, sizes: Vec<i32>) -> Feature {
-        Feature::try_new("x", (0..values).collect::<Vec<_>>(), None, offsets, sizes).unwrap()
+        Feature::try_new("x", (0..values).collect::<Vec<_>>(), offsets, sizes).unwrap()
     }
 
     #[test]

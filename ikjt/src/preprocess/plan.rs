@@ -13,7 +13,7 @@ use super::layout::{Column, FeatureLayout, Kinds, SparseAt};
 use super::lists::{Cut, RowOp};
 use super::pairs::{PairOp, Score};
 use super::per_value::{Chain, ValueOp};
-use super::problem::{Checked, Place, Problem};
+use super::problem::{Checked, Problem, StepLocation};
 use super::sampling::{Rates, Sampler, Sampling};
 use crate::Result;
 use crate::hash::SigridHash;
@@ -97,7 +97,7 @@ pub(super) enum ListOfPair {
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) layout: FeatureLayout,
-    pub(super) actions: Vec<(Place, Action)>,
+    pub(super) actions: Vec<(StepLocation, Action)>,
     pub(super) sampler: Sampler,
 }
 
@@ -110,10 +110,10 @@ impl Plan {
             sampler: Sampler::default(),
         };
         for step in &config.steps {
-            planner.step(step).map_err(|problem| step.place.error(problem))?;
+            planner.step(step).map_err(|problem| step.location.error(problem))?;
         }
-        while let Some((at, (place, chain))) = planner.chains.pop_first() {
-            planner.actions.push((place, Action::Chain { at, chain }));
+        while let Some((at, (location, chain))) = planner.chains.pop_first() {
+            planner.actions.push((location, Action::Chain { at, chain }));
         }
         Ok(Self { layout: planner.layout, actions: planner.actions, sampler: planner.sampler })
     }
@@ -125,9 +125,9 @@ impl Plan {
 
 struct Planner {
     layout: FeatureLayout,
-    actions: Vec<(Place, Action)>,
+    actions: Vec<(StepLocation, Action)>,
     /// Steps that wait until something else than their like looks at the feature, and then run in one pass.
-    chains: BTreeMap<SparseAt, (Place, Chain)>,
+    chains: BTreeMap<SparseAt, (StepLocation, Chain)>,
     sampler: Sampler,
 }
 
@@ -148,13 +148,13 @@ impl Planner {
     }
 
     fn push(&mut self, step: &Step, action: Action) {
-        self.actions.push((step.place.clone(), action));
+        self.actions.push((step.location.clone(), action));
     }
 
     /// Runs the steps that wait on a feature, because the next one needs their outcome.
     fn flush(&mut self, at: SparseAt) {
-        if let Some((place, chain)) = self.chains.remove(&at) {
-            self.actions.push((place, Action::Chain { at, chain }));
+        if let Some((location, chain)) = self.chains.remove(&at) {
+            self.actions.push((location, Action::Chain { at, chain }));
         }
     }
 
@@ -236,7 +236,7 @@ impl Planner {
     }
 
     fn chain(&mut self, step: &Step, at: SparseAt) -> &mut Chain {
-        &mut self.chains.entry(at).or_insert_with(|| (step.place.clone(), Chain::default())).1
+        &mut self.chains.entry(at).or_insert_with(|| (step.location.clone(), Chain::default())).1
     }
 
     fn value(&mut self, step: &Step, at: SparseAt, op: ValueOp) {

@@ -1,11 +1,11 @@
-//! What is wrong with a step, and which step it is.
+//! Errors of steps, and the location of a step.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::Error;
 
-/// What is wrong and what to do about it; [`Place::error`] says where.
+/// An error without its location, which [`StepLocation::error`] adds, and a hint.
 #[derive(Debug)]
 pub(super) struct Problem {
     message: String,
@@ -27,9 +27,9 @@ impl From<Error> for Problem {
     }
 }
 
-/// Where a step stands.
+/// Where a step is.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct StepLocation {
     pub(super) path: Arc<Path>,
     /// From 1.
     pub(super) line: usize,
@@ -38,7 +38,7 @@ pub(super) struct Place {
     pub(super) op: Arc<str>,
 }
 
-impl Place {
+impl StepLocation {
     pub(super) fn error(&self, problem: Problem) -> Error {
         let Self { path, line, step, op } = self;
         let Problem { message, hint } = problem;

@@ -136,13 +136,13 @@ impl Sampler {
     /// correct for those that went.
     pub(crate) fn run(&self, batch: &Batch, epoch: u64, first: u64) -> (Vec<u32>, Batch) {
         let width = batch.label_width();
-        let kept = self.keep(epoch, first, batch.size(), |i, sample| batch.labels()[sample * width + i]);
-        let mut batch = batch.take(&kept);
+        let sampled = self.keep(epoch, first, batch.size(), |i, sample| batch.labels()[sample * width + i]);
+        let mut batch = batch.take(&sampled);
         if self.steps.iter().any(|step| step.sampling.correct_weights) {
-            let weights = (0..kept.len()).map(|sample| self.weight(&batch, sample)).collect();
+            let weights = (0..sampled.len()).map(|sample| self.weight(&batch, sample)).collect();
             batch = Batch::trusted(BatchParts { weights: Some(weights), ..batch.into_parts() });
         }
-        (kept, batch)
+        (sampled, batch)
     }
 
     fn weight(&self, batch: &Batch, sample: usize) -> f32 {

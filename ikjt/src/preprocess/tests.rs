@@ -1,11 +1,13 @@
-//! Random pipelines on random batches against the naive [`model`](super::model).
+//! Random pipelines on random batches against the naive [`model`].
+
+mod model;
 
 use std::path::Path;
 
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 use proptest::prelude::*;
 
-use super::model::{ModelOp, ModelStep, assert_same, samples_of};
+use self::model::{ModelOp, ModelStep, assert_same, samples_of};
 use super::{PreprocessConfig, Preprocessor};
 use crate::{Batch, BatchParts, Feature, Group};
 
@@ -26,8 +28,6 @@ pub(super) fn schema(groups: &[(&str, &[&str])], weight: bool) -> Schema {
 }
 
 const GROUPS: &[(&str, &[&str])] = &[("user", &["u1", "u2"]), ("history", &["h"]), ("item", &["i"])];
-/// `u2` and `i` may have weights.
-const WEIGHTED: &[&str] = &["u2", "i"];
 
 pub(super) fn preprocessor(steps: &str, schema: &Schema) -> crate::Result<Preprocessor> {
     let text = format!("format_version = 1\n{steps}");
@@ -45,7 +45,7 @@ enum Shape {
     Scattered,
 }
 
-fn feature(name: &'static str, rows: usize, weighted: bool) -> impl Strategy<Value = Feature> {
+fn feature(name: &'static str, rows: usize) -> impl Strategy<Value = Feature> {
     let shape = prop_oneof![Just(Shape::Contiguous), Just(Shape::Windows), Just(Shape::Scattered)];
     let row = (0_usize..7, 0_usize..40);
     (shape, prop::collection::vec(row, rows), any::<bool>()).prop_flat_map(move |(shape, rows, tail)| {
@@ -65,24 +65,16 @@ fn feature(name: &'static str, rows: usize, weighted: bool) -> impl Strategy<Val
         values += if tail { 5 } else { 0 };
         // Few ids, so that lists have some in common, and a few of any size.
         let id = prop_oneof![8 => -3_i64..8, 1 => any::<i64>()];
-        let weight = prop_oneof![4 => (-2_i32..3).prop_map(|w| w as f32 / 2.0), 1 => Just(f32::NAN)];
-        (prop::collection::vec(id, values), prop::collection::vec(weight, values)).prop_map(
-            move |(values, weights)| {
-                let weights = weighted.then(|| weights.into());
-                Feature::try_new(name, values, weights, offsets.clone(), sizes.clone()).unwrap()
-            },
-        )
+        prop::collection::vec(id, values)
+            .prop_map(move |values| Feature::try_new(name, values, offsets.clone(), sizes.clone()).unwrap())
     })
 }
 
-fn group(index: usize, samples: usize, inverse: bool, weighted: bool) -> impl Strategy<Value = Group> {
+fn group(index: usize, samples: usize, inverse: bool) -> impl Strategy<Value = Group> {
     let (name, features) = GROUPS[index];
     (1_usize..5).prop_flat_map(move |distinct| {
         let rows = if inverse { distinct } else { samples };
-        let features: Vec<_> = features
-            .iter()
-            .map(|name| feature(name, rows, weighted && WEIGHTED.contains(name)).boxed())
-            .collect();
+        let features: Vec<_> = features.iter().map(|name| feature(name, rows).boxed()).collect();
         let numbers = prop::collection::vec(0..rows.max(1) as i32, if inverse { samples } else { 0 });
         (features, numbers).prop_map(move |(features, numbers)| {
             Group::try_new(name, inverse.then(|| numbers.into()), features).unwrap()
@@ -100,11 +92,10 @@ fn dense() -> impl Strategy<Value = f32> {
     ]
 }
 
-/// A batch, and whether its lists and its samples have weights.
-fn batches() -> impl Strategy<Value = (Batch, bool, bool)> {
-    let flags = (any::<[bool; 3]>(), any::<bool>(), any::<bool>());
-    (0_usize..12, flags).prop_flat_map(|(samples, (inverse, weighted, weights))| {
-        let groups: Vec<_> = (0..3).map(|i| group(i, samples, inverse[i], weighted).boxed()).collect();
+/// A batch, and whether its samples have weights.
+fn batches() -> impl Strategy<Value = (Batch, bool)> {
+    (0_usize..12, any::<[bool; 3]>(), any::<bool>()).prop_flat_map(|(samples, inverse, weights)| {
+        let groups: Vec<_> = (0..3).map(|i| group(i, samples, inverse[i]).boxed()).collect();
         let floats = |strategy: BoxedStrategy<f32>, count| prop::collection::vec(strategy, count);
         let labels = floats((0_i32..2).prop_map(|label| label as f32).boxed(), samples);
         let importance = floats((1_i32..5).prop_map(|w| w as f32).boxed(), samples);
@@ -121,7 +112,7 @@ fn batches() -> impl Strategy<Value = (Batch, bool, bool)> {
                     kept: Vec::new(),
                     groups,
                 });
-                (batch.unwrap(), weighted, weights)
+                (batch.unwrap(), weights)
             },
         )
     })
@@ -198,16 +189,16 @@ fn drafts() -> impl Strategy<Value = Vec<Draft>> {
     prop::collection::vec((op, 0_usize..20, 0_usize..20, any::<bool>()), 1..9)
 }
 
-/// The features that there are after some steps: lists with whether they are weighted and how long they can be.
+/// The features that there are after some steps: lists with how long they can be.
 struct Names {
-    lists: Vec<(String, bool, usize)>,
+    lists: Vec<(String, usize)>,
     dense: Vec<String>,
 }
 
 /// The drafts as steps on the features that there are by then.
-fn steps(drafts: Vec<Draft>, weighted: bool) -> Vec<ModelStep> {
+fn steps(drafts: Vec<Draft>) -> Vec<ModelStep> {
     let lists = GROUPS.iter().flat_map(|(_, features)| features.iter());
-    let lists = lists.map(|name| ((*name).to_owned(), weighted && WEIGHTED.contains(name), 7)).collect();
+    let lists = lists.map(|name| ((*name).to_owned(), 7)).collect();
     let mut names = Names { lists, dense: vec!["age".to_owned(), "price".to_owned()] };
     drafts.into_iter().enumerate().map(|(i, draft)| names.step(draft, format!("g{i}"))).collect()
 }
@@ -220,8 +211,8 @@ impl Names {
             ModelOp::Sampling(..) | ModelOp::SamplingAll(..) => {
                 ModelStep { op, inputs: vec![], output: None }
             }
-            ModelOp::LocalHour => self.new_list(op, vec![], name, (false, 1)),
-            ModelOp::Bucketize(..) | ModelOp::OneHot(..) => self.new_list(op, vec![dense], name, (false, 1)),
+            ModelOp::LocalHour => self.new_list(op, vec![], name, 1),
+            ModelOp::Bucketize(..) | ModelOp::OneHot(..) => self.new_list(op, vec![dense], name, 1),
             ModelOp::ClampDense(..)
             | ModelOp::Logit(_)
             | ModelOp::BoxCox(_)
@@ -237,27 +228,20 @@ impl Names {
         }
     }
 
-    fn new_list(
-        &mut self,
-        op: ModelOp,
-        inputs: Vec<String>,
-        name: String,
-        (weighted, length): (bool, usize),
-    ) -> ModelStep {
-        self.lists.push((name.clone(), weighted, length));
+    fn new_list(&mut self, op: ModelOp, inputs: Vec<String>, name: String, length: usize) -> ModelStep {
+        self.lists.push((name.clone(), length));
         ModelStep { op, inputs, output: Some(name) }
     }
 
     fn of_two(&mut self, op: ModelOp, a: usize, b: usize, name: String) -> ModelStep {
-        let ((first, a_weighted, a_length), (second, b_weighted, b_length)) =
-            (self.lists[a].clone(), self.lists[b].clone());
+        let ((first, a_length), (second, b_length)) = (self.lists[a].clone(), self.lists[b].clone());
         let inputs = vec![first, second];
         match op {
             ModelOp::Cartesian(..) if a_length * b_length <= 200 => {
-                self.new_list(op, inputs, name, (a_weighted || b_weighted, a_length * b_length))
+                self.new_list(op, inputs, name, a_length * b_length)
             }
             ModelOp::Cartesian(..) | ModelOp::Intersect => {
-                self.new_list(ModelOp::Intersect, inputs, name, (a_weighted, a_length))
+                self.new_list(ModelOp::Intersect, inputs, name, a_length)
             }
             op => {
                 self.dense.push(name.clone());
@@ -267,17 +251,15 @@ impl Names {
     }
 
     fn of_list(&mut self, op: ModelOp, a: usize, generate: bool, name: String) -> ModelStep {
-        let (input, weighted, length) = self.lists[a].clone();
+        let (input, length) = self.lists[a].clone();
         let (op, length) = match op {
-            // It is refused for weighted lists.
-            ModelOp::NgramHash(n, _) if weighted => (ModelOp::NgramConcat(n), length * n),
             ModelOp::NgramConcat(n) => (op, length * n),
             op => (op, length),
         };
         if generate {
-            return self.new_list(op, vec![input], name, (weighted, length));
+            return self.new_list(op, vec![input], name, length);
         }
-        self.lists[a].2 = length;
+        self.lists[a].1 = length;
         ModelStep { op, inputs: vec![input], output: None }
     }
 }
@@ -300,11 +282,11 @@ proptest! {
     /// Operator by operator: whatever the rows, what comes out is what each sample alone would become.
     #[test]
     fn every_pipeline_equals_the_naive_model(
-        (batch, weighted, weights) in batches(),
+        (batch, weights) in batches(),
         drafts in drafts(),
         start in 0_u64..1000,
     ) {
-        let steps = steps(drafts, weighted);
+        let steps = steps(drafts);
         let preprocessor = preprocessor_of(&steps, weights);
         let mut expected = samples_of(&batch, &schema(GROUPS, weights).dense, start);
         let mut samplings = 0;
@@ -322,11 +304,11 @@ proptest! {
 
     #[test]
     fn running_commutes_with_expanding(
-        (batch, weighted, weights) in batches(),
+        (batch, weights) in batches(),
         drafts in drafts(),
         start in any::<u64>(),
     ) {
-        let preprocessor = preprocessor_of(&steps(drafts, weighted), weights);
+        let preprocessor = preprocessor_of(&steps(drafts), weights);
         let expanded = run(&preprocessor, batch.expand(), start).expand();
         let found = run(&preprocessor, batch, start).expand();
         prop_assert_eq!(found.groups().len(), expanded.groups().len());
@@ -340,11 +322,11 @@ proptest! {
     /// Cutting an epoch into other batches changes no sample.
     #[test]
     fn batch_boundaries_do_not_matter(
-        (batch, weighted, weights) in batches(),
+        (batch, weights) in batches(),
         drafts in drafts(),
         cut in 0_usize..12,
     ) {
-        let preprocessor = preprocessor_of(&steps(drafts, weighted), weights);
+        let preprocessor = preprocessor_of(&steps(drafts), weights);
         let dense = &preprocessor.schema().dense;
         let cut = cut.min(batch.size());
         let (head, tail) = (part(&batch, 0..cut), part(&batch, cut..batch.size()));
@@ -578,14 +560,13 @@ fn a_batch_of_another_schema_is_refused() {
 #[test]
 fn what_a_step_cannot_do_to_a_batch_names_the_step() {
     let mut parts = small_batch().into_parts();
-    let weights = Some(vec![0.5_f32; 4].into());
-    let weighted =
-        Feature::try_new("i", vec![1_i64, 2, 3, 4], weights, vec![0, 1, 2, 3], vec![1; 4]).unwrap();
-    parts.groups[2] = Group::try_new("item", None, vec![weighted]).unwrap();
-    let ngram = "[[step]]\nop = 'ngram'\ninputs = ['i']\nn = 2\ncombine = 'hash'";
+    let long = Feature::from_rows("i", &[vec![7; 40_000], vec![], vec![], vec![]]).unwrap();
+    parts.groups[2] = Group::try_new("item", None, vec![long]).unwrap();
+    let ngram = "[[step]]\nop = 'ngram'\ninputs = ['i']\nn = 20000";
     let ngram = preprocessor(ngram, &schema(GROUPS, false)).unwrap();
     let message = ngram.run(Batch::try_new(parts).unwrap()).unwrap_err().to_string();
-    assert!(message.starts_with("`preprocess.toml`, line 2, step 1 (`ngram`): `i` has weights"), "{message}");
+    let expected = "`preprocess.toml`, line 2, step 1 (`ngram`): `i` would have 400020000 ids in one batch";
+    assert!(message.starts_with(expected), "{message}");
 }
 
 #[test]

@@ -149,7 +149,7 @@ impl Account {
         }
     }
 
-    /// An error once nobody will take batches any more: work that has not begun then is not worth beginning.
+    /// Fails once the epoch was dropped, so that queued work is skipped.
     pub(super) fn check_open(&self) -> Result<()> {
         match self.closed.load(Relaxed) {
             true => Err(Error::invariant("reader", "it was dropped")),
@@ -157,7 +157,7 @@ impl Account {
         }
     }
 
-    /// Wakes whoever waits: nobody will take batches any more.
+    /// Wakes all waiting threads: the epoch was dropped.
     pub(super) fn close(&self) {
         let _state = self.budget.state();
         self.closed.store(true, Relaxed);

@@ -179,10 +179,10 @@ impl RowGroup {
         if self.files.storage.local().is_some() {
             return self.start_reading(number, &mask.clone(), stages, |ranges| then(ranges, mask, claims));
         }
-        // What is kept encoded need not come from the object store.
-        let kept = |claim: &Claim| (claim.chunk.clone(), cache.encoded(&claim.chunk));
-        let (kept, fetched): (Vec<_>, Vec<_>) =
-            claims.iter().map(kept).partition(|(_, bytes)| bytes.is_some());
+        // Columns in the cache need not come from the object store.
+        let cached = |claim: &Claim| (claim.chunk.clone(), cache.encoded(&claim.chunk));
+        let (cached, fetched): (Vec<_>, Vec<_>) =
+            claims.iter().map(cached).partition(|(_, bytes)| bytes.is_some());
         let (row_group, cache, started) = (self.clone(), Arc::clone(cache), Instant::now());
         let wanted = mask_of(file, fetched.iter().map(|(chunk, _)| chunk));
         self.start_reading(number, &wanted, stages, move |ranges| {
@@ -199,7 +199,7 @@ impl RowGroup {
                         cache.put_encoded(chunk.clone(), bytes, took);
                     }
                 }
-                for (chunk, bytes) in kept {
+                for (chunk, bytes) in cached {
                     ranges.insert(byte_range(&chunk)?.start, bytes.unwrap_or_default());
                 }
                 Ok(ranges)

@@ -1,20 +1,20 @@
 //! Cut samples to a finished [`Batch`]: deduplicated as asked, preprocessed, ids checked.
 
-use std::collections::BTreeMap;
-use std::ops::{Range, RangeInclusive};
-use std::path::PathBuf;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::array::new_empty_array;
 use onefold_datasets::{FeatureGroup, KeptColumn, Layout, Schema};
 
-use super::Dedupe;
+use super::checks::Checks;
 use super::decode::{Decoded, Ids};
+use super::options::Dedupe;
 use super::stages::Stages;
-use crate::dedupe::deduplicate_shared;
+use crate::batch::deduplicate_shared;
+use crate::error::Origin;
 use crate::preprocess::Preprocessor;
-use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result, fold_windows};
+use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result, fold_windows};
 
 /// Samples of decoded row groups, in order.
 pub(super) type Pieces = Vec<(Arc<Decoded>, Range<usize>)>;
@@ -32,10 +32,7 @@ pub(super) struct Conversion {
     /// What a sample takes besides its ids and its kept values.
     pub(super) sample_bytes: u64,
     pub(super) preprocessor: Option<Arc<Preprocessor>>,
-    /// Rows of the tables that ids must be in, by feature.
-    pub(super) table_rows: BTreeMap<String, u64>,
-    /// Values that labels may have, by label.
-    pub(super) label_ranges: BTreeMap<String, RangeInclusive<f32>>,
+    pub(super) checks: Arc<Checks>,
 }
 
 impl Conversion {
@@ -95,8 +92,7 @@ impl Conversion {
         if let Some(preprocessor) = &self.preprocessor {
             batch = preprocessor.run(batch)?;
         }
-        self.check_labels(&batch, pieces)?;
-        self.check_ids(&batch, pieces)?;
+        self.checks.run(&batch, &self.schema.labels, |sample| origin_of(sample, pieces))?;
         stages.preprocessed(started);
         Ok(batch)
     }
@@ -131,56 +127,6 @@ impl Conversion {
             _ => group.clone(),
         })
     }
-
-    fn check_labels(&self, batch: &Batch, pieces: &Pieces) -> Result<()> {
-        let names = self.schema.labels.iter().enumerate();
-        for (column, range, name) in
-            names.filter_map(|(i, name)| Some((i, self.label_ranges.get(name)?, name)))
-        {
-            let values = batch.labels().chunks_exact(batch.label_width().max(1)).map(|labels| labels[column]);
-            if let Some((sample, value)) = values.enumerate().find(|(_, value)| !range.contains(value)) {
-                let (least, most) = (range.start(), range.end());
-                let message = format!("the label is {value}, which is not from {least} to {most}");
-                return Err(Error::value(
-                    place_of(sample, pieces),
-                    name,
-                    &message,
-                    "change the label in the dataset's query, as `rating >= 4`, exclude such samples there, or train \
-                     with a `loss` that takes them: `mse`, `huber` or `poisson`",
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_ids(&self, batch: &Batch, pieces: &Pieces) -> Result<()> {
-        if self.table_rows.is_empty() {
-            return Ok(());
-        }
-        for group in batch.groups() {
-            for feature in group.features() {
-                let Some(&rows) = self.table_rows.get(feature.name()) else { continue };
-                let outside = |id: &i64| u64::try_from(*id).ok().is_none_or(|id| id >= rows);
-                if !feature.values().iter().any(outside) {
-                    continue;
-                }
-                let found = (0..group.samples()).find_map(|sample| {
-                    let ids = feature.row(group.row_of(sample));
-                    ids.iter().copied().find(|id| outside(id)).map(|id| (sample, id))
-                });
-                if let Some((sample, id)) = found {
-                    return Err(Error::value(
-                        place_of(sample, pieces),
-                        feature.name(),
-                        &format!("id {id} is outside the table's {rows} rows"),
-                        "give the table more rows (a model that is trained already gets them by \
-                         `onefold-train run --warm-start`), or hash or clamp the feature's ids",
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// A kept column of no samples.
@@ -188,15 +134,20 @@ fn empty_column(column: &KeptColumn) -> KeptValues {
     KeptValues::new(column.name.as_str(), new_empty_array(&column.kind.data_type()))
 }
 
-/// The place in the dataset that sample `sample` of a batch comes from: file, row group and row.
-fn place_of(sample: usize, pieces: &Pieces) -> (PathBuf, usize, Option<usize>) {
+/// Where in the dataset sample `sample` of a batch is.
+fn origin_of(sample: usize, pieces: &Pieces) -> Option<Origin> {
     let mut before = sample;
     for (decoded, rows) in pieces {
         if before < rows.len() {
-            let (origin, row) = (&decoded.origin, decoded.row_of(rows.start + before));
-            return (origin.files.path.to_path_buf(), origin.index, Some(row));
+            let row_group = &decoded.origin;
+            let row = decoded.row_of(rows.start + before);
+            return Some(Origin {
+                path: row_group.files.path.to_path_buf(),
+                row_group: row_group.index,
+                row,
+            });
         }
         before -= rows.len();
     }
-    (PathBuf::new(), 0, None)
+    None
 }

@@ -58,8 +58,8 @@ pub(super) struct Decoded {
     pub(super) batch: Batch,
     /// Where the samples come from.
     pub(super) origin: RowGroup,
-    /// The samples' places in the row group, if some were dropped.
-    kept: Option<Vec<u32>>,
+    /// The rows of the samples, if some were dropped.
+    sampled: Option<Vec<u32>>,
     sessions: Option<ScalarBuffer<i64>>,
     ids: Vec<Ids>,
     /// Its share of the memory budget.
@@ -158,17 +158,17 @@ impl RowGroup {
         let mut sessions = decoding.sessions.then(|| session_ids(&columns));
         drop(columns);
         let sampler = decoding.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler());
-        let kept = sampler.map(|sampler| {
-            let (kept, left) = sampler.run(&batch, decoding.epoch, self.first);
+        let sampled = sampler.map(|sampler| {
+            let (rows, left) = sampler.run(&batch, decoding.epoch, self.first);
             batch = left;
-            sessions = sessions.take().map(|all| kept.iter().map(|row| all[*row as usize]).collect());
-            kept
+            sessions = sessions.take().map(|all| rows.iter().map(|row| all[*row as usize]).collect());
+            rows
         });
         let ids = count_ids(&batch);
         let beside = ids.len() * size_of::<Ids>() + sessions.as_ref().map_or(0, |s| 8 * s.len());
         reservation.resize(batch.bytes() + beside as u64);
         stages.arranged(started);
-        Ok(Decoded { batch, origin: self, kept, sessions, ids, _reservation: reservation })
+        Ok(Decoded { batch, origin: self, sampled, sessions, ids, _reservation: reservation })
     }
 
     /// Compares the bytes of columns, by file, with their checksums.
@@ -210,8 +210,9 @@ impl RowGroup {
         }
         let (mut fields, mut arrays) = (batch.schema().fields().to_vec(), batch.columns().to_vec());
         let missing = missing.into_iter().map(|chunk| {
-            let kept = decoding.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
-            let column = kept.map_or_else(|| self.read_column(&chunk.column, decoding.verify, stages), Ok)?;
+            let cached = decoding.cached.as_ref().and_then(|cached| cached.cache.column(&chunk));
+            let column =
+                cached.map_or_else(|| self.read_column(&chunk.column, decoding.verify, stages), Ok)?;
             Ok((chunk.column, column))
         });
         for (name, column) in decoded.into_iter().chain(missing.collect::<Result<Vec<_>>>()?) {
@@ -253,21 +254,6 @@ impl RowGroup {
             Ok(Encoded { ranges: file.read(&self.files.storage, self.index, &mask)?, mask })
         };
         self.files.files.iter().map(read).collect()
-    }
-
-    /// Reads and decodes the row group on this thread.
-    ///
-    /// # Errors
-    ///
-    /// As [`decode`](Self::decode).
-    pub(super) fn read(
-        self,
-        decoding: &Decoding,
-        reservation: Reservation,
-        stages: &Stages,
-    ) -> Result<Decoded> {
-        let gathered = Gathered::of(self.read_encoded(|file| file.columns.clone())?);
-        self.decode(gathered, decoding, reservation, stages)
     }
 
     /// Float columns alone, read on this thread.
@@ -444,7 +430,7 @@ impl RowGroup {
         let offsets = lists.offsets();
         let sizes: Vec<i32> = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let feature =
-            Feature::try_new(name, ids.values().clone(), None, offsets.inner().slice(0, lists.len()), sizes);
+            Feature::try_new(name, ids.values().clone(), offsets.inner().slice(0, lists.len()), sizes);
         feature.map_err(|error| self.corrupt(name, None, error.to_string()))
     }
 
@@ -452,7 +438,7 @@ impl RowGroup {
         let unfolded = unfold_group(columns, group)
             .map_err(|error| self.corrupt(&error.column, error.row, error.message.clone()))?;
         let feature = |UnfoldedFeature { name, values, offsets, sizes }| {
-            let feature = Feature::try_new(name.as_str(), values, None, offsets, sizes);
+            let feature = Feature::try_new(name.as_str(), values, offsets, sizes);
             feature.map_err(|error| self.corrupt(&name, None, error.to_string()))
         };
         let features = unfolded.features.into_iter().map(feature).collect::<Result<_>>()?;
@@ -488,17 +474,9 @@ impl Decoded {
         }
     }
 
-    /// The samples that stand in the rows `rows` of the row group.
-    pub(super) fn samples_in(&self, rows: Range<usize>) -> Range<usize> {
-        let place = |row: usize| {
-            self.kept.as_ref().map_or(row, |kept| kept.partition_point(|kept| (*kept as usize) < row))
-        };
-        place(rows.start)..place(rows.end)
-    }
-
-    /// The place of a sample in its row group.
+    /// The row of a sample in its row group.
     pub(super) fn row_of(&self, sample: usize) -> usize {
-        self.kept.as_ref().map_or(sample, |kept| kept[sample] as usize)
+        self.sampled.as_ref().map_or(sample, |rows| rows[sample] as usize)
     }
 
     /// The ranges of samples that belong to one session each.
@@ -583,7 +561,7 @@ mod tests {
         let a = Group::try_new(
             "a",
             Some(vec![0, 0, 1].into()),
-            vec![Feature::try_new("a", vec![1_i64, 2, 3, 4], None, vec![0, 1], vec![3, 3]).unwrap()],
+            vec![Feature::try_new("a", vec![1_i64, 2, 3, 4], vec![0, 1], vec![3, 3]).unwrap()],
         );
         let b = Group::try_new("b", None, vec![Feature::from_rows("b", &[[1], [2], [3]]).unwrap()]);
         let batch = Batch::try_new(BatchParts {

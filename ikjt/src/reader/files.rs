@@ -99,7 +99,7 @@ impl Files {
         storage: Storage,
         chosen: Arc<Vec<Chosen>>,
         (snapshot, schema): (&Snapshot, &Schema),
-        options: &ReaderOptions,
+        (options, verify): (&ReaderOptions, bool),
         workers: &Workers,
     ) -> Self {
         let all = match snapshot.layout {
@@ -116,7 +116,7 @@ impl Files {
         Self {
             files: chosen,
             columns: WantedColumns::new(all, schema, &extra),
-            verify: options.verify,
+            verify,
             known: workers.known_files(&storage, &snapshot.dataset),
             footers: Footers::new(workers.memory_limit() / FOOTERS_SHARE),
             storage,

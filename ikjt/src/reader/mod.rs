@@ -30,56 +30,55 @@
 //! shuffling, for as many more as are mixed.
 
 mod budget;
+mod checks;
 mod columns;
 mod convert;
 mod decode;
-mod fetched;
 mod file;
 mod files;
 mod lists;
 mod options;
 mod order;
+mod output;
 mod pipeline;
 mod plan;
 mod position;
+mod remote;
 mod source;
 mod stages;
 mod stream;
 mod workers;
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::{Range, RangeInclusive};
-use std::path::Path;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_base::fault::{option, text};
 use onefold_datasets::{FeatureGroup, KeptColumn, KeptKind, SESSION_COLUMN, Schema, Snapshot, suggest};
 
-use self::budget::{Account, Granted};
+use self::budget::Account;
 use self::columns::Cached;
 use self::convert::Conversion;
-use self::decode::{Decoding, RowGroup};
-use self::fetched::{Fetched, block_steps, checked, row_groups_by_step};
+use self::decode::Decoding;
 use self::files::{Chosen, Files, Opener, choose};
 use self::order::{Item, StreamOrder};
-use self::pipeline::{Finish, Made, Packing, Steps, Work};
-use self::plan::{Counts, row_counts, stream_files};
+use self::output::{Output, Packing};
+use self::pipeline::{Steps, Work};
+use self::plan::{Counts, row_counts, sampled_counts, stream_files};
 use self::position::{POSITION_VERSION, wrong_position};
-use self::source::{Place, Source, sample_counts};
+use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
 use self::stages::Stages;
 use self::stream::{Stream, files_by_first_use};
 use crate::cache::Interest;
 use crate::preprocess::{Preprocessor, Sampler};
-use crate::service::Fetch;
-use crate::service::Service;
-use crate::service::protocol::{FoundClient, Job, SampleCounts};
-use crate::{Batch, Error, PackedBatch, Result, SentBatch};
+use crate::{Error, PackedBatch, Result, SentBatch};
 
-pub use options::{Dedupe, ReaderOptions};
+pub use checks::Checks;
+pub use options::{Dedupe, ReadRequest, ReaderOptions};
 pub use pipeline::{Batches, Horizon, Step};
 pub use plan::{Plan, PlannedStream, Split};
 pub use position::{Position, Rank, Shuffle, Tail, Within};
-pub use source::{load_snapshot, load_statistics, stored_at};
+pub(crate) use source::Location;
+pub use source::{Asked, Deliver, Source, Wanted};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
 
@@ -93,43 +92,44 @@ const REMOTE_READS_AHEAD: usize = 8;
 #[derive(Debug)]
 pub struct Reader {
     snapshot: Snapshot,
-    /// What is read.
+    /// The columns that are read.
     source_schema: Schema,
     /// The columns that batches carry beside their features.
     kept_columns: Vec<KeptColumn>,
-    /// What the batches have.
+    /// The schema of batches.
     schema: Schema,
     preprocessor: Option<Arc<Preprocessor>>,
     options: ReaderOptions,
+    checks: Arc<Checks>,
+    rank: Rank,
     workers: Workers,
     chosen: Arc<Vec<Chosen>>,
-    source: Source,
+    input: Input,
     /// The files of every stream.
     streams: Vec<Vec<usize>>,
-    /// What sampling keeps in the epoch that was planned last.
-    kept: Mutex<Option<(u64, Arc<Counts>)>>,
+    /// Counts of samples after sampling, of the epoch that was planned last.
+    sampled: Mutex<Option<(u64, Arc<Counts>)>>,
     /// What the cache knows of this reader in the epoch that was read last.
     interest: Mutex<Option<(u64, Arc<Interest>)>>,
-    /// The step with which epochs begin.
-    begins_at: u64,
+}
+
+/// Where row groups, or batches, come from.
+#[derive(Debug)]
+enum Input {
+    Files(Arc<Files>),
+    Source(Arc<dyn Source>, Arc<Asked>),
 }
 
 impl Reader {
-    /// Opens the dataset at `location`: a local path, the URL of an object store, or that of a preprocessing service, as
-    /// `grpc://HOST:PORT/s3://bucket/dataset`. Later commits do not change what the reader reads.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Dataset`] if there is no dataset or the filter chooses nothing, [`Error::Fault`] for the answer of a
-    /// service, for options that cannot work (a batch larger than what is to be read, a feature or kept column that the
-    /// dataset does not have, streams that do not divide the buckets) and for a pipeline that does not fit the dataset.
-    pub fn open(location: &Path, options: ReaderOptions, workers: &Workers) -> Result<Self> {
-        let place = Place::open(location)?;
-        let snapshot = place.snapshot(options.snapshot)?;
-        let samples = snapshot.chosen_samples(&options.partitions)?;
-        options.check(snapshot.buckets)?;
+    /// The reader of the dataset at `location`.
+    pub(crate) fn of_location(location: Location, request: ReadRequest, workers: &Workers) -> Result<Self> {
+        let snapshot = location.snapshot(request.options.snapshot)?;
+        let samples = snapshot.chosen_samples(&request.options.partitions)?;
+        request.check(snapshot.buckets)?;
+        let number_of_streams = request.streams();
+        let ReadRequest { options, checks, rank } = request;
         // Every stream has an equal part of a batch, if only one sample.
-        let most = samples.next_multiple_of(options.streams() as u64);
+        let most = samples.next_multiple_of(number_of_streams as u64);
         if samples > 0 && options.global_batch_size as u64 > most {
             return Err(Error::options(
                 format!(
@@ -149,76 +149,44 @@ impl Reader {
             Some(config) => Some(Arc::new(Preprocessor::try_new(config, &source_schema)?)),
         };
         let schema = preprocessor.as_ref().map_or(&source_schema, |p| p.schema()).clone();
-        check_tables(&schema, &options.table_rows)?;
-        check_labels(&schema, &options.label_ranges)?;
-        let mut options = options;
-        options.timestamps |=
+        checks.check_names(&schema)?;
+        let needs_timestamps =
             preprocessor.as_ref().is_some_and(|preprocessor| preprocessor.needs_timestamps());
+        let options = ReaderOptions {
+            timestamps: options.timestamps || needs_timestamps,
+            streams: Some(number_of_streams),
+            snapshot: Some(snapshot.snapshot),
+            ..options
+        };
         let chosen = Arc::new(choose(&snapshot, &options)?);
-        let streams = stream_files(&chosen, options.streams());
-        let source = match place {
-            Place::Storage(storage) => {
+        let streams = stream_files(&chosen, number_of_streams);
+        let input = match location {
+            Location::Storage(storage) => {
                 let columns = (&snapshot, &source_schema);
-                let files = Files::new(*storage, Arc::clone(&chosen), columns, &options, workers);
-                Source::Storage(Arc::new(files))
+                let how = (&options, checks.verify);
+                Input::Files(Arc::new(Files::new(*storage, Arc::clone(&chosen), columns, how, workers)))
             }
-            Place::Service(service) => {
-                let options = ReaderOptions { snapshot: Some(snapshot.snapshot), ..options.clone() };
-                let dataset = service.location().to_owned();
-                let identity = snapshot.dataset.clone();
-                Source::Service(service, Arc::new(Job { dataset, identity, options }))
+            Location::Source(source) => {
+                let (identity, options) = (snapshot.dataset.clone(), options.clone());
+                Input::Source(source, Arc::new(Asked { identity, options, rank }))
             }
         };
-        let (workers, kept) = (workers.clone(), Mutex::default());
-        let reader = Self {
+        Ok(Self {
             snapshot,
             source_schema,
             kept_columns,
             schema,
             preprocessor,
             options,
-            workers,
+            checks: Arc::new(checks),
+            rank,
+            workers: workers.clone(),
             chosen,
-            source,
+            input,
             streams,
-            kept,
+            sampled: Mutex::default(),
             interest: Mutex::default(),
-            begins_at: 0,
-        };
-        let begins_at = reader.find_beginning()?;
-        Ok(Self { begins_at, ..reader })
-    }
-
-    /// The step with which epochs begin: where other clients of a service are, if its URL asks for that and they read
-    /// the same row groups in the same order.
-    fn find_beginning(&self) -> Result<u64> {
-        let Source::Service(service, job) = &self.source else { return Ok(0) };
-        if !service.joins() {
-            return Ok(0);
-        }
-        if self.options.rank.world_size > 1 {
-            return Err(Error::options(
-                "several ranks cannot join other jobs: they would begin at different steps",
-                "leave `?join` out of the URL",
-            ));
-        }
-        if self.sampler().is_some() {
-            return Ok(0);
-        }
-        let orders = self.orders(0, self.own_streams())?;
-        let each = self.samples_of_step();
-        let steps = row_groups_by_step(&self.chosen, &orders, each);
-        let key = job.key();
-        let may_join =
-            |client: &FoundClient| self.options.shuffle.is_none() || (client.job == key && client.epoch == 0);
-        let step_of = |near: &str| steps.iter().find(|(_, name)| name == near).map(|(step, _)| *step);
-        let clients = service.clients()?;
-        let found = clients.iter().filter(|client| may_join(client));
-        let places = found.filter_map(|client| Some((client.job == key, step_of(&client.near)?)));
-        // Those of an equal job share most; of others, the one that is furthest will be followed longest.
-        let step = places.max().map_or(0, |(_, step)| step);
-        let block = block_steps(&orders, each, self.options.shuffle);
-        Ok(if step < self.steps(0)? { step - step % block } else { 0 })
+        })
     }
 
     /// The snapshot that is read.
@@ -243,9 +211,9 @@ impl Reader {
     ///
     /// [`Error::Fault`] if there are samples and no step; otherwise as [`plan`](Self::plan).
     pub fn steps(&self, epoch: u64) -> Result<u64> {
-        let kept = self.kept_counts(epoch)?;
-        let samples = |file: usize| match &kept {
-            Some(kept) => kept[&file].iter().sum(),
+        let sampled = self.sampled_counts(epoch)?;
+        let samples = |file: usize| match &sampled {
+            Some(sampled) => sampled[&file].iter().sum(),
             None => self.chosen[file].set.samples,
         };
         let of_streams =
@@ -264,7 +232,7 @@ impl Reader {
         Ok(steps)
     }
 
-    /// What an epoch reads, for all ranks.
+    /// The plan of an epoch, for all ranks.
     ///
     /// # Errors
     ///
@@ -313,7 +281,7 @@ impl Reader {
     /// [`Error::Io`] if a thread cannot be started. What is wrong with files comes from the iterator, which ends after
     /// an error, but for files that must be looked at to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
-        self.start(position, Finish::Shared(|batch| batch))
+        self.start(position, Horizon::at(u64::MAX))
     }
 
     /// As [`resume`](Self::resume), with every batch in one allocation. Where lists may share ids, they do so only with
@@ -323,15 +291,7 @@ impl Reader {
     ///
     /// As [`resume`](Self::resume).
     pub fn resume_packed(&self, position: &Position) -> Result<Batches<PackedBatch>> {
-        let finish = |made: Made<'_>, Packing { widths, overlaps }| {
-            let packed = match made {
-                Made::Here(batch) => PackedBatch::copy_of(batch, widths, overlaps),
-                Made::Received(_, packed) => packed,
-            };
-            let bytes = packed.memory().len() as u64;
-            (packed, bytes)
-        };
-        self.start(position, Finish::Packed(self.packing(), finish))
+        self.start(position, Horizon::at(u64::MAX))
     }
 
     /// As [`resume_packed`](Self::resume_packed), for a network, up to a horizon: row groups that only later steps need
@@ -341,40 +301,20 @@ impl Reader {
     ///
     /// As [`resume`](Self::resume).
     pub fn sent_until(&self, position: &Position, horizon: Horizon) -> Result<Batches<SentBatch>> {
-        let finish = |made: Made<'_>, Packing { widths, overlaps }| {
-            let (Made::Here(batch) | Made::Received(batch, _)) = made;
-            let sent = SentBatch::copy_of(batch, widths, overlaps);
-            let bytes = sent.memory.len() as u64;
-            (sent, bytes)
-        };
-        self.start_until(position, horizon, Finish::Packed(self.packing(), finish))
+        self.start(position, horizon)
     }
 
-    /// The samples of a split as [`read`](Self::read) gives them, for a network.
-    ///
-    /// # Errors
-    ///
-    /// As [`read`](Self::read).
-    pub fn read_sent(&self, split: &Split, epoch: u64) -> Result<SentBatch> {
-        let Packing { widths, overlaps } = self.packing();
-        Ok(SentBatch::copy_of(&self.read(split, epoch)?, widths, overlaps))
-    }
-
-    /// The samples of the row groups of all chosen files that sampling keeps in an epoch: what a preprocessing service
-    /// tells its clients.
+    /// By file in the order of the snapshot, the samples of each row group that sampling leaves in an epoch, `None` if
+    /// nothing samples: what a preprocessing service tells its clients.
     ///
     /// # Errors
     ///
     /// As [`plan`](Self::plan).
-    pub fn sample_counts(&self, epoch: u64) -> Result<SampleCounts> {
-        Ok(sample_counts(self.kept_counts(epoch)?.map(|kept| (*kept).clone())))
-    }
-
-    fn packing(&self) -> Packing {
-        Packing {
-            widths: (self.schema.dense.len(), self.schema.labels.len()),
-            overlaps: self.options.dedupe == Dedupe::Window,
-        }
+    pub fn sample_counts(&self, epoch: u64) -> Result<Option<Vec<Vec<u64>>>> {
+        let in_order = |counts: Arc<Counts>| -> Vec<Vec<u64>> {
+            (0..self.chosen.len()).map(|file| counts[&file].clone()).collect()
+        };
+        Ok(self.sampled_counts(epoch)?.map(in_order))
     }
 
     /// What a [cache](crate::cache) knows of this reader, once it has read something with one.
@@ -383,144 +323,49 @@ impl Reader {
         known.as_ref().map(|(_, interest)| Arc::clone(interest))
     }
 
-    /// What the reader was opened with.
-    pub fn options(&self) -> &ReaderOptions {
-        &self.options
-    }
-
-    fn start<T: Send + 'static>(&self, position: &Position, finish: Finish<T>) -> Result<Batches<T>> {
-        self.start_until(position, Horizon::at(u64::MAX), finish)
-    }
-
     /// Starts reading at `position`.
-    fn start_until<T: Send + 'static>(
-        &self,
-        position: &Position,
-        horizon: Horizon,
-        finish: Finish<T>,
-    ) -> Result<Batches<T>> {
+    fn start<T: Output>(&self, position: &Position, horizon: Horizon) -> Result<Batches<T>> {
         self.check(position)?;
         let steps = self.steps(position.epoch)?;
         if position.step > steps {
             return Err(wrong_position("step", &position.step, &steps));
         }
-        if position.begins_at > 0 && position.begins_at >= steps {
-            return Err(wrong_position("first step", &position.begins_at, &steps));
-        }
         let orders = self.orders(position.epoch, self.own_streams())?;
-        let [first, second] = position.rest(steps);
-        match &self.source {
-            Source::Storage(files) => {
+        let widths = (self.schema.dense.len(), self.schema.labels.len());
+        let packing = Packing { widths, overlaps: self.options.dedupe == Dedupe::Window };
+        match &self.input {
+            Input::Files(files) => {
                 let work = self.work(files, position.epoch, self.cached(files, position.epoch, &orders));
-                let (files, position, each) = (Arc::clone(files), position.clone(), self.samples_of_step());
-                let begin = move |work: Work, orders: Vec<StreamOrder>, range: Range<u64>, horizon| {
-                    let start = range.start.saturating_mul(each);
-                    let streams: Vec<Stream> =
-                        orders.into_iter().map(|order| Stream::new(order, start)).collect();
-                    let opener = Opener::new(files, files_by_first_use(&streams), streams.len() + 1);
-                    let steps = Steps { streams, each, range, steps, horizon };
-                    Batches::start(work, steps, opener, position, finish)
+                let each = self.samples_of_step();
+                let start = position.step.saturating_mul(each);
+                let streams: Vec<Stream> =
+                    orders.into_iter().map(|order| Stream::new(order, start)).collect();
+                let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
+                let steps = Steps { streams, each, range: position.step..steps, horizon };
+                Batches::start(work, steps, opener, position.clone(), packing)
+            }
+            Input::Source(source, asked) => {
+                let each = self.samples_of_step();
+                let wanted = Wanted {
+                    // Equal batches have one name.
+                    epoch: if self.repeats() { 0 } else { position.epoch },
+                    steps: position.step..steps.min(horizon.step()),
+                    block_steps: block_steps(&orders, each, self.options.shuffle),
+                    row_groups: row_groups_by_step(&self.chosen, &orders, each),
+                    batch_bytes: self.expected_batch_bytes(),
+                    memory: 0,
                 };
-                if second.is_empty() {
-                    return begin(work, orders, first, horizon);
-                }
-                let (again, then) = (work.clone(), begin.clone());
-                let batches = begin(work, orders.clone(), first, horizon)?;
-                Ok(batches.followed_by(move || then(again.again(), orders, second, Horizon::at(u64::MAX))))
-            }
-            Source::Service(service, job) => {
-                let end = first.end.min(horizon.step());
-                let fetched = self.fetched(service, job, position.epoch, first.start..end, &orders);
-                if second.is_empty() {
-                    return fetched.start(position.clone(), steps, finish);
-                }
-                let then = self.fetched(service, job, position.epoch, second, &orders);
-                let batches = fetched.start(position.clone(), steps, finish)?;
-                let position = position.clone();
-                Ok(batches.followed_by(move || then.start(position, steps, finish)))
+                let expected = Expected {
+                    schema: self.schema.clone(),
+                    checks: Arc::clone(&self.checks),
+                    most_samples: each.saturating_mul(self.own_streams().count() as u64),
+                };
+                let (source, asked) = (Arc::clone(source), Arc::clone(asked));
+                let workers = self.workers.clone();
+                let remote = Remote { source, asked, wanted, workers, expected, packing };
+                remote.start(position.clone(), steps)
             }
         }
-    }
-
-    /// Steps of an epoch that a service reads.
-    fn fetched(
-        &self,
-        service: &Arc<Service>,
-        job: &Arc<Job>,
-        epoch: u64,
-        steps: Range<u64>,
-        orders: &[StreamOrder],
-    ) -> Fetched {
-        let each = self.samples_of_step();
-        Fetched {
-            fetch: Fetch {
-                service: Arc::clone(service),
-                job: Arc::clone(job),
-                // Equal batches have one name.
-                epoch: if self.repeats() { 0 } else { epoch },
-                steps,
-                block_steps: block_steps(orders, each, self.options.shuffle),
-                row_groups: row_groups_by_step(&self.chosen, orders, each),
-                ahead: 1,
-                block_bytes: 0,
-            },
-            workers: self.workers.clone(),
-            schema: self.schema.clone(),
-            most_samples: each.saturating_mul(self.own_streams().count() as u64),
-            batch_bytes: self.expected_batch_bytes(),
-        }
-    }
-
-    /// The samples of a split, deduplicated and preprocessed as a batch of an epoch; reading it needs nothing but its
-    /// file. `epoch` matters to `sampling` alone.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`] for a split of other files or rows, and if it does not fit into the memory limit; otherwise
-    /// what is wrong with the file.
-    pub fn read(&self, split: &Split, epoch: u64) -> Result<Batch> {
-        match &self.source {
-            Source::Storage(files) => self.read_from(files, split, epoch),
-            Source::Service(service, job) => {
-                let samples = split.rows.end.saturating_sub(split.rows.start);
-                checked(&Fetch::split(service, job, epoch, split)?, &self.schema, samples)
-            }
-        }
-    }
-
-    fn read_from(&self, files: &Arc<Files>, split: &Split, epoch: u64) -> Result<Batch> {
-        let wrong = || {
-            Error::options(
-                format!(
-                    "there are no rows {:?} of row group {} of `{}` to read",
-                    split.rows, split.row_group, split.path
-                ),
-                "take splits of a plan of this reader",
-            )
-        };
-        let file = self.chosen.iter().position(|chosen| chosen.set.path() == split.path).ok_or_else(wrong)?;
-        let Chosen { set, first, .. } = &self.chosen[file];
-        let fits = set
-            .row_groups
-            .get(split.row_group)
-            .is_some_and(|of| split.rows.start <= split.rows.end && split.rows.end <= of.samples);
-        if !fits {
-            return Err(wrong());
-        }
-        let work = self.work(files, epoch, None);
-        let before = set.row_groups[..split.row_group].iter().map(|row_group| row_group.samples);
-        let first = first + before.sum::<u64>();
-        let row_group = RowGroup { files: files.open(file)?, index: split.row_group, first };
-        let bytes = row_group.decoding_bytes();
-        let reservation = match work.account.reserve(bytes) {
-            Granted::Yes(reservation) => reservation,
-            _ => return Err(pipeline::too_large(&row_group, bytes, bytes, work.account.budget())),
-        };
-        self.workers.pool.install(|| {
-            let decoded = Arc::new(row_group.read(&work.decoding, reservation, &work.stages)?);
-            let rows = decoded.samples_in(split.rows.start as usize..split.rows.end as usize);
-            work.conversion.run(&vec![(decoded, rows)], &work.stages)
-        })
     }
 
     /// Checks that [`resume`](Self::resume) can start at `position`.
@@ -542,18 +387,17 @@ impl Reader {
             partitions: options.partitions.to_string(),
             sampling: self.sampler().map(Sampler::to_string).unwrap_or_default(),
             shuffle: options.shuffle,
-            streams: options.streams(),
+            streams: self.streams.len(),
             global_batch_size: options.global_batch_size,
             tail: options.tail,
             epoch,
             step: 0,
-            begins_at: self.begins_at,
         }
     }
 
     /// The streams that this rank reads.
     fn own_streams(&self) -> impl Iterator<Item = usize> + Clone + use<> {
-        let Rank { rank, world_size } = self.options.rank;
+        let Rank { rank, world_size } = self.rank;
         (rank..self.streams.len()).step_by(world_size)
     }
 
@@ -567,49 +411,67 @@ impl Reader {
         (self.options.global_batch_size / self.streams.len()) as u64
     }
 
-    /// What drops samples, if something does.
+    /// The sampler, if samples are dropped.
     fn sampler(&self) -> Option<&Sampler> {
         self.preprocessor.as_ref().and_then(|preprocessor| preprocessor.sampler())
     }
 
     /// The orders of some streams in an epoch.
     fn orders(&self, epoch: u64, wanted: impl Iterator<Item = usize> + Clone) -> Result<Vec<StreamOrder>> {
-        let kept = self.kept_counts(epoch)?;
+        let sampled = self.sampled_counts(epoch)?;
         let files = wanted.clone().flat_map(|stream| self.streams[stream].iter().copied());
         let rows = row_counts(&self.chosen, files);
         let order = |stream: usize| {
             let items = self.streams[stream].iter().flat_map(|file| {
-                let kept = kept.as_ref().map(|kept| kept[file].as_slice());
-                self.items(*file, &rows[file], kept)
+                let sampled = sampled.as_ref().map(|sampled| sampled[file].as_slice());
+                self.items(*file, &rows[file], sampled)
             });
             StreamOrder::new(items.collect(), self.options.shuffle, epoch, stream)
         };
         Ok(wanted.map(order).collect())
     }
 
-    /// The row groups of a file, which have `rows` rows, of which sampling leaves `kept`.
-    fn items(&self, file: usize, rows: &[u64], kept: Option<&[u64]>) -> Vec<Item> {
+    /// The row groups of a file, which have `rows` rows, of which sampling leaves `sampled`.
+    fn items(&self, file: usize, rows: &[u64], sampled: Option<&[u64]>) -> Vec<Item> {
         let Chosen { partition, first, .. } = &self.chosen[file];
         let mut next = *first;
         let items = rows.iter().enumerate().map(|(row_group, &rows)| {
             next += rows;
-            let samples = kept.map_or(rows, |kept| kept[row_group]);
+            let samples = sampled.map_or(rows, |sampled| sampled[row_group]);
             Item { file, row_group, partition: *partition, first: next - rows, rows, samples }
         });
         items.collect()
     }
 
-    /// By file and row group, the samples that sampling keeps in an epoch; `None` if it is not asked for.
-    fn kept_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
+    /// By file and row group, the samples that sampling leaves in an epoch; `None` if nothing samples.
+    fn sampled_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
         let Some(sampler) = self.sampler() else { return Ok(None) };
-        let known = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, kept)) = known().as_ref().filter(|(of, _)| *of == epoch) {
-            return Ok(Some(Arc::clone(kept)));
+        let known = || self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, sampled)) = known().as_ref().filter(|(of, _)| *of == epoch) {
+            return Ok(Some(Arc::clone(sampled)));
         }
-        let sampling = (sampler, self.source_schema.labels.as_slice());
-        let kept = Arc::new(self.source.kept_counts(&self.chosen, sampling, epoch, &self.workers)?);
-        *known() = Some((epoch, Arc::clone(&kept)));
-        Ok(Some(kept))
+        let sampled = Arc::new(match &self.input {
+            Input::Files(files) => {
+                let rows = row_counts(&self.chosen, 0..self.chosen.len());
+                let labels = &self.source_schema.labels;
+                sampled_counts(files, &rows, sampler, labels, epoch, &self.workers.pool)?
+            }
+            Input::Source(source, asked) => self.checked_counts(source.sample_counts(asked, epoch)?)?,
+        });
+        *known() = Some((epoch, Arc::clone(&sampled)));
+        Ok(Some(sampled))
+    }
+
+    /// Counts of all row groups that came from elsewhere.
+    fn checked_counts(&self, counts: Vec<Vec<u64>>) -> Result<Counts> {
+        let row_groups = |chosen: &Chosen| chosen.set.row_groups.len();
+        match counts.iter().map(Vec::len).eq(self.chosen.iter().map(row_groups)) {
+            true => Ok(counts.into_iter().enumerate().collect()),
+            false => {
+                let message = "it counted the samples of other row groups than the snapshot has";
+                Err(Error::invariant("preprocessing service", message))
+            }
+        }
     }
 
     /// The cache, if there is one, with what this reader reads in an epoch. Only what was verified comes into it.
@@ -629,18 +491,18 @@ impl Reader {
     }
 
     fn interest_in(&self, files: &Files, orders: &[StreamOrder]) -> Arc<Interest> {
-        let places = orders.iter().flat_map(|order| {
+        let shares = orders.iter().flat_map(|order| {
             let all = order.samples().max(1) as f32;
             order.items.iter().zip(&order.starts).flat_map(move |(item, start)| {
                 let files = self.chosen[item.file].set.files.iter();
                 files.map(move |file| ((Arc::from(file.path.as_str()), item.row_group), *start as f32 / all))
             })
         });
-        let places: HashMap<_, _> = places.collect();
+        let shares: HashMap<_, _> = shares.collect();
         // Of every stream, the row group that it is in and those that a shuffle mixes with it.
         let mixed = self.options.shuffle.map_or(0, |shuffle| shuffle.row_groups);
-        let still_needed = (mixed as f32 + 0.5) * orders.len() as f32 / places.len().max(1) as f32;
-        Interest::new(places, files.columns.wanted.clone(), self.repeats(), still_needed)
+        let still_needed = (mixed as f32 + 0.5) * orders.len() as f32 / shares.len().max(1) as f32;
+        Interest::new(shares, files.columns.wanted.clone(), self.repeats(), still_needed)
     }
 
     /// Whether all epochs have the same batches.
@@ -662,7 +524,7 @@ impl Reader {
                 kept: self.kept_columns.clone(),
                 preprocessor: self.preprocessor.clone(),
                 epoch,
-                verify: options.verify,
+                verify: self.checks.verify,
                 cached,
             }),
             conversion: Arc::new(Conversion {
@@ -673,8 +535,7 @@ impl Reader {
                 kept: self.kept_columns.clone(),
                 sample_bytes: sample_bytes(&self.source_schema),
                 preprocessor: self.preprocessor.clone(),
-                table_rows: options.table_rows.clone(),
-                label_ranges: options.label_ranges.clone(),
+                checks: Arc::clone(&self.checks),
             }),
             stages: Arc::new(Stages::default()),
             reads_ahead: if files.storage.local().is_some() { 1 } else { REMOTE_READS_AHEAD },
@@ -693,7 +554,7 @@ impl Reader {
         let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
         let kept = KEPT_BYTES * self.kept_columns.len() as u64;
         let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema) + kept);
-        let batch = self.options.global_batch_size / self.options.rank.world_size;
+        let batch = self.options.global_batch_size / self.rank.world_size;
         sample.saturating_mul(batch as u64)
     }
 }
@@ -702,27 +563,6 @@ impl Reader {
 fn sample_bytes(schema: &Schema) -> u64 {
     let (features, floats) = (schema.sparse_features().count(), schema.float_columns().count());
     (8 * features + 4 * schema.groups.len() + 4 * floats + 8) as u64
-}
-
-fn check_tables(schema: &Schema, table_rows: &BTreeMap<String, u64>) -> Result<()> {
-    let names = || schema.sparse_features().map(|feature| feature.name.as_str());
-    match table_rows.keys().find(|name| !names().any(|known| known == name.as_str())) {
-        None => Ok(()),
-        Some(name) => Err(Error::options(
-            format!("a table is given for `{name}`, but the batches have no such sparse feature"),
-            suggest(name, names()),
-        )),
-    }
-}
-
-fn check_labels(schema: &Schema, label_ranges: &BTreeMap<String, RangeInclusive<f32>>) -> Result<()> {
-    match label_ranges.keys().find(|name| !schema.labels.contains(name)) {
-        None => Ok(()),
-        Some(name) => Err(Error::options(
-            format!("a range is given for `{name}`, but the dataset has no such label"),
-            suggest(name, schema.labels.iter().map(String::as_str)),
-        )),
-    }
 }
 
 /// The columns `wanted` beside the features.

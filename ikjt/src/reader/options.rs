@@ -1,12 +1,10 @@
 //! How a dataset is read.
 
-use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
-
 use onefold_base::fault::{Text, option, text};
 use onefold_datasets::PartitionFilter;
 use serde::{Deserialize, Serialize};
 
+use super::checks::Checks;
 use super::position::{Rank, Shuffle, Tail};
 use crate::preprocess::PreprocessConfig;
 use crate::{Error, Result};
@@ -24,81 +22,48 @@ pub enum Dedupe {
     Window,
 }
 
-/// How a dataset is read.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ReaderOptions {
-    /// Samples of a step, over all ranks. Every stream gives an equal part of them; the last steps of an epoch may have
-    /// fewer.
-    pub global_batch_size: usize,
+/// A request to a reader.
+///
+/// Options alone become a request of one rank, with the checks that are always made:
+///
+/// ```
+/// use onefold_ikjt::{Dedupe, ReadRequest, ReaderOptions};
+///
+/// let request = ReadRequest::from(ReaderOptions { dedupe: Dedupe::Window, ..ReaderOptions::new(2048) });
+/// assert!(request.checks.verify && request.rank.world_size == 1);
+/// ```
+#[derive(Debug, Clone)]
+pub struct ReadRequest {
+    /// Options that decide the bytes of batches.
+    pub options: ReaderOptions,
+    /// Checks while batches are read.
+    pub checks: Checks,
     /// Which of the processes that read the epoch together this one is.
     pub rank: Rank,
-    /// Into how many streams the dataset's buckets are divided; the ranks share them. Steps and positions depend on
-    /// this number and not on that of the ranks. If `None`, as many as there are ranks.
-    pub streams: Option<usize>,
-    /// What becomes of the last samples.
-    pub tail: Tail,
-    /// Shuffling by sessions; file order if `None`.
-    pub shuffle: Option<Shuffle>,
-    /// Whether rows are deduplicated.
-    pub dedupe: Dedupe,
-    /// The number of the snapshot that is read; the newest one if `None`.
-    pub snapshot: Option<u64>,
-    /// Which partitions are read.
-    pub partitions: PartitionFilter,
-    /// Which sparse features are read; all if `None`. Others are neither read nor decoded.
-    pub features: Option<Vec<String>>,
-    /// Whether the bytes of each column that is read are compared with the checksum that was taken when they were
-    /// written.
-    pub verify: bool,
-    /// A pipeline that every batch goes through.
-    pub preprocess: Option<PreprocessConfig>,
-    /// Rows of embedding tables by feature: an id outside them, after preprocessing, is an error that says where it
-    /// stands.
-    pub table_rows: BTreeMap<String, u64>,
-    /// Values that labels may have, by label: another one, or one that is no number, is an error that says where it
-    /// stands.
-    #[serde(with = "ranges")]
-    pub label_ranges: BTreeMap<String, RangeInclusive<f32>>,
-    /// Whether batches carry their samples' times.
-    pub timestamps: bool,
-    /// Which of the dataset's [kept columns](onefold_datasets::Schema::kept) batches carry, in this order; `session_id`
-    /// may be among them. Others are not decoded.
-    pub kept: Vec<String>,
 }
 
-impl ReaderOptions {
-    /// Everything in file order by one process, deduplicated exactly and verified.
-    pub fn new(global_batch_size: usize) -> Self {
-        Self {
-            global_batch_size,
-            rank: Rank::default(),
-            streams: None,
-            tail: Tail::default(),
-            shuffle: None,
-            dedupe: Dedupe::Exact,
-            snapshot: None,
-            partitions: PartitionFilter::default(),
-            features: None,
-            verify: true,
-            preprocess: None,
-            table_rows: BTreeMap::new(),
-            label_ranges: BTreeMap::new(),
-            timestamps: false,
-            kept: Vec::new(),
-        }
+impl From<ReaderOptions> for ReadRequest {
+    fn from(options: ReaderOptions) -> Self {
+        Self { options, checks: Checks::default(), rank: Rank::default() }
+    }
+}
+
+impl ReadRequest {
+    /// The same with other options.
+    pub fn with(self, change: impl FnOnce(ReaderOptions) -> ReaderOptions) -> Self {
+        Self { options: change(self.options), ..self }
     }
 
-    /// The number of streams.
+    /// The number of streams: as many as there are ranks, if none is given.
     pub fn streams(&self) -> usize {
-        self.streams.unwrap_or(self.rank.world_size)
+        self.options.streams.unwrap_or(self.rank.world_size)
     }
 
     /// Refuses numbers that a dataset of `buckets` buckets cannot be read with. But for a rank that does not exist, all
     /// ranks refuse or none.
     pub(super) fn check(&self, buckets: u32) -> Result<()> {
         let wrong = |message: String, hint: Text| Err(Error::options(message, hint));
-        let (streams, size) = (self.streams(), self.global_batch_size);
+        let (streams, size) = (self.streams(), self.options.global_batch_size);
         let Rank { rank, world_size } = self.rank;
         if size == 0 || i32::try_from(size).is_err() {
             return wrong(
@@ -131,7 +96,7 @@ impl ReaderOptions {
                 text![option("global_batch_size"), " must be a multiple of the number of streams"],
             );
         }
-        if self.shuffle.is_some_and(|shuffle| shuffle.row_groups == 0) {
+        if self.options.shuffle.is_some_and(|shuffle| shuffle.row_groups == 0) {
             return wrong(
                 "cannot shuffle over 0 row groups".to_owned(),
                 "mix at least one row group's sessions".into(),
@@ -141,34 +106,60 @@ impl ReaderOptions {
     }
 }
 
+/// Options that decide the bytes of batches: jobs with equal options have equal batches, and share them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReaderOptions {
+    /// Samples of a step, over all ranks. Every stream gives an equal part of them; the last steps of an epoch may have
+    /// fewer.
+    pub global_batch_size: usize,
+    /// Into how many streams the dataset's buckets are divided; the ranks share them. Steps and positions depend on
+    /// this number and not on that of the ranks. If `None`, as many as there are ranks.
+    pub streams: Option<usize>,
+    /// Treatment of the last samples.
+    pub tail: Tail,
+    /// Shuffling by sessions; file order if `None`.
+    pub shuffle: Option<Shuffle>,
+    /// Whether rows are deduplicated.
+    pub dedupe: Dedupe,
+    /// The number of the snapshot that is read; the newest one if `None`.
+    pub snapshot: Option<u64>,
+    /// Which partitions are read.
+    pub partitions: PartitionFilter,
+    /// Which sparse features are read; all if `None`. Others are neither read nor decoded.
+    pub features: Option<Vec<String>>,
+    /// A pipeline that every batch goes through.
+    pub preprocess: Option<PreprocessConfig>,
+    /// Whether batches carry their samples' times.
+    pub timestamps: bool,
+    /// Which of the dataset's [kept columns](onefold_datasets::Schema::kept) batches carry, in this order; `session_id`
+    /// may be among them. Others are not decoded.
+    pub kept: Vec<String>,
+}
+
+impl ReaderOptions {
+    /// Everything in file order, deduplicated exactly.
+    pub fn new(global_batch_size: usize) -> Self {
+        Self {
+            global_batch_size,
+            streams: None,
+            tail: Tail::default(),
+            shuffle: None,
+            dedupe: Dedupe::Exact,
+            snapshot: None,
+            partitions: PartitionFilter::default(),
+            features: None,
+            preprocess: None,
+            timestamps: false,
+            kept: Vec::new(),
+        }
+    }
+}
+
 /// The divisors of `number`, joined by commas.
 fn divisors(number: u32) -> String {
     let divisors = (1..=number).filter(|divisor| number.is_multiple_of(*divisor));
     divisors.map(|divisor| divisor.to_string()).collect::<Vec<_>>().join(", ")
-}
-
-/// Ranges of floats, whose ends may be infinite: JSON has no infinity, so they are texts.
-mod ranges {
-    use std::collections::BTreeMap;
-    use std::ops::RangeInclusive;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    type Ranges = BTreeMap<String, RangeInclusive<f32>>;
-
-    pub(super) fn serialize<S: Serializer>(ranges: &Ranges, serializer: S) -> Result<S::Ok, S::Error> {
-        let texts = |range: &RangeInclusive<f32>| (range.start().to_string(), range.end().to_string());
-        let texts = ranges.iter().map(|(name, range)| (name, texts(range)));
-        texts.collect::<BTreeMap<_, _>>().serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ranges, D::Error> {
-        let texts = BTreeMap::<String, (String, String)>::deserialize(deserializer)?;
-        let number = |text: &str| text.parse::<f32>().map_err(serde::de::Error::custom);
-        let ranges =
-            texts.into_iter().map(|(name, (least, most))| Ok((name, number(&least)?..=number(&most)?)));
-        ranges.collect()
-    }
 }
 
 #[cfg(test)]
@@ -178,10 +169,6 @@ mod tests {
     #[test]
     fn options_come_back_from_json() {
         let options = ReaderOptions {
-            label_ranges: BTreeMap::from([
-                ("count".to_owned(), 0.0..=f32::INFINITY),
-                ("clicked".to_owned(), 0.1..=1.0),
-            ]),
             shuffle: Some(super::super::Shuffle {
                 seed: u64::MAX,
                 row_groups: 4,

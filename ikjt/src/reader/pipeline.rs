@@ -21,11 +21,12 @@ use super::convert::{Conversion, Pieces};
 use super::decode::{Decoded, Decoding, RowGroup};
 use super::file::OpenFiles;
 use super::files::Opener;
+use super::output::{Output, Packing};
 use super::position::Position;
 use super::stages::{StageFigures, Stages};
 use super::stream::Stream;
 use super::workers::Workers;
-use crate::{Batch, Error, PackedBatch, Result};
+use crate::{Batch, Error, Result};
 
 /// A result that another thread will send.
 pub(super) type Promise<T> = Receiver<Result<T>>;
@@ -34,65 +35,6 @@ pub(super) type Promise<T> = Receiver<Result<T>>;
 /// caller has it. Dropped in this order, so that the row groups' memory is free when the scheduler hears of the
 /// batch's.
 pub(super) type Delivery<T> = (T, Pieces, Reservation);
-
-/// How a batch becomes what the caller gets.
-pub(super) enum Finish<T> {
-    /// A batch, which may share buffers with a row group.
-    Shared(fn(Batch) -> T),
-    /// A copy in one allocation, with its bytes, made on the thread that made the batch, whose cache has it.
-    Packed(Packing, fn(Made<'_>, Packing) -> (T, u64)),
-}
-
-// Written out, because a derived one would ask for `T: Clone`.
-impl<T> Clone for Finish<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Finish<T> {}
-
-/// What is made one allocation.
-pub(super) enum Made<'a> {
-    /// A batch.
-    Here(&'a Batch),
-    /// A batch that a service made, and its allocation.
-    Received(&'a Batch, PackedBatch),
-}
-
-/// How a batch is copied.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Packing {
-    /// The dense features and labels of a sample.
-    pub(super) widths: (usize, usize),
-    /// Whether lists may share ids.
-    pub(super) overlaps: bool,
-}
-
-impl<T> Finish<T> {
-    /// Copies of a batch that this makes.
-    fn copies(&self) -> u64 {
-        u64::from(matches!(self, Self::Packed(..)))
-    }
-
-    /// What the caller gets, its bytes, and the row groups whose buffers it shares.
-    fn run(&self, conversion: &Conversion, pieces: Pieces, stages: &Stages) -> Result<(T, u64, Pieces)> {
-        match self {
-            Self::Shared(finish) => {
-                let batch = conversion.run(&pieces, stages)?;
-                let bytes = batch.bytes();
-                // Of several pieces a batch has a copy.
-                let shared = if pieces.len() == 1 { pieces } else { Pieces::new() };
-                Ok((finish(batch), bytes, shared))
-            }
-            Self::Packed(packing, finish) => {
-                let batch = conversion.run_shared(&pieces, stages)?;
-                let (packed, bytes) = finish(Made::Here(&batch), *packing);
-                Ok((packed, bytes, Pieces::new()))
-            }
-        }
-    }
-}
 
 /// Does `work` on a thread of the pool.
 pub(super) fn promise<T: Send + 'static>(
@@ -149,19 +91,9 @@ pub struct Step<T = Batch> {
     pub position: Position,
 }
 
-/// Begins to read the steps that come after others.
-pub(super) struct Then<T>(Box<dyn FnOnce() -> Result<Batches<T>> + Send>);
-
-impl<T> std::fmt::Debug for Then<T> {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Then")
-    }
-}
-
 /// The steps of one epoch. Dropping it stops the reader.
 #[derive(Debug)]
 pub struct Batches<T = Batch> {
-    then: Option<Then<T>>,
     queue: Option<Receiver<Promise<Delivery<T>>>>,
     scheduler: Option<JoinHandle<()>>,
     account: Arc<Account>,
@@ -199,22 +131,14 @@ pub(super) struct Work {
     pub(super) headroom: u64,
 }
 
-impl Work {
-    /// The same for the steps that come after these.
-    pub(super) fn again(&self) -> Self {
-        Self { account: Account::open(&self.workers.budget), ..self.clone() }
-    }
-}
-
 /// Steps that follow each other, of those that a rank reads in an epoch.
 #[derive(Debug)]
 pub(super) struct Steps {
     pub(super) streams: Vec<Stream>,
     /// Samples that a stream gives to a step.
     pub(super) each: u64,
+    /// From the first one to those of the whole epoch.
     pub(super) range: Range<u64>,
-    /// The steps of the epoch.
-    pub(super) steps: u64,
     pub(super) horizon: Horizon,
 }
 
@@ -246,22 +170,17 @@ impl<T: Send + 'static> Batches<T> {
         steps: Steps,
         opener: Opener,
         position: Position,
-        finish: Finish<T>,
-    ) -> Result<Self> {
+        packing: Packing,
+    ) -> Result<Self>
+    where
+        T: Output,
+    {
         let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
         let room = 2 * work.workers.threads();
-        let Steps { streams, each, range, steps: all, horizon } = steps;
-        let scheduler = Scheduler {
-            work,
-            opener,
-            streams,
-            each,
-            step: range.start,
-            steps: range.end,
-            horizon,
-            finish: Arc::new(finish),
-        };
-        Self::of_thread("onefold-schedule", room, (account, stages), position, all, |queue, _| {
+        let Steps { streams, each, range, horizon } = steps;
+        let scheduler =
+            Scheduler { work, opener, streams, each, step: range.start, steps: range.end, horizon, packing };
+        Self::of_thread("onefold-schedule", room, (account, stages), position, range.end, |queue, _| {
             scheduler.run(&queue)
         })
     }
@@ -281,32 +200,11 @@ impl<T: Send + 'static> Batches<T> {
         let thread =
             std::thread::Builder::new().name(name.to_owned()).spawn(move || run(sender, of_thread))?;
         let (queue, scheduler) = (Some(queue), Some(thread));
-        Ok(Self { queue, scheduler, account, stages, position, steps, waited, then: None })
+        Ok(Self { queue, scheduler, account, stages, position, steps, waited })
     }
 }
 
 impl<T> Batches<T> {
-    /// These batches, and those after them that `then` begins to read.
-    pub(super) fn followed_by(self, then: impl FnOnce() -> Result<Self> + Send + 'static) -> Self {
-        let mut both = self;
-        both.then = Some(Then(Box::new(then)));
-        both
-    }
-
-    /// Goes on with what follows; whether something does.
-    fn go_on(&mut self) -> Result<bool> {
-        let Some(Then(then)) = self.then.take() else { return Ok(false) };
-        self.account.close();
-        let mut next = then()?;
-        next.waited.add(self.waited.get());
-        std::mem::swap(&mut self.queue, &mut next.queue);
-        std::mem::swap(&mut self.scheduler, &mut next.scheduler);
-        std::mem::swap(&mut self.account, &mut next.account);
-        std::mem::swap(&mut self.stages, &mut next.stages);
-        std::mem::swap(&mut self.waited, &mut next.waited);
-        Ok(true)
-    }
-
     /// How long [`next`](Iterator::next) has waited for batches so far.
     pub fn waited(&self) -> Duration {
         self.waited.get()
@@ -342,11 +240,7 @@ impl<T> Iterator for Batches<T> {
                 self.position.step += 1;
                 Step { batch, position: self.position.clone() }
             })),
-            None => match self.ended().and_then(|()| self.go_on()) {
-                Ok(true) => return self.next(),
-                Ok(false) => None,
-                Err(error) => Some(Err(error)),
-            },
+            None => self.ended().err().map(Err),
         };
         self.waited.add(started.elapsed());
         if !matches!(step, Some(Ok(_))) {
@@ -367,7 +261,7 @@ impl<T> Drop for Batches<T> {
     }
 }
 
-struct Scheduler<T> {
+struct Scheduler {
     work: Work,
     opener: Opener,
     streams: Vec<Stream>,
@@ -378,7 +272,7 @@ struct Scheduler<T> {
     /// The step after the last one.
     steps: u64,
     horizon: Horizon,
-    finish: Arc<Finish<T>>,
+    packing: Packing,
 }
 
 /// Why the scheduler stops early.
@@ -407,15 +301,15 @@ enum Begun {
 /// Where batches wait for the caller.
 pub(super) type Queue<T> = SyncSender<Promise<Delivery<T>>>;
 
-impl<T: Send + 'static> Scheduler<T> {
+impl Scheduler {
     /// Sends promises until the epoch or the caller's interest ends.
-    fn run(mut self, queue: &Queue<T>) {
+    fn run<T: Output>(mut self, queue: &Queue<T>) {
         if let Err(Stop::Failed(error)) = self.deliver(queue) {
             let _ = queue.send(promise(&self.work.workers.pool, move || Err(error)));
         }
     }
 
-    fn deliver(&mut self, queue: &Queue<T>) -> Result<(), Stop> {
+    fn deliver<T: Output>(&mut self, queue: &Queue<T>) -> Result<(), Stop> {
         while self.step < self.end() {
             let mut pieces = Pieces::new();
             for stream in 0..self.streams.len() {
@@ -548,8 +442,8 @@ impl<T: Send + 'static> Scheduler<T> {
         Ok(promise)
     }
 
-    fn send(&mut self, pieces: Pieces, queue: &Queue<T>) -> Result<(), Stop> {
-        let bytes = self.work.conversion.batch_bytes(&pieces, self.finish.copies());
+    fn send<T: Output>(&mut self, pieces: Pieces, queue: &Queue<T>) -> Result<(), Stop> {
+        let bytes = self.work.conversion.batch_bytes(&pieces, u64::from(T::COPIED));
         let budget = self.work.account.budget();
         if bytes > budget.total() {
             let samples = pieces.iter().map(|(_, rows)| rows.len()).sum();
@@ -557,12 +451,12 @@ impl<T: Send + 'static> Scheduler<T> {
         }
         let Some(mut reservation) = self.work.account.reserve_batch(bytes) else { return Err(Stop::Gone) };
         let (conversion, stages) = (Arc::clone(&self.work.conversion), Arc::clone(&self.work.stages));
-        let (account, finish) = (Arc::clone(&self.work.account), Arc::clone(&self.finish));
+        let (account, packing) = (Arc::clone(&self.work.account), self.packing);
         let promise = promise(&self.work.workers.pool, move || {
             account.check_open()?;
-            let (finished, bytes, shared) = finish.run(&conversion, pieces, &stages)?;
+            let (made, bytes, shared) = T::make(&conversion, pieces, packing, &stages)?;
             reservation.resize(bytes);
-            Ok((finished, shared, reservation))
+            Ok((made, shared, reservation))
         });
         queue.send(promise).map_err(|_| Stop::Gone)
     }
@@ -570,7 +464,7 @@ impl<T: Send + 'static> Scheduler<T> {
 
 /// The error of a row group that takes so many bytes: the budget would have to be `total` bytes with what is held
 /// already.
-pub(super) fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &Budget) -> Error {
+fn too_large(row_group: &RowGroup, bytes: u64, total: u64, budget: &Budget) -> Error {
     Error::options(
         format!(
             "decoding row group {} of `{}` takes up to {}, and the reader's memory limit of {} has no room for it: it must \

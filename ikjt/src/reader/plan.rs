@@ -11,7 +11,7 @@ use super::files::{Chosen, Files};
 use crate::Result;
 use crate::preprocess::Sampler;
 
-/// What an epoch reads, for all ranks.
+/// The row groups that an epoch reads, for all ranks.
 ///
 /// It comes from the snapshot alone, without a look at data files, but for one exception: a `sampling` step whose rates
 /// depend on labels needs these columns.
@@ -25,7 +25,7 @@ pub struct Plan {
     pub streams: Vec<PlannedStream>,
 }
 
-/// What a stream reads.
+/// The row groups that a stream reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedStream {
     /// All samples of the stream, less those that `sampling` drops. With [`Tail::Drop`](super::Tail::Drop) the last
@@ -58,8 +58,8 @@ pub(super) fn row_counts(chosen: &[Chosen], wanted: impl IntoIterator<Item = usi
     wanted.into_iter().map(of_file).collect()
 }
 
-/// Of the row groups `counts`, the samples that sampling keeps in an epoch. `labels` are the schema's.
-pub(super) fn kept_counts(
+/// The number of samples of every row group of `counts` after sampling in an epoch. `labels` are the schema's.
+pub(super) fn sampled_counts(
     files: &Files,
     counts: &Counts,
     sampler: &Sampler,
@@ -84,9 +84,9 @@ pub(super) fn kept_counts(
             Some(*first - rows)
         });
         let row_groups: Vec<_> = starts.zip(rows).enumerate().collect();
-        let kept =
+        let sampled =
             row_groups.into_par_iter().map(|(index, (first, rows))| row_group(*file, index, first, *rows));
-        Ok((*file, kept.collect::<Result<_>>()?))
+        Ok((*file, sampled.collect::<Result<_>>()?))
     };
     pool.install(|| counts.par_iter().map(of_file).collect())
 }

@@ -1,7 +1,6 @@
 //! Who reads what, in which order, and where a reader stopped.
 
 use std::fmt::Debug;
-use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +46,7 @@ impl Default for Rank {
     }
 }
 
-/// What becomes of the last samples of an epoch, where streams have different numbers of them.
+/// Treatment of the last samples of an epoch, where streams have different numbers of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
@@ -87,30 +86,12 @@ pub struct Position {
     pub epoch: u64,
     /// The steps of the epoch that are done: the next one.
     pub step: u64,
-    /// The step with which the epoch begins: those before it come at the end. 0 but for jobs that
-    /// [join](crate::service) others.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub begins_at: u64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
 }
 
 /// The version of [`Position`] that this code writes and reads.
 pub(super) const POSITION_VERSION: u32 = 3;
 
 impl Position {
-    /// The steps of an epoch of so many that come after this position, in the order in which they come.
-    pub(super) fn rest(&self, steps: u64) -> [Range<u64>; 2] {
-        let next = self.begins_at + self.step;
-        match next.checked_sub(steps) {
-            Some(wrapped) => [wrapped.min(self.begins_at)..self.begins_at, 0..0],
-            None => [next..steps, 0..self.begins_at],
-        }
-    }
-
     /// Refuses a position of another dataset or order.
     pub(super) fn check(&self, expected: &Self) -> Result<()> {
         same("format version", &self.format_version, &expected.format_version)?;
@@ -135,38 +116,4 @@ pub(super) fn wrong_position(what: &str, found: &dyn Debug, expected: &dyn Debug
         format!("the position is of {what} {found:?}, this reader's is {expected:?}"),
         "resume with the dataset and the options that the position was taken with, or start an epoch anew",
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_epoch_has_every_step_once_wherever_it_begins() {
-        let options = crate::ReaderOptions::new(8);
-        let position = |begins_at: u64, step: u64| Position {
-            format_version: POSITION_VERSION,
-            dataset: String::new(),
-            snapshot: 0,
-            partitions: String::new(),
-            sampling: String::new(),
-            shuffle: options.shuffle,
-            streams: 1,
-            global_batch_size: 8,
-            tail: options.tail,
-            epoch: 0,
-            step,
-            begins_at,
-        };
-        for steps in 1..6 {
-            for begins_at in 0..steps {
-                let all: Vec<u64> = (0..steps).map(|i| (begins_at + i) % steps).collect();
-                for step in 0..=steps {
-                    let rest: Vec<u64> =
-                        position(begins_at, step).rest(steps).into_iter().flatten().collect();
-                    assert_eq!(rest, all[step as usize..], "{begins_at} {step} of {steps}");
-                }
-            }
-        }
-    }
 }

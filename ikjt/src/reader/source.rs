@@ -1,129 +1,83 @@
-//! Where a dataset is read: from its storage, or by a preprocessing service that has access to it.
+//! Where a dataset is read: from its storage, or by another process that has access to it.
 
-use std::path::Path;
+use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use onefold_storage::Storage;
 
-use super::files::{Chosen, Files};
-use super::plan::{Counts, kept_counts, row_counts};
-use super::workers::Workers;
-use crate::preprocess::Sampler;
-use crate::service::protocol::{Job, SampleCounts};
-use crate::service::{Service, ServiceAddress};
-use crate::{Error, Result};
+use super::options::ReaderOptions;
+use super::position::Rank;
+use crate::{PackedBatch, Result};
 
-/// The place of a dataset.
-#[derive(Debug)]
-pub(super) enum Place {
-    Storage(Box<Storage>),
-    Service(Arc<Service>),
+/// Other processes that read a dataset, and make its batches: a preprocessing service.
+///
+/// # Errors
+///
+/// Every method fails with [`Error::Fault`](crate::Error::Fault) for what these processes say, or if none answers.
+pub trait Source: Debug + Send + Sync {
+    /// The dataset's location, as these processes read it.
+    fn location(&self) -> &str;
+
+    /// Snapshot `number` of the dataset, or its newest one.
+    fn snapshot(&self, number: Option<u64>) -> Result<Snapshot>;
+
+    /// The statistics of the samples in some partitions of snapshot `number`.
+    fn statistics(&self, number: u64, partitions: &PartitionFilter) -> Result<SampleStatistics>;
+
+    /// By file in the order of the snapshot, the samples of each row group that sampling leaves in an epoch.
+    fn sample_counts(&self, asked: &Asked, epoch: u64) -> Result<Vec<Vec<u64>>>;
+
+    /// Gives the batches of some steps to `deliver`, each once and in order; ends early if it takes no more.
+    fn batches(&self, asked: &Asked, wanted: Wanted, deliver: &mut Deliver<'_>) -> Result<()>;
 }
 
-impl Place {
-    /// The place at `location`: a local path, the URL of an object store, or that of a service.
-    pub(super) fn open(location: &Path) -> Result<Self> {
-        Ok(match ServiceAddress::parse(location)? {
-            Some(address) => Self::Service(Service::connect(address)?),
-            None => Self::Storage(Box::new(Storage::open(location)?)),
-        })
-    }
+/// A request to a [`Source`]: everything that decides which bytes batches have.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// The identity of the dataset, which is another one when a dataset is built anew at the same place.
+    pub identity: String,
+    /// The options, with a number of the snapshot and of streams.
+    pub options: ReaderOptions,
+    /// The rank whose part of every step is asked for.
+    pub rank: Rank,
+}
 
-    pub(super) fn snapshot(&self, number: Option<u64>) -> Result<Snapshot> {
+/// Which batches are asked for.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// The epoch.
+    pub epoch: u64,
+    /// The steps of the epoch.
+    pub steps: Range<u64>,
+    /// Steps that are best computed together: at the ends of such a block, row groups are decoded of which only a part is
+    /// needed.
+    pub block_steps: u64,
+    /// The steps from which on a few row groups are read, and a name for these that every request has for them.
+    pub row_groups: Vec<(u64, String)>,
+    /// About what a batch takes.
+    pub batch_bytes: u64,
+    /// Bytes that batches on their way may take here.
+    pub memory: u64,
+}
+
+/// Takes a batch, and says how long the caller has waited for batches; `None` if the caller is gone.
+pub type Deliver<'a> = dyn FnMut(PackedBatch) -> Option<Duration> + Send + 'a;
+
+/// Where a dataset is.
+#[derive(Debug)]
+pub(crate) enum Location {
+    Storage(Box<Storage>),
+    Source(Arc<dyn Source>),
+}
+
+impl Location {
+    pub(crate) fn snapshot(&self, number: Option<u64>) -> Result<Snapshot> {
         match self {
             Self::Storage(storage) => Ok(Snapshot::load_from(storage, number)?),
-            Self::Service(service) => service.snapshot(number),
+            Self::Source(source) => source.snapshot(number),
         }
     }
-}
-
-/// The snapshot `number` of the dataset at `location`, or its newest one: from its storage, or from a preprocessing
-/// service.
-///
-/// # Errors
-///
-/// [`Error::Dataset`] if there is no dataset or it has no such snapshot, [`Error::Fault`] for what a service says.
-pub fn load_snapshot(location: &Path, number: Option<u64>) -> Result<Snapshot> {
-    Place::open(location)?.snapshot(number)
-}
-
-/// The statistics of the samples in some partitions of `snapshot`, which is one of the dataset at `location`.
-///
-/// # Errors
-///
-/// [`Error::Dataset`] if the filter chooses nothing or a manifest cannot be read, [`Error::Service`] for what a service
-/// says.
-pub fn load_statistics(
-    location: &Path,
-    snapshot: &Snapshot,
-    partitions: &PartitionFilter,
-) -> Result<SampleStatistics> {
-    match Place::open(location)? {
-        Place::Storage(storage) => Ok(snapshot.statistics_of(&storage, partitions)?),
-        Place::Service(service) => service.statistics(snapshot.snapshot, partitions),
-    }
-}
-
-/// Where the dataset at `location` is stored: for the URL of a service, the location that its workers read.
-///
-/// # Errors
-///
-/// [`Error::Fault`] if the service does not answer.
-pub fn stored_at(location: &Path) -> Result<std::path::PathBuf> {
-    Ok(match Place::open(location)? {
-        Place::Storage(storage) => storage.location().to_owned(),
-        Place::Service(service) => service.location().into(),
-    })
-}
-
-/// Where row groups and batches come from.
-#[derive(Debug)]
-pub(super) enum Source {
-    Storage(Arc<Files>),
-    Service(Arc<Service>, Arc<Job>),
-}
-
-impl Source {
-    /// By file and row group, the samples that sampling keeps in an epoch.
-    pub(super) fn kept_counts(
-        &self,
-        chosen: &[Chosen],
-        (sampler, labels): (&Sampler, &[String]),
-        epoch: u64,
-        workers: &Workers,
-    ) -> Result<Counts> {
-        match self {
-            Self::Storage(files) => {
-                let rows = row_counts(chosen, 0..chosen.len());
-                kept_counts(files, &rows, sampler, labels, epoch, &workers.pool)
-            }
-            Self::Service(service, job) => {
-                let kept = service.counts(job, epoch)?.kept.unwrap_or_default();
-                of_service(kept, chosen.len())
-            }
-        }
-    }
-}
-
-/// Counts that a service gave for `files` files.
-fn of_service(counts: Vec<Vec<u64>>, files: usize) -> Result<Counts> {
-    match counts.len() == files {
-        true => Ok(counts.into_iter().enumerate().collect()),
-        false => {
-            let message =
-                format!("it counted the samples of {} files, the snapshot has {files}", counts.len());
-            Err(Error::invariant("preprocessing service", message))
-        }
-    }
-}
-
-/// Counts by file, in order.
-pub(super) fn in_order(mut counts: Counts) -> Vec<Vec<u64>> {
-    (0..counts.len()).map(|file| counts.remove(&file).unwrap_or_default()).collect()
-}
-
-/// What a service answers about a job's row groups.
-pub(super) fn sample_counts(kept: Option<Counts>) -> SampleCounts {
-    SampleCounts { kept: kept.map(in_order) }
 }

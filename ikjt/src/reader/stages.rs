@@ -1,23 +1,13 @@
 //! Where the reader's time goes, summed over its threads.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// Counters that the reader's threads add to.
+/// Figures that the reader's threads add to.
 #[derive(Debug, Default)]
-pub(super) struct Stages {
-    verify_nanos: AtomicU64,
-    read_nanos: AtomicU64,
-    decode_nanos: AtomicU64,
-    arrange_nanos: AtomicU64,
-    cut_nanos: AtomicU64,
-    deduplicate_nanos: AtomicU64,
-    preprocess_nanos: AtomicU64,
-    bytes_verified: AtomicU64,
-    bytes_read: AtomicU64,
-}
+pub(super) struct Stages(Mutex<StageFigures>);
 
 /// Time by stage, summed over the reader's threads, and bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -67,20 +57,10 @@ impl StageFigures {
 
     /// So many times as much.
     pub fn scaled(&self, factor: f64) -> Self {
-        Self {
-            verify_seconds: self.verify_seconds * factor,
-            read_seconds: self.read_seconds * factor,
-            decode_seconds: self.decode_seconds * factor,
-            arrange_seconds: self.arrange_seconds * factor,
-            cut_seconds: self.cut_seconds * factor,
-            deduplicate_seconds: self.deduplicate_seconds * factor,
-            preprocess_seconds: self.preprocess_seconds * factor,
-            bytes_verified: (self.bytes_verified as f64 * factor) as u64,
-            bytes_read: (self.bytes_read as f64 * factor) as u64,
-        }
+        self.with(self, |seconds, _| seconds * factor, |bytes, _| (bytes as f64 * factor) as u64)
     }
 
-    fn with(&self, other: &Self, seconds: fn(f64, f64) -> f64, bytes: fn(u64, u64) -> u64) -> Self {
+    fn with(&self, other: &Self, seconds: impl Fn(f64, f64) -> f64, bytes: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             verify_seconds: seconds(self.verify_seconds, other.verify_seconds),
             read_seconds: seconds(self.read_seconds, other.read_seconds),
@@ -96,52 +76,43 @@ impl StageFigures {
 }
 
 impl Stages {
+    fn lock(&self) -> MutexGuard<'_, StageFigures> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn verified(&self, started: Instant, bytes: u64) {
-        add(&self.verify_nanos, started);
-        self.bytes_verified.fetch_add(bytes, Relaxed);
+        let mut figures = self.lock();
+        figures.verify_seconds += started.elapsed().as_secs_f64();
+        figures.bytes_verified += bytes;
     }
 
     pub(super) fn read(&self, started: Instant, bytes: u64) {
-        add(&self.read_nanos, started);
-        self.bytes_read.fetch_add(bytes, Relaxed);
+        let mut figures = self.lock();
+        figures.read_seconds += started.elapsed().as_secs_f64();
+        figures.bytes_read += bytes;
     }
 
     pub(super) fn decoded(&self, started: Instant) {
-        add(&self.decode_nanos, started);
+        self.lock().decode_seconds += started.elapsed().as_secs_f64();
     }
 
     pub(super) fn arranged(&self, started: Instant) {
-        add(&self.arrange_nanos, started);
+        self.lock().arrange_seconds += started.elapsed().as_secs_f64();
     }
 
     pub(super) fn cut(&self, started: Instant) {
-        add(&self.cut_nanos, started);
+        self.lock().cut_seconds += started.elapsed().as_secs_f64();
     }
 
     pub(super) fn deduplicated(&self, started: Instant) {
-        add(&self.deduplicate_nanos, started);
+        self.lock().deduplicate_seconds += started.elapsed().as_secs_f64();
     }
 
     pub(super) fn preprocessed(&self, started: Instant) {
-        add(&self.preprocess_nanos, started);
+        self.lock().preprocess_seconds += started.elapsed().as_secs_f64();
     }
 
     pub(super) fn figures(&self) -> StageFigures {
-        let seconds = |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Relaxed)).as_secs_f64();
-        StageFigures {
-            verify_seconds: seconds(&self.verify_nanos),
-            read_seconds: seconds(&self.read_nanos),
-            decode_seconds: seconds(&self.decode_nanos),
-            arrange_seconds: seconds(&self.arrange_nanos),
-            cut_seconds: seconds(&self.cut_nanos),
-            deduplicate_seconds: seconds(&self.deduplicate_nanos),
-            preprocess_seconds: seconds(&self.preprocess_nanos),
-            bytes_verified: self.bytes_verified.load(Relaxed),
-            bytes_read: self.bytes_read.load(Relaxed),
-        }
+        *self.lock()
     }
-}
-
-fn add(nanos: &AtomicU64, started: Instant) {
-    nanos.fetch_add(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
 }

@@ -17,9 +17,7 @@ pub struct ServiceAddress {
     pub secure: bool,
     /// What follows the host.
     pub dataset: String,
-    /// Whether epochs begin where other jobs are: `?join` follows the dataset.
-    pub join: bool,
-    /// Whether batches are compressed on the way: `?compression=zstd`, or after another option `&compression=zstd`.
+    /// Whether batches are compressed on the way: `?compression=zstd` follows the dataset.
     pub compressed: bool,
 }
 
@@ -38,7 +36,7 @@ impl ServiceAddress {
         };
         let wrong = |message: &str| {
             Error::options(
-                format!("`{text}` is no dataset of a preprocessing service: {message}"),
+                format!("`{text}` is not a dataset of a preprocessing service: {message}"),
                 "write `grpc://HOST:PORT/DATASET`, as `grpc://reader:7070/s3://bucket/folder`, or with two slashes \
                  before the path of a local dataset",
             )
@@ -49,23 +47,20 @@ impl ServiceAddress {
             return Err(wrong("the host has no port"));
         }
         let (dataset, options) = dataset.split_once('?').unwrap_or((dataset, ""));
-        let (mut join, mut compressed) = (false, false);
+        let mut compressed = false;
         for option in options.split('&').filter(|option| !option.is_empty()) {
             match option {
-                "join" => join = true,
                 "compression=zstd" => compressed = true,
                 "compression=none" => compressed = false,
                 _ => {
-                    return Err(wrong(&format!(
-                        "it knows no option `{option}`, only `join` and `compression=zstd`"
-                    )));
+                    return Err(wrong(&format!("it knows no option `{option}`, only `compression=zstd`")));
                 }
             }
         }
         if dataset.is_empty() {
             return Err(wrong("it names no dataset"));
         }
-        Ok(Some(Self { master: master.to_owned(), secure, dataset: dataset.to_owned(), join, compressed }))
+        Ok(Some(Self { master: master.to_owned(), secure, dataset: dataset.to_owned(), compressed }))
     }
 }
 
@@ -78,24 +73,25 @@ mod tests {
         let parse = |text: &str| ServiceAddress::parse(Path::new(text));
         let address = |master: &str, secure, dataset: &str| {
             let (master, dataset) = (master.to_owned(), dataset.to_owned());
-            Some(ServiceAddress { master, secure, dataset, join: false, compressed: false })
+            Some(ServiceAddress { master, secure, dataset, compressed: false })
         };
         assert_eq!(parse("data/set").unwrap(), None);
         assert_eq!(parse("s3://bucket/folder").unwrap(), None);
         assert_eq!(parse("grpc://host:1/s3://b/f").unwrap(), address("host:1", false, "s3://b/f"));
         assert_eq!(parse("grpcs://[::1]:7070/clicks").unwrap(), address("[::1]:7070", true, "clicks"));
         assert_eq!(parse("grpc://host:1//data/set").unwrap(), address("host:1", false, "/data/set"));
-        let joined = parse("grpc://host:1/s3://b/f?join").unwrap().unwrap();
-        assert_eq!((joined.dataset.as_str(), joined.join, joined.compressed), ("s3://b/f", true, false));
-        let both = parse("grpc://host:1/clicks?join&compression=zstd").unwrap().unwrap();
-        assert_eq!((both.dataset.as_str(), both.join, both.compressed), ("clicks", true, true));
+        let compressed = parse("grpc://host:1/s3://b/f?compression=zstd").unwrap().unwrap();
+        assert_eq!((compressed.dataset.as_str(), compressed.compressed), ("s3://b/f", true));
+        let plain = parse("grpc://host:1/clicks?compression=zstd&compression=none").unwrap().unwrap();
+        assert_eq!((plain.dataset.as_str(), plain.compressed), ("clicks", false));
         for (wrong, message) in [
             ("grpc://host/clicks", "no port"),
             ("grpc://:1/clicks", "no port"),
             ("grpc://host:0/clicks", "no port"),
             ("grpc://host:1", "no dataset"),
             ("grpc://host:1/", "no dataset"),
-            ("grpc://host:1/?join", "no dataset"),
+            ("grpc://host:1/?compression=zstd", "no dataset"),
+            ("grpc://host:1/clicks?join", "no option `join`"),
             ("grpc://host:1/clicks?compression=snappy", "no option `compression=snappy`"),
         ] {
             assert!(parse(wrong).unwrap_err().to_string().contains(message), "{wrong}");

@@ -12,8 +12,8 @@ use tonic::Streaming;
 use super::address::ServiceAddress;
 use super::network::{Failure, Network, TLS_HINT};
 use super::protocol::{
-    CountSamples, Define, FindClients, FindSnapshot, FindStatistics, FoundClient, Job, Lease, Leased, Open,
-    Question, SampleCounts, Ticket,
+    CountSamples, Define, FindSnapshot, FindStatistics, Job, Lease, Leased, Open, Question, SampleCounts,
+    Ticket,
 };
 use super::security::Security;
 use crate::{Error, Result};
@@ -26,7 +26,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The processes of a service, as a client knows them.
 #[derive(Debug)]
-pub(crate) struct Service {
+pub(super) struct Service {
     address: ServiceAddress,
     network: Network,
     /// The dataset's location, as workers read it.
@@ -39,7 +39,7 @@ impl Service {
     /// # Errors
     ///
     /// [`Error::Fault`] if it does not answer, or not to this client.
-    pub(crate) fn connect(address: ServiceAddress) -> Result<Arc<Self>> {
+    pub(super) fn connect(address: ServiceAddress) -> Result<Arc<Self>> {
         let security = Security::of_environment()?;
         let service = Arc::new(Self {
             network: Network::new(&security, address.secure)?.compressed(address.compressed),
@@ -53,7 +53,7 @@ impl Service {
     }
 
     /// The dataset's location, as workers read it.
-    pub(crate) fn location(&self) -> &str {
+    pub(super) fn location(&self) -> &str {
         self.location.get().map_or("", String::as_str)
     }
 
@@ -67,7 +67,7 @@ impl Service {
     /// # Errors
     ///
     /// [`Error::Fault`] if the dataset has no such snapshot, or the service does not answer.
-    pub(crate) fn snapshot(self: &Arc<Self>, number: Option<u64>) -> Result<Snapshot> {
+    pub(super) fn snapshot(self: &Arc<Self>, number: Option<u64>) -> Result<Snapshot> {
         let location = self.location().to_owned();
         self.ask_a_worker(&location.clone(), None, FindSnapshot { location, number })
     }
@@ -77,7 +77,7 @@ impl Service {
     /// # Errors
     ///
     /// [`Error::Service`] for what the worker says, and if the service does not answer.
-    pub(crate) fn statistics(
+    pub(super) fn statistics(
         self: &Arc<Self>,
         number: u64,
         partitions: &PartitionFilter,
@@ -86,26 +86,12 @@ impl Service {
         self.ask_a_worker(&location.clone(), None, FindStatistics { location, number, partitions })
     }
 
-    /// Whether epochs begin where other clients of the dataset are.
-    pub(crate) fn joins(&self) -> bool {
-        self.address.join
-    }
-
-    /// The other clients of the dataset.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Fault`] if the service does not answer.
-    pub(crate) fn clients(self: &Arc<Self>) -> Result<Vec<FoundClient>> {
-        Self::ask_until_answered(Arc::clone(self), FindClients { dataset: self.location().to_owned() })
-    }
-
     /// The samples of a job's row groups that sampling keeps in an epoch.
     ///
     /// # Errors
     ///
     /// [`Error::Fault`] for what the worker says, and if the service does not answer.
-    pub(crate) fn counts(self: &Arc<Self>, job: &Job, epoch: u64) -> Result<SampleCounts> {
+    pub(super) fn counts(self: &Arc<Self>, job: &Job, epoch: u64) -> Result<SampleCounts> {
         let key = job.key();
         self.ask_a_worker(&key, Some(job), CountSamples { job: key.clone(), epoch })
     }
@@ -130,19 +116,19 @@ impl Service {
         })?
     }
 
-    /// Asks whichever worker the master names for `place`; it hears of the job first if it does not know it.
+    /// Asks whichever worker the master names for `key`; it hears of the job first if it does not know it.
     fn ask_a_worker<Q: Question + Sync>(
         self: &Arc<Self>,
-        place: &str,
+        key: &str,
         job: Option<&Job>,
         question: Q,
     ) -> Result<Q::Answer> {
-        let (service, job, place) = (Arc::clone(self), job.cloned(), place.to_owned());
+        let (service, job, key) = (Arc::clone(self), job.cloned(), key.to_owned());
         runtime::wait(async move {
             let mut tries = Tries::new(PATIENCE);
             let mut avoid = Vec::new();
             loop {
-                let lease = Lease { place: place.clone(), near: None, avoid: avoid.clone(), client: None };
+                let lease = Lease { key: key.clone(), affinity: None, avoid: avoid.clone(), client: None };
                 let failure = match service.ask_master(&lease).await {
                     Err(failure) => failure,
                     Ok(Leased { worker, .. }) => {
@@ -211,7 +197,7 @@ pub(super) struct Tries {
 }
 
 impl Tries {
-    /// Tries for so long.
+    /// Retries until `patience` has passed.
     pub(super) fn new(patience: Duration) -> Self {
         Self { until: Instant::now() + patience, patience, pause: Duration::from_millis(20) }
     }

@@ -29,14 +29,15 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::client::{PATIENCE, Service, Tries, unexpected};
 use super::network::{BLOCK_WINDOW, Failure, malformed};
 use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Leased, Ticket};
-use crate::{Error, PackedBatch, Result, Split};
+use crate::reader::Deliver;
+use crate::{Error, PackedBatch, Result};
 
 /// Batches of a block that must find room here, at least.
 const READY: u64 = 2;
 
 /// The bytes that a block on its way takes here at least, for batches of `batch_bytes`: batches that wait for their turn,
 /// one that arrives, and what the network holds.
-pub(crate) fn block_bytes(batch_bytes: u64) -> u64 {
+pub(super) fn block_bytes(batch_bytes: u64) -> u64 {
     batch_bytes.saturating_mul(READY + 1).saturating_add(u64::from(BLOCK_WINDOW))
 }
 
@@ -61,30 +62,27 @@ const STRAGGLE_FACTOR: u32 = 20;
 /// The same where batches always take seconds: a second worker would do all the work again.
 const SLOW_FACTOR: u32 = 3;
 
-/// What is fetched.
+/// The steps that are fetched.
 #[derive(Debug)]
-pub(crate) struct Fetch {
-    pub(crate) service: Arc<Service>,
-    pub(crate) job: Arc<Job>,
-    pub(crate) epoch: u64,
+pub(super) struct Fetch {
+    pub(super) service: Arc<Service>,
+    pub(super) job: Arc<Job>,
+    pub(super) epoch: u64,
     /// The steps to fetch.
-    pub(crate) steps: Range<u64>,
+    pub(super) steps: Range<u64>,
     /// Steps of a block.
-    pub(crate) block_steps: u64,
+    pub(super) block_steps: u64,
     /// The steps from which on a few row groups are read, and a name for these, in order.
-    pub(crate) row_groups: Vec<(u64, String)>,
+    pub(super) row_groups: Vec<(u64, String)>,
     /// Blocks that are on their way at the same time, at most.
-    pub(crate) ahead: usize,
+    pub(super) ahead: usize,
     /// Bytes that each of them may take here. The more there is, the less workers wait for the turn of their blocks.
-    pub(crate) block_bytes: u64,
+    pub(super) block_bytes: u64,
 }
-
-/// Takes a batch, and says how long the caller has waited for batches; `None` if the caller is gone.
-pub(crate) type Deliver<'a> = dyn FnMut(PackedBatch) -> Option<Duration> + Send + 'a;
 
 impl Fetch {
     /// A name for the row groups that are read at a step.
-    fn near(&self, step: u64) -> Option<String> {
+    fn affinity(&self, step: u64) -> Option<String> {
         let after = self.row_groups.partition_point(|(start, _)| *start <= step);
         self.row_groups.get(after.checked_sub(1)?).map(|(_, name)| name.clone())
     }
@@ -94,11 +92,9 @@ impl Fetch {
     /// # Errors
     ///
     /// [`Error::Fault`] for what a worker says about the job or its data, and if no batch comes for a long time.
-    pub(crate) fn run(&self, deliver: &mut Deliver<'_>) -> Result<()> {
+    pub(super) fn run(&self, deliver: &mut Deliver<'_>) -> Result<()> {
         let (name, dataset) = (onefold_storage::random_name(), self.job.dataset.clone());
-        let near = self.near(self.steps.start);
-        let client =
-            ClientState { epoch: self.epoch, near, ..ClientState::new(name, self.job.key(), dataset) };
+        let client = ClientState::new(name, self.job.key(), dataset);
         let running = Running {
             fetch: self,
             began: Instant::now(),
@@ -108,38 +104,6 @@ impl Fetch {
             usual: None,
         };
         runtime::handle()?.block_on(running.run(deliver))
-    }
-
-    /// The samples of a split.
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run).
-    pub(crate) fn split(
-        service: &Arc<Service>,
-        job: &Arc<Job>,
-        epoch: u64,
-        split: &Split,
-    ) -> Result<PackedBatch> {
-        let ticket = Ticket::Split { job: job.key(), epoch, split: split.clone() };
-        let place = format!("{}/{}", split.path, split.row_group);
-        let (service, job) = (Arc::clone(service), Arc::clone(job));
-        runtime::wait(async move {
-            let mut tries = Tries::new(PATIENCE);
-            let mut avoid = Vec::new();
-            loop {
-                let lease = Lease { place: place.clone(), near: None, avoid: avoid.clone(), client: None };
-                let mut stream = Stream::open(&service, &job, lease, ticket.clone(), 0);
-                match stream.next().await {
-                    Some(Ok((_, batch))) => return Ok(batch),
-                    Some(Err(Failure::Final(error))) => return Err(error),
-                    Some(Err(Failure::UnknownJob)) => return Err(unexpected()),
-                    Some(Err(Failure::Passing(cause))) => tries.again(service.master(), cause).await?,
-                    None => tries.again(service.master(), ended_early(&stream)).await?,
-                }
-                avoid = stream.worker().into_iter().collect();
-            }
-        })?
     }
 }
 
@@ -174,7 +138,6 @@ impl Running<'_> {
                 coming.push_back((block, from, stream));
             }
             let Some((block, from, stream)) = coming.pop_front() else { break Ok(()) };
-            self.client.near = self.fetch.near(from);
             match self.block(&block, from, stream, deliver).await {
                 Ok(true) => (),
                 Ok(false) => break Ok(()),
@@ -192,10 +155,10 @@ impl Running<'_> {
     fn open(&self, block: &Range<u64>, from: u64, avoid: Vec<String>) -> Stream {
         let Fetch { service, job, epoch, .. } = self.fetch;
         let block = Block { job: self.client.job.clone(), epoch: *epoch, steps: block.clone() };
-        let near = self.fetch.near(block.steps.start);
-        let lease = Lease { place: block.place(), near, avoid, client: Some(self.state()) };
+        let affinity = self.fetch.affinity(block.steps.start);
+        let lease = Lease { key: block.key(), affinity, avoid, client: Some(self.state()) };
         let room = self.fetch.block_bytes.saturating_sub(u64::from(BLOCK_WINDOW));
-        Stream::open(service, job, lease, Ticket::Steps { block, from }, room)
+        Stream::open(service, job, lease, Ticket { block, from }, room)
     }
 
     fn state(&self) -> ClientState {
@@ -403,11 +366,5 @@ fn to_batch(message: FlightData) -> Result<(u64, PackedBatch), Failure> {
         return Err(Failure::Passing(Fault::new(Kind::Storage, "a batch arrived damaged")));
     }
     let batch = PackedBatch::received(Buffer::from(message.data_body), header.places, header.narrow);
-    Ok((header.step, batch.map_err(|error| Failure::Final(wrong_batch(&error)))?))
-}
-
-/// The error for a batch that is not what was asked for.
-pub(crate) fn wrong_batch(error: &Error) -> Error {
-    let message = format!("the preprocessing service sent something else than a batch of the job: {error}");
-    Error::Fault(Fault::new(Kind::Data, message))
+    Ok((header.step, batch.map_err(|error| Failure::Final(Error::wrong_batch(&error)))?))
 }

@@ -42,7 +42,7 @@ const FRAME_BYTES: u32 = 1 << 20;
 /// What a message may have beside a batch.
 const HEADER_BYTES: usize = 64 << 20;
 
-/// What may be wrong with a TLS connection.
+/// Usual causes of a failed TLS connection.
 pub(super) const TLS_HINT: &str = "`ONEFOLD_TLS_AUTHORITY` must name the certificate of the authority that \
     signed the service's, and `ONEFOLD_TLS_CERTIFICATE` and `ONEFOLD_TLS_KEY` a valid certificate that the service \
     accepts";
@@ -64,7 +64,7 @@ impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         let message = describe(&status);
         if message.contains("certificate") || message.contains("received fatal alert") {
-            let message = format!("no TLS connection to the preprocessing service can be made: {message}");
+            let message = format!("cannot connect to the preprocessing service with TLS: {message}");
             return Self::Final(Error::Fault(Fault::new(Kind::Options, message).hint(TLS_HINT)));
         }
         // A process of the service sends the fault with the status; a failed connection has none.
@@ -86,7 +86,7 @@ impl From<Status> for Failure {
     }
 }
 
-/// What a status says, with its causes: those of a failed connection say why.
+/// The message of a status, with its causes: those of a failed connection say why.
 fn describe(status: &Status) -> String {
     let mut message = status.message().to_owned();
     let mut source = status.source();

@@ -1,17 +1,17 @@
-//! What the client, the master and the workers of a preprocessing service say to each other.
+//! Messages between the client, the master and the workers of a preprocessing service.
 //!
 //! It is Arrow Flight: questions and answers are the JSON bodies of `DoAction`, and batches are the messages of
 //! `DoGet`, one message a batch. A message's metadata is a [`BatchHeader`], and its body is the memory of a
 //! [`PackedBatch`](crate::PackedBatch), as it is or with narrow ids.
-
-use std::ops::Range;
 
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{Places, ReaderOptions, Split};
+pub use crate::cache::Block;
+use crate::preprocess::PreprocessConfig;
+use crate::{Places, Rank, ReaderOptions};
 
 /// The version of this program. All processes of a service have the same one, and so have its clients: only then do
 /// they read datasets in the same way.
@@ -30,14 +30,14 @@ pub const ANSWER_BYTES: usize = 1 << 20;
 pub trait Question: Serialize + DeserializeOwned + Send + 'static {
     /// The type of the action.
     const ACTION: &'static str;
-    /// What is answered.
+    /// The answer.
     type Answer: Serialize + DeserializeOwned + Send + 'static;
 }
 
 /// To the master: which dataset is meant, by a name or a location.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
-    /// What stands behind the host in a client's URL.
+    /// The text behind the host in a client's URL.
     pub dataset: String,
 }
 
@@ -47,15 +47,15 @@ impl Question for Open {
     type Answer = String;
 }
 
-/// To the master: which worker answers for something. Equal places have the same worker as long as it lives, so that
+/// To the master: which worker answers for something. Equal keys have the same worker as long as it lives, so that
 /// what it has computed for one client is there for the next.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lease {
-    /// What is asked for: a [block](Block::place), or a job or dataset that something is asked about.
-    pub place: String,
-    /// What blocks of other jobs that read the same row groups have in common with it: they are best computed by one
+    /// The key of the request: a [block](Block::key), or the job or dataset that a question is about.
+    pub key: String,
+    /// Equal for blocks of other jobs that read the same row groups: they are best computed by one
     /// worker, which then decodes them once.
-    pub near: Option<String>,
+    pub affinity: Option<String>,
     /// Workers that did not give it.
     pub avoid: Vec<String>,
     /// The client that reads blocks, and how it fares.
@@ -82,29 +82,6 @@ impl Question for ClientState {
     type Answer = ();
 }
 
-/// To the master: where the clients of a dataset are.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FindClients {
-    /// The dataset's location.
-    pub dataset: String,
-}
-
-impl Question for FindClients {
-    const ACTION: &'static str = "clients";
-    type Answer = Vec<FoundClient>;
-}
-
-/// Where a client is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FoundClient {
-    /// The [key](Job::key) of its job.
-    pub job: String,
-    /// Its epoch.
-    pub epoch: u64,
-    /// A name for the [row groups](Lease::near) that it reads.
-    pub near: String,
-}
-
 /// A client as the master sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientState {
@@ -122,10 +99,6 @@ pub struct ClientState {
     pub seconds: f64,
     /// Seconds of them in which its caller waited for a batch.
     pub waited_seconds: f64,
-    /// The epoch that it reads.
-    pub epoch: u64,
-    /// A name for the [row groups](Lease::near) that it reads.
-    pub near: Option<String>,
     /// Whether it reads no more.
     pub ended: bool,
 }
@@ -133,35 +106,13 @@ pub struct ClientState {
 impl ClientState {
     /// A client that has received nothing yet.
     pub fn new(client: String, job: String, dataset: String) -> Self {
-        Self {
-            client,
-            job,
-            dataset,
-            samples: 0,
-            bytes: 0,
-            seconds: 0.0,
-            waited_seconds: 0.0,
-            epoch: 0,
-            near: None,
-            ended: false,
-        }
+        Self { client, job, dataset, samples: 0, bytes: 0, seconds: 0.0, waited_seconds: 0.0, ended: false }
     }
 }
 
-/// Steps that a worker computes together.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Block {
-    /// The [key](Job::key) of the job.
-    pub job: String,
-    /// The epoch.
-    pub epoch: u64,
-    /// The steps of the epoch.
-    pub steps: Range<u64>,
-}
-
 impl Block {
-    /// The block's place in a [`Lease`].
-    pub fn place(&self) -> String {
+    /// The block's key in a [`Lease`].
+    pub fn key(&self) -> String {
         format!("{}/{}/{}", self.job, self.epoch, self.steps.start)
     }
 }
@@ -196,25 +147,32 @@ impl Question for FindStatistics {
     type Answer = SampleStatistics;
 }
 
-/// What a client reads: everything that decides which bytes its batches have.
+/// The job of a client: everything that decides which bytes its batches have.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
     /// The location of the dataset.
     pub dataset: String,
     /// The identity of the dataset, which is another one when a dataset is built anew at the same place.
     pub identity: String,
-    /// How it is read. The snapshot is one with a number.
+    /// How it is read. The snapshot is one with a number, and so are the streams.
     pub options: ReaderOptions,
+    /// The rank whose part of each step is read.
+    pub rank: Rank,
 }
 
 impl Job {
-    /// A name for the job, the same for equal jobs: a part of the SHA-256 of its JSON.
+    /// A name for the job, the same for jobs of equal batches: a part of the SHA-256 of what decides their bytes. Where
+    /// the text of the pipeline came from, and its comments, do not.
     ///
     /// # Panics
     ///
     /// Never: the parts of a job can be written as JSON.
     pub fn key(&self) -> String {
-        let text = serde_json::to_vec(self).expect("a job is JSON");
+        let Self { dataset, identity, options, rank } = self;
+        let pipeline = options.preprocess.as_ref().map(PreprocessConfig::content);
+        let options = ReaderOptions { preprocess: None, ..options.clone() };
+        let decides = (dataset.trim_end_matches('/'), identity, options, pipeline, rank);
+        let text = serde_json::to_vec(&decides).expect("a job is JSON");
         let digest = Sha256::digest(&text);
         digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect()
     }
@@ -232,12 +190,12 @@ impl Question for Define {
     type Answer = ();
 }
 
-/// To a worker: the samples of row groups that sampling keeps.
+/// To a worker: the samples of row groups that sampling leaves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountSamples {
     /// The [key](Job::key) of the job.
     pub job: String,
-    /// The epoch, in which sampling may keep other samples than in another one.
+    /// The epoch, in which sampling may leave other samples than in another one.
     pub epoch: u64,
 }
 
@@ -249,36 +207,23 @@ impl Question for CountSamples {
 /// The samples of row groups, by file in the order of the job's files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleCounts {
-    /// Those that sampling keeps; `None` if nothing is dropped.
-    pub kept: Option<Vec<Vec<u64>>>,
+    /// The samples after sampling; `None` if nothing samples.
+    pub sampled: Option<Vec<Vec<u64>>>,
 }
 
-/// The ticket of a `DoGet`: which batches a worker sends.
+/// The ticket of a `DoGet`: the batches of a block that a worker sends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ticket {
-    /// Those of a block, from a step on.
-    Steps {
-        /// The block.
-        block: Block,
-        /// The first step to send.
-        from: u64,
-    },
-    /// The samples of a split.
-    Split {
-        /// The [key](Job::key) of the job.
-        job: String,
-        /// The epoch, which matters to sampling.
-        epoch: u64,
-        /// The split.
-        split: Split,
-    },
+pub struct Ticket {
+    /// The block.
+    pub block: Block,
+    /// The first step to send.
+    pub from: u64,
 }
 
-/// What a message says about its batch.
+/// The header of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchHeader {
-    /// The step of the epoch; 0 for a split.
+    /// The step of the epoch.
     pub step: u64,
     /// The XXH3 of the body.
     pub checksum: u64,
@@ -286,4 +231,62 @@ pub struct BatchHeader {
     pub narrow: bool,
     /// Where the parts of the batch stand in the body.
     pub places: Places,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::Dedupe;
+
+    fn job(path: &str, steps: &str) -> Job {
+        let text = format!("format_version = 1\n{steps}");
+        let preprocess = Some(PreprocessConfig::parse(Path::new(path), &text).unwrap());
+        Job {
+            dataset: "s3://bucket/clicks".to_owned(),
+            identity: "one".to_owned(),
+            options: ReaderOptions { preprocess, streams: Some(4), ..ReaderOptions::new(64) },
+            rank: Rank { rank: 1, world_size: 2 },
+        }
+    }
+
+    #[test]
+    fn a_key_is_that_of_what_decides_the_bytes() {
+        let steps = "[[step]]\nop = 'firstx'\ninputs = ['*']\ncount = 7\n";
+        let first = job("a/preprocess.toml", steps);
+        let commented = format!("# A comment.\n{}", steps.replace("count = 7", "count  =  7  # seven"));
+        let same = [
+            job("b/preprocess.toml", steps),
+            job("a/preprocess.toml", &commented),
+            Job { dataset: "s3://bucket/clicks/".to_owned(), ..first.clone() },
+            serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap(),
+        ];
+        for same in same {
+            assert_eq!(same.key(), first.key(), "{same:?}");
+        }
+        let others = [
+            job("a/preprocess.toml", &steps.replace('7', "8")),
+            Job { identity: "another".to_owned(), ..first.clone() },
+            Job { rank: Rank { rank: 0, world_size: 2 }, ..first.clone() },
+            Job { options: ReaderOptions { dedupe: Dedupe::Off, ..first.options.clone() }, ..first.clone() },
+        ];
+        for other in others {
+            assert_ne!(other.key(), first.key(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_contents_of_a_table_are_a_part_of_the_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let steps = "[[step]]\nop = 'map_id'\ninputs = ['x']\ntable_file = 'ids.txt'\n";
+        let key = |name: &str, ids: &str| {
+            let folder = directory.path().join(name);
+            fs_err::create_dir_all(&folder).unwrap();
+            fs_err::write(folder.join("ids.txt"), ids).unwrap();
+            job(folder.join("preprocess.toml").to_str().unwrap(), steps).key()
+        };
+        assert_eq!(key("a", "5\n6\n"), key("b", "5\n6\n"));
+        assert_ne!(key("a", "5\n6\n"), key("b", "5\n7\n"));
+    }
 }

@@ -1,4 +1,4 @@
-//! What a process shows and accepts: certificates, and a token.
+//! Credentials of a process: certificates, and a token.
 
 use std::env;
 use std::path::PathBuf;
@@ -17,7 +17,8 @@ const CERTIFICATE: &str = "ONEFOLD_TLS_CERTIFICATE";
 const KEY: &str = "ONEFOLD_TLS_KEY";
 const TOKEN: &str = "ONEFOLD_TOKEN";
 
-/// What a client of a service shows and accepts. It comes from the environment, as an object store's credentials do.
+/// Credentials that a client of a service sends and accepts. They come from the environment, as an object store's
+/// credentials do.
 #[derive(Debug, Clone, Default)]
 pub struct Security {
     /// The certificate of the authority that signed the servers' ones (PEM).
@@ -80,7 +81,7 @@ impl Security {
     }
 }
 
-/// What a client says in every request: its version, and its token.
+/// Headers of a client's requests: its version, and its token.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     token: Option<MetadataValue<Ascii>>,

@@ -9,7 +9,7 @@ use arrow::buffer::NullBuffer;
 use arrow::datatypes::Schema as ArrowSchema;
 use onefold_base::fault::{Explain, Kind};
 use onefold_datasets::{Layout, Snapshot};
-use onefold_ikjt::{Dedupe, Error, Rank, ReaderOptions, Shuffle, Within, Workers};
+use onefold_ikjt::{Checks, Dedupe, Error, Rank, ReadRequest, ReaderOptions, Shuffle, Within, Workers};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::by_hand::{commit_again, row_groups, write_file};
@@ -17,8 +17,8 @@ use crate::dataset::{Log, files, open, open_with, read};
 
 const LOG: Log = Log { sessions: 30, session_size: 8.0, repeat: 0.7, seed: 11 };
 
-fn first_error(directory: &Path, options: ReaderOptions) -> Error {
-    match open(directory, options).and_then(|reader| reader.batches()) {
+fn first_error(directory: &Path, request: impl Into<ReadRequest>) -> Error {
+    match open(directory, request).and_then(|reader| reader.batches()) {
         Err(error) => error,
         Ok(mut steps) => steps.find_map(Result::err).expect("an error"),
     }
@@ -46,8 +46,9 @@ fn with_column(rows: &RecordBatch, name: &str, column: ArrayRef) -> RecordBatch 
     RecordBatch::try_new(rows.schema(), columns).unwrap()
 }
 
-fn unverified(dedupe: Dedupe) -> ReaderOptions {
-    ReaderOptions { dedupe, verify: false, ..ReaderOptions::new(40) }
+fn unverified(dedupe: Dedupe) -> ReadRequest {
+    let checks = Checks { verify: false, ..Checks::default() };
+    ReadRequest { checks, ..ReaderOptions { dedupe, ..ReaderOptions::new(40) }.into() }
 }
 
 /// Every way to break the folded layout, from a file that is otherwise in order: the error names file, row group,
@@ -133,7 +134,8 @@ fn damaged_pages_are_placed() {
         assert!(text.contains(", row group 1, column `tags`: "), "{text}");
         // A reader that does not need the column does not see the damage.
         let features = Some(vec!["city".to_owned()]);
-        assert!(!read(directory.path(), ReaderOptions { features, ..unverified(Dedupe::Exact) }).is_empty());
+        let request = unverified(Dedupe::Exact).with(|options| ReaderOptions { features, ..options });
+        assert!(!read(directory.path(), request).is_empty());
     }
 }
 
@@ -146,7 +148,9 @@ fn truncated_and_empty_files_are_refused() {
     for length in [0, 1, whole.len() / 2, whole.len() - 1] {
         fs_err::write(path, &whole[..length]).unwrap();
         for verify in [false, true] {
-            let error = first_error(directory.path(), ReaderOptions { verify, ..ReaderOptions::new(40) });
+            let checks = Checks { verify, ..Checks::default() };
+            let request = ReadRequest { checks, ..ReaderOptions::new(40).into() };
+            let error = first_error(directory.path(), request);
             assert_eq!(error.fault().kind, Kind::Data);
             assert!(
                 error.to_string().contains("the file was replaced or removed after the build"),
@@ -201,9 +205,10 @@ fn labels_outside_their_range_are_placed() {
     for layout in [Layout::Rows, Layout::Folded] {
         let directory = tempfile::tempdir().unwrap();
         let written = LOG.write(directory.path(), layout);
-        let ranges = |name: &str, most: f32| ReaderOptions {
-            label_ranges: BTreeMap::from([(name.to_owned(), 0.0..=most)]),
-            ..ReaderOptions::new(40)
+        let ranges = |name: &str, most: f32| {
+            let label_ranges = BTreeMap::from([(name.to_owned(), 0.0..=most)]);
+            let checks = Checks { label_ranges, ..Checks::default() };
+            ReadRequest { checks, ..ReaderOptions::new(40).into() }
         };
         assert_eq!(read(directory.path(), ranges("clicked", 1.0)).len(), written.len().div_ceil(40));
         let text = first_error(directory.path(), ranges("clicked", 0.5)).to_string();
@@ -224,9 +229,10 @@ fn ids_outside_their_table_are_placed() {
     for (layout, dedupe) in [(Layout::Rows, Dedupe::Off), (Layout::Folded, Dedupe::Window)] {
         let directory = tempfile::tempdir().unwrap();
         let written = LOG.write(directory.path(), layout);
-        let table = |name: &str, rows: u64| ReaderOptions {
-            table_rows: BTreeMap::from([(name.to_owned(), rows)]),
-            ..ReaderOptions { dedupe, ..ReaderOptions::new(40) }
+        let table = |name: &str, rows: u64| {
+            let table_rows = BTreeMap::from([(name.to_owned(), rows)]);
+            let checks = Checks { table_rows, ..Checks::default() };
+            ReadRequest { checks, ..ReaderOptions { dedupe, ..ReaderOptions::new(40) }.into() }
         };
         assert_eq!(read(directory.path(), table("city", 5)).len(), written.len().div_ceil(40));
         let text = first_error(directory.path(), table("city", 4)).to_string();
@@ -250,24 +256,30 @@ fn ids_outside_their_table_are_placed() {
 fn options_that_cannot_work_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let written = LOG.write(directory.path(), Layout::Rows);
-    let refused = |options: ReaderOptions, parts: &[&str]| {
-        let error = open(directory.path(), options).unwrap_err();
+    let refused = |request: ReadRequest, parts: &[&str]| {
+        let error = open(directory.path(), request).unwrap_err();
         assert_eq!(error.fault().kind, Kind::Options);
         let text = error.to_string();
         assert!(text.contains("hint: ") && parts.iter().all(|part| text.contains(part)), "{text}");
     };
     let all = written.len();
-    refused(ReaderOptions::new(all + 1), &[&format!("larger than the {all}"), &format!("at most {all}")]);
-    refused(ReaderOptions::new(0), &["batches of 0"]);
+    refused(
+        ReaderOptions::new(all + 1).into(),
+        &[&format!("larger than the {all}"), &format!("at most {all}")],
+    );
+    refused(ReaderOptions::new(0).into(), &["batches of 0"]);
     let rank = Rank { rank: 2, world_size: 2 };
-    refused(ReaderOptions { rank, ..ReaderOptions::new(1) }, &["no rank 2 of 2"]);
+    refused(ReadRequest { rank, ..ReaderOptions::new(1).into() }, &["no rank 2 of 2"]);
     let rank = Rank { rank: 0, world_size: 2 };
-    let streams = |streams| ReaderOptions { rank, streams: Some(streams), ..ReaderOptions::new(8) };
+    let streams = |streams| {
+        let options = ReaderOptions { streams: Some(streams), ..ReaderOptions::new(8) };
+        ReadRequest { rank, ..options.into() }
+    };
     refused(streams(3), &["3 streams cannot be divided among 2 ranks", "a multiple of the number of ranks"]);
     refused(streams(0), &["0 streams"]);
     refused(streams(2), &["the dataset's buckets, 1, cannot be divided into 2 streams", "take one of 1, or"]);
     let shuffle = Some(Shuffle { seed: 1, row_groups: 0, within: Within::Epoch });
-    refused(ReaderOptions { shuffle, ..ReaderOptions::new(1) }, &["0 row groups"]);
+    refused(ReaderOptions { shuffle, ..ReaderOptions::new(1) }.into(), &["0 row groups"]);
     assert!(Workers::new(0, 1).unwrap_err().to_string().contains("0 threads"));
     let buckets = tempfile::tempdir().unwrap();
     LOG.write_buckets(buckets.path(), Layout::Rows, 2);
@@ -278,5 +290,5 @@ fn options_that_cannot_work_are_refused() {
         "{error}"
     );
     let features = Some(vec!["histroy".to_owned()]);
-    refused(ReaderOptions { features, ..ReaderOptions::new(1) }, &["`histroy`", "`history`"]);
+    refused(ReaderOptions { features, ..ReaderOptions::new(1) }.into(), &["`histroy`", "`history`"]);
 }

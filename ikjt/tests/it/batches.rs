@@ -2,7 +2,7 @@
 
 use onefold_datasets::Layout;
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Dedupe, Feature, ReaderOptions};
+use onefold_ikjt::{Checks, Dedupe, Feature, ReadRequest, ReaderOptions};
 
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -91,10 +91,11 @@ fn only_the_columns_asked_for_are_read() {
         let written = LOG.write(directory.path(), layout);
         let options = ReaderOptions {
             features: Some(vec!["views".to_owned(), "item".to_owned()]),
-            verify: false,
             ..ReaderOptions::new(50)
         };
-        let reader = open(directory.path(), options.clone()).unwrap();
+        let checks = Checks { verify: false, ..Checks::default() };
+        let request = ReadRequest { checks, ..options.into() };
+        let reader = open(directory.path(), request).unwrap();
         let names: Vec<_> = reader.schema().sparse_features().map(|feature| feature.name.clone()).collect();
         assert_eq!(names, ["views", "item"]);
         let mut batches = reader.batches().unwrap();

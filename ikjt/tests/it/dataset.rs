@@ -11,7 +11,7 @@ use onefold_datasets::{
     DatasetWriter, FeatureGroup, KeptColumn, KeptKind, Layout, Order, PartitionColumn, PartitionKey,
     PartitionType, Schema, Snapshot, SparseFeature, SparseKind, WriterOptions, bucket_of_session,
 };
-use onefold_ikjt::{Batch, Batches, Error, Reader, ReaderOptions, Workers};
+use onefold_ikjt::{Batch, Batches, Error, ReadRequest, Reader, Workers};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -208,15 +208,15 @@ pub(crate) fn samples_of(batch: &Batch) -> Vec<Sample> {
 /// A reader with so many threads and bytes.
 pub(crate) fn open_with(
     directory: &Path,
-    options: ReaderOptions,
+    request: impl Into<ReadRequest>,
     (threads, memory_limit): (usize, u64),
 ) -> Result<Reader, Error> {
-    Reader::open(directory, options, &Workers::new(threads, memory_limit)?)
+    Reader::open(directory, request, &Workers::new(threads, memory_limit)?)
 }
 
 /// A reader with two threads and enough memory.
-pub(crate) fn open(directory: &Path, options: ReaderOptions) -> Result<Reader, Error> {
-    open_with(directory, options, (2, 1 << 30))
+pub(crate) fn open(directory: &Path, request: impl Into<ReadRequest>) -> Result<Reader, Error> {
+    open_with(directory, request, (2, 1 << 30))
 }
 
 /// The batches of an epoch.
@@ -225,8 +225,8 @@ pub(crate) fn collect(batches: Batches) -> Vec<Batch> {
 }
 
 /// The batches of the first epoch.
-pub(crate) fn read(directory: &Path, options: ReaderOptions) -> Vec<Batch> {
-    collect(open(directory, options).unwrap().batches().unwrap())
+pub(crate) fn read(directory: &Path, request: impl Into<ReadRequest>) -> Vec<Batch> {
+    collect(open(directory, request).unwrap().batches().unwrap())
 }
 
 /// A dataset's data files.

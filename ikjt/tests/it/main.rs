@@ -8,4 +8,5 @@ mod kept;
 mod memory;
 mod order;
 mod several_files;
+mod source;
 mod vacuum;

@@ -115,8 +115,7 @@ fn many_epochs_share_one_limit() {
     assert!(epochs.iter().all(|(_, samples)| *samples == written.len()));
 }
 
-/// A window that slides over 30,000 ids takes what it stores, and not what its rows would take side by side (REVIEW,
-/// K4).
+/// A window that slides over 30,000 ids takes what it stores, and not what its rows would take side by side.
 #[test]
 fn windows_count_what_they_store() {
     let directory = tempfile::tempdir().unwrap();

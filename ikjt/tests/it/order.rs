@@ -1,12 +1,14 @@
 //! In which order samples come, to which rank, and how reading goes on where it stopped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use onefold_datasets::digest::Digest;
 use onefold_datasets::{Layout, Snapshot};
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Batch, Position, Rank, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest};
+use onefold_ikjt::{
+    Batch, Position, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest,
+};
 use proptest::prelude::*;
 
 use crate::dataset::{Log, Sample, collect, files, open, open_with, read, samples_of};
@@ -91,8 +93,8 @@ fn steps_by_rank(
     from: &Position,
 ) -> Vec<Vec<Step>> {
     let of_rank = |rank| {
-        let options = ReaderOptions { rank: Rank { rank, world_size }, ..options.clone() };
-        let reader = open(directory, options).unwrap();
+        let rank = Rank { rank, world_size };
+        let reader = open(directory, ReadRequest { rank, ..options.clone().into() }).unwrap();
         reader.resume(from).unwrap().map(Result::unwrap).collect()
     };
     (0..world_size).map(of_rank).collect()
@@ -209,9 +211,9 @@ fn every_epoch_samples_anew() {
     assert_ne!(first, order(1, None));
 }
 
-/// A plan needs no data file, and its splits are the epoch.
+/// A plan needs no data file, and its splits have every row of the epoch once.
 #[test]
-fn splits_are_read_one_by_one() {
+fn a_plan_needs_no_data_file() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write_buckets(directory.path(), Layout::Folded, 4);
     let options = ReaderOptions { streams: Some(2), ..shuffled(1, 2) };
@@ -228,23 +230,11 @@ fn splits_are_read_one_by_one() {
     hidden.iter().for_each(|(path, hidden)| fs_err::rename(hidden, path).unwrap());
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<onefold_ikjt::Plan>(&json).unwrap(), plan);
-    let mut split_digest = Digest::default();
-    for split in plan.streams.iter().flat_map(|stream| &stream.splits) {
-        let middle = split.rows.end / 2;
-        for rows in [0..middle, middle..split.rows.end] {
-            let batch = reader.read(&onefold_ikjt::Split { rows: rows.clone(), ..split.clone() }, 3).unwrap();
-            assert_eq!(batch.size() as u64, rows.end - rows.start);
-            split_digest.merge(digest(&batch, reader.schema()));
-        }
-    }
-    let mut epoch_digest = Digest::default();
-    for batch in collect(reader.epoch(3).unwrap()) {
-        epoch_digest.merge(digest(&batch, reader.schema()));
-    }
-    assert_eq!(split_digest, epoch_digest);
-    let mut wrong = plan.streams[0].splits[0].clone();
-    wrong.rows.end += 1;
-    assert!(reader.read(&wrong, 0).unwrap_err().to_string().contains("hint: take splits of a plan"));
+    let splits = || plan.streams.iter().flat_map(|stream| &stream.splits);
+    let row_groups: BTreeSet<_> = splits().map(|split| (&split.path, split.row_group)).collect();
+    assert_eq!(row_groups.len(), splits().count());
+    let read: usize = collect(reader.epoch(3).unwrap()).iter().map(Batch::size).sum();
+    assert_eq!(splits().map(|split| split.rows.end - split.rows.start).sum::<u64>(), read as u64);
 }
 
 #[test]
@@ -253,21 +243,21 @@ fn a_reader_resumes_at_the_exact_next_batch() {
         let directory = tempfile::tempdir().unwrap();
         LOG.write_buckets(directory.path(), layout, 2);
         let rank = Rank { rank: 1, world_size: 2 };
-        for options in [
-            ReaderOptions::new(32),
-            ReaderOptions { rank, ..ReaderOptions::new(26) },
-            shuffled(5, 1),
-            shuffled(5, 3),
-            ReaderOptions { rank, ..shuffled(5, 2) },
+        for request in [
+            ReadRequest::from(ReaderOptions::new(32)),
+            ReadRequest { rank, ..ReaderOptions::new(26).into() },
+            shuffled(5, 1).into(),
+            shuffled(5, 3).into(),
+            ReadRequest { rank, ..shuffled(5, 2).into() },
         ] {
-            let reader = open(directory.path(), options.clone()).unwrap();
+            let reader = open(directory.path(), request.clone()).unwrap();
             let whole: Vec<Step> = reader.epoch(2).unwrap().map(Result::unwrap).collect();
             for taken in 0..whole.len() {
                 // Another process, with other threads.
-                let other = open_with(directory.path(), options.clone(), (1, 1 << 30)).unwrap();
+                let other = open_with(directory.path(), request.clone(), (1, 1 << 30)).unwrap();
                 let rest = collect(other.resume(&whole[taken].position).unwrap());
                 let expected: Vec<Batch> = whole[taken + 1..].iter().map(|step| step.batch.clone()).collect();
-                assert_eq!(rest, expected, "{layout:?}, {taken} batches taken, {options:?}");
+                assert_eq!(rest, expected, "{layout:?}, {taken} batches taken, {request:?}");
             }
         }
     }

@@ -8,7 +8,7 @@ use onefold_base::progress::Silent;
 use onefold_datasets::vacuum::{VacuumOptions, vacuum};
 use onefold_datasets::verify::{VerifyOptions, verify};
 use onefold_datasets::{FileSet, Layout, Snapshot};
-use onefold_ikjt::{Dedupe, Error, ReaderOptions, Shuffle, Within};
+use onefold_ikjt::{Checks, Dedupe, Error, ReadRequest, ReaderOptions, Shuffle, Within};
 use onefold_storage::Storage;
 
 use crate::by_hand::{commit_again, row_groups, write_file};
@@ -47,9 +47,9 @@ fn divide(directory: &Path) {
     });
 }
 
-fn read(directory: &Path, options: ReaderOptions) -> Result<Vec<crate::dataset::Sample>, Error> {
+fn read(directory: &Path, request: impl Into<ReadRequest>) -> Result<Vec<crate::dataset::Sample>, Error> {
     let mut samples = Vec::new();
-    for step in open(directory, options)?.batches()? {
+    for step in open(directory, request)?.batches()? {
         samples.extend(samples_of(&step?.batch));
     }
     Ok(samples)
@@ -68,13 +68,18 @@ fn row_groups_of_several_files_have_the_samples_of_one() {
             ReaderOptions { dedupe: Dedupe::Window, ..ReaderOptions::new(17) },
             ReaderOptions { shuffle, ..ReaderOptions::new(40) },
             ReaderOptions { features: Some(vec!["views".to_owned()]), ..ReaderOptions::new(40) },
-            ReaderOptions {
-                features: Some(vec!["city".to_owned()]),
-                verify: false,
-                ..ReaderOptions::new(40)
-            },
+            ReaderOptions { features: Some(vec!["city".to_owned()]), ..ReaderOptions::new(40) },
         ];
-        let expected = options.clone().map(|options| read(root, options).unwrap());
+        // The last one is read without verifying it.
+        let requests = || {
+            let verified = |i: usize| Checks { verify: i < 4, ..Checks::default() };
+            let request = |(i, options): (usize, &ReaderOptions)| ReadRequest {
+                checks: verified(i),
+                ..options.clone().into()
+            };
+            options.iter().enumerate().map(request).collect::<Vec<_>>()
+        };
+        let expected: Vec<_> = requests().into_iter().map(|request| read(root, request).unwrap()).collect();
         assert_eq!(expected[0], written);
         divide(root);
         let snapshot = Snapshot::load(root).unwrap();
@@ -83,8 +88,8 @@ fn row_groups_of_several_files_have_the_samples_of_one() {
         );
         let digests = |snapshot: &Snapshot| snapshot.partitions.iter().map(|p| p.digest).collect::<Vec<_>>();
         assert_eq!(digests(&snapshot), digests(&before));
-        for (options, expected) in options.into_iter().zip(expected) {
-            assert_eq!(read(root, options).unwrap(), expected);
+        for (request, expected) in requests().into_iter().zip(expected) {
+            assert_eq!(read(root, request).unwrap(), expected);
         }
         let verified = verify(root, &VerifyOptions::new(2), &Silent).unwrap();
         assert_eq!((verified.problems, verified.warnings), (vec![], vec![]));

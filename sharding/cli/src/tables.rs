@@ -8,9 +8,8 @@ use anyhow::{Context, Result, bail};
 use onefold_base::fault::{Fault, Kind, Text, option, text};
 use onefold_base::units::{count_of, format_bytes, format_count};
 use onefold_datasets::{FeatureGroup, PartitionFilter, Schema, Snapshot, suggest};
-use onefold_ikjt::ReaderOptions;
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
-use onefold_ikjt::reader::{load_snapshot, load_statistics};
+use onefold_ikjt::{Checks, Rank, ReadRequest, ReaderOptions, load_snapshot, load_statistics};
 use onefold_sharding::{
     ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdPolicy, Table, TableFile, claim_output,
     measure_features, tables_of, torchrec,
@@ -152,10 +151,12 @@ impl<'a> Training<'a> {
             streams: self.config.data.streams,
             dedupe: arguments.dedupe.of_reader(),
             preprocess: self.steps.clone(),
-            table_rows: checked.map(|config| (config.feature.clone(), config.rows)).collect(),
             ..ReaderOptions::new(batch_size)
         };
-        let measured = measure_features(self.data, &self.configs, options, samples, printer)?;
+        let table_rows = checked.map(|config| (config.feature.clone(), config.rows)).collect();
+        let checks = Checks { table_rows, ..Checks::default() };
+        let request = ReadRequest { options, checks, rank: Rank::default() };
+        let measured = measure_features(self.data, &self.configs, request, samples, printer)?;
         for (table, found) in tables.iter_mut().zip(measured.features) {
             if self.steps.is_some() {
                 table.pooling_factor = found.pooling_factor;

@@ -34,22 +34,15 @@ fn lookup_and_update(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("table");
     group.throughput(Throughput::Elements(rows.len() as u64));
     group.bench_function("lookup_pool", |bencher| {
-        let bags = [Bags {
-            table: (&table).into(),
-            rows: &rows,
-            weights: None,
-            offsets: &offsets,
-            sizes: &sizes,
-            mean: false,
-        }];
+        let bags =
+            [Bags { table: (&table).into(), rows: &rows, offsets: &offsets, sizes: &sizes, mean: false }];
         bencher.iter(|| pool::pool(black_box(&bags), DIM));
     });
     let narrow = |narrow: fn(f32) -> u16| table.iter().map(|weight| narrow(*weight)).collect::<Vec<_>>();
     let (mut bf16, mut fp16) = (narrow(nearest_bf16), narrow(nearest_fp16));
     for (name, table) in [("bf16", Elements::Bf16(&bf16)), ("fp16", Elements::Fp16(&fp16))] {
         group.bench_function(format!("lookup_pool/{name}"), |bencher| {
-            let bags =
-                [Bags { table, rows: &rows, weights: None, offsets: &offsets, sizes: &sizes, mean: false }];
+            let bags = [Bags { table, rows: &rows, offsets: &offsets, sizes: &sizes, mean: false }];
             bencher.iter(|| pool::pool(black_box(&bags), DIM));
         });
     }

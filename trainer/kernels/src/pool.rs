@@ -24,8 +24,6 @@ pub struct Bags<'a> {
     pub table: Elements<'a>,
     /// The table row of every id, each computed once.
     pub rows: &'a [u32],
-    /// A factor for every id.
-    pub weights: Option<&'a [f32]>,
     /// `[U]`.
     pub offsets: &'a [i32],
     /// `[U]`.
@@ -147,16 +145,15 @@ fn pool_block_of<L: Lanes, E: Element>(
     }
     for (row, output) in rows.zip(output.chunks_mut(stride)) {
         let (span, output) = (bags.span(row), &mut output[..dim]);
-        let weights = bags.weights.map(|weights| &weights[span.clone()]);
         let scale = bags.scale(row);
         if overlaps {
             let vectors = gathered[(span.start - start) * dim..(span.end - start) * dim].chunks_exact(dim);
-            sum_vectors::<L, Fp32>(|i| vectors.clone().nth(i), weights, scale, output);
+            sum_vectors::<L, Fp32>(|i| vectors.clone().nth(i), scale, output);
         } else {
             (span.clone()).for_each(|i| prefetch_row(table, bags, dim, i + AHEAD));
             let ids = &bags.rows[span];
             let vector = |i: usize| ids.get(i).map(|row| &table[*row as usize * dim..][..dim]);
-            sum_vectors::<L, E>(vector, weights, scale, output);
+            sum_vectors::<L, E>(vector, scale, output);
         }
     }
 }
@@ -172,7 +169,6 @@ fn prefetch_row<T>(table: &[T], bags: &Bags<'_>, dim: usize, id: usize) {
 #[inline(always)]
 fn sum_vectors<'a, L: Lanes, E: Element>(
     vector: impl Fn(usize) -> Option<&'a [E::Stored]>,
-    weights: Option<&[f32]>,
     scale: f32,
     output: &mut [f32],
 ) {
@@ -180,11 +176,11 @@ fn sum_vectors<'a, L: Lanes, E: Element>(
     let dim = output.len();
     let mut column = 0;
     while column + COLUMNS * WIDTH <= dim {
-        sum_columns::<L, E, COLUMNS>(&vector, weights, scale, column, output);
+        sum_columns::<L, E, COLUMNS>(&vector, scale, column, output);
         column += COLUMNS * WIDTH;
     }
     while column + WIDTH <= dim {
-        sum_columns::<L, E, 1>(&vector, weights, scale, column, output);
+        sum_columns::<L, E, 1>(&vector, scale, column, output);
         column += WIDTH;
     }
     let rest = &mut output[column..];
@@ -194,8 +190,7 @@ fn sum_vectors<'a, L: Lanes, E: Element>(
     }
     let mut i = 0;
     while let Some(vector) = vector(i) {
-        let weight = weights.map_or(1.0, |weights| weights[i]);
-        rest.iter_mut().zip(&vector[column..]).for_each(|(sum, value)| *sum += weight * E::widen(*value));
+        rest.iter_mut().zip(&vector[column..]).for_each(|(sum, value)| *sum += E::widen(*value));
         i += 1;
     }
     rest.iter_mut().for_each(|sum| *sum *= scale);
@@ -204,7 +199,6 @@ fn sum_vectors<'a, L: Lanes, E: Element>(
 #[inline(always)]
 fn sum_columns<'a, L: Lanes, E: Element, const N: usize>(
     vector: &impl Fn(usize) -> Option<&'a [E::Stored]>,
-    weights: Option<&[f32]>,
     scale: f32,
     column: usize,
     output: &mut [f32],
@@ -213,15 +207,7 @@ fn sum_columns<'a, L: Lanes, E: Element, const N: usize>(
     let mut i = 0;
     while let Some(vector) = vector(i) {
         let (chunks, _) = vector[column..][..N * WIDTH].as_chunks::<WIDTH>();
-        match weights {
-            None => sums.iter_mut().zip(chunks).for_each(|(sum, chunk)| *sum = sum.add(E::load::<L>(chunk))),
-            Some(weights) => {
-                let weight = L::splat(weights[i]);
-                sums.iter_mut()
-                    .zip(chunks)
-                    .for_each(|(sum, chunk)| *sum = sum.fma(weight, E::load::<L>(chunk)));
-            }
-        }
+        sums.iter_mut().zip(chunks).for_each(|(sum, chunk)| *sum = sum.add(E::load::<L>(chunk)));
         i += 1;
     }
     let (chunks, _) = output[column..][..N * WIDTH].as_chunks_mut::<WIDTH>();
@@ -255,9 +241,8 @@ fn add_to_ids_with<L: Lanes>(
 ) {
     for row in 0..bags.sizes.len() {
         let span = bags.span(row);
-        let upstream = &gradient[row * stride..][..dim];
+        let (scale, upstream) = (bags.scale(row), &gradient[row * stride..][..dim]);
         for id in span {
-            let scale = bags.scale(row) * bags.weights.map_or(1.0, |weights| weights[id]);
             super::simd::axpy::<L, _>(&mut output[id * dim..][..dim], scale, upstream);
         }
     }
@@ -277,7 +262,7 @@ mod tests {
         fn pooling_and_its_gradient_equal_the_definition(
             dim in prop::sample::select(vec![1_usize, 4, 8, 24, 64, 130]),
             windows in prop::collection::vec((0_i32..30, 0_i32..9), 1..150),
-            sliding: bool, mean: bool, weighted: bool, dtype in 0_usize..3,
+            sliding: bool, mean: bool, dtype in 0_usize..3,
         ) {
             let (mut offsets, sizes): (Vec<i32>, Vec<i32>) = windows.into_iter().unzip();
             if sliding {
@@ -285,14 +270,12 @@ mod tests {
             }
             let table: Vec<f32> = (0..ROWS * dim).map(|i| (i % 13) as f32 - 6.0).collect();
             let rows: Vec<u32> = (0..40).map(|i| (i * 5 % ROWS) as u32).collect();
-            let factors: Vec<f32> = (0..40).map(|i| (i % 3) as f32 / 2.0).collect();
-            let weights = weighted.then_some(factors.as_slice());
             // Small integers are exact in all types.
             let narrow = |narrow: fn(f32) -> u16| table.iter().map(|weight| narrow(*weight)).collect::<Vec<_>>();
             let (bf16, fp16) = (narrow(nearest_bf16), narrow(nearest_fp16));
             let stored =
                 [Elements::Fp32(&table), Elements::Bf16(&bf16), Elements::Fp16(&fp16)][dtype];
-            let bags = Bags { table: stored, rows: &rows, weights, offsets: &offsets, sizes: &sizes, mean };
+            let bags = Bags { table: stored, rows: &rows, offsets: &offsets, sizes: &sizes, mean };
             // Two features, the second of which is the first one's sum.
             let features = [bags, Bags { mean: false, ..bags }];
             let output = pool(&features, dim);
@@ -307,9 +290,8 @@ mod tests {
                         let place = (u * 2 + f) * dim + d;
                         let mut sum = 0.0;
                         for id in ids.clone() {
-                            let weight = weights.map_or(1.0, |weights| f64::from(weights[id]));
-                            sum += weight * f64::from(table[rows[id] as usize * dim + d]) / divisor;
-                            expected[id * dim + d] += weight * f64::from(gradient[place]) / divisor;
+                            sum += f64::from(table[rows[id] as usize * dim + d]) / divisor;
+                            expected[id * dim + d] += f64::from(gradient[place]) / divisor;
                         }
                         prop_assert!((f64::from(output[place]) - sum).abs() < 1e-4);
                     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use onefold_base::progress::Reporter;
 use onefold_ikjt::Dedupe;
-use onefold_ikjt::reader::load_snapshot;
+use onefold_ikjt::load_snapshot;
 use onefold_raw_logs::generate::Workload;
 use serde::Serialize;
 

@@ -18,8 +18,9 @@ use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
 use onefold_datasets::Schema;
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
-use onefold_ikjt::reader::load_snapshot;
-use onefold_ikjt::{Batch, BatchParts, Dedupe, Reader, ReaderOptions, Workers, deduplicate, fold_windows};
+use onefold_ikjt::{
+    Batch, BatchParts, Dedupe, Reader, ReaderOptions, Workers, deduplicate, fold_windows, load_snapshot,
+};
 use onefold_raw_logs::generate::Workload;
 use onefold_sharding::FeatureConfig;
 use rayon::prelude::*;

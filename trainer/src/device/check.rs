@@ -224,24 +224,19 @@ fn check_pool(accelerator: &Accelerator, rng: &mut ChaCha8Rng, sizes: Sizes) -> 
     let rows = Rows::new(rng, sizes);
     let Tables { weights, values } = Tables::new(&to, rng, sizes)?;
     let table_rows = ints(rng, sizes.elements, weights.rows());
-    let (scales, factors) = (floats(rng, sizes.rows), floats(rng, sizes.elements));
-    let weighted = rng.random_bool(0.5);
+    let scales = floats(rng, sizes.rows);
     let gradient = floats(rng, sizes.rows * sizes.dim);
     let (mut pooled, mut unpooled) = (vec![0.0; gradient.len()], vec![0.0; sizes.elements as usize * dim]);
     for (bag, span) in rows.spans().enumerate() {
+        let scale = f64::from(scales[bag]);
         for element in span {
-            let factor = f64::from(scales[bag]) * if weighted { f64::from(factors[element]) } else { 1.0 };
             for d in 0..dim {
-                pooled[bag * dim + d] += factor * f64::from(values[table_rows[element] as usize * dim + d]);
-                unpooled[element * dim + d] += factor * f64::from(gradient[bag * dim + d]);
+                pooled[bag * dim + d] += scale * f64::from(values[table_rows[element] as usize * dim + d]);
+                unpooled[element * dim + d] += scale * f64::from(gradient[bag * dim + d]);
             }
         }
     }
-    let bags = Bags {
-        jagged: rows.jagged(&to),
-        scales: to.floats(&scales),
-        factors: weighted.then(|| to.floats(&factors)),
-    };
+    let bags = Bags { jagged: rows.jagged(&to), scales: to.floats(&scales) };
     let found = accelerator.pool(&weights, &to.ints(&table_rows), &bags)?;
     let back = accelerator.unpool(&to.matrix(&gradient, sizes.dim), &bags, sizes.elements)?;
     Ok([compare("pool", &found, &pooled), compare("unpool", &back, &unpooled)])

@@ -138,8 +138,7 @@ mod tests {
 
     /// Rows 2..4, none, 1..3, 6..7, none: of eight values, 0, 4, 5 and 7 are in none.
     fn feature() -> Feature {
-        Feature::try_new("x", (0..8).collect::<Vec<_>>(), None, vec![2, 5, 1, 6, 0], vec![2, 0, 2, 1, 0])
-            .unwrap()
+        Feature::try_new("x", (0..8).collect::<Vec<_>>(), vec![2, 5, 1, 6, 0], vec![2, 0, 2, 1, 0]).unwrap()
     }
 
     #[test]

@@ -90,18 +90,16 @@ KERNEL gather(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row,
     output[i] = row < 0 ? 0.0f : load_weight(fp32, bf16, fp16, bf16_row, fp16_row, dim, row, i % dim);
 }
 
-// `[bags, dim]`: bag b is `scales[b]` times the sum of the weights of the elements `offsets[b] .. offsets[b] + sizes[b]`,
-// each times its factor where there are any.
+// `[bags, dim]`: bag b is `scales[b]` times the sum of the weights of the elements `offsets[b] .. offsets[b] + sizes[b]`.
 KERNEL pool(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, int fp16_row, int dim, const int *rows,
-            const float *factors, const int *offsets, const int *sizes, const float *scales, i64 bags, float *output) {
+            const int *offsets, const int *sizes, const float *scales, i64 bags, float *output) {
     i64 i = THREAD;
     if (i >= bags * dim) return;
     i64 bag = i / dim, column = i % dim;
     i64 first = offsets[bag], end = first + sizes[bag];
     float sum = 0.0f;
     for (i64 element = first; element < end; element++) {
-        float weight = load_weight(fp32, bf16, fp16, bf16_row, fp16_row, dim, rows[element], column);
-        sum += factors ? factors[element] * weight : weight;
+        sum += load_weight(fp32, bf16, fp16, bf16_row, fp16_row, dim, rows[element], column);
     }
     output[i] = scales[bag] * sum;
 }
@@ -121,8 +119,8 @@ KERNEL first_rows(const int *reach, i64 rows, i64 count, int *output) {
 
 // `[count, dim]`: the gradient of every element, summed over the bags that hold it, in `order`: that of their offsets.
 // `firsts` are of `first_rows`.
-KERNEL unpool(const float *gradient, int dim, const float *factors, const int *offsets, const int *sizes,
-              const float *scales, const int *order, const int *firsts, i64 bags, i64 count, float *output) {
+KERNEL unpool(const float *gradient, int dim, const int *offsets, const int *sizes, const float *scales,
+              const int *order, const int *firsts, i64 bags, i64 count, float *output) {
     i64 i = THREAD;
     if (i >= count * dim) return;
     i64 element = i / dim, column = i % dim;
@@ -132,7 +130,7 @@ KERNEL unpool(const float *gradient, int dim, const float *factors, const int *o
         if (offsets[bag] > element) break;
         if (element < (i64)offsets[bag] + sizes[bag]) sum += scales[bag] * gradient[bag * dim + column];
     }
-    output[i] = factors ? factors[element] * sum : sum;
+    output[i] = sum;
 }
 
 // Row index select: row r of the result, at `stride` floats from the one before, is row `index[r]` of `values`.

@@ -33,8 +33,6 @@ pub(crate) struct Bags {
     pub(crate) jagged: Jagged,
     /// `[rows]`: the factor of each sum.
     pub(crate) scales: Tensor,
-    /// `[elements]`: a factor for every element.
-    pub(crate) factors: Option<Tensor>,
 }
 
 /// The samples of every row, for sums over them.
@@ -155,7 +153,6 @@ impl Accelerator {
         let own = [
             Argument::Int(dim as i32),
             Argument::Pointer(Some(rows)),
-            Argument::Pointer(bags.factors.as_ref()),
             Argument::Pointer(Some(&bags.jagged.offsets)),
             Argument::Pointer(Some(&bags.jagged.sizes)),
             Argument::Pointer(Some(&bags.scales)),
@@ -174,15 +171,11 @@ impl Accelerator {
         let dim = gradient.size()[1];
         check(gradient, Kind::Float, bags.jagged.rows * dim, "gradient");
         bags.check();
-        if let Some(factors) = &bags.factors {
-            check(factors, Kind::Float, elements, "factors");
-        }
         let (output, firsts) =
             (self.empty(&[elements, dim], Kind::Float)?, self.first_rows(&bags.jagged, elements)?);
         let arguments = [
             Argument::Pointer(Some(gradient)),
             Argument::Int(dim as i32),
-            Argument::Pointer(bags.factors.as_ref()),
             Argument::Pointer(Some(&bags.jagged.offsets)),
             Argument::Pointer(Some(&bags.jagged.sizes)),
             Argument::Pointer(Some(&bags.scales)),
@@ -299,9 +292,6 @@ impl Bags {
     fn check(&self) {
         self.jagged.check();
         check(&self.scales, Kind::Float, self.jagged.rows, "scales");
-        if let Some(factors) = &self.factors {
-            check(factors, Kind::Float, 0, "factors");
-        }
     }
 }
 

@@ -215,7 +215,6 @@ impl Stage {
         let (ids, starts, tables) = add_ids(&mut parcel, in_order, configs);
         let pooled_elements: usize = pooled.iter().map(|planned| planned.layout.elements).sum();
         let (bags, scales) = add_bags(&mut parcel, batch.groups(), &planned, configs);
-        let factors = add_factors(&mut parcel, &pooled);
         let samples: Vec<Option<SamplesOfRows>> = batch.groups().par_iter().map(samples_of_rows).collect();
         let sequences = add_sequences(&mut parcel, batch.groups(), &sequences, &samples);
         let groups = add_groups(&mut parcel, batch.groups(), configs, samples);
@@ -244,11 +243,8 @@ impl Stage {
             starts: view(on_device, starts, Kind::Int64),
             tables: view(on_device, tables, Kind::Int64),
             pooled_elements: pooled_elements as i64,
-            bags: (!pooled.is_empty()).then(|| Bags {
-                jagged: bags.of(on_device),
-                scales: view(on_device, scales, Kind::Float),
-                factors: factors.map(|section| view(on_device, section, Kind::Float)),
-            }),
+            bags: (!pooled.is_empty())
+                .then(|| Bags { jagged: bags.of(on_device), scales: view(on_device, scales, Kind::Float) }),
             sequences: sequences.iter().map(|sequences| sequences.of(on_device)).collect(),
             targets: targets(batch.groups(), configs),
             groups: groups.iter().map(group).collect(),
@@ -318,21 +314,6 @@ fn add_bags(
         }
     }
     (parts.pack(parcel), parcel.add(Part::Floats(scales.into())))
-}
-
-/// A factor for every element, if there are any.
-fn add_factors(parcel: &mut Parcel<'_>, pooled: &[&Planned<'_>]) -> Option<Section> {
-    pooled.iter().any(|planned| planned.feature.weights().is_some()).then(|| {
-        let mut factors = Vec::new();
-        for planned in pooled {
-            let end = factors.len() + planned.layout.elements;
-            if let Some(weights) = planned.feature.weights() {
-                planned.layout.runs.iter().for_each(|run| factors.extend_from_slice(&weights[run.clone()]));
-            }
-            factors.resize(end, 1.0);
-        }
-        parcel.add(Part::Floats(factors.into()))
-    })
 }
 
 impl SequenceSections {

@@ -212,7 +212,6 @@ impl ReducedRows {
 #[derive(Default)]
 pub(crate) struct ServedParts {
     rows: [Vec<i32>; 2],
-    factors: Option<Vec<f32>>,
     bags: JaggedParts,
 }
 
@@ -223,22 +222,12 @@ impl ServedParts {
         first_row: i64,
         (offsets, sizes): (&[i32], &[i32]),
         table_rows: &[u32],
-        weights: Option<&[f32]>,
     ) {
         let (layout, first) = (Layout::new(offsets, sizes), self.rows[0].len());
         self.bags.add_rows(sizes, &layout, first);
         for run in &layout.runs {
             self.rows[0]
                 .extend(table_rows[run.clone()].iter().map(|&row| (first_row + i64::from(row)) as i32));
-        }
-        if weights.is_some() || self.factors.is_some() {
-            let factors = self.factors.get_or_insert_with(|| vec![1.0; first]);
-            for run in &layout.runs {
-                match weights {
-                    Some(weights) => factors.extend_from_slice(&weights[run.clone()]),
-                    None => factors.resize(factors.len() + run.len(), 1.0),
-                }
-            }
         }
     }
 
@@ -258,17 +247,13 @@ impl ServedParts {
         let bags = self.bags.offsets.len();
         let scales = parcel.add(Part::Floats(vec![1.0; bags].into()));
         let jagged = self.bags.pack(&mut parcel);
-        let factors = self.factors.map(|factors| parcel.add(Part::Floats(factors.into())));
         let mut delivery = slots.send(&parcel)?;
         delivery.arrive()?;
         let device = delivery.device();
         Ok(ServedRows {
             rows: rows.map(|section| view(device, section, Kind::Int)),
-            bags: (bags > 0).then(|| Bags {
-                jagged: jagged.of(device),
-                scales: view(device, scales, Kind::Float),
-                factors: factors.map(|section| view(device, section, Kind::Float)),
-            }),
+            bags: (bags > 0)
+                .then(|| Bags { jagged: jagged.of(device), scales: view(device, scales, Kind::Float) }),
             _delivery: delivery,
         })
     }

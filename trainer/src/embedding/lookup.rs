@@ -43,8 +43,6 @@ pub struct FeatureLookup {
     pub(crate) table: usize,
     /// The table row of every value, counted from the shard's first one.
     pub(crate) table_rows: Vec<u32>,
-    /// A factor for every value.
-    pub(crate) weights: Option<Vec<f32>>,
     /// The feature's rows.
     pub(crate) rows: Rows,
     /// Whether sums are divided by the number of values.
@@ -77,7 +75,6 @@ impl FeatureLookup {
             feature: number,
             table,
             table_rows: table_rows(config, feature)?,
-            weights: feature.weights().map(|weights| weights.to_vec()),
             rows: Rows { offsets: feature.offsets().to_vec(), sizes: feature.sizes().to_vec() },
             mean: config.pooling == Pooling::Mean,
             received: None,
@@ -89,15 +86,13 @@ impl FeatureLookup {
         Bags {
             table: table.weights(),
             rows: &self.table_rows,
-            weights: self.weights.as_deref(),
             offsets: &self.rows.offsets,
             sizes: &self.rows.sizes,
             mean: self.mean,
         }
     }
 
-    /// The feature as the blocks that pool sequences take it, which ignore weights; from `table` unless its vectors
-    /// were received.
+    /// The feature as the blocks that pool sequences take it; from `table` unless its vectors were received.
     pub(super) fn sequence<'a>(&'a self, table: Option<&'a Table>) -> Sequence<'a> {
         let (table, rows) = match (&self.received, table) {
             (None, Some(table)) => (table.weights(), self.table_rows.as_slice()),

@@ -148,11 +148,8 @@ impl<'a> Part<'a> {
         let total: usize = bags.sizes.iter().map(|&size| size as usize).sum();
         match upstream {
             Upstream::Values(values) => Self::of_values(feature, values.into(), dim),
-            // Rows share most of their values, or every value has its own factor: the rows' gradients meet at the
-            // values.
-            Upstream::Pooled(values, i, features)
-                if total >= 2 * feature.table_rows.len() || bags.weights.is_some() =>
-            {
+            // Rows share most of their values: the rows' gradients meet at the values.
+            Upstream::Pooled(values, i, features) if total >= 2 * feature.table_rows.len() => {
                 let (own, stride) = (values.get(i * dim..).unwrap_or(&[]), features * dim);
                 Self::of_values(feature, unpool(&bags, dim, own, stride).into(), dim)
             }

@@ -32,8 +32,7 @@ use std::sync::Arc;
 use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
-use onefold_ikjt::reader::load_snapshot;
-use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Workers};
+use onefold_ikjt::{Dedupe, ReadRequest, Reader, ReaderOptions, Workers, load_snapshot};
 use onefold_sharding::{FeatureConfig, Plan};
 use onefold_storage::{Created, Storage};
 
@@ -44,7 +43,7 @@ use self::warm_start::Earlier;
 use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, Shard};
-use crate::evaluate::{Evaluation, checked_rows, label_ranges, open_whatever_size, rank_of};
+use crate::evaluate::{Evaluation, checks, open_whatever_size, rank_of};
 use crate::memory::ModelSize;
 use crate::metrics::Task;
 use crate::normalize::{self, Normalizers};
@@ -177,18 +176,18 @@ fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
 fn check_labels(
     dataset: &Path,
     snapshot: &Snapshot,
-    evaluation: &ReaderOptions,
+    evaluation: &ReadRequest,
     workers: &Workers,
 ) -> Result<()> {
-    let options = ReaderOptions {
+    let mut request = evaluation.clone().with(|options| ReaderOptions {
         features: Some(Vec::new()),
-        table_rows: BTreeMap::new(),
         kept: Vec::new(),
         preprocess: None,
         dedupe: Dedupe::Off,
-        ..evaluation.clone()
-    };
-    for step in open_whatever_size(dataset, snapshot, options, workers)?.batches()? {
+        ..options
+    });
+    request.checks.table_rows.clear();
+    for step in open_whatever_size(dataset, snapshot, request, workers)?.batches()? {
         step?;
     }
     Ok(())
@@ -249,20 +248,18 @@ impl<'a> Prepared<'a> {
         check_overlap(config, &snapshot)?;
         let common = ReaderOptions {
             dedupe: options.dedupe,
-            rank: rank_of(&*options.collectives),
             streams: config.data.streams.or(options.streams),
             // A commit between here and the opening of the readers must not change what is trained on.
             snapshot: Some(snapshot.snapshot),
             preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
-            table_rows: checked_rows(&features),
-            label_ranges: label_ranges(config),
             ..ReaderOptions::new(config.train.batch_size)
         };
-        let evaluation = ReaderOptions {
-            kept: config.evaluation.kept_column(&schema).into_iter().collect(),
-            preprocess: preprocessing.as_ref().map(Preprocessing::of_evaluation),
-            ..common.clone()
-        };
+        let checks = checks(config, &features);
+        let common = ReadRequest { options: common, checks, rank: rank_of(&*options.collectives) };
+        let kept = config.evaluation.kept_column(&schema).into_iter().collect();
+        let of_evaluation = preprocessing.as_ref().map(Preprocessing::of_evaluation);
+        let evaluation =
+            common.clone().with(|options| ReaderOptions { kept, preprocess: of_evaluation, ..options });
         let filter = config.train_partitions(&snapshot)?;
         let new_only = options.warm_start.as_ref().is_some_and(|warm_start| warm_start.new_partitions);
         let partitions = match &earlier {
@@ -279,7 +276,8 @@ impl<'a> Prepared<'a> {
             Some(earlier) => earlier.normalizers(config, &schema)?,
             None => normalize::fit(config, seen, &schema, preprocessing.as_ref())?,
         };
-        let training = ReaderOptions { partitions, shuffle: config.data.shuffle, ..common };
+        let shuffle = config.data.shuffle;
+        let training = common.with(|options| ReaderOptions { partitions, shuffle, ..options });
         // Training's batches wait in memory while the model is evaluated.
         let evaluates = eval.is_some() || options.progressive;
         let memory_limit = if evaluates { size.reader_bytes / 2 } else { size.reader_bytes };
@@ -293,10 +291,10 @@ impl<'a> Prepared<'a> {
         let held_out = match eval {
             None => None,
             Some(partitions) => {
-                let options = ReaderOptions { partitions, ..evaluation };
+                let request = evaluation.with(|options| ReaderOptions { partitions, ..options });
                 let workers = workers.with_memory_limit(memory_limit);
-                check_labels(dataset, &snapshot, &options, &workers)?;
-                Some(open_whatever_size(dataset, &snapshot, options, &workers)?)
+                check_labels(dataset, &snapshot, &request, &workers)?;
+                Some(open_whatever_size(dataset, &snapshot, request, &workers)?)
             }
         };
         Ok(Self {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use onefold_datasets::{PartitionFilter, PartitionKey};
-use onefold_ikjt::{Reader, ReaderOptions, Workers};
+use onefold_ikjt::{ReadRequest, Reader, ReaderOptions, Workers};
 
 use super::Prepared;
 use crate::Result;
@@ -15,8 +15,8 @@ use crate::evaluate::open_whatever_size;
 #[derive(Debug)]
 pub(super) struct Progressive {
     pub(super) days: Vec<Day>,
-    pub(super) training: (ReaderOptions, Workers),
-    pub(super) evaluation: (ReaderOptions, Workers),
+    pub(super) training: (ReadRequest, Workers),
+    pub(super) evaluation: (ReadRequest, Workers),
 }
 
 /// The partitions of one time; where partitions have no time, one partition.
@@ -98,13 +98,13 @@ impl<'a> Parts<'a> {
     fn open_day(
         &self,
         number: usize,
-        how: impl FnOnce(&Progressive) -> &(ReaderOptions, Workers),
+        how: impl FnOnce(&Progressive) -> &(ReadRequest, Workers),
     ) -> Result<Arc<Reader>> {
         let Some(progressive) = self.progressive else { return Ok(Arc::clone(self.all)) };
-        let (options, workers) = how(progressive);
+        let (request, workers) = how(progressive);
         let partitions = progressive.days[number].filter();
-        let options = ReaderOptions { partitions, ..options.clone() };
-        Ok(Arc::new(open_whatever_size(self.dataset, self.all.snapshot(), options, workers)?))
+        let request = request.clone().with(|options| ReaderOptions { partitions, ..options });
+        Ok(Arc::new(open_whatever_size(self.dataset, self.all.snapshot(), request, workers)?))
     }
 }
 

@@ -1,11 +1,11 @@
 //! What workers compute once for several jobs and epochs, and where they keep it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
 
 use onefold_ikjt::service::protocol::{CountSamples, Define, Job};
 use onefold_ikjt::service::{Failure, Network, Security};
-use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Shuffle, Within};
+use onefold_ikjt::{Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Within};
 use onefold_tests::{BUCKET, S3Server};
 use serde_json::Value;
 
@@ -79,6 +79,22 @@ fn an_epoch_that_repeats_is_computed_once() {
     assert!((1..2 * 94).contains(&computed), "{computed} batches computed for {sent} sent");
 }
 
+#[test]
+fn jobs_share_batches_whatever_they_check() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    let (url, options) = (fleet.url("data"), ReaderOptions::new(64));
+    compare(&url, &dir.path("data"), &options, 0);
+    let table_rows = BTreeMap::from([("user_00".to_owned(), 1)]);
+    let checks = Checks { table_rows, ..Checks::default() };
+    let request = ReadRequest { checks, ..options.into() };
+    let reader = Reader::open(Path::new(&url), request, &workers()).unwrap();
+    let error = reader.batches().unwrap().find_map(Result::err).expect("an id is outside its table");
+    let text = error.to_string();
+    assert!(text.contains("column `user_00`") && text.contains("outside the table's 1 rows"), "{text}");
+    fleet.wait_for("the batches that were there already", |status| sum(status, "block_hits") > 0);
+}
+
 /// What was kept of a dataset is not taken for what stands at its place now.
 #[test]
 fn a_dataset_that_is_built_anew_is_another_one() {
@@ -97,6 +113,7 @@ fn a_dataset_that_is_built_anew_is_another_one() {
         dataset: dir.path("data").display().to_string(),
         identity: before.snapshot().dataset.clone(),
         options: ReaderOptions { snapshot: Some(before.snapshot().snapshot), ..options },
+        rank: Rank::default(),
     };
     let worker = late.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
     let network = Network::new(&Security::default(), false).unwrap();
@@ -109,67 +126,6 @@ fn a_dataset_that_is_built_anew_is_another_one() {
         Err(Failure::Final(error)) => assert!(error.to_string().contains("built anew"), "{error}"),
         other => panic!("{other:?}"),
     }
-}
-
-/// A job that begins where another one is reads the same steps, each once, and what it decodes is there already.
-#[test]
-fn a_job_that_joins_begins_where_another_one_is() {
-    let dir = dataset();
-    let fleet = Fleet::new(&dir, 1);
-    let url = fleet.url("data");
-    let joined_url = format!("{url}?join");
-    let options = ReaderOptions::new(64);
-    let open = |location: &str, options: &ReaderOptions| {
-        Reader::open(Path::new(location), options.clone(), &workers()).unwrap()
-    };
-    let alone = open(&joined_url, &options);
-    assert_eq!(alone.position(0).begins_at, 0, "there is nobody to join");
-    let first = open(&url, &options);
-    let mut batches = first.batches().unwrap();
-    let mut read = (&mut batches).take(60).map(Result::unwrap).count() as u64;
-    assert_eq!(read, 60);
-    let fewer = ReaderOptions { features: Some(vec!["user_00".to_owned()]), ..options.clone() };
-    let local = Reader::open(&dir.path("data"), fewer.clone(), &workers()).unwrap();
-    let second = loop {
-        // The master hears once a second where clients are, and forgets those that it has not heard of for long.
-        std::thread::sleep(Duration::from_millis(1200));
-        batches.next().unwrap().unwrap();
-        std::thread::sleep(Duration::from_millis(300));
-        let joined = open(&joined_url, &fewer);
-        if joined.position(0).begins_at >= 20 {
-            break joined;
-        }
-        read += 1;
-        assert!(read < 80, "no job joins the first one: {}", fleet.status());
-    };
-    let begins_at = second.position(0).begins_at;
-    assert!((20..=read).contains(&begins_at), "{begins_at}");
-    let plain = bytes_of(&local, 0, 0);
-    let rotated = |from: usize| {
-        let steps = (from..plain.len()).map(|step| (step + begins_at as usize) % plain.len());
-        steps.map(|step| plain[step].0.clone()).collect::<Vec<_>>()
-    };
-    let found = |reader: &Reader, epoch: u64, from: usize| {
-        let position = onefold_ikjt::Position { step: from as u64, ..second.position(epoch) };
-        let steps = reader.resume_packed(&position).unwrap().map(Result::unwrap);
-        let numbered = steps.enumerate().map(|(i, step)| {
-            assert_eq!(step.position.step, (from + i + 1) as u64);
-            step.batch.memory().to_vec()
-        });
-        numbered.collect::<Vec<_>>()
-    };
-    for (epoch, from) in [(0, 0), (1, 3), (0, 50), (2, 93), (0, 94)] {
-        let expected = rotated(from);
-        assert!(found(&second, epoch, from) == expected, "epoch {epoch} from {from} by the service");
-        assert!(found(&local, epoch, from) == expected, "epoch {epoch} from {from} from files");
-    }
-    fleet.wait_for("something was there already", |status| {
-        sum(status, "decoded_hits") + sum(status, "block_hits") > 0
-    });
-    drop(batches);
-    let ranks = ReaderOptions { rank: onefold_ikjt::Rank { rank: 1, world_size: 2 }, ..options };
-    let error = Reader::open(Path::new(&joined_url), ranks, &workers()).unwrap_err().to_string();
-    assert!(error.contains("several ranks cannot join"), "{error}");
 }
 
 #[test]

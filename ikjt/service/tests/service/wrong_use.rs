@@ -105,7 +105,7 @@ fn only_those_with_certificate_and_token_are_answered() {
     std::thread::sleep(EXPIRY.saturating_sub(made.elapsed()));
     all_fail([
         (read("ours", "ours", "guessed"), &["the token is missing or unknown", "ONEFOLD_TOKEN"]),
-        (read("ours", "theirs", "a-long-random-text"), &["no TLS connection", "UnknownIssuer"]),
+        (read("ours", "theirs", "a-long-random-text"), &["with TLS", "UnknownIssuer"]),
         // The service says why, or closes the connection before the client has read it.
         (read("theirs", "ours", "a-long-random-text"), &["`ONEFOLD_TLS_CERTIFICATE`"]),
         (read("old", "ours", "a-long-random-text"), &["`ONEFOLD_TLS_CERTIFICATE`"]),

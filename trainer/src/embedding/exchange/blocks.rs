@@ -1,7 +1,7 @@
 //! What a rank asks another one for, as it is sent: 32-bit words, a block for every shard.
 //!
 //! ```text
-//! pooled rows   values, rows, flags │ table rows [values] │ sizes [rows] │ offsets [rows], if rows overlap │ weights [values], if any
+//! pooled rows   values, rows, flags │ table rows [values] │ sizes [rows] │ offsets [rows], if rows overlap
 //! sequence      values              │ table rows [values]
 //! replica       rows                │ table rows that will be updated [rows], or a bit for every table row
 //! ```
@@ -16,8 +16,6 @@ use super::copies::{decode_rows, encode_rows, reduced_by};
 
 /// A block has offsets, because its rows overlap.
 const OVERLAP: i32 = 1;
-/// A block has weights.
-const WEIGHTS: i32 = 2;
 
 /// What a rank asks another for of one shard: for one feature, or for a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,11 +168,7 @@ fn encode_pooled(rows: &Range<u64>, feature: &FeatureLookup, words: &mut Vec<i32
     if !follows {
         words.extend(own().map(|(start, _)| start));
     }
-    if let Some(weights) = &feature.weights {
-        let chosen = feature.table_rows.iter().zip(weights).filter(|(row, _)| chosen(**row));
-        words.extend(chosen.map(|(_, weight)| weight.to_bits() as i32));
-    }
-    let flags = if follows { 0 } else { OVERLAP } + if feature.weights.is_some() { WEIGHTS } else { 0 };
+    let flags = if follows { 0 } else { OVERLAP };
     words[header..header + 3].copy_from_slice(&[before[before.len() - 1], vectors.len() as i32, flags]);
     Asked { vectors }
 }
@@ -196,7 +190,7 @@ pub(super) fn decode(block: &Block, (shard, ranks): (&Shard, usize), words: &mut
     let table_rows = table_rows(take(words, count)?, rows)?;
     // Every value is a row, so that each one's gradient counts.
     let rows = Rows { offsets: (0..count as i32).collect(), sizes: vec![1; count] };
-    Some(Served::Lookup(lookup(block, feature, table_rows, None, rows), true))
+    Some(Served::Lookup(lookup(block, feature, table_rows, rows), true))
 }
 
 fn decode_pooled(block: &Block, feature: usize, rows: u64, words: &mut &[i32]) -> Option<Served> {
@@ -217,23 +211,12 @@ fn decode_pooled(block: &Block, feature: usize, rows: u64, words: &mut &[i32]) -
     if offsets.len() != lists || !offsets.iter().zip(&sizes).all(within) {
         return None;
     }
-    let weights = (flags & WEIGHTS != 0).then(|| take(words, values));
-    let weights = match weights {
-        Some(weights) => Some(weights?.iter().map(|bits| f32::from_bits(*bits as u32)).collect()),
-        None => None,
-    };
-    Some(Served::Lookup(lookup(block, feature, table_rows, weights, Rows { offsets, sizes }), false))
+    Some(Served::Lookup(lookup(block, feature, table_rows, Rows { offsets, sizes }), false))
 }
 
-fn lookup(
-    block: &Block,
-    feature: usize,
-    table_rows: Vec<u32>,
-    weights: Option<Vec<f32>>,
-    rows: Rows,
-) -> FeatureLookup {
+fn lookup(block: &Block, feature: usize, table_rows: Vec<u32>, rows: Rows) -> FeatureLookup {
     // Whoever asks divides by the number of values, which this shard may not know.
-    FeatureLookup { feature, table: block.table, table_rows, weights, rows, mean: false, received: None }
+    FeatureLookup { feature, table: block.table, table_rows, rows, mean: false, received: None }
 }
 
 fn take<'a>(words: &mut &'a [i32], count: usize) -> Option<&'a [i32]> {
@@ -264,12 +247,11 @@ mod tests {
             .prop_flat_map(|table_rows| {
                 let count = table_rows.len();
                 let row = (0..=count).prop_flat_map(move |start| (Just(start), 0..=count - start));
-                (Just(table_rows), prop::collection::vec(row, 0..8), any::<bool>())
+                (Just(table_rows), prop::collection::vec(row, 0..8))
             })
-            .prop_map(|(table_rows, rows, weighted)| FeatureLookup {
+            .prop_map(|(table_rows, rows)| FeatureLookup {
                 feature: 0,
                 table: 0,
-                weights: weighted.then(|| (0..table_rows.len()).map(|i| i as f32 / 4.0).collect()),
                 rows: Rows {
                     offsets: rows.iter().map(|(start, _)| *start as i32).collect(),
                     sizes: rows.iter().map(|(_, size)| *size as i32).collect(),
@@ -300,25 +282,14 @@ mod tests {
             let mut answered = asked.vectors.iter().zip(lookup.rows.offsets.iter().zip(&lookup.rows.sizes)).peekable();
             for (row, (&offset, &size)) in feature.rows.offsets.iter().zip(&feature.rows.sizes).enumerate() {
                 let own = offset as usize..(offset + size) as usize;
-                let expected: Vec<(u32, f32)> = own
-                    .filter(|value| u64::from(feature.table_rows[*value]) >= start)
-                    .map(|value| {
-                        let weight = feature.weights.as_ref().map_or(1.0, |weights| weights[value]);
-                        (feature.table_rows[value] - start as u32, weight)
-                    })
-                    .collect();
+                let rows = feature.table_rows[own].iter().filter(|row| u64::from(**row) >= start);
+                let expected: Vec<u32> = rows.map(|row| row - start as u32).collect();
                 if expected.is_empty() {
                     continue;
                 }
                 let (asked_row, (&offset, &size)) = answered.next().expect("a row with values is asked for");
                 prop_assert_eq!(*asked_row as usize, row);
-                let found: Vec<(u32, f32)> = (offset as usize..(offset + size) as usize)
-                    .map(|value| {
-                        let weight = lookup.weights.as_ref().map_or(1.0, |weights| weights[value]);
-                        (lookup.table_rows[value], weight)
-                    })
-                    .collect();
-                prop_assert_eq!(found, expected);
+                prop_assert_eq!(&lookup.table_rows[offset as usize..(offset + size) as usize], &expected[..]);
             }
             prop_assert!(answered.next().is_none());
         }

@@ -179,8 +179,7 @@ impl Exchange {
                 match served {
                     Served::Lookup(lookup, false) => {
                         let rows = (&lookup.rows.offsets[..], &lookup.rows.sizes[..]);
-                        let weights = lookup.weights.as_deref();
-                        parts.add_pooled(first_row, rows, &lookup.table_rows, weights);
+                        parts.add_pooled(first_row, rows, &lookup.table_rows);
                     }
                     Served::Lookup(lookup, true) => parts.add_sequence(first_row, &lookup.table_rows),
                     Served::Replica(..) => continue,

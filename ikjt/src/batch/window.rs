@@ -16,10 +16,10 @@ use crate::{Feature, Group};
 /// The group with rows that share the values in which they overlap: an IKJT becomes a partial one.
 ///
 /// A row that starts with the last items stored so far stores only what comes after them, and a row that stands within
-/// the row before it stores nothing; weights must agree bit by bit. Every other row is stored whole. The rows and the
-/// inverse index are the same, and `fold_windows(g).expand()` equals `g.expand()`. A feature in which that saves
-/// nothing keeps its buffers, so no feature has more values than before. Time is linear in the rows' ids. The way back
-/// is [`deduplicate`](crate::deduplicate).
+/// the row before it stores nothing. Every other row is stored whole. The rows and the inverse index are the same, and
+/// `fold_windows(g).expand()` equals `g.expand()`. A feature in which that saves nothing keeps its buffers, so no
+/// feature has more values than before. Time is linear in the rows' ids. The way back is
+/// [`deduplicate`](crate::deduplicate).
 ///
 /// ```
 /// use onefold_ikjt::{Feature, Group, fold_windows};
@@ -38,44 +38,28 @@ pub fn fold_windows(group: &Group) -> Group {
 
 /// The feature with fewer values; `None` if folding does not save any.
 fn fold_feature(feature: &Feature) -> Option<Feature> {
-    let (values, weights, offsets) = match feature.weights() {
-        None => {
-            let (values, offsets) = fold(feature, feature.values())?;
-            (values, None, offsets)
-        }
-        Some(weights) => {
-            let items = feature.values().iter().copied().zip(weights.iter().map(|weight| weight.to_bits()));
-            let (items, offsets) = fold(feature, &items.collect::<Vec<_>>())?;
-            let (values, bits): (Vec<_>, Vec<_>) = items.into_iter().unzip();
-            (values, Some(bits.into_iter().map(f32::from_bits).collect()), offsets)
-        }
-    };
-    Some(Feature::trusted(
-        feature.shared_name(),
-        values.into(),
-        weights,
-        offsets.into(),
-        feature.sizes().clone(),
-    ))
+    let (values, offsets) = fold(feature)?;
+    let sizes = feature.sizes().clone();
+    Some(Feature::trusted(feature.shared_name(), values.into(), offsets.into(), sizes))
 }
 
-/// Stores the rows of `feature`, whose values are `items`, anew; `None` if that takes no fewer items than now.
-fn fold<T: Copy + Eq>(feature: &Feature, items: &[T]) -> Option<(Vec<T>, Vec<i32>)> {
-    let limit = items.len().min(i32::MAX as usize);
-    let mut stored: Vec<T> = Vec::new();
+/// Stores the rows of `feature` anew; `None` if that takes no fewer values than now.
+fn fold(feature: &Feature) -> Option<(Vec<i64>, Vec<i32>)> {
+    let limit = feature.values().len().min(i32::MAX as usize);
+    let mut stored: Vec<i64> = Vec::new();
     let mut offsets = Vec::with_capacity(feature.rows());
     // Where the last row that is not empty was stored.
     let mut previous = 0..0;
     for row in 0..feature.rows() {
-        let next = &items[feature.span(row)];
+        let next = feature.row(row);
         let tail = &stored[stored.len().saturating_sub(next.len())..];
-        let kept = overlap(tail, next);
-        let within = if kept < next.len() { find(&stored[previous.clone()], next) } else { None };
+        let shared = overlap(tail, next);
+        let within = if shared < next.len() { find(&stored[previous.clone()], next) } else { None };
         let offset = match within {
             Some(place) => previous.start + place,
             None => {
-                let offset = stored.len() - kept;
-                stored.extend_from_slice(&next[kept..]);
+                let offset = stored.len() - shared;
+                stored.extend_from_slice(&next[shared..]);
                 if stored.len() >= limit {
                     return None;
                 }
@@ -91,7 +75,7 @@ fn fold<T: Copy + Eq>(feature: &Feature, items: &[T]) -> Option<(Vec<T>, Vec<i32
 }
 
 /// Where `pattern`, which is not empty, first stands in `text` (Knuth, Morris and Pratt 1977).
-fn find<T: Copy + Eq>(text: &[T], pattern: &[T]) -> Option<usize> {
+fn find(text: &[i64], pattern: &[i64]) -> Option<usize> {
     if text.len() == pattern.len() {
         return (text == pattern).then_some(0);
     }
@@ -125,7 +109,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::{groups, list, lists};
+    use crate::batch::arbitrary::{groups, lists};
     use crate::deduplicate;
 
     /// Lists of a window over a random walk: items come at the end and go at the start.
@@ -198,19 +182,6 @@ mod tests {
         let folded = fold_windows(&group);
         assert_eq!(folded.features()[0].values()[..], [1, 2, 3, 4, 5]);
         assert_eq!(folded.expand(), group);
-    }
-
-    #[test]
-    fn weights_count_bit_by_bit() {
-        let fold = |weights: Vec<f32>| {
-            let ids = vec![1_i64, 2, 2, 3];
-            let rows = Feature::try_new("w", ids, Some(weights.into()), vec![0, 2], vec![2, 2]).unwrap();
-            let folded = fold_windows(&Group::try_new("g", None, vec![rows.clone()]).unwrap());
-            assert_eq!(list(&folded.features()[0], 1), list(&rows, 1));
-            folded.features()[0].values().len()
-        };
-        assert_eq!(fold(vec![1.0, f32::NAN, f32::NAN, 1.0]), 3);
-        assert_eq!(fold(vec![1.0, 0.0, -0.0, 1.0]), 4);
     }
 
     #[test]

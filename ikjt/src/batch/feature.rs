@@ -15,14 +15,12 @@ use crate::{Error, Result};
 pub struct Feature {
     name: Arc<str>,
     values: ScalarBuffer<i64>,
-    weights: Option<ScalarBuffer<f32>>,
     offsets: ScalarBuffer<i32>,
     sizes: ScalarBuffer<i32>,
 }
 
-/// Name, values, weights, offsets and sizes of a [`Feature`].
-pub(crate) type FeatureParts =
-    (Arc<str>, ScalarBuffer<i64>, Option<ScalarBuffer<f32>>, ScalarBuffer<i32>, ScalarBuffer<i32>);
+/// Name, values, offsets and sizes of a [`Feature`].
+pub(crate) type FeatureParts = (Arc<str>, ScalarBuffer<i64>, ScalarBuffer<i32>, ScalarBuffer<i32>);
 
 impl Feature {
     /// A feature of these buffers.
@@ -30,23 +28,16 @@ impl Feature {
     /// # Errors
     ///
     /// [`Error::Invariant`] if
-    /// - `weights` are given and are not as many as `values`,
     /// - `offsets` and `sizes` differ in length, or there are more rows than `i32` counts,
     /// - an offset or a size is negative, or a row ends after the last value.
     pub fn try_new(
         name: impl Into<Arc<str>>,
         values: impl Into<ScalarBuffer<i64>>,
-        weights: Option<ScalarBuffer<f32>>,
         offsets: impl Into<ScalarBuffer<i32>>,
         sizes: impl Into<ScalarBuffer<i32>>,
     ) -> Result<Self> {
-        let feature = Self {
-            name: name.into(),
-            values: values.into(),
-            weights,
-            offsets: offsets.into(),
-            sizes: sizes.into(),
-        };
+        let feature =
+            Self { name: name.into(), values: values.into(), offsets: offsets.into(), sizes: sizes.into() };
         feature.check()?;
         Ok(feature)
     }
@@ -55,11 +46,10 @@ impl Feature {
     pub(crate) fn trusted(
         name: Arc<str>,
         values: ScalarBuffer<i64>,
-        weights: Option<ScalarBuffer<f32>>,
         offsets: ScalarBuffer<i32>,
         sizes: ScalarBuffer<i32>,
     ) -> Self {
-        let feature = Self { name, values, weights, offsets, sizes };
+        let feature = Self { name, values, offsets, sizes };
         #[cfg(test)]
         feature.check().unwrap();
         feature
@@ -105,16 +95,11 @@ impl Feature {
             let message = format!("the lengths sum to {end}, but there are {} values", values.len());
             return Err(Error::invariant(format!("feature `{name}`"), message));
         }
-        Self::try_new(name, values, None, offsets, sizes)
+        Self::try_new(name, values, offsets, sizes)
     }
 
     fn check(&self) -> Result<()> {
         let wrong = |message: String| Err(Error::invariant(format!("feature `{}`", self.name), message));
-        if let Some(weights) = &self.weights
-            && weights.len() != self.values.len()
-        {
-            return wrong(format!("{} weights for {} values", weights.len(), self.values.len()));
-        }
         if self.offsets.len() != self.sizes.len() || i32::try_from(self.sizes.len()).is_err() {
             return wrong(format!("{} offsets for {} sizes", self.offsets.len(), self.sizes.len()));
         }
@@ -148,9 +133,9 @@ impl Feature {
         Self { name, ..self }
     }
 
-    /// The name, values, weights, offsets and sizes.
+    /// The name, values, offsets and sizes.
     pub(crate) fn into_parts(self) -> FeatureParts {
-        (self.name, self.values, self.weights, self.offsets, self.sizes)
+        (self.name, self.values, self.offsets, self.sizes)
     }
 
     /// The number of rows.
@@ -174,25 +159,9 @@ impl Feature {
         &self.values[self.offsets[row] as usize..][..self.sizes[row] as usize]
     }
 
-    /// The weights of row `row`, if the feature has weights.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such row.
-    pub fn row_weights(&self, row: usize) -> Option<&[f32]> {
-        self.weights
-            .as_ref()
-            .map(|weights| &weights[self.offsets[row] as usize..][..self.sizes[row] as usize])
-    }
-
     /// All ids; rows are slices of it.
     pub fn values(&self) -> &ScalarBuffer<i64> {
         &self.values
-    }
-
-    /// One weight per id, if the feature has weights.
-    pub fn weights(&self) -> Option<&ScalarBuffer<f32>> {
-        self.weights.as_ref()
     }
 
     /// Where each row starts in [`values`](Self::values).
@@ -207,8 +176,7 @@ impl Feature {
 
     /// The bytes of the feature's buffers.
     pub(crate) fn bytes(&self) -> u64 {
-        let weights = self.weights.as_ref().map_or(0, |weights| weights.len());
-        8 * self.values.len() as u64 + 4 * weights as u64 + 8 * self.sizes.len() as u64
+        8 * (self.values.len() + self.sizes.len()) as u64
     }
 
     /// The ids of all rows together, counting an id as often as a row holds it.
@@ -230,25 +198,15 @@ impl Feature {
             self.name
         );
         let mut values = Vec::with_capacity(total);
-        let mut weights = self.weights.as_ref().map(|_| Vec::with_capacity(total));
         for row in rows {
             values.extend_from_slice(self.row(row));
-            if let (Some(weights), Some(row)) = (&mut weights, self.row_weights(row)) {
-                weights.extend_from_slice(row);
-            }
         }
         Self {
             name: self.shared_name(),
             values: values.into(),
-            weights: weights.map(Into::into),
             offsets: starts(&sizes).into(),
             sizes: sizes.into(),
         }
-    }
-
-    /// Whether the rows `a` and `b` have equal ids, and equal weights bit by bit.
-    pub(crate) fn has_equal_rows(&self, a: usize, b: usize) -> bool {
-        self.row(a) == self.row(b) && equal_bits(self.row_weights(a), self.row_weights(b))
     }
 }
 
@@ -261,22 +219,12 @@ pub(crate) fn starts(sizes: &[i32]) -> Vec<i32> {
     starts.collect()
 }
 
-fn equal_bits(a: Option<&[f32]>, b: Option<&[f32]>) -> bool {
-    match (a, b) {
-        (Some(a), Some(b)) => {
-            a.iter().map(|weight| weight.to_bits()).eq(b.iter().map(|weight| weight.to_bits()))
-        }
-        (a, b) => a.is_none() && b.is_none(),
-    }
-}
-
 /// Features are equal if their names and rows are, wherever the rows stand in the buffers.
 impl PartialEq for Feature {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
             && self.rows() == other.rows()
-            && (0..self.rows())
-                .all(|u| self.row(u) == other.row(u) && equal_bits(self.row_weights(u), other.row_weights(u)))
+            && (0..self.rows()).all(|u| self.row(u) == other.row(u))
     }
 }
 
@@ -287,7 +235,7 @@ mod tests {
     #[test]
     fn every_broken_invariant_is_named() {
         let refused = |values: Vec<i64>, offsets: Vec<i32>, sizes: Vec<i32>| {
-            Feature::try_new("x", values, None, offsets, sizes).unwrap_err().to_string()
+            Feature::try_new("x", values, offsets, sizes).unwrap_err().to_string()
         };
         assert_eq!(
             refused(vec![1], vec![0], vec![2]),
@@ -303,14 +251,12 @@ mod tests {
         );
         assert!(refused(vec![], vec![i32::MAX], vec![i32::MAX]).contains("row 0"));
         assert_eq!(refused(vec![], vec![0], vec![]), "feature `x`: 1 offsets for 0 sizes");
-        let weights = Some(vec![1.0_f32].into());
-        assert!(Feature::try_new("x", vec![1_i64, 2], weights, vec![0], vec![2]).is_err());
         assert!(Feature::from_lengths("x", vec![1_i64, 2], [1]).is_err());
     }
 
     #[test]
     fn rows_may_overlap() {
-        let window = Feature::try_new("w", vec![1_i64, 2, 3, 4], None, vec![0, 1], vec![3, 3]).unwrap();
+        let window = Feature::try_new("w", vec![1_i64, 2, 3, 4], vec![0, 1], vec![3, 3]).unwrap();
         assert_eq!(window.row(0), [1, 2, 3]);
         assert_eq!(window.row(1), [2, 3, 4]);
         assert_eq!(window.total_size(), 6);

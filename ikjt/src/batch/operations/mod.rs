@@ -1,4 +1,4 @@
-//! What can be done to batches, groups and features, beside [deduplicating](crate::deduplicate) them.
+//! Operations on batches, groups and features, beside [deduplication](crate::deduplicate).
 //!
 //! An operation means what it does to the expanded batch, and does it to distinct rows: it commutes with
 //! [`Batch::expand`](crate::Batch::expand).

@@ -24,7 +24,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::groups;
+    use crate::batch::arbitrary::groups;
 
     proptest! {
         #[test]
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn what_is_trimmed_is_shared() {
-        let feature = Feature::try_new("x", vec![9, 1, 2, 3, 9], None, vec![1, 2], vec![2, 2]).unwrap();
+        let feature = Feature::try_new("x", vec![9, 1, 2, 3, 9], vec![1, 2], vec![2, 2]).unwrap();
         let trimmed = feature.trim();
         assert_eq!(trimmed.values().as_ptr(), feature.values()[1..].as_ptr());
         assert_eq!(trimmed.offsets()[..], [0, 1]);

@@ -59,7 +59,7 @@ fn take_rows<T: ArrowNativeType>(matrix: &ScalarBuffer<T>, rows: &[u32], width: 
 mod tests {
     use proptest::prelude::*;
 
-    use crate::arbitrary::{batches, samples};
+    use crate::batch::arbitrary::{batches, samples};
 
     proptest! {
         #[test]

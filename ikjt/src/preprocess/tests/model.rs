@@ -2,16 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::sampling::Draws;
+use super::super::sampling::Draws;
 use crate::Batch;
 use crate::hash::{mix, sigrid_hash};
 
-/// Ids with their weights; 1 where the feature has none.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct List {
-    pub(super) ids: Vec<i64>,
-    pub(super) weights: Option<Vec<f32>>,
-}
+type List = Vec<i64>;
 
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
@@ -128,14 +123,14 @@ impl ModelStep {
             (LocalHour, []) => {
                 // India has stood 5.5 hours before UTC since 1945.
                 let hour = (sample.time / 1_000_000 + 19_800) / 3600 % 24;
-                sample.lists.insert(output(&String::new()), one(hour));
+                sample.lists.insert(output(&String::new()), vec![hour]);
             }
             (Cartesian(..) | Intersect, [a, b]) => {
                 let list = list_of_two(&self.op, &sample.lists[a], &sample.lists[b]);
                 sample.lists.insert(output(a), list);
             }
             (OverlapCount | Jaccard, [a, b]) => {
-                let score = score(&self.op, &sample.lists[a].ids, &sample.lists[b].ids);
+                let score = score(&self.op, &sample.lists[a], &sample.lists[b]);
                 sample.dense.insert(output(a), score);
             }
             (op, inputs) => {
@@ -143,7 +138,7 @@ impl ModelStep {
                     match sample.lists.get(input) {
                         Some(list) => drop(sample.lists.insert(output(input), list_of(op, list))),
                         None => match id_of(op, sample.dense[input]) {
-                            Some(id) => drop(sample.lists.insert(output(input), one(id))),
+                            Some(id) => drop(sample.lists.insert(output(input), vec![id])),
                             None => {
                                 let x = number_of(op, sample.dense[input]);
                                 sample.dense.insert(output(input), x);
@@ -156,10 +151,6 @@ impl ModelStep {
     }
 }
 
-fn one(id: i64) -> List {
-    List { ids: vec![id], weights: None }
-}
-
 fn sample_down(samples: &mut Vec<Sample>, draws: Draws, rate: impl Fn(&Sample) -> f64, correct: bool) {
     samples.retain(|sample| draws.draw(sample.ordinal) < rate(sample));
     for sample in samples.iter_mut().filter(|_| correct) {
@@ -167,78 +158,36 @@ fn sample_down(samples: &mut Vec<Sample>, draws: Draws, rate: impl Fn(&Sample) -
     }
 }
 
-fn list_of(op: &ModelOp, list: &List) -> List {
-    let each = |f: &dyn Fn(i64) -> i64| List {
-        ids: list.ids.iter().map(|id| f(*id)).collect(),
-        weights: list.weights.clone(),
-    };
+fn list_of(op: &ModelOp, list: &[i64]) -> List {
+    let each = |f: &dyn Fn(i64) -> i64| list.iter().map(|id| f(*id)).collect::<List>();
     match op {
         SigridHash(salt, max) => each(&|id| sigrid_hash(id, *salt, *max)),
         PositiveModulus(modulus) => each(&|id| id.rem_euclid(*modulus)),
         ClampIds(min, max) => each(&|id| id.clamp(*min, *max)),
         MapId(table) => each(&|id| if id < 0 { 0 } else { table[id as usize % table.len()] }),
-        FirstX(count) => pick(list, &highest(list, *count)),
-        LastX(count) => {
-            let length = list.ids.len();
-            pick(list, &(length.saturating_sub(*count)..length).collect::<Vec<_>>())
-        }
-        NgramConcat(n) => {
-            let places: Vec<usize> = (n - 1..list.ids.len()).flat_map(|last| last + 1 - n..=last).collect();
-            pick(list, &places)
-        }
+        FirstX(count) => list.iter().take(*count).copied().collect(),
+        LastX(count) => list[list.len().saturating_sub(*count)..].to_vec(),
+        NgramConcat(n) => list.windows(*n).flatten().copied().collect(),
         NgramHash(n, salt) => {
-            let hash = |last: usize| {
-                let window = &list.ids[last + 1 - n..=last];
-                window.iter().fold(*salt, |state, id| mix(*id, state)) >> 1
-            };
-            List { ids: (n - 1..list.ids.len()).map(|last| hash(last) as i64).collect(), weights: None }
+            let hash = |window: &[i64]| window.iter().fold(*salt, |state, id| mix(*id, state)) >> 1;
+            list.windows(*n).map(|window| hash(window) as i64).collect()
         }
-        Enumerate(start) => List {
-            ids: (0..list.ids.len()).map(|place| start + place as i64).collect(),
-            weights: list.weights.clone(),
-        },
-        FillList(value) if list.ids.is_empty() => {
-            List { ids: vec![*value], weights: list.weights.as_ref().map(|_| vec![1.0]) }
-        }
-        FillList(_) => list.clone(),
+        Enumerate(start) => (0..list.len()).map(|place| start + place as i64).collect(),
+        FillList(value) if list.is_empty() => vec![*value],
+        FillList(_) => list.to_vec(),
         op => panic!("{op:?} is not for lists"),
     }
 }
 
-fn pick(list: &List, places: &[usize]) -> List {
-    List {
-        ids: places.iter().map(|place| list.ids[*place]).collect(),
-        weights: list.weights.as_ref().map(|weights| places.iter().map(|place| weights[*place]).collect()),
-    }
-}
-
-/// The places that `firstx` keeps.
-fn highest(list: &List, count: usize) -> Vec<usize> {
-    let mut places: Vec<usize> = (0..list.ids.len()).collect();
-    if let Some(weights) = &list.weights {
-        let weight = |place: usize| if weights[place].is_nan() { f32::NEG_INFINITY } else { weights[place] };
-        // Stable: of equal weights the earlier.
-        places.sort_by(|a, b| weight(*b).partial_cmp(&weight(*a)).unwrap());
-    }
-    places.truncate(count);
-    places.sort_unstable();
-    places
-}
-
-fn list_of_two(op: &ModelOp, a: &List, b: &List) -> List {
-    let weight = |list: &List, place: usize| list.weights.as_ref().map_or(1.0, |weights| weights[place]);
+fn list_of_two(op: &ModelOp, a: &[i64], b: &[i64]) -> List {
     match op {
         Cartesian(salt, max) => {
-            let places = || (0..a.ids.len()).flat_map(|i| (0..b.ids.len()).map(move |j| (i, j)));
-            let weighted = a.weights.is_some() || b.weights.is_some();
-            List {
-                ids: places().map(|(i, j)| sigrid_hash(b.ids[j], mix(a.ids[i], *salt), *max)).collect(),
-                weights: weighted.then(|| places().map(|(i, j)| weight(a, i) * weight(b, j)).collect()),
-            }
+            let pairs = a.iter().flat_map(|x| b.iter().map(move |y| (*x, *y)));
+            pairs.map(|(x, y)| sigrid_hash(y, mix(x, *salt), *max)).collect()
         }
         _ => {
-            let first = |i: usize| b.ids.contains(&a.ids[i]) && !a.ids[..i].contains(&a.ids[i]);
-            pick(a, &(0..a.ids.len()).filter(|i| first(*i)).collect::<Vec<_>>())
+            let first = |i: &usize| b.contains(&a[*i]) && !a[..*i].contains(&a[*i]);
+            (0..a.len()).filter(first).map(|i| a[i]).collect()
         }
     }
 }
@@ -292,10 +241,7 @@ pub(super) fn samples_of(batch: &Batch, dense: &[String], start: u64) -> Vec<Sam
     let sample = |i: usize| {
         let lists = batch.groups().iter().flat_map(|group| {
             let row = group.row_of(i);
-            group.features().iter().map(move |feature| {
-                let weights = feature.row_weights(row).map(<[f32]>::to_vec);
-                (feature.name().to_owned(), List { ids: feature.row(row).to_vec(), weights })
-            })
+            group.features().iter().map(move |feature| (feature.name().to_owned(), feature.row(row).to_vec()))
         });
         let numbers = &batch.dense()[i * dense.len()..][..dense.len()];
         Sample {
@@ -315,14 +261,8 @@ pub(super) fn assert_same(found: &[Sample], expected: &[Sample]) {
     assert_eq!(found.len(), expected.len(), "samples");
     // `to_bits`, except that one NaN is as good as another.
     let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
-    let list =
-        |list: &List| (list.ids.clone(), list.weights.as_ref().map(|w| w.iter().map(|w| bits(*w)).collect()));
     for (found, expected) in found.iter().zip(expected) {
-        type Bits = (Vec<i64>, Option<Vec<u32>>);
-        let lists = |sample: &Sample| -> BTreeMap<String, Bits> {
-            sample.lists.iter().map(|(name, ids)| (name.clone(), list(ids))).collect()
-        };
-        assert_eq!(lists(found), lists(expected));
+        assert_eq!(found.lists, expected.lists);
         let dense = |sample: &Sample| -> Vec<(String, u32)> {
             sample.dense.iter().map(|(name, x)| (name.clone(), bits(*x))).collect()
         };

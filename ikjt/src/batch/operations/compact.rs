@@ -1,6 +1,6 @@
 //! Rows one after the other.
 
-use crate::builder::check_values;
+use crate::batch::builder::check_values;
 use crate::{Feature, Group, Result};
 
 impl Feature {
@@ -14,7 +14,7 @@ impl Feature {
     }
 
     /// Whether the rows stand one after the other, and nothing beside them.
-    pub(crate) fn is_compact(&self) -> bool {
+    fn is_compact(&self) -> bool {
         let mut end = 0;
         let one_after_the_other = (0..self.rows()).all(|row| {
             let span = self.span(row);
@@ -49,8 +49,7 @@ impl Feature {
         }
         let of_rows = |column: &[i32]| rows.clone().into_iter().map(|row| column[row]).collect();
         let (offsets, sizes) = (of_rows(self.offsets()), of_rows(self.sizes()));
-        let (values, weights) = (self.values().clone(), self.weights().cloned());
-        Ok(Self::trusted(self.shared_name(), values, weights, offsets, sizes))
+        Ok(Self::trusted(self.shared_name(), self.values().clone(), offsets, sizes))
     }
 }
 
@@ -79,7 +78,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::groups;
+    use crate::batch::arbitrary::groups;
 
     proptest! {
         #[test]
@@ -90,7 +89,6 @@ mod tests {
                 prop_assert_eq!(compact.rows(), feature.rows());
                 for row in 0..feature.rows() {
                     prop_assert_eq!(compact.row(row), feature.row(row));
-                    prop_assert_eq!(compact.row_weights(row), feature.row_weights(row));
                 }
                 prop_assert_eq!(compact.compact().unwrap().values().as_ptr(), compact.values().as_ptr());
             }
@@ -111,10 +109,10 @@ mod tests {
 
     #[test]
     fn copies_that_cannot_be_addressed_are_refused() {
-        let feature = Feature::try_new("x", vec![0; 1 << 24], None, vec![0], vec![1 << 24]).unwrap();
+        let feature = Feature::try_new("x", vec![0; 1 << 24], vec![0], vec![1 << 24]).unwrap();
         let refused = feature.checked_gather([0; 128]).unwrap_err().to_string();
         assert!(refused.starts_with("feature `x`: 2147483648 ids are more than"), "{refused}");
-        let rows = Feature::try_new("x", vec![0; 1 << 24], None, vec![0; 128], vec![1 << 24; 128]).unwrap();
+        let rows = Feature::try_new("x", vec![0; 1 << 24], vec![0; 128], vec![1 << 24; 128]).unwrap();
         assert!(rows.compact().is_err());
     }
 }

@@ -8,23 +8,12 @@ use proptest::prelude::*;
 
 use crate::{Batch, BatchParts, Feature, Group, KeptValues};
 
-/// An id, and the bits of its weight if the feature has weights.
-pub(crate) type Item = (i64, Option<u32>);
-
 /// What a sample has of one feature.
-pub(crate) type List = Vec<Item>;
-
-/// The list that row `row` of a feature holds.
-pub(crate) fn list(feature: &Feature, row: usize) -> List {
-    let weights = feature.row_weights(row).map(|weights| weights.iter().map(|w| w.to_bits()).collect());
-    let weights: Vec<_> = weights
-        .map_or_else(|| vec![None; feature.row(row).len()], |w: Vec<u32>| w.into_iter().map(Some).collect());
-    feature.row(row).iter().copied().zip(weights).collect()
-}
+pub(crate) type List = Vec<i64>;
 
 /// What a group means: every sample's list of every feature.
 pub(crate) fn lists(group: &Group) -> Vec<Vec<List>> {
-    let sample = |i| group.features().iter().map(|feature| list(feature, group.row_of(i))).collect();
+    let sample = |i| group.features().iter().map(|feature| feature.row(group.row_of(i)).to_vec()).collect();
     (0..group.samples()).map(sample).collect()
 }
 
@@ -64,13 +53,13 @@ pub(crate) struct Shape {
     timestamps: bool,
     /// Of every kept column, whether it holds texts.
     kept: Vec<bool>,
-    /// By group, by feature: whether it has weights.
-    groups: Vec<Vec<bool>>,
+    /// By group, its features.
+    groups: Vec<usize>,
 }
 
 /// Random shapes: one to three groups of one to three features.
 pub(crate) fn shapes() -> impl Strategy<Value = Shape> {
-    let groups = prop::collection::vec(prop::collection::vec(any::<bool>(), 1..=3), 1..=3);
+    let groups = prop::collection::vec(1_usize..=3, 1..=3);
     let kept = prop::collection::vec(any::<bool>(), 0..3);
     (0_usize..3, 0_usize..3, any::<bool>(), any::<bool>(), kept, groups).prop_map(
         |(dense, labels, weights, timestamps, kept, groups)| Shape {
@@ -89,7 +78,7 @@ pub(crate) fn batches_of(shape: Shape) -> impl Strategy<Value = Batch> {
     (0_usize..=12).prop_flat_map(move |size| {
         let shape = shape.clone();
         let groups: Vec<_> =
-            shape.groups.iter().enumerate().map(|(i, weighted)| groups_of(i, weighted, size)).collect();
+            shape.groups.iter().enumerate().map(|(i, &features)| groups_of(i, features, size)).collect();
         let floats = |width: usize| prop::collection::vec(-2.0_f32..2.0, size * width);
         let weights = floats(1);
         let timestamps = prop::collection::vec(any::<i64>(), size);
@@ -130,20 +119,16 @@ pub(crate) fn batches() -> impl Strategy<Value = Batch> {
     shapes().prop_flat_map(batches_of)
 }
 
-/// Random groups: plain, exact and partial ones, with and without weights.
+/// Random groups: plain, exact and partial ones.
 pub(crate) fn groups() -> impl Strategy<Value = Group> {
-    (prop::collection::vec(any::<bool>(), 1..=3), 0_usize..=16)
-        .prop_flat_map(|(weighted, size)| groups_of(0, &weighted, size))
+    (1_usize..=3, 0_usize..=16).prop_flat_map(|(features, size)| groups_of(0, features, size))
 }
 
 /// Group number `index`, `g0` with `f0_0`, `f0_1`..., of `size` samples.
-fn groups_of(index: usize, weighted: &[bool], size: usize) -> impl Strategy<Value = Group> + use<> {
-    let weighted = weighted.to_vec();
+fn groups_of(index: usize, features: usize, size: usize) -> impl Strategy<Value = Group> {
     inverses(size).prop_flat_map(move |(inverse, rows)| {
         let inverse: Option<ScalarBuffer<i32>> = inverse.map(Into::into);
-        let features = weighted.iter().enumerate();
-        let features: Vec<_> =
-            features.map(|(i, &weighted)| features_of(format!("f{index}_{i}"), weighted, rows)).collect();
+        let features: Vec<_> = (0..features).map(|i| features_of(format!("f{index}_{i}"), rows)).collect();
         features
             .prop_map(move |features| Group::try_new(format!("g{index}"), inverse.clone(), features).unwrap())
     })
@@ -180,31 +165,29 @@ enum Layout {
     Anywhere,
 }
 
-fn features_of(name: String, weighted: bool, rows: usize) -> impl Strategy<Value = Feature> {
+fn features_of(name: String, rows: usize) -> impl Strategy<Value = Feature> {
     let layouts =
         prop::sample::select(vec![Layout::OneAfterTheOther, Layout::SlidingWindows, Layout::Anywhere]);
-    // Few different ids and weights, so that lists repeat; zeros of both signs, which only their bits tell apart.
-    let weight = prop::sample::select(vec![0.0_f32, -0.0, 1.0]);
-    let items = prop::collection::vec((-1_i64..3, weight), 0..24);
+    // Few different ids, so that lists repeat.
+    let ids = prop::collection::vec(-1_i64..3, 0..24);
     let slices = prop::collection::vec((0_usize..24, 0_usize..6), rows);
-    (layouts, items, slices).prop_map(move |(layout, mut items, slices)| {
-        let slices = layout.place(&mut items, slices);
+    (layouts, ids, slices).prop_map(move |(layout, mut ids, slices)| {
+        let slices = layout.place(&mut ids, slices);
         let (offsets, sizes): (Vec<i32>, Vec<i32>) =
             slices.into_iter().map(|(offset, size)| (offset as i32, size as i32)).unzip();
-        let (ids, weights): (Vec<i64>, Vec<f32>) = items.into_iter().unzip();
-        Feature::try_new(name.clone(), ids, weighted.then(|| weights.into()), offsets, sizes).unwrap()
+        Feature::try_new(name.clone(), ids, offsets, sizes).unwrap()
     })
 }
 
 impl Layout {
     /// Makes `(offset, size)` of random numbers.
-    fn place(self, items: &mut Vec<(i64, f32)>, slices: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
+    fn place(self, ids: &mut Vec<i64>, slices: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
         let mut end = 0;
         match self {
             Self::OneAfterTheOther => {
                 let total = slices.iter().map(|(_, size)| size).sum();
-                let cycle = if items.is_empty() { vec![(7, 0.5)] } else { items.clone() };
-                *items = cycle.into_iter().cycle().take(total).collect();
+                let cycle = if ids.is_empty() { vec![7] } else { ids.clone() };
+                *ids = cycle.into_iter().cycle().take(total).collect();
                 let place = |(_, size): (usize, usize)| {
                     end += size;
                     (end - size, size)
@@ -213,15 +196,15 @@ impl Layout {
             }
             Self::SlidingWindows => {
                 let slide = |(step, size): (usize, usize)| {
-                    end = items.len().min(end + step % 3);
-                    (end, size.min(items.len() - end))
+                    end = ids.len().min(end + step % 3);
+                    (end, size.min(ids.len() - end))
                 };
                 slices.into_iter().map(slide).collect()
             }
             Self::Anywhere => {
                 let place = |(offset, size): (usize, usize)| {
-                    let offset = offset.min(items.len());
-                    (offset, size.min(items.len() - offset))
+                    let offset = offset.min(ids.len());
+                    (offset, size.min(ids.len() - offset))
                 };
                 slices.into_iter().map(place).collect()
             }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! dense │ labels │ weights │ timestamps │ kept columns │ inverse indices by group
-//! │ sizes │ offsets │ ids │ weights of ids
+//! │ sizes │ offsets │ ids
 //!   by group and feature, without gaps
 //! ```
 //!
@@ -60,8 +60,6 @@ pub struct Places {
     pub offsets: usize,
     /// `i64`, over all features.
     pub values: usize,
-    /// `f32`, over the features that have weights.
-    pub value_weights: usize,
     /// The groups, in order.
     pub groups: Vec<GroupPlaces>,
 }
@@ -72,11 +70,11 @@ pub struct Places {
 pub struct KeptPlaces {
     /// The column's name.
     pub name: String,
-    /// A bit of every sample, the lowest of a byte first: whether it has a value. `None` if all have.
+    /// Validity bitmap, least significant bit first. `None` if every sample has a value.
     pub validity: Option<usize>,
     /// `i64` of every sample; of texts `i32`, where each begins, and where the last one ends.
     pub values: usize,
-    /// Of texts, where their UTF-8 begins, and how many bytes it has.
+    /// Offset and length of the UTF-8 of texts, in bytes.
     pub texts: Option<(usize, usize)>,
 }
 
@@ -102,8 +100,6 @@ pub struct FeaturePlaces {
     pub name: String,
     /// Its ids.
     pub values: usize,
-    /// Whether ids have weights.
-    pub weighted: bool,
     /// Whether its lists stand one after the other: no list shares an id with another one.
     pub packed: bool,
 }
@@ -142,7 +138,7 @@ impl PackedBatch {
     pub fn copy_of(batch: &Batch, widths: (usize, usize), overlaps: bool) -> Self {
         let kinds = kinds(batch, overlaps);
         let places = places(batch, widths, &kinds);
-        Self { memory: copy::<i64>(batch, &places, &kinds, places.value_weights), places }
+        Self { memory: copy::<i64>(batch, &places, &kinds), places }
     }
 
     /// A batch of these bytes, which are copied unless they begin at a multiple of 64; [`unpack`](Self::unpack) checks
@@ -180,15 +176,11 @@ impl PackedBatch {
     fn widened(narrowed: &[u8], places: Places) -> Result<Self> {
         let wrong = || Error::invariant("packed batch", "its places lie outside its memory");
         let ids = values_of(&places).ok_or_else(wrong)?;
-        let (start, end) =
-            (places.values, ids.checked_mul(4).and_then(|bytes| bytes.checked_add(places.values)));
+        let start = places.values;
+        let end = ids.checked_mul(4).and_then(|bytes| bytes.checked_add(start));
         let narrow = end.and_then(|end| narrowed.get(start..end)).ok_or_else(wrong)?;
-        let rest = narrow_weights(start, ids).and_then(|rest| narrowed.get(rest..)).ok_or_else(wrong)?;
         let wide_end = ids.checked_mul(8).and_then(|bytes| bytes.checked_add(start)).ok_or_else(wrong)?;
-        if wide_end.checked_next_multiple_of(ALIGNMENT) != Some(places.value_weights) {
-            return Err(wrong());
-        }
-        let bytes = (places.value_weights + rest.len()).max(1).next_multiple_of(ALIGNMENT);
+        let bytes = wide_end.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(wrong)?;
         let mut sections = Sections(MutableBuffer::with_capacity(bytes));
         sections.0.extend_from_slice(&narrowed[..start]);
         let mut block = [0_i64; BLOCK];
@@ -197,7 +189,6 @@ impl PackedBatch {
             block.iter_mut().zip(ids).for_each(|(wide, id)| *wide = i64::from(u32::from_le_bytes(*id)));
             sections.0.extend_from_slice(&block[..ids.len()]);
         }
-        sections.put(places.value_weights, rest);
         sections.end_at(bytes);
         Ok(Self { memory: sections.0.into(), places })
     }
@@ -210,7 +201,7 @@ impl PackedBatch {
     pub fn unpack(&self) -> Result<Batch> {
         let (view, places) = (View(&self.memory), &self.places);
         let size = places.size;
-        let mut next = NextLists { lists: 0, values: places.values, weights: places.value_weights };
+        let mut next = NextLists { lists: 0, values: places.values };
         let groups = places.groups.iter().map(|group| view.group(places, group, &mut next));
         let groups = groups.collect::<Result<_>>()?;
         Batch::try_new(BatchParts {
@@ -244,29 +235,35 @@ impl SentBatch {
         let places = places(batch, widths, &kinds);
         let ids = batch.groups().iter().flat_map(Group::features).map(|feature| feature.values());
         let high_bits = |ids: &ScalarBuffer<i64>| ids.iter().fold(0, |all, id| all | (*id as u64 >> 32));
-        let narrow = values_of(&places).and_then(|count| narrow_weights(places.values, count));
-        let narrow = narrow.filter(|_| ids.fold(0, |all, ids| all | high_bits(ids)) == 0);
+        let narrow = ids.fold(0, |all, ids| all | high_bits(ids)) == 0;
         let memory = match narrow {
-            Some(value_weights) => copy::<u32>(batch, &places, &kinds, value_weights),
-            None => copy::<i64>(batch, &places, &kinds, places.value_weights),
+            true => copy::<u32>(batch, &places, &kinds),
+            false => copy::<i64>(batch, &places, &kinds),
         };
-        Self { memory, places, narrow: narrow.is_some() }
+        Self { memory, places, narrow }
     }
 }
 
 /// How ids are written.
 trait Id {
+    /// The bytes of an id.
+    const BYTES: usize;
+
     /// Appends ids.
     fn put(memory: &mut MutableBuffer, ids: &[i64]);
 }
 
 impl Id for i64 {
+    const BYTES: usize = 8;
+
     fn put(memory: &mut MutableBuffer, ids: &[i64]) {
         memory.extend_from_slice(ids);
     }
 }
 
 impl Id for u32 {
+    const BYTES: usize = 4;
+
     fn put(memory: &mut MutableBuffer, ids: &[i64]) {
         let mut block = [0; BLOCK];
         for ids in ids.chunks(BLOCK) {
@@ -282,31 +279,24 @@ fn kinds(batch: &Batch, overlaps: bool) -> Vec<Vec<Lists>> {
     batch.groups().iter().map(of_group).collect()
 }
 
-/// The memory of a batch whose ids are of type `I`, so that the weights of ids begin at byte `value_weights`.
-fn copy<I: Id>(batch: &Batch, places: &Places, kinds: &[Vec<Lists>], value_weights: usize) -> Buffer {
-    let bytes = (value_weights + 4 * weighted_values(&places.groups)).max(1).next_multiple_of(ALIGNMENT);
+/// The memory of a batch whose ids are of type `I`.
+fn copy<I: Id>(batch: &Batch, places: &Places, kinds: &[Vec<Lists>]) -> Buffer {
+    let ids: usize = features_of(&places.groups).map(|feature| feature.values).sum();
+    let bytes = (places.values + I::BYTES * ids).max(1).next_multiple_of(ALIGNMENT);
     let mut sections = Sections(MutableBuffer::with_capacity(bytes));
     sections.copy_samples(batch, places);
-    sections.copy_lists::<I>(batch, places, kinds, value_weights);
+    sections.copy_lists::<I>(batch, places, kinds);
     sections.end_at(bytes);
     sections.0.into()
 }
 
+fn features_of(groups: &[GroupPlaces]) -> impl Iterator<Item = &FeaturePlaces> {
+    groups.iter().flat_map(|group| &group.features)
+}
+
 /// The ids of all features.
 fn values_of(places: &Places) -> Option<usize> {
-    let features = places.groups.iter().flat_map(|group| &group.features);
-    features.map(|feature| feature.values).try_fold(0, usize::checked_add)
-}
-
-/// Where the weights of ids stand if each of the `ids` from `start` on has 32 bits.
-fn narrow_weights(start: usize, ids: usize) -> Option<usize> {
-    ids.checked_mul(4)?.checked_add(start)?.checked_next_multiple_of(ALIGNMENT)
-}
-
-/// The ids that have weights.
-fn weighted_values(groups: &[GroupPlaces]) -> usize {
-    let features = groups.iter().flat_map(|group| &group.features);
-    features.filter(|feature| feature.weighted).map(|feature| feature.values).sum()
+    features_of(&places.groups).map(|feature| feature.values).try_fold(0, usize::checked_add)
 }
 
 /// Where the parts of `batch` will stand.
@@ -343,8 +333,7 @@ fn places(batch: &Batch, widths: (usize, usize), kinds: &[Vec<Lists>]) -> Places
     });
     let groups: Vec<GroupPlaces> = groups.collect();
     let lists: usize = groups.iter().map(|group| group.rows * group.features.len()).sum();
-    let ids = groups.iter().flat_map(|group| &group.features).map(|feature| feature.values).sum();
-    let weighted = weighted_values(&groups);
+    let ids = features_of(&groups).map(|feature| feature.values).sum();
     Places {
         size,
         dense_width: widths.0,
@@ -357,7 +346,6 @@ fn places(batch: &Batch, widths: (usize, usize), kinds: &[Vec<Lists>]) -> Places
         sizes: section(lists, 4),
         offsets: section(lists, 4),
         values: section(ids, 8),
-        value_weights: section(weighted, 4),
         groups,
     }
 }
@@ -372,7 +360,6 @@ fn feature_places(feature: &Feature, kind: Lists) -> FeaturePlaces {
     FeaturePlaces {
         name: feature.name().to_owned(),
         values: if kind == Lists::Overlapping { feature.values().len() } else { packed },
-        weighted: feature.weights().is_some(),
         packed: kind != Lists::Overlapping,
     }
 }
@@ -392,7 +379,7 @@ impl Sections {
         self.0.extend_from_slice(values);
     }
 
-    /// What every sample has.
+    /// Copies everything but the ids: dense features, labels, weights, timestamps, kept columns, inverse indices.
     fn copy_samples(&mut self, batch: &Batch, places: &Places) {
         self.put(places.dense, batch.dense());
         self.put(places.labels, batch.labels());
@@ -431,14 +418,8 @@ impl Sections {
         }
     }
 
-    /// Sizes, offsets, ids and their weights.
-    fn copy_lists<I: Id>(
-        &mut self,
-        batch: &Batch,
-        places: &Places,
-        kinds: &[Vec<Lists>],
-        value_weights: usize,
-    ) {
+    /// Sizes, offsets and ids.
+    fn copy_lists<I: Id>(&mut self, batch: &Batch, places: &Places, kinds: &[Vec<Lists>]) {
         let features = || {
             let of_group = batch.groups().iter().zip(kinds);
             of_group.flat_map(|(group, kinds)| group.features().iter().zip(kinds.iter().copied()))
@@ -453,13 +434,7 @@ impl Sections {
             }
         }
         self.end_at(places.values);
-        features().for_each(|(feature, kind)| self.copy_items(feature, feature.values(), kind, I::put));
-        self.end_at(value_weights);
-        for (feature, kind) in features() {
-            if let Some(weights) = feature.weights() {
-                self.copy_items(feature, weights, kind, |memory, weights| memory.extend_from_slice(weights));
-            }
-        }
+        features().for_each(|(feature, kind)| self.copy_ids::<I>(feature, kind));
     }
 
     /// The starts of lists of these sizes that stand one after the other.
@@ -471,21 +446,11 @@ impl Sections {
         }
     }
 
-    /// The ids of a feature, or their weights, which `put` appends.
-    fn copy_items<T>(
-        &mut self,
-        feature: &Feature,
-        items: &[T],
-        kind: Lists,
-        put: impl Fn(&mut MutableBuffer, &[T]),
-    ) {
+    /// The ids of a feature.
+    fn copy_ids<I: Id>(&mut self, feature: &Feature, kind: Lists) {
         match kind {
-            Lists::Packed | Lists::Overlapping => put(&mut self.0, items),
-            Lists::Scattered => {
-                for (offset, size) in feature.offsets().iter().zip(feature.sizes().iter()) {
-                    put(&mut self.0, &items[*offset as usize..][..*size as usize]);
-                }
-            }
+            Lists::Packed | Lists::Overlapping => I::put(&mut self.0, feature.values()),
+            Lists::Scattered => (0..feature.rows()).for_each(|row| I::put(&mut self.0, feature.row(row))),
         }
     }
 }
@@ -499,8 +464,6 @@ struct NextLists {
     lists: usize,
     /// The byte of their first id.
     values: usize,
-    /// The byte of its weight.
-    weights: usize,
 }
 
 impl View<'_> {
@@ -526,13 +489,10 @@ impl View<'_> {
         let feature = |feature: &FeaturePlaces| {
             let items = self.at::<i64>(next.values, feature.values)?;
             next.values = place(next.values, feature.values, 8)?;
-            let weights =
-                feature.weighted.then(|| self.at::<f32>(next.weights, feature.values)).transpose()?;
-            next.weights = place(next.weights, if feature.weighted { feature.values } else { 0 }, 4)?;
             let offsets = self.at::<i32>(place(places.offsets, next.lists, 4)?, group.rows)?;
             let sizes = self.at::<i32>(place(places.sizes, next.lists, 4)?, group.rows)?;
             next.lists = place(next.lists, group.rows, 1)?;
-            Feature::try_new(feature.name.as_str(), items, weights, offsets, sizes)
+            Feature::try_new(feature.name.as_str(), items, offsets, sizes)
         };
         let features = group.features.iter().map(feature).collect::<Result<_>>()?;
         let inverse = group.inverse.map(|start| self.at::<i32>(start, places.size)).transpose()?;
@@ -566,7 +526,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::batches;
+    use crate::batch::arbitrary::batches;
 
     proptest! {
         #[test]

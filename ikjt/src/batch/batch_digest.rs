@@ -3,8 +3,8 @@
 use onefold_datasets::digest::{ColumnSeed, Digest, SampleDigest};
 use onefold_datasets::{SESSION_COLUMN, Schema, TIME_COLUMN};
 
-use crate::convert::{WEIGHTS, WEIGHTS_SUFFIX};
-use crate::{Batch, Feature, Group};
+use crate::batch::record_batch::WEIGHTS;
+use crate::{Batch, Group};
 
 /// The digest of a batch's samples, as if every sample carried its lists: equal for all ways to deduplicate them.
 /// `schema` is that of the batch, whose columns it names.
@@ -44,7 +44,7 @@ pub fn digest(batch: &Batch, schema: &Schema) -> Digest {
     digest
 }
 
-/// By row of a group, the part of its lists and of their weights.
+/// By row of a group, the part of its lists.
 fn row_parts(group: &Group) -> Vec<u128> {
     let mut parts = vec![0_u128; group.rows()];
     for feature in group.features() {
@@ -52,18 +52,8 @@ fn row_parts(group: &Group) -> Vec<u128> {
         parts.iter_mut().enumerate().for_each(|(row, part)| {
             *part = part.wrapping_add(seed.list(feature.row(row)));
         });
-        if feature.weights().is_some() {
-            let seed = ColumnSeed::new(&format!("{}{WEIGHTS_SUFFIX}", feature.name()));
-            parts.iter_mut().enumerate().for_each(|(row, part)| {
-                *part = part.wrapping_add(seed.bytes(&weight_bytes(feature, row)));
-            });
-        }
     }
     parts
-}
-
-fn weight_bytes(feature: &Feature, row: usize) -> Vec<u8> {
-    feature.row_weights(row).unwrap_or_default().iter().flat_map(|weight| weight.to_le_bytes()).collect()
 }
 
 #[cfg(test)]
@@ -73,8 +63,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::{batches, samples};
-    use crate::{BatchParts, deduplicate, fold_windows};
+    use crate::batch::arbitrary::{batches, samples};
+    use crate::{BatchParts, Feature, deduplicate, fold_windows};
 
     fn schema(batch: &Batch) -> Schema {
         let names = |prefix: &str, count: usize| (0..count).map(|i| format!("{prefix}{i}")).collect();

@@ -8,9 +8,8 @@ use crate::{Feature, Group, Result};
 
 /// The same samples with every distinct row once, in the order in which the rows first occur.
 ///
-/// Two samples share a row exactly if all features of the group have equal ids (and weights, bit by bit) in
-/// both. The new features hold their rows one after the other, without gaps. `deduplicate(g).expand()` equals
-/// `g.expand()`.
+/// Two samples share a row exactly if all features of the group have equal ids in both. The new features hold their
+/// rows one after the other, without gaps. `deduplicate(g).expand()` equals `g.expand()`.
 ///
 /// # Panics
 ///
@@ -34,8 +33,8 @@ pub(crate) fn deduplicate_shared(group: &Group) -> Result<Group> {
     Ok(Group::trusted(name, Some(inverse.into()), distinct.len(), rows))
 }
 
-/// The number of each sample's distinct row, and the distinct rows; None if more than `limit` times a row has the
-/// hash of another one.
+/// The number of each sample's distinct row, and the distinct rows; `None` after more than `limit` hash
+/// collisions.
 fn distinct_rows(group: &Group, limit: usize, hash: impl Fn(usize) -> u64) -> Option<(Vec<i32>, Vec<usize>)> {
     let (samples, features) = (group.samples(), group.features());
     let mut inverse: Vec<i32> = Vec::with_capacity(samples);
@@ -62,7 +61,7 @@ fn distinct_rows(group: &Group, limit: usize, hash: impl Fn(usize) -> u64) -> Op
 }
 
 fn equal_rows(features: &[Feature], a: usize, b: usize) -> bool {
-    features.iter().all(|feature| feature.has_equal_rows(a, b))
+    features.iter().all(|feature| feature.row(a) == feature.row(b))
 }
 
 /// At most three ids of a list: the first, the middle and the last.
@@ -70,8 +69,7 @@ fn sampled(ids: &[i64]) -> impl Iterator<Item = &i64> {
     ids.first().into_iter().chain(ids.get(ids.len() / 2)).chain(ids.last())
 }
 
-/// A hash of a row's lengths and of some ids of each list (weights are left to the comparison): multiply and
-/// rotate, as in FxHash.
+/// A hash of a row's lengths and of some ids of each list: multiply and rotate, as in FxHash.
 fn hash_row<'a, I>(features: &'a [Feature], row: usize, some: impl Fn(&'a [i64]) -> I) -> u64
 where
     I: Iterator<Item = &'a i64>,
@@ -106,20 +104,20 @@ impl Index {
         mut equal: impl FnMut(usize) -> bool,
     ) -> i32 {
         let mask = self.entries.len() - 1;
-        let mut place = hash as usize & mask;
+        let mut entry = hash as usize & mask;
         loop {
-            let (other, slot) = self.entries[place];
+            let (other, slot) = self.entries[entry];
             if slot < 0 {
                 // A group has at most `i32::MAX` rows, which `Feature` checks.
                 let slot = distinct.len() as i32;
-                self.entries[place] = (hash, slot);
+                self.entries[entry] = (hash, slot);
                 distinct.push(row);
                 return slot;
             }
             if other == hash && equal(distinct[slot as usize]) {
                 return slot;
             }
-            place = (place + 1) & mask;
+            entry = (entry + 1) & mask;
         }
     }
 }
@@ -191,20 +189,6 @@ mod tests {
         let folded = deduplicate(&group);
         assert_eq!(folded.rows(), 100);
         assert_eq!(folded.expand(), group);
-    }
-
-    #[test]
-    fn weights_count() {
-        let weights = |weights: Vec<f32>| Some(weights.into());
-        let feature = Feature::try_new(
-            "x",
-            vec![1_i64, 1, 1],
-            weights(vec![0.5, 0.5, 2.0]),
-            vec![0, 1, 2],
-            vec![1, 1, 1],
-        );
-        let group = Group::try_new("g", None, vec![feature.unwrap()]).unwrap();
-        assert_eq!(&deduplicate(&group).inverse().unwrap()[..], [0, 0, 1]);
     }
 
     #[test]

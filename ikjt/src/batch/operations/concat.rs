@@ -10,7 +10,7 @@ use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::ArrowNativeType;
 
 use super::used::{Renumbering, UsedRows, UsedValues, listed};
-use crate::builder::{FeatureBuilder, check_values, rebased};
+use crate::batch::builder::{FeatureBuilder, check_values, rebased};
 use crate::{Batch, BatchParts, Error, Feature, Group, KeptValues, Result};
 
 impl Batch {
@@ -102,7 +102,7 @@ impl Group {
     /// # Errors
     ///
     /// [`Error::Invariant`] if there is no piece, a range is out of bounds, the groups differ in their name, their
-    /// features' names or in which features have weights, or samples or values are more than `i32` counts.
+    /// features' names, or samples or values are more than `i32` counts.
     pub fn concat(pieces: &[(&Self, Range<usize>)]) -> Result<Self> {
         check_pieces("group", pieces.iter().map(|(group, samples)| (group.samples(), samples)))?;
         concat_groups(pieces, &mut Renumbering::default())
@@ -114,7 +114,7 @@ pub(super) fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
     let used = UsedValues::new(feature, rows);
     let name = feature.shared_name();
     let UsedValues::One(span) = &used else {
-        let mut builder = FeatureBuilder::with_capacity(feature.weights().is_some(), used.len(), rows.len());
+        let mut builder = FeatureBuilder::with_capacity(used.len(), rows.len());
         append(&mut builder, feature, rows, &used);
         return builder.finish(name);
     };
@@ -130,8 +130,7 @@ pub(super) fn slice_feature(feature: &Feature, rows: &UsedRows) -> Feature {
             (offsets, listed(feature.sizes(), list).copied().collect())
         }
     };
-    let weights = feature.weights().map(|weights| weights.slice(span.start, span.len()));
-    Feature::trusted(name, feature.values().slice(span.start, span.len()), weights, offsets, sizes)
+    Feature::trusted(name, feature.values().slice(span.start, span.len()), offsets, sizes)
 }
 
 /// One piece of a group, after its rows are known.
@@ -182,7 +181,7 @@ fn concat_feature(
     used.extend(pieces.iter().map(|piece| UsedValues::new(&piece.features[index], &piece.rows)));
     let total = used.iter().map(|used| used.len() as u64).sum();
     let total = check_values(format_args!("feature `{}`", first.name()), total)?;
-    let mut builder = FeatureBuilder::with_capacity(first.weights().is_some(), total, rows);
+    let mut builder = FeatureBuilder::with_capacity(total, rows);
     for (piece, used) in pieces.iter().zip(used) {
         append(&mut builder, &piece.features[index], &piece.rows, used);
     }
@@ -193,10 +192,10 @@ fn append(builder: &mut FeatureBuilder, feature: &Feature, rows: &UsedRows, used
     let (offsets, sizes) = (feature.offsets(), feature.sizes());
     match rows {
         UsedRows::Range(rows) => {
-            builder.append_used(feature, offsets[rows.clone()].iter(), sizes[rows.clone()].iter(), used);
+            builder.append(feature, offsets[rows.clone()].iter(), sizes[rows.clone()].iter(), used);
         }
         UsedRows::Listed(rows) => {
-            builder.append_used(feature, listed(offsets, rows), listed(sizes, rows), used);
+            builder.append(feature, listed(offsets, rows), listed(sizes, rows), used);
         }
     }
 }
@@ -231,7 +230,7 @@ fn check_same<T: PartialEq + Display + Copy>(what: &str, had: impl Iterator<Item
     Ok(())
 }
 
-/// Checks that piece `i` has the names of the first one, and weights where that has them.
+/// Checks that piece `i` has the names of the first one.
 fn check_alike(first: &Group, group: &Group, i: usize) -> Result<()> {
     let wrong = |place: String, message: String| Err(Error::invariant(place, message));
     if first.name() != group.name() {
@@ -245,11 +244,6 @@ fn check_alike(first: &Group, group: &Group, i: usize) -> Result<()> {
     for (first, feature) in first.features().iter().zip(group.features()) {
         if first.name() != feature.name() {
             let message = format!("piece {i} has feature `{}`", feature.name());
-            return wrong(format!("feature `{}`", first.name()), message);
-        }
-        if first.weights().is_some() != feature.weights().is_some() {
-            let (with, without) = if first.weights().is_some() { (0, i) } else { (i, 0) };
-            let message = format!("piece {with} has weights, piece {without} has none");
             return wrong(format!("feature `{}`", first.name()), message);
         }
     }
@@ -321,7 +315,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arbitrary::{batches, batches_of, groups, lists, samples, shapes};
+    use crate::batch::arbitrary::{batches, batches_of, groups, lists, samples, shapes};
 
     /// A range of `0..size` from two random numbers.
     fn range(size: usize, (a, b): (usize, usize)) -> Range<usize> {
@@ -395,7 +389,7 @@ mod tests {
     }
 
     fn feature(name: &str, values: Vec<i64>, offsets: Vec<i32>, sizes: Vec<i32>) -> Feature {
-        Feature::try_new(name, values, None, offsets, sizes).unwrap()
+        Feature::try_new(name, values, offsets, sizes).unwrap()
     }
 
     #[test]
@@ -445,33 +439,25 @@ mod tests {
 
     #[test]
     fn pieces_that_do_not_fit_together_are_named() {
-        let batch = |dense: usize, weights: bool, group: &str, weighted: bool| {
-            let weights_of = |some: bool| some.then(|| vec![1.0_f32; 2].into());
-            let ids = Feature::try_new("x", vec![1_i64, 2], weights_of(weighted), vec![0, 1], vec![1, 1]);
+        let batch = |dense: usize, weights: bool, group: &str| {
+            let ids = Feature::try_new("x", vec![1_i64, 2], vec![0, 1], vec![1, 1]);
             Batch::try_new(BatchParts {
                 size: 2,
                 dense: vec![0.0; 2 * dense].into(),
                 labels: vec![0.0; 2].into(),
-                weights: weights_of(weights),
+                weights: weights.then(|| vec![1.0_f32; 2].into()),
                 timestamps: None,
                 kept: Vec::new(),
                 groups: vec![Group::try_new(group, None, vec![ids.unwrap()]).unwrap()],
             })
             .unwrap()
         };
-        let first = batch(1, false, "g", false);
+        let first = batch(1, false, "g");
         let refused =
             |other: &Batch| Batch::concat(&[(&first, 0..2), (other, 0..1)]).unwrap_err().to_string();
-        assert_eq!(refused(&batch(2, false, "g", false)), "dense features: piece 1 has 2, piece 0 has 1");
-        assert_eq!(
-            refused(&batch(1, true, "g", false)),
-            "sample weights: piece 1 has some, piece 0 has none"
-        );
-        assert_eq!(refused(&batch(1, false, "h", false)), "group `g`: piece 1 has group `h`");
-        assert_eq!(
-            refused(&batch(1, false, "g", true)),
-            "feature `x`: piece 1 has weights, piece 0 has none"
-        );
+        assert_eq!(refused(&batch(2, false, "g")), "dense features: piece 1 has 2, piece 0 has 1");
+        assert_eq!(refused(&batch(1, true, "g")), "sample weights: piece 1 has some, piece 0 has none");
+        assert_eq!(refused(&batch(1, false, "h")), "group `g`: piece 1 has group `h`");
         let bounds = Batch::concat(&[(&first, 0..2), (&first, 1..3)]).unwrap_err().to_string();
         assert_eq!(bounds, "batch: samples 1..3 of 2");
         assert_eq!(Batch::concat(&[]).unwrap_err().to_string(), "batch: no pieces to put together");

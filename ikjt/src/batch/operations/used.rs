@@ -190,7 +190,7 @@ mod tests {
             rows in prop::collection::vec((0_i32..40, 0_i32..8), 0..12)
         ) {
             let (offsets, sizes): (Vec<i32>, Vec<i32>) = rows.iter().copied().unzip();
-            let feature = Feature::try_new("x", (0..48).collect::<Vec<_>>(), None, offsets, sizes).unwrap();
+            let feature = Feature::try_new("x", (0..48).collect::<Vec<_>>(), offsets, sizes).unwrap();
             let used = UsedValues::of_all(&feature);
             let kept: Vec<i64> = used.stretches().iter().flat_map(|s| &feature.values()[s.clone()]).copied().collect();
             let expected: std::collections::BTreeSet<i64> =

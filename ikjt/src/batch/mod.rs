@@ -1,11 +1,38 @@
-//! A batch of samples.
+//! Batches: what they are made of, and what can be done to them.
+
+#[cfg(test)]
+pub(crate) mod arbitrary;
+mod batch_digest;
+mod builder;
+mod dedupe;
+mod feature;
+mod group;
+mod kept;
+mod operations;
+mod packed;
+mod record_batch;
+mod statistics;
+mod window;
 
 use arrow::buffer::ScalarBuffer;
 use onefold_datasets::Schema;
 
-use crate::{Error, Feature, Group, KeptValues, Result};
+pub use self::batch_digest::digest;
+pub(crate) use self::builder::rebased;
+pub use self::dedupe::deduplicate;
+pub(crate) use self::dedupe::deduplicate_shared;
+pub use self::feature::Feature;
+pub(crate) use self::feature::starts;
+pub use self::group::Group;
+pub use self::kept::KeptValues;
+pub(crate) use self::operations::UsedValues;
+pub use self::packed::{FeaturePlaces, GroupPlaces, KeptPlaces, PackedBatch, Places, SentBatch};
+pub use self::record_batch::{GROUP_KEY, KEPT_KEY};
+pub use self::statistics::{Figures, GroupStatistics, Statistics};
+pub use self::window::fold_windows;
+use crate::{Error, Result};
 
-/// What a [`Batch`] is made of.
+/// The parts of a [`Batch`].
 #[derive(Debug, Clone)]
 pub struct BatchParts {
     /// Samples, B.
@@ -76,7 +103,7 @@ impl Batch {
         Self { size, dense, labels, weights, timestamps, kept, groups }
     }
 
-    /// What the batch is made of.
+    /// The batch's parts.
     pub fn into_parts(self) -> BatchParts {
         let Self { size, dense, labels, weights, timestamps, kept, groups } = self;
         BatchParts { size, dense, labels, weights, timestamps, kept, groups }

@@ -1,0 +1,235 @@
+//! Batches as Arrow record batches.
+//!
+//! | column | type | what |
+//! |---|---|---|
+//! | a feature's name | `ListView<Int64>` | the lists of a group without an inverse index |
+//! | a feature's name | `Dictionary<Int32, ListView<Int64>>` | the distinct rows of a group; its keys are the inverse index |
+//! | `dense`, `labels` | `FixedSizeList<Float32>[D]` | absent if D, or the number of samples, is 0 |
+//! | `weights` | `Float32` | sample weights, if there are any |
+//! | `timestamps` | `Timestamp(µs, "UTC")` | sample times, if there are any |
+//! | a kept column's name | `Int64` or `Utf8`, nullable | its values |
+//!
+//! A feature's field names its group in its metadata, and that of a kept column says so there. No buffer is copied, the
+//! inverse index of a group is one buffer in all its columns, and rows that overlap go on overlapping: list views may.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, DictionaryArray, FixedSizeListArray, Float32Array, Int32Array, Int64Array, ListViewArray,
+    RecordBatch, RecordBatchOptions, TimestampMicrosecondArray,
+};
+use arrow::buffer::ScalarBuffer;
+use arrow::datatypes::{DataType, Field, FieldRef, Int32Type, Schema};
+use arrow::error::ArrowError;
+
+use crate::{Batch, Error, Feature, Group, KeptValues, Result};
+
+/// The key under which the metadata of a feature's field name its group.
+pub const GROUP_KEY: &str = "onefold.group";
+/// The key in the metadata of a kept column's field.
+pub const KEPT_KEY: &str = "onefold.kept";
+const DENSE: &str = "dense";
+const LABELS: &str = "labels";
+/// The column of sample weights.
+pub(crate) const WEIGHTS: &str = "weights";
+const TIMESTAMPS: &str = "timestamps";
+
+impl Batch {
+    /// The batch as a record batch of one row per sample, without a copy of any buffer.
+    ///
+    /// Features are columns of `ListView<Int64>`, or `Dictionary<Int32, ListView<Int64>>` where the group has an
+    /// inverse index, and name their group in the field's metadata under [`GROUP_KEY`]. `dense` and `labels` are
+    /// fixed-size lists of `Float32`, `weights` are `Float32` and `timestamps` are `Timestamp(Microsecond, "UTC")`; kept
+    /// columns are as they are, with [`KEPT_KEY`] in their fields' metadata. What a batch does not have is left out.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invariant`] if two columns would have the same name.
+    pub fn to_record_batch(&self) -> Result<RecordBatch> {
+        let mut columns = Columns::default();
+        for (name, matrix, width) in
+            [(DENSE, self.dense(), self.dense_width()), (LABELS, self.labels(), self.label_width())]
+        {
+            if width > 0 {
+                columns.push(name, matrix_column(name, matrix, width)?, None)?;
+            }
+        }
+        if let Some(weights) = self.weights() {
+            columns.push(WEIGHTS, Arc::new(Float32Array::new(weights.clone(), None)), None)?;
+        }
+        if let Some(timestamps) = self.timestamps() {
+            let timestamps = TimestampMicrosecondArray::new(timestamps.clone(), None).with_timezone("UTC");
+            columns.push(TIMESTAMPS, Arc::new(timestamps), None)?;
+        }
+        for column in self.kept() {
+            columns.push_kept(column)?;
+        }
+        for group in self.groups() {
+            for feature in group.features() {
+                columns.push(feature.name(), list_column(group, feature)?, Some(group.name()))?;
+            }
+        }
+        columns.finish(self.size())
+    }
+}
+
+fn wrong(column: &str, message: impl std::fmt::Display) -> Error {
+    Error::invariant(format!("column `{column}`"), message)
+}
+
+/// An error of Arrow, which batches with our invariants cannot cause.
+fn refused(column: &str) -> impl Fn(ArrowError) -> Error {
+    move |error| wrong(column, error.to_string())
+}
+
+/// Columns of a record batch to be.
+#[derive(Default)]
+struct Columns {
+    fields: Vec<Field>,
+    arrays: Vec<ArrayRef>,
+    names: HashSet<String>,
+}
+
+impl Columns {
+    fn push(&mut self, name: &str, array: ArrayRef, group: Option<&str>) -> Result<()> {
+        if !self.names.insert(name.to_owned()) {
+            return Err(wrong(name, "the name is used twice"));
+        }
+        let metadata = group.map(|group| (GROUP_KEY.to_owned(), group.to_owned()));
+        let field = Field::new(name, array.data_type().clone(), false);
+        self.fields.push(field.with_metadata(metadata.into_iter().collect()));
+        self.arrays.push(array);
+        Ok(())
+    }
+
+    fn push_kept(&mut self, column: &KeptValues) -> Result<()> {
+        if !self.names.insert(column.name.to_string()) {
+            return Err(wrong(&column.name, "the name is used twice"));
+        }
+        let metadata = HashMap::from([(KEPT_KEY.to_owned(), String::new())]);
+        let field = Field::new(&*column.name, column.values.data_type().clone(), true);
+        self.fields.push(field.with_metadata(metadata));
+        self.arrays.push(Arc::clone(&column.values));
+        Ok(())
+    }
+
+    fn finish(self, rows: usize) -> Result<RecordBatch> {
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        RecordBatch::try_new_with_options(Arc::new(Schema::new(self.fields)), self.arrays, &options)
+            .map_err(|error| Error::invariant("record batch", error.to_string()))
+    }
+}
+
+fn item(data_type: DataType) -> FieldRef {
+    Arc::new(Field::new("item", data_type, false))
+}
+
+fn matrix_column(name: &str, matrix: &ScalarBuffer<f32>, width: usize) -> Result<ArrayRef> {
+    let width = i32::try_from(width).map_err(|_| wrong(name, format!("{width} values a sample")))?;
+    let values = Arc::new(Float32Array::new(matrix.clone(), None));
+    let lists = FixedSizeListArray::try_new(item(DataType::Float32), width, values, None);
+    Ok(Arc::new(lists.map_err(refused(name))?))
+}
+
+/// The rows of a feature, under the inverse index of its group.
+fn list_column(group: &Group, feature: &Feature) -> Result<ArrayRef> {
+    let ids = Arc::new(Int64Array::new(feature.values().clone(), None));
+    let (offsets, sizes) = (feature.offsets().clone(), feature.sizes().clone());
+    let lists = ListViewArray::try_new(item(DataType::Int64), offsets, sizes, ids, None);
+    let lists = Arc::new(lists.map_err(refused(feature.name()))?);
+    let Some(inverse) = group.inverse() else { return Ok(lists) };
+    let keys = Int32Array::new(inverse.clone(), None);
+    let dictionary = DictionaryArray::<Int32Type>::try_new(keys, lists);
+    Ok(Arc::new(dictionary.map_err(refused(feature.name()))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::AsArray;
+    use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::BatchParts;
+    use crate::batch::arbitrary::batches;
+
+    /// A column of a record batch.
+    fn column<'a>(rows: &'a RecordBatch, name: &str) -> &'a ArrayRef {
+        rows.column_by_name(name).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn what_arrow_reads_in_the_columns_is_what_samples_have(batch in batches()) {
+            // Arrow expands dictionaries and copies list views by its own code.
+            let rows = batch.to_record_batch().unwrap();
+            prop_assert_eq!(rows.num_rows(), batch.size());
+            for group in batch.groups() {
+                for feature in group.features() {
+                    let column = column(&rows, feature.name());
+                    let plain = match column.as_any_dictionary_opt() {
+                        None => Arc::clone(column),
+                        Some(dictionary) => arrow::compute::take(dictionary.values(), dictionary.keys(), None).unwrap(),
+                    };
+                    for i in 0..batch.size() {
+                        let list = plain.as_list_view::<i32>().value(i);
+                        prop_assert_eq!(&list.as_primitive::<Int64Type>().values()[..], feature.row(group.row_of(i)));
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn no_buffer_is_copied(batch in batches()) {
+            let rows = batch.to_record_batch().unwrap();
+            for (name, matrix, width) in
+                [(DENSE, batch.dense(), batch.dense_width()), (LABELS, batch.labels(), batch.label_width())]
+            {
+                let found = rows.column_by_name(name).map(|found| found.as_fixed_size_list());
+                prop_assert_eq!(found.map(|found| found.value_length()), (width > 0).then_some(width as i32));
+                let values = found.map(|found| found.values().as_primitive::<Float32Type>().values().as_ptr());
+                prop_assert!(values.is_none_or(|values| values == matrix.as_ptr()));
+            }
+            let weights = rows.column_by_name(WEIGHTS).map(|weights| weights.as_primitive::<Float32Type>().values());
+            prop_assert_eq!(weights.map(|weights| weights.as_ptr()), batch.weights().map(|weights| weights.as_ptr()));
+            let times = rows.column_by_name(TIMESTAMPS);
+            let times = times.map(|times| times.as_primitive::<TimestampMicrosecondType>().values().as_ptr());
+            prop_assert_eq!(times, batch.timestamps().map(|times| times.as_ptr()));
+            for kept in batch.kept() {
+                prop_assert_eq!(column(&rows, &kept.name), &kept.values);
+            }
+            for group in batch.groups() {
+                for feature in group.features() {
+                    let column = column(&rows, feature.name());
+                    let (keys, lists) = match column.as_dictionary_opt::<Int32Type>() {
+                        None => (None, column),
+                        Some(dictionary) => (Some(dictionary.keys().values().as_ptr()), dictionary.values()),
+                    };
+                    prop_assert_eq!(keys, group.inverse().map(|inverse| inverse.as_ptr()));
+                    let lists = lists.as_list_view::<i32>();
+                    prop_assert_eq!(lists.offsets().as_ptr(), feature.offsets().as_ptr());
+                    prop_assert_eq!(lists.sizes().as_ptr(), feature.sizes().as_ptr());
+                    let ids = lists.values().as_primitive::<Int64Type>().values();
+                    prop_assert_eq!(ids.as_ptr(), feature.values().as_ptr());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_that_collide_are_refused() {
+        let feature = Feature::from_rows("dense", &[[1]]).unwrap();
+        let batch = Batch::try_new(BatchParts {
+            size: 1,
+            dense: vec![1.0].into(),
+            labels: vec![].into(),
+            weights: None,
+            timestamps: None,
+            kept: Vec::new(),
+            groups: vec![Group::try_new("g", None, vec![feature]).unwrap()],
+        });
+        let refused = batch.unwrap().to_record_batch().unwrap_err().to_string();
+        assert_eq!(refused, "column `dense`: the name is used twice");
+    }
+}

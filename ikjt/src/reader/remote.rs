@@ -1,0 +1,118 @@
+//! Batches that a [`Source`] makes, in place of this process's threads.
+
+use std::sync::Arc;
+
+use onefold_datasets::Schema;
+
+use super::budget::Account;
+use super::checks::Checks;
+use super::convert::Pieces;
+use super::files::Chosen;
+use super::order::StreamOrder;
+use super::output::{Output, Packing};
+use super::pipeline::{Batches, Queue, Waited, promise};
+use super::position::{Position, Shuffle};
+use super::source::{Asked, Source, Wanted};
+use super::stages::Stages;
+use super::workers::Workers;
+use crate::{Batch, Error, PackedBatch, Result};
+
+/// Row groups of every stream that a block covers, at least: at its ends a worker decodes row groups of which it needs
+/// only a part.
+const ROW_GROUPS_IN_BLOCK: u64 = 4;
+
+/// The steps of a block, for streams that are read in these orders and give `each` samples to a step.
+pub(super) fn block_steps(orders: &[StreamOrder], each: u64, shuffle: Option<Shuffle>) -> u64 {
+    let mixed = shuffle.map_or(0, |shuffle| shuffle.row_groups as u64);
+    let of_stream = |order: &StreamOrder| {
+        let row_groups = order.items.len() as u64;
+        let row_group = order.samples().checked_div(row_groups).unwrap_or(0);
+        ROW_GROUPS_IN_BLOCK.saturating_add(mixed).saturating_mul(row_group) / each
+    };
+    orders.iter().map(of_stream).max().unwrap_or(0).max(1)
+}
+
+/// The steps from which on a stream reads every few row groups, and a name for these that every job has for them.
+pub(super) fn row_groups_by_step(chosen: &[Chosen], orders: &[StreamOrder], each: u64) -> Vec<(u64, String)> {
+    let Some(order) = orders.first() else { return Vec::new() };
+    let items = order.items.iter().zip(&order.starts).step_by(ROW_GROUPS_IN_BLOCK as usize);
+    let named = items.map(|(item, start)| {
+        (start.div_ceil(each), format!("{}/{}", chosen[item.file].set.path(), item.row_group))
+    });
+    named.collect()
+}
+
+/// Steps of an epoch that a source reads.
+pub(super) struct Remote {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) asked: Arc<Asked>,
+    pub(super) wanted: Wanted,
+    pub(super) workers: Workers,
+    pub(super) expected: Expected,
+    pub(super) packing: Packing,
+}
+
+/// The requirements on batches that come from elsewhere.
+#[derive(Debug)]
+pub(super) struct Expected {
+    pub(super) schema: Schema,
+    pub(super) checks: Arc<Checks>,
+    /// The most samples of a batch.
+    pub(super) most_samples: u64,
+}
+
+impl Remote {
+    /// Starts to fetch the batches from `position` on.
+    pub(super) fn start<T: Output>(mut self, position: Position, steps: u64) -> Result<Batches<T>> {
+        let account = Account::open(&self.workers.budget);
+        self.wanted.memory = account.budget().total() / 2;
+        let (of_thread, room) = (Arc::clone(&account), 2 * self.workers.threads());
+        let run = move |queue: Queue<T>, waited: Waited| self.run(&of_thread, &queue, &waited);
+        Batches::of_thread(
+            "onefold-fetch",
+            room,
+            (account, Arc::new(Stages::default())),
+            position,
+            steps,
+            run,
+        )
+    }
+
+    fn run<T: Output>(self, account: &Arc<Account>, queue: &Queue<T>, waited: &Waited) {
+        let Self { source, asked, wanted, workers, expected, packing } = self;
+        let (pool, expected) = (&workers.pool, Arc::new(expected));
+        let fetched = source.batches(&asked, wanted, &mut |packed| {
+            let reservation = account.reserve_batch(packed.memory().len() as u64)?;
+            let expected = Arc::clone(&expected);
+            let make = move || {
+                let batch = expected.batch(&packed)?;
+                Ok((T::of(batch, Some(packed), packing), Pieces::new(), reservation))
+            };
+            queue.send(promise(pool, make)).ok().map(|()| waited.get())
+        });
+        if let Err(error) = fetched {
+            let _ = queue.send(promise(pool, move || Err(error)));
+        }
+    }
+}
+
+impl Expected {
+    /// The batch in `packed`. A batch without features may say that it has any number of samples.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if it is something else than a batch of the schema, and for what does not pass the checks.
+    fn batch(&self, packed: &PackedBatch) -> Result<Batch> {
+        let check = |batch: Batch| match batch.size() as u64 <= self.most_samples {
+            true => batch.check_schema(&self.schema, self.schema.weight.is_some()).map(|()| batch),
+            false => {
+                let (size, most) = (batch.size(), self.most_samples);
+                let message = format!("it says that it has {size} samples, of at most {most}");
+                Err(Error::invariant("batch", message))
+            }
+        };
+        let batch = packed.unpack().and_then(check).map_err(|error| Error::wrong_batch(&error))?;
+        self.checks.run(&batch, &self.schema.labels, |_| None)?;
+        Ok(batch)
+    }
+}

@@ -1,0 +1,74 @@
+//! A service as the source of a reader's batches.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
+
+use super::address::ServiceAddress;
+use super::client::Service;
+use super::fetch::{Fetch, block_bytes};
+use super::protocol::Job;
+use crate::Result;
+use crate::reader::{Asked, Deliver, Source, Wanted};
+
+/// Blocks that are on their way at the same time, at most: as many workers can compute for one client.
+const MOST_BLOCKS: u64 = 16;
+
+/// The service at `location`, once its master has answered; `None` if it is not the location of a service.
+///
+/// # Errors
+///
+/// [`Error::Fault`](crate::Error::Fault) for a location that lacks something, and if the master does not answer, or not
+/// to this client.
+pub fn connect(location: &Path) -> Result<Option<Arc<dyn Source>>> {
+    Ok(match ServiceAddress::parse(location)? {
+        Some(address) => Some(Arc::new(Served(Service::connect(address)?))),
+        None => None,
+    })
+}
+
+/// A dataset that a service reads.
+#[derive(Debug)]
+struct Served(Arc<Service>);
+
+impl Served {
+    fn job(&self, asked: &Asked) -> Job {
+        let Asked { identity, options, rank } = asked.clone();
+        Job { dataset: self.0.location().to_owned(), identity, options, rank }
+    }
+}
+
+impl Source for Served {
+    fn location(&self) -> &str {
+        self.0.location()
+    }
+
+    fn snapshot(&self, number: Option<u64>) -> Result<Snapshot> {
+        self.0.snapshot(number)
+    }
+
+    fn statistics(&self, number: u64, partitions: &PartitionFilter) -> Result<SampleStatistics> {
+        self.0.statistics(number, partitions)
+    }
+
+    fn sample_counts(&self, asked: &Asked, epoch: u64) -> Result<Vec<Vec<u64>>> {
+        Ok(self.0.counts(&self.job(asked), epoch)?.sampled.unwrap_or_default())
+    }
+
+    fn batches(&self, asked: &Asked, wanted: Wanted, deliver: &mut Deliver<'_>) -> Result<()> {
+        let Wanted { epoch, steps, block_steps, row_groups, batch_bytes, memory } = wanted;
+        let blocks = (memory / block_bytes(batch_bytes)).clamp(1, MOST_BLOCKS);
+        let fetch = Fetch {
+            service: Arc::clone(&self.0),
+            job: Arc::new(self.job(asked)),
+            epoch,
+            steps,
+            block_steps,
+            row_groups,
+            ahead: blocks as usize,
+            block_bytes: memory / blocks,
+        };
+        fetch.run(deliver)
+    }
+}

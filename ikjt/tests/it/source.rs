@@ -1,0 +1,117 @@
+//! Batches that other processes make, here another reader.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use onefold_datasets::{Layout, PartitionFilter, SampleStatistics, Snapshot};
+use onefold_ikjt::preprocess::PreprocessConfig;
+use onefold_ikjt::reader::{Asked, Deliver, Source, Wanted};
+use onefold_ikjt::{
+    Batch, Checks, Dedupe, Error, Position, Rank, ReadRequest, Reader, ReaderOptions, Result, Shuffle, Step,
+    Within, Workers, load_snapshot, load_statistics,
+};
+
+use crate::dataset::{Log, open};
+
+const LOG: Log = Log { sessions: 60, session_size: 6.0, repeat: 0.7, seed: 5 };
+
+/// A dataset that a reader of its own reads. If it `lies`, its batches have twice as many samples as are asked for.
+#[derive(Debug)]
+struct Elsewhere {
+    directory: PathBuf,
+    lies: bool,
+}
+
+impl Elsewhere {
+    fn reader(&self, asked: &Asked) -> Result<Reader> {
+        let Asked { options, rank, .. } = asked.clone();
+        open(&self.directory, ReadRequest { options, rank, checks: Checks::default() })
+    }
+}
+
+impl Source for Elsewhere {
+    fn location(&self) -> &str {
+        self.directory.to_str().unwrap()
+    }
+
+    fn snapshot(&self, number: Option<u64>) -> Result<Snapshot> {
+        load_snapshot(&self.directory, number)
+    }
+
+    fn statistics(&self, number: u64, partitions: &PartitionFilter) -> Result<SampleStatistics> {
+        load_statistics(&self.directory, &self.snapshot(Some(number))?, partitions)
+    }
+
+    fn sample_counts(&self, asked: &Asked, epoch: u64) -> Result<Vec<Vec<u64>>> {
+        Ok(self.reader(asked)?.sample_counts(epoch)?.unwrap_or_default())
+    }
+
+    fn batches(&self, asked: &Asked, wanted: Wanted, deliver: &mut Deliver<'_>) -> Result<()> {
+        let mut asked = asked.clone();
+        if self.lies {
+            asked.options.global_batch_size *= 2;
+        }
+        let reader = self.reader(&asked)?;
+        let position = Position { step: wanted.steps.start, ..reader.position(wanted.epoch) };
+        let steps = wanted.steps.end - wanted.steps.start;
+        for step in reader.resume_packed(&position)?.take(steps as usize) {
+            if deliver(step?.batch).is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn open_elsewhere(directory: &Path, lies: bool, request: ReadRequest) -> Reader {
+    let source = Arc::new(Elsewhere { directory: directory.to_owned(), lies });
+    Reader::of_source(source, request, &Workers::new(2, 1 << 28).unwrap()).unwrap()
+}
+
+fn read(reader: &Reader, epoch: u64, step: u64) -> Vec<(Batch, Position)> {
+    let steps = reader.resume(&Position { step, ..reader.position(epoch) }).unwrap().map(Result::unwrap);
+    steps.map(|Step { batch, position }| (batch, position)).collect()
+}
+
+#[test]
+fn batches_from_elsewhere_are_those_of_a_local_reader() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write_buckets(directory.path(), Layout::Folded, 4);
+    let shuffle = Some(Shuffle { seed: 5, row_groups: 2, within: Within::Epoch });
+    let sampling = "format_version = 1\n[[step]]\nop = 'sampling'\nlabel = 'clicked'\nkeep = { '0' = 0.5 }\n";
+    let preprocess = Some(PreprocessConfig::parse(Path::new("preprocess.toml"), sampling).unwrap());
+    let rank = Rank { rank: 1, world_size: 2 };
+    let four = || ReaderOptions { streams: Some(4), ..ReaderOptions::new(16) };
+    for request in [
+        ReadRequest::from(four()),
+        ReadRequest { rank, ..ReaderOptions { dedupe: Dedupe::Window, shuffle, ..four() }.into() },
+        ReadRequest { rank, ..ReaderOptions { preprocess, ..four() }.into() },
+    ] {
+        let local = open(directory.path(), request.clone()).unwrap();
+        let elsewhere = open_elsewhere(directory.path(), false, request.clone());
+        assert_eq!(elsewhere.plan(2).unwrap(), local.plan(2).unwrap());
+        for (epoch, step) in [(0, 0), (2, 3), (2, local.steps(2).unwrap())] {
+            assert_eq!(read(&elsewhere, epoch, step), read(&local, epoch, step), "{request:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_a_batch_of_the_request_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write(directory.path(), Layout::Rows);
+    let error = |lies: bool, checks: Checks| -> Error {
+        let request = ReadRequest { checks, ..ReaderOptions::new(16).into() };
+        let mut batches = open_elsewhere(directory.path(), lies, request).batches().unwrap();
+        batches.find_map(Result::err).expect("an error")
+    };
+    let text = error(true, Checks::default()).to_string();
+    assert!(text.contains("it says that it has 32 samples, of at most 16"), "{text}");
+    let table_rows = BTreeMap::from([("city".to_owned(), 4)]);
+    let text = error(false, Checks { table_rows, ..Checks::default() }).to_string();
+    assert!(text.contains("of a batch, column `city`: id 4 is outside the table's 4 rows"), "{text}");
+    let label_ranges = BTreeMap::from([("clicked".to_owned(), 0.0..=0.5)]);
+    let text = error(false, Checks { label_ranges, ..Checks::default() }).to_string();
+    assert!(text.contains("of a batch, column `clicked`: the label is 1"), "{text}");
+}
