@@ -20,8 +20,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
 };
 
-use crate::cluster::plan_properties;
-use crate::operator::{only, operator_methods};
+use crate::operator::{only, operator_methods, plan_properties};
 
 /// Gives every input of an exchange an exchange of its own. To be applied after the rules that add exchanges.
 #[derive(Debug)]

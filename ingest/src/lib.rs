@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod clock;
 mod cluster;
 pub mod command;
 mod compare;
@@ -43,6 +44,7 @@ mod signed_lengths;
 mod sources;
 mod spilling_join;
 mod spool;
+mod sql;
 mod statistics;
 pub mod timeline;
 mod times;

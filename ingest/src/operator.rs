@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
-use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_expr::EquivalenceProperties;
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::{ExecutionPlan, Partitioning, PlanProperties};
 
 /// The methods of an `ExecutionPlan` that has a field `properties` and these inputs, no expressions that a rule should
 /// see, and nothing to gain from more partitions of its inputs.
@@ -52,4 +55,14 @@ pub(crate) fn only(inputs: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn Execut
             datafusion::common::internal_err!("an operator of one input is given another number of them")
         }
     }
+}
+
+/// The properties of an operator whose rows come as they are made, in no order, in so many partitions.
+pub(crate) fn plan_properties(schema: &SchemaRef, partitions: usize) -> Arc<PlanProperties> {
+    Arc::new(PlanProperties::new(
+        EquivalenceProperties::new(Arc::clone(schema)),
+        Partitioning::UnknownPartitioning(partitions),
+        EmissionType::Incremental,
+        Boundedness::Bounded,
+    ))
 }

@@ -20,8 +20,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, displayable,
 };
 
-use crate::cluster::plan_properties;
-use crate::operator::operator_methods;
+use crate::operator::{operator_methods, plan_properties};
 
 /// The rows of a plan as a table.
 #[derive(Debug)]

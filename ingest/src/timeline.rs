@@ -42,7 +42,7 @@ use onefold_datasets::hash_id;
 
 use crate::config::TimelineConfig;
 use crate::ids::functions::timeline_function_name;
-use crate::samples::sql::{enclosed, equal, numbered, quote, table as source_table};
+use crate::sql::{enclosed, equal, numbered, quote, table as source_table};
 
 /// Number of a row within its timeline: BIGINT.
 pub const POSITION: &str = "__onefold_position";

@@ -7,7 +7,6 @@ use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, 
 use datafusion::arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use datafusion::arrow::compute::{CastOptions, SortOptions, cast_with_options};
 use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema};
-use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
 use onefold_datasets::KeptColumn;
@@ -15,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::kept::KeptArray;
+use crate::error::arrow_bug;
 use crate::ids::{IdForm, WrongType, item_type, list_ids, scalar_ids, wrong_list_type, wrong_number_type};
 use crate::sessionize::TIME;
 use crate::statistics::{ColumnCounts, ListCounts, NumberCounts, union};
@@ -106,7 +106,7 @@ impl Converter {
                 let options = SortOptions { descending: false, nulls_first: false };
                 Ok(SortField::new_with_options(field.data_type().clone(), options))
             });
-            RowConverter::new(fields.collect::<Result<_>>()?).map_err(engine)
+            RowConverter::new(fields.collect::<Result<_>>()?).map_err(arrow_bug)
         };
         let order = if names.order.is_empty() { None } else { Some(rows(&names.order)?) };
         Ok(Self { identity: rows(&names.identity)?, order, names })
@@ -126,9 +126,9 @@ impl Converter {
         }
         let time = required(batch, TIME, "time")?.as_primitive::<Int64Type>().values();
         self.check_times(time)?;
-        let identity = self.identity.convert_columns(&columns(&self.names.identity)?).map_err(engine)?;
+        let identity = self.identity.convert_columns(&columns(&self.names.identity)?).map_err(arrow_bug)?;
         let order = match &self.order {
-            Some(rows) => Some(rows.convert_columns(&columns(&self.names.order)?).map_err(engine)?),
+            Some(rows) => Some(rows.convert_columns(&columns(&self.names.order)?).map_err(arrow_bug)?),
             None => None,
         };
         let mut counts = ColumnCounts { samples: time.len() as u64, ..ColumnCounts::default() };
@@ -260,7 +260,7 @@ fn list_column(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray
         let offsets = OffsetBuffer::from_lengths(lengths);
         let present: ScalarBuffer<i64> = ids.iter().flatten().collect();
         return ListArray::try_new(item, offsets, Arc::new(Int64Array::new(present, None)), None)
-            .map_err(engine);
+            .map_err(arrow_bug);
     }
     // The lengths of null lists are 0.
     let (_, offsets, ids, _) = list_ids(name, column, form)?.into_parts();
@@ -269,7 +269,7 @@ fn list_column(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray
         let hint = format!("remove them in the query: `array_compact({name})`");
         return Err(Error::column(name, message, hint));
     }
-    ListArray::try_new(item, offsets, ids, None).map_err(engine)
+    ListArray::try_new(item, offsets, ids, None).map_err(arrow_bug)
 }
 
 /// A cast that refuses values that do not fit.
@@ -279,11 +279,6 @@ pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<Array
         let message = format!("a value does not fit {to}: {error}");
         Error::column(name, message, "convert the column in the query with `CAST`")
     })
-}
-
-/// Reports an Arrow error on columns that were checked before as a bug.
-pub(crate) fn engine(error: ArrowError) -> Error {
-    Error::engine(error.to_string(), "this is a bug in Onefold; please report it")
 }
 
 #[cfg(test)]

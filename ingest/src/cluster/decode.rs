@@ -18,6 +18,7 @@ use super::record::{ChangedList, RecordReader, Shape};
 use super::timelines::Slice;
 use super::unfold::malformed;
 use crate::Result;
+use crate::error::arrow_bug;
 use crate::merge::{KNOWN, LATE, OLD};
 use crate::statistics::IdCounts;
 
@@ -374,9 +375,9 @@ impl Batch {
             let ids = Arc::new(Int64Array::from(ids));
             let item = Arc::clone(&item);
             let lists = ListViewArray::try_new(item, lists.offsets.into(), lists.sizes.into(), ids, None);
-            columns.push(Arc::new(lists.map_err(super::convert::engine)?));
+            columns.push(Arc::new(lists.map_err(arrow_bug)?));
         }
         columns.extend(self.keys.map(|keys| -> ArrayRef { Arc::new(Int64Array::from(keys)) }));
-        RecordBatch::try_new(Arc::clone(schema), columns).map_err(super::convert::engine)
+        RecordBatch::try_new(Arc::clone(schema), columns).map_err(arrow_bug)
     }
 }

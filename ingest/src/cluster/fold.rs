@@ -24,12 +24,10 @@ use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, Schem
 use datafusion::common::runtime::JoinSet;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
 };
 use futures::StreamExt;
 use onefold_datasets::{CountBudget, TextIds};
@@ -41,7 +39,8 @@ use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions};
 use super::record_batches::RecordBatches;
 use super::statistics::StatisticsOptions;
 use crate::Error;
-use crate::operator::{only, operator_methods};
+use crate::error::external;
+use crate::operator::{only, operator_methods, plan_properties};
 use crate::planned::PlannedTable;
 use crate::profile::stage;
 use crate::sessionize::{TIME, TOTALS};
@@ -404,19 +403,4 @@ pub(super) fn records_schema(names: &ColumnNames, samples: &ArrowSchema) -> Resu
     fields.push(Arc::new(Field::new(RECORD, DataType::Binary, false)));
     fields.push(Arc::new(Field::new(TOTALS, DataType::Boolean, false)));
     Ok(Arc::new(ArrowSchema::new(fields)))
-}
-
-/// The properties of an operator whose rows come as they are made, in no order, in so many partitions.
-pub(crate) fn plan_properties(schema: &SchemaRef, partitions: usize) -> Arc<PlanProperties> {
-    Arc::new(PlanProperties::new(
-        EquivalenceProperties::new(Arc::clone(schema)),
-        Partitioning::UnknownPartitioning(partitions),
-        EmissionType::Incremental,
-        Boundedness::Bounded,
-    ))
-}
-
-/// Wraps an error of this crate so that it can pass through the engine.
-pub(crate) fn external(error: crate::Error) -> DataFusionError {
-    DataFusionError::External(Box::new(error))
 }

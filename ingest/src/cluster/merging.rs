@@ -22,9 +22,10 @@ use super::on_cluster::RemoteClustering;
 use super::statistics::StatisticsOptions;
 use super::totals::TotalsReader;
 use super::{
-    ClusterOptions, Clustering, RECORDS_TABLE, TICK, bug, encoder_options, fold_samples, list_names,
+    ClusterOptions, Clustering, RECORDS_TABLE, TICK, encoder_options, fold_samples, list_names,
     statistics_options,
 };
+use crate::error::bug;
 use crate::ids::IdForm;
 use crate::merge::old::{self, OLD_SESSION, PARTITION, SEQUENCE};
 use crate::remote::{Cluster, OnCluster, cluster_of};

@@ -75,6 +75,7 @@ use self::statistics::StatisticsOptions;
 use self::totals::TotalsReader;
 use self::write::Outcome;
 use crate::config::TimelineConfig;
+use crate::error::bug;
 use crate::ids::FeatureIds;
 use crate::profile::stage;
 use crate::remote::OnCluster;
@@ -85,12 +86,11 @@ use crate::{Config, Error, Result};
 
 pub(crate) use self::bucket_files::LeftOut;
 use self::convert::check_types;
-pub(crate) use self::convert::engine;
 pub(crate) use self::cut::CutSpec;
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
 pub(crate) use self::fold::{DIGEST, RECORD};
-pub(crate) use self::fold::{FoldExec, FoldSpec, external, plan_properties};
+pub(crate) use self::fold::{FoldExec, FoldSpec};
 pub(crate) use self::kept::kept_columns;
 pub(crate) use self::merging::{LateSamples, MergedQueries, fold_old_samples};
 pub(crate) use self::on_cluster::{RemoteClustering, WrittenSamples};
@@ -477,8 +477,4 @@ fn statistics_options(config: &Config, options: &ClusterOptions) -> StatisticsOp
         changes: options.observe_changes,
         values: true,
     }
-}
-
-pub(crate) fn bug(message: &str) -> Error {
-    Error::engine(message, "this is a bug in Onefold; please report it")
 }

@@ -27,9 +27,9 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::convert::column;
-use super::fold::{external, plan_properties};
 use super::totals::totals_before;
-use crate::operator::{only, operator_methods};
+use crate::error::external;
+use crate::operator::{only, operator_methods, plan_properties};
 use crate::remote::{WorkFile, WorkRowsSpec};
 use crate::sessionize::TOTALS;
 

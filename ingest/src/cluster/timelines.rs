@@ -11,9 +11,10 @@ use datafusion::execution::SendableRecordBatchStream;
 use futures::StreamExt;
 use onefold_datasets::PartitionKey;
 
-use super::convert::{column, engine};
+use super::convert::column;
 use super::partitions::Partitions;
 use crate::Result;
+use crate::error::arrow_bug;
 use crate::merge::OLD;
 use crate::sessionize::BUCKET;
 use crate::timeline::{FIRST, POSITION};
@@ -101,7 +102,7 @@ impl Slices {
             let place = BucketOfPartition { partition, bucket: buckets.value(rows.start) as u32 };
             Ok(Run { start: (place, firsts.value(rows.start)), rows })
         };
-        partition(&apart).map_err(engine)?.ranges().into_iter().rev().map(run).collect()
+        partition(&apart).map_err(arrow_bug)?.ranges().into_iter().rev().map(run).collect()
     }
 
     /// Goes to the slice of sample number `sample` of a bucket. Buckets come in their order, and so do their samples.
@@ -171,10 +172,10 @@ impl SampleNumbers {
             Some(converter) => converter,
             none => {
                 let fields = keys.iter().map(|key| SortField::new(key.data_type().clone()));
-                none.insert(RowConverter::new(fields.collect()).map_err(engine)?)
+                none.insert(RowConverter::new(fields.collect()).map_err(arrow_bug)?)
             }
         };
-        let keys = converter.convert_columns(&keys).map_err(engine)?;
+        let keys = converter.convert_columns(&keys).map_err(arrow_bug)?;
         let mut numbers = Vec::with_capacity(keys.num_rows());
         let mut before = None;
         for (row, key) in keys.iter().enumerate() {

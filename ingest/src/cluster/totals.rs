@@ -17,11 +17,11 @@ use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::UInt64Type;
 use onefold_datasets::{CountBudget, TextIds, VocabularyCounter};
 
-use super::bug;
 use super::convert::column;
 use super::encode::SampleTotals;
 use super::fold::{DIGEST, RECORD};
 use super::statistics::StatisticsOptions;
+use crate::error::bug;
 use crate::sessionize::TOTALS;
 use crate::{Error, Result};
 

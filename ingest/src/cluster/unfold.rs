@@ -19,7 +19,6 @@ use datafusion::arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBa
 use datafusion::arrow::datatypes::{Int64Type, UInt64Type};
 use onefold_datasets::{Decode, PartitionKey, bucket_of_session};
 
-use super::bug;
 use super::convert::column;
 use super::decode::{DecodedTotals, DeltaDecoder, ListColumn, SessionRun};
 use super::encode::EncoderOptions;
@@ -27,6 +26,7 @@ use super::fold::{DIGEST, RECORD};
 use super::partitions::Partitions;
 use super::record::decoded_bytes;
 use super::timelines::Slice;
+use crate::error::bug;
 use crate::merge::{KNOWN, ORIGIN};
 use crate::sessionize::{KEY, SESSION, TIME};
 use crate::{Error, Result};

@@ -38,10 +38,10 @@ use tokio::sync::mpsc::Sender;
 use super::bucket_files::{BucketFiles, LeftOut};
 use super::cut::{CutSpec, Cutter};
 use super::decode::DecodedTotals;
-use super::fold::{external, plan_properties};
 use super::totals::totals_before;
 use super::written_lists::WrittenLists;
-use crate::operator::operator_methods;
+use crate::error::external;
+use crate::operator::{operator_methods, plan_properties};
 use crate::profile::stage;
 
 /// The column of a row about what was written.

@@ -8,8 +8,8 @@ use datafusion::arrow::compute::kernels::cast_utils::string_to_datetime;
 use serde::{Deserialize, Serialize};
 
 use super::columns::wrong;
+use crate::clock::{Zone, parse_with_format};
 use crate::error::MessageAndHint;
-use crate::times::{Zone, parse_with_format};
 
 /// A time column: its name, and the meaning of its values where their type does not define it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -33,8 +33,9 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use crate::Result;
-use crate::cluster::{WrittenLists, bug, engine, external, plan_properties};
-use crate::operator::{only, operator_methods};
+use crate::cluster::WrittenLists;
+use crate::error::{arrow_bug, bug, external};
+use crate::operator::{only, operator_methods, plan_properties};
 
 /// Batches that wait for whoever reads them.
 const WAITING: usize = 2;
@@ -324,7 +325,7 @@ impl Reader<'_> {
         } else {
             columns.extend(group.times.as_ref().or(group.keys.as_ref()).map(|values| integers(values)));
         }
-        RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(engine)
+        RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(arrow_bug)
     }
 }
 
@@ -375,7 +376,7 @@ fn with_originals(lists: &ArrayRef, originals: &[i64]) -> Result<ArrayRef> {
     let ids: Int64Array = ids.unary(original);
     let DataType::List(item) = lists.data_type() else { return Ok(Arc::new(lists.clone())) };
     let lists = ListArray::try_new(Arc::clone(item), lists.offsets().clone(), Arc::new(ids), None);
-    Ok(Arc::new(lists.map_err(engine)?))
+    Ok(Arc::new(lists.map_err(arrow_bug)?))
 }
 
 #[cfg(test)]

@@ -37,8 +37,8 @@ use futures::StreamExt;
 use onefold_datasets::digest::{Digest, SampleDigest};
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{external, plan_properties};
-use crate::operator::{only, operator_methods};
+use crate::error::external;
+use crate::operator::{only, operator_methods, plan_properties};
 use crate::row_digest::RowDigester;
 
 /// The column that says which partition sent a row.

@@ -9,8 +9,8 @@ use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use onefold_datasets::{CountBudget, Encoders};
 
 use super::IdMaps;
-use crate::cluster::external;
 use crate::engine::{row_groups, state_bytes};
+use crate::error::external;
 use crate::memory::EnginePool;
 
 /// Counts of ids get one of so many parts of the memory for the last samples of sessions.

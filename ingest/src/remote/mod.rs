@@ -52,8 +52,7 @@ pub use self::operators::{
 pub use self::stores::Stores;
 pub(crate) use self::work::{WorkFile, WorkRowsSpec, WrittenRows, write_rows};
 
-use crate::cluster::plan_properties;
-use crate::operator::operator_methods;
+use crate::operator::{operator_methods, plan_properties};
 use crate::planned::PlannedExec;
 
 /// Processes on several machines that execute plans together.

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
 use super::{Cluster, OnCluster};
-use crate::cluster::{external, plan_properties};
-use crate::operator::{only, operator_methods};
+use crate::error::external;
+use crate::operator::{only, operator_methods, plan_properties};
 use crate::spool::{ROW_GROUP_BYTES, properties, unwritten};
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {

@@ -1,9 +1,9 @@
 //! The SQL of `[[attributes]]`: the rows that can be used, and for every sample the row that holds at its time.
 
-use super::sql::{all, list, numbered, quote, table};
 use super::steps::{CANDIDATES, StepSql, timestamp};
 use crate::Result;
 use crate::config::AttributesConfig;
+use crate::sql::{all, list, numbered, quote, table};
 
 /// The table of the `i`th `[[attributes]]`.
 pub(super) fn attributes_table(i: usize) -> String {

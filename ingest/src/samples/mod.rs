@@ -20,7 +20,6 @@
 mod attributes;
 mod check;
 mod counts;
-pub(crate) mod sql;
 mod steps;
 #[cfg(test)]
 mod tests;

@@ -5,12 +5,12 @@ use onefold_datasets::SparseFeature;
 
 use super::attributes::{attributes_in_time_table, attributes_table};
 use super::check::StepColumns;
-use super::sql::{all, enclosed, equal, first_of_each, is_sortable, list, numbered, quote, table};
 use crate::config::{
     JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig, TimelineConfig,
 };
 use crate::ids::IdType;
 use crate::ids::functions::timeline_function_name;
+use crate::sql::{all, enclosed, equal, first_of_each, is_sortable, key_kind, list, numbered, quote, table};
 use crate::times::TimeLimits;
 use crate::{Config, Result, timeline};
 
@@ -517,9 +517,7 @@ impl<'a> StepSql<'a> {
     /// An expression that depends on the label.
     fn by_value(&self, sampling: &SamplingConfig, otherwise: &str, then: impl Fn(f64) -> String) -> String {
         let data_type = self.columns.sampling_type(sampling);
-        let is_text = !data_type.is_numeric()
-            && !data_type.is_null()
-            && super::sql::key_kind(&data_type) == Some("text");
+        let is_text = !data_type.is_numeric() && !data_type.is_null() && key_kind(&data_type) == Some("text");
         let label = quote(&sampling.label);
         let cases = sampling.keep.iter().map(|(value, probability)| {
             let when = if is_text {

@@ -11,7 +11,7 @@ use datafusion::datasource::physical_plan::{
     CsvSource, FileGroup, FileScanConfig, FileScanConfigBuilder, FileSource, ParquetSource,
 };
 use datafusion::datasource::source::DataSourceExec;
-use datafusion::error::{DataFusionError, Result};
+use datafusion::error::Result;
 use datafusion::execution::cache::cache_manager::{CacheManager, CacheManagerConfig};
 use datafusion::physical_plan::ExecutionPlan;
 use object_store::ObjectMeta;
@@ -24,6 +24,7 @@ use super::naming::{FileName, NamedFiles, NamingSource, Text};
 use super::stores::{SourceStore, Stores, VersionedStore};
 use super::text_store::SkippedRows;
 use crate::config::{Compression, Ragged};
+use crate::error::external;
 
 /// What DataFusion's own scan lacks of a scan of source files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -100,8 +101,7 @@ impl SentScan {
             return datafusion::common::internal_err!("a scan was sent that is none of files");
         };
         let wrong = |(message, hint): (String, String)| {
-            let error = crate::Error::source(&self.source, Path::new(&self.store.url), message, hint);
-            DataFusionError::External(Box::new(error))
+            external(crate::Error::source(&self.source, Path::new(&self.store.url), message, hint))
         };
         let store = Stores::of_sent(&self.store).map_err(wrong)?;
         for file in &self.files {

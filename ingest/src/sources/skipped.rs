@@ -23,8 +23,7 @@ use object_store::path::Path;
 use super::Source;
 use super::naming::NamingSource;
 use super::text_store::SkippedRows;
-use crate::cluster::plan_properties;
-use crate::operator::{only, operator_methods};
+use crate::operator::{only, operator_methods, plan_properties};
 use crate::remote::{Cluster, OnCluster};
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
