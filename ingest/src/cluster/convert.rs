@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch};
 use datafusion::arrow::buffer::{OffsetBuffer, ScalarBuffer};
-use datafusion::arrow::compute::{CastOptions, SortOptions, cast_with_options};
+use datafusion::arrow::compute::SortOptions;
 use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema};
 use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
@@ -13,11 +13,12 @@ use onefold_datasets::KeptColumn;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::columns::{cast, column, required};
+use super::counts::{ColumnCounts, ListCounts, NumberCounts, union};
 use super::kept::KeptArray;
 use crate::error::arrow_bug;
 use crate::ids::{IdForm, WrongType, item_type, list_ids, scalar_ids, wrong_list_type, wrong_number_type};
 use crate::sessionize::TIME;
-use crate::statistics::{ColumnCounts, ListCounts, NumberCounts, union};
 use crate::times::{TimeLimits, shown};
 use crate::{Config, Error, Result};
 
@@ -213,23 +214,6 @@ pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> 
     Ok(())
 }
 
-pub(super) fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayRef> {
-    rows.column_by_name(name).ok_or_else(|| Error::column(name, "it is missing", "add it to the query"))
-}
-
-/// A column that may not be null; `shown` is its name in the configuration.
-pub(super) fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Result<&'b ArrayRef> {
-    let column = column(rows, name)?;
-    match column.null_count() {
-        0 => Ok(column),
-        nulls => {
-            let message =
-                format!("{nulls} of {} samples have no value, and a session needs one", rows.num_rows());
-            Err(Error::column(shown, message, "leave such rows out with `WHERE … IS NOT NULL` in the query"))
-        }
-    }
-}
-
 /// A label, weight or dense feature as finite `f32`s.
 fn float_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
     let floats = cast(name, column, &DataType::Float32)?;
@@ -270,15 +254,6 @@ fn list_column(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray
         return Err(Error::column(name, message, hint));
     }
     ListArray::try_new(item, offsets, ids, None).map_err(arrow_bug)
-}
-
-/// A cast that refuses values that do not fit.
-pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef> {
-    let options = CastOptions { safe: false, ..CastOptions::default() };
-    cast_with_options(column, to, &options).map_err(|error| {
-        let message = format!("a value does not fit {to}: {error}");
-        Error::column(name, message, "convert the column in the query with `CAST`")
-    })
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::chains::{Chain, Chains};
 use super::convert::Converted;
+use super::counts::ColumnCounts;
 use super::generations::{Generations, Held};
 use super::history::{Histories, Rules, Seen, is_one_session};
 use super::kept::KeptValue;
@@ -24,7 +25,6 @@ use super::reuse::Reuse;
 use super::statistics::{Entered, SampleStatistics, StatisticsOptions};
 use crate::Result;
 use crate::error::arrow_bug;
-use crate::statistics::ColumnCounts;
 
 /// Marks a list that did not change, in [`DeltaEncoder::known`].
 const UNCHANGED: usize = usize::MAX;

@@ -35,6 +35,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::convert::{ColumnNames, Converted, Converter};
+use super::counts::ColumnCounts;
 use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions};
 use super::record_batches::RecordBatches;
 use super::statistics::StatisticsOptions;
@@ -45,7 +46,6 @@ use crate::planned::PlannedTable;
 use crate::profile::stage;
 use crate::sessionize::{TIME, TOTALS};
 use crate::spilling_join::in_context;
-use crate::statistics::ColumnCounts;
 
 /// The high and the low half of a sample's digest, which order samples that nothing else does.
 pub(crate) const DIGEST: [&str; 2] = ["__onefold_digest_high", "__onefold_digest_low"];

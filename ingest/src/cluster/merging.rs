@@ -19,6 +19,7 @@ use super::convert::ColumnNames;
 use super::encode::{EncoderOptions, SampleTotals};
 use super::fold::{DIGEST, FoldExec, FoldSpec, RECORD};
 use super::on_cluster::RemoteClustering;
+use super::origin::{self, OLD_SESSION, PARTITION, SEQUENCE};
 use super::statistics::StatisticsOptions;
 use super::totals::TotalsReader;
 use super::{
@@ -27,7 +28,6 @@ use super::{
 };
 use crate::error::bug;
 use crate::ids::IdForm;
-use crate::merge::old::{self, OLD_SESSION, PARTITION, SEQUENCE};
 use crate::remote::{Cluster, OnCluster, cluster_of};
 use crate::sessionize::{self, TIME, TOTALS};
 use crate::spool::Spool;
@@ -109,7 +109,7 @@ impl LateSamples {
 }
 
 /// Plans the folding of the samples of the table `samples`, which has the columns of [`old`]. Registers their
-/// records as the table `records`, which can be read once: the columns of [`old::record_columns`], time, digest, record,
+/// records as the table `records`, which can be read once: the columns of [`origin::record_columns`], time, digest, record,
 /// and whether it is a part of the totals.
 ///
 /// # Errors
@@ -131,13 +131,13 @@ pub(crate) async fn fold_old_samples(
     };
     let lists = encoder.lists.len();
     let kept = encoder.kept.iter().enumerate();
-    let kept = kept.map(|(i, column)| KeptColumn { name: old::kept_column(i), kind: column.kind });
+    let kept = kept.map(|(i, column)| KeptColumn { name: origin::kept_column(i), kind: column.kind });
     let names = ColumnNames {
-        keys: old::record_columns(config),
+        keys: origin::record_columns(config),
         identity: vec![PARTITION.to_owned(), OLD_SESSION.to_owned()],
         order: if config.order.is_empty() { Vec::new() } else { vec![SEQUENCE.to_owned()] },
-        floats: (0..encoder.floats.len()).map(old::float_column).collect(),
-        lists: (0..lists).map(|list| (old::list_column(list), IdForm::Integers)).collect(),
+        floats: (0..encoder.floats.len()).map(origin::float_column).collect(),
+        lists: (0..lists).map(|list| (origin::list_column(list), IdForm::Integers)).collect(),
         positions: sessionize::position_columns(config),
         kept: kept.collect(),
         time_limits: None,

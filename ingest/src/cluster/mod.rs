@@ -18,9 +18,12 @@
 mod bucket_files;
 mod by_bucket;
 mod chains;
+mod columns;
 mod convert;
+mod counts;
 mod cut;
 mod decode;
+mod distinct;
 mod encode;
 mod fold;
 mod generations;
@@ -29,6 +32,7 @@ mod kept;
 mod last_lists;
 mod merging;
 mod on_cluster;
+mod origin;
 mod partitions;
 mod record;
 mod record_batches;
@@ -84,8 +88,9 @@ use crate::spilling_join::once_each;
 use crate::times::TimeLimits;
 use crate::{Config, Error, Result};
 
-pub(crate) use self::bucket_files::LeftOut;
+pub(crate) use self::bucket_files::{LeftOut, WriteSpec};
 use self::convert::check_types;
+pub(crate) use self::counts::{ListCounts, NumberCounts};
 pub(crate) use self::cut::CutSpec;
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
@@ -94,12 +99,16 @@ pub(crate) use self::fold::{FoldExec, FoldSpec};
 pub(crate) use self::kept::kept_columns;
 pub(crate) use self::merging::{LateSamples, MergedQueries, fold_old_samples};
 pub(crate) use self::on_cluster::{RemoteClustering, WrittenSamples};
+pub(crate) use self::origin::{
+    OLD_SESSION, ORIGIN, Origin, PARTITION, SEQUENCE, float_column, kept_column, list_column,
+    partition_column,
+};
 pub(crate) use self::partitions::Partitions;
 pub(crate) use self::stage::StageExec;
 pub(crate) use self::statistics::SampleStatistics;
 pub(crate) use self::totals::same_hash;
 pub(crate) use self::unfold::RowGroups;
-pub(crate) use self::write::{WriteExec, WriteSpec};
+pub(crate) use self::write::WriteExec;
 pub(crate) use self::written_lists::{SentLists, WrittenLists};
 
 /// The name of the table of records.

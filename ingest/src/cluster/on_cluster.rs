@@ -36,10 +36,11 @@ use super::fold::DIGEST;
 use super::slices::SliceQueries;
 use super::stage::{StageExec, Staged};
 use super::totals::TotalsReader;
-use super::write::{Outcome, WriteExec, WriteSpec};
+use super::write::{Outcome, WriteExec};
 use super::written_lists::{SentLists, WrittenLists};
 use super::{
-    ClusterOptions, LeftOut, SampleStatistics, TICK, compared, cut_spec, fold_samples, statistics_options,
+    ClusterOptions, LeftOut, SampleStatistics, TICK, WriteSpec, compared, cut_spec, fold_samples,
+    statistics_options,
 };
 use crate::remote::{Cluster, OnCluster, WorkRowsSpec, WrittenRows};
 use crate::sessionize;

@@ -9,7 +9,7 @@ use datafusion::arrow::temporal_conversions::timestamp_us_to_datetime;
 use onefold_datasets::PartitionKey;
 use serde::{Deserialize, Serialize};
 
-use super::convert::{cast, column, required};
+use super::columns::{cast, column, required};
 use crate::error::arrow_bug;
 use crate::sessionize::{START, period_micros};
 use crate::{Config, Error, PartitionBy, Result};

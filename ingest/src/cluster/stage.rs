@@ -26,7 +26,7 @@ use futures::StreamExt;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::convert::column;
+use super::columns::column;
 use super::totals::totals_before;
 use crate::error::external;
 use crate::operator::{only, operator_methods, plan_properties};

@@ -11,11 +11,11 @@ use datafusion::execution::SendableRecordBatchStream;
 use futures::StreamExt;
 use onefold_datasets::PartitionKey;
 
-use super::convert::column;
+use super::columns::column;
+use super::origin::Origin;
 use super::partitions::Partitions;
 use crate::Result;
 use crate::error::arrow_bug;
-use crate::merge::OLD;
 use crate::sessionize::BUCKET;
 use crate::timeline::{FIRST, POSITION};
 
@@ -179,7 +179,7 @@ impl SampleNumbers {
         let mut numbers = Vec::with_capacity(keys.num_rows());
         let mut before = None;
         for (row, key) in keys.iter().enumerate() {
-            if origins.is_none_or(|origins| origins[rows.start + row] != OLD) {
+            if origins.is_none_or(|origins| Origin::of(origins[rows.start + row]) != Some(Origin::Old)) {
                 self.seen += 1;
                 let is_same = match before {
                     None => self.last.as_ref().is_some_and(|last| last.row() == key),

@@ -17,7 +17,7 @@ use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::UInt64Type;
 use onefold_datasets::{CountBudget, TextIds, VocabularyCounter};
 
-use super::convert::column;
+use super::columns::column;
 use super::encode::SampleTotals;
 use super::fold::{DIGEST, RECORD};
 use super::statistics::StatisticsOptions;

@@ -10,7 +10,6 @@
 //! run has, so a task that is tried again disturbs nothing.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -26,17 +25,14 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use futures::future::{Either, select};
-use onefold_datasets::{
-    BucketWriters, Encoders, PartitionChoice, PartitionColumn, PartitionFilter, Schema, WriterOptions,
-    WrittenBucket,
-};
+use onefold_datasets::{BucketWriters, Encoders, WrittenBucket};
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::bucket_files::{BucketFiles, LeftOut};
-use super::cut::{CutSpec, Cutter};
+use super::bucket_files::{BucketFiles, LeftOut, WriteSpec};
+use super::cut::Cutter;
 use super::decode::DecodedTotals;
 use super::totals::totals_before;
 use super::written_lists::WrittenLists;
@@ -53,30 +49,6 @@ const SAMPLES: &str = "samples";
 
 static SCHEMA: LazyLock<SchemaRef> =
     LazyLock::new(|| Arc::new(ArrowSchema::new(vec![Field::new(OUTCOME, DataType::Utf8, false)])));
-
-/// How buckets are written.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct WriteSpec {
-    /// The dataset: a local path or a URL.
-    pub(crate) location: PathBuf,
-    pub(crate) schema: Schema,
-    pub(crate) options: WriterOptions,
-    /// The partitions that are written; samples of others are counted.
-    pub(crate) filter: PartitionFilter,
-    pub(crate) partition_columns: Vec<PartitionColumn>,
-    pub(crate) cut: CutSpec,
-}
-
-impl WriteSpec {
-    /// The partitions that are written.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Dataset`](crate::Error::Dataset) if the filter does not fit the partition columns.
-    pub(super) fn choice(&self) -> crate::Result<PartitionChoice<'_>> {
-        Ok(self.filter.choice(&self.partition_columns)?)
-    }
-}
 
 /// What a row says.
 #[derive(Debug, Serialize, Deserialize)]

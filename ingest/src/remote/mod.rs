@@ -50,7 +50,9 @@ pub use self::operators::{
     Identify, Sent, functions, of_run, read_function, read_operator, write_function, write_operator,
 };
 pub use self::stores::Stores;
-pub(crate) use self::work::{WorkFile, WorkRowsSpec, WrittenRows, write_rows};
+pub(crate) use self::work::{
+    ROW_GROUP_BYTES, WorkFile, WorkRowsSpec, WrittenRows, properties, unwritten, write_rows,
+};
 
 use crate::operator::{operator_methods, plan_properties};
 use crate::planned::PlannedExec;

@@ -17,13 +17,20 @@ use futures::StreamExt;
 use onefold_datasets::work_file_name;
 use onefold_storage::{Storage, Upload};
 use parquet::arrow::ArrowWriter;
+use parquet::errors::ParquetError;
+use parquet::file::properties::WriterProperties;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
 use super::{Cluster, OnCluster};
+use crate::Error;
 use crate::error::external;
 use crate::operator::{only, operator_methods, plan_properties};
-use crate::spool::{ROW_GROUP_BYTES, properties, unwritten};
+
+/// Rows of a row group of a spooled table at most, and about how many bytes the row groups have that are being written:
+/// few, because they are in memory.
+const ROW_GROUP_ROWS: usize = 1 << 17;
+pub(crate) const ROW_GROUP_BYTES: usize = 16 << 20;
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
     let column = |name, data_type| Field::new(name, data_type, false);
@@ -174,6 +181,20 @@ fn write(spec: &WorkRowsSpec, mut rows: SendableRecordBatchStream, runtime: &Han
     let (file, count) = file.finish()?;
     let columns = (Arc::new(StringArray::from(vec![file])), Arc::new(Int64Array::from(vec![count])));
     Ok(RecordBatch::try_new(Arc::clone(&SCHEMA), vec![columns.0, columns.1])?)
+}
+
+/// How rows are written.
+pub(crate) fn properties() -> WriterProperties {
+    WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS)).build()
+}
+
+/// The error for rows that cannot be written.
+pub(crate) fn unwritten(error: ParquetError) -> Error {
+    let message = format!("a temporary file could not be written: {error}");
+    match Error::from(DataFusionError::ParquetError(Box::new(error))) {
+        full @ Error::Spill(_) => full,
+        _ => Error::engine(message, "check the disk of the spill directory"),
+    }
 }
 
 /// A file of rows in the work folder, while it is written. It appears once it is complete.
