@@ -44,46 +44,41 @@ mod simulate;
 
 use onefold_datasets::{SparseFeature, SparseKind};
 
-pub use self::co_change::CoChange;
+pub(crate) use self::co_change::CoChange;
 use self::merge::merge_groups;
-use self::names::group_names;
+use self::names::{UNGROUPED, group_names};
 
 /// The dedupe factor over which deduplication is worth its index (RecD's rule of thumb).
-pub const WORTHWHILE_FACTOR: f64 = 1.5;
-/// The group of the features that are not worth deduplicating.
-const UNGROUPED: &str = "ungrouped";
+pub(crate) const WORTHWHILE_FACTOR: f64 = 1.5;
 
 /// Bytes of an id, and of a row's offset and size.
 const ID_BYTES: f64 = 8.0;
 const PLACE_BYTES: f64 = 8.0;
-/// Bytes of a sample's entry in an inverse index.
-const INDEX_BYTES: f64 = 4.0;
-
 /// The statistics of one sparse feature over the samples that were observed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ObservedFeature {
+pub(crate) struct ObservedFeature {
     /// The feature.
-    pub feature: SparseFeature,
+    pub(crate) feature: SparseFeature,
     /// Ids over all samples.
-    pub values: u64,
+    pub(crate) values: u64,
     /// Of a sequence: ids that are stored if windows share them, that is all ids of a session's first sample and those
     /// appended at later ones. Ignored for other features.
-    pub window_values: u64,
+    pub(crate) window_values: u64,
 }
 
 /// A group that was chosen.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ChosenGroup {
+pub(crate) struct ChosenGroup {
     /// The common beginning of its features' names, or the name of the first.
-    pub name: String,
+    pub(crate) name: String,
     /// Whether it is worth deduplicating.
-    pub deduplicated: bool,
+    pub(crate) deduplicated: bool,
     /// Its features: rising positions among those observed.
-    pub features: Vec<usize>,
+    pub(crate) features: Vec<usize>,
     /// The dedupe factor that is expected of it.
-    pub dedupe_factor: f64,
+    pub(crate) dedupe_factor: f64,
     /// Why it was chosen, in a sentence.
-    pub why: String,
+    pub(crate) why: String,
 }
 
 /// Chooses the groups: those worth deduplicating by their first feature, then that of all others. Every feature is in
@@ -92,7 +87,7 @@ pub struct ChosenGroup {
 /// # Panics
 ///
 /// If `observed` is about another number of features than `features` are.
-pub fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<ChosenGroup> {
+pub(crate) fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<ChosenGroup> {
     assert_eq!(features.len(), observed.features(), "observations of other features");
     let (mut by_rows, mut by_windows, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     for (number, feature) in features.iter().enumerate() {
@@ -109,7 +104,8 @@ pub fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<C
     // These change with nearly every sample, so a group of them has no factor to lose.
     groups.extend(merge_groups(&by_windows, &weights, observed, f64::INFINITY));
     groups.sort();
-    let names = group_names(features, &groups);
+    let all_names: Vec<&str> = features.iter().map(|feature| feature.feature.name.as_str()).collect();
+    let names = group_names(&all_names, &groups);
     let mut chosen: Vec<ChosenGroup> = groups
         .into_iter()
         .zip(names)
@@ -132,15 +128,6 @@ pub fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<C
         });
     }
     chosen
-}
-
-/// Bytes per sample that groups cost: their distinct rows and their inverse indices.
-pub fn groups_cost(groups: &[ChosenGroup], features: &[ObservedFeature], observed: &CoChange) -> f64 {
-    let cost = |group: &ChosenGroup| {
-        let bytes: f64 = group.features.iter().map(|f| weight(&features[*f], observed)).sum();
-        if group.deduplicated { bytes / observed.dedupe_factor(&group.features) + INDEX_BYTES } else { bytes }
-    };
-    groups.iter().map(cost).sum()
 }
 
 /// Bytes that a distinct row of a feature costs on average.
@@ -182,6 +169,7 @@ fn why_deduplicated(features: &[ObservedFeature], observed: &CoChange, group: &[
 
 #[cfg(test)]
 mod tests {
+    use super::merge::INDEX_BYTES;
     use super::simulate::{feature, random, rm1, simulate};
     use super::*;
 
@@ -208,6 +196,19 @@ mod tests {
         assert!(why.starts_with("one of its 3 features changes at "), "{why}");
         assert!(why.ends_with(", 15.75 for the ids of its windows"), "{why}");
         assert!(chosen[6].why.starts_with("no feature has a dedupe factor over 1.5"), "{}", chosen[6].why);
+    }
+
+    /// Bytes per sample that groups cost: their distinct rows and their inverse indices.
+    fn groups_cost(groups: &[ChosenGroup], features: &[ObservedFeature], observed: &CoChange) -> f64 {
+        let cost = |group: &ChosenGroup| {
+            let bytes: f64 = group.features.iter().map(|f| weight(&features[*f], observed)).sum();
+            if group.deduplicated {
+                bytes / observed.dedupe_factor(&group.features) + INDEX_BYTES
+            } else {
+                bytes
+            }
+        };
+        groups.iter().map(cost).sum()
     }
 
     /// The cost of a partition, by the definition, over sets that are counted exactly.

@@ -2,8 +2,8 @@
 
 use onefold_datasets::{SparseFeature, SparseKind};
 
-use super::co_change::scramble;
-use super::{CoChange, ObservedFeature};
+use super::ObservedFeature;
+use super::co_change::{CoChange, scramble};
 
 /// A feature of `samples` samples with lists of this mean length.
 pub(super) fn feature(name: &str, samples: u64, length: u64) -> ObservedFeature {

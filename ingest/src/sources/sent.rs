@@ -15,13 +15,12 @@ use datafusion::error::Result;
 use datafusion::execution::cache::cache_manager::{CacheManager, CacheManagerConfig};
 use datafusion::physical_plan::ExecutionPlan;
 use object_store::ObjectMeta;
-use onefold_storage::S3Settings;
 use serde::{Deserialize, Serialize};
 
 use super::csv::{CsvRules, NO_QUOTE};
 use super::formats::engine_compression;
 use super::naming::{FileName, NamedFiles, NamingSource, Text};
-use super::stores::{SourceStore, Stores, VersionedStore};
+use super::stores::{SentStore, SourceStore, Stores, VersionedStore};
 use super::text_store::SkippedRows;
 use crate::config::{Compression, Ragged};
 use crate::error::external;
@@ -36,14 +35,6 @@ pub(crate) struct SentScan {
     csv: Option<CsvRules>,
     compression: Compression,
     files: Vec<SentFile>,
-}
-
-/// A store. Credentials are those of whoever reads.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct SentStore {
-    /// Empty for the local disk.
-    pub(super) url: String,
-    pub(super) settings: S3Settings,
 }
 
 /// A file, in the version that was found.
