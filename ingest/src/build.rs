@@ -1,7 +1,6 @@
 //! Runs a configuration: raw logs to a committed dataset.
 
 mod merge;
-mod on_cluster;
 mod parts;
 
 use std::collections::BTreeMap;
@@ -19,7 +18,7 @@ use serde::Serialize;
 
 pub use self::parts::{Part, commit_parts, write_part};
 
-use crate::cluster::{Clustering, CutSpec, LeftOut, SampleStatistics, WriteSpec};
+use crate::cluster::{Clustering, CutSpec, LeftOut, WriteSpec, WrittenSamples};
 use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
 use crate::engine::{self, EngineOptions};
 use crate::merge::MergeSummary;
@@ -180,22 +179,35 @@ impl Build<'_> {
         // Refuses what does not fit before any work.
         writer.set_partition_columns(reading.partition_columns())?;
         options.partitions.choice(writer.partition_columns())?;
-        if let Some(cluster) = &options.engine.cluster {
-            return self.on_cluster(cluster, reading, &wanted, writer).await;
-        }
         let mut clustering = reading.clustering(&wanted).await?;
-        let totals = reading.encode(&mut clustering, self.reporter).await?;
-        let (samples, digest) = (totals.samples, totals.digest);
-        let old = writer.appended_to().map(|old| (self.out, old));
-        let decided = decide(config, &reading, &mut totals.statistics, old).await?;
+        let decided = if self.folds_first(&reading) {
+            let totals = reading.fold(&mut clustering, self.reporter).await?;
+            let old = writer.appended_to().map(|old| (self.out, old));
+            decide(config, &reading, &mut totals.statistics, old).await?
+        } else {
+            OutputPlan::as_configured(config, &reading.kept)
+        };
         let mut writer = self.with_schema(writer, &decided.schema)?;
         writer.set_buckets(reading.buckets(&wanted))?;
         let expects = self.writes_the_samples_as_read();
+        // Records that pass through other machines are digested when they are decoded, too.
+        let digested = !expects || reading.is_on_cluster();
+        let written = self.write(clustering, (&reading, &decided), &mut writer, digested).await?;
+        reading.check_count(written.as_ref().map_or(0, |written| written.samples), None)?;
+        let written = written.filter(|written| written.samples > 0).ok_or_else(|| reading.no_samples())?;
         if expects {
-            writer.expect(samples, digest);
+            writer.expect(written.samples, written.digest);
         }
-        let output = self.write(clustering, (&reading, &decided), (writer, !expects)).await?;
+        let output = self.commit(&reading, writer, written).await?;
         Ok(self.summary(output, &decided, reading))
+    }
+
+    /// Whether all samples are folded before the first is written: always in one process; on a cluster, where that takes
+    /// a job of its own, only if vocabularies or groups follow from the samples.
+    fn folds_first(&self, reading: &Reading<'_>) -> bool {
+        !reading.is_on_cluster()
+            || !self.config.vocabularies.is_empty()
+            || self.options.groups == Groups::Auto
     }
 
     /// The schema as far as it is known before the samples are planned: groups and the types of kept columns are those
@@ -280,22 +292,23 @@ impl Build<'_> {
         Ok(writer)
     }
 
-    /// Writes the samples and commits. Samples are `digested` when they are decoded unless the writer knows which it has
-    /// to expect.
+    /// Writes the samples, and adds their buckets to `writer`. Samples are `digested` when they are decoded unless the
+    /// writer knows which it has to expect. Gives `None` if nothing is known of any samples.
     async fn write(
         &self,
-        clustering: Clustering,
+        clustering: Clustering<'_>,
         (reading, decided): (&Reading<'_>, &OutputPlan),
-        (mut writer, digested): (DatasetWriter, bool),
-    ) -> Result<Output> {
+        writer: &mut DatasetWriter,
+        digested: bool,
+    ) -> Result<Option<WrittenSamples>> {
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
         }
-        let spec = self.write_spec(&writer, clustering.cut(digested));
-        let lists = decided.lists.clone();
+        let spec = self.write_spec(writer, clustering.cut(digested));
         let mut add = |bucket| Ok(writer.add(bucket)?);
-        let (counted, left_out) = clustering.write(spec, lists, self.reporter, &mut add).await?;
-        self.commit(reading, writer, &counted, left_out).await
+        let written = clustering.write(spec, decided.lists.clone(), self.reporter, &mut add).await?;
+        sources::count_skipped(&reading.context, &reading.sources).await?;
+        Ok(written)
     }
 
     /// How the buckets of `writer` are written.
@@ -310,13 +323,12 @@ impl Build<'_> {
         }
     }
 
-    /// Commits the buckets that were added to `writer`. `counted` are the statistics of their samples.
+    /// Commits the buckets that were added to `writer`, which have the samples `written`.
     async fn commit(
         &self,
         reading: &Reading<'_>,
         writer: DatasetWriter,
-        counted: &SampleStatistics,
-        left_out: LeftOut,
+        WrittenSamples { statistics, left_out, .. }: WrittenSamples,
     ) -> Result<Output> {
         let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
         let (samples, partitions) = writer.added();
@@ -327,7 +339,7 @@ impl Build<'_> {
         // The last thing that can fail before the commit.
         let cut_sessions = reading.cut_sessions().await?;
         let is_integer = |feature: &str| reading.ids.are_integers(feature);
-        let statistics = BuildStatistics::new(self.config, counted, &is_integer);
+        let statistics = BuildStatistics::new(self.config, &statistics, &is_integer);
         let written = writer.finish()?;
         Ok(Output { written, samples, partitions, left_out, statistics, cut_sessions })
     }

@@ -131,7 +131,7 @@ impl Compare<'_> {
         let reading = Reading::plan(config, sources, self.options, &wanted).await?;
         let choice = partitions.choice(&snapshot.partition_columns)?;
         let mut clustering = reading.clustering(&wanted).await?;
-        let totals = reading.encode(&mut clustering, self.reporter).await?;
+        let totals = reading.fold(&mut clustering, self.reporter).await?;
         let old = Some((self.directory, snapshot));
         let decided = decide(config, &reading, &mut totals.statistics, old).await?;
         let storage = Storage::open(self.directory).map_err(onefold_datasets::Error::from)?;

@@ -1,7 +1,6 @@
 //! Reading all samples of a configuration, as a build and a comparison do: the engine, its plan, and its errors.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
@@ -10,10 +9,9 @@ use onefold_base::progress::Reporter;
 use onefold_datasets::{CountBudget, KeptColumn, Order, OriginalKind, PartitionColumn, default_buckets};
 use onefold_sql::Query as _;
 
-use crate::cluster::{ClusterOptions, Clustering, RemoteClustering, SampleTotals, kept_columns};
+use crate::cluster::{ClusterOptions, Clustering, SampleTotals, kept_columns};
 use crate::engine::{self, EngineOptions};
 use crate::ids::FeatureIds;
-use crate::remote::Cluster;
 use crate::samples::{self, Samples};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, SampleOrder};
 use crate::sources::{self, Source};
@@ -110,23 +108,14 @@ impl<'a> Reading<'a> {
     /// # Errors
     ///
     /// As [`Clustering::plan`].
-    pub(crate) async fn clustering(&self, wanted: &ReadingOptions) -> Result<Clustering> {
+    pub(crate) async fn clustering(&self, wanted: &ReadingOptions) -> Result<Clustering<'a>> {
         let columns = self.planned.wide.schema().as_arrow();
         Clustering::plan(self.config, &self.context, columns, &self.cluster_options(wanted)).await
     }
 
-    /// Plans their clustering on a cluster.
-    ///
-    /// # Errors
-    ///
-    /// As [`RemoteClustering::plan`].
-    pub(crate) async fn clustering_on(
-        &self,
-        cluster: &Arc<dyn Cluster>,
-        wanted: &ReadingOptions,
-    ) -> Result<RemoteClustering<'a>> {
-        let (config, columns) = (self.config, self.planned.wide.schema().as_arrow());
-        RemoteClustering::plan(config, &self.context, columns, &self.cluster_options(wanted), cluster).await
+    /// Whether a cluster reads them.
+    pub(crate) fn is_on_cluster(&self) -> bool {
+        self.options.cluster.is_some()
     }
 
     /// How they are clustered.
@@ -145,18 +134,17 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Encodes and sorts them. Returns their totals.
+    /// Folds them. Returns their totals.
     ///
     /// # Errors
     ///
-    /// As [`Clustering::encode`], and [`Error::Fault`] if there are none, or not as many as the declared
-    /// steps counted.
-    pub(crate) async fn encode<'c>(
+    /// As [`Clustering::fold`], and [`Error::Fault`] if there are none, or not as many as the declared steps counted.
+    pub(crate) async fn fold<'c>(
         &self,
-        clustering: &'c mut Clustering,
+        clustering: &'c mut Clustering<'_>,
         reporter: &dyn Reporter,
     ) -> Result<&'c mut SampleTotals> {
-        let totals = clustering.encode(reporter).await?;
+        let totals = clustering.fold(reporter).await?;
         self.check_count(totals.as_ref().map_or(0, |totals| totals.samples), None)?;
         totals.ok_or_else(|| self.no_samples())
     }
@@ -258,7 +246,7 @@ mod tests {
             assert_eq!(reading.planned.expected, Some(3));
             reading.planned.expected = counted;
             let mut clustering = reading.clustering(&wanted).await?;
-            Ok(reading.encode(&mut clustering, &Silent).await?.samples)
+            Ok(reading.fold(&mut clustering, &Silent).await?.samples)
         })
     }
 

@@ -1,25 +1,13 @@
 //! A build that merges late samples into the partitions of a dataset.
 
-use std::sync::Arc;
-
 use onefold_datasets::{Commit, Schema, Snapshot};
 
 use super::{Build, BuildSummary};
-use crate::cluster::{Clustering, RemoteClustering};
 use crate::decide::decide;
 use crate::merge::{self, Merge, MergeSummary};
 use crate::reading::{Reading, ReadingOptions};
-use crate::remote::Cluster;
 use crate::sources::Source;
 use crate::{Error, Result};
-
-/// The clustering of merged samples.
-enum Planned<'a> {
-    /// In this process.
-    Here(Box<Clustering>),
-    /// On a cluster.
-    On(&'a Arc<dyn Cluster>, Box<RemoteClustering<'a>>),
-}
 
 impl Build<'_> {
     /// Merges the samples of `sources` into the dataset, of which there is the snapshot `old`.
@@ -45,14 +33,7 @@ impl Build<'_> {
         }
         merge::know_originals(config, &reading, &mut decided)?;
         merge.place(&choice, &decided).await?;
-        let planned = match &options.engine.cluster {
-            Some(cluster) => Planned::On(cluster, Box::new(merge.cluster_on(cluster, late, &decided).await?)),
-            None => {
-                let mut clustering = merge.cluster(late, &decided).await?;
-                clustering.encode(reporter).await?;
-                Planned::Here(Box::new(clustering))
-            }
-        };
+        let clustering = merge.cluster(late, &decided).await?;
         for (key, bucket) in merge.changed() {
             writer.replaces(key, *bucket)?;
         }
@@ -60,19 +41,9 @@ impl Build<'_> {
             // Nothing is written, so ids that only samples of other partitions have get no numbers.
             decided.vocabularies.clear();
         }
-        let output = match planned {
-            Planned::Here(clustering) => {
-                self.write(*clustering, (&reading, &decided), (writer, true)).await?
-            }
-            Planned::On(cluster, clustering) => {
-                for (name, vocabulary) in &decided.vocabularies {
-                    writer.add_vocabulary(name, vocabulary)?;
-                }
-                let written = self.write_on(cluster, *clustering, (&reading, &decided), &mut writer).await?;
-                let written = written.ok_or_else(|| reading.no_samples())?;
-                self.commit(&reading, writer, &written.statistics, written.left_out).await?
-            }
-        };
+        let written = self.write(clustering, (&reading, &decided), &mut writer, true).await?;
+        let written = written.ok_or_else(|| reading.no_samples())?;
+        let output = self.commit(&reading, writer, written).await?;
         Ok(BuildSummary { merged: Some(merge.summary()), ..self.summary(output, &decided, reading) })
     }
 

@@ -145,7 +145,7 @@ impl Build<'_> {
             written: Vec::new(),
         };
         let mut clustering = reading.clustering(&wanted).await?;
-        let Some(totals) = clustering.encode(reporter).await? else { return Ok(part) };
+        let Some(totals) = clustering.fold(reporter).await? else { return Ok(part) };
         let decided = decide(config, &reading, &mut totals.statistics, None).await?;
         let spec = WriteSpec {
             location: self.out.to_owned(),

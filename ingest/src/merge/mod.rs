@@ -40,8 +40,8 @@ use self::old_rows::{FILES, OldFile, Read};
 pub(crate) use self::old_rows::{OldRowsExec, OldRowsSpec};
 use self::sql::{BUCKET, COUNT, Sql};
 use crate::cluster::{
-    ClusterOptions, Clustering, LateSamples, ListColumn, MergedQueries, PARTITION, Partitions,
-    RemoteClustering, SentLists, WrittenLists, fold_old_samples, list_names, same_hash,
+    ClusterOptions, Clustering, LateSamples, ListColumn, MergedQueries, PARTITION, Partitions, SentLists,
+    WrittenLists, fold_old_samples, list_names, same_hash,
 };
 use crate::decide::OutputPlan;
 use crate::planned::PlannedTable;
@@ -217,27 +217,14 @@ impl<'a> Merge<'a> {
     /// # Errors
     ///
     /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read.
-    pub(crate) async fn cluster(&mut self, late: LateSamples, decided: &OutputPlan) -> Result<Clustering> {
+    pub(crate) async fn cluster(
+        &mut self,
+        late: LateSamples,
+        decided: &OutputPlan,
+    ) -> Result<Clustering<'a>> {
         let queries = self.queries(decided).await?;
         let (context, columns) = (&self.context, &self.columns);
         Clustering::merged(self.config, context, columns, &self.options, late, &queries).await
-    }
-
-    /// The same on a cluster.
-    ///
-    /// # Errors
-    ///
-    /// As [`cluster`](Self::cluster).
-    pub(crate) async fn cluster_on(
-        &mut self,
-        cluster: &Arc<dyn Cluster>,
-        late: LateSamples,
-        decided: &OutputPlan,
-    ) -> Result<RemoteClustering<'a>> {
-        let queries = self.queries(decided).await?;
-        let (context, columns) = (&self.context, &self.columns);
-        RemoteClustering::merged(self.config, context, columns, &self.options, late, (cluster, &queries))
-            .await
     }
 
     /// The queries of the samples that are written.

@@ -12,7 +12,7 @@ use datafusion::physical_plan::stream::RecordBatchReceiverStream;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect,
 };
-use datafusion::prelude::{ParquetReadOptions, SessionContext};
+use datafusion::prelude::{DataFrame, ParquetReadOptions, SessionContext};
 use futures::StreamExt;
 use onefold_datasets::work_file_name;
 use onefold_storage::{Storage, Upload};
@@ -79,9 +79,27 @@ impl WrittenRows {
         context: &SessionContext,
         schema: &ArrowSchema,
     ) -> crate::Result<Arc<dyn ExecutionPlan>> {
+        Ok(OnCluster::inner(self.rows(context, schema).await?.create_physical_plan().await?))
+    }
+
+    /// Makes these rows the table `name`.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be found.
+    pub(crate) async fn register(
+        &self,
+        context: &SessionContext,
+        name: &str,
+        schema: &ArrowSchema,
+    ) -> crate::Result<()> {
+        context.register_table(name, self.rows(context, schema).await?.into_view())?;
+        Ok(())
+    }
+
+    async fn rows(&self, context: &SessionContext, schema: &ArrowSchema) -> crate::Result<DataFrame> {
         let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
-        let rows = context.read_parquet(self.locations(), options.schema(schema)).await?;
-        Ok(OnCluster::inner(rows.create_physical_plan().await?))
+        Ok(context.read_parquet(self.locations(), options.schema(schema)).await?)
     }
 
     /// The files' paths or URLs.

@@ -24,30 +24,28 @@ use super::Source;
 use super::naming::NamingSource;
 use super::text_store::SkippedRows;
 use crate::operator::{only, operator_methods, plan_properties};
-use crate::remote::{Cluster, OnCluster};
+use crate::remote::{OnCluster, cluster_of};
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
     let column = |name, data_type| Field::new(name, data_type, false);
     Arc::new(ArrowSchema::new(vec![column("file", DataType::Utf8), column("rows", DataType::Int64)]))
 });
 
-/// Counts the rows that the machines of a cluster have left out of the files of `sources`. To be called when all plans
-/// that read these have run.
+/// Counts the rows that the machines of a cluster, if `context` has one, have left out of the files of `sources`. To be
+/// called when all plans that read these have run.
 ///
 /// # Errors
 ///
 /// Those of reading the files.
-pub(crate) async fn count_skipped(
-    context: &SessionContext,
-    cluster: &Arc<dyn Cluster>,
-    sources: &[Source],
-) -> crate::Result<()> {
+pub(crate) async fn count_skipped(context: &SessionContext, sources: &[Source]) -> crate::Result<()> {
+    let Some(cluster) = cluster_of(&context.copied_config()) else { return Ok(()) };
     for source in sources {
         let read = source.skipped.read_elsewhere();
         let files = source.files.iter().filter(|file| read.contains(&file.found.meta.location));
         for table in source.tables(files) {
             let scan = table.scan(&context.state(), Some(&Vec::new()), &[], None).await?;
-            let counted = Arc::new(OnCluster::new(Arc::clone(cluster), Arc::new(SkippedRowsExec::new(scan))));
+            let counted =
+                Arc::new(OnCluster::new(Arc::clone(&cluster), Arc::new(SkippedRowsExec::new(scan))));
             for batch in collect(counted, context.task_ctx()).await? {
                 let (files, rows) =
                     (batch.column(0).as_string::<i32>(), batch.column(1).as_primitive::<Int64Type>());
