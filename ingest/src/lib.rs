@@ -23,6 +23,7 @@ mod decide;
 mod engine;
 mod error;
 mod exchanges;
+pub mod executor;
 mod groups;
 mod ids;
 mod late_lists;

@@ -87,18 +87,18 @@ pub(crate) fn checked_exchange(
 
 /// Adds to rows who sent them, and behind them what was sent.
 #[derive(Debug)]
-pub(super) struct SentExec {
+pub(crate) struct SentExec {
     input: Arc<dyn ExecutionPlan>,
     /// Where the exchange behind this sends a row.
-    pub(super) partitioning: Partitioning,
-    pub(super) groups: Option<Groups>,
+    pub(crate) partitioning: Partitioning,
+    pub(crate) groups: Option<Groups>,
     /// What identifies the input's partitions in the whole plan, and the run, where a machine executes a part of it.
     run: Option<(Vec<u64>, u64)>,
     properties: Arc<PlanProperties>,
 }
 
 impl SentExec {
-    pub(super) fn new(
+    pub(crate) fn new(
         input: Arc<dyn ExecutionPlan>,
         partitioning: Partitioning,
         groups: Option<Groups>,
@@ -118,12 +118,12 @@ impl SentExec {
     }
 
     /// The rows go to one partition.
-    pub(super) fn to_one(input: Arc<dyn ExecutionPlan>) -> Result<Self> {
+    pub(crate) fn to_one(input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         Self::new(input, Partitioning::UnknownPartitioning(1), None)
     }
 
     /// This in one run of a part of the plan, whose partitions these numbers identify.
-    pub(super) fn of_run(&self, partitions: Vec<u64>, run: u64) -> Self {
+    pub(crate) fn of_run(&self, partitions: Vec<u64>, run: u64) -> Self {
         Self {
             input: Arc::clone(&self.input),
             partitioning: self.partitioning.clone(),
@@ -304,15 +304,15 @@ impl Sender {
 
 /// Keeps one run of every partition, checks that its rows are those that were sent, and removes what [`SentExec`] added.
 #[derive(Debug)]
-pub(super) struct ReceivedExec {
+pub(crate) struct ReceivedExec {
     input: Arc<dyn ExecutionPlan>,
-    pub(super) groups: Option<Groups>,
+    pub(crate) groups: Option<Groups>,
     properties: Arc<PlanProperties>,
 }
 
 impl ReceivedExec {
     /// Receives rows of `schema` from an exchange.
-    pub(super) fn new(
+    pub(crate) fn new(
         input: Arc<dyn ExecutionPlan>,
         schema: SchemaRef,
         partitioning: Partitioning,
@@ -328,7 +328,7 @@ impl ReceivedExec {
     }
 
     /// Receives what an exchange gives, without the columns that [`SentExec`] added.
-    pub(super) fn of_exchange(input: Arc<dyn ExecutionPlan>, groups: Option<Groups>) -> Self {
+    pub(crate) fn of_exchange(input: Arc<dyn ExecutionPlan>, groups: Option<Groups>) -> Self {
         let schema = input.schema();
         let fields = schema.fields()[..schema.fields().len() - ADDED].to_vec();
         let partitioning = input.output_partitioning().clone();
@@ -336,7 +336,7 @@ impl ReceivedExec {
     }
 
     /// The rows of `schema` among `rows`, which an exchange gives, once they are checked.
-    pub(super) fn check(
+    pub(crate) fn check(
         rows: SendableRecordBatchStream,
         schema: SchemaRef,
         groups: Option<Groups>,

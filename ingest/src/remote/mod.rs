@@ -9,13 +9,11 @@
 //! of a query into an `OnCluster`, which executes it on the cluster. So whoever collects the rows of a query need not
 //! know where it runs.
 //!
-//! What the cluster needs to send our operators is in `operators`: an operator is a text and, where DataFusion can
-//! describe a part of it, a plan.
+//! What the cluster needs to send our operators is in [`executor`](crate::executor): an operator is a text and, where
+//! DataFusion can describe a part of it, a plan.
 
 mod exchange;
-mod executor;
 mod id_maps;
-mod operators;
 mod stores;
 mod work;
 
@@ -42,16 +40,11 @@ use datafusion::physical_plan::{
 use datafusion::prelude::SessionConfig;
 use futures::TryStreamExt;
 
-pub(crate) use self::exchange::{Groups, checked_exchange};
-use self::exchange::{ReceivedExec, SentExec};
-pub use self::executor::{ExecutorMemory, executor_runtime};
+pub(crate) use self::exchange::{Groups, ReceivedExec, SentExec, checked_exchange};
 pub(crate) use self::id_maps::{IdMapFile, IdMaps, LoadedIdMap};
-pub use self::operators::{
-    Identify, Sent, functions, of_run, read_function, read_operator, write_function, write_operator,
-};
 pub use self::stores::Stores;
 pub(crate) use self::work::{
-    ROW_GROUP_BYTES, WorkFile, WorkRowsSpec, WrittenRows, properties, unwritten, write_rows,
+    ROW_GROUP_BYTES, WorkFile, WorkRowsExec, WorkRowsSpec, WrittenRows, properties, unwritten, write_rows,
 };
 
 use crate::operator::{operator_methods, plan_properties};

@@ -142,7 +142,7 @@ pub(crate) async fn write_rows(
 
 /// Writes its input's partitions to files of the work folder, and gives a row about each.
 #[derive(Debug)]
-pub(super) struct WorkRowsExec {
+pub(crate) struct WorkRowsExec {
     spec: WorkRowsSpec,
     input: Arc<dyn ExecutionPlan>,
     properties: Arc<PlanProperties>,
@@ -154,7 +154,7 @@ impl WorkRowsExec {
         Self { spec, input, properties }
     }
 
-    pub(super) fn spec(&self) -> &WorkRowsSpec {
+    pub(crate) fn spec(&self) -> &WorkRowsSpec {
         &self.spec
     }
 }

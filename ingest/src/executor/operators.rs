@@ -15,11 +15,10 @@ use onefold_datasets::CountBudget;
 use serde::{Deserialize, Serialize};
 
 use super::ExecutorMemory;
-use super::exchange::{Groups, ReceivedExec, SentExec};
-use super::work::{WorkRowsExec, WorkRowsSpec};
 use crate::cluster::{FoldExec, FoldSpec, SentLists, WriteExec, WriteSpec, WrittenLists};
 use crate::ids;
 use crate::merge::{OldRowsExec, OldRowsSpec};
+use crate::remote::{Groups, ReceivedExec, SentExec, WorkRowsExec, WorkRowsSpec};
 use crate::sources::{SentScan, SkippedRowsExec};
 use crate::spilling_join::SpillingJoin;
 use crate::{session_ids, signed_lengths, timeline, times};
