@@ -30,6 +30,7 @@ mod late_lists;
 mod memory;
 mod merge;
 mod operator;
+mod pipeline;
 mod planned;
 mod popularity;
 mod probe_lists;
@@ -50,7 +51,7 @@ mod statistics;
 pub mod timeline;
 mod times;
 
-pub use build::{BuildOptions, BuildSummary, Groups, Part, build, commit_parts, write_part};
+pub use build::{BuildSummary, Part, build, commit_parts, write_part};
 pub use compare::{Comparison, compare};
 pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy, SourceConfig,
@@ -60,5 +61,6 @@ pub use decide::GroupSummary;
 pub use engine::EngineOptions;
 pub use error::{Error, Result};
 pub use merge::MergeSummary;
+pub use pipeline::{BuildOptions, Groups};
 pub use statistics::{BuildStatistics, ColumnStatistics, ValueStatistics};
 pub use times::TimeLimits;

@@ -190,16 +190,12 @@ impl HowArguments {
                 OrderArgument::SessionHash => Order::SessionHash,
                 OrderArgument::Arrival => Order::Arrival,
             }),
-            groups: Groups::Given,
             column_order: match &self.popularity {
                 None => Vec::new(),
                 Some(path) => popularity::column_order(path, config)?,
             },
-            engine: self.engine.options(),
-            commit,
-            buckets: None,
-            about_samples: None,
             partitions: self.partition.clone(),
+            ..BuildOptions::new(self.engine.options(), commit)
         })
     }
 }

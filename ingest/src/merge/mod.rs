@@ -45,7 +45,7 @@ use crate::cluster::{
 };
 use crate::decide::OutputPlan;
 use crate::planned::PlannedTable;
-use crate::reading::{Reading, ReadingOptions};
+use crate::reading::Reading;
 use crate::remote::{Cluster, WorkFile, WorkRowsSpec, WrittenRows, cluster_of};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, START};
 use crate::spool::{Spool, counts};
@@ -118,11 +118,10 @@ impl<'a> Merge<'a> {
     pub(crate) fn new(
         config: &'a Config,
         reading: &Reading<'_>,
-        wanted: &ReadingOptions,
         (root, snapshot): (&Path, Snapshot),
     ) -> Result<Self> {
         let columns = Arc::new(reading.planned.wide.schema().as_arrow().clone());
-        let options = reading.cluster_options(wanted);
+        let options = reading.cluster_options();
         let old = OldDataset::new(config, root, snapshot, &columns);
         let instants = sessionize::instants(config, &columns)?;
         Ok(Self {
