@@ -196,7 +196,7 @@ pub(super) fn scramble(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::groups::simulate::{rm1, simulate};
+    use crate::groups::tests::{rm1, simulate};
 
     #[test]
     fn more_sets_than_are_kept_are_estimated() {
