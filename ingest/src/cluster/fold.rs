@@ -26,9 +26,7 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures::StreamExt;
 use onefold_datasets::{CountBudget, TextIds};
 use serde::{Deserialize, Serialize};
@@ -41,7 +39,7 @@ use super::record_batches::RecordBatches;
 use super::statistics::StatisticsOptions;
 use crate::Error;
 use crate::error::external;
-use crate::operator::{only, operator_methods, plan_properties};
+use crate::operator::{operator_methods, plan_properties, shown_as};
 use crate::planned::PlannedTable;
 use crate::profile::stage;
 use crate::sessionize::{TIME, TOTALS};
@@ -192,23 +190,19 @@ impl FoldExec {
     }
 }
 
-impl DisplayAs for FoldExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FoldSpec { names, workers, .. } = &self.fold.spec;
-        write!(f, "FoldExec: identity={:?}, workers={workers:?}", names.identity)
-    }
-}
+shown_as!(
+    FoldExec,
+    |operator| ": identity={:?}, workers={:?}",
+    operator.fold.spec.names.identity,
+    operator.fold.spec.workers
+);
 
 impl ExecutionPlan for FoldExec {
-    operator_methods!("FoldExec", |operator| vec![&operator.fold.input]);
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let Fold { spec, budget, .. } = &*self.fold;
-        Ok(Arc::new(Self::new(spec.clone(), budget.clone(), only(children)?)?))
-    }
+    operator_methods!("FoldExec", |operator| vec![&operator.fold.input], |input| Ok(Arc::new(Self::new(
+        operator.fold.spec.clone(),
+        operator.fold.budget.clone(),
+        input
+    )?)));
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let mut stream = RecordBatchReceiverStream::builder(Arc::clone(&self.fold.schema), WAITING);

@@ -9,7 +9,6 @@
 //! [`Outcome`]; nothing is visible in the dataset before somebody commits the buckets. Files have names that no other
 //! run has, so a task that is tried again disturbs nothing.
 
-use std::fmt;
 use std::pin::pin;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -20,9 +19,7 @@ use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures::StreamExt;
 use futures::future::{Either, select};
 use onefold_datasets::{BucketWriters, Encoders, WrittenBucket};
@@ -37,7 +34,7 @@ use super::decode::DecodedTotals;
 use super::totals::totals_before;
 use super::written_lists::WrittenLists;
 use crate::error::external;
-use crate::operator::{operator_methods, plan_properties};
+use crate::operator::{operator_methods, plan_properties, shown_as};
 use crate::profile::stage;
 
 /// The column of a row about what was written.
@@ -133,11 +130,7 @@ impl WriteExec {
     }
 }
 
-impl DisplayAs for WriteExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WriteExec: location={}", self.spec.location.display())
-    }
-}
+shown_as!(WriteExec, |operator| ": location={}", operator.spec.location.display());
 
 impl ExecutionPlan for WriteExec {
     operator_methods!("WriteExec", |operator| operator.inputs.iter().collect());

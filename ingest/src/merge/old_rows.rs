@@ -2,7 +2,6 @@
 //!
 //! The files come as rows, so that whoever has such a row reads the file, also on another machine.
 
-use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -19,9 +18,7 @@ use datafusion::error::{DataFusionError, Result as EngineResult};
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures::StreamExt;
 use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{
@@ -35,7 +32,7 @@ use tokio::sync::mpsc::Sender;
 use crate::Result;
 use crate::cluster::WrittenLists;
 use crate::error::{arrow_bug, bug, external};
-use crate::operator::{only, operator_methods, plan_properties};
+use crate::operator::{operator_methods, plan_properties, shown_as};
 
 /// Batches that wait for whoever reads them.
 const WAITING: usize = 2;
@@ -139,24 +136,18 @@ impl OldRowsExec {
     }
 }
 
-impl DisplayAs for OldRowsExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OldRowsExec: location={}, read={:?}", self.spec.location.display(), self.spec.read)
-    }
-}
+shown_as!(
+    OldRowsExec,
+    |operator| ": location={}, read={:?}",
+    operator.spec.location.display(),
+    operator.spec.read
+);
 
 impl ExecutionPlan for OldRowsExec {
-    operator_methods!("OldRowsExec", |operator| vec![&operator.files]);
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> EngineResult<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(Self {
-            originals: Arc::clone(&self.originals),
-            ..Self::new(Arc::clone(&self.spec), self.lists.clone(), &self.schema(), only(children)?)
-        }))
-    }
+    operator_methods!("OldRowsExec", |operator| vec![&operator.files], |files| Ok(Arc::new(Self {
+        originals: Arc::clone(&operator.originals),
+        ..Self::new(Arc::clone(&operator.spec), operator.lists.clone(), &operator.schema(), files)
+    })));
 
     fn execute(
         &self,

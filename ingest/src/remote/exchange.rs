@@ -13,7 +13,6 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{
@@ -30,15 +29,13 @@ use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::repartition::{REPARTITION_RANDOM_STATE, RepartitionExec};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties};
 use futures::StreamExt;
 use onefold_datasets::digest::{Digest, SampleDigest};
 use serde::{Deserialize, Serialize};
 
 use crate::error::external;
-use crate::operator::{only, operator_methods, plan_properties};
+use crate::operator::{only, operator_methods, plan_properties, shown_as};
 use crate::row_digest::RowDigester;
 
 /// The column that says which partition sent a row.
@@ -134,11 +131,7 @@ impl SentExec {
     }
 }
 
-impl DisplayAs for SentExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SentExec: to={}", self.partitioning)
-    }
-}
+shown_as!(SentExec, |operator| ": to={}", operator.partitioning);
 
 impl ExecutionPlan for SentExec {
     fn name(&self) -> &str {
@@ -359,21 +352,12 @@ impl ReceivedExec {
     }
 }
 
-impl DisplayAs for ReceivedExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ReceivedExec")
-    }
-}
+shown_as!(ReceivedExec, |_operator| "");
 
 impl ExecutionPlan for ReceivedExec {
-    operator_methods!("ReceivedExec", |operator| vec![&operator.input]);
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(Self::of_exchange(only(children)?, self.groups.clone())))
-    }
+    operator_methods!("ReceivedExec", |operator| vec![&operator.input], |input| Ok(Arc::new(
+        Self::of_exchange(input, operator.groups.clone())
+    )));
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         Self::check(self.input.execute(partition, context)?, self.schema(), self.groups.clone())

@@ -34,9 +34,7 @@ use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, displayable,
-};
+use datafusion::physical_plan::{ExecutionPlan, Partitioning, PlanProperties, displayable};
 use datafusion::prelude::SessionConfig;
 use futures::TryStreamExt;
 
@@ -47,7 +45,7 @@ pub(crate) use self::work::{
     ROW_GROUP_BYTES, WorkFile, WorkRowsExec, WorkRowsSpec, WrittenRows, properties, unwritten, write_rows,
 };
 
-use crate::operator::{operator_methods, plan_properties};
+use crate::operator::{operator_methods, plan_properties, shown_as};
 use crate::planned::PlannedExec;
 
 /// Processes on several machines that execute plans together.
@@ -165,18 +163,10 @@ impl OnCluster {
     }
 }
 
-impl DisplayAs for OnCluster {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OnCluster: {}", displayable(self.plan.as_ref()).one_line())
-    }
-}
+shown_as!(OnCluster, |operator| ": {}", displayable(operator.plan.as_ref()).one_line());
 
 impl ExecutionPlan for OnCluster {
-    operator_methods!("OnCluster", |_operator| Vec::new());
-
-    fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(self)
-    }
+    operator_methods!("OnCluster");
 
     fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let schema = self.plan.schema();

@@ -1,6 +1,5 @@
 //! Rows that several queries share, in files of the cluster's work folder.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
@@ -9,9 +8,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema as ArrowSc
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect};
 use datafusion::prelude::{DataFrame, ParquetReadOptions, SessionContext};
 use futures::StreamExt;
 use onefold_datasets::work_file_name;
@@ -25,7 +22,7 @@ use tokio::runtime::Handle;
 use super::{Cluster, OnCluster};
 use crate::Error;
 use crate::error::external;
-use crate::operator::{only, operator_methods, plan_properties};
+use crate::operator::{operator_methods, plan_properties, shown_as};
 
 /// Rows of a row group of a spooled table at most, and about how many bytes the row groups have that are being written:
 /// few, because they are in memory.
@@ -159,21 +156,13 @@ impl WorkRowsExec {
     }
 }
 
-impl DisplayAs for WorkRowsExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WorkRowsExec: name={}", self.spec.name)
-    }
-}
+shown_as!(WorkRowsExec, |operator| ": name={}", operator.spec.name);
 
 impl ExecutionPlan for WorkRowsExec {
-    operator_methods!("WorkRowsExec", |operator| vec![&operator.input]);
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(Self::new(self.spec.clone(), only(children)?)))
-    }
+    operator_methods!("WorkRowsExec", |operator| vec![&operator.input], |input| Ok(Arc::new(Self::new(
+        operator.spec.clone(),
+        input
+    ))));
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let rows = self.input.execute(partition, context)?;
