@@ -51,7 +51,6 @@ mod written_lists;
 pub(crate) use self::bucket_files::{LeftOut, WriteSpec};
 pub(crate) use self::clustering::{Clustering, WrittenSamples};
 pub(crate) use self::counts::{ListCounts, NumberCounts};
-pub(crate) use self::cut::CutSpec;
 pub(crate) use self::decode::ListColumn;
 pub(crate) use self::encode::SampleTotals;
 pub(crate) use self::fold::{DIGEST, FoldExec, FoldSpec, RECORD};
