@@ -10,6 +10,7 @@
 
 use std::path::Path;
 
+use clap::ValueEnum;
 use onefold_base::progress::Reporter;
 use onefold_datasets::{Commit, Layout, Order, PartitionFilter, Snapshot};
 
@@ -48,11 +49,11 @@ pub struct BuildOptions {
 }
 
 /// Where feature groups come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Groups {
-    /// From `[features]`.
+    /// Those that `[features]` puts into one group
     Given,
-    /// From what changes together in the samples; what `[features]` says of groups is not looked at.
+    /// Those that change together in the data and repeat often enough; the groups in `[features]` are ignored
     Auto,
 }
 
