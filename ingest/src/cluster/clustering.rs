@@ -109,7 +109,7 @@ struct Exchanging {
     cluster: Arc<dyn Cluster>,
     exchanged: ExchangedRecords,
     /// The files of records that are put aside.
-    files: Option<WrittenRows>,
+    files: Vec<WrittenRows>,
 }
 
 /// The samples that were written.
@@ -171,7 +171,7 @@ impl<'a> Clustering<'a> {
     ) -> Result<Self> {
         let (records, exchange) = match cluster_of(&context.copied_config()) {
             Some(cluster) => {
-                (Records::OnCluster(Exchanging { cluster, exchanged: records, files: None }), None)
+                (Records::OnCluster(Exchanging { cluster, exchanged: records, files: Vec::new() }), None)
             }
             None => {
                 let exchange = BucketExchange::here(context, options.threads, options.order.buckets);
@@ -431,7 +431,7 @@ impl Exchanging {
         let records = context.query(&records).await?.create_physical_plan().await?;
         context.deregister_table(STAGED_TABLE)?;
         self.exchanged.records = OnCluster::inner(records);
-        self.files = Some(files);
+        self.files.push(files);
         Ok(())
     }
 }
