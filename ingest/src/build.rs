@@ -1,7 +1,6 @@
 //! Runs a configuration: raw logs to a committed dataset.
 
 mod merge;
-mod on_cluster;
 mod parts;
 
 use std::collections::BTreeMap;
@@ -19,50 +18,16 @@ use serde::Serialize;
 
 pub use self::parts::{Part, commit_parts, write_part};
 
-use crate::cluster::{Clustering, CutSpec, LeftOut, SampleStatistics, WriteSpec};
-use crate::decide::{GroupSummary, OutputPlan, decide, has_features, vocabulary_kinds};
-use crate::engine::{self, EngineOptions};
-use crate::merge::MergeSummary;
+use crate::cluster::{Clustering, LeftOut, WriteSpec, WrittenSamples};
+use crate::decide::{GroupSummary, OutputPlan, has_features};
+use crate::engine;
+use crate::merge::{self, MergeSummary};
+use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
 use crate::profile::staged;
-use crate::reading::{Reading, ReadingOptions};
+use crate::reading::Reading;
 use crate::samples::SkipCounts;
 use crate::statistics::{self, BuildStatistics};
 use crate::{Config, Error, Result, sources};
-
-/// How a dataset is built.
-#[derive(Debug, Clone)]
-pub struct BuildOptions {
-    /// How sparse features are stored. If `None`, as in the dataset that is appended to, or [`Layout::Folded`] in a new
-    /// one.
-    pub layout: Option<Layout>,
-    /// The order of the samples within a partition. If `None`, that of the dataset that is appended to, or
-    /// [`Order::Session`] in a new one.
-    pub order: Option<Order>,
-    /// Where feature groups come from.
-    pub groups: Groups,
-    /// Columns that stand first in the files, those that jobs read most.
-    pub column_order: Vec<String>,
-    /// What the build may use.
-    pub engine: EngineOptions,
-    /// What becomes of a dataset that is there.
-    pub commit: Commit,
-    /// Take whole sessions, chosen by the hash of what identifies them, until about so many samples are expected; all
-    /// if `None`. What is built then stands for the share of the sessions that [`BuildSummary::share`] says.
-    pub about_samples: Option<u64>,
-    /// The number of buckets of a new dataset; that of the configuration, or by its size, if `None`.
-    pub buckets: Option<u32>,
-    /// Partitions that are written; samples of others are left out and counted.
-    pub partitions: PartitionFilter,
-}
-
-/// Where feature groups come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Groups {
-    /// From `[features]`.
-    Given,
-    /// From what changes together in the samples; what `[features]` says of groups is not looked at.
-    Auto,
-}
 
 /// What a build did.
 #[derive(Debug, Clone, Serialize)]
@@ -145,57 +110,64 @@ pub async fn build(
     reporter: &dyn Reporter,
 ) -> Result<BuildSummary> {
     let started = Instant::now();
-    let build = Build { config, out, options, reporter };
-    let mut summary = staged("plan and commit", build.run()).await?;
+    let pipeline = Pipeline { config, out, options, reporter };
+    let mut summary = staged("plan and commit", pipeline.build()).await?;
     summary.wall_seconds = started.elapsed().as_secs_f64();
     summary.samples_per_second = summary.samples_written as f64 / summary.wall_seconds;
     summary.peak_rss_bytes = peak_rss_bytes();
     Ok(summary)
 }
 
-/// One run of a configuration.
-struct Build<'a> {
-    config: &'a Config,
-    out: &'a Path,
-    options: &'a BuildOptions,
-    reporter: &'a dyn Reporter,
-}
-
-impl Build<'_> {
-    async fn run(&self) -> Result<BuildSummary> {
-        let Self { config, options, .. } = *self;
+impl Pipeline<'_> {
+    async fn build(&self) -> Result<BuildSummary> {
+        let Self { config, out, options, .. } = *self;
         let sources = sources::find(config).await?;
         // Before any work: whether there may be a dataset at all.
-        let old = self.old_snapshot()?;
+        let mut old = self.old_snapshot()?;
         if let Some(old) = &old {
             self.check_keys(old)?;
-            if options.commit == Commit::Merge {
-                return self.merge(sources, old).await;
-            }
         }
         let (layout, order) = self.layout_and_order(old.as_ref());
         let mut writer = self.writer(layout, order, &self.first_schema(old.as_ref()))?;
-        let wanted = self.wanted(old.as_ref())?;
-        let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
+        let merges = options.commit == Commit::Merge && old.is_some();
+        if merges {
+            // The snapshot that the commit will be compared with: what was committed meanwhile is not lost.
+            let base = Snapshot::load_at(out, writer.appended_to().map(|old| old.snapshot))?;
+            merge::check(config, &base)?;
+            old = Some(base);
+        }
+        let target = if merges { Target::Merge } else { Target::Partitions };
+        let reading = self.plan(sources, target, old.as_ref()).await?;
         // Refuses what does not fit before any work.
         writer.set_partition_columns(reading.partition_columns())?;
-        options.partitions.choice(writer.partition_columns())?;
-        if let Some(cluster) = &options.engine.cluster {
-            return self.on_cluster(cluster, reading, &wanted, writer).await;
+        let choice = options.partitions.choice(writer.partition_columns())?;
+        let (mut writer, clustering, decided, merge) = match &old {
+            Some(old) if merges => self.merge(&reading, old, &choice, writer).await?,
+            _ => {
+                let decided = self.decide(&reading, writer.appended_to()).await?;
+                let (clustering, decided) = decided.ok_or_else(|| reading.no_samples())?;
+                let mut writer = self.with_schema(writer, &decided.schema)?;
+                writer.set_buckets(reading.buckets())?;
+                (writer, clustering, decided, None)
+            }
+        };
+        let expects = !merges && self.writes_the_samples_as_read();
+        // Records that pass through other machines are digested when they are decoded, too.
+        let digested = !expects || reading.is_on_cluster();
+        let written = self.write(clustering, (&reading, &decided), &mut writer, digested).await?;
+        if !merges {
+            reading.check_count(written.as_ref().map_or(0, |written| written.samples), None)?;
         }
-        let mut clustering = reading.clustering(&wanted).await?;
-        let totals = reading.encode(&mut clustering, self.reporter).await?;
-        let (samples, digest) = (totals.samples, totals.digest);
-        let old = writer.appended_to().map(|old| (self.out, old));
-        let decided = decide(config, &reading, &mut totals.statistics, old).await?;
-        let mut writer = self.with_schema(writer, &decided.schema)?;
-        writer.set_buckets(reading.buckets(&wanted))?;
-        let expects = self.writes_the_samples_as_read();
+        // A merge may have nothing to add.
+        let written = written.filter(|written| written.samples > 0 || merges);
+        let written = written.ok_or_else(|| reading.no_samples())?;
         if expects {
-            writer.expect(samples, digest);
+            writer.expect(written.samples, written.digest);
         }
-        let output = self.write(clustering, (&reading, &decided), (writer, !expects)).await?;
-        Ok(self.summary(output, &decided, reading))
+        let output = self.commit(&reading, writer, written).await?;
+        let merged = merge.map(|merge| merge.summary());
+        let merged = merged.or_else(|| self.merged_into_nothing(output.samples));
+        Ok(BuildSummary { merged, ..self.summary(output, &decided, reading) })
     }
 
     /// The schema as far as it is known before the samples are planned: groups and the types of kept columns are those
@@ -212,28 +184,6 @@ impl Build<'_> {
         let unknown = |name: &String| KeptColumn { name: name.clone(), kind: KeptKind::Integer };
         let kept = config.keep.iter().map(|name| known(name).unwrap_or_else(|| unknown(name)));
         Schema { kept: kept.collect(), ..config.schema.clone() }
-    }
-
-    /// Those of the options, or of the dataset that has the snapshot `old`.
-    fn layout_and_order(&self, old: Option<&Snapshot>) -> (Layout, Order) {
-        let layout = self.options.layout.or(old.map(|old| old.layout)).unwrap_or(Layout::Folded);
-        (layout, self.options.order.or(old.map(|old| old.order)).unwrap_or(Order::Session))
-    }
-
-    /// What is wanted of the samples, for a dataset that has the snapshot `old` or none.
-    fn wanted(&self, old: Option<&Snapshot>) -> Result<ReadingOptions> {
-        let Self { config, options, .. } = *self;
-        Ok(ReadingOptions {
-            order: self.layout_and_order(old).1,
-            buckets: old.map(|old| old.buckets).or(options.buckets).or(config.buckets),
-            observe_changes: options.groups == Groups::Auto,
-            only_bucket: None,
-            about_samples: options.about_samples,
-            vocabularies: match old {
-                Some(old) => vocabulary_kinds(self.out, old)?,
-                None => BTreeMap::new(),
-            },
-        })
     }
 
     /// Whether what is written has the digest of what was read: the same samples, and neither ids that vocabularies
@@ -280,43 +230,38 @@ impl Build<'_> {
         Ok(writer)
     }
 
-    /// Writes the samples and commits. Samples are `digested` when they are decoded unless the writer knows which it has
-    /// to expect.
+    /// Writes the samples, and adds their buckets to `writer`. Samples are `digested` when they are decoded unless the
+    /// writer knows which it has to expect. Gives `None` if nothing is known of any samples.
     async fn write(
         &self,
-        clustering: Clustering,
+        clustering: Clustering<'_>,
         (reading, decided): (&Reading<'_>, &OutputPlan),
-        (mut writer, digested): (DatasetWriter, bool),
-    ) -> Result<Output> {
+        writer: &mut DatasetWriter,
+        digested: bool,
+    ) -> Result<Option<WrittenSamples>> {
         for (name, vocabulary) in &decided.vocabularies {
             writer.add_vocabulary(name, vocabulary)?;
         }
-        let spec = self.write_spec(&writer, clustering.cut(digested));
-        let lists = decided.lists.clone();
-        let mut add = |bucket| Ok(writer.add(bucket)?);
-        let (counted, left_out) = clustering.write(spec, lists, self.reporter, &mut add).await?;
-        self.commit(reading, writer, &counted, left_out).await
-    }
-
-    /// How the buckets of `writer` are written.
-    fn write_spec(&self, writer: &DatasetWriter, cut: CutSpec) -> WriteSpec {
-        WriteSpec {
+        let spec = WriteSpec {
             location: self.out.to_owned(),
             schema: writer.schema().clone(),
             options: writer.options().clone(),
             filter: self.options.partitions.clone(),
             partition_columns: writer.partition_columns().to_vec(),
-            cut,
-        }
+            cut: clustering.cut(digested),
+        };
+        let mut add = |bucket| Ok(writer.add(bucket)?);
+        let written = clustering.write(spec, decided.lists.clone(), self.reporter, &mut add).await?;
+        sources::count_skipped(&reading.context, &reading.sources).await?;
+        Ok(written)
     }
 
-    /// Commits the buckets that were added to `writer`. `counted` are the statistics of their samples.
+    /// Commits the buckets that were added to `writer`, which have the samples `written`.
     async fn commit(
         &self,
         reading: &Reading<'_>,
         writer: DatasetWriter,
-        counted: &SampleStatistics,
-        left_out: LeftOut,
+        WrittenSamples { statistics, left_out, .. }: WrittenSamples,
     ) -> Result<Output> {
         let is_merge = self.options.commit == Commit::Merge && writer.appended_to().is_some();
         let (samples, partitions) = writer.added();
@@ -327,7 +272,7 @@ impl Build<'_> {
         // The last thing that can fail before the commit.
         let cut_sessions = reading.cut_sessions().await?;
         let is_integer = |feature: &str| reading.ids.are_integers(feature);
-        let statistics = BuildStatistics::new(self.config, counted, &is_integer);
+        let statistics = BuildStatistics::new(self.config, &statistics, &is_integer);
         let written = writer.finish()?;
         Ok(Output { written, samples, partitions, left_out, statistics, cut_sessions })
     }
@@ -361,7 +306,7 @@ impl Build<'_> {
             snapshot: snapshot.snapshot,
             changed: written.changed,
             buckets: snapshot.buckets,
-            merged: self.merged_into_nothing(samples),
+            merged: None,
             partitions_written: partitions,
             samples_written: samples,
             samples_of_other_partitions: left_out.samples,

@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use onefold_base::progress::Reporter;
 use onefold_datasets::verify::ExpectedSamples;
-use onefold_datasets::{Decode, PartitionChoice, PartitionFilter, PartitionKey, Problem, Snapshot};
+use onefold_datasets::{Commit, Decode, PartitionChoice, PartitionFilter, PartitionKey, Problem, Snapshot};
 use onefold_storage::Storage;
 use serde::Serialize;
 
 use crate::cluster::RowGroups;
-use crate::decide::{decide, has_features, vocabulary_kinds};
+use crate::decide::has_features;
 use crate::engine::EngineOptions;
-use crate::reading::{Reading, ReadingOptions};
+use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::samples::SkipCounts;
 use crate::{Config, Error, Result, sources};
 
@@ -59,8 +59,10 @@ pub async fn compare(
             "compare the dataset with the configuration that it was built from",
         ));
     }
-    let compare = Compare { config, directory, snapshot: &snapshot, partitions, options, reporter };
-    let mut comparison = compare.run().await?;
+    let options =
+        BuildOptions { partitions: partitions.clone(), ..BuildOptions::new(options.clone(), Commit::Append) };
+    let pipeline = Pipeline { config, out: directory, options: &options, reporter };
+    let mut comparison = pipeline.compare(&snapshot).await?;
     comparison.wall_seconds = started.elapsed().as_secs_f64();
     Ok(comparison)
 }
@@ -106,47 +108,26 @@ impl RowGroups for Counting<'_> {
     }
 }
 
-/// One run of a comparison.
-struct Compare<'a> {
-    config: &'a Config,
-    directory: &'a Path,
-    snapshot: &'a Snapshot,
-    partitions: &'a PartitionFilter,
-    options: &'a EngineOptions,
-    reporter: &'a dyn Reporter,
-}
-
-impl Compare<'_> {
-    async fn run(&self) -> Result<Comparison> {
-        let Self { config, snapshot, partitions, .. } = *self;
-        let sources = sources::find(config).await?;
-        let wanted = ReadingOptions {
-            order: snapshot.order,
-            buckets: Some(snapshot.buckets),
-            observe_changes: false,
-            only_bucket: None,
-            about_samples: None,
-            vocabularies: vocabulary_kinds(self.directory, snapshot)?,
-        };
-        let reading = Reading::plan(config, sources, self.options, &wanted).await?;
-        let choice = partitions.choice(&snapshot.partition_columns)?;
-        let mut clustering = reading.clustering(&wanted).await?;
-        let totals = reading.encode(&mut clustering, self.reporter).await?;
-        let old = Some((self.directory, snapshot));
-        let decided = decide(config, &reading, &mut totals.statistics, old).await?;
-        let storage = Storage::open(self.directory).map_err(onefold_datasets::Error::from)?;
+impl Pipeline<'_> {
+    async fn compare(&self, snapshot: &Snapshot) -> Result<Comparison> {
+        let Self { config, out, options, reporter } = *self;
+        let reading = self.plan(sources::find(config).await?, Target::Compare, Some(snapshot)).await?;
+        let choice = options.partitions.choice(&snapshot.partition_columns)?;
+        let decided = self.decide(&reading, Some(snapshot)).await?;
+        let (clustering, decided) = decided.ok_or_else(|| reading.no_samples())?;
+        let storage = Storage::open(out).map_err(onefold_datasets::Error::from)?;
         let mut counting = Counting {
-            expected: ExpectedSamples::new(&storage, snapshot, self.options.threads)?,
+            expected: ExpectedSamples::new(&storage, snapshot, options.engine.threads)?,
             choice: &choice,
             partition: PartitionKey::default(),
             session: None,
             bytes: 0,
         };
-        clustering.decode(decided.lists, self.reporter, &mut counting).await?;
+        clustering.decode(decided.lists, reporter, &mut counting).await?;
         let expected = counting.expected;
         Ok(Comparison {
             samples: expected.samples(),
-            problems: expected.problems(partitions)?,
+            problems: expected.problems(&options.partitions)?,
             skipped: reading.planned.skipped,
             wall_seconds: 0.0,
         })

@@ -147,6 +147,21 @@ impl Error {
     }
 }
 
+/// Wraps an error of this crate so that it can pass through the engine.
+pub(crate) fn external(error: Error) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}
+
+/// The error for a state that no input leads to.
+pub(crate) fn bug(message: &str) -> Error {
+    Error::engine(message, "this is a bug in Onefold; please report it")
+}
+
+/// Reports an Arrow error on columns that were checked before as a bug.
+pub(crate) fn arrow_bug(error: ArrowError) -> Error {
+    bug(&error.to_string())
+}
+
 /// An operator could not spill, because the disk is full or files may not be so large.
 fn disk_is_full(message: &str) -> Fault {
     let message = format!("rows that do not fit into memory cannot be written to disk: {message}");

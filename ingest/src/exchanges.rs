@@ -5,7 +5,6 @@
 //! end of the older of two open files for a batch that is in the newer one. With one input there is one open file. So
 //! every partition of an input gets an exchange of its own, and what these send to a partition is put together.
 
-use std::fmt;
 use std::sync::Arc;
 
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
@@ -16,12 +15,9 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::union::InterleaveExec;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties};
 
-use crate::cluster::plan_properties;
-use crate::operator::{only, operator_methods};
+use crate::operator::{operator_methods, plan_properties, shown_as};
 
 /// Gives every input of an exchange an exchange of its own. To be applied after the rules that add exchanges.
 #[derive(Debug)]
@@ -90,21 +86,13 @@ impl ExchangeExec {
     }
 }
 
-impl DisplayAs for ExchangeExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ExchangeExec: {}", self.properties.partitioning)
-    }
-}
+shown_as!(ExchangeExec, |operator| ": {}", operator.properties.partitioning);
 
 impl ExecutionPlan for ExchangeExec {
-    operator_methods!("ExchangeExec", |operator| vec![&operator.input]);
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        exchange_of(only(children)?, self.properties.partitioning.clone())
-    }
+    operator_methods!("ExchangeExec", |operator| vec![&operator.input], |input| exchange_of(
+        input,
+        operator.properties.partitioning.clone()
+    ));
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         self.exchanges.execute(partition, context)
@@ -127,18 +115,10 @@ impl PartExec {
     }
 }
 
-impl DisplayAs for PartExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PartExec: part={}", self.part)
-    }
-}
+shown_as!(PartExec, |operator| ": part={}", operator.part);
 
 impl ExecutionPlan for PartExec {
-    operator_methods!("PartExec", |_operator| Vec::new());
-
-    fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(self)
-    }
+    operator_methods!("PartExec");
 
     fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         self.plan.execute(self.part, context)

@@ -40,50 +40,45 @@ mod co_change;
 mod merge;
 mod names;
 #[cfg(test)]
-mod simulate;
+mod tests;
 
 use onefold_datasets::{SparseFeature, SparseKind};
 
-pub use self::co_change::CoChange;
+pub(crate) use self::co_change::CoChange;
 use self::merge::merge_groups;
-use self::names::group_names;
+use self::names::{UNGROUPED, group_names};
 
 /// The dedupe factor over which deduplication is worth its index (RecD's rule of thumb).
-pub const WORTHWHILE_FACTOR: f64 = 1.5;
-/// The group of the features that are not worth deduplicating.
-const UNGROUPED: &str = "ungrouped";
+pub(crate) const WORTHWHILE_FACTOR: f64 = 1.5;
 
 /// Bytes of an id, and of a row's offset and size.
 const ID_BYTES: f64 = 8.0;
 const PLACE_BYTES: f64 = 8.0;
-/// Bytes of a sample's entry in an inverse index.
-const INDEX_BYTES: f64 = 4.0;
-
 /// The statistics of one sparse feature over the samples that were observed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ObservedFeature {
+pub(crate) struct ObservedFeature {
     /// The feature.
-    pub feature: SparseFeature,
+    pub(crate) feature: SparseFeature,
     /// Ids over all samples.
-    pub values: u64,
+    pub(crate) values: u64,
     /// Of a sequence: ids that are stored if windows share them, that is all ids of a session's first sample and those
     /// appended at later ones. Ignored for other features.
-    pub window_values: u64,
+    pub(crate) window_values: u64,
 }
 
 /// A group that was chosen.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ChosenGroup {
+pub(crate) struct ChosenGroup {
     /// The common beginning of its features' names, or the name of the first.
-    pub name: String,
+    pub(crate) name: String,
     /// Whether it is worth deduplicating.
-    pub deduplicated: bool,
+    pub(crate) deduplicated: bool,
     /// Its features: rising positions among those observed.
-    pub features: Vec<usize>,
+    pub(crate) features: Vec<usize>,
     /// The dedupe factor that is expected of it.
-    pub dedupe_factor: f64,
+    pub(crate) dedupe_factor: f64,
     /// Why it was chosen, in a sentence.
-    pub why: String,
+    pub(crate) why: String,
 }
 
 /// Chooses the groups: those worth deduplicating by their first feature, then that of all others. Every feature is in
@@ -92,7 +87,7 @@ pub struct ChosenGroup {
 /// # Panics
 ///
 /// If `observed` is about another number of features than `features` are.
-pub fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<ChosenGroup> {
+pub(crate) fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<ChosenGroup> {
     assert_eq!(features.len(), observed.features(), "observations of other features");
     let (mut by_rows, mut by_windows, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     for (number, feature) in features.iter().enumerate() {
@@ -109,7 +104,8 @@ pub fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<C
     // These change with nearly every sample, so a group of them has no factor to lose.
     groups.extend(merge_groups(&by_windows, &weights, observed, f64::INFINITY));
     groups.sort();
-    let names = group_names(features, &groups);
+    let all_names: Vec<&str> = features.iter().map(|feature| feature.feature.name.as_str()).collect();
+    let names = group_names(&all_names, &groups);
     let mut chosen: Vec<ChosenGroup> = groups
         .into_iter()
         .zip(names)
@@ -132,15 +128,6 @@ pub fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<C
         });
     }
     chosen
-}
-
-/// Bytes per sample that groups cost: their distinct rows and their inverse indices.
-pub fn groups_cost(groups: &[ChosenGroup], features: &[ObservedFeature], observed: &CoChange) -> f64 {
-    let cost = |group: &ChosenGroup| {
-        let bytes: f64 = group.features.iter().map(|f| weight(&features[*f], observed)).sum();
-        if group.deduplicated { bytes / observed.dedupe_factor(&group.features) + INDEX_BYTES } else { bytes }
-    };
-    groups.iter().map(cost).sum()
 }
 
 /// Bytes that a distinct row of a feature costs on average.
@@ -178,152 +165,4 @@ fn why_deduplicated(features: &[ObservedFeature], observed: &CoChange, group: &[
         "{what} at {share:.1} % of the samples that continue a session: dedupe factor {:.2}{windows}",
         observed.dedupe_factor(group)
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::simulate::{feature, random, rm1, simulate};
-    use super::*;
-
-    #[test]
-    fn the_groups_of_rm1_are_found() {
-        let (features, parts) = rm1(30_000);
-        let mut observed = CoChange::new(features.len());
-        simulate(&parts, 30_000, &mut observed);
-        assert!(observed.is_exact());
-        let chosen = choose_groups(&features, &observed);
-        let found: Vec<(&str, &[usize])> =
-            chosen.iter().map(|group| (group.name.as_str(), group.features.as_slice())).collect();
-        let names = ["user_a", "user_b", "user_c", "user_d", "sequence_a", "sequence_b"];
-        let mut given: Vec<(&str, &[usize])> =
-            names.into_iter().zip(parts.iter().map(|(features, _)| features.as_slice())).collect();
-        let items: Vec<usize> = (30..42).collect();
-        given.push((UNGROUPED, &items));
-        assert_eq!(found, given);
-        assert!(chosen[..6].iter().all(|group| group.deduplicated) && !chosen[6].deduplicated);
-        // 1 / (1 - d (S-1)/S) with d = 0.9 and 0.7.
-        assert!((chosen[0].dedupe_factor / 6.5 - 1.0).abs() < 0.06, "{chosen:?}");
-        assert!((chosen[4].dedupe_factor / 2.9 - 1.0).abs() < 0.06, "{chosen:?}");
-        let why = &chosen[4].why;
-        assert!(why.starts_with("one of its 3 features changes at "), "{why}");
-        assert!(why.ends_with(", 15.75 for the ids of its windows"), "{why}");
-        assert!(chosen[6].why.starts_with("no feature has a dedupe factor over 1.5"), "{}", chosen[6].why);
-    }
-
-    /// The cost of a partition, by the definition, over sets that are counted exactly.
-    fn cost_of(groups: &[Vec<usize>], features: &[ObservedFeature], observed: &CoChange) -> f64 {
-        let cost = |group: &Vec<usize>| {
-            let distinct = (observed.sessions() + observed.group_changes(group)) as f64;
-            let bytes =
-                group.iter().map(|f| 8.0 * features[*f].values as f64 / observed.samples() as f64 + 8.0);
-            bytes.sum::<f64>() * distinct / observed.samples() as f64 + 4.0
-        };
-        groups.iter().map(cost).sum()
-    }
-
-    /// All ways to put `left` into groups, beside `groups`.
-    fn partitions(left: &[usize], groups: &mut Vec<Vec<usize>>, visit: &mut dyn FnMut(&[Vec<usize>])) {
-        let Some((feature, left)) = left.split_first() else { return visit(groups) };
-        for at in 0..groups.len() {
-            groups[at].push(*feature);
-            partitions(left, groups, visit);
-            groups[at].pop();
-        }
-        groups.push(vec![*feature]);
-        partitions(left, groups, visit);
-        groups.pop();
-    }
-
-    #[test]
-    fn few_features_are_grouped_nearly_as_well_as_by_trying_all_ways() {
-        let mut worst: f64 = 1.0;
-        for seed in 0..40_u64 {
-            let state = &mut (seed << 32);
-            let features: Vec<ObservedFeature> = (0..6)
-                .map(|i| feature(&format!("f{i}"), 2_000, 1 + (random(state) * 3.0).powi(3) as u64))
-                .collect();
-            // Parts overlap: some features change alone as well as with others.
-            let parts: Vec<(Vec<usize>, f64)> = (0..5)
-                .map(|_| {
-                    let part: Vec<usize> = (0..6).filter(|_| random(state) < 0.4).collect();
-                    (part, 0.12 * random(state).powi(2))
-                })
-                .collect();
-            let mut observed = CoChange::new(6);
-            simulate(&parts, 2_000, &mut observed);
-            let chosen = choose_groups(&features, &observed);
-            let chosen: Vec<Vec<usize>> = chosen.into_iter().map(|group| group.features).collect();
-            let mut best = f64::INFINITY;
-            partitions(&[0, 1, 2, 3, 4, 5], &mut Vec::new(), &mut |groups| {
-                best = best.min(cost_of(groups, &features, &observed));
-            });
-            let cost = cost_of(&chosen, &features, &observed);
-            assert!(cost >= best - 1e-9);
-            worst = worst.max(cost / best);
-        }
-        assert!(worst < 1.03, "{worst}");
-    }
-
-    #[test]
-    fn a_feature_that_slides_with_every_sample_is_worth_it_for_its_windows() {
-        let mut history = feature("history", 1_000, 50);
-        history.feature.kind = SparseKind::Sequence;
-        let mut ages = history.clone();
-        ages.feature.name = "history_age".into();
-        (history.window_values, ages.window_values) = (4_000, 50_000);
-        let mut observed = CoChange::new(2);
-        (0..50).for_each(|_| observed.start_session());
-        observed.observe(&[0b11], 950, 0);
-        let chosen = choose_groups(&[history, ages], &observed);
-        assert_eq!(chosen.len(), 2);
-        assert_eq!((chosen[0].name.as_str(), chosen[0].deduplicated), ("history", true));
-        assert_eq!(
-            chosen[0].why,
-            "it changes at 100.0 % of the samples that continue a session: dedupe factor 1.00, 12.50 for the ids of its windows"
-        );
-        assert_eq!((chosen[1].name.as_str(), chosen[1].deduplicated), (UNGROUPED, false));
-    }
-
-    #[test]
-    fn no_merge_takes_features_below_the_factor_that_made_them_worth_it() {
-        // Each has 0.5 distinct rows per sample, both together 0.7; without ids, so that an index costs more.
-        let features = [feature("a", 1_000, 0), feature("b", 1_000, 0)];
-        let mut observed = CoChange::new(2);
-        (0..10).for_each(|_| observed.start_session());
-        for (set, times) in [(0b01, 200), (0b10, 200), (0b11, 290), (0, 300)] {
-            observed.observe(&[set], times, 0);
-        }
-        let chosen = choose_groups(&features, &observed);
-        let found: Vec<_> = chosen.iter().map(|group| group.features.clone()).collect();
-        assert_eq!(found, [vec![0], vec![1]]);
-        assert!(chosen.iter().all(|group| group.dedupe_factor > WORTHWHILE_FACTOR));
-    }
-
-    #[test]
-    fn a_thousand_features_are_grouped_as_well_as_they_were_made() {
-        let samples = 20_000;
-        let features: Vec<ObservedFeature> =
-            (0..1_000).map(|i| feature(&format!("f{i:03}"), samples, 1 + i % 30)).collect();
-        let parts: Vec<(Vec<usize>, f64)> =
-            (0..250).map(|g| ((4 * g..4 * g + 4).collect(), 0.02 + (g % 10) as f64 / 50.0)).collect();
-        let mut observed = CoChange::new(1_000);
-        simulate(&parts, samples, &mut observed);
-        let chosen = choose_groups(&features, &observed);
-        for (part, _) in &parts {
-            let holds = |group: &ChosenGroup| part.iter().all(|f| group.features.contains(f));
-            assert!(chosen.iter().any(holds), "{part:?} is torn apart");
-        }
-        let given: Vec<ChosenGroup> = parts
-            .iter()
-            .map(|(part, _)| ChosenGroup {
-                name: String::new(),
-                deduplicated: true,
-                features: part.clone(),
-                dedupe_factor: 1.0,
-                why: String::new(),
-            })
-            .collect();
-        let [found, given] = [&chosen, &given].map(|groups| groups_cost(groups, &features, &observed));
-        assert!(found <= given, "{found} {given}");
-    }
 }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod clock;
 mod cluster;
 pub mod command;
 mod compare;
@@ -22,14 +23,16 @@ mod decide;
 mod engine;
 mod error;
 mod exchanges;
-pub mod groups;
+pub mod executor;
+mod groups;
 mod ids;
 mod late_lists;
 mod memory;
 mod merge;
 mod operator;
+mod pipeline;
 mod planned;
-pub mod popularity;
+mod popularity;
 mod probe_lists;
 mod profile;
 mod reading;
@@ -38,16 +41,17 @@ mod row_digest;
 pub mod samples;
 mod session_ids;
 pub mod sessionize;
-pub mod shard;
+mod shard;
 mod signed_lengths;
 mod sources;
 mod spilling_join;
 mod spool;
+mod sql;
 mod statistics;
 pub mod timeline;
 mod times;
 
-pub use build::{BuildOptions, BuildSummary, Groups, Part, build, commit_parts, write_part};
+pub use build::{BuildSummary, Part, build, commit_parts, write_part};
 pub use compare::{Comparison, compare};
 pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy, SourceConfig,
@@ -57,5 +61,6 @@ pub use decide::GroupSummary;
 pub use engine::EngineOptions;
 pub use error::{Error, Result};
 pub use merge::MergeSummary;
+pub use pipeline::{BuildOptions, Groups};
 pub use statistics::{BuildStatistics, ColumnStatistics, ValueStatistics};
 pub use times::TimeLimits;

@@ -2,12 +2,38 @@
 
 use std::sync::Arc;
 
+use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
-use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_expr::EquivalenceProperties;
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::{ExecutionPlan, Partitioning, PlanProperties};
 
 /// The methods of an `ExecutionPlan` that has a field `properties` and these inputs, no expressions that a rule should
-/// see, and nothing to gain from more partitions of its inputs.
+/// see, and nothing to gain from more partitions of its inputs. The last argument makes an operator of one input anew, of
+/// another input.
 macro_rules! operator_methods {
+    ($name:literal) => {
+        $crate::operator::operator_methods!($name, |_operator| Vec::new());
+
+        fn with_new_children(
+            self: std::sync::Arc<Self>,
+            _: Vec<std::sync::Arc<dyn datafusion::physical_plan::ExecutionPlan>>,
+        ) -> datafusion::error::Result<std::sync::Arc<dyn datafusion::physical_plan::ExecutionPlan>> {
+            Ok(self)
+        }
+    };
+    ($name:literal, |$operator:ident| $inputs:expr, |$input:ident| $anew:expr) => {
+        $crate::operator::operator_methods!($name, |$operator| $inputs);
+
+        fn with_new_children(
+            self: std::sync::Arc<Self>,
+            children: Vec<std::sync::Arc<dyn datafusion::physical_plan::ExecutionPlan>>,
+        ) -> datafusion::error::Result<std::sync::Arc<dyn datafusion::physical_plan::ExecutionPlan>> {
+            let ($operator, $input) = (&self, $crate::operator::only(children)?);
+            let _ = $operator;
+            $anew
+        }
+    };
     ($name:literal, |$operator:ident| $inputs:expr) => {
         fn name(&self) -> &str {
             $name
@@ -38,7 +64,24 @@ macro_rules! operator_methods {
     };
 }
 
+/// How an operator is shown in plans: its name, and more of it in this format.
+macro_rules! shown_as {
+    ($type:ident, |$operator:ident| $format:literal $(, $value:expr)*) => {
+        impl datafusion::physical_plan::DisplayAs for $type {
+            fn fmt_as(
+                &self,
+                _: datafusion::physical_plan::DisplayFormatType,
+                f: &mut std::fmt::Formatter<'_>,
+            ) -> std::fmt::Result {
+                let $operator = self;
+                write!(f, concat!(stringify!($type), $format) $(, $value)*)
+            }
+        }
+    };
+}
+
 pub(crate) use operator_methods;
+pub(crate) use shown_as;
 
 /// The only one of the inputs that an operator is given anew.
 ///
@@ -52,4 +95,14 @@ pub(crate) fn only(inputs: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn Execut
             datafusion::common::internal_err!("an operator of one input is given another number of them")
         }
     }
+}
+
+/// The properties of an operator whose rows come as they are made, in no order, in so many partitions.
+pub(crate) fn plan_properties(schema: &SchemaRef, partitions: usize) -> Arc<PlanProperties> {
+    Arc::new(PlanProperties::new(
+        EquivalenceProperties::new(Arc::clone(schema)),
+        Partitioning::UnknownPartitioning(partitions),
+        EmissionType::Incremental,
+        Boundedness::Bounded,
+    ))
 }

@@ -3,7 +3,6 @@
 //! Rules of the optimizer do not look into such a plan. Where the query is executed on a cluster, the plan becomes a part
 //! of the query's plan when all rules have been applied.
 
-use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -16,12 +15,9 @@ use datafusion::logical_expr::Expr;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::projection::ProjectionExec;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, displayable,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties, displayable};
 
-use crate::cluster::plan_properties;
-use crate::operator::operator_methods;
+use crate::operator::{operator_methods, plan_properties, shown_as};
 
 /// The rows of a plan as a table.
 #[derive(Debug)]
@@ -74,18 +70,10 @@ impl PlannedExec {
     }
 }
 
-impl DisplayAs for PlannedExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PlannedExec: {}", displayable(self.plan.as_ref()).one_line())
-    }
-}
+shown_as!(PlannedExec, |operator| ": {}", displayable(operator.plan.as_ref()).one_line());
 
 impl ExecutionPlan for PlannedExec {
-    operator_methods!("PlannedExec", |_operator| Vec::new());
-
-    fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(self)
-    }
+    operator_methods!("PlannedExec");
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         self.plan.execute(partition, context)

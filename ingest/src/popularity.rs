@@ -14,7 +14,7 @@ use crate::{Config, Error, Result};
 ///
 /// [`Error::Io`] if it cannot be read; [`Error::Fault`], with the line, if a line has another form, or names a
 /// column twice or one that the dataset of `config` does not have.
-pub fn column_order(path: &Path, config: &Config) -> Result<Vec<String>> {
+pub(crate) fn column_order(path: &Path, config: &Config) -> Result<Vec<String>> {
     let text = fs_err::read_to_string(path)?;
     let features = config.feature_columns().map(|(name, _)| name);
     let kept = config.keep.iter().map(String::as_str);

@@ -1,7 +1,6 @@
 //! Reading all samples of a configuration, as a build and a comparison do: the engine, its plan, and its errors.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
@@ -10,10 +9,9 @@ use onefold_base::progress::Reporter;
 use onefold_datasets::{CountBudget, KeptColumn, Order, OriginalKind, PartitionColumn, default_buckets};
 use onefold_sql::Query as _;
 
-use crate::cluster::{ClusterOptions, Clustering, RemoteClustering, SampleTotals, kept_columns};
+use crate::cluster::{ClusterOptions, Clustering, SampleTotals, kept_columns};
 use crate::engine::{self, EngineOptions};
 use crate::ids::FeatureIds;
-use crate::remote::Cluster;
 use crate::samples::{self, Samples};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, SampleOrder};
 use crate::sources::{self, Source};
@@ -39,6 +37,7 @@ pub(crate) struct ReadingOptions {
 pub(crate) struct Reading<'a> {
     config: &'a Config,
     options: &'a EngineOptions,
+    wanted: ReadingOptions,
     pub(crate) sources: Vec<Source>,
     pub(crate) context: SessionContext,
     pub(crate) planned: Samples,
@@ -62,7 +61,7 @@ impl<'a> Reading<'a> {
         config: &'a Config,
         sources: Vec<Source>,
         options: &'a EngineOptions,
-        wanted: &ReadingOptions,
+        wanted: ReadingOptions,
     ) -> Result<Self> {
         let context = engine::context(config, options)?;
         sources::register(&context, &sources).await?;
@@ -76,9 +75,9 @@ impl<'a> Reading<'a> {
             // Nothing has counted the samples of a bucket.
             planned.expected = None;
         }
-        let share = register_samples(config, &context, &planned, wanted).await?;
+        let share = register_samples(config, &context, &planned, &wanted).await?;
         let kept = kept_columns(config, planned.wide.schema().as_arrow())?;
-        Ok(Self { config, options, sources, context, planned, share, budget, ids, kept })
+        Ok(Self { config, options, wanted, sources, context, planned, share, budget, ids, kept })
     }
 
     /// The dataset's partition columns, with the types that they have in the samples.
@@ -87,9 +86,9 @@ impl<'a> Reading<'a> {
     }
 
     /// The number of buckets that sessions are divided into.
-    pub(crate) fn buckets(&self, wanted: &ReadingOptions) -> u32 {
+    pub(crate) fn buckets(&self) -> u32 {
         let samples = self.planned.expected.or_else(|| sources::total_rows(&self.sources));
-        wanted.buckets.unwrap_or_else(|| default_buckets(samples.unwrap_or(0)))
+        self.wanted.buckets.unwrap_or_else(|| default_buckets(samples.unwrap_or(0)))
     }
 
     /// The number of sessions that partition columns cut into several.
@@ -110,55 +109,45 @@ impl<'a> Reading<'a> {
     /// # Errors
     ///
     /// As [`Clustering::plan`].
-    pub(crate) async fn clustering(&self, wanted: &ReadingOptions) -> Result<Clustering> {
+    pub(crate) async fn clustering(&self) -> Result<Clustering<'a>> {
         let columns = self.planned.wide.schema().as_arrow();
-        Clustering::plan(self.config, &self.context, columns, &self.cluster_options(wanted)).await
+        Clustering::plan(self.config, &self.context, columns, &self.cluster_options()).await
     }
 
-    /// Plans their clustering on a cluster.
-    ///
-    /// # Errors
-    ///
-    /// As [`RemoteClustering::plan`].
-    pub(crate) async fn clustering_on(
-        &self,
-        cluster: &Arc<dyn Cluster>,
-        wanted: &ReadingOptions,
-    ) -> Result<RemoteClustering<'a>> {
-        let (config, columns) = (self.config, self.planned.wide.schema().as_arrow());
-        RemoteClustering::plan(config, &self.context, columns, &self.cluster_options(wanted), cluster).await
+    /// Whether a cluster reads them.
+    pub(crate) fn is_on_cluster(&self) -> bool {
+        self.options.cluster.is_some()
     }
 
     /// How they are clustered.
-    pub(crate) fn cluster_options(&self, wanted: &ReadingOptions) -> ClusterOptions {
+    pub(crate) fn cluster_options(&self) -> ClusterOptions {
         ClusterOptions {
-            order: SampleOrder { order: wanted.order, buckets: self.buckets(wanted) },
+            order: SampleOrder { order: self.wanted.order, buckets: self.buckets() },
             state_bytes: engine::state_bytes(self.options.memory_limit),
             budget: self.budget.clone(),
             threads: self.options.threads,
             row_groups: engine::row_groups(self.options.memory_limit, self.options.threads),
             row_bytes: sources::widest_row_bytes(&self.sources),
-            observe_changes: wanted.observe_changes,
+            observe_changes: self.wanted.observe_changes,
             time_limits: self.planned.time_limits,
             ids: self.ids.clone(),
             kept: self.kept.clone(),
         }
     }
 
-    /// Encodes and sorts them. Returns their totals.
+    /// Folds them. Returns their totals; `None` if there are none.
     ///
     /// # Errors
     ///
-    /// As [`Clustering::encode`], and [`Error::Fault`] if there are none, or not as many as the declared
-    /// steps counted.
-    pub(crate) async fn encode<'c>(
+    /// As [`Clustering::fold`], and [`Error::Fault`] if there are not as many as the declared steps counted.
+    pub(crate) async fn fold<'c>(
         &self,
-        clustering: &'c mut Clustering,
+        clustering: &'c mut Clustering<'_>,
         reporter: &dyn Reporter,
-    ) -> Result<&'c mut SampleTotals> {
-        let totals = clustering.encode(reporter).await?;
+    ) -> Result<Option<&'c mut SampleTotals>> {
+        let totals = clustering.fold(reporter).await?;
         self.check_count(totals.as_ref().map_or(0, |totals| totals.samples), None)?;
-        totals.ok_or_else(|| self.no_samples())
+        Ok(totals)
     }
 
     /// Checks that as many samples were read as the declared steps counted: `found`, and the `known` ones that a merge
@@ -254,11 +243,11 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let sources = sources::find(&config).await?;
-            let mut reading = Reading::plan(&config, sources, &options, &wanted).await?;
+            let mut reading = Reading::plan(&config, sources, &options, wanted).await?;
             assert_eq!(reading.planned.expected, Some(3));
             reading.planned.expected = counted;
-            let mut clustering = reading.clustering(&wanted).await?;
-            Ok(reading.encode(&mut clustering, &Silent).await?.samples)
+            let mut clustering = reading.clustering().await?;
+            Ok(reading.fold(&mut clustering, &Silent).await?.map_or(0, |totals| totals.samples))
         })
     }
 

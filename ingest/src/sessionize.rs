@@ -14,8 +14,8 @@ use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
 use onefold_datasets::{IDENTITY_SEPARATOR, Order, PartitionColumn, PartitionType, Sessions};
 
 use crate::config::{RESERVED, missing_column};
-use crate::samples::sql::{first_of_each, numbered, quote};
 use crate::session_ids::SESSION_ID;
+use crate::sql::{first_of_each, numbered, quote};
 use crate::{Config, Error, PartitionBy, Result, timeline, times};
 
 /// The view that holds the samples.

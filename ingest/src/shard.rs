@@ -32,64 +32,43 @@ use serde::Serialize;
 
 use self::log::Log;
 use self::route::Router;
+pub(crate) use self::segment::ShardOptions;
 use self::segment::{SegmentFile, Segments};
 use crate::row_digest::RowDigester;
 use crate::{Error, Result};
 
 /// The file that marks a directory of segments. Because of the underscore, sources do not read it as data.
-pub const SEGMENTS_FILE: &str = "_segments.json";
+pub(crate) const SEGMENTS_FILE: &str = "_segments.json";
 /// The version of [`SEGMENTS_FILE`] that this code writes.
 const FORMAT_VERSION: u32 = 1;
 
-/// Bytes of a page before compression. zstd finds copies of a list only within a page: with pages of 1, 2 and 4 MiB,
-/// rm1 in 16 segments takes 204, 162 and 150 MiB, where the log takes 333. A reader decodes whole pages.
-pub const PAGE_BYTES: usize = 4 << 20;
-
-/// The options of [`shard`].
-#[derive(Debug, Clone)]
-pub struct ShardOptions {
-    /// The columns of the key.
-    pub by: Vec<String>,
-    /// The number of segments, at least 1.
-    pub segments: usize,
-    /// Bytes for the rows that wait and the row groups that are encoded. Reading comes on top: two batches of up to 8
-    /// MiB and a page of every column.
-    pub memory_limit: u64,
-    /// Threads that split, encode and verify, beside the one that reads.
-    pub threads: usize,
-    /// Bytes of a page before it is compressed; [`PAGE_BYTES`] are a good number.
-    pub page_bytes: usize,
-    /// Whether existing segments are replaced.
-    pub overwrite: bool,
-}
-
 /// The result of [`shard`].
 #[derive(Debug, Clone, Serialize)]
-pub struct ShardSummary {
+pub(crate) struct ShardSummary {
     /// Rows of the log, and of all segments together.
-    pub rows: u64,
+    pub(crate) rows: u64,
     /// Files of the log.
-    pub log_files: usize,
+    pub(crate) log_files: usize,
     /// Segments written.
-    pub segments: usize,
+    pub(crate) segments: usize,
     /// Rows with a null in a key column; they are in one segment.
-    pub null_key_rows: u64,
+    pub(crate) null_key_rows: u64,
     /// Rows of the largest segment.
-    pub largest_segment_rows: u64,
+    pub(crate) largest_segment_rows: u64,
     /// Rows of the smallest segment.
-    pub smallest_segment_rows: u64,
+    pub(crate) smallest_segment_rows: u64,
     /// Size of the log's files.
-    pub log_bytes: u64,
+    pub(crate) log_bytes: u64,
     /// Size of the segments.
-    pub bytes_on_disk: u64,
+    pub(crate) bytes_on_disk: u64,
     /// `log_bytes / bytes_on_disk`: how many times smaller the segments are than the log.
-    pub compression_gain: f64,
+    pub(crate) compression_gain: f64,
     /// Time from start to commit.
-    pub wall_seconds: f64,
+    pub(crate) wall_seconds: f64,
     /// `rows / wall_seconds`.
-    pub rows_per_second: f64,
+    pub(crate) rows_per_second: f64,
     /// Largest resident set of the process, if the kernel tells it.
-    pub peak_rss_bytes: Option<u64>,
+    pub(crate) peak_rss_bytes: Option<u64>,
 }
 
 /// The contents of [`SEGMENTS_FILE`].
@@ -111,7 +90,7 @@ struct SegmentList<'a> {
 /// [`Error::Dataset`] around the [error](onefold_datasets::Error) that names the file: a pattern that matches none, a
 /// file that cannot be read or has other columns than the first one, a key column that is missing or neither integer
 /// nor text, segments that cannot be written or do not hold what was read, and a place at `out` that is occupied.
-pub fn shard(
+pub(crate) fn shard(
     patterns: &[PathBuf],
     out: &Path,
     options: &ShardOptions,

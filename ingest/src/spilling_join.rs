@@ -44,7 +44,7 @@ use tokio::sync::OnceCell;
 
 use crate::exchanges::exchange_of;
 use crate::late_lists::LateLists;
-use crate::operator::operator_methods;
+use crate::operator::{operator_methods, shown_as};
 
 /// Sorted joins have many sorts at work; each sets aside this part of what the other sorts of a query do.
 const MERGE_PART: usize = 4;
@@ -466,11 +466,7 @@ impl OtherSide {
     }
 }
 
-impl DisplayAs for OtherSide {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OtherSide: partition={:?}", self.part)
-    }
-}
+shown_as!(OtherSide, |operator| ": partition={:?}", operator.part);
 
 impl ExecutionPlan for OtherSide {
     operator_methods!("OtherSide", |operator| vec![&operator.input]);

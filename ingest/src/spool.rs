@@ -20,15 +20,9 @@ use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use futures::StreamExt;
 use onefold_sql::Query as _;
 use parquet::arrow::ArrowWriter;
-use parquet::file::properties::WriterProperties;
 
-use crate::remote::{OnCluster, WrittenRows, cluster_of, write_rows};
-use crate::{Error, Result};
-
-/// Rows of a row group of a spooled table at most, and about how many bytes the row groups have that are being written:
-/// few, because they are in memory.
-const ROW_GROUP_ROWS: usize = 1 << 17;
-pub(crate) const ROW_GROUP_BYTES: usize = 16 << 20;
+use crate::Result;
+use crate::remote::{OnCluster, ROW_GROUP_BYTES, WrittenRows, cluster_of, properties, unwritten, write_rows};
 
 /// The spooled tables of one plan. Their files live as long as this does.
 #[derive(Default)]
@@ -53,7 +47,7 @@ impl Spool {
     ///
     /// # Errors
     ///
-    /// Those of the query; [`Error::Fault`] if the rows cannot be written.
+    /// Those of the query; [`Error::Fault`](crate::Error::Fault) if the rows cannot be written.
     pub(crate) async fn table(&mut self, context: &SessionContext, name: &str, sql: &str) -> Result<()> {
         tracing::debug!("{name}: {sql}");
         let rows = context.query(sql).await?;
@@ -100,11 +94,6 @@ async fn read(context: &SessionContext, name: &str, paths: Vec<String>) -> Resul
     Ok(())
 }
 
-/// How rows are written.
-pub(crate) fn properties() -> WriterProperties {
-    WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS)).build()
-}
-
 /// Writes rows to a file, in row groups of about so many bytes.
 async fn write(
     mut rows: SendableRecordBatchStream,
@@ -122,14 +111,6 @@ async fn write(
     }
     writer.into_inner().map_err(unwritten)?.finish()?;
     Ok(())
-}
-
-pub(crate) fn unwritten(error: parquet::errors::ParquetError) -> Error {
-    let message = format!("a temporary file could not be written: {error}");
-    match Error::from(DataFusionError::ParquetError(Box::new(error))) {
-        full @ Error::Spill(_) => full,
-        _ => Error::engine(message, "check the disk of the spill directory"),
-    }
 }
 
 /// The numbers of the only row of `sql`; nulls, as sums over nothing give, are 0.

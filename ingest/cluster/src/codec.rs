@@ -14,7 +14,7 @@ use datafusion_proto::physical_plan::{
     AsExecutionPlan, PhysicalExtensionCodec, PhysicalProtoConverterExtension,
 };
 use datafusion_proto::protobuf::PhysicalPlanNode;
-use onefold_ingest::remote::{
+use onefold_ingest::executor::{
     ExecutorMemory, Sent, read_function, read_operator, write_function, write_operator,
 };
 

@@ -12,7 +12,7 @@ use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::error::Result;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionConfig;
-use onefold_ingest::remote::of_run;
+use onefold_ingest::executor::of_run;
 
 use crate::identity::identify;
 

@@ -18,7 +18,8 @@ use datafusion::error::Result;
 use datafusion::prelude::SessionConfig;
 use onefold_base::process::available_threads;
 use onefold_base::units::parse_bytes;
-use onefold_ingest::remote::{Stores, executor_runtime, functions};
+use onefold_ingest::executor::{executor_runtime, functions};
+use onefold_ingest::remote::Stores;
 use tonic::transport::server::TcpIncoming;
 
 use crate::MESSAGE_BYTES;

@@ -1,58 +1,38 @@
 //! A build that merges late samples into the partitions of a dataset.
 
-use std::sync::Arc;
+use onefold_datasets::{Commit, DatasetWriter, PartitionChoice, Schema, Snapshot};
 
-use onefold_datasets::{Commit, Schema, Snapshot};
-
-use super::{Build, BuildSummary};
-use crate::cluster::{Clustering, RemoteClustering};
-use crate::decide::decide;
+use crate::cluster::Clustering;
+use crate::decide::{OutputPlan, decide};
 use crate::merge::{self, Merge, MergeSummary};
-use crate::reading::{Reading, ReadingOptions};
-use crate::remote::Cluster;
-use crate::sources::Source;
+use crate::pipeline::Pipeline;
+use crate::reading::Reading;
 use crate::{Error, Result};
 
-/// The clustering of merged samples.
-enum Planned<'a> {
-    /// In this process.
-    Here(Box<Clustering>),
-    /// On a cluster.
-    On(&'a Arc<dyn Cluster>, Box<RemoteClustering<'a>>),
-}
-
-impl Build<'_> {
-    /// Merges the samples of `sources` into the dataset, of which there is the snapshot `old`.
-    pub(super) async fn merge(&self, sources: Vec<Source>, old: &Snapshot) -> Result<BuildSummary> {
-        let Self { config, options, reporter, .. } = *self;
-        let (layout, order) = self.layout_and_order(Some(old));
-        let mut writer = self.writer(layout, order, &self.first_schema(Some(old)))?;
-        // The snapshot that the commit will be compared with: what was committed meanwhile is not lost.
-        let old = Snapshot::load_at(self.out, writer.appended_to().map(|old| old.snapshot))?;
-        merge::check(config, &old)?;
-        let wanted = ReadingOptions { observe_changes: false, ..self.wanted(Some(&old))? };
-        let reading = Reading::plan(config, sources, &options.engine, &wanted).await?;
-        writer.set_partition_columns(reading.partition_columns())?;
-        let choice = options.partitions.choice(writer.partition_columns())?;
-        let mut merge = Merge::new(config, &reading, &wanted, (self.out, old))?;
-        let mut late = merge.encode(&reading, reporter).await?;
-        let known = writer.appended_to().map(|old| (self.out, old));
-        let mut decided = decide(config, &reading, &mut late.totals.statistics, known).await?;
+impl<'a> Pipeline<'a> {
+    /// Folds the samples of `reading`, decides, and plans to write them together with those of the buckets of the dataset
+    /// that change. The dataset has the snapshot `old`; `choice` are the partitions that may change. The files of the
+    /// merge live until it is dropped.
+    pub(super) async fn merge(
+        &self,
+        reading: &Reading<'a>,
+        old: &Snapshot,
+        choice: &PartitionChoice<'_>,
+        mut writer: DatasetWriter,
+    ) -> Result<(DatasetWriter, Clustering<'a>, OutputPlan, Option<Merge<'a>>)> {
+        let Self { config, out, reporter, .. } = *self;
+        let mut merge = Merge::new(config, reading, (out, old.clone()))?;
+        let mut late = merge.encode(reading, reporter).await?;
+        let known = writer.appended_to().map(|old| (out, old));
+        let mut decided = decide(config, reading, &mut late.totals.statistics, known).await?;
         if decided.schema.kept != writer.schema().kept {
             // Refused, because the dataset has other types.
             let schema = Schema { kept: decided.schema.kept.clone(), ..writer.schema().clone() };
             writer = self.with_schema(writer, &schema)?;
         }
-        merge::know_originals(config, &reading, &mut decided)?;
-        merge.place(&choice, &decided).await?;
-        let planned = match &options.engine.cluster {
-            Some(cluster) => Planned::On(cluster, Box::new(merge.cluster_on(cluster, late, &decided).await?)),
-            None => {
-                let mut clustering = merge.cluster(late, &decided).await?;
-                clustering.encode(reporter).await?;
-                Planned::Here(Box::new(clustering))
-            }
-        };
+        merge::know_originals(config, reading, &mut decided)?;
+        merge.place(choice, &decided).await?;
+        let clustering = merge.cluster(late, &decided).await?;
         for (key, bucket) in merge.changed() {
             writer.replaces(key, *bucket)?;
         }
@@ -60,20 +40,7 @@ impl Build<'_> {
             // Nothing is written, so ids that only samples of other partitions have get no numbers.
             decided.vocabularies.clear();
         }
-        let output = match planned {
-            Planned::Here(clustering) => {
-                self.write(*clustering, (&reading, &decided), (writer, true)).await?
-            }
-            Planned::On(cluster, clustering) => {
-                for (name, vocabulary) in &decided.vocabularies {
-                    writer.add_vocabulary(name, vocabulary)?;
-                }
-                let written = self.write_on(cluster, *clustering, (&reading, &decided), &mut writer).await?;
-                let written = written.ok_or_else(|| reading.no_samples())?;
-                self.commit(&reading, writer, &written.statistics, written.left_out).await?
-            }
-        };
-        Ok(BuildSummary { merged: Some(merge.summary()), ..self.summary(output, &decided, reading) })
+        Ok((writer, clustering, decided, Some(merge)))
     }
 
     /// What merging into a dataset that was not there did.

@@ -22,10 +22,8 @@ use onefold_datasets::{
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
-use super::{Build, BuildOptions};
 use crate::cluster::WriteSpec;
-use crate::decide::decide;
-use crate::reading::{Reading, ReadingOptions};
+use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::{Config, Error, Result, sources};
 
 /// The version of the format of parts that this program writes and reads.
@@ -77,8 +75,8 @@ pub async fn write_part(
     // The layout and the order are those of a dataset that is there.
     let options = BuildOptions { commit: Commit::Append, ..options.clone() };
     let mut written = Vec::new();
-    let build = Build { config, out, options: &options, reporter };
-    let part = build.part((bucket, buckets), &mut written).await;
+    let pipeline = Pipeline { config, out, options: &options, reporter };
+    let part = pipeline.part((bucket, buckets), &mut written).await;
     match part {
         Ok(part) => Ok(Part { written, ..part }),
         Err(error) => {
@@ -95,7 +93,7 @@ pub async fn write_part(
     }
 }
 
-impl Build<'_> {
+impl Pipeline<'_> {
     /// Writes the samples of a bucket, which is `written` then. Gives the part without it.
     async fn part(&self, place: (u32, u32), written: &mut Vec<WrittenBucket>) -> Result<Part> {
         let Self { config, options, reporter, .. } = *self;
@@ -117,14 +115,8 @@ impl Build<'_> {
             check_new_location(&Storage::open(self.out)?)?;
         }
         let (layout, order) = self.layout_and_order(old.as_ref());
-        let wanted = ReadingOptions {
-            buckets: Some(buckets),
-            only_bucket: Some(bucket),
-            observe_changes: false,
-            about_samples: None,
-            ..self.wanted(old.as_ref())?
-        };
-        let reading = Reading::plan(config, sources::find(config).await?, &options.engine, &wanted).await?;
+        let target = Target::Part { bucket, buckets };
+        let reading = self.plan(sources::find(config).await?, target, old.as_ref()).await?;
         let partition_columns = reading.partition_columns();
         if let Some(old) = &old {
             old.check_partition_columns(&partition_columns)?;
@@ -144,9 +136,7 @@ impl Build<'_> {
             samples: 0,
             written: Vec::new(),
         };
-        let mut clustering = reading.clustering(&wanted).await?;
-        let Some(totals) = clustering.encode(reporter).await? else { return Ok(part) };
-        let decided = decide(config, &reading, &mut totals.statistics, None).await?;
+        let Some((clustering, decided)) = self.decide(&reading, None).await? else { return Ok(part) };
         let spec = WriteSpec {
             location: self.out.to_owned(),
             schema: part.schema.clone(),

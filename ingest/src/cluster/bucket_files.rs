@@ -1,15 +1,41 @@
 //! The files of the buckets whose records come one bucket after the other.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use onefold_datasets::{
-    BucketWriter, BucketWriters, ClosingBuckets, Decode, PartitionChoice, PartitionKey, WrittenBucket,
+    BucketWriter, BucketWriters, ClosingBuckets, Decode, PartitionChoice, PartitionColumn, PartitionFilter,
+    PartitionKey, Schema, WriterOptions, WrittenBucket,
 };
 use serde::{Deserialize, Serialize};
 
+use super::cut::CutSpec;
 use super::unfold::RowGroups;
-use super::write::WriteSpec;
 use crate::Result;
+
+/// How buckets are written.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct WriteSpec {
+    /// The dataset: a local path or a URL.
+    pub(crate) location: PathBuf,
+    pub(crate) schema: Schema,
+    pub(crate) options: WriterOptions,
+    /// The partitions that are written; samples of others are counted.
+    pub(crate) filter: PartitionFilter,
+    pub(crate) partition_columns: Vec<PartitionColumn>,
+    pub(crate) cut: CutSpec,
+}
+
+impl WriteSpec {
+    /// The partitions that are written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`](crate::Error::Dataset) if the filter does not fit the partition columns.
+    pub(super) fn choice(&self) -> crate::Result<PartitionChoice<'_>> {
+        Ok(self.filter.choice(&self.partition_columns)?)
+    }
+}
 
 /// Samples that were not written, because their partitions were not chosen.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -32,8 +32,8 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitio
 use datafusion::prelude::SessionContext;
 use onefold_sql::Query as _;
 
-use super::bug;
 use super::fold::DIGEST;
+use crate::error::{bug, external};
 use crate::exchanges::exchange_of;
 use crate::profile::measured;
 use crate::remote::{Groups, OnCluster, checked_exchange};
@@ -232,7 +232,7 @@ impl PartitionStream for Placeholder {
     }
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let error = DataFusionError::External(Box::new(bug("a plan was executed before it had its input")));
+        let error = external(bug("a plan was executed before it had its input"));
         let rows = futures::stream::iter([Err(error)]);
         Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.0), rows))
     }

@@ -5,19 +5,20 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array, ListArray, RecordBatch};
 use datafusion::arrow::buffer::{OffsetBuffer, ScalarBuffer};
-use datafusion::arrow::compute::{CastOptions, SortOptions, cast_with_options};
+use datafusion::arrow::compute::SortOptions;
 use datafusion::arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema as ArrowSchema};
-use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
 use onefold_datasets::KeptColumn;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::columns::{cast, column, required};
+use super::counts::{ColumnCounts, ListCounts, NumberCounts, union};
 use super::kept::KeptArray;
+use crate::error::arrow_bug;
 use crate::ids::{IdForm, WrongType, item_type, list_ids, scalar_ids, wrong_list_type, wrong_number_type};
 use crate::sessionize::TIME;
-use crate::statistics::{ColumnCounts, ListCounts, NumberCounts, union};
 use crate::times::{TimeLimits, shown};
 use crate::{Config, Error, Result};
 
@@ -106,7 +107,7 @@ impl Converter {
                 let options = SortOptions { descending: false, nulls_first: false };
                 Ok(SortField::new_with_options(field.data_type().clone(), options))
             });
-            RowConverter::new(fields.collect::<Result<_>>()?).map_err(engine)
+            RowConverter::new(fields.collect::<Result<_>>()?).map_err(arrow_bug)
         };
         let order = if names.order.is_empty() { None } else { Some(rows(&names.order)?) };
         Ok(Self { identity: rows(&names.identity)?, order, names })
@@ -126,9 +127,9 @@ impl Converter {
         }
         let time = required(batch, TIME, "time")?.as_primitive::<Int64Type>().values();
         self.check_times(time)?;
-        let identity = self.identity.convert_columns(&columns(&self.names.identity)?).map_err(engine)?;
+        let identity = self.identity.convert_columns(&columns(&self.names.identity)?).map_err(arrow_bug)?;
         let order = match &self.order {
-            Some(rows) => Some(rows.convert_columns(&columns(&self.names.order)?).map_err(engine)?),
+            Some(rows) => Some(rows.convert_columns(&columns(&self.names.order)?).map_err(arrow_bug)?),
             None => None,
         };
         let mut counts = ColumnCounts { samples: time.len() as u64, ..ColumnCounts::default() };
@@ -213,23 +214,6 @@ pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> 
     Ok(())
 }
 
-pub(super) fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayRef> {
-    rows.column_by_name(name).ok_or_else(|| Error::column(name, "it is missing", "add it to the query"))
-}
-
-/// A column that may not be null; `shown` is its name in the configuration.
-pub(super) fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Result<&'b ArrayRef> {
-    let column = column(rows, name)?;
-    match column.null_count() {
-        0 => Ok(column),
-        nulls => {
-            let message =
-                format!("{nulls} of {} samples have no value, and a session needs one", rows.num_rows());
-            Err(Error::column(shown, message, "leave such rows out with `WHERE … IS NOT NULL` in the query"))
-        }
-    }
-}
-
 /// A label, weight or dense feature as finite `f32`s.
 fn float_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
     let floats = cast(name, column, &DataType::Float32)?;
@@ -260,7 +244,7 @@ fn list_column(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray
         let offsets = OffsetBuffer::from_lengths(lengths);
         let present: ScalarBuffer<i64> = ids.iter().flatten().collect();
         return ListArray::try_new(item, offsets, Arc::new(Int64Array::new(present, None)), None)
-            .map_err(engine);
+            .map_err(arrow_bug);
     }
     // The lengths of null lists are 0.
     let (_, offsets, ids, _) = list_ids(name, column, form)?.into_parts();
@@ -269,21 +253,7 @@ fn list_column(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray
         let hint = format!("remove them in the query: `array_compact({name})`");
         return Err(Error::column(name, message, hint));
     }
-    ListArray::try_new(item, offsets, ids, None).map_err(engine)
-}
-
-/// A cast that refuses values that do not fit.
-pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef> {
-    let options = CastOptions { safe: false, ..CastOptions::default() };
-    cast_with_options(column, to, &options).map_err(|error| {
-        let message = format!("a value does not fit {to}: {error}");
-        Error::column(name, message, "convert the column in the query with `CAST`")
-    })
-}
-
-/// Reports an Arrow error on columns that were checked before as a bug.
-pub(crate) fn engine(error: ArrowError) -> Error {
-    Error::engine(error.to_string(), "this is a bug in Onefold; please report it")
+    ListArray::try_new(item, offsets, ids, None).map_err(arrow_bug)
 }
 
 #[cfg(test)]

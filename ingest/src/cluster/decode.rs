@@ -12,14 +12,14 @@ use onefold_datasets::digest::{Digest, SampleSeeds};
 use onefold_datasets::{IdMap, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
 use serde::{Deserialize, Serialize};
 
+use super::counts::IdCounts;
 use super::encode::EncoderOptions;
 use super::kept::{KeptBuilder, KeptValue};
-use super::record::{ChangedList, RecordReader, Shape};
+use super::origin::Origin;
+use super::record::{ChangedList, RecordReader, Shape, malformed};
 use super::timelines::Slice;
-use super::unfold::malformed;
 use crate::Result;
-use crate::merge::{KNOWN, LATE, OLD};
-use crate::statistics::IdCounts;
+use crate::error::arrow_bug;
 
 /// The most samples, and about the most new ids, of a batch for the writer.
 const BATCH_SAMPLES: usize = 8192;
@@ -79,6 +79,17 @@ pub(super) struct DecodedTotals {
     pub(super) digest: Digest,
     /// By list.
     pub(super) timeline_ids: Vec<IdCounts>,
+}
+
+impl DecodedTotals {
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.samples += other.samples;
+        self.digest.merge(other.digest);
+        if self.timeline_ids.is_empty() {
+            self.timeline_ids.extend(other.timeline_ids.iter().map(|_| IdCounts::new()));
+        }
+        self.timeline_ids.iter_mut().zip(&other.timeline_ids).for_each(|(ids, other)| ids.merge(other));
+    }
 }
 
 /// The lists of the last sample of a chain.
@@ -221,8 +232,8 @@ impl DeltaDecoder {
     /// Appends a sample; one that the dataset already has only continues its chain. `None` if the record is malformed.
     fn sample(&mut self, run: &SessionRun<'_>, row: usize, time: i64) -> Option<()> {
         let mut record = RecordReader::new(self.shape, run.records.value(row))?;
-        let origin = run.origins.map_or(LATE, |origins| origins[row]);
-        let is_kept = origin != KNOWN;
+        let origin = run.origins.map_or(Some(Origin::Late), |origins| Origin::of(origins[row]))?;
+        let is_kept = origin != Origin::Known;
         if is_kept {
             self.batch.sessions.push(run.session);
             self.batch.times.push(time);
@@ -253,7 +264,7 @@ impl DeltaDecoder {
                 }
             }
             digest.add(chain.parts[i]);
-            if is_kept && (i < self.logged || origin == OLD) {
+            if is_kept && (i < self.logged || origin == Origin::Old) {
                 lists.row(chain.spans[i])?;
             }
         }
@@ -271,7 +282,7 @@ impl DeltaDecoder {
         }
         self.totals.digest.add(digest);
         self.totals.samples += 1;
-        if origin == LATE { self.timeline_lists(run, &mut record.positions()) } else { Some(()) }
+        if origin == Origin::Late { self.timeline_lists(run, &mut record.positions()) } else { Some(()) }
     }
 
     /// Appends a sample's lists from timelines: each a part of a slice.
@@ -374,9 +385,9 @@ impl Batch {
             let ids = Arc::new(Int64Array::from(ids));
             let item = Arc::clone(&item);
             let lists = ListViewArray::try_new(item, lists.offsets.into(), lists.sizes.into(), ids, None);
-            columns.push(Arc::new(lists.map_err(super::convert::engine)?));
+            columns.push(Arc::new(lists.map_err(arrow_bug)?));
         }
         columns.extend(self.keys.map(|keys| -> ArrayRef { Arc::new(Int64Array::from(keys)) }));
-        RecordBatch::try_new(Arc::clone(schema), columns).map_err(super::convert::engine)
+        RecordBatch::try_new(Arc::clone(schema), columns).map_err(arrow_bug)
     }
 }

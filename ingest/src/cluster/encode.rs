@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::chains::{Chain, Chains};
-use super::convert::{Converted, engine};
+use super::convert::Converted;
+use super::counts::ColumnCounts;
 use super::generations::{Generations, Held};
 use super::history::{Histories, Rules, Seen, is_one_session};
 use super::kept::KeptValue;
@@ -23,7 +24,7 @@ use super::record_batches::{Pending, RecordBatches};
 use super::reuse::Reuse;
 use super::statistics::{Entered, SampleStatistics, StatisticsOptions};
 use crate::Result;
-use crate::statistics::ColumnCounts;
+use crate::error::arrow_bug;
 
 /// Marks a list that did not change, in [`DeltaEncoder::known`].
 const UNCHANGED: usize = usize::MAX;
@@ -223,7 +224,7 @@ impl DeltaEncoder {
         let indices = UInt32Array::from(rows.to_vec());
         let mut keys: Vec<ArrayRef> = Vec::with_capacity(batch.keys.len());
         for key in &batch.keys {
-            keys.push(take(key, &indices, None).map_err(engine)?);
+            keys.push(take(key, &indices, None).map_err(arrow_bug)?);
         }
         let keys = self.records.keys(&keys)?;
         let width = self.known.len();

@@ -24,29 +24,26 @@ use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, Schem
 use datafusion::common::runtime::JoinSet;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures::StreamExt;
 use onefold_datasets::{CountBudget, TextIds};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::convert::{ColumnNames, Converted, Converter};
+use super::counts::ColumnCounts;
 use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions};
 use super::record_batches::RecordBatches;
 use super::statistics::StatisticsOptions;
 use crate::Error;
-use crate::operator::{only, operator_methods};
+use crate::error::external;
+use crate::operator::{operator_methods, plan_properties, shown_as};
 use crate::planned::PlannedTable;
 use crate::profile::stage;
 use crate::sessionize::{TIME, TOTALS};
 use crate::spilling_join::in_context;
-use crate::statistics::ColumnCounts;
 
 /// The high and the low half of a sample's digest, which order samples that nothing else does.
 pub(crate) const DIGEST: [&str; 2] = ["__onefold_digest_high", "__onefold_digest_low"];
@@ -193,23 +190,19 @@ impl FoldExec {
     }
 }
 
-impl DisplayAs for FoldExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FoldSpec { names, workers, .. } = &self.fold.spec;
-        write!(f, "FoldExec: identity={:?}, workers={workers:?}", names.identity)
-    }
-}
+shown_as!(
+    FoldExec,
+    |operator| ": identity={:?}, workers={:?}",
+    operator.fold.spec.names.identity,
+    operator.fold.spec.workers
+);
 
 impl ExecutionPlan for FoldExec {
-    operator_methods!("FoldExec", |operator| vec![&operator.fold.input]);
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let Fold { spec, budget, .. } = &*self.fold;
-        Ok(Arc::new(Self::new(spec.clone(), budget.clone(), only(children)?)?))
-    }
+    operator_methods!("FoldExec", |operator| vec![&operator.fold.input], |input| Ok(Arc::new(Self::new(
+        operator.fold.spec.clone(),
+        operator.fold.budget.clone(),
+        input
+    )?)));
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let mut stream = RecordBatchReceiverStream::builder(Arc::clone(&self.fold.schema), WAITING);
@@ -404,19 +397,4 @@ pub(super) fn records_schema(names: &ColumnNames, samples: &ArrowSchema) -> Resu
     fields.push(Arc::new(Field::new(RECORD, DataType::Binary, false)));
     fields.push(Arc::new(Field::new(TOTALS, DataType::Boolean, false)));
     Ok(Arc::new(ArrowSchema::new(fields)))
-}
-
-/// The properties of an operator whose rows come as they are made, in no order, in so many partitions.
-pub(crate) fn plan_properties(schema: &SchemaRef, partitions: usize) -> Arc<PlanProperties> {
-    Arc::new(PlanProperties::new(
-        EquivalenceProperties::new(Arc::clone(schema)),
-        Partitioning::UnknownPartitioning(partitions),
-        EmissionType::Incremental,
-        Boundedness::Bounded,
-    ))
-}
-
-/// Wraps an error of this crate so that it can pass through the engine.
-pub(crate) fn external(error: crate::Error) -> DataFusionError {
-    DataFusionError::External(Box::new(error))
 }

@@ -9,7 +9,7 @@ use datafusion::arrow::datatypes::{DataType, Int64Type, Schema as ArrowSchema, U
 use onefold_datasets::digest::ColumnSeed;
 use onefold_datasets::{KeptColumn, KeptKind};
 
-use super::convert::cast;
+use super::columns::cast;
 use crate::{Config, Error, Result};
 
 /// The kept columns of `config` by the types that samples with these `columns` give them. A column that the samples

@@ -7,28 +7,26 @@
 use std::pin::pin;
 use std::sync::Arc;
 
+use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use datafusion::physical_plan::displayable;
 use datafusion::prelude::SessionContext;
-use futures::StreamExt;
 use onefold_base::progress::Reporter;
 use onefold_datasets::{KeptColumn, SparseKind};
 use onefold_sql::Query as _;
 
 use super::by_bucket::ExchangedRecords;
+use super::clustering::{Clustering, RECORDS_TABLE, TICK, fold_samples};
 use super::convert::ColumnNames;
 use super::encode::{EncoderOptions, SampleTotals};
-use super::fold::{DIGEST, FoldExec, FoldSpec, RECORD};
-use super::on_cluster::RemoteClustering;
+use super::fold::{FoldExec, FoldSpec};
+use super::options::{ClusterOptions, encoder_options, list_names, statistics_options};
+use super::origin::{self, OLD_SESSION, PARTITION, SEQUENCE};
 use super::statistics::StatisticsOptions;
 use super::totals::TotalsReader;
-use super::{
-    ClusterOptions, Clustering, RECORDS_TABLE, TICK, bug, encoder_options, fold_samples, list_names,
-    statistics_options,
-};
+use crate::error::bug;
 use crate::ids::IdForm;
-use crate::merge::old::{self, OLD_SESSION, PARTITION, SEQUENCE};
-use crate::remote::{Cluster, OnCluster, cluster_of};
-use crate::sessionize::{self, TIME, TOTALS};
+use crate::remote::{OnCluster, cluster_of};
+use crate::sessionize::{self, TOTALS};
 use crate::spool::Spool;
 use crate::{Config, Result};
 
@@ -59,11 +57,11 @@ impl LateSamples {
     ///
     /// # Errors
     ///
-    /// As [`Clustering::plan`] and [`Clustering::encode`].
+    /// As [`Clustering::plan`] and [`Clustering::fold`].
     pub(crate) async fn encode(
         config: &Config,
         context: &SessionContext,
-        columns: &datafusion::arrow::datatypes::Schema,
+        columns: &ArrowSchema,
         options: &ClusterOptions,
         (spool, table, sql): (&mut Spool, &str, &str),
         reporter: &dyn Reporter,
@@ -91,15 +89,7 @@ impl LateSamples {
         let texts = config.vocabularies.keys().map(|name| options.ids.shared_texts(name)).collect();
         let mut totals =
             TotalsReader::new(&statistics_options(config, options), &options.budget).with_texts(texts);
-        let parts = format!(
-            "SELECT {TIME}, {}, arrow_cast({RECORD}, 'Binary') AS {RECORD}, {TOTALS} FROM {folded} WHERE {TOTALS} \
-             ORDER BY {TIME}",
-            DIGEST[0]
-        );
-        let mut parts = context.query(&parts).await?.execute_stream().await?;
-        while let Some(parts) = parts.next().await.transpose()? {
-            totals.read(&parts)?;
-        }
+        totals.read_table(context, &folded).await?;
         let records = context.query(&format!("SELECT * FROM {folded} WHERE NOT {TOTALS}")).await?;
         context.register_table(table, records.into_view())?;
         let totals = totals.finish()?.ok_or_else(|| bug("the samples have no totals"))?;
@@ -107,8 +97,8 @@ impl LateSamples {
     }
 }
 
-/// Plans the folding of the samples of the table `samples`, which has the columns of [`old`]. Registers their
-/// records as the table `records`, which can be read once: the columns of [`old::record_columns`], time, digest, record,
+/// Plans the folding of the samples of the table `samples`, which has the columns of [`origin`]. Registers their
+/// records as the table `records`, which can be read once: the columns of [`origin::record_columns`], time, digest, record,
 /// and whether it is a part of the totals.
 ///
 /// # Errors
@@ -130,13 +120,13 @@ pub(crate) async fn fold_old_samples(
     };
     let lists = encoder.lists.len();
     let kept = encoder.kept.iter().enumerate();
-    let kept = kept.map(|(i, column)| KeptColumn { name: old::kept_column(i), kind: column.kind });
+    let kept = kept.map(|(i, column)| KeptColumn { name: origin::kept_column(i), kind: column.kind });
     let names = ColumnNames {
-        keys: old::record_columns(config),
+        keys: origin::record_columns(config),
         identity: vec![PARTITION.to_owned(), OLD_SESSION.to_owned()],
         order: if config.order.is_empty() { Vec::new() } else { vec![SEQUENCE.to_owned()] },
-        floats: (0..encoder.floats.len()).map(old::float_column).collect(),
-        lists: (0..lists).map(|list| (old::list_column(list), IdForm::Integers)).collect(),
+        floats: (0..encoder.floats.len()).map(origin::float_column).collect(),
+        lists: (0..lists).map(|list| (origin::list_column(list), IdForm::Integers)).collect(),
         positions: sessionize::position_columns(config),
         kept: kept.collect(),
         time_limits: None,
@@ -166,31 +156,8 @@ fn workers(context: &SessionContext, options: &ClusterOptions) -> Option<usize> 
     cluster_of(&context.copied_config()).is_none().then(|| options.threads.max(1))
 }
 
-impl Clustering {
+impl<'a> Clustering<'a> {
     /// The clustering of late samples and those of a dataset.
-    ///
-    /// # Errors
-    ///
-    /// Those of the engine.
-    pub(crate) async fn merged(
-        config: &Config,
-        context: &SessionContext,
-        columns: &datafusion::arrow::datatypes::Schema,
-        options: &ClusterOptions,
-        late: LateSamples,
-        queries: &MergedQueries,
-    ) -> Result<Self> {
-        let records = merged_records(config, context, options, queries).await?;
-        let mut planned =
-            Self::of_records(config, context, columns, options, &queries.sessions, records).await?;
-        planned.cut.encoded = merged_options(config, options);
-        planned.totals = Some(late.totals);
-        Ok(planned)
-    }
-}
-
-impl<'a> RemoteClustering<'a> {
-    /// The clustering of late samples and those of a dataset on a cluster.
     ///
     /// # Errors
     ///
@@ -198,27 +165,17 @@ impl<'a> RemoteClustering<'a> {
     pub(crate) async fn merged(
         config: &'a Config,
         context: &SessionContext,
-        columns: &datafusion::arrow::datatypes::Schema,
+        columns: &ArrowSchema,
         options: &ClusterOptions,
         late: LateSamples,
-        (cluster, queries): (&Arc<dyn Cluster>, &MergedQueries),
+        queries: &MergedQueries,
     ) -> Result<Self> {
-        let records = merged_records(config, context, options, queries).await?;
-        let from = (cluster, &*queries.sessions);
-        let mut planned = Self::of_records(config, context, columns, options, from, records).await?;
-        planned.set_merged(merged_options(config, options), late.totals);
-        Ok(planned)
+        let MergedQueries { sessions, records, first } = queries;
+        let records =
+            ExchangedRecords::with_sessions(config, context, options.order, records, *first).await?;
+        let planned = Self::of_records(config, context, columns, options, sessions, records).await?;
+        Ok(planned.of_merged(merged_options(config, options), late.totals))
     }
-}
-
-/// The records of the samples of both kinds.
-async fn merged_records(
-    config: &Config,
-    context: &SessionContext,
-    options: &ClusterOptions,
-    MergedQueries { records, first, .. }: &MergedQueries,
-) -> Result<ExchangedRecords> {
-    ExchangedRecords::with_sessions(config, context, options.order, records, *first).await
 }
 
 /// How the samples of both kinds are encoded.

@@ -9,7 +9,8 @@ use datafusion::arrow::temporal_conversions::timestamp_us_to_datetime;
 use onefold_datasets::PartitionKey;
 use serde::{Deserialize, Serialize};
 
-use super::convert::{cast, column, engine, required};
+use super::columns::{cast, column, required};
+use crate::error::arrow_bug;
 use crate::sessionize::{START, period_micros};
 use crate::{Config, Error, PartitionBy, Result};
 
@@ -29,7 +30,7 @@ impl Partitions {
 
     /// The ranges of rows of a sorted batch that belong to one partition each.
     pub(super) fn runs(&self, records: &RecordBatch) -> Result<Vec<std::ops::Range<usize>>> {
-        Ok(partition(&self.columns(records)?).map_err(engine)?.ranges())
+        Ok(partition(&self.columns(records)?).map_err(arrow_bug)?.ranges())
     }
 
     /// The columns of a sorted batch that tell partitions apart: those of the configuration and the start of the day or

@@ -16,6 +16,7 @@ use onefold_base::varint::{read_varint, write_varint};
 use onefold_datasets::KeptKind;
 
 use super::kept::KeptValue;
+use crate::Error;
 
 /// The bit of the chain's number, in its last byte, that marks the last record of a chain.
 const ENDS: u8 = 0x80;
@@ -42,6 +43,14 @@ pub(super) fn decoded_bytes(record: &[u8]) -> Option<usize> {
 /// Marks a record that was written as the last one of its chain.
 pub(super) fn end_chain(record: &mut [u8]) {
     record[ENDS_AT] |= ENDS;
+}
+
+/// The error that a record was changed.
+pub(super) fn malformed() -> Error {
+    Error::engine(
+        "a sorted record differs from what was written",
+        "check the disk of the spill directory; if it is sound, this is a bug in Onefold; please report it",
+    )
 }
 
 /// Writes records one after the other.

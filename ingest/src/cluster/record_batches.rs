@@ -10,9 +10,9 @@ use datafusion::arrow::compute::cast;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::arrow::row::{RowConverter, Rows, SortField};
 
-use super::convert::engine;
 use super::record::end_chain;
 use crate::Result;
+use crate::error::arrow_bug;
 
 /// Columns of records that are not keys: the time, the two halves of the digest, the record, and the mark of totals.
 const OTHER_COLUMNS: usize = 5;
@@ -83,7 +83,7 @@ impl RecordBatches {
         let keys = keys.iter().map(|field| SortField::new(field.data_type().clone()));
         Ok(Self {
             schema: Arc::clone(schema),
-            converter: RowConverter::new(keys.collect()).map_err(engine)?,
+            converter: RowConverter::new(keys.collect()).map_err(arrow_bug)?,
             keys: Vec::new(),
             key_ends: Vec::new(),
             times: Vec::new(),
@@ -97,7 +97,7 @@ impl RecordBatches {
 
     /// Encodes key columns, row by row.
     pub(super) fn keys(&self, columns: &[ArrayRef]) -> Result<Rows> {
-        self.converter.convert_columns(columns).map_err(engine)
+        self.converter.convert_columns(columns).map_err(arrow_bug)
     }
 
     /// Adds a record. `ends` says whether it is the last of its chain.
@@ -143,14 +143,14 @@ impl RecordBatches {
         let parser = self.converter.parser();
         let starts = std::iter::once(0).chain(self.key_ends.iter().copied());
         let rows = starts.zip(&self.key_ends).map(|(start, end)| parser.parse(&self.keys[start..*end]));
-        let keys = self.converter.convert_rows(rows).map_err(engine)?;
+        let keys = self.converter.convert_rows(rows).map_err(arrow_bug)?;
         self.keys.clear();
         self.key_ends.clear();
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(self.schema.fields().len());
         for (key, field) in keys.into_iter().zip(self.schema.fields()) {
             // A dictionary is decoded to its values.
             let fits = key.data_type() == field.data_type();
-            columns.push(if fits { key } else { cast(&key, field.data_type()).map_err(engine)? });
+            columns.push(if fits { key } else { cast(&key, field.data_type()).map_err(arrow_bug)? });
         }
         let digests = std::mem::take(&mut self.digests);
         let half = |shift: u32| -> ArrayRef {
@@ -163,7 +163,7 @@ impl RecordBatches {
         // The next batch is about as large.
         self.records = BinaryBuilder::with_capacity(digests.len(), self.bytes + self.bytes / 8);
         self.bytes = 0;
-        self.complete.push(RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(engine)?);
+        self.complete.push(RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(arrow_bug)?);
         Ok(())
     }
 }

@@ -7,7 +7,7 @@
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use datafusion::prelude::SessionContext;
 
-use super::ClusterOptions;
+use super::options::ClusterOptions;
 use crate::sessionize;
 use crate::spool::Spool;
 use crate::{Config, Result, timeline};

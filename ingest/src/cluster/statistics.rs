@@ -10,9 +10,9 @@ use std::{iter, mem};
 use onefold_datasets::{CountBudget, VocabularyCounter};
 use serde::{Deserialize, Serialize};
 
+use super::counts::{ColumnCounts, IdCounts, ListCounts};
 use crate::Result;
 use crate::groups::CoChange;
-use crate::statistics::{ColumnCounts, IdCounts, ListCounts};
 
 /// Ids of a list that are observed together: the registers of a list's distinct ids stay in the nearest cache meanwhile.
 /// Those of all lists do not fit there.

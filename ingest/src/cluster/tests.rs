@@ -17,7 +17,9 @@ use onefold_datasets::{
 };
 use proptest::prelude::*;
 
+use super::bucket_files::WriteSpec;
 use super::convert::{ColumnNames, Converter};
+use super::counts::IdCounts;
 use super::cut::CutSpec;
 use super::decode::{DeltaDecoder, ListColumn, SessionRun};
 use super::encode::{ChainNumbers, DeltaEncoder, EncoderOptions, SampleTotals};
@@ -27,10 +29,8 @@ use super::statistics::StatisticsOptions;
 use super::timelines::Slice;
 use super::totals::TotalsReader;
 use super::unfold::{Decoding, RowGroups, SortedRecords, Unfolding};
-use super::write::WriteSpec;
 use crate::ids::IdForm;
 use crate::sessionize::{SESSION, TIME, TOTALS};
-use crate::statistics::IdCounts;
 
 /// A sample: session, time, a number, a bag of ids and a sequence.
 type Sample = (i64, i64, f32, Vec<i64>, Vec<i64>);

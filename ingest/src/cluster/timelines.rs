@@ -11,10 +11,11 @@ use datafusion::execution::SendableRecordBatchStream;
 use futures::StreamExt;
 use onefold_datasets::PartitionKey;
 
-use super::convert::{column, engine};
+use super::columns::column;
+use super::origin::Origin;
 use super::partitions::Partitions;
 use crate::Result;
-use crate::merge::OLD;
+use crate::error::arrow_bug;
 use crate::sessionize::BUCKET;
 use crate::timeline::{FIRST, POSITION};
 
@@ -101,7 +102,7 @@ impl Slices {
             let place = BucketOfPartition { partition, bucket: buckets.value(rows.start) as u32 };
             Ok(Run { start: (place, firsts.value(rows.start)), rows })
         };
-        partition(&apart).map_err(engine)?.ranges().into_iter().rev().map(run).collect()
+        partition(&apart).map_err(arrow_bug)?.ranges().into_iter().rev().map(run).collect()
     }
 
     /// Goes to the slice of sample number `sample` of a bucket. Buckets come in their order, and so do their samples.
@@ -171,14 +172,14 @@ impl SampleNumbers {
             Some(converter) => converter,
             none => {
                 let fields = keys.iter().map(|key| SortField::new(key.data_type().clone()));
-                none.insert(RowConverter::new(fields.collect()).map_err(engine)?)
+                none.insert(RowConverter::new(fields.collect()).map_err(arrow_bug)?)
             }
         };
-        let keys = converter.convert_columns(&keys).map_err(engine)?;
+        let keys = converter.convert_columns(&keys).map_err(arrow_bug)?;
         let mut numbers = Vec::with_capacity(keys.num_rows());
         let mut before = None;
         for (row, key) in keys.iter().enumerate() {
-            if origins.is_none_or(|origins| origins[rows.start + row] != OLD) {
+            if origins.is_none_or(|origins| Origin::of(origins[rows.start + row]) != Some(Origin::Old)) {
                 self.seen += 1;
                 let is_same = match before {
                     None => self.last.as_ref().is_some_and(|last| last.row() == key),

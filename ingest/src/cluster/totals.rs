@@ -15,14 +15,17 @@ use std::{iter, vec};
 
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::UInt64Type;
+use datafusion::prelude::SessionContext;
+use futures::StreamExt;
 use onefold_datasets::{CountBudget, TextIds, VocabularyCounter};
+use onefold_sql::Query as _;
 
-use super::bug;
-use super::convert::column;
+use super::columns::column;
 use super::encode::SampleTotals;
 use super::fold::{DIGEST, RECORD};
 use super::statistics::StatisticsOptions;
-use crate::sessionize::TOTALS;
+use crate::error::bug;
+use crate::sessionize::{TIME, TOTALS};
 use crate::{Error, Result};
 
 /// The first byte of a part.
@@ -125,6 +128,24 @@ impl TotalsReader {
             self.part(worker, &part)?;
         }
         Ok(records)
+    }
+
+    /// Reads the parts among the rows of a table of records.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read), and those of the engine.
+    pub(super) async fn read_table(&mut self, context: &SessionContext, records: &str) -> Result<()> {
+        let parts = format!(
+            "SELECT {TIME}, {}, arrow_cast({RECORD}, 'Binary') AS {RECORD}, {TOTALS} FROM {records} WHERE {TOTALS} \
+             ORDER BY {TIME}",
+            DIGEST[0]
+        );
+        let mut parts = context.query(&parts).await?.execute_stream().await?;
+        while let Some(parts) = parts.next().await.transpose()? {
+            self.read(&parts)?;
+        }
+        Ok(())
     }
 
     /// Reads a part of the totals of a worker. Parts of one worker come in their order.

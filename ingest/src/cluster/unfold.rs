@@ -19,15 +19,15 @@ use datafusion::arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBa
 use datafusion::arrow::datatypes::{Int64Type, UInt64Type};
 use onefold_datasets::{Decode, PartitionKey, bucket_of_session};
 
-use super::bug;
-use super::convert::column;
+use super::columns::column;
 use super::decode::{DecodedTotals, DeltaDecoder, ListColumn, SessionRun};
 use super::encode::EncoderOptions;
 use super::fold::{DIGEST, RECORD};
+use super::origin::{ORIGIN, Origin};
 use super::partitions::Partitions;
-use super::record::decoded_bytes;
+use super::record::{decoded_bytes, malformed};
 use super::timelines::Slice;
-use crate::merge::{KNOWN, ORIGIN};
+use crate::error::bug;
 use crate::sessionize::{KEY, SESSION, TIME};
 use crate::{Error, Result};
 
@@ -137,7 +137,7 @@ impl SortedRecords {
 
     /// Whether a record is one of the samples, and not one that the dataset has already.
     fn is_sample(&self, row: usize) -> bool {
-        self.origins.as_ref().is_none_or(|origins| origins.value(row) != KNOWN)
+        self.origins.as_ref().is_none_or(|origins| Origin::of(origins.value(row)) != Some(Origin::Known))
     }
 
     fn totals(&self, rows: Range<usize>) -> DecodedTotals {
@@ -320,23 +320,4 @@ fn decode(decoder: &mut DeltaDecoder, pieces: &[Piece]) -> Result<Vec<RecordBatc
     }
     decoder.flush(&mut give)?;
     Ok(rows)
-}
-
-/// The error that a record was changed.
-pub(super) fn malformed() -> Error {
-    Error::engine(
-        "a sorted record differs from what was written",
-        "check the disk of the spill directory; if it is sound, this is a bug in Onefold; please report it",
-    )
-}
-
-impl DecodedTotals {
-    pub(super) fn merge(&mut self, other: &Self) {
-        self.samples += other.samples;
-        self.digest.merge(other.digest);
-        if self.timeline_ids.is_empty() {
-            self.timeline_ids.extend(other.timeline_ids.iter().map(|_| crate::statistics::IdCounts::new()));
-        }
-        self.timeline_ids.iter_mut().zip(&other.timeline_ids).for_each(|(ids, other)| ids.merge(other));
-    }
 }

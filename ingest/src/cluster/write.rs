@@ -9,8 +9,6 @@
 //! [`Outcome`]; nothing is visible in the dataset before somebody commits the buckets. Files have names that no other
 //! run has, so a task that is tried again disturbs nothing.
 
-use std::fmt;
-use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -21,27 +19,22 @@ use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures::StreamExt;
 use futures::future::{Either, select};
-use onefold_datasets::{
-    BucketWriters, Encoders, PartitionChoice, PartitionColumn, PartitionFilter, Schema, WriterOptions,
-    WrittenBucket,
-};
+use onefold_datasets::{BucketWriters, Encoders, WrittenBucket};
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::bucket_files::{BucketFiles, LeftOut};
-use super::cut::{CutSpec, Cutter};
+use super::bucket_files::{BucketFiles, LeftOut, WriteSpec};
+use super::cut::Cutter;
 use super::decode::DecodedTotals;
-use super::fold::{external, plan_properties};
 use super::totals::totals_before;
 use super::written_lists::WrittenLists;
-use crate::operator::operator_methods;
+use crate::error::external;
+use crate::operator::{operator_methods, plan_properties, shown_as};
 use crate::profile::stage;
 
 /// The column of a row about what was written.
@@ -53,30 +46,6 @@ const SAMPLES: &str = "samples";
 
 static SCHEMA: LazyLock<SchemaRef> =
     LazyLock::new(|| Arc::new(ArrowSchema::new(vec![Field::new(OUTCOME, DataType::Utf8, false)])));
-
-/// How buckets are written.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct WriteSpec {
-    /// The dataset: a local path or a URL.
-    pub(crate) location: PathBuf,
-    pub(crate) schema: Schema,
-    pub(crate) options: WriterOptions,
-    /// The partitions that are written; samples of others are counted.
-    pub(crate) filter: PartitionFilter,
-    pub(crate) partition_columns: Vec<PartitionColumn>,
-    pub(crate) cut: CutSpec,
-}
-
-impl WriteSpec {
-    /// The partitions that are written.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Dataset`](crate::Error::Dataset) if the filter does not fit the partition columns.
-    pub(super) fn choice(&self) -> crate::Result<PartitionChoice<'_>> {
-        Ok(self.filter.choice(&self.partition_columns)?)
-    }
-}
 
 /// What a row says.
 #[derive(Debug, Serialize, Deserialize)]
@@ -161,11 +130,7 @@ impl WriteExec {
     }
 }
 
-impl DisplayAs for WriteExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WriteExec: location={}", self.spec.location.display())
-    }
-}
+shown_as!(WriteExec, |operator| ": location={}", operator.spec.location.display());
 
 impl ExecutionPlan for WriteExec {
     operator_methods!("WriteExec", |operator| operator.inputs.iter().collect());

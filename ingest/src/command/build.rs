@@ -25,8 +25,8 @@ struct Common {
     #[arg(long)]
     out: PathBuf,
     /// Which features are deduplicated together
-    #[arg(long, value_enum, default_value_t = GroupsArgument::Given)]
-    groups: GroupsArgument,
+    #[arg(long, value_enum, default_value_t = Groups::Given)]
+    groups: Groups,
     /// Write a page to this file that shows when each stage of the build worked, and how far stages can be divided
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -98,14 +98,6 @@ enum OrderArgument {
     Arrival,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum GroupsArgument {
-    /// Those that `[features]` puts into one group
-    Given,
-    /// Those that change together in the data and repeat often enough; the groups in `[features]` are ignored
-    Auto,
-}
-
 /// Connects a cluster that has this work folder.
 pub type ConnectCluster<'a> = dyn Fn(&Path) -> anyhow::Result<Arc<dyn Cluster>> + 'a;
 
@@ -149,11 +141,8 @@ fn run(
     printer: &Printer,
 ) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
-    let groups = match arguments.groups {
-        GroupsArgument::Given => Groups::Given,
-        GroupsArgument::Auto => Groups::Auto,
-    };
-    let mut options = BuildOptions { groups, buckets, ..arguments.how.options(&config, commit)? };
+    let mut options =
+        BuildOptions { groups: arguments.groups, buckets, ..arguments.how.options(&config, commit)? };
     let mut out = arguments.out.clone();
     if let Some(connect) = cluster {
         if !is_url(&out) {
@@ -190,16 +179,12 @@ impl HowArguments {
                 OrderArgument::SessionHash => Order::SessionHash,
                 OrderArgument::Arrival => Order::Arrival,
             }),
-            groups: Groups::Given,
             column_order: match &self.popularity {
                 None => Vec::new(),
                 Some(path) => popularity::column_order(path, config)?,
             },
-            engine: self.engine.options(),
-            commit,
-            buckets: None,
-            about_samples: None,
             partitions: self.partition.clone(),
+            ..BuildOptions::new(self.engine.options(), commit)
         })
     }
 }

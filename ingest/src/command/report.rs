@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{BuildOptions, Config, EngineOptions, Groups, build};
+use crate::{BuildOptions, Config, EngineOptions, build};
 use anyhow::Context;
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::available_threads;
 use onefold_base::units::{format_count, parse_bytes};
-use onefold_datasets::{Commit, Layout, Order, PartitionFilter};
+use onefold_datasets::Commit;
 use onefold_report::{MIDDLE, Report, ReportOptions, gather, html};
 use onefold_storage::commit::write_atomically;
 use onefold_terminal::Printer;
@@ -85,22 +85,17 @@ fn from_logs(
     let folder = fs_err::canonicalize(&config.path)?;
     let name = folder.parent().and_then(Path::file_name).unwrap_or("logs".as_ref());
     let dataset = scratch.path().join(name);
+    let engine = EngineOptions {
+        memory_limit: arguments.memory_limit.max(MINIMUM_BUILD_BYTES),
+        threads: options.threads,
+        spill_directory: arguments.scratch_directory.clone(),
+        spill_limit: None,
+        cluster: None,
+    };
     let build_options = BuildOptions {
-        layout: Some(Layout::Folded),
-        order: Some(Order::Session),
-        groups: Groups::Given,
-        column_order: Vec::new(),
-        engine: EngineOptions {
-            memory_limit: arguments.memory_limit.max(MINIMUM_BUILD_BYTES),
-            threads: options.threads,
-            spill_directory: arguments.scratch_directory.clone(),
-            spill_limit: None,
-            cluster: None,
-        },
-        commit: Commit::Create,
         buckets: Some(1),
         about_samples: Some(arguments.samples),
-        partitions: PartitionFilter::default(),
+        ..BuildOptions::new(engine, Commit::Create)
     };
     let work = build(&config, &dataset, &build_options, printer);
     let built = run_async(options.threads, work, printer)?;

@@ -19,7 +19,7 @@ use onefold_datasets::{MOST_BUCKETS, Schema, Sessions, SparseKind, suggest};
 use serde::{Deserialize, Serialize};
 
 pub use self::columns::Policy;
-use self::columns::once;
+use self::columns::{once, wrong};
 pub use self::features::VocabularyConfig;
 pub use self::joins::{AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
 pub use self::samples::{ChecksConfig, Rows, SamplesConfig, SamplingConfig};
@@ -220,43 +220,40 @@ impl Config {
     ///
     /// [`Error::Fault`], as [`load`](Self::load).
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
-        let wrong = |message: String, hint: &str| Error::config(path, message, hint);
-        let file: File = parse_toml(text, FORMAT_VERSION, "the README shows a whole `dataset.toml`")
-            .map_err(|(message, hint)| wrong(message, &hint))?;
-        let (sources, source_queries) =
-            sources::parse_sources(&file.sources).map_err(|(message, hint)| wrong(message, &hint))?;
+        Self::checked(path, text).map_err(|(message, hint)| Error::config(path, message, hint))
+    }
+
+    fn checked(path: &Path, text: &str) -> Result<Self, MessageAndHint> {
+        let file: File = parse_toml(text, FORMAT_VERSION, "the README shows a whole `dataset.toml`")?;
+        let (sources, source_queries) = sources::parse_sources(&file.sources)?;
         let names: Vec<&str> = sources.keys().chain(source_queries.keys()).map(String::as_str).collect();
         let reserved = names.iter().find(|name| name.starts_with(RESERVED));
         if let Some(name) = reserved {
             let message = format!("`[sources].{name}`: names that begin with `{RESERVED}` are reserved");
             return Err(wrong(message, "rename the source"));
         }
-        let object_stores = sources::parse_object_stores(&file.object_stores)
-            .map_err(|(message, hint)| wrong(message, &hint))?;
-        let (schema, vocabularies) = features::schema(&file.features, file.vocabularies)
-            .map_err(|(message, hint)| wrong(message, &hint))?;
+        let object_stores = sources::parse_object_stores(&file.object_stores)?;
+        let (schema, vocabularies) = features::schema(&file.features, file.vocabularies)?;
         schema
             .validate()
             .map_err(|error| wrong(format!("`[features]`: {}", first_line(&error)), "see `[features]`"))?;
         let session = session(&file.session).map_err(|message| {
             wrong(message, "write `key = [\"session_id\"]`, or `user = \"user_id\"` with `gap = \"30m\"`")
         })?;
-        check_partition(&file.partition).map_err(|(message, hint)| wrong(message, &hint))?;
-        keep::check(&file.keep, &schema, &file.partition).map_err(|(message, hint)| wrong(message, &hint))?;
-        let refused = |(message, hint): MessageAndHint| wrong(message, &hint);
-        let samples = file.samples.check(&names).map_err(refused)?;
-        let join = file.join.map(|join| join.check(&names)).transpose().map_err(refused)?;
+        check_partition(&file.partition)?;
+        keep::check(&file.keep, &schema, &file.partition)?;
+        let samples = file.samples.check(&names)?;
+        let join = file.join.map(|join| join.check(&names)).transpose()?;
         let attributes =
-            sections("attributes", file.attributes, |place, section| section.check(place, &names))
-                .map_err(refused)?;
+            sections("attributes", file.attributes, |place, section| section.check(place, &names))?;
         let sampling = file.sampling.map(|sampling| sampling.check(&samples, schema.weight.as_deref()));
-        let sampling = sampling.transpose().map_err(refused)?;
+        let sampling = sampling.transpose()?;
         let timelines = sections("timelines", file.timelines, |place, section| {
             section.check(place, &names, join.as_ref(), |name| kind(&schema, name))
         });
         if file.dataset.buckets.is_some_and(|buckets| !(1..=MOST_BUCKETS).contains(&buckets)) {
             let message = "`[dataset].buckets` is not a number of buckets that a dataset can have";
-            return Err(wrong(message.to_owned(), &format!("write 1 to {MOST_BUCKETS}")));
+            return Err(wrong(message, format!("write 1 to {MOST_BUCKETS}")));
         }
         Ok(Self {
             path: path.to_owned(),
@@ -267,10 +264,10 @@ impl Config {
             join,
             attributes,
             sampling,
-            timelines: timelines.map_err(refused)?,
-            checks: file.checks.map(samples::ChecksSection::check).transpose().map_err(refused)?,
+            timelines: timelines?,
+            checks: file.checks.map(samples::ChecksSection::check).transpose()?,
             session,
-            time: TimeConfig::parse("`[session].time`", file.session.time).map_err(refused)?,
+            time: TimeConfig::parse("`[session].time`", file.session.time)?,
             order: file.session.order,
             partition_columns: file.partition.columns,
             partition_by: file.partition.by,

@@ -8,11 +8,11 @@ use datafusion::arrow::compute::kernels::cast_utils::string_to_datetime;
 use serde::{Deserialize, Serialize};
 
 use super::columns::wrong;
+use crate::clock::{Zone, parse_with_format};
 use crate::error::MessageAndHint;
-use crate::times::{Zone, parse_with_format};
 
 /// A time column: its name, and the meaning of its values where their type does not define it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TimeConfig {
     /// The key of the configuration that names the column, as `` `[session].time` ``, for messages.
     pub place: String,
@@ -90,17 +90,7 @@ impl TimeConfig {
         let place = place.into();
         let hint = "write `time = \"column\"`, or `time = { column = \"column\", unit = \"s\" }`";
         let table: TimeTable = match value {
-            toml::Value::String(column) => {
-                return Ok(Self {
-                    place,
-                    column,
-                    unit: None,
-                    format: None,
-                    time_zone: None,
-                    not_before: None,
-                    not_after: None,
-                });
-            }
+            toml::Value::String(column) => return Ok(Self { place, column, ..Self::default() }),
             table => table.try_into().map_err(|error: toml::de::Error| {
                 let message = error.message();
                 let units =

@@ -17,7 +17,7 @@ type Levels = Vec<u64>;
 /// 0.4 % or less. Which changes are kept is told by their seeds: neither the order of the observations matters, nor how
 /// they were divided before they were merged. How often a feature changes by itself stays exact.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct CoChange {
+pub(crate) struct CoChange {
     features: usize,
     samples: u64,
     sessions: u64,
@@ -33,7 +33,7 @@ pub struct CoChange {
 
 impl CoChange {
     /// Starts without observations, of so many features.
-    pub fn new(features: usize) -> Self {
+    pub(crate) fn new(features: usize) -> Self {
         Self::with_most_sets(features, MOST_SETS)
     }
 
@@ -43,12 +43,12 @@ impl CoChange {
     }
 
     /// Words of 64 bits that a set of the features has: bit `f % 64` of word `f / 64` stands for feature `f`.
-    pub fn words(&self) -> usize {
+    pub(crate) fn words(&self) -> usize {
         self.features.div_ceil(64)
     }
 
     /// Observes the first sample of a session.
-    pub fn start_session(&mut self) {
+    pub(crate) fn start_session(&mut self) {
         self.samples += 1;
         self.sessions += 1;
     }
@@ -59,7 +59,7 @@ impl CoChange {
     /// # Panics
     ///
     /// If `changed` does not have [`words`](Self::words) words.
-    pub fn observe(&mut self, changed: &[u64], times: u64, seed: u64) {
+    pub(crate) fn observe(&mut self, changed: &[u64], times: u64, seed: u64) {
         assert_eq!(changed.len(), self.words(), "a set of other features");
         self.samples += times;
         if times == 0 || changed.iter().all(|word| *word == 0) {
@@ -79,7 +79,7 @@ impl CoChange {
     /// # Panics
     ///
     /// If `other` is about another number of features.
-    pub fn merge(&mut self, other: Self) {
+    pub(crate) fn merge(&mut self, other: Self) {
         assert_eq!(self.features, other.features, "observations of other features");
         self.samples += other.samples;
         self.sessions += other.sessions;
@@ -92,32 +92,33 @@ impl CoChange {
     }
 
     /// The number of features.
-    pub fn features(&self) -> usize {
+    pub(crate) fn features(&self) -> usize {
         self.features
     }
 
     /// Samples observed.
-    pub fn samples(&self) -> u64 {
+    pub(crate) fn samples(&self) -> u64 {
         self.samples
     }
 
     /// Sessions observed.
-    pub fn sessions(&self) -> u64 {
+    pub(crate) fn sessions(&self) -> u64 {
         self.sessions
     }
 
     /// How often a feature differed from the sample before it in its session.
-    pub fn changes(&self, feature: usize) -> u64 {
+    pub(crate) fn changes(&self, feature: usize) -> u64 {
         self.changes.get(feature).copied().unwrap_or(0)
     }
 
     /// Whether changes of groups are counted exactly, not estimated from a subset.
-    pub fn is_exact(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_exact(&self) -> bool {
         self.thinned == 0
     }
 
     /// How often any feature of `group` differed from the sample before it in its session.
-    pub fn group_changes(&self, group: &[usize]) -> u64 {
+    pub(crate) fn group_changes(&self, group: &[usize]) -> u64 {
         if let [feature] = group {
             return self.changes(*feature);
         }
@@ -129,7 +130,7 @@ impl CoChange {
     }
 
     /// The dedupe factor of a group, `1 / u` as above; 1 if nothing was observed.
-    pub fn dedupe_factor(&self, group: &[usize]) -> f64 {
+    pub(crate) fn dedupe_factor(&self, group: &[usize]) -> f64 {
         self.samples.max(1) as f64 / (self.sessions + self.group_changes(group)).max(1) as f64
     }
 
@@ -195,7 +196,7 @@ pub(super) fn scramble(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::groups::simulate::{rm1, simulate};
+    use crate::groups::tests::{rm1, simulate};
 
     #[test]
     fn more_sets_than_are_kept_are_estimated() {

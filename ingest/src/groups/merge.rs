@@ -3,7 +3,10 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::{CoChange, INDEX_BYTES};
+use super::co_change::CoChange;
+
+/// Bytes of a sample's entry in an inverse index.
+pub(super) const INDEX_BYTES: f64 = 4.0;
 
 /// A group while groups are merged.
 #[derive(Debug)]

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{ObservedFeature, UNGROUPED};
+/// The group of the features that are not worth deduplicating.
+pub(super) const UNGROUPED: &str = "ungrouped";
 
-/// A name for every group: that of its only feature, or the words that the names of all begin with, or else that of the
+/// A name for every group of `features`: that of its only feature, or the words that the names of all begin with, or else that of the
 /// first. A name that several groups would have gets a letter behind it.
-pub(super) fn group_names(features: &[ObservedFeature], groups: &[Vec<usize>]) -> Vec<String> {
-    let name = |feature: &usize| features[*feature].feature.name.as_str();
+pub(super) fn group_names(features: &[&str], groups: &[Vec<usize>]) -> Vec<String> {
     let stem = |group: &Vec<usize>| {
-        let names: Vec<&str> = group.iter().map(name).collect();
+        let names: Vec<&str> = group.iter().map(|feature| features[*feature]).collect();
         let common = if names.len() > 1 { common_words(&names) } else { "" };
         if common.is_empty() { names[0].to_owned() } else { common.to_owned() }
     };
@@ -51,11 +51,10 @@ fn letters(number: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::groups::simulate::feature;
 
     #[test]
     fn names_are_the_words_in_common() {
-        let features: Vec<ObservedFeature> = [
+        let features: Vec<&str> = [
             "user_00",
             "user_1",
             "age",
@@ -67,7 +66,6 @@ mod tests {
         ]
         .into_iter()
         .chain(["user_2", "user_a", "ungrouped", "größe", "größer"])
-        .map(|name| feature(name, 1, 1))
         .collect();
         let groups = [
             vec![0, 1],

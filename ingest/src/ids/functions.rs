@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::values::item_type;
 use super::{IdForm, IdType, list_ids, scalar_ids};
+use crate::error::external;
 
 /// Makes the functions available to the SQL of `context`.
 pub(crate) fn register(context: &SessionContext) {
@@ -293,9 +294,4 @@ fn strings(texts: &ArrayRef) -> Result<StringArray> {
 
 fn shown_types(arguments: &[DataType]) -> String {
     arguments.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// Our error on its way through the engine.
-fn external(error: crate::Error) -> DataFusionError {
-    DataFusionError::External(Box::new(error))
 }

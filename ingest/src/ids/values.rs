@@ -12,6 +12,7 @@ use datafusion::arrow::datatypes::{DataType, Field, Int64Type, UInt64Type};
 use onefold_datasets::{CountBudget, TextIds, hash_id};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::error::arrow_bug;
 use crate::{Error, Result};
 
 /// What becomes of the ids of a feature.
@@ -149,11 +150,11 @@ pub(crate) fn list_ids(name: &str, column: &ArrayRef, form: &IdForm) -> Result<L
     let field = Arc::new(Field::new("element", item.clone(), true));
     let lists = cast(name, column, &DataType::List(field))?;
     let lists = lists.as_list::<i32>();
-    let (items, lengths) = present_items(lists).map_err(crate::cluster::engine)?;
+    let (items, lengths) = present_items(lists).map_err(arrow_bug)?;
     let ids = scalar_ids(name, &items, form)?;
     let field = Arc::new(Field::new("element", DataType::Int64, true));
     let offsets = OffsetBuffer::from_lengths(lengths);
-    ListArray::try_new(field, offsets, Arc::new(ids), lists.nulls().cloned()).map_err(crate::cluster::engine)
+    ListArray::try_new(field, offsets, Arc::new(ids), lists.nulls().cloned()).map_err(arrow_bug)
 }
 
 /// The items of lists that are not null, and the lists' lengths; 0 for null lists. (The offsets of a null list may

@@ -16,7 +16,7 @@
 //! **Sessions** are formed from late samples and the sessions of the dataset alike. So a late sample may move the start
 //! of a session, and with it the session's id and partition, and may unite sessions.
 
-pub(crate) mod old;
+mod old;
 mod old_rows;
 mod sql;
 
@@ -35,30 +35,21 @@ use onefold_datasets::{PartitionChoice, PartitionKey, Sessions, Snapshot, hash_i
 use onefold_sql::Query as _;
 use serde::Serialize;
 
-use self::old::{OldDataset, PARTITION};
+use self::old::OldDataset;
 use self::old_rows::{FILES, OldFile, Read};
 pub(crate) use self::old_rows::{OldRowsExec, OldRowsSpec};
 use self::sql::{BUCKET, COUNT, Sql};
 use crate::cluster::{
-    ClusterOptions, Clustering, LateSamples, ListColumn, MergedQueries, Partitions, RemoteClustering,
-    SentLists, WrittenLists, fold_old_samples, list_names, same_hash,
+    ClusterOptions, Clustering, LateSamples, ListColumn, MergedQueries, PARTITION, Partitions, SentLists,
+    WrittenLists, fold_old_samples, list_names, same_hash,
 };
 use crate::decide::OutputPlan;
 use crate::planned::PlannedTable;
-use crate::reading::{Reading, ReadingOptions};
+use crate::reading::Reading;
 use crate::remote::{Cluster, WorkFile, WorkRowsSpec, WrittenRows, cluster_of};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, START};
 use crate::spool::{Spool, counts};
 use crate::{Config, Error, Result};
-
-/// Where a sample of a merge comes from: BIGINT.
-pub(crate) const ORIGIN: &str = "__onefold_origin";
-/// It is late.
-pub(crate) const LATE: i64 = 0;
-/// It is late, and the dataset has it already.
-pub(crate) const KNOWN: i64 = 1;
-/// It is in the dataset.
-pub(crate) const OLD: i64 = 2;
 
 /// What a merge did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -127,11 +118,10 @@ impl<'a> Merge<'a> {
     pub(crate) fn new(
         config: &'a Config,
         reading: &Reading<'_>,
-        wanted: &ReadingOptions,
         (root, snapshot): (&Path, Snapshot),
     ) -> Result<Self> {
         let columns = Arc::new(reading.planned.wide.schema().as_arrow().clone());
-        let options = reading.cluster_options(wanted);
+        let options = reading.cluster_options();
         let old = OldDataset::new(config, root, snapshot, &columns);
         let instants = sessionize::instants(config, &columns)?;
         Ok(Self {
@@ -226,27 +216,14 @@ impl<'a> Merge<'a> {
     /// # Errors
     ///
     /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read.
-    pub(crate) async fn cluster(&mut self, late: LateSamples, decided: &OutputPlan) -> Result<Clustering> {
+    pub(crate) async fn cluster(
+        &mut self,
+        late: LateSamples,
+        decided: &OutputPlan,
+    ) -> Result<Clustering<'a>> {
         let queries = self.queries(decided).await?;
         let (context, columns) = (&self.context, &self.columns);
         Clustering::merged(self.config, context, columns, &self.options, late, &queries).await
-    }
-
-    /// The same on a cluster.
-    ///
-    /// # Errors
-    ///
-    /// As [`cluster`](Self::cluster).
-    pub(crate) async fn cluster_on(
-        &mut self,
-        cluster: &Arc<dyn Cluster>,
-        late: LateSamples,
-        decided: &OutputPlan,
-    ) -> Result<RemoteClustering<'a>> {
-        let queries = self.queries(decided).await?;
-        let (context, columns) = (&self.context, &self.columns);
-        RemoteClustering::merged(self.config, context, columns, &self.options, late, (cluster, &queries))
-            .await
     }
 
     /// The queries of the samples that are written.

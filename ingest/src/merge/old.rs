@@ -1,7 +1,7 @@
 //! The samples of a dataset as tables of the engine, bucket by bucket.
 //!
-//! A dataset has no column of users or session keys, so its samples are told apart by the [partition](PARTITION) and
-//! [session](OLD_SESSION) that they lie in.
+//! A dataset has no column of users or session keys, so its samples are told apart by the partition and session that
+//! they lie in.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,44 +11,11 @@ use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, Schem
 use onefold_datasets::{FeatureGroup, FileSet, Partition, PartitionKey, Snapshot, SparseFeature};
 
 use super::old_rows::{OldFile, OldRowsSpec, Read, value_of};
-use crate::cluster::list_names;
+use crate::cluster::{
+    OLD_SESSION, PARTITION, SEQUENCE, float_column, kept_column, list_column, list_names, partition_column,
+};
 use crate::sessionize::{self, KEY, TIME};
 use crate::{Config, Error, Result};
-
-/// The number of a sample's partition in the snapshot: BIGINT.
-pub(crate) const PARTITION: &str = "__onefold_partition";
-/// The id of the session that a sample has in the dataset: BIGINT.
-pub(crate) const OLD_SESSION: &str = "__onefold_old_session";
-/// The place of a sample in its bucket, from 0: BIGINT.
-pub(crate) const SEQUENCE: &str = "__onefold_sequence";
-
-/// The column with the value of partition column `number` of the configuration.
-pub(crate) fn partition_column(number: usize) -> String {
-    format!("__onefold_p{number}")
-}
-
-/// The column of float `number` of the schema.
-pub(crate) fn float_column(number: usize) -> String {
-    format!("__onefold_f{number}")
-}
-
-/// The column of kept column `number` of the schema.
-pub(crate) fn kept_column(number: usize) -> String {
-    format!("__onefold_k{number}")
-}
-
-/// The column of list `number`, in the order of [`list_names`].
-pub(crate) fn list_column(number: usize) -> String {
-    format!("__onefold_l{number}")
-}
-
-/// The columns that a sample's record has beside time, digest and lists.
-pub(crate) fn record_columns(config: &Config) -> Vec<String> {
-    let partition = (0..config.partition_columns.len()).map(partition_column);
-    let names = [PARTITION, OLD_SESSION, SEQUENCE].map(str::to_owned);
-    let key = (!config.samples.key.is_empty()).then(|| KEY.to_owned());
-    partition.chain(names).chain(key).collect()
-}
 
 /// The dataset that late samples are merged into.
 #[derive(Debug)]

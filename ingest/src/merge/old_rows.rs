@@ -2,7 +2,6 @@
 //!
 //! The files come as rows, so that whoever has such a row reads the file, also on another machine.
 
-use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -19,9 +18,7 @@ use datafusion::error::{DataFusionError, Result as EngineResult};
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties};
 use futures::StreamExt;
 use onefold_datasets::scan::OpenFiles;
 use onefold_datasets::{
@@ -33,8 +30,9 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use crate::Result;
-use crate::cluster::{WrittenLists, bug, engine, external, plan_properties};
-use crate::operator::{only, operator_methods};
+use crate::cluster::WrittenLists;
+use crate::error::{arrow_bug, bug, external};
+use crate::operator::{operator_methods, plan_properties, shown_as};
 
 /// Batches that wait for whoever reads them.
 const WAITING: usize = 2;
@@ -138,24 +136,18 @@ impl OldRowsExec {
     }
 }
 
-impl DisplayAs for OldRowsExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OldRowsExec: location={}, read={:?}", self.spec.location.display(), self.spec.read)
-    }
-}
+shown_as!(
+    OldRowsExec,
+    |operator| ": location={}, read={:?}",
+    operator.spec.location.display(),
+    operator.spec.read
+);
 
 impl ExecutionPlan for OldRowsExec {
-    operator_methods!("OldRowsExec", |operator| vec![&operator.files]);
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> EngineResult<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(Self {
-            originals: Arc::clone(&self.originals),
-            ..Self::new(Arc::clone(&self.spec), self.lists.clone(), &self.schema(), only(children)?)
-        }))
-    }
+    operator_methods!("OldRowsExec", |operator| vec![&operator.files], |files| Ok(Arc::new(Self {
+        originals: Arc::clone(&operator.originals),
+        ..Self::new(Arc::clone(&operator.spec), operator.lists.clone(), &operator.schema(), files)
+    })));
 
     fn execute(
         &self,
@@ -324,7 +316,7 @@ impl Reader<'_> {
         } else {
             columns.extend(group.times.as_ref().or(group.keys.as_ref()).map(|values| integers(values)));
         }
-        RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(engine)
+        RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(arrow_bug)
     }
 }
 
@@ -375,7 +367,7 @@ fn with_originals(lists: &ArrayRef, originals: &[i64]) -> Result<ArrayRef> {
     let ids: Int64Array = ids.unary(original);
     let DataType::List(item) = lists.data_type() else { return Ok(Arc::new(lists.clone())) };
     let lists = ListArray::try_new(Arc::clone(item), lists.offsets().clone(), Arc::new(ids), None);
-    Ok(Arc::new(lists.map_err(engine)?))
+    Ok(Arc::new(lists.map_err(arrow_bug)?))
 }
 
 #[cfg(test)]

@@ -8,10 +8,9 @@
 
 use onefold_datasets::Sessions;
 
-use super::old::{OLD_SESSION, PARTITION, SEQUENCE, partition_column};
-use super::{KNOWN, LATE, OLD, ORIGIN};
 use crate::Config;
-use crate::cluster::{DIGEST, RECORD};
+use crate::cluster::Origin::{Known, Late, Old};
+use crate::cluster::{DIGEST, OLD_SESSION, ORIGIN, PARTITION, RECORD, SEQUENCE, partition_column};
 use crate::session_ids::SESSION_ID;
 use crate::sessionize::{
     self, KEY, SESSION, START, SampleOrder, TIME, TOTALS, bucket, identity, quoted, same_session,
@@ -215,7 +214,7 @@ impl Sql<'_> {
     /// The number of late samples that the dataset has already.
     pub(super) fn known_samples(&self) -> String {
         let marked = self.marked(&format!("r.{TIME}"));
-        format!("SELECT count(*) FROM ({marked}) WHERE {ORIGIN} = {KNOWN}")
+        format!("SELECT count(*) FROM ({marked}) WHERE {ORIGIN} = {Known}")
     }
 
     /// [`MERGED`]: instants and sessions by identity, with the start and the id of the session that they become part of.
@@ -269,13 +268,13 @@ impl Sql<'_> {
     /// are known are left out before.
     fn marked(&self, columns: &str) -> String {
         if self.is_keyed() {
-            return format!("SELECT {columns}, CAST({LATE} AS BIGINT) AS {ORIGIN} FROM {LATE_RECORDS} r");
+            return format!("SELECT {columns}, CAST({Late} AS BIGINT) AS {ORIGIN} FROM {LATE_RECORDS} r");
         }
         let identity = identity(self.config);
         let same = identity.iter().enumerate().map(|(i, column)| format!("k.__onefold_i{i} = r.{column}"));
         let same = same.chain([TIME, DIGEST[0], DIGEST[1]].map(|column| format!("k.{column} = r.{column}")));
         format!(
-            "SELECT {columns}, CASE WHEN r.{COPY} <= k.{COUNT} THEN CAST({KNOWN} AS BIGINT) ELSE CAST({LATE} AS BIGINT) END AS {ORIGIN} \
+            "SELECT {columns}, CASE WHEN r.{COPY} <= k.{COUNT} THEN CAST({Known} AS BIGINT) ELSE CAST({Late} AS BIGINT) END AS {ORIGIN} \
              FROM {KNOWN_DIGESTS} k RIGHT JOIN {LATE_RECORDS} r ON {}",
             same.collect::<Vec<_>>().join(" AND ")
         )
@@ -292,7 +291,7 @@ impl Sql<'_> {
             quoted(&self.config.partition_columns).iter().map(|column| format!("s.{column}, ")).collect();
         let session = format!("{partition}n.{START}, n.{SESSION}");
         format!(
-            "SELECT {session}, count(*) AS {COUNT} FROM ({}) n JOIN ({}) s ON {} WHERE s.{ORIGIN} = {LATE} GROUP BY {session}",
+            "SELECT {session}, count(*) AS {COUNT} FROM ({}) n JOIN ({}) s ON {} WHERE s.{ORIGIN} = {Late} GROUP BY {session}",
             self.sessions(),
             self.marked(&columns.join(", ")),
             same_session(self.config)
@@ -382,7 +381,7 @@ impl Sql<'_> {
                  ON m.{PARTITION} = o.{PARTITION} AND m.{OLD_SESSION} = o.{OLD_SESSION}"
             );
             all = format!(
-                "{all} UNION ALL SELECT {}, n.{START}, n.{SESSION}, CAST({OLD} AS BIGINT), s.{SEQUENCE}, s.{TOTALS} FROM ({place}) n \
+                "{all} UNION ALL SELECT {}, n.{START}, n.{SESSION}, CAST({Old} AS BIGINT), s.{SEQUENCE}, s.{TOTALS} FROM ({place}) n \
                  RIGHT JOIN {OLD_RECORDS} s ON n.{PARTITION} = s.{PARTITION} AND n.{OLD_SESSION} = s.{OLD_SESSION}",
                 old.join(", ")
             );

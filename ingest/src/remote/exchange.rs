@@ -13,7 +13,6 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{
@@ -30,15 +29,13 @@ use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::repartition::{REPARTITION_RANDOM_STATE, RepartitionExec};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties};
 use futures::StreamExt;
 use onefold_datasets::digest::{Digest, SampleDigest};
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{external, plan_properties};
-use crate::operator::{only, operator_methods};
+use crate::error::external;
+use crate::operator::{only, operator_methods, plan_properties, shown_as};
 use crate::row_digest::RowDigester;
 
 /// The column that says which partition sent a row.
@@ -87,18 +84,18 @@ pub(crate) fn checked_exchange(
 
 /// Adds to rows who sent them, and behind them what was sent.
 #[derive(Debug)]
-pub(super) struct SentExec {
+pub(crate) struct SentExec {
     input: Arc<dyn ExecutionPlan>,
     /// Where the exchange behind this sends a row.
-    pub(super) partitioning: Partitioning,
-    pub(super) groups: Option<Groups>,
+    pub(crate) partitioning: Partitioning,
+    pub(crate) groups: Option<Groups>,
     /// What identifies the input's partitions in the whole plan, and the run, where a machine executes a part of it.
     run: Option<(Vec<u64>, u64)>,
     properties: Arc<PlanProperties>,
 }
 
 impl SentExec {
-    pub(super) fn new(
+    pub(crate) fn new(
         input: Arc<dyn ExecutionPlan>,
         partitioning: Partitioning,
         groups: Option<Groups>,
@@ -118,12 +115,12 @@ impl SentExec {
     }
 
     /// The rows go to one partition.
-    pub(super) fn to_one(input: Arc<dyn ExecutionPlan>) -> Result<Self> {
+    pub(crate) fn to_one(input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         Self::new(input, Partitioning::UnknownPartitioning(1), None)
     }
 
     /// This in one run of a part of the plan, whose partitions these numbers identify.
-    pub(super) fn of_run(&self, partitions: Vec<u64>, run: u64) -> Self {
+    pub(crate) fn of_run(&self, partitions: Vec<u64>, run: u64) -> Self {
         Self {
             input: Arc::clone(&self.input),
             partitioning: self.partitioning.clone(),
@@ -134,11 +131,7 @@ impl SentExec {
     }
 }
 
-impl DisplayAs for SentExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SentExec: to={}", self.partitioning)
-    }
-}
+shown_as!(SentExec, |operator| ": to={}", operator.partitioning);
 
 impl ExecutionPlan for SentExec {
     fn name(&self) -> &str {
@@ -304,15 +297,15 @@ impl Sender {
 
 /// Keeps one run of every partition, checks that its rows are those that were sent, and removes what [`SentExec`] added.
 #[derive(Debug)]
-pub(super) struct ReceivedExec {
+pub(crate) struct ReceivedExec {
     input: Arc<dyn ExecutionPlan>,
-    pub(super) groups: Option<Groups>,
+    pub(crate) groups: Option<Groups>,
     properties: Arc<PlanProperties>,
 }
 
 impl ReceivedExec {
     /// Receives rows of `schema` from an exchange.
-    pub(super) fn new(
+    pub(crate) fn new(
         input: Arc<dyn ExecutionPlan>,
         schema: SchemaRef,
         partitioning: Partitioning,
@@ -328,7 +321,7 @@ impl ReceivedExec {
     }
 
     /// Receives what an exchange gives, without the columns that [`SentExec`] added.
-    pub(super) fn of_exchange(input: Arc<dyn ExecutionPlan>, groups: Option<Groups>) -> Self {
+    pub(crate) fn of_exchange(input: Arc<dyn ExecutionPlan>, groups: Option<Groups>) -> Self {
         let schema = input.schema();
         let fields = schema.fields()[..schema.fields().len() - ADDED].to_vec();
         let partitioning = input.output_partitioning().clone();
@@ -336,7 +329,7 @@ impl ReceivedExec {
     }
 
     /// The rows of `schema` among `rows`, which an exchange gives, once they are checked.
-    pub(super) fn check(
+    pub(crate) fn check(
         rows: SendableRecordBatchStream,
         schema: SchemaRef,
         groups: Option<Groups>,
@@ -359,21 +352,12 @@ impl ReceivedExec {
     }
 }
 
-impl DisplayAs for ReceivedExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ReceivedExec")
-    }
-}
+shown_as!(ReceivedExec, |_operator| "");
 
 impl ExecutionPlan for ReceivedExec {
-    operator_methods!("ReceivedExec", |operator| vec![&operator.input]);
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(Self::of_exchange(only(children)?, self.groups.clone())))
-    }
+    operator_methods!("ReceivedExec", |operator| vec![&operator.input], |input| Ok(Arc::new(
+        Self::of_exchange(input, operator.groups.clone())
+    )));
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         Self::check(self.input.execute(partition, context)?, self.schema(), self.groups.clone())

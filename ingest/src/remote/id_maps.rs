@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::work::{WorkFile, WorkRowsSpec};
 use crate::Error;
-use crate::cluster::external;
+use crate::error::external;
 
 /// Pairs that are encoded at once.
 const BATCH_PAIRS: usize = 64 << 10;

@@ -9,13 +9,11 @@
 //! of a query into an `OnCluster`, which executes it on the cluster. So whoever collects the rows of a query need not
 //! know where it runs.
 //!
-//! What the cluster needs to send our operators is in `operators`: an operator is a text and, where DataFusion can
-//! describe a part of it, a plan.
+//! What the cluster needs to send our operators is in [`executor`](crate::executor): an operator is a text and, where
+//! DataFusion can describe a part of it, a plan.
 
 mod exchange;
-mod executor;
 mod id_maps;
-mod operators;
 mod stores;
 mod work;
 
@@ -36,24 +34,18 @@ use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, displayable,
-};
+use datafusion::physical_plan::{ExecutionPlan, Partitioning, PlanProperties, displayable};
 use datafusion::prelude::SessionConfig;
 use futures::TryStreamExt;
 
-pub(crate) use self::exchange::{Groups, checked_exchange};
-use self::exchange::{ReceivedExec, SentExec};
-pub use self::executor::{ExecutorMemory, executor_runtime};
+pub(crate) use self::exchange::{Groups, ReceivedExec, SentExec, checked_exchange};
 pub(crate) use self::id_maps::{IdMapFile, IdMaps, LoadedIdMap};
-pub use self::operators::{
-    Identify, Sent, functions, of_run, read_function, read_operator, write_function, write_operator,
-};
 pub use self::stores::Stores;
-pub(crate) use self::work::{WorkFile, WorkRowsSpec, WrittenRows, write_rows};
+pub(crate) use self::work::{
+    ROW_GROUP_BYTES, WorkFile, WorkRowsExec, WorkRowsSpec, WrittenRows, properties, unwritten, write_rows,
+};
 
-use crate::cluster::plan_properties;
-use crate::operator::operator_methods;
+use crate::operator::{operator_methods, plan_properties, shown_as};
 use crate::planned::PlannedExec;
 
 /// Processes on several machines that execute plans together.
@@ -171,18 +163,10 @@ impl OnCluster {
     }
 }
 
-impl DisplayAs for OnCluster {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OnCluster: {}", displayable(self.plan.as_ref()).one_line())
-    }
-}
+shown_as!(OnCluster, |operator| ": {}", displayable(operator.plan.as_ref()).one_line());
 
 impl ExecutionPlan for OnCluster {
-    operator_methods!("OnCluster", |_operator| Vec::new());
-
-    fn with_new_children(self: Arc<Self>, _: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(self)
-    }
+    operator_methods!("OnCluster");
 
     fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let schema = self.plan.schema();

@@ -1,6 +1,5 @@
 //! Rows that several queries share, in files of the cluster's work folder.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
@@ -9,21 +8,26 @@ use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema as ArrowSc
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStream;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect,
-};
-use datafusion::prelude::{ParquetReadOptions, SessionContext};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect};
+use datafusion::prelude::{DataFrame, ParquetReadOptions, SessionContext};
 use futures::StreamExt;
 use onefold_datasets::work_file_name;
 use onefold_storage::{Storage, Upload};
 use parquet::arrow::ArrowWriter;
+use parquet::errors::ParquetError;
+use parquet::file::properties::WriterProperties;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
 use super::{Cluster, OnCluster};
-use crate::cluster::{external, plan_properties};
-use crate::operator::{only, operator_methods};
-use crate::spool::{ROW_GROUP_BYTES, properties, unwritten};
+use crate::Error;
+use crate::error::external;
+use crate::operator::{operator_methods, plan_properties, shown_as};
+
+/// Rows of a row group of a spooled table at most, and about how many bytes the row groups have that are being written:
+/// few, because they are in memory.
+const ROW_GROUP_ROWS: usize = 1 << 17;
+pub(crate) const ROW_GROUP_BYTES: usize = 16 << 20;
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
     let column = |name, data_type| Field::new(name, data_type, false);
@@ -72,9 +76,27 @@ impl WrittenRows {
         context: &SessionContext,
         schema: &ArrowSchema,
     ) -> crate::Result<Arc<dyn ExecutionPlan>> {
+        Ok(OnCluster::inner(self.rows(context, schema).await?.create_physical_plan().await?))
+    }
+
+    /// Makes these rows the table `name`.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be found.
+    pub(crate) async fn register(
+        &self,
+        context: &SessionContext,
+        name: &str,
+        schema: &ArrowSchema,
+    ) -> crate::Result<()> {
+        context.register_table(name, self.rows(context, schema).await?.into_view())?;
+        Ok(())
+    }
+
+    async fn rows(&self, context: &SessionContext, schema: &ArrowSchema) -> crate::Result<DataFrame> {
         let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
-        let rows = context.read_parquet(self.locations(), options.schema(schema)).await?;
-        Ok(OnCluster::inner(rows.create_physical_plan().await?))
+        Ok(context.read_parquet(self.locations(), options.schema(schema)).await?)
     }
 
     /// The files' paths or URLs.
@@ -117,7 +139,7 @@ pub(crate) async fn write_rows(
 
 /// Writes its input's partitions to files of the work folder, and gives a row about each.
 #[derive(Debug)]
-pub(super) struct WorkRowsExec {
+pub(crate) struct WorkRowsExec {
     spec: WorkRowsSpec,
     input: Arc<dyn ExecutionPlan>,
     properties: Arc<PlanProperties>,
@@ -129,26 +151,18 @@ impl WorkRowsExec {
         Self { spec, input, properties }
     }
 
-    pub(super) fn spec(&self) -> &WorkRowsSpec {
+    pub(crate) fn spec(&self) -> &WorkRowsSpec {
         &self.spec
     }
 }
 
-impl DisplayAs for WorkRowsExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WorkRowsExec: name={}", self.spec.name)
-    }
-}
+shown_as!(WorkRowsExec, |operator| ": name={}", operator.spec.name);
 
 impl ExecutionPlan for WorkRowsExec {
-    operator_methods!("WorkRowsExec", |operator| vec![&operator.input]);
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(Self::new(self.spec.clone(), only(children)?)))
-    }
+    operator_methods!("WorkRowsExec", |operator| vec![&operator.input], |input| Ok(Arc::new(Self::new(
+        operator.spec.clone(),
+        input
+    ))));
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let rows = self.input.execute(partition, context)?;
@@ -174,6 +188,20 @@ fn write(spec: &WorkRowsSpec, mut rows: SendableRecordBatchStream, runtime: &Han
     let (file, count) = file.finish()?;
     let columns = (Arc::new(StringArray::from(vec![file])), Arc::new(Int64Array::from(vec![count])));
     Ok(RecordBatch::try_new(Arc::clone(&SCHEMA), vec![columns.0, columns.1])?)
+}
+
+/// How rows are written.
+pub(crate) fn properties() -> WriterProperties {
+    WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS)).build()
+}
+
+/// The error for rows that cannot be written.
+pub(crate) fn unwritten(error: ParquetError) -> Error {
+    let message = format!("a temporary file could not be written: {error}");
+    match Error::from(DataFusionError::ParquetError(Box::new(error))) {
+        full @ Error::Spill(_) => full,
+        _ => Error::engine(message, "check the disk of the spill directory"),
+    }
 }
 
 /// A file of rows in the work folder, while it is written. It appears once it is complete.

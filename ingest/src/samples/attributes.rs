@@ -1,23 +1,15 @@
 //! The SQL of `[[attributes]]`: the rows that can be used, and for every sample the row that holds at its time.
 
-use super::sql::{all, list, numbered, quote, table};
-use super::steps::{CANDIDATES, StepSql, timestamp};
+use super::steps::{StepSql, timestamp};
+use super::tables::RowState::{self, Future, NoKey, Past, Usable};
+use super::tables::{CANDIDATES, attributes_table};
 use crate::Result;
 use crate::config::AttributesConfig;
-
-/// The table of the `i`th `[[attributes]]`.
-pub(super) fn attributes_table(i: usize) -> String {
-    format!("__onefold_attributes{i}")
-}
-
-/// The table that says which rows of the `i`th `[[attributes]]` hold at the samples' times.
-pub(super) fn attributes_in_time_table(i: usize) -> String {
-    format!("__onefold_attributes_in_time{i}")
-}
+use crate::sql::{all, list, numbered, quote, table};
 
 impl StepSql<'_> {
     /// The rows of the attributes with their key, `__onefold_from`, the time from which they hold, and
-    /// `__onefold_state`, as for the rows of a [`log`](Self::log).
+    /// `__onefold_state`, their [`RowState`].
     fn attribute_rows(&self, attributes: &AttributesConfig) -> Result<String> {
         let schema = self.columns.of(&attributes.source);
         let keys = numbered("__onefold_k", attributes.on.len());
@@ -35,7 +27,7 @@ impl StepSql<'_> {
                 read.push(format!("{} AS __onefold_from", self.columns.time(schema, time)?));
                 nulls.push("__onefold_from IS NULL".to_owned());
                 outside = format!(
-                    "WHEN {} THEN 5 WHEN {} THEN 3 ",
+                    "WHEN {} THEN {Past} WHEN {} THEN {Future} ",
                     limits.is_past("__onefold_from"),
                     limits.is_future("__onefold_from")
                 );
@@ -46,22 +38,22 @@ impl StepSql<'_> {
             attributes.columns.iter().map(|(name, column)| format!("{} AS {}", quote(column), quote(name))),
         );
         Ok(format!(
-            "SELECT *, CASE WHEN {} THEN 2 {outside}ELSE 0 END AS __onefold_state FROM (SELECT {} FROM {})",
+            "SELECT *, CASE WHEN {} THEN {NoKey} {outside}ELSE {Usable} END AS __onefold_state FROM (SELECT {} FROM {})",
             nulls.join(" OR "),
             read.join(", "),
             table(&attributes.source),
         ))
     }
 
-    /// How many rows of the attributes have each of the states 2, 5 and 3.
+    /// How many rows of the attributes lack a key or time, are from the past, and from the future.
     pub(super) fn attribute_counts(&self, attributes: &AttributesConfig) -> Result<String> {
-        let count = |state: u8| format!("count(*) FILTER (WHERE __onefold_state = {state})");
+        let count = |state: RowState| format!("count(*) FILTER (WHERE __onefold_state = {state})");
         let rows = self.attribute_rows(attributes)?;
-        Ok(format!("SELECT {}, {}, {} FROM ({rows})", count(2), count(5), count(3)))
+        Ok(format!("SELECT {}, {}, {} FROM ({rows})", count(NoKey), count(Past), count(Future)))
     }
 
     /// The first row of a state of the attributes, for a message.
-    pub(super) fn example_attribute(&self, attributes: &AttributesConfig, state: u8) -> Result<String> {
+    pub(super) fn example_attribute(&self, attributes: &AttributesConfig, state: RowState) -> Result<String> {
         let mut shown: Vec<String> = attributes
             .on
             .iter()
@@ -84,7 +76,7 @@ impl StepSql<'_> {
         let keys = numbered("__onefold_k", attributes.on.len());
         let columns = list(attributes.columns.iter().map(|(name, _)| name));
         Ok(format!(
-            "SELECT DISTINCT {}, __onefold_from, {columns} FROM ({}) WHERE __onefold_state = 0",
+            "SELECT DISTINCT {}, __onefold_from, {columns} FROM ({}) WHERE __onefold_state = {Usable}",
             keys.join(", "),
             self.attribute_rows(attributes)?,
         ))

@@ -10,13 +10,13 @@ use datafusion::prelude::SessionContext;
 use onefold_datasets::suggest;
 use onefold_sql::Query as _;
 
-use super::sql::{key_kind, table};
 use crate::config::{
     AttributesConfig, JoinConfig, LabelConfig, RESERVED, SamplingConfig, TimeConfig, TimelineConfig,
     missing_column,
 };
 use crate::error::engine_message;
 use crate::ids::wrong_item_type;
+use crate::sql::{key_kind, table};
 use crate::{Config, Error, Result, times};
 
 /// The columns that the steps of a configuration can use.

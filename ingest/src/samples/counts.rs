@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::config::Policy;
+use crate::error::bug;
 use crate::{Error, Result};
 
 /// Rows that the declared steps left out or filled up, by reason. A step that is not declared counts nothing.
@@ -108,10 +109,7 @@ fn bare(place: &str) -> &str {
 /// Gives `counts` as an array of known length.
 pub(super) fn exactly<const N: usize>(counts: Vec<u64>) -> Result<[u64; N]> {
     counts.try_into().map_err(|counts: Vec<u64>| {
-        Error::engine(
-            format!("{} counts came back where {N} were asked for", counts.len()),
-            "this is a bug in Onefold; please report it",
-        )
+        bug(&format!("{} counts came back where {N} were asked for", counts.len()))
     })
 }
 

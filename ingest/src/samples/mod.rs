@@ -20,8 +20,8 @@
 mod attributes;
 mod check;
 mod counts;
-pub(crate) mod sql;
 mod steps;
+mod tables;
 #[cfg(test)]
 mod tests;
 
@@ -30,11 +30,15 @@ use datafusion::execution::context::SQLOptions;
 use datafusion::prelude::{DataFrame, SessionContext};
 use onefold_sql::Query as _;
 
-use self::attributes::{attributes_in_time_table, attributes_table};
 use self::check::StepColumns;
 pub use self::counts::SkipCounts;
 use self::counts::{UnfitRows, exactly};
-use self::steps::{BASE, CANDIDATES, EVENTS, LABELS, REPEATED, ROWS, StepSql};
+use self::steps::StepSql;
+use self::tables::RowState::{Future, NoKey, Past, Ragged, Usable};
+use self::tables::{
+    BASE, CANDIDATES, Dropped, EVENTS, LABELS, REPEATED, ROWS, RowState, attributes_in_time_table,
+    attributes_table,
+};
 use crate::config::{AttributesConfig, MissingAttributes, Rows, TimeConfig};
 use crate::error::{advice, engine_message};
 use crate::spool::{Spool, counts, example};
@@ -173,11 +177,6 @@ async fn user_query(
     })
 }
 
-/// The state of a row whose time is too early, as [`StepSql`] numbers them.
-const PAST: u8 = 5;
-/// The state of a row whose time is in the future.
-const FUTURE: u8 = 3;
-
 /// A table of the rows of a log, and the section that reads it.
 struct LogRows<'a> {
     table: &'a str,
@@ -202,13 +201,13 @@ impl Planner<'_> {
     /// or are duplicates.
     async fn rows(&mut self) -> Result<()> {
         self.spool.table(self.context, ROWS, &self.steps.rows()?).await?;
-        let count = |state: u8| format!("count(*) FILTER (WHERE __onefold_state = {state})");
+        let count = |state: RowState| format!("count(*) FILTER (WHERE __onefold_state = {state})");
         let sql = format!(
-            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = 0 AND __onefold_row > 1) FROM {ROWS}",
-            count(2),
-            count(3),
-            count(4),
-            count(5),
+            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row > 1) FROM {ROWS}",
+            count(NoKey),
+            count(Future),
+            count(Ragged),
+            count(Past),
         );
         let [null_keys, future, ragged, past, duplicates] = exactly(counts(self.context, &sql).await?)?;
         let checks = self.config.checks.clone().unwrap_or_default();
@@ -219,8 +218,8 @@ impl Planner<'_> {
             what: "rows have no value in a column that identifies a sample, or no time",
             remedy: "leave them out with `[samples].where`",
         };
-        self.refuse(&nulls, &self.steps.example_row(2)).await?;
-        for (state, count) in [(PAST, past), (FUTURE, future)] {
+        self.refuse(&nulls, &self.steps.example_row(NoKey)).await?;
+        for (state, count) in [(Past, past), (Future, future)] {
             let example = self.steps.example_row(state);
             self.outside(state, count, &self.config.time, "rows", &example).await?;
         }
@@ -231,7 +230,7 @@ impl Planner<'_> {
             what: "rows have lists of different lengths in `[checks].parallel`",
             remedy: "correct the log",
         };
-        self.refuse(&uneven, &self.steps.example_row(4)).await?;
+        self.refuse(&uneven, &self.steps.example_row(Ragged)).await?;
         let twice = UnfitRows {
             place: "`[samples].duplicates`",
             policy: self.config.samples.duplicates,
@@ -344,10 +343,10 @@ impl Planner<'_> {
             (0..config.attributes.len()).map(|i| format!("__onefold_missing{i}")).collect();
         let any = if any.is_empty() { "FALSE".to_owned() } else { any.join(" OR ") };
         let first = [
-            "count(*) FILTER (WHERE __onefold_dropped = 0)".to_owned(),
-            "count(*) FILTER (WHERE __onefold_dropped = 3)".to_owned(),
+            format!("count(*) FILTER (WHERE __onefold_dropped = {})", Dropped::Kept),
+            format!("count(*) FILTER (WHERE __onefold_dropped = {})", Dropped::SampledOut),
             "count(*) FILTER (WHERE __onefold_unlabelled)".to_owned(),
-            format!("count(*) FILTER (WHERE ({any}) AND __onefold_dropped <> 1)"),
+            format!("count(*) FILTER (WHERE ({any}) AND __onefold_dropped <> {})", Dropped::NoEvent),
         ];
         let sql = format!("SELECT {} FROM {CANDIDATES}", [first.to_vec(), missing].concat().join(", "));
         let counted = counts(self.context, &sql).await?;
@@ -396,18 +395,19 @@ impl Planner<'_> {
 
     /// Counts the rows of a log that cannot be used, which may be an error. Returns the number of duplicates.
     async fn log_counts(&mut self, log: &LogRows<'_>) -> Result<u64> {
-        let copies = |state: u8| format!("sum(__onefold_copies) FILTER (WHERE __onefold_state = {state})");
+        let copies =
+            |state: RowState| format!("sum(__onefold_copies) FILTER (WHERE __onefold_state = {state})");
         let sql = format!(
-            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = 0 AND __onefold_row = 1) FROM {}",
-            copies(0),
-            copies(2),
-            copies(PAST),
-            copies(FUTURE),
+            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row = 1) FROM {}",
+            copies(Usable),
+            copies(NoKey),
+            copies(Past),
+            copies(Future),
             log.table,
         );
         let [rows, nulls, past, future, distinct] = exactly(counts(self.context, &sql).await?)?;
         self.null_rows(log.place, log.source, nulls).await?;
-        for (state, count) in [(PAST, past), (FUTURE, future)] {
+        for (state, count) in [(Past, past), (Future, future)] {
             let example = self.steps.example_log_row(log.table, log.on, log.time, state);
             self.outside(state, count, log.time, &format!("rows of `{}`", log.source), &example).await?;
         }
@@ -422,7 +422,7 @@ impl Planner<'_> {
         let [nulls, past, future] = exactly(counts(self.context, &sql).await?)?;
         self.null_rows(place, &attributes.source, nulls).await?;
         let Some(time) = &attributes.time else { return Ok(()) };
-        for (state, count) in [(PAST, past), (FUTURE, future)] {
+        for (state, count) in [(Past, past), (Future, future)] {
             let example = self.steps.example_attribute(attributes, state)?;
             self.outside(state, count, time, &format!("rows of `{}`", attributes.source), &example).await?;
         }
@@ -431,13 +431,20 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Refuses `count` rows whose time is before ([`PAST`]) or after ([`FUTURE`]) the limits of the time column, unless
+    /// Refuses `count` rows whose time is before ([`Past`]) or after ([`Future`]) the limits of the time column, unless
     /// the configuration skips them.
-    async fn outside(&self, state: u8, count: u64, time: &TimeConfig, rows: &str, which: &str) -> Result<()> {
+    async fn outside(
+        &self,
+        state: RowState,
+        count: u64,
+        time: &TimeConfig,
+        rows: &str,
+        which: &str,
+    ) -> Result<()> {
         let checks = self.config.checks.clone().unwrap_or_default();
         let limits = self.limits.of(time);
         let (place, policy, which_side, limit, key) = match state {
-            PAST => ("`[checks].past`", checks.past, "before", limits.not_before, "not_before"),
+            Past => ("`[checks].past`", checks.past, "before", limits.not_before, "not_before"),
             _ => ("`[checks].future`", checks.future, "in the future, after", limits.not_after, "not_after"),
         };
         let what = format!("{rows} have a time ({}) {which_side} {}", time.place, shown(limit));

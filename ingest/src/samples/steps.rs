@@ -3,29 +3,20 @@
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use onefold_datasets::SparseFeature;
 
-use super::attributes::{attributes_in_time_table, attributes_table};
 use super::check::StepColumns;
-use super::sql::{all, enclosed, equal, first_of_each, is_sortable, list, numbered, quote, table};
+use super::tables::RowState::{self, Future, LeftOut, NoKey, Past, Ragged, Usable};
+use super::tables::{
+    BASE, CANDIDATES, Dropped, EVENTS, LABELS, REPEATED, ROWS, USABLE, attributes_in_time_table,
+    attributes_table,
+};
 use crate::config::{
     JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig, TimelineConfig,
 };
 use crate::ids::IdType;
 use crate::ids::functions::timeline_function_name;
+use crate::sql::{all, enclosed, equal, first_of_each, is_sortable, key_kind, list, numbered, quote, table};
 use crate::times::TimeLimits;
 use crate::{Config, Result, timeline};
-
-/// The view of the rows that become samples: the feature log or the query.
-pub(super) const BASE: &str = "__onefold_base";
-/// Their narrow columns, with `__onefold_state` and the rank `__onefold_row` among the rows of one key.
-pub(super) const ROWS: &str = "__onefold_rows";
-/// The keys that several rows have.
-pub(super) const REPEATED: &str = "__onefold_repeated";
-/// The events, narrow.
-pub(super) const EVENTS: &str = "__onefold_events";
-/// The labels of the samples that have an event.
-pub(super) const LABELS: &str = "__onefold_labels";
-/// The narrow columns of the distinct samples, with what drops them.
-pub(super) const CANDIDATES: &str = "__onefold_candidates";
 
 /// Builds the SQL of one configuration.
 pub(super) struct StepSql<'a> {
@@ -78,8 +69,7 @@ impl<'a> StepSql<'a> {
         Ok(Self { config, columns, limits, narrow, wide, made_narrow })
     }
 
-    /// The narrow rows of the log: state 0 is a sample, 1 left out by `where`, 2 without a key, 3 from the future, 4
-    /// ragged, 5 from the past.
+    /// The narrow rows of the log, each with its [`RowState`].
     pub(super) fn rows(&self) -> Result<String> {
         let condition = self.config.samples.condition.as_deref().map(enclosed);
         // Whether an event belongs to a row that `where` leaves out is known only if that row is here.
@@ -96,8 +86,8 @@ impl<'a> StepSql<'a> {
             self.is_ragged(),
         );
         let states = format!(
-            "SELECT {narrow}, __onefold_time, CASE WHEN NOT __onefold_in THEN 1 WHEN {} THEN 2 WHEN {} THEN 5 WHEN {} THEN 3 \
-             WHEN __onefold_ragged THEN 4 ELSE 0 END AS __onefold_state FROM ({inner})",
+            "SELECT {narrow}, __onefold_time, CASE WHEN NOT __onefold_in THEN {LeftOut} WHEN {} THEN {NoKey} WHEN {} THEN {Past} \
+             WHEN {} THEN {Future} WHEN __onefold_ragged THEN {Ragged} ELSE {Usable} END AS __onefold_state FROM ({inner})",
             self.is_null(),
             limits.is_past("__onefold_time"),
             limits.is_future("__onefold_time"),
@@ -146,7 +136,7 @@ impl<'a> StepSql<'a> {
     }
 
     /// The first row of a state, for a message.
-    pub(super) fn example_row(&self, state: u8) -> String {
+    pub(super) fn example_row(&self, state: RowState) -> String {
         let columns = list(self.identifying());
         format!("SELECT {columns} FROM {ROWS} WHERE __onefold_state = {state} ORDER BY {columns} LIMIT 1")
     }
@@ -159,7 +149,7 @@ impl<'a> StepSql<'a> {
             self.config.samples.key.clone()
         };
         format!(
-            "SELECT {0} FROM {ROWS} WHERE __onefold_state = 0 AND __onefold_row = 2 ORDER BY {0} LIMIT 1",
+            "SELECT {0} FROM {ROWS} WHERE __onefold_state = {Usable} AND __onefold_row = 2 ORDER BY {0} LIMIT 1",
             list(key)
         )
     }
@@ -169,14 +159,14 @@ impl<'a> StepSql<'a> {
         let key = self.config.samples.key.iter().enumerate();
         let key: Vec<String> = key.map(|(i, name)| format!("{} AS __onefold_k{i}", quote(name))).collect();
         format!(
-            "SELECT {}, CAST(1 AS BIGINT) AS __onefold_twice FROM {ROWS} WHERE __onefold_state = 0 AND __onefold_row = 2",
+            "SELECT {}, CAST(1 AS BIGINT) AS __onefold_twice FROM {ROWS} WHERE __onefold_state = {Usable} AND __onefold_row = 2",
             key.join(", ")
         )
     }
 
     /// The narrow rows of the distinct samples.
     pub(super) fn distinct(&self) -> String {
-        format!("SELECT * FROM {ROWS} WHERE __onefold_state = 0 AND __onefold_row = 1")
+        format!("SELECT * FROM {ROWS} WHERE __onefold_state = {Usable} AND __onefold_row = 1")
     }
 
     /// The events that `[join]` reads.
@@ -246,9 +236,8 @@ impl<'a> StepSql<'a> {
         })
     }
 
-    /// The rows of a log: its key for the join, its time, the columns that the step reads; `__onefold_state`, which is
-    /// 0 for a row that can be used, 2 where something is null, 3 and 5 as for [`rows`](Self::rows);
-    /// `__onefold_unusable` where the state is not 0; `__onefold_row`, the rank among the rows of one event;
+    /// The rows of a log: its key for the join, its time, the columns that the step reads; `__onefold_state`, its
+    /// [`RowState`]; `__onefold_unusable` where it is not usable; `__onefold_row`, the rank among the rows of one event;
     /// `__onefold_copies`, the number of equal rows that it stands for.
     fn log(&self, log: &Log<'_>) -> Result<String> {
         let schema = self.columns.of(log.source);
@@ -268,14 +257,14 @@ impl<'a> StepSql<'a> {
         let filter = log.condition.map(|sql| format!(" WHERE {}", enclosed(sql))).unwrap_or_default();
         let source = table(log.source);
         let state = format!(
-            "CASE WHEN {} THEN 2 WHEN {} THEN 5 WHEN {} THEN 3 ELSE 0 END AS __onefold_state",
+            "CASE WHEN {} THEN {NoKey} WHEN {} THEN {Past} WHEN {} THEN {Future} ELSE {Usable} END AS __onefold_state",
             nulls.join(" OR "),
             limits.is_past("__onefold_time"),
             limits.is_future("__onefold_time"),
         );
         let states = |rows: &str| {
             format!(
-                "SELECT *, __onefold_state <> 0 AS __onefold_unusable FROM (SELECT *, {state} FROM ({rows}))"
+                "SELECT *, __onefold_state <> {Usable} AS __onefold_unusable FROM (SELECT *, {state} FROM ({rows}))"
             )
         };
         if log.key.is_empty() {
@@ -304,7 +293,7 @@ impl<'a> StepSql<'a> {
         table: &str,
         on: &[(String, String)],
         time: &TimeConfig,
-        state: u8,
+        state: RowState,
     ) -> String {
         let keys = on.iter().enumerate().filter(|(_, (_, theirs))| *theirs != time.column);
         let keys = keys.map(|(i, (_, theirs))| format!("__onefold_k{i} AS {}", quote(theirs)));
@@ -332,7 +321,7 @@ impl<'a> StepSql<'a> {
         );
         let others = format!(
             "SELECT {ours}, coalesce(__onefold_time, 0) AS __onefold_at, 2 AS __onefold_kind FROM {ROWS} \
-             WHERE __onefold_state <> 0"
+             WHERE __onefold_state <> {Usable}"
         );
         let over = format!(
             "OVER (PARTITION BY {keys} ORDER BY __onefold_at, __onefold_kind \
@@ -473,19 +462,19 @@ impl<'a> StepSql<'a> {
         }
     }
 
-    /// The conditions that drop a sample, each with its number.
-    fn drops(&self) -> Vec<(String, u8)> {
+    /// The conditions that drop a sample.
+    fn drops(&self) -> Vec<(String, Dropped)> {
         let mut drops = Vec::new();
         if self.config.join.as_ref().is_some_and(|join| join.missing == MissingEvents::Skip) {
-            drops.push(("__onefold_events IS NULL".to_owned(), 1));
+            drops.push(("__onefold_events IS NULL".to_owned(), Dropped::NoEvent));
         }
         for (i, attributes) in self.config.attributes.iter().enumerate() {
             if attributes.missing == MissingAttributes::Skip {
-                drops.push((format!("__onefold_from{i} IS NULL"), 2));
+                drops.push((format!("__onefold_from{i} IS NULL"), Dropped::NoAttributes));
             }
         }
         if self.config.sampling.is_some() {
-            drops.push(("NOT __onefold_kept".to_owned(), 3));
+            drops.push(("NOT __onefold_kept".to_owned(), Dropped::SampledOut));
         }
         drops
     }
@@ -517,9 +506,7 @@ impl<'a> StepSql<'a> {
     /// An expression that depends on the label.
     fn by_value(&self, sampling: &SamplingConfig, otherwise: &str, then: impl Fn(f64) -> String) -> String {
         let data_type = self.columns.sampling_type(sampling);
-        let is_text = !data_type.is_numeric()
-            && !data_type.is_null()
-            && super::sql::key_kind(&data_type) == Some("text");
+        let is_text = !data_type.is_numeric() && !data_type.is_null() && key_kind(&data_type) == Some("text");
         let label = quote(&sampling.label);
         let cases = sampling.keep.iter().map(|(value, probability)| {
             let when = if is_text {
@@ -539,11 +526,12 @@ impl<'a> StepSql<'a> {
             .map(|i| format!(", __onefold_from{i} IS NULL AS __onefold_missing{i}"))
             .collect();
         let drops = self.drops();
+        let kept = Dropped::Kept;
         let dropped = if drops.is_empty() {
-            "0".to_owned()
+            kept.to_string()
         } else {
-            let cases = drops.iter().map(|(drop, number)| format!("WHEN {drop} THEN {number} "));
-            format!("CASE {}ELSE 0 END", cases.collect::<String>())
+            let cases = drops.iter().map(|(drop, reason)| format!("WHEN {drop} THEN {reason} "));
+            format!("CASE {}ELSE {kept} END", cases.collect::<String>())
         };
         format!(
             "SELECT {}, __onefold_time, {unlabelled} AS __onefold_unlabelled{}, {dropped} AS __onefold_dropped FROM ({})",
@@ -556,8 +544,9 @@ impl<'a> StepSql<'a> {
     /// The narrow rows of the samples that are left.
     pub(super) fn chosen(&self) -> String {
         format!(
-            "SELECT {}, __onefold_time FROM {CANDIDATES} WHERE __onefold_dropped = 0",
-            list(self.narrow.iter().chain(&self.made_narrow))
+            "SELECT {}, __onefold_time FROM {CANDIDATES} WHERE __onefold_dropped = {}",
+            list(self.narrow.iter().chain(&self.made_narrow)),
+            Dropped::Kept
         )
     }
 
@@ -641,6 +630,3 @@ impl<'a> StepSql<'a> {
 pub(super) fn timestamp(micros: &str) -> String {
     format!("arrow_cast({micros}, 'Timestamp(Microsecond, None)')")
 }
-
-/// The condition for the rows of a log that count.
-const USABLE: &str = "NOT __onefold_unusable AND __onefold_row = 1";

@@ -16,13 +16,31 @@ use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::ShardOptions;
 use super::log::Log;
 use crate::{Error, Result};
 
 /// Decoded bytes of a row group, if the memory suffices.
 const ROW_GROUP_BYTES: u64 = 512 << 20;
 const ZSTD_LEVEL: i32 = 3;
+
+/// The options of [`shard`](super::shard).
+#[derive(Debug, Clone)]
+pub(crate) struct ShardOptions {
+    /// The columns of the key.
+    pub(crate) by: Vec<String>,
+    /// The number of segments, at least 1.
+    pub(crate) segments: usize,
+    /// Bytes for the rows that wait and the row groups that are encoded. Reading comes on top: two batches of up to 8
+    /// MiB and a page of every column.
+    pub(crate) memory_limit: u64,
+    /// Threads that split, encode and verify, beside the one that reads.
+    pub(crate) threads: usize,
+    /// Bytes of a page before it is compressed. zstd finds copies of a list only within a page, and a reader decodes
+    /// whole pages.
+    pub(crate) page_bytes: usize,
+    /// Whether existing segments are replaced.
+    pub(crate) overwrite: bool,
+}
 
 /// A segment that was written.
 #[derive(Debug, Clone, Serialize)]

@@ -23,7 +23,7 @@ fn options(segments: usize) -> ShardOptions {
         segments,
         memory_limit: 1 << 30,
         threads: 2,
-        page_bytes: PAGE_BYTES,
+        page_bytes: 4 << 20,
         overwrite: false,
     }
 }

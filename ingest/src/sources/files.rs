@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use glob::{MatchOptions, Pattern};
 use object_store::{ObjectMeta, ObjectStoreExt, local::LocalFileSystem};
 
-use super::FileError;
 use crate::error::MessageAndHint;
 use onefold_base::percent::decode_leniently;
+
+/// A file or directory that cannot be read or does not fit the others, and why.
+pub(crate) type FileError = (PathBuf, MessageAndHint);
 
 /// The value of Hive's folder for rows without a value.
 const NO_VALUE: &str = "__HIVE_DEFAULT_PARTITION__";

@@ -10,13 +10,12 @@ use object_store::{ObjectStoreExt, path::Path};
 use onefold_datasets::suggest;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 
-use super::FileError;
-use super::files::FoundFile;
+use super::files::{FileError, FoundFile};
+use super::formats;
 use super::formats::{Dialect, engine_compression};
 use super::head::read_head;
 use super::stores::{SourceStore, VersionedStore};
 use super::text_store::TextStore;
-use super::{SourceFile, formats};
 use crate::config::{Compression, Format, Ragged, SourceConfig};
 use crate::error::MessageAndHint;
 
@@ -33,6 +32,18 @@ pub(super) struct Inspection {
     pub(super) counted_rows: u64,
     /// Bytes of the counted rows, counting 8 for every number of every column and list.
     pub(super) decoded_bytes: u64,
+}
+
+/// A file that was found and inspected.
+#[derive(Debug)]
+pub(super) struct SourceFile {
+    pub(super) found: FoundFile,
+    pub(super) store: Arc<SourceStore>,
+    pub(super) dialect: Dialect,
+    pub(super) compression: Compression,
+    pub(super) inspection: Inspection,
+    /// Values of the columns that the folders of the source make.
+    pub(super) values: Vec<ScalarValue>,
 }
 
 /// Reads a file's footer or first rows.

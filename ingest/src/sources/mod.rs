@@ -37,11 +37,11 @@ use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 
-use self::files::FoundFile;
+use self::files::{FileError, FoundFile};
 pub(crate) use self::files::{folders, local_paths};
 use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
-use self::inspect::Inspection;
+use self::inspect::SourceFile;
 use self::naming::FileName;
 use self::schema::FileColumns;
 pub(crate) use self::sent::SentScan;
@@ -52,9 +52,6 @@ use self::text_store::SkippedRows;
 use crate::config::{Compression, Format, SourceConfig};
 use crate::error::MessageAndHint;
 use crate::{Config, Error, Result};
-
-/// A file or directory that cannot be read or does not fit the others, and why.
-type FileError = (PathBuf, MessageAndHint);
 
 /// Files that are inspected at the same time.
 const FILES_AT_A_TIME: usize = 16;
@@ -72,18 +69,6 @@ pub(crate) struct Source {
     folders: Fields,
     /// Rows of CSV files that were left out.
     skipped: Arc<SkippedRows>,
-}
-
-/// A file that was found and inspected.
-#[derive(Debug)]
-struct SourceFile {
-    found: FoundFile,
-    store: Arc<SourceStore>,
-    dialect: Dialect,
-    compression: Compression,
-    inspection: Inspection,
-    /// Values of [`Source::folders`].
-    values: Vec<ScalarValue>,
 }
 
 /// Finds the files of every source of `config`, and reads their footers or first rows.

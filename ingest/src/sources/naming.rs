@@ -37,6 +37,7 @@ use super::head::damaged_hint;
 use super::stores::SourceStore;
 use super::text_store::{SkippedRows, TextStore};
 use crate::Error;
+use crate::error::external;
 
 /// The fewest bytes of a piece of a file that a thread reads at once, and the most pieces for each thread and for all.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -239,7 +240,7 @@ impl NamedFile {
     }
 
     fn error(&self, message: String, hint: String) -> DataFusionError {
-        DataFusionError::External(Box::new(Error::source(&self.files.source, &self.name, message, hint)))
+        external(Error::source(&self.files.source, &self.name, message, hint))
     }
 
     /// The error of a step as an [`Error::Fault`], if the file caused it and not the query.

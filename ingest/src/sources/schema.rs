@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 
-use super::FileError;
+use super::files::FileError;
 use crate::config::{Format, MissingColumns, SourceConfig};
 
 /// The columns of a file.

@@ -11,19 +11,19 @@ use datafusion::datasource::physical_plan::{
     CsvSource, FileGroup, FileScanConfig, FileScanConfigBuilder, FileSource, ParquetSource,
 };
 use datafusion::datasource::source::DataSourceExec;
-use datafusion::error::{DataFusionError, Result};
+use datafusion::error::Result;
 use datafusion::execution::cache::cache_manager::{CacheManager, CacheManagerConfig};
 use datafusion::physical_plan::ExecutionPlan;
 use object_store::ObjectMeta;
-use onefold_storage::S3Settings;
 use serde::{Deserialize, Serialize};
 
 use super::csv::{CsvRules, NO_QUOTE};
 use super::formats::engine_compression;
 use super::naming::{FileName, NamedFiles, NamingSource, Text};
-use super::stores::{SourceStore, Stores, VersionedStore};
+use super::stores::{SentStore, SourceStore, Stores, VersionedStore};
 use super::text_store::SkippedRows;
 use crate::config::{Compression, Ragged};
+use crate::error::external;
 
 /// What DataFusion's own scan lacks of a scan of source files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -35,14 +35,6 @@ pub(crate) struct SentScan {
     csv: Option<CsvRules>,
     compression: Compression,
     files: Vec<SentFile>,
-}
-
-/// A store. Credentials are those of whoever reads.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct SentStore {
-    /// Empty for the local disk.
-    pub(super) url: String,
-    pub(super) settings: S3Settings,
 }
 
 /// A file, in the version that was found.
@@ -100,8 +92,7 @@ impl SentScan {
             return datafusion::common::internal_err!("a scan was sent that is none of files");
         };
         let wrong = |(message, hint): (String, String)| {
-            let error = crate::Error::source(&self.source, Path::new(&self.store.url), message, hint);
-            DataFusionError::External(Box::new(error))
+            external(crate::Error::source(&self.source, Path::new(&self.store.url), message, hint))
         };
         let store = Stores::of_sent(&self.store).map_err(wrong)?;
         for file in &self.files {

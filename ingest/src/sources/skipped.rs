@@ -3,7 +3,6 @@
 //! Whoever reads a file counts the rows that it leaves out, but files are read several times, and tasks are tried again.
 //! So the files that other machines have read are read once more, and the counts are the rows of that job.
 
-use std::fmt;
 use std::sync::{Arc, LazyLock};
 
 use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch, StringArray};
@@ -13,9 +12,7 @@ use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect,
-};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties, collect};
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use object_store::path::Path;
@@ -23,32 +20,29 @@ use object_store::path::Path;
 use super::Source;
 use super::naming::NamingSource;
 use super::text_store::SkippedRows;
-use crate::cluster::plan_properties;
-use crate::operator::{only, operator_methods};
-use crate::remote::{Cluster, OnCluster};
+use crate::operator::{operator_methods, plan_properties, shown_as};
+use crate::remote::{OnCluster, cluster_of};
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
     let column = |name, data_type| Field::new(name, data_type, false);
     Arc::new(ArrowSchema::new(vec![column("file", DataType::Utf8), column("rows", DataType::Int64)]))
 });
 
-/// Counts the rows that the machines of a cluster have left out of the files of `sources`. To be called when all plans
-/// that read these have run.
+/// Counts the rows that the machines of a cluster, if `context` has one, have left out of the files of `sources`. To be
+/// called when all plans that read these have run.
 ///
 /// # Errors
 ///
 /// Those of reading the files.
-pub(crate) async fn count_skipped(
-    context: &SessionContext,
-    cluster: &Arc<dyn Cluster>,
-    sources: &[Source],
-) -> crate::Result<()> {
+pub(crate) async fn count_skipped(context: &SessionContext, sources: &[Source]) -> crate::Result<()> {
+    let Some(cluster) = cluster_of(&context.copied_config()) else { return Ok(()) };
     for source in sources {
         let read = source.skipped.read_elsewhere();
         let files = source.files.iter().filter(|file| read.contains(&file.found.meta.location));
         for table in source.tables(files) {
             let scan = table.scan(&context.state(), Some(&Vec::new()), &[], None).await?;
-            let counted = Arc::new(OnCluster::new(Arc::clone(cluster), Arc::new(SkippedRowsExec::new(scan))));
+            let counted =
+                Arc::new(OnCluster::new(Arc::clone(&cluster), Arc::new(SkippedRowsExec::new(scan))));
             for batch in collect(counted, context.task_ctx()).await? {
                 let (files, rows) =
                     (batch.column(0).as_string::<i32>(), batch.column(1).as_primitive::<Int64Type>());
@@ -92,21 +86,12 @@ fn counts(skipped: &SkippedRows) -> Result<RecordBatch> {
     Ok(RecordBatch::try_new(Arc::clone(&SCHEMA), vec![Arc::new(names), Arc::new(rows)])?)
 }
 
-impl DisplayAs for SkippedRowsExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SkippedRowsExec")
-    }
-}
+shown_as!(SkippedRowsExec, |_operator| "");
 
 impl ExecutionPlan for SkippedRowsExec {
-    operator_methods!("SkippedRowsExec", |operator| vec![&operator.scan]);
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(Self::new(only(children)?)))
-    }
+    operator_methods!("SkippedRowsExec", |operator| vec![&operator.scan], |scan| Ok(Arc::new(Self::new(
+        scan
+    ))));
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let Some(skipped) = skipped_of(&self.scan) else {

@@ -19,9 +19,9 @@ use object_store::{
     PutPayload, PutResult, Result, coalesce_ranges,
 };
 use onefold_storage::{Hints, Patience, RemoteStore, S3Settings, Service};
+use serde::{Deserialize, Serialize};
 
 use super::files::is_pattern;
-use super::sent::SentStore;
 use crate::config::{ObjectStores, credentials_hint};
 use crate::error::MessageAndHint;
 
@@ -58,6 +58,14 @@ pub(super) struct Stores {
     pub(super) local: Arc<SourceStore>,
     /// By `scheme://bucket`.
     buckets: BTreeMap<String, Arc<SourceStore>>,
+}
+
+/// A store as it is sent to another machine. Credentials are those of whoever reads.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct SentStore {
+    /// Empty for the local disk.
+    pub(super) url: String,
+    pub(super) settings: S3Settings,
 }
 
 impl Default for Stores {

@@ -3,18 +3,15 @@
 //! Numbers, nulls and empty lists are counted where columns are converted, batch by batch; ids where a list changes, so
 //! that a list which repeats costs nothing. All counts are exact but those of distinct ids.
 
-mod counts;
-mod distinct;
 mod warnings;
 
 use onefold_datasets::IdEncoding;
 use serde::Serialize;
 
-use crate::cluster::{SampleStatistics, list_names};
+use crate::cluster::{ListCounts, NumberCounts, SampleStatistics, list_names};
 use crate::times::shown;
 use crate::{Config, FeatureKind};
 
-pub(crate) use self::counts::{ColumnCounts, IdCounts, ListCounts, NumberCounts, union};
 pub(crate) use self::warnings::warnings;
 
 /// Statistics of the samples that a build read: also of samples of partitions that it does not write.

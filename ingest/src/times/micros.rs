@@ -15,10 +15,8 @@
 
 use std::sync::Arc;
 
-use chrono::format::{Item, Parsed, StrftimeItems, parse};
-use chrono::{
-    DateTime, FixedOffset, MappedLocalTime, NaiveDate, NaiveDateTime, NaiveTime, TimeDelta, TimeZone, Utc,
-};
+use chrono::format::StrftimeItems;
+use chrono::{DateTime, FixedOffset, Utc};
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, Int64Array};
 use datafusion::arrow::compute::cast;
 use datafusion::arrow::compute::kernels::cast_utils::string_to_datetime;
@@ -31,12 +29,10 @@ use datafusion::logical_expr::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::Unclear;
 use crate::Error;
+use crate::clock::{Zone, local_micros, local_midnight, parse_with_format};
 use crate::config::{EpochUnit, TimeConfig};
-
-/// A time zone by name, or by its offset from UTC.
-pub(crate) type Zone = datafusion::arrow::array::timezone::Tz;
+use crate::error::external;
 
 /// The function's name.
 pub(super) const NAME: &str = "__onefold_micros";
@@ -85,6 +81,15 @@ pub(super) enum Reading {
     Formatted,
     /// ISO 8601.
     Iso,
+}
+
+/// Why a time column cannot be read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unclear {
+    /// Its values are numbers without a unit.
+    NoUnit,
+    /// Another reason: a message that follows the column and its type, and a hint.
+    Wrong(String, String),
 }
 
 impl Reading {
@@ -271,44 +276,6 @@ fn micros_of(count: i64, per_second: i64) -> Option<i64> {
     }
 }
 
-/// The instant of a local time, the first where there are two; `None` if the clock skips it. Without a zone it is UTC.
-fn local_micros(local: NaiveDateTime, zone: Option<Zone>) -> Option<i64> {
-    let Some(zone) = zone else { return Some(local.and_utc().timestamp_micros()) };
-    match zone.from_local_datetime(&local) {
-        MappedLocalTime::Single(time) | MappedLocalTime::Ambiguous(time, _) => Some(time.timestamp_micros()),
-        MappedLocalTime::None => None,
-    }
-}
-
-/// The instant in which a local day begins; it begins later than at midnight where the clock skips midnight.
-fn local_midnight(date: NaiveDate, zone: Option<Zone>) -> Option<i64> {
-    let midnight = date.and_time(NaiveTime::MIN);
-    (0..8).find_map(|quarters| local_micros(midnight + TimeDelta::minutes(15 * quarters), zone))
-}
-
-/// The time of a text in a format; a text without a time of day means midnight. `None` if the text does not match.
-pub(crate) fn parse_with_format(text: &str, items: &[Item<'_>], zone: Option<Zone>) -> Option<i64> {
-    let mut parsed = Parsed::new();
-    parse(&mut parsed, text, items.iter()).ok()?;
-    if parsed.offset().is_some() || parsed.timestamp().is_some() {
-        let utc = parsed.to_datetime_with_timezone(&Utc);
-        return parsed
-            .to_datetime()
-            .map(|time| time.to_utc())
-            .or(utc)
-            .ok()
-            .map(|time| time.timestamp_micros());
-    }
-    let date = parsed.to_naive_date().ok()?;
-    if parsed.hour_div_12().is_none() && parsed.hour_mod_12().is_none() && parsed.minute().is_none() {
-        return local_midnight(date, zone);
-    }
-    if parsed.minute().is_none() {
-        parsed.set_minute(0).ok()?;
-    }
-    local_micros(date.and_time(parsed.to_naive_time().ok()?), zone)
-}
-
 /// The time of a text in ISO 8601. A text without a zone is in `zone`, or in UTC if that is `None`. `None` for other
 /// texts.
 fn parse_iso(text: &str, zone: Option<Zone>) -> Option<i64> {
@@ -345,7 +312,7 @@ fn refused(spec: &Spec, value: &str) -> DataFusionError {
         ),
     };
     let message = format!("{}: {message}", spec.place);
-    DataFusionError::External(Box::new(Error::column(&spec.column, message, hint)))
+    external(Error::column(&spec.column, message, hint))
 }
 
 #[cfg(test)]

@@ -16,10 +16,10 @@ use datafusion::functions_aggregate::expr_fn::{max, min};
 use datafusion::prelude::{DataFrame, ident};
 use serde::{Deserialize, Serialize};
 
-use self::micros::{Reading, Spec};
-pub(crate) use self::micros::{Zone, function, parse_with_format};
+pub(crate) use self::micros::function;
+use self::micros::{Reading, Spec, Unclear};
 use crate::config::{EpochUnit, TimeConfig};
-use crate::samples::sql::quote;
+use crate::sql::quote;
 use crate::{Config, Error, Result};
 
 /// 1990-01-01T00:00 UTC: earlier times are refused unless the configuration allows them.
@@ -116,15 +116,6 @@ async fn some_values(rows: DataFrame, column: &str) -> Result<Option<[ScalarValu
     let value = |i: usize| ScalarValue::try_from_array(batch.column(i), 0);
     let values = [value(0)?, value(1)?];
     Ok(if values.iter().any(ScalarValue::is_null) { None } else { Some(values) })
-}
-
-/// Why a time column cannot be read.
-#[derive(Debug, PartialEq, Eq)]
-enum Unclear {
-    /// Its values are numbers without a unit.
-    NoUnit,
-    /// Another reason: a message that follows the column and its type, and a hint.
-    Wrong(String, String),
 }
 
 impl Unclear {

@@ -1,4 +1,7 @@
-//! What an executor needs of this crate: memory that all of its tasks share.
+//! What the processes of a cluster need of this crate: operators and functions as they are sent, and the memory that
+//! the tasks of an executor share.
+
+mod operators;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,10 +11,13 @@ use datafusion::execution::object_store::ObjectStoreRegistry;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use onefold_datasets::{CountBudget, Encoders};
 
-use super::IdMaps;
-use crate::cluster::external;
+pub use self::operators::{
+    Identify, Sent, functions, of_run, read_function, read_operator, write_function, write_operator,
+};
 use crate::engine::{row_groups, state_bytes};
+use crate::error::external;
 use crate::memory::EnginePool;
+use crate::remote::IdMaps;
 
 /// Counts of ids get one of so many parts of the memory for the last samples of sessions.
 const COUNTS_PART: usize = 2;

@@ -15,11 +15,10 @@ use onefold_datasets::CountBudget;
 use serde::{Deserialize, Serialize};
 
 use super::ExecutorMemory;
-use super::exchange::{Groups, ReceivedExec, SentExec};
-use super::work::{WorkRowsExec, WorkRowsSpec};
-use crate::cluster::{FoldExec, FoldSpec, SentLists, StageExec, WriteExec, WriteSpec, WrittenLists};
+use crate::cluster::{FoldExec, FoldSpec, SentLists, WriteExec, WriteSpec, WrittenLists};
 use crate::ids;
 use crate::merge::{OldRowsExec, OldRowsSpec};
+use crate::remote::{Groups, ReceivedExec, SentExec, WorkRowsExec, WorkRowsSpec};
 use crate::sources::{SentScan, SkippedRowsExec};
 use crate::spilling_join::SpillingJoin;
 use crate::{session_ids, signed_lengths, timeline, times};
@@ -37,8 +36,6 @@ pub struct Sent {
 #[derive(Debug, Serialize, Deserialize)]
 enum Operator {
     Fold(Box<FoldSpec>),
-    /// Puts records aside.
-    Stage(WorkRowsSpec),
     /// With the list columns.
     Write(Box<WriteSpec>, SentLists),
     WorkRows(WorkRowsSpec),
@@ -67,8 +64,6 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
             return datafusion::common::internal_err!("the lists that a cluster writes are in memory");
         };
         (Operator::Write(Box::new(spec.clone()), lists.clone()), None)
-    } else if let Some(stage) = plan.downcast_ref::<StageExec>() {
-        (Operator::Stage(stage.spec().clone()), None)
     } else if let Some(rows) = plan.downcast_ref::<WorkRowsExec>() {
         (Operator::WorkRows(rows.spec().clone()), None)
     } else if let Some(sent) = plan.downcast_ref::<SentExec>() {
@@ -131,7 +126,6 @@ pub fn read_operator(
             let lists = WrittenLists::InFiles(lists, maps);
             Arc::new(WriteExec::new(Arc::new(*spec), lists, inputs.to_vec(), encoders))
         }
-        Operator::Stage(spec) => Arc::new(StageExec::new(spec, input()?)),
         Operator::WorkRows(spec) => Arc::new(WorkRowsExec::new(spec, input()?)),
         Operator::Sent(groups) => {
             let partitioning = match &sent.plan {

@@ -1,0 +1,504 @@
+//! The clustering of samples, in this process or on several machines.
+//!
+//! ```text
+//! samples ─▶ FoldExec ─▶ sessions ─▶ exchange by bucket ─▶ sort ─▶ WriteExec ─▶ outcomes
+//!            slices of timelines ─▶ exchange by bucket ─▶ sort ─┘
+//! ```
+//!
+//! One process finds the sessions beside the records. On a cluster, each machine folds its parts of the log for itself.
+//! After the exchange, all records of a user are in one partition, so sessions are found from the records. The slices of
+//! timelines go through an exchange of the same kind, so that whoever writes a bucket has its slices. A cluster does all
+//! of this in one job. Where something has to be learned of all samples before any is written, there are two:
+//!
+//! ```text
+//! samples, part by part ─▶ FoldExec ─▶ files of the work folder: records and totals
+//! files ─▶ exchange by bucket ─▶ sessions, sort ─▶ WriteExec ─▶ outcomes
+//! ```
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::Schema as ArrowSchema;
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::memory_pool::MemoryConsumer;
+use datafusion::physical_plan::common::spawn_buffered;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{ExecutionPlan, displayable, execute_stream, execute_stream_partitioned};
+use datafusion::prelude::SessionContext;
+use futures::StreamExt;
+use futures::future::try_join_all;
+use onefold_base::progress::Reporter;
+use onefold_base::units::format_bytes;
+use onefold_datasets::digest::Digest;
+use onefold_datasets::{Encoders, WrittenBucket};
+use onefold_sql::Query as _;
+
+use super::bucket_files::{LeftOut, WriteSpec};
+use super::by_bucket::{BucketExchange, ExchangedRecords, ROWS, slices_in_order};
+use super::convert::{ColumnNames, check_types};
+use super::cut::{CutSpec, Cutter};
+use super::decode::{DecodedTotals, ListColumn};
+use super::encode::{EncoderOptions, SampleTotals};
+use super::fold::{DIGEST, FoldExec, FoldSpec};
+use super::options::{ClusterOptions, column_names, cut_spec, encoder_options, statistics_options};
+use super::slices::SliceQueries;
+use super::statistics::SampleStatistics;
+use super::totals::TotalsReader;
+use super::unfold::RowGroups;
+use super::write::{Outcome, WriteExec};
+use super::written_lists::{SentLists, WrittenLists};
+use crate::error::bug;
+use crate::profile::stage;
+use crate::remote::{Cluster, OnCluster, WrittenRows, cluster_of, write_rows};
+use crate::sessionize::{self, TOTALS};
+use crate::spilling_join::once_each;
+use crate::{Config, Error, Result};
+
+/// The name of the table of records.
+pub(super) const RECORDS_TABLE: &str = "__onefold_records";
+/// The name of the table of records that are put aside, and what their files are called.
+const STAGED_TABLE: &str = "__onefold_staged_records";
+const STAGED: &str = "records";
+/// How often progress is reported.
+pub(super) const TICK: Duration = Duration::from_millis(200);
+/// Sorted batches of a partition that wait to be written.
+const WAITING: usize = 2;
+
+/// Sorts the samples of a query into the order of a dataset.
+pub(crate) struct Clustering<'a> {
+    config: &'a Config,
+    context: SessionContext,
+    /// How what is sorted is cut into row groups.
+    cut: CutSpec,
+    totals: TotalsReader,
+    /// The totals of the samples that are folded already.
+    folded: Option<SampleTotals>,
+    records: Records,
+    /// The slices of every timeline. In this process they are in partitions of the same buckets as the sorted records,
+    /// on a cluster in no order.
+    slices: Vec<Arc<dyn ExecutionPlan>>,
+    /// The tables that the slices are read from.
+    slice_tables: SliceQueries,
+}
+
+/// The records of the samples.
+enum Records {
+    Here(Sorting),
+    OnCluster(Exchanging),
+}
+
+/// Records that this process sorts.
+struct Sorting {
+    /// What folds the samples, if they are not folded yet. The sort reads its records.
+    fold: Option<Arc<FoldExec>>,
+    /// Threads of the writer …
+    threads: usize,
+    /// … and row groups that they work at, at a time.
+    row_groups: usize,
+    /// The sorted records: each partition has whole buckets.
+    sorted: Vec<SendableRecordBatchStream>,
+    /// The first sorted batch of every partition, once all samples are encoded.
+    first: Option<Vec<Option<RecordBatch>>>,
+}
+
+/// Records that the machines of a cluster exchange and sort: those that the samples are folded to, or those that are put
+/// aside.
+struct Exchanging {
+    cluster: Arc<dyn Cluster>,
+    exchanged: ExchangedRecords,
+    /// The files of records that are put aside.
+    files: Vec<WrittenRows>,
+}
+
+/// The samples that were written.
+pub(crate) struct WrittenSamples {
+    /// The number of samples that were folded, and their digest.
+    pub(crate) samples: u64,
+    pub(crate) digest: Digest,
+    pub(crate) statistics: SampleStatistics,
+    pub(crate) left_out: LeftOut,
+}
+
+impl<'a> Clustering<'a> {
+    /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads nothing but
+    /// what says where slices of timelines lie.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] for columns that are missing or have a type that does not fit.
+    pub(crate) async fn plan(
+        config: &'a Config,
+        context: &SessionContext,
+        columns: &ArrowSchema,
+        options: &ClusterOptions,
+    ) -> Result<Self> {
+        let is_here = cluster_of(&context.copied_config()).is_none();
+        let (encoder, workers) = (encoder_options(config, options), is_here.then_some(options.threads));
+        let fold = fold_samples(config, context, columns, options, encoder, workers).await?;
+        let sessions = sessionize::sessions(config, columns)?;
+        if !is_here {
+            let records = ExchangedRecords {
+                records: fold,
+                with_buckets: sessionize::with_buckets(config, options.order.buckets, ROWS),
+                ordered: sessionize::ordered_with_sessions(config, options.order, ROWS, &DIGEST),
+            };
+            return Self::of_records(config, context, columns, options, &sessions, records).await;
+        }
+        context.register_table(RECORDS_TABLE, Arc::new(fold.table()))?;
+        let records = sessionize::with_sessions(config, &sessions, RECORDS_TABLE);
+        let records = ExchangedRecords::with_sessions(config, context, options.order, &records, None).await?;
+        let mut planned = Self::of_records(config, context, columns, options, &sessions, records).await?;
+        if let Records::Here(sorting) = &mut planned.records {
+            sorting.fold = Some(fold);
+        }
+        Ok(planned)
+    }
+
+    /// The clustering of samples that have these `records`. `sessions` is the query of their sessions.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine.
+    pub(super) async fn of_records(
+        config: &'a Config,
+        context: &SessionContext,
+        columns: &ArrowSchema,
+        options: &ClusterOptions,
+        sessions: &str,
+        records: ExchangedRecords,
+    ) -> Result<Self> {
+        let (records, exchange) = match cluster_of(&context.copied_config()) {
+            Some(cluster) => {
+                (Records::OnCluster(Exchanging { cluster, exchanged: records, files: Vec::new() }), None)
+            }
+            None => {
+                let exchange = BucketExchange::here(context, options.threads, options.order.buckets);
+                (Records::Here(Sorting::start(context, options, records, exchange).await?), Some(exchange))
+            }
+        };
+        let slice_tables = SliceQueries::new(config, context, columns, options, sessions).await?;
+        let mut slices = Vec::new();
+        for query in &slice_tables.queries {
+            let rows = context.query(query).await?.create_physical_plan().await?;
+            slices.push(match exchange {
+                Some(exchange) => slices_in_order(config, context, rows, exchange).await?,
+                None => OnCluster::inner(rows),
+            });
+        }
+        let totals = TotalsReader::new(&statistics_options(config, options), &options.budget);
+        let texts = config.vocabularies.keys().map(|name| options.ids.shared_texts(name));
+        Ok(Self {
+            config,
+            context: context.clone(),
+            cut: cut_spec(config, columns, options),
+            totals: totals.with_texts(texts.collect()),
+            folded: None,
+            records,
+            slices,
+            slice_tables,
+        })
+    }
+
+    /// This for records of late samples and of a dataset, which were encoded in this way. `late` are the totals of the
+    /// late ones.
+    pub(super) fn of_merged(self, encoded: EncoderOptions, late: SampleTotals) -> Self {
+        Self { cut: CutSpec { encoded, ..self.cut }, folded: Some(late), ..self }
+    }
+
+    /// Folds all samples: encodes and sorts them, or puts their records aside on a cluster. Returns their totals, or
+    /// `None` if there are no samples.
+    ///
+    /// # Errors
+    ///
+    /// Those of the query, and [`Error::Fault`] for a value that no sample can have.
+    pub(crate) async fn fold(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut SampleTotals>> {
+        let some = match &mut self.records {
+            Records::Here(sorting) => sorting.encode(&mut self.totals, reporter).await?,
+            Records::OnCluster(exchanging) => {
+                exchanging.put_aside(&self.context, &mut self.totals, reporter).await?;
+                true
+            }
+        };
+        add_totals(&mut self.folded, &mut self.totals)?;
+        Ok(self.folded.as_mut().filter(|totals| some && totals.samples > 0))
+    }
+
+    /// How what is sorted is cut into row groups. Without `digested`, somebody else digests what is decoded.
+    pub(crate) fn cut(&self, digested: bool) -> CutSpec {
+        CutSpec { digested, ..self.cut.clone() }
+    }
+
+    /// Writes the samples, and gives the buckets to `add` when their files are complete. `lists` are the list columns.
+    /// The samples are folded on the way if they are not folded yet. Gives `None` if nothing is known of any samples.
+    ///
+    /// # Errors
+    ///
+    /// Those of the engine and of writing; [`Error::Fault`] if the samples that come out are not those that went in.
+    pub(crate) async fn write(
+        mut self,
+        spec: WriteSpec,
+        lists: Vec<ListColumn>,
+        reporter: &dyn Reporter,
+        add: &mut (dyn FnMut(WrittenBucket) -> Result<()> + Send),
+    ) -> Result<Option<WrittenSamples>> {
+        if matches!(&self.records, Records::Here(sorting) if sorting.first.is_none()) {
+            self.fold(reporter).await?;
+        }
+        let (digested, spec) = (spec.cut.digested, Arc::new(spec));
+        // The tables live until all is read.
+        let Self { config, context, mut totals, mut folded, records, slices, slice_tables: _tables, .. } =
+            self;
+        let known = folded.as_ref().map(|totals| totals.samples);
+        // They live until the job has ended.
+        let mut files_of_job: Vec<WrittenRows> = Vec::new();
+        let (what, cluster, write) = match records {
+            Records::Here(sorting) => {
+                let encoders = Encoders::new(sorting.threads, sorting.row_groups)?;
+                let records = sorting.records();
+                let Some(schema) = records.first().map(|records| records.schema()) else {
+                    return Err(bug("records are sorted in no partition"));
+                };
+                let inputs = [once_each(&schema, records)?].into_iter().chain(slices).collect();
+                let write = WriteExec::new(spec, WrittenLists::Here(lists), inputs, Some(encoders));
+                ("writing", None, write)
+            }
+            Records::OnCluster(Exchanging { cluster, exchanged, files }) => {
+                let exchange = BucketExchange::Checked(cluster.partitions());
+                let mut inputs = vec![exchanged.sorted(&context, exchange).await?];
+                for slices in slices {
+                    inputs.push(slices_in_order(config, &context, slices, exchange).await?);
+                }
+                let (lists, vocabularies) = SentLists::write(cluster.work_folder(), &lists)?;
+                let lists = WrittenLists::InFiles(lists, Arc::default());
+                let write = WriteExec::new(spec, lists, inputs, None);
+                let what = if known.is_some() { "writing on the cluster" } else { "building on the cluster" };
+                files_of_job.extend(files.into_iter().chain([vocabularies]));
+                (what, Some(cluster), write)
+            }
+        };
+        let (write, is_here) = (Arc::new(write), cluster.is_none());
+        let plan: Arc<dyn ExecutionPlan> = match cluster {
+            None => Arc::clone(&write) as _,
+            Some(cluster) => Arc::new(OnCluster::new(cluster, Arc::clone(&write) as _)),
+        };
+        reporter.begin(what, known, "samples");
+        let mut rows = execute_stream(plan, context.task_ctx())?;
+        let (mut decoded, mut left_out, mut seen) = (DecodedTotals::default(), LeftOut::default(), 0);
+        loop {
+            let next = tokio::time::timeout(TICK, rows.next()).await;
+            // What other machines write is known by their buckets.
+            let samples = write.samples();
+            reporter.advance(samples - seen);
+            reporter.go_on()?;
+            seen = samples;
+            let Ok(next) = next else { continue };
+            let Some(rows) = next.transpose()? else { break };
+            for outcome in Outcome::read(&rows)? {
+                match outcome {
+                    Outcome::Bucket(bucket) => {
+                        reporter.advance(if is_here { 0 } else { bucket.samples() });
+                        add(bucket)?;
+                    }
+                    Outcome::LeftOut(others) => left_out.merge(others),
+                    Outcome::Decoded(others) => decoded.merge(&others),
+                    Outcome::Folded(worker, part) => totals.part(worker, &part)?,
+                }
+            }
+        }
+        reporter.end();
+        add_totals(&mut folded, &mut totals)?;
+        let Some(totals) = folded else { return Ok(None) };
+        let SampleTotals { samples, digest, .. } = totals;
+        let statistics = compared(totals, &decoded, digested)?;
+        Ok(Some(WrittenSamples { samples, digest, statistics, left_out }))
+    }
+
+    /// Passes the samples to `output`, as [`write`](Self::write) passes them to files. To be called in one process, after
+    /// [`fold`](Self::fold), which must have given samples.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write), and those of `output`.
+    pub(crate) async fn decode(
+        self,
+        lists: Vec<ListColumn>,
+        reporter: &dyn Reporter,
+        output: &mut dyn RowGroups,
+    ) -> Result<()> {
+        let Self { context, cut, folded, records, slices, slice_tables: _tables, .. } = self;
+        let (Some(totals), Records::Here(sorting)) = (folded, records) else {
+            return Err(bug("samples are decoded before they are encoded here"));
+        };
+        let context = context.task_ctx();
+        let held = MemoryConsumer::new("decoding of samples").register(context.memory_pool());
+        reporter.begin("comparing", Some(totals.samples), "samples");
+        let mut decoded = DecodedTotals::default();
+        for (partition, mut sorted) in sorting.records().into_iter().enumerate() {
+            let slices = slices.iter().map(|plan| plan.execute(partition, Arc::clone(&context)));
+            let mut cutter = Cutter::new(&cut, lists.clone(), slices.collect::<Result<Vec<_>, _>>()?);
+            while let Some(records) = sorted.next().await.transpose()? {
+                cutter.cut(&records, output).await?;
+                held.resize(cutter.held_bytes());
+                reporter.advance(records.num_rows() as u64);
+                reporter.go_on()?;
+            }
+            cutter.leave(output)?;
+            decoded.merge(&cutter.totals());
+        }
+        reporter.end();
+        compared(totals, &decoded, true).map(drop)
+    }
+}
+
+impl Sorting {
+    /// Starts to sort records.
+    async fn start(
+        context: &SessionContext,
+        options: &ClusterOptions,
+        records: ExchangedRecords,
+        exchange: BucketExchange,
+    ) -> Result<Self> {
+        let plan = records.sorted(context, exchange).await?;
+        tracing::debug!("clustering:\n{}", displayable(plan.as_ref()).indent(false));
+        // Every sort runs on a thread of its own.
+        let sorted = execute_stream_partitioned(plan, context.task_ctx())?;
+        let sorted = sorted.into_iter().map(|rows| stage("sort", || spawn_buffered(rows, WAITING))).collect();
+        let ClusterOptions { threads, row_groups, .. } = *options;
+        Ok(Self { fold: None, threads, row_groups, sorted, first: None })
+    }
+
+    /// Encodes and sorts all samples, and reads their totals. Returns whether there are any samples.
+    async fn encode(&mut self, totals: &mut TotalsReader, reporter: &dyn Reporter) -> Result<bool> {
+        reporter.begin("reading", None, "samples");
+        let first = {
+            let totals = Mutex::new(totals);
+            let first = self.sorted.iter_mut().map(|sorted| first_records(sorted, &totals));
+            let (mut first, mut seen) = (pin!(try_join_all(first)), 0);
+            loop {
+                if let Ok(first) = tokio::time::timeout(TICK, &mut first).await {
+                    break first?;
+                }
+                let (samples, bytes) = self.fold.as_ref().map_or((0, 0), |fold| fold.read());
+                reporter.advance(samples - seen);
+                seen = samples;
+                reporter.note(&format!("{} decoded", format_bytes(bytes)));
+            }
+        };
+        reporter.end();
+        let some = first.iter().any(Option::is_some);
+        self.first = Some(first);
+        Ok(some)
+    }
+
+    /// The sorted records, partition by partition.
+    fn records(self) -> Vec<SendableRecordBatchStream> {
+        let whole = |(first, rest): (Option<RecordBatch>, SendableRecordBatchStream)| {
+            let schema = rest.schema();
+            let records = futures::stream::iter(first.map(Ok)).chain(rest);
+            Box::pin(RecordBatchStreamAdapter::new(schema, records)) as SendableRecordBatchStream
+        };
+        self.first.into_iter().flatten().zip(self.sorted).map(whole).collect()
+    }
+}
+
+impl Exchanging {
+    /// Folds all samples, reads their totals, and puts their records aside.
+    async fn put_aside(
+        &mut self,
+        context: &SessionContext,
+        totals: &mut TotalsReader,
+        reporter: &dyn Reporter,
+    ) -> Result<()> {
+        let folded = Arc::clone(&self.exchanged.records);
+        let schema = folded.schema();
+        reporter.begin("reading on the cluster", None, "samples");
+        let files = {
+            let mut work = pin!(write_rows(&self.cluster, context, STAGED, folded));
+            loop {
+                let written = tokio::time::timeout(TICK, &mut work).await;
+                reporter.go_on()?;
+                if let Ok(files) = written {
+                    break files?;
+                }
+            }
+        };
+        reporter.end();
+        files.register(context, STAGED_TABLE, &schema).await?;
+        totals.read_table(context, STAGED_TABLE).await?;
+        let records = format!("SELECT * FROM {STAGED_TABLE} WHERE NOT {TOTALS}");
+        let records = context.query(&records).await?.create_physical_plan().await?;
+        context.deregister_table(STAGED_TABLE)?;
+        self.exchanged.records = OnCluster::inner(records);
+        self.files.push(files);
+        Ok(())
+    }
+}
+
+/// Adds the totals that were read to those of the samples that are `folded` already.
+fn add_totals(folded: &mut Option<SampleTotals>, totals: &mut TotalsReader) -> Result<()> {
+    match (folded, totals.finish()?) {
+        (Some(all), Some(totals)) => all.merge(totals)?,
+        (all, totals) => *all = all.take().or(totals),
+    }
+    Ok(())
+}
+
+/// Reads the totals at the beginning of sorted records, and gives the first batch behind them; `None` if there is none.
+async fn first_records(
+    sorted: &mut SendableRecordBatchStream,
+    totals: &Mutex<&mut TotalsReader>,
+) -> Result<Option<RecordBatch>> {
+    while let Some(batch) = sorted.next().await.transpose()? {
+        let records = totals.lock().unwrap_or_else(PoisonError::into_inner).read(&batch)?;
+        if records.num_rows() > 0 {
+            return Ok(Some(records));
+        }
+    }
+    Ok(None)
+}
+
+/// The statistics of samples of which those were `decoded`.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if these are others.
+fn compared(mut read: SampleTotals, decoded: &DecodedTotals, digested: bool) -> Result<SampleStatistics> {
+    if decoded.samples != read.samples || digested && decoded.digest != read.digest {
+        return Err(Error::engine(
+            format!(
+                "{} samples with digest {} were read, {} with digest {} came out of the sort",
+                read.samples, read.digest, decoded.samples, decoded.digest,
+            ),
+            "the query must give the same rows each time it is evaluated; if it does, check the disk of \
+             the spill directory",
+        ));
+    }
+    read.statistics.timeline_ids(&decoded.timeline_ids);
+    Ok(read.statistics)
+}
+
+/// Plans the folding of the samples of [`sessionize::SAMPLES_VIEW`] by so many workers together, or of each part of the
+/// samples for itself.
+pub(super) async fn fold_samples(
+    config: &Config,
+    context: &SessionContext,
+    columns: &ArrowSchema,
+    options: &ClusterOptions,
+    encoder: EncoderOptions,
+    workers: Option<usize>,
+) -> Result<Arc<FoldExec>> {
+    check_types(config, columns)?;
+    let samples = context.query(&sessionize::samples(config, columns)?).await?;
+    let input = OnCluster::inner(samples.create_physical_plan().await?);
+    tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
+    let spec = FoldSpec {
+        names: ColumnNames { time_limits: options.time_limits, ..column_names(config, options) },
+        encoder,
+        statistics: statistics_options(config, options),
+        workers: workers.map(|workers| workers.max(1)),
+        row_bytes: options.row_bytes,
+    };
+    Ok(Arc::new(FoldExec::new(spec, options.budget.clone(), input)?))
+}

@@ -1,0 +1,34 @@
+//! The columns of a batch by their names.
+
+use datafusion::arrow::array::{Array, ArrayRef, RecordBatch};
+use datafusion::arrow::compute::{CastOptions, cast_with_options};
+use datafusion::arrow::datatypes::DataType;
+
+use crate::{Error, Result};
+
+/// A column of a batch.
+pub(super) fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayRef> {
+    rows.column_by_name(name).ok_or_else(|| Error::column(name, "it is missing", "add it to the query"))
+}
+
+/// A column that may not be null; `shown` is its name in the configuration.
+pub(super) fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Result<&'b ArrayRef> {
+    let column = column(rows, name)?;
+    match column.null_count() {
+        0 => Ok(column),
+        nulls => {
+            let message =
+                format!("{nulls} of {} samples have no value, and a session needs one", rows.num_rows());
+            Err(Error::column(shown, message, "leave such rows out with `WHERE … IS NOT NULL` in the query"))
+        }
+    }
+}
+
+/// A cast that refuses values that do not fit.
+pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef> {
+    let options = CastOptions { safe: false, ..CastOptions::default() };
+    cast_with_options(column, to, &options).map_err(|error| {
+        let message = format!("a value does not fit {to}: {error}");
+        Error::column(name, message, "convert the column in the query with `CAST`")
+    })
+}

@@ -1,0 +1,112 @@
+//! How samples are clustered, and what follows from that for the steps of a clustering.
+
+use datafusion::arrow::datatypes::Schema as ArrowSchema;
+use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind};
+
+use super::convert::ColumnNames;
+use super::cut::CutSpec;
+use super::encode::EncoderOptions;
+use super::partitions::Partitions;
+use super::statistics::StatisticsOptions;
+use crate::Config;
+use crate::config::TimelineConfig;
+use crate::ids::FeatureIds;
+use crate::sessionize::{self, SampleOrder};
+use crate::times::TimeLimits;
+
+/// How samples are clustered, in addition to the configuration.
+#[derive(Debug, Clone)]
+pub(crate) struct ClusterOptions {
+    pub(crate) order: SampleOrder,
+    /// Bytes for the last samples of sessions.
+    pub(crate) state_bytes: usize,
+    /// Bytes for the counts of vocabularies.
+    pub(crate) budget: CountBudget,
+    pub(crate) threads: usize,
+    /// Row groups that are written at a time.
+    pub(crate) row_groups: usize,
+    /// Bytes of a row of the query.
+    pub(crate) row_bytes: u64,
+    /// Whether to observe which lists change together.
+    pub(crate) observe_changes: bool,
+    /// The times that samples may have, if nothing has checked them yet.
+    pub(crate) time_limits: Option<TimeLimits>,
+    /// The forms of the features' ids.
+    pub(crate) ids: FeatureIds,
+    /// The kept columns.
+    pub(crate) kept: Vec<KeptColumn>,
+}
+
+/// How sorted records are cut into row groups.
+pub(super) fn cut_spec(config: &Config, columns: &ArrowSchema, options: &ClusterOptions) -> CutSpec {
+    let lists_of =
+        |timeline: &TimelineConfig| timeline.columns.iter().map(|(list, _)| list.clone()).collect();
+    CutSpec {
+        partitions: Partitions::of(config),
+        encoded: encoder_options(config, options),
+        digested: true,
+        buckets: options.order.buckets,
+        timelines: config.timelines.iter().map(lists_of).collect(),
+        place_of_slices: sessionize::place_of_slices(config),
+        numbered_by: sessionize::numbered_by(config, columns, options.order),
+    }
+}
+
+/// The columns of the samples' query by their use.
+pub(super) fn column_names(config: &Config, options: &ClusterOptions) -> ColumnNames {
+    let ids = &options.ids;
+    ColumnNames {
+        keys: sessionize::record_columns(config),
+        identity: sessionize::identity_columns(config),
+        order: config.order.clone(),
+        floats: config.schema.float_columns().map(str::to_owned).collect(),
+        lists: logged_lists(config).map(|feature| (feature.name.clone(), ids.of(&feature.name))).collect(),
+        positions: sessionize::position_columns(config),
+        kept: options.kept.clone(),
+        time_limits: None,
+    }
+}
+
+/// The list columns of the samples: those of the log, then those that timelines make.
+pub(crate) fn list_names(config: &Config) -> impl Iterator<Item = &str> {
+    let made = config.timelines.iter().flat_map(|timeline| &timeline.columns);
+    logged_lists(config).map(|list| list.name.as_str()).chain(made.map(|(feature, _)| feature.as_str()))
+}
+
+/// The lists that the log has: not those that timelines make.
+fn logged_lists(config: &Config) -> impl Iterator<Item = &SparseFeature> {
+    config.schema.sparse_features().filter(|feature| config.timeline_of(&feature.name).is_none())
+}
+
+/// How the samples of the log are encoded.
+pub(super) fn encoder_options(config: &Config, options: &ClusterOptions) -> EncoderOptions {
+    let lists = logged_lists(config);
+    EncoderOptions {
+        floats: config.schema.float_columns().map(str::to_owned).collect(),
+        lists: lists.map(|list| (list.name.clone(), list.kind == SparseKind::Sequence)).collect(),
+        kept: options.kept.clone(),
+        digested: logged_lists(config).count(),
+        first_worker: 0,
+        timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
+        keyed: !config.samples.key.is_empty(),
+        gap_micros: match config.session {
+            Sessions::Key(_) => None,
+            Sessions::Gap { gap_micros, .. } => Some(gap_micros),
+        },
+        chained: options.order.order.is_clustered(),
+        state_bytes: options.state_bytes / options.threads.max(1),
+    }
+}
+
+/// What is counted of them.
+pub(super) fn statistics_options(config: &Config, options: &ClusterOptions) -> StatisticsOptions {
+    let place = |name: &String| config.vocabularies.keys().position(|known| known == name);
+    let vocabulary_of = logged_lists(config).map(|feature| feature.vocabulary.as_ref().and_then(place));
+    StatisticsOptions {
+        vocabularies: config.vocabularies.keys().cloned().collect(),
+        vocabulary_of: vocabulary_of.collect(),
+        timelines: config.timelines.iter().map(|timeline| timeline.columns.len()).collect(),
+        changes: options.observe_changes,
+        values: true,
+    }
+}

@@ -1,0 +1,158 @@
+//! The pipeline of everything that reads samples.
+//!
+//! ```text
+//! plan ─▶ fold ─▶ decide ─▶ write ─▶ commit
+//! ```
+//!
+//! Commands differ by their [`Target`]. A build and an append run all steps. A merge folds the late samples, and then
+//! writes them together with those of the buckets that change. A part of a dataset is written and committed later. A
+//! comparison digests the samples in place of writing them.
+
+use std::path::Path;
+
+use clap::ValueEnum;
+use onefold_base::progress::Reporter;
+use onefold_datasets::{Commit, Layout, Order, PartitionFilter, Snapshot};
+
+use crate::cluster::Clustering;
+use crate::decide::{OutputPlan, decide, vocabulary_kinds};
+use crate::engine::EngineOptions;
+use crate::reading::{Reading, ReadingOptions};
+use crate::sources::Source;
+use crate::{Config, Result};
+
+/// How a dataset is built.
+#[derive(Debug, Clone)]
+pub struct BuildOptions {
+    /// How sparse features are stored. If `None`, as in the dataset that is appended to, or [`Layout::Folded`] in a new
+    /// one.
+    pub layout: Option<Layout>,
+    /// The order of the samples within a partition. If `None`, that of the dataset that is appended to, or
+    /// [`Order::Session`] in a new one.
+    pub order: Option<Order>,
+    /// Where feature groups come from.
+    pub groups: Groups,
+    /// Columns that stand first in the files, those that jobs read most.
+    pub column_order: Vec<String>,
+    /// What the build may use.
+    pub engine: EngineOptions,
+    /// What becomes of a dataset that is there.
+    pub commit: Commit,
+    /// Take whole sessions, chosen by the hash of what identifies them, until about so many samples are expected; all
+    /// if `None`. What is built then stands for the share of the sessions that
+    /// [`BuildSummary::share`](crate::BuildSummary::share) says.
+    pub about_samples: Option<u64>,
+    /// The number of buckets of a new dataset; that of the configuration, or by its size, if `None`.
+    pub buckets: Option<u32>,
+    /// Partitions that are written; samples of others are left out and counted.
+    pub partitions: PartitionFilter,
+}
+
+/// Where feature groups come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Groups {
+    /// Those that `[features]` puts into one group
+    Given,
+    /// Those that change together in the data and repeat often enough; the groups in `[features]` are ignored
+    Auto,
+}
+
+impl BuildOptions {
+    /// The options of a build of all samples as the configuration says, with `engine`.
+    pub fn new(engine: EngineOptions, commit: Commit) -> Self {
+        Self {
+            layout: None,
+            order: None,
+            groups: Groups::Given,
+            column_order: Vec::new(),
+            engine,
+            commit,
+            about_samples: None,
+            buckets: None,
+            partitions: PartitionFilter::default(),
+        }
+    }
+}
+
+/// What becomes of the samples.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Target {
+    /// They are partitions of a dataset.
+    Partitions,
+    /// They are merged into the partitions of a dataset.
+    Merge,
+    /// Those of one bucket are written, to be committed later.
+    Part { bucket: u32, buckets: u32 },
+    /// They are compared with those of a dataset.
+    Compare,
+}
+
+/// One run of a configuration, for the dataset at `out`.
+pub(crate) struct Pipeline<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) out: &'a Path,
+    pub(crate) options: &'a BuildOptions,
+    pub(crate) reporter: &'a dyn Reporter,
+}
+
+impl<'a> Pipeline<'a> {
+    /// The layout and the order of the options, or of the dataset that has the snapshot `old`.
+    pub(crate) fn layout_and_order(&self, old: Option<&Snapshot>) -> (Layout, Order) {
+        let layout = self.options.layout.or(old.map(|old| old.layout)).unwrap_or(Layout::Folded);
+        (layout, self.options.order.or(old.map(|old| old.order)).unwrap_or(Order::Session))
+    }
+
+    /// Plans the samples of `sources` for a target, a dataset that is new or has the snapshot `old`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reading::plan`], and [`Error::Dataset`](crate::Error::Dataset) if the dataset's vocabularies cannot be read.
+    pub(crate) async fn plan(
+        &self,
+        sources: Vec<Source>,
+        target: Target,
+        old: Option<&Snapshot>,
+    ) -> Result<Reading<'a>> {
+        let Self { config, options, .. } = *self;
+        let part = match target {
+            Target::Part { bucket, buckets } => Some((bucket, buckets)),
+            _ => None,
+        };
+        let buckets = part.map(|(_, buckets)| buckets).or(old.map(|old| old.buckets));
+        let wanted = ReadingOptions {
+            order: self.layout_and_order(old).1,
+            buckets: buckets.or(options.buckets).or(config.buckets),
+            observe_changes: matches!(target, Target::Partitions) && options.groups == Groups::Auto,
+            only_bucket: part.map(|(bucket, _)| bucket),
+            about_samples: options.about_samples.filter(|_| part.is_none()),
+            vocabularies: old.map(|old| vocabulary_kinds(self.out, old)).transpose()?.unwrap_or_default(),
+        };
+        Reading::plan(config, sources, &options.engine, wanted).await
+    }
+
+    /// Folds all samples, and decides on groups and vocabularies; those of the snapshot `known` are kept. Gives `None`
+    /// if there are no samples.
+    ///
+    /// On a cluster, where folding takes a job of its own, samples are folded on the way if nothing is to be learned of
+    /// them first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reading::fold`] and [`decide`].
+    pub(crate) async fn decide(
+        &self,
+        reading: &Reading<'a>,
+        known: Option<&Snapshot>,
+    ) -> Result<Option<(Clustering<'a>, OutputPlan)>> {
+        let config = self.config;
+        let mut clustering = reading.clustering().await?;
+        let all_is_given = config.vocabularies.is_empty() && self.options.groups == Groups::Given;
+        if all_is_given && reading.is_on_cluster() {
+            return Ok(Some((clustering, OutputPlan::as_configured(config, &reading.kept))));
+        }
+        let Some(totals) = reading.fold(&mut clustering, self.reporter).await? else { return Ok(None) };
+        let known = known.map(|known| (self.out, known));
+        let decided = decide(config, reading, &mut totals.statistics, known).await?;
+        Ok(Some((clustering, decided)))
+    }
+}
