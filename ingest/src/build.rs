@@ -21,7 +21,7 @@ pub use self::parts::{Part, commit_parts, write_part};
 use crate::cluster::{Clustering, LeftOut, WriteSpec, WrittenSamples};
 use crate::decide::{GroupSummary, OutputPlan, has_features};
 use crate::engine;
-use crate::merge::{self, MergeSummary};
+use crate::merge::MergeSummary;
 use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
 use crate::profile::staged;
 use crate::reading::Reading;
@@ -133,7 +133,7 @@ impl Pipeline<'_> {
         if merges {
             // The snapshot that the commit will be compared with: what was committed meanwhile is not lost.
             let base = Snapshot::load_at(out, writer.appended_to().map(|old| old.snapshot))?;
-            merge::check(config, &base)?;
+            crate::merge::check(config, &base)?;
             old = Some(base);
         }
         let target = if merges { Target::Merge } else { Target::Partitions };

@@ -420,7 +420,7 @@ mod tests {
     fn sampling_is_left_out_on_other_hosts_too() {
         let config = parse("op = 'sampling'\nrate = 0.5").unwrap();
         let operators = |config: &PreprocessConfig| -> Vec<String> {
-            config.steps.iter().map(|step| step.place.op.to_string()).collect()
+            config.steps.iter().map(|step| step.location.op.to_string()).collect()
         };
         assert_eq!(operators(&config), ["log1p", "sampling"]);
         let config = config.without_sampling();

@@ -58,7 +58,7 @@ async fn logs() -> SessionContext {
     context
 }
 
-fn block<T>(future: impl Future<Output = T>) -> T {
+fn block<T>(future: impl std::future::Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -24,7 +24,7 @@ mod tests;
 mod training;
 mod warm_start;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
