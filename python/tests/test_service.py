@@ -50,7 +50,7 @@ def service(dataset: Path) -> Iterator[str]:
         running.wait()
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": 3, "dedupe": "window"}, {"dedupe": "off", "timestamps": True}])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 3, "dedupe": "window"}, {"dedupe": "off", "timestamps": True}])
 def test_batches_by_url_are_those_of_the_files(dataset: Path, options: dict) -> None:
     with service(dataset) as url:
         local = onefold.Dataset(dataset, global_batch_size=32, **options)
