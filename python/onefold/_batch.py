@@ -239,8 +239,11 @@ class Batch(Generic[Array]):
         if self._kind is _Torch:
             batch: Batch[Any] = self
         else:
-            # A block gives numpy a writable buffer, unless Arrow has its memory.
-            data: Any = self.data if self._block is None else numpy.frombuffer(self._block, dtype=numpy.uint8)
+            data: Any = self.data
+            if self._block is not None:
+                # A block gives numpy a writable buffer, unless Arrow has its memory.
+                buffer: Any = self._block
+                data = numpy.frombuffer(buffer, dtype=numpy.uint8)
             shares = data.flags.writeable
             tensor = torch.from_numpy(data if shares else data.copy())
             batch = Batch(self._block if shares else None, tensor, self._spec, self._position)

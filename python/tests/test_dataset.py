@@ -16,6 +16,7 @@ from collections import Counter
 
 import numpy
 import pytest
+from forks import in_child
 from samples import all_samples, assert_valid, samples_of
 from store import store
 
@@ -317,21 +318,6 @@ def test_a_store_that_denies_is_a_storage_error():
         environment = {**os.environ, **settings}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "AWS_ACCESS_KEY_ID" in done.stdout, done.stderr
-
-
-def in_child(work):
-    """What `work` returns in a forked child; fails if it takes longer than 600 s."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send(work()))
-    child.start()
-    # Of this process; then the pipe ends with the child.
-    sender.close()
-    assert receiver.poll(600), "the child hangs"
-    result = receiver.recv()
-    child.join(600)
-    assert child.exitcode == 0
-    return result
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
