@@ -346,6 +346,17 @@ def test_a_forked_child_reads_with_threads_of_its_own(dataset):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_children_read_right_after_their_parent(dataset):
+    """What threads of the parent leave in the memory of a child, as places in lists of idle ones, must not harm it."""
+    expected = all_samples(onefold.Dataset(dataset, global_batch_size=B))
+    for _ in range(20):
+        reader = onefold.Dataset(dataset, global_batch_size=B, features=["user_01"])
+        list(reader)
+        assert in_child(lambda: len(list(reader))) == len(expected) // B + 1
+    assert all_samples(onefold.Dataset(dataset, global_batch_size=B)) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_reads_from_a_store(dataset, stored):
     expected = all_samples(onefold.Dataset(dataset, global_batch_size=B))
     reader = onefold.Dataset(stored, global_batch_size=B)

@@ -107,7 +107,7 @@ impl Fetch {
             ahead: BLOCKS_OF_WORKER,
             usual: None,
         };
-        runtime::handle()?.block_on(running.run(deliver))
+        runtime::block_on(running.run(deliver))?
     }
 
     /// The samples of a split.
