@@ -65,7 +65,7 @@ def batches_of_pyarrow(dataset, schema, preprocess):
     floats = schema["labels"] + schema["dense"]
     lists = [feature["name"] for group in schema["groups"] for feature in group["features"]]
     rest = None
-    for table in row_groups(sorted(Path(dataset).glob("data/**/*.parquet"))):
+    for table in row_groups([samples.path for samples in onefold.files(dataset)]):
         table = table.select(floats + lists)
         if preprocess:
             for name in lists:

@@ -1,7 +1,10 @@
 """A folded dataset in Polars and DuckDB: its files are plain Parquet, and a null list means "as in the row above".
 
-    pip install polars duckdb
+    pip install polars duckdb pyarrow
     python python/examples/dataframes.py dataset --feature user_00 --window history_00
+
+`onefold.files` says which files are those of the newest snapshot: a dataset's folder also has those of older ones. The
+example refuses a dataset whose columns are in several files, whose rows would have to be joined by their position first.
 
 Both read the lists of a sparse feature of a deduplicated group, and restore every sample's list with a forward
 fill. A sequence stores the items that were appended, and its column `NAME.length` the length of the list: the list
@@ -10,11 +13,12 @@ is the last `length` items that the row group has appended so far.
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 import duckdb
 import polars
 import pyarrow.parquet as parquet
+
+import onefold
 
 
 def with_polars(files: list[str], feature: str) -> polars.Series:
@@ -25,13 +29,14 @@ def with_polars(files: list[str], feature: str) -> polars.Series:
 
 
 def with_duckdb(files: list[str], feature: str) -> polars.Series:
-    """The same with DuckDB."""
-    names = ", ".join(f"'{file}'" for file in files)
-    return duckdb.connect().sql(
+    """The same with DuckDB, which knows no order of the files."""
+    database = duckdb.connect()
+    database.register("places", polars.DataFrame({"filename": files, "place": range(len(files))}))
+    return database.sql(
         f"""
-        SELECT last_value("{feature}" IGNORE NULLS) OVER (ORDER BY filename, file_row_number) AS list
-        FROM read_parquet([{names}], filename = true, file_row_number = true)
-        ORDER BY filename, file_row_number
+        SELECT last_value("{feature}" IGNORE NULLS) OVER (ORDER BY place, file_row_number) AS list
+        FROM read_parquet({files}, filename = true, file_row_number = true) JOIN places USING (filename)
+        ORDER BY place, file_row_number
         """
     ).pl()["list"]
 
@@ -55,9 +60,10 @@ def main() -> None:
     parser.add_argument("dataset")
     parser.add_argument("--feature", required=True, help="a sparse feature of a deduplicated group")
     parser.add_argument("--window", help="a sequence feature")
+    parser.add_argument("--partitions", help="which partitions, as `split=train`; by default all")
     arguments = parser.parse_args()
-    # Of the newest snapshot; `onefold-ingest vacuum` removes what older ones left.
-    files = sorted(map(str, Path(arguments.dataset).glob("data/**/*.parquet")))
+    # `path` is an error where the columns of samples are in several files.
+    files = [samples.path for samples in onefold.files(arguments.dataset, partitions=arguments.partitions)]
     polars_lists, duckdb_lists = with_polars(files, arguments.feature), with_duckdb(files, arguments.feature)
     assert polars_lists.to_list() == duckdb_lists.to_list()
     print(f"{arguments.feature}: {len(polars_lists)} lists, the first one {polars_lists[0].to_list()}")

@@ -51,7 +51,7 @@ def main() -> None:
     torch.manual_seed(1)
     # "exact" batches have their rows one after the other, as EmbeddingBag takes them.
     dataset = onefold.torch.Dataset(
-        arguments.dataset, global_batch_size=arguments.global_batch_size, shuffle=1, dedupe="exact"
+        arguments.dataset, global_batch_size=arguments.global_batch_size, shuffle=True, seed=1, dedupe="exact"
     )
     model = Model(dataset.schema, arguments.table_rows, arguments.dim)
     tables = torch.optim.SparseAdam(model.bags.parameters(), lr=0.01)

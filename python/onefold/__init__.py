@@ -2,7 +2,7 @@
 
     import onefold
 
-    dataset = onefold.Dataset("dataset", global_batch_size=4096, shuffle=1)
+    dataset = onefold.Dataset("dataset", global_batch_size=4096, shuffle=True, seed=1)
     for batch in dataset:
         batch.dense                                   # float32 [B, D], a numpy view of the batch's one allocation
         batch.groups["user"].inverse                  # int32 [B]: the row of every sample
@@ -10,8 +10,13 @@
 
 `onefold.build` and the like are the commands as functions, `onefold.train` and the like those of the wheel
 `onefold-train`. `onefold.torch` has the dataset for PyTorch's loaders, and
-`onefold.torchrec` turns batches into TorchRec's KeyedJaggedTensor.
+`onefold.torchrec` turns batches into TorchRec's KeyedJaggedTensor. `onefold.files` lists a dataset's Parquet files for
+other engines.
 """
+
+from . import _processor
+
+_processor.check()
 
 from ._batch import Batch, Feature, Group
 from ._commands import (
@@ -30,9 +35,10 @@ from ._commands import (
     vacuum,
     verify,
 )
-from ._dataset import BatchIterator, Dataset
+from ._dataset import BatchIterator, Dataset, configure
 from ._errors import DataError, MissingPackageError, OnefoldError, OptionsError, ProcessError, StorageError
-from ._onefold import __version__, configure
+from ._files import FileSet, files
+from ._onefold import __version__
 from ._trainer import evaluate, export, predict, report_runs, train
 
 __all__ = [
@@ -41,6 +47,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "Feature",
+    "FileSet",
     "Group",
     "MissingPackageError",
     "OnefoldError",
@@ -55,6 +62,7 @@ __all__ = [
     "evaluate",
     "export",
     "fetch",
+    "files",
     "generate",
     "history",
     "import_logs",

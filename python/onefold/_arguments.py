@@ -1,12 +1,44 @@
-"""Arguments of functions as those of a command line."""
+"""Checks of arguments, and arguments of functions as those of a command line.
+
+In Python a bool is an integer, and almost everything is true or false: `shuffle=False` must not become the seed 0, and
+`streams=True` not one stream. So each integer and each switch of this package goes through `integer` or `switch`.
+"""
 
 import difflib
 import inspect
+import operator
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy
+
+from ._errors import OptionsError
+
+_END = 1 << 64
+
+
+def integer(keyword: str, value: Any, *, signed: bool = False) -> int:
+    """The value of an argument that is an integer: of Python, numpy or torch, but no bool.
+
+    It raises a TypeError for other types, and an OptionsError for a negative one that is not `signed`.
+    """
+    if isinstance(value, (bool, numpy.bool_)):
+        raise TypeError(f"'{keyword}' takes an integer, not {type(value).__name__}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"'{keyword}' takes an integer, not {type(value).__name__}") from None
+    if not (signed or 0 <= number < _END):
+        raise OptionsError(f"`{keyword}` is {number}\n  hint: give an integer from 0 to 2^64 - 1")
+    return number
+
+
+def switch(keyword: str, value: Any, otherwise: str = "") -> bool:
+    """The value of an argument that is True or False; a TypeError for anything else, which ends with `otherwise`."""
+    if not isinstance(value, (bool, numpy.bool_)):
+        raise TypeError(f"'{keyword}' takes True or False, not {type(value).__name__}{otherwise}")
+    return bool(value)
 
 
 def refuse_unknown(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
@@ -23,9 +55,7 @@ def texts(keyword: str, kind: Literal["switch", "one", "many"], value: Any) -> l
     if value is None:
         return None
     if kind == "switch":
-        if not isinstance(value, (bool, numpy.bool_)):
-            raise TypeError(f"'{keyword}' takes True or False, not {type(value).__name__}")
-        return [""] if value else None
+        return [""] if switch(keyword, value) else None
     if isinstance(value, Mapping):
         given = [f"{key}={_text(keyword, one)}" for key, one in value.items()]
     elif isinstance(value, Iterable) and not isinstance(value, (str, bytes, os.PathLike)):
@@ -40,6 +70,7 @@ def texts(keyword: str, kind: Literal["switch", "one", "many"], value: Any) -> l
 def _text(keyword: str, value: Any) -> str:
     if isinstance(value, (str, bytes, os.PathLike)):
         return os.fsdecode(value)
-    if isinstance(value, bool) or not hasattr(value, "__index__") and not hasattr(value, "__float__"):
+    is_number = hasattr(value, "__index__") or hasattr(value, "__float__")
+    if isinstance(value, (bool, numpy.bool_)) or not is_number:
         raise TypeError(f"'{keyword}' takes text, a path or a number, not {type(value).__name__}")
     return str(value)

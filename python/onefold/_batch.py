@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy
 
+from ._arguments import integer
+from ._errors import OptionsError
 from ._onefold import Block
 from ._optional import optional
 
@@ -77,19 +79,25 @@ class Batch(Generic[Array]):
     """Samples: dense features, labels, and sparse features by group.
 
     A batch is one allocation, `data`, and all its arrays are views of it, made when they are asked for. They are
-    numpy arrays, or torch tensors after `to_torch()`. Each of them keeps the allocation alive. DLPack:
-    `torch.from_dlpack(batch.dense)`.
+    numpy arrays, or torch tensors after `to_torch()`. Each of them keeps the allocation alive.
+
+    numpy's arrays are read-only: `writable()` is a copy that may be changed. torch has no read-only tensors. What is
+    written into one on the CPU, all other views of the batch have too, but those of Arrow.
     """
 
-    def __init__(self, block: Block | None, data: Array, spec: dict[str, Any]) -> None:
+    def __init__(self, block: Block | None, data: Array, spec: dict[str, Any], position: str | None) -> None:
+        # The block shares its memory with `data`; there is none where the bytes are a copy, or on a device.
         self._block, self._spec, self.data = block, spec, data
+        self._position = position
         self._views = _Data(data, spec["size"])
         self._kind = self._views.kind
 
     @staticmethod
-    def of(block: Block) -> Batch[numpy.ndarray]:
-        """The batch that a block has, as numpy arrays."""
-        return Batch(block, numpy.frombuffer(memoryview(block), dtype=numpy.uint8), json.loads(block.spec()))
+    def of(block: Block, position: str | None = None) -> Batch[numpy.ndarray]:
+        """The batch that a block has, as numpy arrays. A block that was copied does not know its position."""
+        # A buffer that a memoryview asks for is read-only.
+        data = numpy.frombuffer(memoryview(block), dtype=numpy.uint8)
+        return Batch(block, data, json.loads(block.spec()), position or block.position())
 
     def _matrix(self, name: str) -> Array:
         width, start = self._spec[name.removesuffix("s") + "_width"], self._spec[name] // 4
@@ -186,20 +194,30 @@ class Batch(Generic[Array]):
         return data.nbytes
 
     def _block_of_data(self) -> Block:
-        """The block that holds the data on the CPU; a new one for a batch that was unpickled or copied."""
-        if self._block is None:
-            self._block = Block(numpy.ascontiguousarray(self.numpy().data), json.dumps(self._spec))
-        return self._block
+        """A block with the bytes: the one that shares its memory, or a copy."""
+        if self._block is not None:
+            return self._block
+        return Block(numpy.ascontiguousarray(self.numpy().data), json.dumps(self._spec))
 
     def expand(self) -> Batch[Array]:
-        """The batch with every sample's own lists: what the batch means."""
-        block = self._block_of_data().expand()
-        batch: Batch[Any] = Batch.of(block)
-        return batch if self._kind is _Numpy else batch.to_torch()
+        """The batch with every sample's own lists, where this batch is: on its device, or in pinned memory."""
+        expanded: Batch[Any] = Batch.of(self._block_of_data().expand(), self._position)
+        if self._kind is _Numpy:
+            return expanded
+        data: Any = self.data
+        if data.device.type == "cpu" and data.is_pinned():
+            return expanded.pin_memory()
+        return expanded.to(data.device)
+
+    def writable(self) -> Batch[Array]:
+        """A copy whose arrays may be written to. Nothing else shares its memory."""
+        data: Any = self.data
+        return Batch(None, data.copy() if self._kind is _Numpy else data.clone(), self._spec, self._position)
 
     def to_arrow(self) -> ArrowBatch:
-        """An object of the Arrow PyCapsule interface, one row per sample, without a copy: `pyarrow.record_batch(it)`.
+        """An object of the Arrow PyCapsule interface, one row per sample: `pyarrow.record_batch(it)`.
 
+        It has no copy of the bytes, unless torch's tensors have them, which can be written to at any time.
         A feature is a column of `list_view<int64>`, or `dictionary<int32, list_view<int64>>` where its group has an
         inverse index; a kept column is `int64` or `string`. The batch itself has the interface too.
         """
@@ -212,31 +230,50 @@ class Batch(Generic[Array]):
         return self._block_of_data().__arrow_c_array__(requested_schema)
 
     def to_torch(self, *, pin_memory: bool = False) -> Batch[torch.Tensor]:
-        """The batch with torch tensors in the place of numpy arrays: views of the same bytes, or a copy in pinned memory."""
+        """The batch with torch tensors in the place of numpy arrays.
+
+        They are views of the same bytes, or a copy: in pinned memory if asked for, and where the bytes must not change,
+        because Arrow has them or the batch was unpickled.
+        """
         torch = optional("torch", "torch")
-        data = torch.from_numpy(self.data) if self._kind is _Numpy else self.data
-        batch = Batch(self._block, data, self._spec)
+        if self._kind is _Torch:
+            batch: Batch[Any] = self
+        else:
+            data: Any = self.data
+            if self._block is not None:
+                # A block gives numpy a writable buffer, unless Arrow has its memory.
+                buffer: Any = self._block
+                data = numpy.frombuffer(buffer, dtype=numpy.uint8)
+            shares = data.flags.writeable
+            tensor = torch.from_numpy(data if shares else data.copy())
+            batch = Batch(self._block if shares else None, tensor, self._spec, self._position)
         return batch.pin_memory() if pin_memory else batch
 
     def pin_memory(self, device: Any = None) -> Batch[torch.Tensor]:
         """The batch with torch tensors in pinned memory, one copy; what `DataLoader(pin_memory=True)` calls."""
-        from ._errors import OptionsError
-
         torch = optional("torch", "torch")
         if not torch.cuda.is_available():
             raise OptionsError("`pin_memory` needs a GPU, and torch finds none\n  hint: leave it out on this machine")
-        return Batch(None, self.to_torch().data.pin_memory(), self._spec)
+        batch = self.to_torch()
+        return batch._moved(batch.data.pin_memory())
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Batch[torch.Tensor]:
         """The batch with torch tensors on `device`: one copy of one allocation."""
-        data = self.to_torch().data
-        moved = data.to(device, non_blocking=non_blocking)
-        return Batch(self._block if moved is data else None, moved, self._spec)
+        batch = self.to_torch()
+        return batch._moved(batch.data.to(device, non_blocking=non_blocking))
+
+    def _moved(self, data: Any) -> Batch[Any]:
+        """The batch with these bytes, which are its own or a copy of them."""
+        return self if data is self.data else Batch(None, data, self._spec, self._position)
 
     def numpy(self) -> Batch[numpy.ndarray]:
         """The batch with numpy arrays."""
         data: Any = self.data
-        return Batch(self._block, data if self._kind is _Numpy else data.cpu().numpy(), self._spec)
+        if self._kind is _Numpy:
+            return Batch(self._block, data, self._spec, self._position)
+        if self._block is not None:
+            return Batch.of(self._block, self._position)
+        return Batch(None, data.cpu().numpy(), self._spec, self._position)
 
     def to_kjt(self, **options: Any) -> KeyedJaggedTensor:
         """TorchRec's KeyedJaggedTensor of the batch: see `onefold.torchrec.to_kjt`."""
@@ -245,22 +282,26 @@ class Batch(Generic[Array]):
         return to_kjt(self, **options)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Where a dataset goes on after this batch, as `Dataset.load_state_dict` takes it; None for an unpickled batch."""
+        """Where a dataset goes on after this batch, as `Dataset.load_state_dict` takes it. Copies have it too."""
         from ._dataset import STATE_VERSION
 
-        position = None if self._block is None else self._block.position()
-        return None if position is None else {"version": STATE_VERSION, "position": json.loads(position)}
+        if self._position is None:
+            return None
+        return {"version": STATE_VERSION, "position": json.loads(self._position)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.data, self._spec)
+        return _unpickled, (self.data, self._spec, self._position)
 
     def __repr__(self) -> str:
         groups = ", ".join(f"{name}: {group.rows} rows" for name, group in self.groups.items())
         return f"onefold.Batch({len(self)} samples, {groups})"
 
 
-def _unpickled(data: Any, spec: dict[str, Any]) -> Batch[Any]:
-    return Batch(None, data, spec)
+def _unpickled(data: Any, spec: dict[str, Any], position: str | None) -> Batch[Any]:
+    if isinstance(data, numpy.ndarray):
+        # As those of other batches; what pickle makes of a read-only array depends on its protocol.
+        data.flags.writeable = False
+    return Batch(None, data, spec, position)
 
 
 class ArrowBatch:
@@ -352,6 +393,7 @@ class Feature(Generic[Array]):
     def row(self, row: int) -> Array:
         """The ids of a row."""
         sizes, offsets, values = self._rows()
+        row = integer("row", row, signed=True)
         start = int(offsets[row])
         return values[start : start + int(sizes[row])]
 
@@ -367,7 +409,10 @@ class Feature(Generic[Array]):
         """
         kind = self._views.kind
         sizes, offsets, values = self._rows()
-        if length is None:
+        value = integer("value", value, signed=True)
+        if length is not None:
+            length = integer("length", length)
+        else:
             length = int(sizes.max()) if self.rows else 0
         kept = sizes.clip(0, length)
         ramp = kind.ramp(length, values)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from . import _onefold
+from ._arguments import integer, switch
 from ._batch import Batch
 from ._errors import OnefoldError, OptionsError
 from ._onefold import Reader
@@ -26,8 +29,9 @@ class Dataset:
     - `rank`, `world_size`: which of the processes that read the dataset together this one is.
     - `streams`: into how many parts the dataset's buckets are divided; the steps and the state depend on it and not on
       `world_size`, which must divide it. By default `world_size`.
-    - `shuffle`: a seed, or None for the order of the files. `shuffle_within="partition"` lets partitions follow one another.
-      Sessions are spread over `shuffle_row_groups` row groups.
+    - `shuffle`: whether each epoch has an order of its own, which `seed` determines, or that of the files.
+      `shuffle_within="partition"` lets partitions follow one another. Sessions are spread over `shuffle_row_groups` row
+      groups.
     - `dedupe`: "exact" (each distinct row once), "window" (and lists that overlap share ids) or "off".
     - `preprocess`: the path of a `preprocess.toml` that every batch goes through.
     - `features`: the sparse features to read; all if None.
@@ -39,10 +43,12 @@ class Dataset:
     - `verify`: whether the bytes of each column that is read are compared with their checksum.
     - `table_rows`: rows of embedding tables by feature; an id outside them is a DataError that says where it stands.
     - `timestamps`: whether batches have their samples' times.
-    - `pin_memory`: batches hold torch tensors in pinned memory, for asynchronous copies to a GPU.
+    - `pin_memory`: batches hold torch tensors in pinned memory, for asynchronous copies to a GPU. A thread of its own
+      copies the next batch there.
 
     The state is that of the batches taken, whatever was read ahead, and holds for every `world_size` that divides
-    `streams`. A dataset can be pickled, and used after a fork; its iterators cannot.
+    `streams`. A dataset can be pickled, and used after a fork, wherever it is read from: each process opens it for
+    itself. Its iterators cannot.
     """
 
     def __init__(
@@ -53,7 +59,8 @@ class Dataset:
         rank: int = 0,
         world_size: int = 1,
         streams: int | None = None,
-        shuffle: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
         shuffle_row_groups: int = 4,
         shuffle_within: Literal["epoch", "partition"] = "epoch",
         dedupe: Literal["off", "exact", "window"] = "exact",
@@ -70,12 +77,13 @@ class Dataset:
     ) -> None:
         self._location = os.fspath(location)
         self._options: dict[str, Any] = dict(
-            global_batch_size=global_batch_size,
-            rank=rank,
-            world_size=world_size,
-            streams=streams,
-            shuffle=shuffle,
-            shuffle_row_groups=shuffle_row_groups,
+            global_batch_size=integer("global_batch_size", global_batch_size),
+            rank=integer("rank", rank),
+            world_size=integer("world_size", world_size),
+            streams=None if streams is None else integer("streams", streams),
+            shuffle=switch("shuffle", shuffle, "; a seed is given as `shuffle=True, seed=1`"),
+            seed=integer("seed", seed),
+            shuffle_row_groups=integer("shuffle_row_groups", shuffle_row_groups),
             shuffle_within=shuffle_within,
             dedupe=dedupe,
             preprocess=None if preprocess is None else os.fspath(preprocess),
@@ -83,12 +91,12 @@ class Dataset:
             keep=_names("keep", keep),
             tail=tail,
             partitions=partitions,
-            snapshot=snapshot,
-            verify=verify,
-            table_rows=dict(table_rows or {}),
-            timestamps=timestamps,
+            snapshot=None if snapshot is None else integer("snapshot", snapshot),
+            verify=switch("verify", verify),
+            table_rows={name: integer("table_rows", rows) for name, rows in dict(table_rows or {}).items()},
+            timestamps=switch("timestamps", timestamps),
+            pin_memory=switch("pin_memory", pin_memory),
         )
-        self._pin_memory = pin_memory
         self._reader_of: Reader | None = None
         self._process: int | None = None
         self._closed = False
@@ -108,7 +116,11 @@ class Dataset:
         if self._closed:
             raise OptionsError("the dataset is closed\n  hint: open it again")
         if self._reader_of is None or self._process != os.getpid():
-            self._reader_of = Reader(self._location, **self._options)
+            options = {**self._options}
+            del options["pin_memory"]
+            seed = options.pop("seed")
+            options["shuffle"] = seed if options["shuffle"] else None
+            self._reader_of = Reader(self._location, **options)
             self._process = os.getpid()
         return self._reader_of
 
@@ -149,11 +161,11 @@ class Dataset:
 
     def set_epoch(self, epoch: int) -> None:
         """Lets the next iteration be of epoch `epoch`, from its first step."""
-        self._epoch, self._resume, self._current = int(epoch), None, None
+        self._epoch, self._resume, self._current = integer("epoch", epoch), None, None
 
     def plan(self, epoch: int | None = None) -> dict[str, Any]:
         """What an epoch reads as a dict: `steps`, and by stream its `samples` and `splits`."""
-        return json.loads(self._reader.plan(self._epoch if epoch is None else epoch))
+        return json.loads(self._reader.plan(self._epoch if epoch is None else integer("epoch", epoch)))
 
     def __len__(self) -> int:
         """The steps of the next epoch, the same on all ranks."""
@@ -164,7 +176,7 @@ class Dataset:
     def __iter__(self) -> BatchIterator:
         reader = self._reader
         position = self._resume or reader.position(self._epoch)
-        iterator = BatchIterator(self, reader.resume(position), json.loads(position)["epoch"])
+        iterator = BatchIterator(self, reader.resume(position), position)
         self._epoch, self._resume = iterator.epoch + 1, None
         self._current = iterator._progress
         self._iterators = [held for held in self._iterators if held() is not None] + [weakref.ref(iterator)]
@@ -206,8 +218,7 @@ class Dataset:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        options = {**self._options, "pin_memory": self._pin_memory}
-        return {"location": self._location, "options": options, "state": self.state_dict()}
+        return {"location": self._location, "options": self._options, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Dataset.__init__(self, state["location"], **state["options"])
@@ -217,6 +228,17 @@ class Dataset:
         options = {key: value for key, value in self._options.items() if value not in (None, {}, "")}
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         return f"onefold.Dataset({self._location!r}, {given})"
+
+
+def configure(threads: int | None = None, memory_limit: int | str | None = None) -> None:
+    """Sets the threads and the memory of the datasets that are opened from now on in this process.
+
+    By default all threads of the machine and 1 GiB, which all datasets share. `memory_limit` is a number of bytes or a text as
+    `"512MiB"`. What the caller holds (a batch, and one or two that are ready) does not count.
+    """
+    if memory_limit is not None and not isinstance(memory_limit, str):
+        memory_limit = integer("memory_limit", memory_limit)
+    _onefold.configure(None if threads is None else integer("threads", threads), memory_limit)
 
 
 def _names(option: str, names: Iterable[str] | None) -> list[str] | None:
@@ -230,42 +252,41 @@ def _names(option: str, names: Iterable[str] | None) -> list[str] | None:
 class _Progress:
     """What a dataset knows of an iterator, which it does not keep alive."""
 
-    def __init__(self, blocks: _onefold.BatchIterator) -> None:
-        self._progress = blocks.progress
-        # Whether every batch was taken: after an error they were not.
-        self.exhausted = False
-
-    @property
-    def position(self) -> str:
+    def __init__(self, position: str) -> None:
+        self.position = position
         """The position after the batches taken so far, as JSON."""
-        return self._progress.position()
+        self.exhausted = False
+        """Whether every batch was taken: after an error they were not."""
 
 
 class BatchIterator:
     """The batches of an epoch. Dropping it, or `close()`, ends its threads."""
 
-    def __init__(self, dataset: Dataset, blocks: _onefold.BatchIterator, epoch: int) -> None:
+    def __init__(self, dataset: Dataset, blocks: _onefold.BatchIterator, position: str) -> None:
         self._dataset = dataset
         self._blocks = blocks
+        self._pins: bool = dataset._options["pin_memory"]
+        self._batches: Iterator[Batch[Any]] = _pinned(blocks) if self._pins else map(Batch.of, blocks)
         self._failed = False
-        self._progress = _Progress(blocks)
-        self.epoch = epoch
+        self._progress = _Progress(position)
+        self.epoch: int = json.loads(position)["epoch"]
 
     def __iter__(self) -> BatchIterator:
         return self
 
     def __next__(self) -> Batch[Any]:
         try:
-            block = next(self._blocks)
+            batch = next(self._batches)
         except StopIteration:
             self._progress.exhausted = not self._failed
             raise
-        except OnefoldError:
-            self._failed = True
+        except BaseException as error:
+            # An interrupt, as by Ctrl-C, ends `_pinned` too.
+            self._failed = self._failed or self._pins or isinstance(error, OnefoldError)
             raise
+        self._progress.position = batch._position or self._progress.position
         self._dataset._current = self._progress
-        batch = Batch.of(block)
-        return batch.to_torch(pin_memory=True) if self._dataset._pin_memory else batch
+        return batch
 
     def __len__(self) -> int:
         """The steps of the epoch, with those before this iterator's first."""
@@ -275,3 +296,30 @@ class BatchIterator:
         """Ends the iteration and its threads."""
         self._failed = True
         self._blocks.close()
+        # At most one batch is on its way to pinned memory. A thread that waits for it sees the end by itself.
+        with contextlib.suppress(OnefoldError, ValueError):
+            for _ in self._batches:
+                pass
+
+
+def _pinned(blocks: _onefold.BatchIterator) -> Iterator[Batch[Any]]:
+    """The batches in pinned memory, each copied there by a thread while the caller has the one before."""
+
+    def take() -> Batch[Any] | None:
+        block = next(blocks, None)
+        return None if block is None else Batch.of(block).pin_memory()
+
+    process = os.getpid()
+    with ThreadPoolExecutor(1, "onefold-pin") as pool:
+        ahead = pool.submit(take)
+        try:
+            while (batch := ahead.result()) is not None:
+                ahead = pool.submit(take)
+                yield batch
+                del batch
+                if os.getpid() != process:
+                    # This process was forked, and does not have the thread: an error says so.
+                    next(blocks)
+        finally:
+            if os.getpid() == process:
+                blocks.close()

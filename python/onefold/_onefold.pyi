@@ -7,13 +7,10 @@ import numpy
 
 __version__: str
 
-def configure(threads: int | None = None, memory_limit: int | str | None = None) -> None:
-    """Sets the threads and the memory of the datasets that are opened from now on in this process.
-
-    By default all threads of the machine and 1 GiB, which all datasets share. `memory_limit` is a number of bytes or a text as
-    `"512MiB"`. What the caller holds (a batch, and one or two that are ready) does not count.
-    """
-
+def configure(threads: int | None = None, memory_limit: int | str | None = None) -> None: ...
+def list_files(
+    location: str, partitions: str, at: int | None
+) -> list[tuple[list[tuple[str, str]], int, list[tuple[str, list[str]]]]]: ...
 def describe_command(program_name: str, command: str) -> tuple[str, list[tuple[str, str, bool, bool, str | None, str]]]: ...
 def run_command(
     program_name: str,
@@ -57,15 +54,9 @@ class Reader:
     def resume(self, position: str) -> BatchIterator: ...
 
 @final
-class Progress:
-    def position(self) -> str: ...
-
-@final
 class BatchIterator:
     @property
     def steps(self) -> int: ...
-    @property
-    def progress(self) -> Progress: ...
     def __iter__(self) -> BatchIterator: ...
     def __next__(self) -> Block: ...
     def close(self) -> None: ...

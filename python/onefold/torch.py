@@ -3,7 +3,7 @@
     import onefold.torch
     from torch.utils.data import DataLoader
 
-    dataset = onefold.torch.Dataset("dataset", global_batch_size=4096, streams=8, shuffle=1)
+    dataset = onefold.torch.Dataset("dataset", global_batch_size=4096, streams=8, shuffle=True)
     loader = DataLoader(dataset, batch_size=None)          # the dataset gives batches: nothing is collated
     for batch in loader:
         batch.dense                                        # a torch tensor
@@ -15,8 +15,10 @@ the rank's streams, and the loader takes batches from workers in turn; see `Data
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy
 
 from ._batch import Batch
 from ._dataset import Dataset as _Dataset
@@ -135,23 +137,35 @@ class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
 def collate_parts(parts: Sequence[Batch[Any]]) -> dict[str, Any]:
     """The parts of a step that a loader's workers gave, as one plain batch of torch tensors in a dict.
 
-    `dense` and `labels` are concatenated; `features` has `(values, lengths)` by name, with every sample's own lists.
+    - `dense`, `labels`: as those of a batch.
+    - `weights`, `timestamps`: of the samples, or None.
+    - `kept`: numpy arrays by name, as `Batch.kept`.
+    - `features`: `(values, lengths)` by name, with every sample's own lists.
     """
-    parts = [part.expand() for part in parts]
     if not parts or not all(isinstance(part, Batch) for part in parts):
         raise OptionsError("there are no batches to put together\n  hint: give the batches of one step")
-    tensors = [part.to_torch() for part in parts]
-    cat = _torch.cat
-    names = list(tensors[0].features)
-    features = {
-        name: (
-            cat([part.features[name].values for part in tensors]),
-            cat([part.features[name].sizes for part in tensors]),
-        )
-        for name in names
-    }
+    expanded = [part.expand().to_torch() for part in parts]
+    first = expanded[0]
+
+    def cat(array: Callable[[Batch[Any]], Any]) -> Any:
+        """One array of all parts; None if they do not have it."""
+        arrays = [array(part) for part in expanded]
+        return None if arrays[0] is None else _torch.cat(arrays)
+
     return {
-        "dense": cat([part.dense for part in tensors]),
-        "labels": cat([part.labels for part in tensors]),
-        "features": features,
+        "dense": cat(lambda part: part.dense),
+        "labels": cat(lambda part: part.labels),
+        "weights": cat(lambda part: part.weights),
+        "timestamps": cat(lambda part: part.timestamps),
+        "kept": {name: _kept([part.kept[name] for part in expanded]) for name in first.kept},
+        "features": {
+            name: (cat(lambda part: part.features[name].values), cat(lambda part: part.features[name].sizes))
+            for name in first.features
+        },
     }
+
+
+def _kept(columns: list[numpy.ndarray]) -> numpy.ndarray:
+    """The values of a kept column of all parts: integers are masked arrays, texts are not."""
+    concatenate = numpy.ma.concatenate if isinstance(columns[0], numpy.ma.MaskedArray) else numpy.concatenate
+    return concatenate(columns)

@@ -1,7 +1,6 @@
 //! Errors of the libraries as exceptions of `onefold._errors`.
 
 use onefold_base::fault::{Explain, Kind};
-use onefold_ikjt::Error;
 use onefold_terminal::Failure;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -25,8 +24,8 @@ fn class(kind: Kind) -> &'static str {
     }
 }
 
-/// An error of the reader as an exception: the same message and hint, and a class by what went wrong.
-pub(crate) fn of_reader(py: Python<'_>, error: &Error) -> PyErr {
+/// An error of a library as an exception: the same message and hint, and a class by what went wrong.
+pub(crate) fn of_library(py: Python<'_>, error: &impl Explain) -> PyErr {
     let fault = error.fault();
     exception(py, class(fault.kind), &fault.to_string())
 }

@@ -1,13 +1,14 @@
 //! The Python package of Onefold: what `onefold._onefold` holds.
 //!
-//! `reader` opens datasets and iterates over their batches, each of which has one allocation of `memory`, `allocator`
-//! keeps the process within its memory limit, `process` keeps threads and objects to the process that made them,
-//! `commands` runs the commands of the binaries, `errors` turns errors into exceptions. The package's modules in Python
-//! give them their face.
+//! `reader` opens datasets and iterates over their batches, each of which has one allocation of `memory`, `files` lists
+//! a dataset's data files, `allocator` keeps the process within its memory limit, `process` keeps threads and objects to
+//! the process that made them, `commands` runs the commands of the binaries, `errors` turns errors into exceptions. The
+//! package's modules in Python give them their face.
 
 mod allocator;
 mod commands;
 mod errors;
+mod files;
 mod memory;
 mod process;
 mod reader;
@@ -24,9 +25,11 @@ mod _onefold {
     #[pymodule_export]
     use super::errors::raise_failure;
     #[pymodule_export]
+    use super::files::list_files;
+    #[pymodule_export]
     use super::process::configure;
     #[pymodule_export]
-    use super::reader::{BatchIterator, Block, Progress, Reader};
+    use super::reader::{BatchIterator, Block, Reader};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -15,7 +15,7 @@ use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use pyo3::prelude::*;
 
 use crate::allocator::keep_at_most;
-use crate::errors::{of_reader, wrong_option, wrong_process};
+use crate::errors::{of_library, wrong_option};
 
 /// Memory that nobody uses is kept up to the memory limit divided by this. The reader leaves a quarter of the limit to
 /// what it does not count.
@@ -59,26 +59,6 @@ impl<T> Drop for OfProcess<T> {
 /// before it is detached, as `os.fork` is called: so no fork finds it locked.
 static WORKERS: Mutex<Option<OfProcess<Workers>>> = Mutex::new(None);
 
-/// The process that first asked an object store, whose requests run on threads that no child has.
-static REMOTE: Mutex<Option<u32>> = Mutex::new(None);
-
-/// Remembers that this process uses an object store.
-///
-/// # Errors
-///
-/// `ProcessError` if a parent did before the fork.
-pub(crate) fn use_remote_storage(py: Python<'_>) -> PyResult<()> {
-    let mut first = REMOTE.lock().unwrap_or_else(PoisonError::into_inner);
-    if *first.get_or_insert_with(process::id) == process::id() {
-        return Ok(());
-    }
-    Err(wrong_process(
-        py,
-        "this process was forked from one that had read from an object store, and has none of its threads\n  \
-         hint: start processes with the method `spawn`, or open remote datasets only after the fork",
-    ))
-}
-
 /// This process's workers, started at their first use.
 pub(crate) fn workers(py: Python<'_>) -> PyResult<Workers> {
     let mut shared = WORKERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,7 +73,7 @@ pub(crate) fn workers(py: Python<'_>) -> PyResult<Workers> {
 }
 
 fn start(py: Python<'_>, threads: usize, memory_limit: u64) -> PyResult<Workers> {
-    let workers = Workers::new(threads, memory_limit).map_err(|error| of_reader(py, &error))?;
+    let workers = Workers::new(threads, memory_limit).map_err(|error| of_library(py, &error))?;
     keep_at_most(usize::try_from(memory_limit / KEPT_SHARE).unwrap_or(usize::MAX));
     Ok(workers)
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use arrow::array::{Array, StructArray};
 use arrow::datatypes::{Field, Schema};
+use onefold_datasets::PartitionFilter;
 use onefold_ikjt::preprocess::PreprocessConfig;
 use onefold_ikjt::{Batches, Dedupe, Error, PackedBatch, Position, Rank, Shuffle, Step, Tail, Within};
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -18,9 +19,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 use pyo3_arrow::ffi::{to_array_pycapsules, to_schema_pycapsule};
 
-use crate::errors::{of_reader, wrong_option, wrong_process};
+use crate::errors::{of_library, wrong_option, wrong_process};
 use crate::memory::Memory;
-use crate::process::{OfProcess, use_remote_storage, workers};
+use crate::process::{OfProcess, workers};
 
 /// How long the interpreter waits for a batch before it looks for signals.
 const SLICE: Duration = Duration::from_millis(50);
@@ -117,19 +118,12 @@ impl Reader {
                 &[("off", Dedupe::Off), ("exact", Dedupe::Exact), ("window", Dedupe::Window)],
             )?,
             snapshot,
-            partitions: partitions.parse().map_err(|error| {
-                let hint = "write conditions joined by commas, as `split=train,date>=2024-05-01`, and values with commas \
-                            in quotes, as `city=\"Paris, TX\"`";
-                wrong_option(py, &format!("`partitions` is `{partitions}`: {error}"), hint)
-            })?,
+            partitions: PartitionFilter::parse(partitions).map_err(|error| of_library(py, &error))?,
             features,
             kept: keep,
             timestamps,
             ..onefold_ikjt::ReaderOptions::new(global_batch_size)
         };
-        if location.to_string_lossy().contains("://") {
-            use_remote_storage(py)?;
-        }
         let workers = workers(py)?;
         let opened = py.detach(|| {
             let preprocess = preprocess.as_deref().map(PreprocessConfig::load).transpose()?;
@@ -137,7 +131,7 @@ impl Reader {
             let request = onefold_ikjt::ReadRequest { options, checks, rank: Rank { rank, world_size } };
             onefold_ikjt::Reader::open(Path::new(&location), request, &workers)
         });
-        let reader = opened.map_err(|error| of_reader(py, &error))?;
+        let reader = opened.map_err(|error| of_library(py, &error))?;
         Ok(Self { reader: OfProcess::new(reader) })
     }
 
@@ -149,13 +143,13 @@ impl Reader {
     /// The steps of an epoch.
     fn steps(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
         let reader = self.get(py)?;
-        py.detach(|| reader.steps(epoch)).map_err(|error| of_reader(py, &error))
+        py.detach(|| reader.steps(epoch)).map_err(|error| of_library(py, &error))
     }
 
     /// What an epoch reads, as JSON.
     fn plan(&self, py: Python<'_>, epoch: u64) -> PyResult<String> {
         let reader = self.get(py)?;
-        to_json(&py.detach(|| reader.plan(epoch)).map_err(|error| of_reader(py, &error))?)
+        to_json(&py.detach(|| reader.plan(epoch)).map_err(|error| of_library(py, &error))?)
     }
 
     /// The schema of the batches, as JSON.
@@ -177,21 +171,18 @@ impl Reader {
     /// Refuses a position that is not of this dataset and these options.
     fn check(&self, py: Python<'_>, position: &str) -> PyResult<()> {
         let position = to_position(py, position)?;
-        self.get(py)?.check(&position).map_err(|error| of_reader(py, &error))
+        self.get(py)?.check(&position).map_err(|error| of_library(py, &error))
     }
 
     /// The batches after a position.
     fn resume(&self, py: Python<'_>, position: &str) -> PyResult<BatchIterator> {
         let position = to_position(py, position)?;
         let reader = self.get(py)?;
-        let batches = py.detach(|| reader.resume_packed(&position)).map_err(|error| of_reader(py, &error))?;
+        let batches =
+            py.detach(|| reader.resume_packed(&position)).map_err(|error| of_library(py, &error))?;
         let steps = batches.steps();
-        let feed = Feed::start(batches).map_err(|error| of_reader(py, &error.into()))?;
-        Ok(BatchIterator {
-            feed: OfProcess::new(Mutex::new(Some(feed))),
-            progress: Py::new(py, Progress(Mutex::new(position)))?,
-            steps,
-        })
+        let feed = Feed::start(batches).map_err(|error| of_library(py, &error))?;
+        Ok(BatchIterator { feed: OfProcess::new(Mutex::new(Some(feed))), steps })
     }
 }
 
@@ -233,23 +224,10 @@ impl Feed {
     }
 }
 
-/// The position after the batches that were taken. Locked only while attached, and so by no other thread at a fork.
-#[pyclass(frozen, module = "onefold._onefold")]
-pub(crate) struct Progress(Mutex<Position>);
-
-#[pymethods]
-impl Progress {
-    /// The position as JSON.
-    fn position(&self) -> PyResult<String> {
-        to_json(&*self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 /// The batches of an epoch.
 #[pyclass(frozen, module = "onefold._onefold")]
 pub(crate) struct BatchIterator {
     feed: OfProcess<Mutex<Option<Feed>>>,
-    progress: Py<Progress>,
     steps: u64,
 }
 
@@ -278,13 +256,7 @@ impl BatchIterator {
                 Some(Err(RecvTimeoutError::Timeout)) => py.check_signals()?,
                 Some(Ok(Some(Ok(step)))) => {
                     let Step { batch, position } = *step;
-                    self.progress
-                        .get()
-                        .0
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .clone_from(&position);
-                    return Ok(Some(Block { memory: Memory(batch), position: Some(position) }));
+                    return Ok(Some(Block { memory: Memory::new(batch), position: Some(position) }));
                 }
                 Some(Ok(None)) => {
                     self.close(py)?;
@@ -292,23 +264,17 @@ impl BatchIterator {
                 }
                 Some(Ok(Some(Err(error)))) => {
                     self.close(py)?;
-                    return Err(of_reader(py, &error));
+                    return Err(of_library(py, &error));
                 }
                 Some(Err(RecvTimeoutError::Disconnected)) => {
                     self.close(py)?;
-                    return Err(of_reader(
+                    return Err(of_library(
                         py,
                         &Error::invariant("reader", "a thread ended without a result"),
                     ));
                 }
             }
         }
-    }
-
-    /// The position after the batches taken so far; it outlives the iterator.
-    #[getter]
-    fn progress(&self, py: Python<'_>) -> Py<Progress> {
-        self.progress.clone_ref(py)
     }
 
     /// The steps of the epoch.
@@ -351,10 +317,13 @@ impl Block {
     /// A block of such bytes, which are copied. `spec` is what another block gave.
     #[new]
     fn new(py: Python<'_>, bytes: pyo3::buffer::PyBuffer<u8>, spec: &str) -> PyResult<Self> {
-        let memory = Memory::copy_of(&bytes.to_vec(py)?, spec).map_err(|error| of_reader(py, &error))?;
+        let memory = Memory::copy_of(&bytes.to_vec(py)?, spec).map_err(|error| of_library(py, &error))?;
         Ok(Self { memory, position: None })
     }
 
+    /// The bytes: read-only, unless the caller asks for a writable buffer. That is refused once Arrow or another thread
+    /// relies on the bytes.
+    ///
     /// # Safety
     ///
     /// CPython calls it with a valid `view`, which it releases before it drops the object that holds the memory.
@@ -362,15 +331,19 @@ impl Block {
         let memory = &slf.get().memory;
         let length = ffi::Py_ssize_t::try_from(memory.len())
             .map_err(|error| PyBufferError::new_err(error.to_string()))?;
+        let writable = flags & ffi::PyBUF_WRITABLE != 0;
+        if writable && !memory.allow_writes() {
+            return Err(PyBufferError::new_err("Arrow has the memory of this batch, which must not change"));
+        }
+        let (start, read_only) = (memory.address().cast(), c_int::from(!writable));
         // SAFETY: `view` is CPython's, and the bytes live as long as `slf`, which the view holds.
-        let failed =
-            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory.address().cast(), length, 0, flags) };
+        let failed = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, read_only, flags) };
         if failed == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 
     /// Where the parts stand, as JSON.
     fn spec(&self) -> PyResult<String> {
-        to_json(self.memory.0.places())
+        to_json(self.memory.places())
     }
 
     /// The position after the batch, as JSON.
@@ -380,16 +353,17 @@ impl Block {
 
     #[getter]
     fn size(&self) -> usize {
-        self.memory.0.places().size
+        self.memory.places().size
     }
 
     /// Every sample with a copy of its lists.
     fn expand(&self, py: Python<'_>) -> PyResult<Self> {
-        let packed = &self.memory.0;
-        let widths = (packed.places().dense_width, packed.places().label_width);
-        let expanded = py.detach(|| Ok(PackedBatch::copy_of(&packed.unpack()?.expand(), widths, false)));
-        let expanded = expanded.map_err(|error: Error| of_reader(py, &error))?;
-        Ok(Self { memory: Memory(expanded), position: self.position.clone() })
+        let places = self.memory.places();
+        let widths = (places.dense_width, places.label_width);
+        let expanded =
+            py.detach(|| Ok(PackedBatch::copy_of(&self.memory.fixed().unpack()?.expand(), widths, false)));
+        let expanded = expanded.map_err(|error: Error| of_library(py, &error))?;
+        Ok(Self { memory: Memory::new(expanded), position: self.position.clone() })
     }
 
     /// The schema as an Arrow PyCapsule.
@@ -398,7 +372,7 @@ impl Block {
         Ok(to_schema_pycapsule(py, rows.schema().as_ref())?)
     }
 
-    /// A struct array as Arrow PyCapsules: a record batch, without a copy.
+    /// A struct array as Arrow PyCapsules: a record batch, without a copy unless somebody may write into the memory.
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_array__<'py>(
         &self,
@@ -417,7 +391,7 @@ impl Block {
 
 impl Block {
     fn record_batch(&self, py: Python<'_>) -> PyResult<arrow::array::RecordBatch> {
-        let made = py.detach(|| self.memory.0.unpack()?.to_record_batch());
-        made.map_err(|error| of_reader(py, &error))
+        let made = py.detach(|| self.memory.fixed().unpack()?.to_record_batch());
+        made.map_err(|error| of_library(py, &error))
     }
 }

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from store import BUCKET, store_of
 
 import onefold
 
@@ -51,6 +52,15 @@ def rows_dataset(logs):
     out = logs.parent / "rows"
     command("onefold-ingest", "build", logs / "dataset.toml", "--out", out, "--buckets", 8, "--layout", "rows")
     return out
+
+
+@pytest.fixture
+def stored(dataset, monkeypatch):
+    """The URL of the folded dataset in an object store."""
+    with store_of(dataset.parent) as settings:
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        yield f"s3://{BUCKET}/{dataset.name}"
 
 
 @pytest.fixture(scope="session")

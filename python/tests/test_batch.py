@@ -7,7 +7,7 @@ import weakref
 import numpy
 import pyarrow
 import pytest
-from samples import assert_valid, samples_of
+from samples import assert_valid, full_batch, samples_of
 
 import onefold
 
@@ -42,8 +42,47 @@ def test_every_array_is_a_view_of_one_allocation(batch):
         if array.size:
             assert start <= address(array) and address(array) + array.nbytes <= end
             assert numpy.shares_memory(array, batch.data)
-    batch.dense[0, 0] = 42
-    assert numpy.frombuffer(batch.data, numpy.float32)[batch._spec["dense"] // 4] == 42
+
+
+def test_views_are_read_only_and_a_copy_may_be_written(batch):
+    assert not any(array.flags.writeable for array in arrays_of(batch))
+    with pytest.raises(ValueError, match="read-only"):
+        batch.dense[0, 0] = 42
+    before, copy = samples_of(batch), batch.writable()
+    assert all(array.flags.writeable for array in arrays_of(copy)) and samples_of(copy) == before
+    copy.dense[0, 0] = 42
+    assert numpy.frombuffer(copy.data, numpy.float32)[copy._spec["dense"] // 4] == 42
+    # What is made of the copy afterwards has it too, and the batch does not.
+    for other in (copy.expand(), copy.expand()):
+        assert other.dense[0, 0] == 42
+    assert samples_of(batch) == before and copy.state_dict() == batch.state_dict()
+    assert not pickle.loads(pickle.dumps(copy, protocol=4)).dense.flags.writeable
+
+
+def test_memory_that_arrow_has_is_not_written(batch):
+    rows = pyarrow.record_batch(batch)
+    # torch's tensors are made like this, which may be written to.
+    assert not numpy.frombuffer(batch._block, numpy.uint8).flags.writeable
+    assert rows.num_rows == B
+
+
+def test_arrow_does_not_have_memory_that_may_be_written(batch):
+    before = samples_of(batch)
+    written = numpy.frombuffer(batch._block, numpy.uint8)
+    assert written.flags.writeable and address(written) == address(batch.data)
+    rows = pyarrow.record_batch(batch)
+    plain = rows.to_pylist()
+    assert samples_of(batch.expand()) == before
+    written.view(numpy.int32)[batch._spec["sizes"] // 4] = 1 << 30
+    for group in batch.groups.values():
+        if group.inverse is not None:
+            written.view(numpy.int32)[group._spec["inverse"] // 4] = 1 << 30
+    rows.validate(full=True)
+    assert rows.to_pylist() == plain
+    with pytest.raises(onefold.DataError):
+        batch.expand()
+    with pytest.raises(onefold.DataError):
+        pyarrow.record_batch(batch)
 
 
 def test_a_group_is_a_kjt_without_a_copy(batch):
@@ -104,15 +143,32 @@ def test_expanding_changes_no_sample(batch):
     assert all(group.inverse is None and group.rows == B and group.packed for group in expanded.groups.values())
 
 
+def test_expanding_keeps_all_columns():
+    batch = full_batch(10)
+    expanded = batch.expand()
+    (feature,) = expanded.features.values()
+    assert feature.rows == 2 and feature.values.tolist() == [18, 19, 20] * 2 and feature.sizes.tolist() == [3, 3]
+    for name in ("dense", "labels", "weights", "timestamps"):
+        assert numpy.array_equal(getattr(expanded, name), getattr(batch, name))
+    assert {name: values.tolist() for name, values in expanded.kept.items()} == {
+        "request": [16, 17],
+        "country": [None, "0010"],
+    }
+
+
 def test_a_batch_survives_pickling(batch):
     copy = pickle.loads(pickle.dumps(batch))
     assert samples_of(copy) == samples_of(batch)
+    assert batch.state_dict()["position"]["step"] == 1
+    for other in (copy, copy.expand(), copy.expand().numpy(), batch.expand()):
+        assert other.state_dict() == batch.state_dict()
     assert numpy.array_equal(copy.timestamps, batch.timestamps)
     assert pyarrow.record_batch(copy.to_arrow()).equals(pyarrow.record_batch(batch.to_arrow()))
     assert samples_of(copy.expand()) == samples_of(batch)
 
 
 def test_what_python_writes_over_a_batch_is_checked(batch):
+    batch = batch.writable()
     batch.lengths[0] = 1 << 30
     with pytest.raises(onefold.DataError, match="row 0"):
         batch.expand()
@@ -131,6 +187,14 @@ def test_padding_keeps_the_newest_ids(batch):
                     expected = expected if length is None else expected[max(0, len(expected) - length) :]
                     assert ids[row][mask[row]].tolist() == expected
                     assert (ids[row][~mask[row]] == -1).all()
+
+
+def test_a_bool_is_no_row_and_no_length(batch):
+    feature = batch.features["user_00"]
+    for call in (lambda: feature.row(True), lambda: feature.padded(True), lambda: feature.padded(3, value=False)):
+        with pytest.raises(TypeError, match="takes an integer, not bool"):
+            call()
+    assert feature.row(numpy.int32(0)).tolist() == feature.row(0).tolist()
 
 
 def test_without_torch_the_error_says_what_to_install(batch):

@@ -163,6 +163,9 @@ def test_wrong_values_are_refused_with_the_names_of_keywords(tmp_path):
         onefold.build("dataset.toml", out=tmp_path / "data", layout="row")
     with pytest.raises(onefold.OptionsError, match="`replace`|`merge`"):
         onefold.append("dataset.toml", out=tmp_path / "data", merge=True, replace=True)
+    with pytest.raises(onefold.OptionsError, match="`half` is not a condition") as caught:
+        onefold.verify(tmp_path, partition="half")
+    assert str(caught.value).count("hint: ") == 1 and "split=train" in caught.value.hint
     with pytest.raises(onefold.OnefoldError, match="`from_logs=") as caught:
         onefold.report()
     assert "--" not in str(caught.value)

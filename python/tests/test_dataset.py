@@ -14,8 +14,11 @@ import threading
 import time
 from collections import Counter
 
+import numpy
 import pytest
+from forks import in_child
 from samples import all_samples, assert_valid, samples_of
+from store import store
 
 import onefold
 
@@ -69,13 +72,58 @@ def test_deduplication_and_layout_change_no_sample(dataset, rows_dataset, dedupe
 
 
 def test_shuffled_epochs_differ_and_repeat(dataset):
-    reader = onefold.Dataset(dataset, global_batch_size=B, shuffle=7)
+    reader = onefold.Dataset(dataset, global_batch_size=B, shuffle=True, seed=7)
     first, second = all_samples(reader), all_samples(reader)
     assert first != second and Counter(first) == Counter(second)
     reader.set_epoch(0)
     assert all_samples(reader) == first
-    by_partition = onefold.Dataset(dataset, global_batch_size=B, shuffle=7, shuffle_within="partition")
+    by_partition = onefold.Dataset(dataset, global_batch_size=B, shuffle=True, seed=7, shuffle_within="partition")
     assert Counter(all_samples(by_partition)) == Counter(first)
+
+
+def test_an_order_of_the_files_is_not_a_seed(dataset):
+    in_order = all_samples(onefold.Dataset(dataset, global_batch_size=B))
+    assert all_samples(onefold.Dataset(dataset, global_batch_size=B, shuffle=False, seed=7)) == in_order
+    orders = [
+        all_samples(onefold.Dataset(dataset, global_batch_size=B, shuffle=True, seed=seed)) for seed in (0, numpy.int64(1))
+    ]
+    assert in_order != orders[0] != orders[1] != in_order
+    with pytest.raises(TypeError, match="'shuffle' takes True or False, not int; a seed is given as `shuffle=True, seed=1`"):
+        onefold.Dataset(dataset, shuffle=7)
+
+
+INTEGERS = ["global_batch_size", "rank", "world_size", "streams", "seed", "shuffle_row_groups", "snapshot"]
+
+
+@pytest.mark.parametrize("boolean", [True, False, numpy.True_])
+def test_a_bool_is_no_integer(dataset, boolean):
+    reader = onefold.Dataset(dataset, global_batch_size=B)
+    calls = [lambda name=name: onefold.Dataset(dataset, **{name: boolean}) for name in INTEGERS]
+    calls += [
+        lambda: onefold.Dataset(dataset, table_rows={"user_01": boolean}),
+        lambda: reader.set_epoch(boolean),
+        lambda: reader.plan(boolean),
+        lambda: onefold.files(dataset, at=boolean),
+        lambda: onefold.configure(threads=boolean),
+        lambda: onefold.configure(memory_limit=boolean),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="takes an integer, not bool"):
+            call()
+    for command in (onefold.digest, onefold.verify):
+        with pytest.raises(TypeError, match="not bool"):
+            command(dataset, threads=boolean)
+
+
+def test_wrong_integers_and_switches_are_refused(dataset):
+    for name in INTEGERS:
+        with pytest.raises(TypeError, match=f"'{name}' takes an integer, not str"):
+            onefold.Dataset(dataset, **{name: "1"})
+        with pytest.raises(onefold.OptionsError, match=f"`{name}` is -1"):
+            onefold.Dataset(dataset, **{name: -1})
+    for name in ("shuffle", "verify", "timestamps", "pin_memory"):
+        with pytest.raises(TypeError, match=f"'{name}' takes True or False, not int"):
+            onefold.Dataset(dataset, **{name: 1})
 
 
 def test_a_projection_reads_the_features_that_are_asked_for(dataset):
@@ -86,10 +134,10 @@ def test_a_projection_reads_the_features_that_are_asked_for(dataset):
 
 
 def test_ranks_share_global_batches_and_take_equal_steps(dataset):
-    whole = list(onefold.Dataset(dataset, global_batch_size=B, streams=8, shuffle=1))
+    whole = list(onefold.Dataset(dataset, global_batch_size=B, streams=8, shuffle=True, seed=1))
     for world in (2, 4, 8):
         ranks = [
-            list(onefold.Dataset(dataset, global_batch_size=B, streams=8, rank=r, world_size=world, shuffle=1))
+            list(onefold.Dataset(dataset, global_batch_size=B, streams=8, rank=r, world_size=world, shuffle=True, seed=1))
             for r in range(world)
         ]
         assert {len(rank) for rank in ranks} == {len(whole)}
@@ -105,7 +153,7 @@ def test_ranks_share_global_batches_and_take_equal_steps(dataset):
 
 
 def test_a_state_goes_on_with_another_number_of_ranks(dataset):
-    options = dict(global_batch_size=B, streams=8, shuffle=5)
+    options = dict(global_batch_size=B, streams=8, shuffle=True, seed=5)
     whole = list(onefold.Dataset(dataset, **options))
     ranks = [onefold.Dataset(dataset, rank=r, world_size=2, **options) for r in range(2)]
     taken = []
@@ -129,7 +177,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(dataset):
 
 
 def test_a_state_of_other_options_is_refused(dataset):
-    state = onefold.Dataset(dataset, global_batch_size=B, shuffle=5).state_dict()
+    state = onefold.Dataset(dataset, global_batch_size=B, shuffle=True, seed=5).state_dict()
     other = onefold.Dataset(dataset, global_batch_size=B)
     with pytest.raises(onefold.OptionsError, match="shuffle") as refused:
         other.load_state_dict(state)
@@ -139,17 +187,17 @@ def test_a_state_of_other_options_is_refused(dataset):
 
 
 def test_the_state_between_epochs_is_that_of_the_next(dataset):
-    reader = onefold.Dataset(dataset, global_batch_size=B, shuffle=5)
+    reader = onefold.Dataset(dataset, global_batch_size=B, shuffle=True, seed=5)
     list(reader)
     state = reader.state_dict()
     assert (state["position"]["epoch"], state["position"]["step"]) == (1, 0)
-    again = onefold.Dataset(dataset, global_batch_size=B, shuffle=5)
+    again = onefold.Dataset(dataset, global_batch_size=B, shuffle=True, seed=5)
     again.load_state_dict(state)
     assert all_samples(again) == all_samples(reader)
 
 
 def test_a_dataset_pickles_with_its_state(dataset):
-    reader = onefold.Dataset(dataset, global_batch_size=B, shuffle=5)
+    reader = onefold.Dataset(dataset, global_batch_size=B, shuffle=True, seed=5)
     batches = iter(reader)
     for _ in range(3):
         next(batches)
@@ -187,7 +235,7 @@ def test_an_iterator_dropped_half_way_leaves_no_thread(dataset):
 
 
 def test_twenty_datasets_at_once_share_threads(dataset):
-    readers = [onefold.Dataset(dataset, global_batch_size=B, shuffle=seed) for seed in range(20)]
+    readers = [onefold.Dataset(dataset, global_batch_size=B, shuffle=True, seed=seed) for seed in range(20)]
     before = all_threads().total()
     iterators = [iter(reader) for reader in readers]
     total = Counter()
@@ -228,8 +276,10 @@ def test_wrong_options_are_exceptions_with_hints(dataset, tmp_path):
         onefold.Dataset(tmp_path)
     with pytest.raises(onefold.DataError, match="outside the table's 1 rows"):
         list(onefold.Dataset(dataset, global_batch_size=B, table_rows={"user_01": 1}))
-    with pytest.raises(ValueError, match="a quote too few or too many"):
+    with pytest.raises(ValueError, match="a quote too few or too many") as refused:
         onefold.Dataset(dataset, partitions='hour="7')
+    # One message and one hint.
+    assert str(refused.value).count("hour") == 2 and str(refused.value).count("hint:") == 1
     with pytest.raises(ValueError, match="memory_limit"):
         onefold.configure(memory_limit="lots")
 
@@ -264,32 +314,10 @@ def test_a_store_that_denies_is_a_storage_error():
 
     code = f"import sys; sys.path[:0] = {sys.path!r}; import onefold\n"
     code += "try:\n    onefold.Dataset('s3://bucket/data')\nexcept onefold.StorageError as error:\n    print(error.hint)"
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Denying) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        store = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-        }
-        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **store}, capture_output=True, text=True)
-        server.shutdown()
+    with store(Denying) as settings:
+        environment = {**os.environ, **settings}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "AWS_ACCESS_KEY_ID" in done.stdout, done.stderr
-
-
-
-def in_child(work):
-    """What `work` returns in a forked child; fails if it takes longer than 600 s."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send(work()))
-    child.start()
-    assert receiver.poll(600), "the child hangs"
-    result = receiver.recv()
-    child.join(600)
-    assert child.exitcode == 0
-    return result
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -317,6 +345,47 @@ def test_a_forked_child_reads_with_threads_of_its_own(dataset):
     assert all_samples(batches) == expected[B:]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_children_read_right_after_their_parent(dataset):
+    """What threads of the parent leave in the memory of a child, as places in lists of idle ones, must not harm it."""
+    expected = all_samples(onefold.Dataset(dataset, global_batch_size=B))
+    for _ in range(20):
+        reader = onefold.Dataset(dataset, global_batch_size=B, features=["user_01"])
+        list(reader)
+        assert in_child(lambda: len(list(reader))) == len(expected) // B + 1
+    assert all_samples(onefold.Dataset(dataset, global_batch_size=B)) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_reads_from_a_store(dataset, stored):
+    expected = all_samples(onefold.Dataset(dataset, global_batch_size=B))
+    reader = onefold.Dataset(stored, global_batch_size=B)
+    batches = iter(reader)
+    # Connections of this process are open, and some of its requests are under way.
+    next(batches)
+
+    def read():
+        reader.set_epoch(0)
+        return all_samples(reader)
+
+    assert in_child(read) == expected
+    assert in_child(lambda: all_samples(onefold.Dataset(stored, global_batch_size=B))) == expected
+    assert all_samples(batches) == expected[B:]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_reads_the_url_of_a_local_folder(dataset):
+    reader = onefold.Dataset(dataset.as_uri(), global_batch_size=B)
+    expected = all_samples(reader)
+    assert expected == all_samples(onefold.Dataset(dataset, global_batch_size=B))
+
+    def read():
+        reader.set_epoch(0)
+        return all_samples(reader)
+
+    assert in_child(read) == expected
+
+
 def spawned(reader, queue):
     queue.put(all_samples(reader))
 
@@ -332,6 +401,74 @@ def test_a_spawned_child_goes_on_where_the_parent_is(dataset):
     found = queue.get(timeout=600)
     child.join(600)
     assert found == all_samples(batches)
+
+
+def pinning_threads():
+    """Those that copy batches to pinned memory; one that ends takes a moment."""
+    until = time.monotonic() + 30
+    while True:
+        found = [thread for thread in threading.enumerate() if thread.name.startswith("onefold-pin")]
+        if not found or time.monotonic() > until:
+            return found
+        time.sleep(0.01)
+
+
+def test_another_thread_pins_batches(dataset, monkeypatch):
+    pinned_by = set()
+
+    def pin_memory(batch):
+        pinned_by.add(threading.get_ident())
+        return batch._moved(batch.data.copy())
+
+    # As with a GPU, and torch.
+    monkeypatch.setattr(onefold.Batch, "pin_memory", pin_memory)
+    expected = all_samples(onefold.Dataset(dataset, global_batch_size=B))
+    reader = onefold.Dataset(dataset, global_batch_size=B, pin_memory=True)
+    batches = iter(reader)
+    first = next(batches)
+    # Whatever is pinned ahead, the state is that of the batch that was taken.
+    assert reader.state_dict() == first.state_dict() and first.state_dict()["position"]["step"] == 1
+    assert samples_of(first) + all_samples(batches) == expected
+    assert len(pinned_by) == 1 and threading.get_ident() not in pinned_by
+    assert reader.state_dict()["position"]["epoch"] == 1
+    batches = iter(reader)
+    next(batches)
+    batches.close()
+    assert next(batches, None) is None
+    batches = iter(reader)
+    next(batches)
+    del batches
+    assert pinning_threads() == [] and no_threads()
+
+
+def test_an_error_while_a_batch_is_pinned_ends_the_epoch(dataset, monkeypatch):
+    def pin_memory(_):
+        raise MemoryError("no pages")
+
+    monkeypatch.setattr(onefold.Batch, "pin_memory", pin_memory)
+    reader = onefold.Dataset(dataset, global_batch_size=B, pin_memory=True)
+    batches = iter(reader)
+    with pytest.raises(MemoryError, match="no pages"):
+        next(batches)
+    assert next(batches, None) is None and pinning_threads() == [] and no_threads()
+    reader.set_epoch(0)
+    assert reader.state_dict()["position"]["step"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_an_iterator_that_pins_may_not_be_used_after_a_fork(dataset, monkeypatch):
+    monkeypatch.setattr(onefold.Batch, "pin_memory", lambda batch: batch)
+    batches = iter(onefold.Dataset(dataset, global_batch_size=B, pin_memory=True))
+    first = samples_of(next(batches))
+
+    def use_iterator():
+        try:
+            next(batches)
+        except onefold.ProcessError as error:
+            return str(error)
+
+    assert "before a fork" in in_child(use_iterator)
+    assert first + all_samples(batches) == all_samples(onefold.Dataset(dataset, global_batch_size=B))
 
 
 WAIT = """

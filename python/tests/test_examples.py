@@ -29,7 +29,7 @@ def test_dataframes_restore_every_list(dataset, monkeypatch):
     import dataframes
 
     # A bucket's file after the other, as one stream reads them.
-    files = sorted(map(str, dataset.rglob("*.parquet")))
+    files = [samples.path for samples in onefold.files(dataset)]
     batches = [batch.expand() for batch in onefold.Dataset(dataset, dedupe="window")]
     samples = sum(map(len, batches))
 

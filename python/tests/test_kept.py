@@ -46,7 +46,7 @@ def batch(request, kept_dataset):
 
 def test_every_sample_has_its_values(kept_dataset, dataset):
     columns = ["country", "request", "number"]
-    reader = onefold.Dataset(kept_dataset, global_batch_size=B, keep=columns, shuffle=3)
+    reader = onefold.Dataset(kept_dataset, global_batch_size=B, keep=columns, shuffle=True, seed=3)
     batches = list(reader)
     requests = [request for batch in batches for request in batch.kept["request"].tolist()]
     assert len(set(requests)) == len(requests) == 6000
@@ -129,6 +129,7 @@ def test_wrong_columns_are_exceptions_with_hints(kept_dataset, dataset):
 
 
 def test_what_python_writes_over_them_is_checked(batch):
+    batch = batch.writable()
     (column,) = (column for column in batch._spec["kept"] if column["name"] == "country")
     starts = batch.data[column["values"] :][: 4 * (B + 1)].view("int32")
     starts[3] = 1 << 30

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy
 import pytest
+from forks import in_child
+from samples import all_samples
 
 import onefold
 
@@ -50,7 +52,9 @@ def service(dataset: Path) -> Iterator[str]:
         running.wait()
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": 3, "dedupe": "window"}, {"dedupe": "off", "timestamps": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": True, "seed": 3, "dedupe": "window"}, {"dedupe": "off", "timestamps": True}]
+)
 def test_batches_by_url_are_those_of_the_files(dataset: Path, options: dict) -> None:
     with service(dataset) as url:
         local = onefold.Dataset(dataset, global_batch_size=32, **options)
@@ -71,6 +75,22 @@ def test_a_position_is_that_of_the_files(dataset: Path) -> None:
         served = onefold.Dataset(url, global_batch_size=32)
         served.load_state_dict(local.state_dict())
         assert numpy.array_equal(next(iter(served)).data, next(batches).data)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_reads_by_url(dataset: Path) -> None:
+    with service(dataset) as url:
+        expected = all_samples(onefold.Dataset(dataset, global_batch_size=32))
+        reader = onefold.Dataset(url, global_batch_size=32)
+        batches = iter(reader)
+        next(batches)
+
+        def read() -> list:
+            reader.set_epoch(0)
+            return all_samples(reader)
+
+        assert in_child(read) == expected
+        assert all_samples(batches) == expected[32:]
 
 
 def test_what_is_wrong_is_said(dataset: Path) -> None:

@@ -3,14 +3,15 @@
 import json
 from collections import Counter
 
+import numpy
 import pytest
-from samples import all_samples, samples_of
+from samples import all_samples, full_batch, samples_of
 
 import onefold
 
 pytestmark = pytest.mark.torch
 B = 512
-OPTIONS = dict(global_batch_size=B, streams=8, shuffle=3)
+OPTIONS = dict(global_batch_size=B, streams=8, shuffle=True, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +42,69 @@ def test_tensors_are_views(dataset, torch):
     ids, mask = tensors.features["user_01"].padded(5)
     assert ids.shape == mask.shape and ids.dtype == torch.int64
     assert samples_of(tensors.to("cpu")) == samples_of(batch)
-    assert torch.from_dlpack(batch.dense).data_ptr() == tensors.dense.data_ptr()
+
+
+def test_tensors_and_arrow_do_not_share_memory(dataset, torch):
+    import pyarrow
+
+    batch = next(iter(onefold.Dataset(dataset, **OPTIONS)))
+    before, rows = samples_of(batch), pyarrow.record_batch(batch)
+    plain = rows.to_pylist()
+    tensors = batch.to_torch()
+    assert tensors.dense.data_ptr() != batch.dense.__array_interface__["data"][0]
+    for tensor in (tensors, tensors.writable()):
+        tensor.dense[:], tensor.values[:], tensor.lengths[:] = 0, 7, 1 << 30
+        with pytest.raises(onefold.DataError):
+            tensor.expand()
+    assert rows.to_pylist() == plain and samples_of(batch) == before
+
+
+def test_what_is_written_into_a_tensor_is_expanded(dataset, torch):
+    batch = next(iter(onefold.Dataset(dataset, **OPTIONS)))
+    tensors = batch.to_torch()
+    tensors.dense[:] = 3
+    assert (tensors.expand().dense == 3).all() and (batch.dense == 3).all()
+
+
+def test_a_batch_is_expanded_on_its_device_and_keeps_its_position(dataset, torch, monkeypatch):
+    import onefold.torch
+
+    batch = next(iter(onefold.Dataset(dataset, **OPTIONS)))
+    moved = batch.to("meta")
+    # This device has no bytes; those of the CPU take their place where they are expanded.
+    monkeypatch.setattr(onefold.Batch, "numpy", lambda _: batch)
+    expanded = moved.expand()
+    assert {tensor.device.type for tensor in (expanded.data, expanded.dense, expanded.values)} == {"meta"}
+    assert {group.inverse for group in expanded.groups.values()} == {None}
+    for other in (moved, expanded, moved.writable(), batch.to_torch().expand()):
+        assert other.state_dict() == batch.state_dict()
+    assert onefold.torch.collate_parts([moved])["dense"].device.type == "meta"
+
+
+def test_parts_are_put_together_with_all_that_they_have(torch):
+    import onefold.torch
+
+    parts = [full_batch(10), full_batch(20).to_torch()]
+    whole = onefold.torch.collate_parts(parts)
+    assert whole["dense"].tolist() == [[10], [11], [20], [21]] and whole["labels"].tolist() == [[0], [1]] * 2
+    assert whole["weights"].tolist() == [12, 13, 22, 23] and whole["timestamps"].tolist() == [14, 15, 24, 25]
+    values, lengths = whole["features"]["ids"]
+    assert values.tolist() == [18, 19, 20] * 2 + [28, 29, 30] * 2 and lengths.tolist() == [3] * 4
+    assert isinstance(whole["kept"]["request"], numpy.ma.MaskedArray)
+    assert {name: values.tolist() for name, values in whole["kept"].items()} == {
+        "request": [16, 17, 26, 27],
+        "country": [None, "0010", None, "0020"],
+    }
+    with pytest.raises(onefold.OptionsError, match="no batches to put together"):
+        onefold.torch.collate_parts([{"dense": 1}])
 
 
 def test_pinned_memory_needs_a_gpu_and_says_so(dataset, torch):
     batches = iter(onefold.Dataset(dataset, pin_memory=True, **OPTIONS))
     if torch.cuda.is_available():
-        assert next(batches).dense.is_pinned()
+        batch = next(batches)
+        assert batch.dense.is_pinned() and batch.expand().dense.is_pinned()
+        assert batch.state_dict()["position"]["step"] == batch.expand().state_dict()["position"]["step"] == 1
     else:
         with pytest.raises(onefold.OptionsError, match="needs a GPU"):
             next(batches)
@@ -69,6 +126,20 @@ def test_a_loader_gives_the_global_batches_whatever_its_workers(dataset, torch, 
         assert Counter(all_samples(step)) == Counter(samples_of(batch))
     whole = onefold.torch.collate_parts(steps[0])
     assert whole["dense"].shape == (B, 13) and len(whole["features"]["user_01"][1]) == B
+    assert whole["weights"] is None and whole["timestamps"] is None
+    assert whole["kept"] == {}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_read_from_a_store(dataset, stored, torch, method):
+    import onefold.torch
+
+    loader = torch.utils.data.DataLoader(
+        onefold.torch.Dataset(stored, **OPTIONS), batch_size=None, num_workers=2, multiprocessing_context=method
+    )
+    expected = all_samples(onefold.Dataset(dataset, **OPTIONS))
+    assert Counter(all_samples(loader)) == Counter(expected)
 
 
 def test_spawned_workers_read_too(dataset, torch):

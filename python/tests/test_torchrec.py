@@ -117,7 +117,7 @@ def losses_of(torchrec, location, deduplicated, steps=100):
 
     from onefold.torchrec import to_kjt
 
-    dataset = onefold.Dataset(location, global_batch_size=64, shuffle=1)
+    dataset = onefold.Dataset(location, global_batch_size=64, shuffle=True, seed=1)
     model = optimizer = None
     losses = []
     while len(losses) < steps:

@@ -27,6 +27,8 @@ summary = onefold.build("dataset.toml", out="dataset")
 reveal_type(summary)
 reveal_type(onefold.train("train.toml", data="dataset", out="run"))
 dataset = onefold.Dataset("dataset", dedupe="all")
+dataset = onefold.Dataset("dataset", shuffle=1)
+reveal_type([file.path for file in onefold.files("dataset")])
 onefold.train("train.toml", data="dataset", out="run", max_step=1)
 '''
 
@@ -59,4 +61,6 @@ def test_a_users_program_has_types(tmp_path):
     assert "numpy.ndarray" in found and "| None" in found
     assert found.count('Revealed type is "dict[str, Any]"') == 2
     assert 'Argument "dedupe" to "Dataset" has incompatible type' in found
+    assert 'Argument "shuffle" to "Dataset" has incompatible type "int"; expected "bool"' in found
+    assert 'Revealed type is "list[str]"' in found
     assert 'Unexpected keyword argument "max_step" for "train"' in found

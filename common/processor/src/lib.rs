@@ -3,6 +3,9 @@
 //!
 //! The check runs before `main`, and before Python's module is initialised: all other code may already use instructions
 //! that the processor lacks. So it compares integers, and calls nothing of ours or of the standard library.
+//!
+//! A library that is loaded cannot refuse it. So the Python package looks at the processor first, finds the text below in
+//! its library, and raises it as an `ImportError` (`python/onefold/_processor.py`).
 #![cfg(all(target_os = "linux", target_arch = "x86_64", target_feature = "avx2"))]
 
 use std::arch::x86_64::{__cpuid, __cpuid_count};

@@ -145,12 +145,18 @@ pub(crate) fn usage_fault(error: &clap::Error, program: &Command, command: &str)
     };
     let (arguments, value) = (texts(ContextKind::InvalidArg), texts(ContextKind::InvalidValue).concat());
     let argument = listed(&arguments);
+    // What is wrong with a value, and what to do, if the value's type says it.
+    let cause = error.source().map(ToString::to_string).unwrap_or_default();
+    let (cause, own_hint) = match cause.split_once("\n  hint: ") {
+        Some((cause, hint)) => (cause, Some(hint)),
+        None => (&*cause, None),
+    };
     let message = match error.kind() {
         ErrorKind::InvalidValue if value.is_empty() => {
             format!("a value is required for{argument} but none was supplied")
         }
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
-            let cause = error.source().map_or(String::new(), |cause| format!(": {cause}"));
+            let cause = if cause.is_empty() { String::new() } else { format!(": {cause}") };
             let valid = texts(ContextKind::ValidValue).join(", ");
             let valid = if valid.is_empty() { valid } else { format!("\n  [possible values: {valid}]") };
             format!("invalid value '{value}' for{argument}{cause}{valid}")
@@ -168,13 +174,13 @@ pub(crate) fn usage_fault(error: &clap::Error, program: &Command, command: &str)
             if arguments.is_empty() { what.to_owned() } else { format!("{what}:{argument}") }
         }
     };
-    let hint = match (&*texts(ContextKind::SuggestedValue), error.get(ContextKind::InvalidArg)) {
+    let of_argument = || match (&*texts(ContextKind::SuggestedValue), error.get(ContextKind::InvalidArg)) {
         ([value], _) => format!("a similar value exists: '{value}'"),
         ([], Some(ContextValue::String(_))) => "correct the argument".to_owned(),
         ([], _) => format!("see what `{command}` takes"),
         (values, _) => format!("some similar values exist: '{}'", values.join("', '")),
     };
-    Fault::new(Kind::Usage, message).hint(hint)
+    Fault::new(Kind::Usage, message).hint(own_hint.map_or_else(of_argument, str::to_owned))
 }
 
 #[cfg(test)]
@@ -182,6 +188,11 @@ mod tests {
     use clap::value_parser;
 
     use super::*;
+
+    fn condition(text: &str) -> Result<String, Fault> {
+        let fault = || Fault::new(Kind::Options, format!("`{text}` is not a condition")).hint("write `a=1`");
+        if text.contains('=') { Ok(text.to_owned()) } else { Err(fault()) }
+    }
 
     fn program() -> Command {
         let build = Command::new("build")
@@ -194,6 +205,7 @@ mod tests {
             )
             .arg(Arg::new("commit = overwrite").long("overwrite").action(ArgAction::SetTrue))
             .arg(Arg::new("layout").long("layout").value_parser(["rows", "folded"]))
+            .arg(Arg::new("partition").long("partition").value_parser(condition))
             .arg(Arg::new("json").long("json").action(ArgAction::SetTrue));
         let mut program = Command::new("program").subcommand(build);
         program.build();
@@ -254,7 +266,7 @@ mod tests {
         assert_eq!(
             text,
             "`build` has no argument `memory_limti`\n  hint: did you mean `memory_limit`? Known names: `logs`, \
-                          `memory_limit`, `overwrite`, `layout`"
+                          `memory_limit`, `overwrite`, `layout`, `partition`"
         );
         let text = refused(&[logs, ("memory_limit", &["much"])]);
         assert!(text.starts_with("invalid value 'much' for `memory_limit`: "), "{text}");
@@ -264,6 +276,12 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("\n  hint: a similar value exists: 'rows'"), "{text}");
+        let text = refused(&[logs, ("partition", &["train"])]);
+        let hint = "write `a=1`";
+        assert_eq!(
+            text,
+            format!("invalid value 'train' for `partition`: `train` is not a condition\n  hint: {hint}")
+        );
         let text = refused(&[]);
         assert!(text.starts_with("the following required arguments were not provided:\n  `logs`"), "{text}");
         assert!(refused(&[("json", &[""])]).starts_with("`build` has no argument `json`"));

@@ -4,7 +4,7 @@
 //! A **location** is a local path or a URL: `file://`, `s3://`, `gs://` or `az://` (and the other forms that
 //! [`object_store`] parses). Credentials and endpoints come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`), and
 //! for S3 from profiles of AWS, too.
-//! Requests run on one small runtime per process; functions here block the calling thread, and may be called from any
+//! Requests run on a few threads of the process; functions here block the calling thread, and may be called from any
 //! thread, also one of another runtime.
 //!
 //! Transient failures (a busy store, a reset connection, an answer that breaks off) are retried with exponential

@@ -1,13 +1,24 @@
-//! The threads that wait for storage and for services. One small runtime per process serves every dataset and every
-//! reader: requests run on it, and decoding does not wait on threads that could compute.
+//! The threads that wait for storage and for services. They serve every dataset and every reader of a process: requests
+//! run on them, and decoding does not wait on threads that could compute.
+//!
+//! A process may be forked, as Python does it, and the child has none of its parent's threads. It starts threads of its
+//! own, and leaves its parent's alone. But what is global in a library is the same for both: tokio parks idle threads in a
+//! table of the process (that of the crate `parking_lot`), and after a fork this table leads to the memory of threads
+//! that are gone, which the child frees. So no thread here ever idles there: each thread that drives requests has a
+//! runtime for itself, and waits in the operating system's queue of events; a thread that reads local files ends when
+//! there is nothing more to read.
 
 use std::future::Future;
 use std::io;
 use std::process;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
 
 use crate::parts::UploadParts;
 
@@ -15,6 +26,8 @@ use crate::parts::UploadParts;
 const THREADS: usize = 2;
 /// Local files are read on threads of their own, at most so many at a time.
 const BLOCKING_THREADS: usize = 16;
+/// The name of all these threads.
+const NAME: &str = "onefold-storage";
 
 /// A value of each process. A child that was forked has none of its parent's threads, and may find its parent's locks
 /// closed: it makes a value of its own, and leaves its parent's alone. Links are only ever added, so no fork finds a
@@ -50,34 +63,62 @@ impl<T> PerProcess<T> {
     }
 }
 
-/// A handle to the process's runtime for storage requests.
+/// The threads of a process, and the parts of its uploads that have no other ones: those of its parent may never be
+/// free again.
+struct OfProcess {
+    threads: Vec<Driver>,
+    /// The requests that began, which take turns on the threads.
+    requests: AtomicUsize,
+    upload_parts: UploadParts,
+}
+
+/// A thread that drives requests, as long as this exists.
+struct Driver {
+    handle: Handle,
+    _running: oneshot::Sender<()>,
+}
+
+impl Driver {
+    fn start() -> io::Result<Self> {
+        let runtime = Builder::new_current_thread()
+            .max_blocking_threads(BLOCKING_THREADS / THREADS)
+            .thread_keep_alive(Duration::ZERO)
+            .thread_name(NAME)
+            .enable_all()
+            .build()?;
+        let handle = runtime.handle().clone();
+        let (running, ended) = oneshot::channel();
+        let drive = move || {
+            // An error says that the other end is gone, which is the end here too.
+            let _ = runtime.block_on(ended);
+        };
+        thread::Builder::new().name(NAME.to_owned()).spawn(drive)?;
+        Ok(Self { handle, _running: running })
+    }
+}
+
+/// A handle to a runtime of this process for storage requests.
 ///
 /// # Errors
 ///
 /// The operating system's error if its threads cannot be started.
 pub fn handle() -> io::Result<&'static Handle> {
-    Ok(of_process()?.0.handle())
+    let of = of_process()?;
+    let request = of.requests.fetch_add(1, Ordering::Relaxed);
+    Ok(&of.threads[request % THREADS].handle)
 }
 
 /// The parts that all uploads of the process may send at a time, if nothing else limits them.
 pub(crate) fn upload_parts() -> io::Result<UploadParts> {
-    Ok(of_process()?.1.clone())
+    Ok(of_process()?.upload_parts.clone())
 }
 
-/// The runtime of the process, and the parts of its uploads that have no other ones: those of its parent may never be
-/// free again.
-fn of_process() -> io::Result<&'static (Runtime, UploadParts)> {
-    static OF_PROCESS: PerProcess<(Runtime, UploadParts)> = PerProcess::new();
-    OF_PROCESS.get_or_try_init(|| Ok((start()?, UploadParts::of_machine())))
-}
-
-fn start() -> io::Result<Runtime> {
-    Builder::new_multi_thread()
-        .worker_threads(THREADS)
-        .max_blocking_threads(BLOCKING_THREADS)
-        .thread_name("onefold-storage")
-        .enable_all()
-        .build()
+fn of_process() -> io::Result<&'static OfProcess> {
+    static OF_PROCESS: PerProcess<OfProcess> = PerProcess::new();
+    OF_PROCESS.get_or_try_init(|| {
+        let threads = (0..THREADS).map(|_| Driver::start()).collect::<io::Result<_>>()?;
+        Ok(OfProcess { threads, requests: AtomicUsize::new(0), upload_parts: UploadParts::of_machine() })
+    })
 }
 
 /// Runs `request` on the storage runtime and waits for its result. Unlike `Runtime::block_on` this also works on a
@@ -93,4 +134,16 @@ pub fn wait<T: Send + 'static>(request: impl Future<Output = T> + Send + 'static
         let _ = sender.send(request.await);
     });
     receiver.recv().map_err(|_| io::Error::other("a storage request ended without a result"))
+}
+
+/// Runs `work` on this thread, which waits for it. Its timers and connections, and the tasks that it spawns, are those of
+/// a storage runtime.
+///
+/// # Errors
+///
+/// The operating system's error if the threads cannot be started.
+pub fn block_on<T>(work: impl Future<Output = T>) -> io::Result<T> {
+    let _entered = handle()?.enter();
+    // That of a runtime would wait in the table of the process.
+    Ok(futures::executor::block_on(work))
 }

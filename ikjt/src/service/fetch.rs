@@ -103,7 +103,7 @@ impl Fetch {
             ahead: BLOCKS_OF_WORKER,
             usual: None,
         };
-        runtime::handle()?.block_on(running.run(deliver))
+        runtime::block_on(running.run(deliver))?
     }
 }
 

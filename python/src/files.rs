@@ -1,0 +1,45 @@
+//! The data files of a snapshot, for engines that read Parquet themselves.
+
+use std::path::{Path, PathBuf};
+
+use onefold_datasets::{PartitionFilter, Snapshot};
+use onefold_ikjt::reader::stored_at;
+use onefold_storage::Storage;
+use pyo3::prelude::*;
+
+use crate::errors::of_library;
+
+/// Row groups, and the files that have their columns: the partition's columns and values, the samples, and of each file
+/// its path and its columns.
+type FileSetTuple = (Vec<(String, String)>, u64, Vec<(String, Vec<String>)>);
+
+/// The data files of the partitions that the filter `partitions` chooses, in the order of the samples; of the snapshot
+/// number `at`, or of the newest one.
+#[pyfunction]
+#[pyo3(signature = (location, partitions, at))]
+pub(crate) fn list_files(
+    py: Python<'_>,
+    location: PathBuf,
+    partitions: &str,
+    at: Option<u64>,
+) -> PyResult<Vec<FileSetTuple>> {
+    py.detach(|| list(&location, partitions, at)).map_err(|error| of_library(py, &error))
+}
+
+fn list(location: &Path, partitions: &str, at: Option<u64>) -> onefold_ikjt::Result<Vec<FileSetTuple>> {
+    let filter = PartitionFilter::parse(partitions)?;
+    let storage = Storage::open(&stored_at(location)?)?;
+    let snapshot = Snapshot::load_from(&storage, at)?;
+    let place = |path: &str| {
+        let place = storage.local().map_or_else(|| storage.shown(path), |folder| folder.join(path));
+        place.to_string_lossy().into_owned()
+    };
+    let mut sets = Vec::new();
+    for partition in snapshot.select(&filter)? {
+        for set in &partition.files {
+            let files = set.files.iter().map(|file| (place(&file.path), file.columns.to_vec()));
+            sets.push((partition.key.columns().to_vec(), set.samples, files.collect()));
+        }
+    }
+    Ok(sets)
+}
