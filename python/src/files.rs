@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use onefold_datasets::{PartitionFilter, Snapshot};
-use onefold_ikjt::reader::stored_at;
+use onefold_ikjt::stored_at;
 use onefold_storage::Storage;
 use pyo3::prelude::*;
 
