@@ -621,7 +621,7 @@ fn ids_beyond_their_vocabulary_are_found() {
     let problems = dataset.problems();
     let unknown = |p: &&String| p.contains("is not one of the vocabulary `items`, which has 0 to 1100");
     assert!(problems.iter().find(unknown).unwrap().contains("column `item`, row "), "{problems:?}");
-    assert_eq!(problems.last().unwrap(), "`items.parquet`: it is missing, the snapshot names it");
+    assert_eq!(problems.last().unwrap(), "`items.parquet`: it is missing");
 }
 
 #[test]
