@@ -240,6 +240,7 @@ mod tests {
             ("memory_limit", KeywordKind::One),
             ("overwrite", KeywordKind::Switch),
             ("layout", KeywordKind::One),
+            ("partition", KeywordKind::One),
         ];
         assert_eq!(shown, expected);
         assert!(keywords[0].required && keywords[0].positional && !keywords[1].required);

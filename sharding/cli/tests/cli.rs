@@ -1,15 +1,17 @@
 //! `onefold-shard` as a person runs it: output, exit status, errors with their hints, nothing half-written.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
 
+use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::Int64Type;
 use onefold_datasets::{
-    FeatureGroup, FeatureStatistics, Layout, Order, PartitionKey, Schema, SparseFeature, SparseKind,
-    Statistics,
+    DatasetWriter, FeatureGroup, Order, PartitionColumn, PartitionKey, PartitionType, Schema, SparseFeature,
+    SparseKind, WriterOptions,
 };
 use onefold_sharding::{Plan, Pooling, TableFile, TableOptimizer, Topology};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// A directory in which commands run.
@@ -354,11 +356,9 @@ kind = "adagrad"
 learning_rate = 0.02
 "#;
 
-/// The file of the snapshot in the folder of the dataset.
-const SNAPSHOT: &str = "snapshots/00000001.json";
-
-/// The snapshot of a dataset of 100 samples; `onefold-shard` reads no more of a dataset.
-fn write_dataset(directory: &Path) {
+/// Writes a dataset with these partitions, each with the lengths of its samples' histories. The last id of each history is
+/// 4999, that of the item 999.
+fn write_dataset(directory: &Path, partitions: &[(&str, Vec<i64>)]) {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let group = |name: &str, deduplicated, feature| FeatureGroup {
         name: name.into(),
@@ -375,32 +375,33 @@ fn write_dataset(directory: &Path) {
             group("item", false, feature("item_id", SparseKind::Sparse)),
         ],
     };
-    let figures =
-        |values, max_id| FeatureStatistics { values, min_id: Some(0), max_id: Some(max_id), max_length: 50 };
-    let features =
-        BTreeMap::from([("history".into(), figures(2_550, 4_999)), ("item_id".into(), figures(100, 999))]);
-    let statistics =
-        Statistics { partitions: 1, files: 1, samples: 100, sessions: 10, bytes_on_disk: 9, features };
-    let snapshot = json!({
-        "format_version": 6, "dataset": "d078e343a0b044a6", "snapshot": 1,
-        "committed": "2026-11-22T20:39:48.899Z",
-        "operation": { "kind": "create", "partitions": [PartitionKey::default()], "samples_gained": 100 },
-        "layout": Layout::Rows, "order": Order::Session, "buckets": 1, "schema": schema, "partition_columns": [],
-        "manifests": [], "statistics": statistics,
-    });
-    let path = directory.join(SNAPSHOT);
-    fs_err::create_dir_all(path.parent().unwrap()).unwrap();
-    fs_err::write(path, snapshot.to_string()).unwrap();
+    let mut writer = DatasetWriter::create(directory, schema, WriterOptions::new(Order::Session)).unwrap();
+    let column = |name: &str| PartitionColumn::new(name, PartitionType::Text);
+    let keys = partitions.iter().map(|(key, _)| PartitionKey::parse(key).unwrap());
+    for (key, (_, lengths)) in keys.zip(partitions) {
+        writer.set_partition_columns(key.column_names().map(column).collect()).unwrap();
+        let samples = lengths.len();
+        let histories = lengths.iter().map(|length| Some((5_000 - length..5_000).map(Some)));
+        let items = lengths.iter().map(|_| Some([Some(999)]));
+        let columns: [(&str, ArrayRef); 5] = [
+            ("session_id", Arc::new(Int64Array::from(vec![0; samples]))),
+            ("timestamp", Arc::new(TimestampMicrosecondArray::from_iter_values(0..samples as i64))),
+            ("label", Arc::new(Float32Array::from(vec![0.0; samples]))),
+            ("history", Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(histories))),
+            ("item_id", Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(items))),
+        ];
+        writer.write(&key, &RecordBatch::try_from_iter(columns).unwrap()).unwrap();
+    }
+    writer.finish().unwrap();
 }
 
 fn with_dataset() -> Dir {
     let dir = Dir::new();
-    write_dataset(&dir.path("dataset"));
+    write_dataset(&dir.path("dataset"), &[("", [25, 26].repeat(50))]);
     dir.write("train.toml", TRAIN);
     dir
 }
 
-/// The dataset of these tests has a snapshot and no samples.
 const TABLES: &str = "tables train.toml --data dataset --samples 0 --out tables.json";
 
 #[test]
@@ -437,26 +438,9 @@ fn tables_come_from_the_configuration_and_the_statistics() {
 #[test]
 fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
     let dir = with_dataset();
-    // The dataset again with two partitions: the lists of the held-out one are ten times as long.
-    let path = dir.path("dataset").join(SNAPSHOT);
-    let mut snapshot: Value = serde_json::from_str(&fs_err::read_to_string(&path).unwrap()).unwrap();
-    let part = |split: &str, values: u64| {
-        let mut partition = snapshot["partitions"][0].clone();
-        partition["key"] = json!(format!("split={split}"));
-        partition["features"] = snapshot["statistics"]["features"].clone();
-        partition["features"]
-            .as_object_mut()
-            .unwrap()
-            .values_mut()
-            .for_each(|feature| feature["values"] = json!(values));
-        partition["samples"] = json!(50);
-        partition["files"][0]["samples"] = json!(50);
-        partition["files"][0]["row_groups"][0]["samples"] = json!(50);
-        partition
-    };
-    snapshot["partitions"] = json!([part("holdout", 5_000), part("train", 500)]);
-    snapshot["partition_columns"] = json!([{ "name": "split", "type": "text" }]);
-    fs_err::write(&path, snapshot.to_string()).unwrap();
+    fs_err::remove_dir_all(dir.path("dataset")).unwrap();
+    let parts = [("split=holdout", vec![100; 50]), ("split=train", vec![10; 50])];
+    write_dataset(&dir.path("dataset"), &parts);
     let pooling_factor = |train: &str| {
         dir.write("train.toml", &TRAIN.replace("[data]", &format!("[data]\ntrain = \"{train}\"")));
         dir.run(&format!("{TABLES} --overwrite")).succeeded();
@@ -464,7 +448,7 @@ fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
     };
     assert_eq!(pooling_factor("split=train"), 10.0);
     assert_eq!(pooling_factor("split=holdout"), 100.0);
-    assert_eq!(pooling_factor(""), 25.5);
+    assert_eq!(pooling_factor(""), 55.0);
     let refused = |train: &str| {
         dir.write("train.toml", &TRAIN.replace("[data]", &format!("[data]\ntrain = \"{train}\"")));
         dir.run(&format!("{TABLES} --overwrite")).failed()

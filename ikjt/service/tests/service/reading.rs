@@ -123,7 +123,7 @@ fn what_a_reader_says_of_an_epoch_is_the_same() {
     let options = ReaderOptions { preprocess, ..ReaderOptions::new(64) };
     let local = Reader::open(&dir.path("data"), options.clone(), &workers()).unwrap();
     let served = Reader::open(Path::new(&fleet.url("data")), options, &workers()).unwrap();
-    assert_eq!(served.snapshot(), local.snapshot());
+    assert_eq!(*served.snapshot(), local.snapshot().clone().without_columns());
     assert_eq!(served.schema(), local.schema());
     assert_eq!(served.samples(), local.samples());
     assert_eq!(served.position(2), local.position(2));
