@@ -303,7 +303,8 @@ fn places_where_no_dataset_may_go() {
         "another location",
     ]);
     // A project with its logs, from within.
-    let parts = ["`.` already exists", "not a dataset", "`logs/dataset.toml`", "another location"];
+    let parts =
+        ["`.` already exists", "not a dataset", "files that belong to no dataset", "another location"];
     dir.command("onefold-ingest build logs/dataset.toml --out .").fails(&parts);
     dir.command("onefold-ingest build logs/dataset.toml --out letters/dear.txt").fails(&["letters/dear.txt"]);
     dir.command("onefold-ingest build logs/dataset.toml --out letters/dear.txt/deeper")

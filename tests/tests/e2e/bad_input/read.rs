@@ -23,24 +23,23 @@ fn datasets_that_cannot_be_read() {
     let path = "dataset/snapshots/00000001.json";
     let snapshot = dir.text(path);
     let version =
-        |number: u32| replaced(&snapshot, "\"format_version\": 5", &format!("\"format_version\": {number}"));
-    let hour = "data/split=train/date=2024-05-01/hour=10/part";
+        |number: u32| replaced(&snapshot, "\"format_version\": 6", &format!("\"format_version\": {number}"));
     let cases: &[(String, &[&str])] = &[
-        (version(6), &[path, "format version 6, this program reads 5", "build it again"]),
-        (version(4), &[path, "format version 4, this program reads 5", "build it again"]),
+        (version(7), &[path, "format version 7, this program reads 6", "build it again"]),
+        (version(5), &[path, "format version 5, this program reads 6", "build it again"]),
         (snapshot[..snapshot.len() / 2].to_owned(), &[path, "EOF", "build it again"]),
         (String::new(), &[path, "EOF", "build it again"]),
         (
             replaced(&snapshot, "\"layout\": \"folded\"", "\"layout\": \"woven\""),
             &[path, "`woven`", "build it again"],
         ),
-        (replaced(&snapshot, "\"samples\": 7", "\"samples\": 8"), &[path, "samples", "build it again"]),
+        (replaced(&snapshot, "\"samples\": 12", "\"samples\": 13"), &[path, "samples", "build it again"]),
         (
             replaced(&snapshot, "\"snapshot\": 1", "\"snapshot\": 2"),
             &[path, "it says that it is snapshot 2", "build it again"],
         ),
         (replaced(&snapshot, "\"buckets\": 1", "\"buckets\": 0"), &[path, "0 buckets"]),
-        (replaced(&snapshot, hour, "../logs/part"), &["leaves the dataset"]),
+        (replaced(&snapshot, "\"manifests/", "\"../manifests/"), &["leaves the dataset"]),
     ];
     for (text, parts) in cases {
         dir.write(path, text);
