@@ -5,7 +5,7 @@ set -euo pipefail
 seconds="${1:-60}"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 target="${CARGO_TARGET_DIR:-$here/../../target}"
-export ONEFOLD_FUZZ_DATASET="$here/../../tests/data/v5"
+export ONEFOLD_FUZZ_DATASET="$here/../../tests/data/v6"
 export CARGO_TARGET_DIR="$target/fuzz" TMPDIR="$target/fuzz/tmp" RUST_BACKTRACE=0
 mkdir -p "$TMPDIR"
 
