@@ -44,8 +44,6 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::{MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt};
 use onefold_base::fault::{Fault, Kind};
-use onefold_base::units;
-use sha2::{Digest, Sha256};
 use url::Url;
 
 pub use self::error::{Error, Result, write_hint};
@@ -61,8 +59,8 @@ pub use self::upload::{HashingWriter, Upload};
 
 /// The size of the requests for an object that is read from its first byte to its last.
 const STREAMED_REQUEST: u64 = 4 << 20;
-/// Requests of an object that is digested, where each part is dropped at once: enough to wait little, in 16 MiB.
-pub const FEW_REQUESTS: usize = 4;
+/// The requests for such an object that are under way at the same time: their answers take 16 MiB.
+const STREAMED_REQUESTS: usize = 4;
 /// How long what a failed writer leaves in a store is tried to be removed.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
 
@@ -293,7 +291,7 @@ impl Storage {
         };
         let object = object_of(path.to_owned(), meta);
         let mut bytes = Vec::with_capacity(usize::try_from(object.bytes).unwrap_or(0));
-        self.read_through(path, &object, FEW_REQUESTS, |ranges| {
+        self.read_through(path, &object, |ranges| {
             ranges.parts().for_each(|(_, part)| bytes.extend_from_slice(part));
             Ok(())
         })?;
@@ -386,7 +384,7 @@ impl Storage {
     }
 
     /// Reads an object from its first byte to its last. `read` is given the bytes as they come; an error of it ends the
-    /// work. Up to `requests` of 4 MiB are under way at a time.
+    /// work. Up to four requests of 4 MiB are under way at a time.
     ///
     /// # Errors
     ///
@@ -395,7 +393,6 @@ impl Storage {
         &self,
         path: &str,
         object: &Object,
-        requests: usize,
         mut read: impl FnMut(Ranges) -> io::Result<()>,
     ) -> Result<()> {
         let request = |start: u64| {
@@ -408,7 +405,7 @@ impl Storage {
         let mut starts = (0..object.bytes).step_by(STREAMED_REQUEST as usize);
         let mut on_their_way = VecDeque::new();
         loop {
-            while on_their_way.len() < requests.max(1)
+            while on_their_way.len() < STREAMED_REQUESTS
                 && let Some(start) = starts.next()
             {
                 on_their_way.push_back(request(start)?);
@@ -416,26 +413,6 @@ impl Storage {
             let Some(answer) = on_their_way.pop_front() else { return Ok(()) };
             read(answer.recv().map_err(|_| io::Error::other("a request ended without a result"))??)?;
         }
-    }
-
-    /// The SHA-256 of an object, in hexadecimal, which [`read_through`](Self::read_through) reads for `read` too.
-    ///
-    /// # Errors
-    ///
-    /// As [`read_through`](Self::read_through).
-    pub fn sha256(
-        &self,
-        path: &str,
-        object: &Object,
-        requests: usize,
-        mut read: impl FnMut(Ranges) -> io::Result<()>,
-    ) -> Result<String> {
-        let mut digest = Sha256::new();
-        self.read_through(path, object, requests, |ranges| {
-            ranges.parts().for_each(|(_, bytes)| digest.update(bytes));
-            read(ranges)
-        })?;
-        Ok(units::format_hex(&digest.finalize()))
     }
 
     /// The objects below the folder `folder` (all if it is empty), in no particular order. With `after`, only those

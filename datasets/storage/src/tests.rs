@@ -259,7 +259,7 @@ fn bytes_are_read_from_any_place_and_from_first_to_last() {
             ranges.parts().for_each(|(_, bytes)| read.extend_from_slice(bytes));
             Ok(())
         };
-        storage.read_through("part", &object, FEW_REQUESTS, keep).unwrap();
+        storage.read_through("part", &object, keep).unwrap();
         assert!(read == content, "{storage:?}");
         assert!(storage.read("part").unwrap().unwrap() == content, "{storage:?}");
     }

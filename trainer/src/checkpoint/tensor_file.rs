@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-use onefold_storage::{FEW_REQUESTS, Object, Storage};
+use onefold_storage::{Object, Storage};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -146,7 +146,7 @@ pub(crate) fn copy_from(storage: &Storage, name: &str, path: &Path) -> Result<Fi
 pub(crate) fn copy_to(storage: &Storage, name: &str, path: &Path) -> Result<(), Fault> {
     let object = find(storage, name)?;
     let mut file = fs_err::File::create(path).map_err(onefold_storage::Error::from)?;
-    storage.read_through(name, &object, FEW_REQUESTS, |ranges| {
+    storage.read_through(name, &object, |ranges| {
         ranges.parts().try_for_each(|(_, bytes)| file.write_all(bytes))
     })?;
     Ok(file.sync_all().map_err(onefold_storage::Error::from)?)
@@ -174,7 +174,7 @@ impl<W: Write> Write for Counted<W> {
 /// The size and checksum of an object as it is, which is read once, a few megabytes at a time.
 pub(crate) fn figures(storage: &Storage, object: &Object) -> Result<FileFigures, onefold_storage::Error> {
     let mut figures = FileFigures { bytes: 0, crc32c: 0 };
-    storage.read_through(&object.path, object, FEW_REQUESTS, |ranges| {
+    storage.read_through(&object.path, object, |ranges| {
         for (_, bytes) in ranges.parts() {
             figures.bytes += bytes.len() as u64;
             figures.crc32c = crc32c::crc32c_append(figures.crc32c, bytes);
