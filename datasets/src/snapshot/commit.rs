@@ -276,16 +276,12 @@ fn part_of(entry: &ManifestEntry, kept: &[Listed]) -> Option<ManifestEntry> {
     Some(ManifestEntry { first: keys().min()?.clone(), last: keys().max()?.clone(), rows, ..entry.clone() })
 }
 
-fn file_bytes(set: &FileSet) -> u64 {
-    set.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes_on_disk))
-}
-
 /// Takes the row groups of `set` out of the totals.
 fn subtract(statistics: &mut Statistics, set: &FileSet) {
     statistics.samples = statistics.samples.saturating_sub(set.samples);
     statistics.sessions = statistics.sessions.saturating_sub(set.sessions());
     statistics.files = statistics.files.saturating_sub(set.files.len() as u64);
-    statistics.bytes_on_disk = statistics.bytes_on_disk.saturating_sub(file_bytes(set));
+    statistics.bytes_on_disk = statistics.bytes_on_disk.saturating_sub(set.bytes_on_disk());
 }
 
 /// Adds what was written to the totals, but for the number of partitions.
@@ -299,7 +295,7 @@ fn add_written(statistics: &mut Statistics, changes: &Changes) {
             statistics.samples = statistics.samples.saturating_add(set.samples);
             statistics.sessions = statistics.sessions.saturating_add(set.sessions());
             statistics.files += set.files.len() as u64;
-            statistics.bytes_on_disk = statistics.bytes_on_disk.saturating_add(file_bytes(set));
+            statistics.bytes_on_disk = statistics.bytes_on_disk.saturating_add(set.bytes_on_disk());
         }
         for (name, feature) in names.iter().zip(bucket.features()) {
             statistics.features.entry((*name).clone()).or_default().merge(&feature);

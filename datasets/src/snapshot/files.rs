@@ -105,8 +105,7 @@ impl Partition {
 
     /// Size of the data files.
     pub fn bytes_on_disk(&self) -> u64 {
-        let files = self.files.iter().flat_map(|set| &set.files);
-        files.fold(0, |sum, file| sum.saturating_add(file.bytes_on_disk))
+        self.files.iter().fold(0, |sum, set| sum.saturating_add(set.bytes_on_disk()))
     }
 
     /// The row groups of each bucket that has some, in ascending order.
@@ -125,6 +124,11 @@ impl FileSet {
     /// The path of the first file, by which the row groups are known.
     pub fn path(&self) -> &str {
         self.files.first().map_or("", |file| &file.path)
+    }
+
+    /// Size of the files.
+    pub fn bytes_on_disk(&self) -> u64 {
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes_on_disk))
     }
 
     /// Sessions whose first sample of the bucket is in the row groups.
