@@ -326,10 +326,11 @@ pub(super) fn statistics(
 ) -> Result<SampleStatistics> {
     let all = Mutex::new(SampleStatistics::none(schema));
     of_each(entries, |entry| {
-        let listed = entry.listed(storage)?;
+        let mut statistics = RowStatistics::open(storage, entry)?;
+        let listed = entry.list(&statistics.file).map_err(|message| entry.wrong(storage, message))?;
         let mut wanted = listed.iter().filter(|listed| is_wanted(&listed.key)).peekable();
         if wanted.peek().is_some() {
-            let sum = RowStatistics::open(storage, entry)?.sum(wanted.flat_map(Listed::rows), dense)?;
+            let sum = statistics.sum(wanted.flat_map(Listed::rows), dense)?;
             all.lock().unwrap_or_else(PoisonError::into_inner).merge(&sum);
         }
         Ok(())

@@ -12,15 +12,13 @@ const UNIT: u64 = 1 << 10;
 #[derive(Debug)]
 pub(super) struct Memory {
     limit: u64,
-    /// The units of the limit, and those of them that are free.
-    units: u32,
+    /// The free memory, in units.
     free: Semaphore,
 }
 
 impl Memory {
     pub(super) fn new(limit: u64) -> Self {
-        let units = in_units(limit);
-        Self { limit, units, free: Semaphore::new(units as usize) }
+        Self { limit, free: Semaphore::new(in_units(limit) as usize) }
     }
 
     /// Waits until `bytes` are free. They are taken until what this gives is dropped. A thread that has some must not
@@ -40,7 +38,7 @@ impl Memory {
                 hint
             ]));
         }
-        let permit = block_on(self.free.acquire_many(in_units(bytes).min(self.units)));
+        let permit = block_on(self.free.acquire_many(in_units(bytes)));
         permit.map_err(|closed| Fault::new(Kind::Failed, closed.to_string()))
     }
 }
