@@ -67,7 +67,7 @@ impl Footer {
         })
     }
 
-    /// The byte ranges of some columns of a row group in a file of so many bytes.
+    /// The byte ranges of some columns of a row group in a file of `file_bytes` bytes.
     ///
     /// # Errors
     ///

@@ -105,7 +105,7 @@ pub(crate) fn list_array(
 ///
 /// # Errors
 ///
-/// Those of `values`, and Arrow's if the values are not those of the field.
+/// The errors of `values`, and Arrow's error if the values do not have the type of the field.
 pub(crate) fn with_values(
     column: &ArrayRef,
     item: &FieldRef,

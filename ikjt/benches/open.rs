@@ -65,7 +65,7 @@ struct Arguments {
     /// Open a reader of this dataset, and do nothing else
     #[arg(long, hide = true)]
     reader_of: Option<PathBuf>,
-    /// What `cargo bench` says to every bench
+    /// A flag that `cargo bench` gives to every bench
     #[arg(long, hide = true)]
     bench: bool,
 }

@@ -34,9 +34,9 @@ pub struct BuildOptions {
     pub groups: Groups,
     /// Columns that stand first in the files, those that jobs read most.
     pub column_order: Vec<String>,
-    /// What the build may use.
+    /// Threads, memory and disk space that the build may use.
     pub engine: EngineOptions,
-    /// What becomes of a dataset that is there.
+    /// How a dataset that exists already is changed.
     pub commit: Commit,
     /// Take whole sessions, chosen by the hash of what identifies them, until about so many samples are expected; all
     /// if `None`. What is built then stands for the share of the sessions that
@@ -74,7 +74,7 @@ impl BuildOptions {
     }
 }
 
-/// What becomes of the samples.
+/// The use of the samples that a pipeline reads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Target {
     /// They are partitions of a dataset.

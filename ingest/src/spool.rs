@@ -47,7 +47,7 @@ impl Spool {
     ///
     /// # Errors
     ///
-    /// Those of the query; [`Error::Fault`](crate::Error::Fault) if the rows cannot be written.
+    /// The errors of the query; [`Error::Fault`](crate::Error::Fault) if the rows cannot be written.
     pub(crate) async fn table(&mut self, context: &SessionContext, name: &str, sql: &str) -> Result<()> {
         tracing::debug!("{name}: {sql}");
         let rows = context.query(sql).await?;

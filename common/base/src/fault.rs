@@ -197,7 +197,8 @@ impl Fault {
     }
 }
 
-/// What to do about a message of foreign code that says that something of the machine is used up.
+/// The hint for an error message of another library which says that memory, threads, files or disk space are used up;
+/// `None` for any other message.
 pub fn exhausted(message: &str) -> Option<&'static str> {
     const THREADS: &str = "the machine gives this process no more threads: raise the limit (`ulimit -u`, a container's \
                            `pids.max`), or use fewer threads";

@@ -145,7 +145,7 @@ pub(crate) fn usage_fault(error: &clap::Error, program: &Command, command: &str)
     };
     let (arguments, value) = (texts(ContextKind::InvalidArg), texts(ContextKind::InvalidValue).concat());
     let argument = listed(&arguments);
-    // What is wrong with a value, and what to do, if the value's type says it.
+    // The parser of a value may give a message and a hint.
     let cause = error.source().map(ToString::to_string).unwrap_or_default();
     let (cause, own_hint) = match cause.split_once("\n  hint: ") {
         Some((cause, hint)) => (cause, Some(hint)),

@@ -261,7 +261,7 @@ fn left_of(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Res
     Ok(left)
 }
 
-/// A manifest with these of its row groups, which are in its order; `None` if there are none.
+/// The entry of a manifest with only the row groups `kept`, in the order of the manifest; `None` if `kept` is empty.
 fn part_of(entry: &ManifestEntry, kept: &[Listed]) -> Option<ManifestEntry> {
     let keys = || kept.iter().map(|listed| &listed.key);
     let mut rows: Vec<(u32, u32)> = Vec::new();

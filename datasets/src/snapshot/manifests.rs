@@ -346,7 +346,7 @@ pub(crate) struct NamedFiles<'a> {
 }
 
 impl<'a> NamedFiles<'a> {
-    /// Nothing read yet.
+    /// Reads nothing yet.
     pub(crate) fn new(storage: &'a Storage) -> Self {
         Self { storage, manifests: HashMap::new() }
     }

@@ -30,7 +30,7 @@ pub struct ExpectedSamples<'a> {
 }
 
 impl<'a> ExpectedSamples<'a> {
-    /// Nothing counted yet, to be compared with the dataset of `snapshot` in `storage`.
+    /// Starts to count samples that are compared with the dataset of `snapshot` in `storage`.
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@ use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::units::{format_bytes, format_least_bytes};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Memory is counted in so many bytes.
+/// The bytes of the unit in which memory is counted.
 const UNIT: u64 = 1 << 10;
 
 /// Memory that threads share.

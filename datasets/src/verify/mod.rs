@@ -8,8 +8,8 @@
 //! the whole   the totals, the vocabularies' files, and that nothing else lies in the dataset's folders
 //! ```
 //!
-//! What is found does not stop the search, but a column whose bytes are not those that were written is not decoded,
-//! and what depends on a row group that cannot be read is not compared. Some files are open at a time, as many as it
+//! A problem does not stop the verification. But a column chunk with a wrong checksum is not decoded, and a figure that
+//! depends on a row group that cannot be read is not compared. Some files are open at a time, as many as it
 //! takes to keep the threads busy. Their row groups are read in parallel, one column at a time: each thread holds one
 //! decoded column and 16 bytes a sample, and waits until the memory limit has room for them. Beside that, a bucket
 //! takes 8 bytes a session, 16 in arrival order.
@@ -62,7 +62,7 @@ pub struct VerifyOptions {
 }
 
 impl VerifyOptions {
-    /// The newest snapshot, with so many threads and 1 GiB.
+    /// Verifies the newest snapshot with `threads` threads and a memory limit of 1 GiB.
     pub fn new(threads: usize) -> Self {
         Self { threads, snapshot: None, memory_limit: 1 << 30 }
     }

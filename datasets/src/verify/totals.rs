@@ -22,7 +22,7 @@ pub(super) struct Expected<'a> {
 }
 
 impl<'a> Expected<'a> {
-    /// Nothing read but where row groups are described.
+    /// Reads which manifest describes which row group. The statistics are read later.
     ///
     /// # Errors
     ///

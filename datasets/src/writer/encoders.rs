@@ -67,6 +67,7 @@ impl Encoders {
 }
 
 fn wait_for(semaphore: &Arc<Semaphore>) -> io::Result<OwnedSemaphorePermit> {
-    // Unconstrained: in a task of tokio that has used up its budget, the future would stay pending for ever.
+    // A task of tokio may have used up its budget of polls. The semaphore would then stay pending for ever, because
+    // nothing polls the task while this thread waits.
     block_on(unconstrained(Arc::clone(semaphore).acquire_owned())).map_err(io::Error::other)
 }

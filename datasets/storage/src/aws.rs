@@ -150,7 +150,7 @@ fn chain<'a>(profiles: &'a ProfileSet, name: &'a str) -> impl Iterator<Item = &'
     iter::successors(profiles.get_profile(name), next).take(LONGEST_CHAIN)
 }
 
-/// What to do if a profile gives no credentials: the first of its chain that asks another place for them decides.
+/// The hint for a profile that gives no credentials. It names the first profile of the chain that uses SSO or a process.
 fn hint(profiles: &ProfileSet, name: &str) -> String {
     let hint = chain(profiles, name).find_map(|profile| {
         let name = profile.name();
@@ -292,7 +292,7 @@ fn causes(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// The client of [`object_store`], for AWS's crates, or why there is none.
+/// The HTTP client of [`object_store`] as AWS's crates use it, or the message why it could not be made.
 #[derive(Debug)]
 struct Connector(Result<HttpClient, String>);
 

@@ -61,7 +61,7 @@ pub use self::upload::{HashingWriter, Upload};
 const STREAMED_REQUEST: u64 = 4 << 20;
 /// The requests for such an object that are under way at the same time: their answers take 16 MiB.
 const STREAMED_REQUESTS: usize = 4;
-/// How long what a failed writer leaves in a store is tried to be removed.
+/// The time for removing the objects that a failed writer left in a store.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
 
 /// An object as the store lists it.
@@ -96,7 +96,7 @@ pub struct Storage {
     remote: Option<RemoteStore>,
     /// A client that gives up soon, for the first request. Nothing is here once the store has answered.
     probe: Arc<Mutex<Option<Arc<dyn ObjectStore>>>>,
-    /// What limits the uploads. If `None`, the process's own limit.
+    /// The limit of the parts that uploads send at a time; that of the process if `None`.
     upload_parts: Option<UploadParts>,
     /// The folder within the store.
     prefix: ObjectPath,

@@ -29,7 +29,7 @@ impl UploadParts {
         Self { places: Arc::new(Semaphore::new(most as usize)), most }
     }
 
-    /// Two parts for each of so many things that are written at a time, and four at least.
+    /// Two parts for each of `writers`, the objects that are written at a time, and at least four.
     pub fn of_writers(writers: usize) -> Self {
         Self::new(writers.saturating_mul(2).max(LEAST_PARTS))
     }
@@ -39,7 +39,7 @@ impl UploadParts {
         Self::of_writers(std::thread::available_parallelism().map_or(1, usize::from))
     }
 
-    /// Waits for the place of a part of so many bytes, which is free again when the permit is dropped. There is no
+    /// Waits for the place of a part of `bytes` bytes, which is free again when the permit is dropped. There is no
     /// error: nothing closes the semaphore.
     pub(crate) async fn place(self, bytes: usize) -> Result<OwnedSemaphorePermit, AcquireError> {
         let wanted = bytes.div_ceil(LARGEST_REQUEST as usize).clamp(1, self.most as usize);

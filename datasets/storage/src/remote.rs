@@ -236,8 +236,8 @@ impl RemoteStore {
     }
 }
 
-/// The AWS profile whose region and credentials a client uses; `None` if there is none, or if keys in the environment or
-/// requests without a signature leave no use for one: no file is read then.
+/// The AWS profile whose region and credentials a client uses; `None` if there is no profile. If the environment has keys,
+/// or requests are not signed, no profile is needed, and no file is read.
 fn profile(settings: &S3Settings) -> Result<Option<Arc<Profile>>, Fault> {
     let builder = AmazonS3Builder::from_env();
     let keys = [AmazonS3ConfigKey::AccessKeyId, AmazonS3ConfigKey::SecretAccessKey];

@@ -29,9 +29,9 @@ const BLOCKING_THREADS: usize = 16;
 /// The name of all these threads.
 const NAME: &str = "onefold-storage";
 
-/// A value of each process. A child that was forked has none of its parent's threads, and may find its parent's locks
-/// closed: it makes a value of its own, and leaves its parent's alone. Links are only ever added, so no fork finds a
-/// lock that nobody opens.
+/// A value of each process. A child that was forked has none of its parent's threads, and its parent's locks may be held
+/// for ever. So it makes a value of its own, and does not use its parent's. The list of values has no lock: links are
+/// only added.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T>(OnceLock<Box<Link<T>>>);
 
@@ -47,7 +47,7 @@ impl<T> PerProcess<T> {
         Self(OnceLock::new())
     }
 
-    /// The value of this process, which `make` makes if there is none yet.
+    /// The value of this process. The first call makes it with `make`.
     pub(crate) fn get_or_try_init<E>(&self, make: impl Fn() -> Result<T, E>) -> Result<&T, E> {
         let (process, mut link) = (process::id(), &self.0);
         loop {
@@ -144,6 +144,6 @@ pub fn wait<T: Send + 'static>(request: impl Future<Output = T> + Send + 'static
 /// The operating system's error if the threads cannot be started.
 pub fn block_on<T>(work: impl Future<Output = T>) -> io::Result<T> {
     let _entered = handle()?.enter();
-    // That of a runtime would wait in the table of the process.
+    // `Handle::block_on` would park this thread in the table that a fork breaks.
     Ok(futures::executor::block_on(work))
 }

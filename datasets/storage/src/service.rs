@@ -167,7 +167,8 @@ impl Service {
     }
 }
 
-/// The fault that `error` carries: what our own code in a client reports, such as credentials that cannot be had.
+/// The [`Fault`] among the causes of `error`, if our own code in a client made the error: for example, if a profile gives
+/// no credentials.
 pub(crate) fn fault_of(error: &object_store::Error) -> Option<&Fault> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {

@@ -224,7 +224,8 @@ impl PreprocessConfig {
         Self::from_parts(path.to_owned(), text.to_owned(), TableFiles::of_directory(directory))
     }
 
-    /// What decides what the steps do: their text without comments and spaces, and the texts of the files that they name.
+    /// The text of the steps without comments and spaces, and the texts of the files that they name. Pipelines with equal
+    /// content do the same.
     pub(crate) fn content(&self) -> (String, BTreeMap<String, String>) {
         let Source { text, files, .. } = &*self.source;
         let table = toml::from_str::<Table>(text).ok();

@@ -76,7 +76,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`Error::Service`] for what the worker says, and if the service does not answer.
+    /// [`Error::Fault`] for what the worker says, and if the service does not answer.
     pub(super) fn statistics(
         self: &Arc<Self>,
         number: u64,

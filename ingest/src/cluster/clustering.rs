@@ -91,7 +91,7 @@ enum Records {
 
 /// Records that this process sorts.
 struct Sorting {
-    /// What folds the samples, if they are not folded yet. The sort reads its records.
+    /// The operator that folds the samples, if they are not folded yet. The sort reads its records.
     fold: Option<Arc<FoldExec>>,
     /// Threads of the writer …
     threads: usize,
@@ -160,7 +160,7 @@ impl<'a> Clustering<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the engine.
+    /// The errors of the engine.
     pub(super) async fn of_records(
         config: &'a Config,
         context: &SessionContext,
@@ -212,7 +212,7 @@ impl<'a> Clustering<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the query, and [`Error::Fault`] for a value that no sample can have.
+    /// The errors of the query, and [`Error::Fault`] for a value that no sample can have.
     pub(crate) async fn fold(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut SampleTotals>> {
         let some = match &mut self.records {
             Records::Here(sorting) => sorting.encode(&mut self.totals, reporter).await?,
@@ -235,7 +235,7 @@ impl<'a> Clustering<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the engine and of writing; [`Error::Fault`] if the samples that come out are not those that went in.
+    /// The errors of the engine and of writing; [`Error::Fault`] if the samples that come out are not those that went in.
     pub(crate) async fn write(
         mut self,
         spec: WriteSpec,
@@ -288,7 +288,7 @@ impl<'a> Clustering<'a> {
         let (mut decoded, mut left_out, mut seen) = (DecodedTotals::default(), LeftOut::default(), 0);
         loop {
             let next = tokio::time::timeout(TICK, rows.next()).await;
-            // What other machines write is known by their buckets.
+            // Samples that other machines write are counted when a bucket is complete.
             let samples = write.samples();
             reporter.advance(samples - seen);
             reporter.go_on()?;

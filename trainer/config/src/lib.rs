@@ -147,7 +147,7 @@ impl TrainConfig {
             snapshot.matching(&eval)?.into_iter().map(|partition| &partition.key).collect();
         let keys = snapshot.partitions.iter().map(|partition| &partition.key);
         let others: Vec<_> = keys.filter(|key| !held_out.contains(key)).cloned().collect();
-        // Of a filter that chooses all or none the error says more.
+        // Later checks refuse an `eval` that chooses all partitions or none, with a better message.
         let divides = !held_out.is_empty() && !others.is_empty();
         Ok(if divides { PartitionFilter::of_keys(others) } else { train })
     }

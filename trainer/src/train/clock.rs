@@ -12,13 +12,13 @@ pub(super) struct Clock {
     pub(super) evaluation: Duration,
     pub(super) checkpoint: Duration,
     pub(super) checkpoints: u64,
-    /// Of the last log line, for rates since then: samples, training, waited.
+    /// `samples`, `training` and `waited` at the last log line, from which the next rates are computed.
     pub(super) window: (u64, Duration, Duration),
     pub(super) rates: Option<Rates>,
     pub(super) noted: Option<Instant>,
 }
 
-/// Since the last log line.
+/// Rates since the last log line.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rates {
     pub(super) samples_per_second: f64,

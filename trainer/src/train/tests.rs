@@ -477,7 +477,7 @@ fn batches_that_preprocessing_empties_are_no_steps() {
     let whole = runs.train("whole", Existing::Refuse, Stop::new(), &Silent).unwrap();
     assert!((1..14).contains(&whole.steps) && whole.figures.samples >= whole.steps, "{whole:?}");
     assert!(whole.figures.loss.unwrap().is_finite());
-    // What is evaluated on is not sampled.
+    // Samples that are evaluated on are not left out by sampling.
     assert_eq!(whole.eval.as_ref().unwrap().figures.samples, 130);
     // Five reports in, that is after a few steps.
     let stop = Stop::new();

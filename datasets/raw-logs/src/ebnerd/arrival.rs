@@ -54,7 +54,7 @@ impl<'a> Arrival<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`source::open`], or [`Error::Fault`] for a split without impressions.
+    /// As [`source::open`], and [`Error::Fault`] for a split without impressions.
     pub(super) fn read(splits: &'a [SplitFiles]) -> Result<Self> {
         let mut keys: Vec<(i64, i64, u32, u32)> = Vec::new();
         let mut ranks = Vec::new();
@@ -90,7 +90,7 @@ impl<'a> Arrival<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`source::open`] and of its rows, or [`Error::Fault`] if a file changed since the first pass.
+    /// As [`source::open`] and its rows, and [`Error::Fault`] if a file changed since the first pass.
     pub(super) fn chunk(&self, range: Range<u32>) -> Result<RecordBatch> {
         let (mut kept, mut kept_ranks) = (Vec::new(), Vec::<u32>::with_capacity(range.len()));
         for ((split, files), ranks) in (0..).zip(self.splits).zip(&self.ranks) {

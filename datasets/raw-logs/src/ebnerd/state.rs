@@ -59,7 +59,7 @@ impl ServiceState {
     ///
     /// # Errors
     ///
-    /// Those of [`source::open`] and of its rows, or [`Error::Fault`] for a user with two histories.
+    /// As [`source::open`] and its rows, and [`Error::Fault`] for a user with two histories.
     pub(super) fn read(splits: &[SplitFiles]) -> Result<Self> {
         let mut state = Self { now: i64::MIN, ..Self::default() };
         for (split, files) in (0..).zip(splits) {

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::Storage;
 
-/// A server on the loopback interface that stands for S3, STS, SSO and a container's credentials.
+/// A server on the loopback interface that imitates S3, STS, SSO and the credentials service of a container.
 struct Server {
     url: String,
     requests: Arc<Mutex<Vec<String>>>,
@@ -96,7 +96,7 @@ impl Case {
         fs_err::write(path, text).unwrap();
     }
 
-    /// What a process with these variables says.
+    /// The output of a process with these environment variables.
     fn says(&self, variables: &[(&str, &str)]) -> String {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", "aws::tests::lists_a_bucket_twice", "--ignored", "--nocapture"]);

@@ -119,7 +119,7 @@ fn one_directory_is_staged_once_at_a_time() {
     assert!(matches!(second, Err(Error::Locked { path }) if path == target));
     drop(first);
     assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0, "the folder on the way is left");
-    // What a killed process leaves is cleared.
+    // Files that a killed process left are removed.
     fs_err::create_dir_all(directory.path().join(".out.partial")).unwrap();
     fs_err::write(directory.path().join(".out.partial/half"), b"1").unwrap();
     let staged = StagedDirectory::create(&directory.path().join("out"), "marker", false).unwrap();
