@@ -24,8 +24,9 @@ class Dataset:
 
     - `global_batch_size`: samples of a step over all ranks.
     - `rank`, `world_size`: which of the processes that read the dataset together this one is.
-    - `streams`: into how many parts the dataset's buckets are divided; the steps and the state depend on it and not on
-      `world_size`, which must divide it. By default `world_size`.
+    - `streams`: into how many parts the dataset's buckets are divided, at most as many as there are (64 or more); the
+      steps and the state depend on it and not on `world_size`, which may be any number up to it. By default
+      `world_size`.
     - `shuffle`: a seed, or None for the order of the files. `shuffle_within="partition"` lets partitions follow one another.
       Sessions are spread over `shuffle_row_groups` row groups.
     - `dedupe`: "exact" (each distinct row once), "window" (and lists that overlap share ids) or "off".
@@ -41,7 +42,7 @@ class Dataset:
     - `timestamps`: whether batches have their samples' times.
     - `pin_memory`: batches hold torch tensors in pinned memory, for asynchronous copies to a GPU.
 
-    The state is that of the batches taken, whatever was read ahead, and holds for every `world_size` that divides
+    The state is that of the batches taken, whatever was read ahead, and holds for every `world_size` up to
     `streams`. A dataset can be pickled, and used after a fork; its iterators cannot.
     """
 
@@ -173,7 +174,7 @@ class Dataset:
     def state_dict(self) -> dict[str, Any]:
         """Where to go on after the batches that were taken, as a dict that JSON can hold.
 
-        It is valid for every `world_size` that divides `streams`. Where several iterators are used at once, it is
+        It is valid for every `world_size` up to `streams`. Where several iterators are used at once, it is
         that of the one that gave a batch last.
         """
         current = self._current
