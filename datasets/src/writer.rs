@@ -11,8 +11,8 @@
 //! ```
 //!
 //! A [`BucketWriter`] writes one range of buckets of a partition; several may be at work at once.
-//! [`DatasetWriter::write`] takes samples bucket by bucket and uses one after the other; [`DatasetWriter::add`] takes what [`BucketWriters`] elsewhere,
-//! also in other processes, have written.
+//! [`DatasetWriter::write`] takes samples bucket by bucket and uses one after the other; [`DatasetWriter::add`] takes
+//! what [`BucketWriters`] elsewhere, also in other processes, have written.
 //!
 //! Files have names that no other writer uses, so writers never disturb each other, nor readers. A killed writer leaves
 //! files that no snapshot names; [`vacuum`](crate::vacuum) removes them.

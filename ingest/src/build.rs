@@ -230,8 +230,8 @@ impl Pipeline<'_> {
         Ok(writer)
     }
 
-    /// Writes the samples, and adds their ranges of buckets to `writer`. Samples are `digested` when they are decoded unless the
-    /// writer knows which it has to expect. Gives `None` if nothing is known of any samples.
+    /// Writes the samples, and adds their ranges of buckets to `writer`. Samples are `digested` when they are decoded
+    /// unless the writer knows which it has to expect. Gives `None` if nothing is known of any samples.
     async fn write(
         &self,
         clustering: Clustering<'_>,

@@ -7,7 +7,8 @@ use super::{DataFile, FeatureStatistics, FileSet, RowGroup, RowGroupStatistics};
 use crate::digest::Digest;
 use crate::{PartitionKey, Schema};
 
-/// The files of one [range of buckets](crate::Buckets) of a partition, and what is known of its samples: what a commit needs.
+/// The files of one [range of buckets](crate::Buckets) of a partition, and what is known of its samples: what a commit
+/// needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenBucket {

@@ -28,7 +28,8 @@ pub struct Partition {
     pub files: Vec<FileSet>,
 }
 
-/// Row groups of a range of buckets, and the files that have their columns: Parquet rows of the files correspond one to one.
+/// Row groups of a range of buckets, and the files that have their columns: Parquet rows of the files correspond one to
+/// one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileSet {

@@ -8,11 +8,11 @@
 //! the whole   the totals, the vocabularies' files, and that nothing else lies in the dataset's folders
 //! ```
 //!
-//! What is found does not stop the search, but a column whose bytes are not those that were written is not decoded,
-//! and what depends on a row group that cannot be read is not compared. Some files are open at a time, as many as it
-//! takes to keep the threads busy. Their row groups are read in parallel, one column at a time: each thread holds one
-//! decoded column and 16 bytes a sample, and waits until the memory limit has room for them. Beside that, a range of
-//! buckets takes 8 bytes a session, 16 in arrival order.
+//! What is found does not stop the search, but a column whose bytes are not those that were written is not decoded, and
+//! what depends on a row group that cannot be read is not compared. Some files are open at a time, as many as it takes
+//! to keep the threads busy. Their row groups are read in parallel, one column at a time: each thread holds one decoded
+//! column and 16 bytes a sample, and waits until the memory limit has room for them. Beside that, a range of buckets
+//! takes 8 bytes a session, 16 in arrival order.
 
 mod against;
 mod files;

@@ -129,8 +129,8 @@ impl BucketWriters {
     }
 }
 
-/// Writes the samples of one range of buckets of a partition. Its row groups are decoded and encoded in parallel, and appended to
-/// its files in their order: what is written depends neither on the number of threads nor on the batches.
+/// Writes the samples of one range of buckets of a partition. Its row groups are decoded and encoded in parallel, and
+/// appended to its files in their order: what is written depends neither on the number of threads nor on the batches.
 ///
 /// The samples are announced one by one with [`push`](Self::push), which says where row groups end. The files appear in
 /// the storage as they become full; they are removed again if the writer is dropped before [`finish`](Self::finish).

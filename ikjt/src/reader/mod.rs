@@ -14,9 +14,9 @@
 //! which some have one more than others. A stream is read partition by partition; if its buckets begin or end within a
 //! row group, it reads its rows of that. A shuffle moves row groups and sessions within a stream. To every step each
 //! stream gives consecutive samples, which together are the **global batch** of B: one, and of the B − S others as many
-//! as its share of the buckets. Rank r of W, which is any number up to S, reads the streams r, r + W and so on. So a step
-//! has the same samples for every W, all ranks take the same number of steps, which is known before the first, and a
-//! [`Position`] is one number in an epoch. With one process there is one stream, unless it is to be shared later.
+//! as its share of the buckets. Rank r of W, which is any number up to S, reads the streams r, r + W and so on. So a
+//! step has the same samples for every W, all ranks take the same number of steps, which is known before the first, and
+//! a [`Position`] is one number in an epoch. With one process there is one stream, unless it is to be shared later.
 //!
 //! Where a `sampling` step drops samples, as many of those that are left make a stream's part of a step. Whether a sample
 //! is dropped depends on its place in the dataset, so what is left of every row group is counted before the first step.

@@ -86,7 +86,7 @@ impl ReadRequest {
         }
         if streams > buckets as usize {
             let hint = format!(
-                " and ranks may be at most {buckets}, or build the dataset with at least {streams} as its number of `buckets`"
+                " and ranks may be at most {buckets}, or build the dataset with at least {streams} `buckets`"
             );
             return wrong(
                 format!("the dataset's {buckets} buckets cannot be divided into {streams} streams"),

@@ -11,8 +11,8 @@ use crate::{Error, Result};
 
 impl<'a> Pipeline<'a> {
     /// Folds the samples of `reading`, decides, and plans to write them together with those of the ranges of buckets of
-    /// the dataset that change. The dataset has the snapshot `old`; `choice` are the partitions that may change. The files of the
-    /// merge live until it is dropped.
+    /// the dataset that change. The dataset has the snapshot `old`; `choice` are the partitions that may change. The
+    /// files of the merge live until it is dropped.
     pub(super) async fn merge(
         &self,
         reading: &Reading<'a>,

@@ -1,5 +1,5 @@
-//! Builds a dataset range by range of its buckets: any engine or scheduler that can run programs builds the parts, on as many
-//! machines as it likes, and one program commits them.
+//! Builds a dataset range by range of its buckets: any engine or scheduler that can run programs builds the parts, on
+//! as many machines as it likes, and one program commits them.
 //!
 //! ```text
 //! samples of range 0 ─▶ write ─▶ data files, part ─┐
@@ -56,9 +56,9 @@ pub struct Part {
     pub written: Vec<WrittenBucket>,
 }
 
-/// Writes the samples of `config` that are in `range` of so many ranges of buckets to the dataset at `out`, and gives the
-/// part that [`commit_parts`] needs. Samples of other ranges are left out. What `options` says of buckets, groups, commits
-/// and shares does not count.
+/// Writes the samples of `config` that are in `range` of so many ranges of buckets to the dataset at `out`, and gives
+/// the part that [`commit_parts`] needs. Samples of other ranges are left out. What `options` says of buckets, groups,
+/// commits and shares does not count.
 ///
 /// # Errors
 ///

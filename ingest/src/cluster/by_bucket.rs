@@ -135,8 +135,8 @@ impl BucketExchange {
     }
 }
 
-/// Divides rows by the range of their bucket, a `column` of integers, so that all partitions have equally many ranges, or
-/// nearly so.
+/// Divides rows by the range of their bucket, a `column` of integers, so that all partitions have equally many ranges,
+/// or nearly so.
 ///
 /// The engine divides rows by a hash. Hashes of ranges would leave some partitions without any, and give others
 /// several. So each partition gets a value whose hash leads to it, and a range has the value of its partition.

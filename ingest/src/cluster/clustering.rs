@@ -230,8 +230,9 @@ impl<'a> Clustering<'a> {
         CutSpec { digested, ..self.cut.clone() }
     }
 
-    /// Writes the samples, and gives the ranges of buckets to `add` when their files are complete. `lists` are the list columns.
-    /// The samples are folded on the way if they are not folded yet. Gives `None` if nothing is known of any samples.
+    /// Writes the samples, and gives the ranges of buckets to `add` when their files are complete. `lists` are the list
+    /// columns. The samples are folded on the way if they are not folded yet. Gives `None` if nothing is known of any
+    /// samples.
     ///
     /// # Errors
     ///

@@ -385,7 +385,8 @@ fn write_dataset(directory: &Path) {
         "format_version": 6, "dataset": "d078e343a0b044a6", "snapshot": 1,
         "committed": "2026-11-22T20:39:48.899Z",
         "operation": { "kind": "create", "partitions": [PartitionKey::default()], "samples_gained": 100 },
-        "layout": Layout::Rows, "order": Order::Session, "buckets": 1, "schema": schema, "partition_columns": [],
+        "layout": Layout::Rows, "order": Order::Session, "buckets": 1, "buckets_in_range": 1,
+        "schema": schema, "partition_columns": [],
         "manifests": [], "statistics": statistics,
     });
     let path = directory.join(SNAPSHOT);
