@@ -1,10 +1,10 @@
 //! Which samples an epoch delivers, in which order, in which step. Pure computation: nothing here reads a file.
 //!
 //! The buckets of a dataset are divided into streams; a stream has the rows of its buckets in row groups, in an order
-//! of its own. A shuffled stream also moves sessions: session `j` of these rows of row group `g` gets the key `p + h(g,
-//! j)`, where `p` are the samples before the row group in the stream's order and `h` spreads evenly over the next few
-//! row groups. Sorted by their keys, sessions come anywhere in a window that slides with the row groups, and to find
-//! the samples of a step it takes no more than the row groups of one window.
+//! of its own. A shuffled stream also moves sessions: session `j` of these rows of row group `g` gets the key
+//! `p + h(g, j)`, where `p` are the samples before the row group in the stream's order and `h` spreads evenly over the
+//! next few row groups. Sorted by their keys, sessions come anywhere in a window that slides with the row groups, and to
+//! find the samples of a step it takes no more than the row groups of one window.
 
 use std::ops::Range;
 

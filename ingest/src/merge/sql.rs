@@ -66,8 +66,8 @@ impl Sql<'_> {
         self.config.partition_by.map_or_else(|| "CAST(0 AS BIGINT)".to_owned(), sessionize::start_of_period)
     }
 
-    /// Partition columns, ranges of buckets and times of the late samples, one row for each day or hour: [`START`] and [`LAST`]
-    /// are the first and last time.
+    /// Partition columns, ranges of buckets and times of the late samples, one row for each day or hour: [`START`] and
+    /// [`LAST`] are the first and last time.
     pub(super) fn places(&self) -> String {
         let partition = self.partition_list();
         let times = format!(
