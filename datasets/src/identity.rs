@@ -8,12 +8,17 @@
 //!
 //! session_id (63 bits)   the 16 high bits of h, then the 47 high bits of s
 //! bucket                 the 16 high bits of h, times the number of buckets, divided by 2^16 and rounded down
+//! range                  of a bucket: its number divided by the length of ranges, rounded down
 //! ```
 //!
 //! So the sessions of one user lie in one bucket, the bucket follows from the session's id, and ids ascend with
-//! buckets. Two of n sessions of a dataset have the same id with a probability of about n² / 2^64: 1 in 18 for 10^9
-//! sessions.
+//! buckets. A file holds buckets of one range, in their order: readers divide a dataset by its buckets, writers by its
+//! ranges, so that a small dataset has many buckets and few files. Two of n sessions of a dataset have the same id with
+//! a probability of about n² / 2^64: 1 in 18 for 10^9 sessions.
 
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The character between the parts of an identity.
@@ -25,10 +30,12 @@ pub const MOST_BUCKETS: u32 = 1 << IDENTITY_BITS;
 const IDENTITY_BITS: u32 = 16;
 /// The other bits.
 const INSTANCE_BITS: u32 = 63 - IDENTITY_BITS;
-/// Samples that a bucket of a dataset has about, if nobody says how many buckets there are.
-const SAMPLES_OF_A_BUCKET: u64 = 50_000_000;
-/// The default number of buckets is at most this.
-const MOST_DEFAULT_BUCKETS: u64 = 256;
+/// Samples that a range of buckets has about, if nobody says how many ranges there are.
+const SAMPLES_OF_A_RANGE: u64 = 50_000_000;
+/// The default number of ranges is at most this.
+const MOST_DEFAULT_RANGES: u64 = 256;
+/// A dataset has at least so many buckets, unless its writer is told otherwise: so many ranks can read it.
+const LEAST_BUCKETS: u32 = 64;
 
 /// The id of the session with this identity and instance: never negative.
 pub fn session_id(identity: &str, instance: &str) -> i64 {
@@ -53,10 +60,64 @@ fn divide(identity: u64, buckets: u32) -> u32 {
     ((identity * u64::from(buckets)) >> IDENTITY_BITS).min(u64::from(buckets.saturating_sub(1))) as u32
 }
 
-/// The number of buckets of a dataset of about so many samples, where nobody says it: 1 for up to 50 million, and then
-/// as many as leave that many samples in each, rounded up to a power of two, at most 256.
-pub fn default_buckets(samples: u64) -> u32 {
-    samples.div_ceil(SAMPLES_OF_A_BUCKET).max(1).next_power_of_two().min(MOST_DEFAULT_BUCKETS) as u32
+/// The division of a dataset's sessions into buckets, and of these into ranges of equally many consecutive ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Buckets {
+    /// The number of buckets: a multiple of the length of ranges.
+    pub number: u32,
+    /// The length of a range: the samples of so many consecutive buckets of a partition share files.
+    pub in_range: u32,
+}
+
+impl Buckets {
+    /// So many buckets, each of which has files of its own.
+    pub const fn with_own_files(number: u32) -> Self {
+        Self { number, in_range: 1 }
+    }
+
+    /// So many ranges, at least 1, of enough buckets to make 64 together.
+    pub fn of_ranges(ranges: u32) -> Self {
+        let ranges = ranges.clamp(1, MOST_BUCKETS);
+        let in_range = LEAST_BUCKETS.div_ceil(ranges);
+        Self { number: ranges * in_range, in_range }
+    }
+
+    /// The buckets of a dataset of about so many samples, where nobody says how many: 64 in one range for up to 50
+    /// million samples. Of more samples there are as many ranges as leave that many in each, rounded up to a power of
+    /// two, at most 256.
+    pub fn of_samples(samples: u64) -> Self {
+        let ranges = samples.div_ceil(SAMPLES_OF_A_RANGE).max(1).next_power_of_two().min(MOST_DEFAULT_RANGES);
+        Self::of_ranges(ranges as u32)
+    }
+
+    /// Whether a dataset can be divided so.
+    pub fn is_valid(self) -> bool {
+        (1..=MOST_BUCKETS).contains(&self.number)
+            && self.in_range > 0
+            && self.number.is_multiple_of(self.in_range)
+    }
+
+    /// The number of ranges.
+    pub fn ranges(self) -> u32 {
+        self.number / self.in_range.max(1)
+    }
+
+    /// The bucket of the session with this id.
+    pub fn bucket_of(self, session_id: i64) -> u32 {
+        bucket_of_session(session_id, self.number)
+    }
+
+    /// The range of a bucket.
+    pub fn range_of(self, bucket: u32) -> u32 {
+        bucket / self.in_range.max(1)
+    }
+
+    /// The buckets of a range.
+    pub fn of_range(self, range: u32) -> Range<u32> {
+        let first = range.saturating_mul(self.in_range);
+        first..first.saturating_add(self.in_range)
+    }
 }
 
 #[cfg(test)]
@@ -96,11 +157,33 @@ mod tests {
     }
 
     #[test]
-    fn small_datasets_have_one_bucket() {
-        for (samples, buckets) in
-            [(0, 1), (50_000_000, 1), (50_000_001, 2), (300_000_000, 8), (u64::MAX, 256)]
-        {
-            assert_eq!(default_buckets(samples), buckets, "{samples}");
+    fn every_dataset_has_64_buckets_and_large_ones_have_more_ranges() {
+        for (samples, ranges, number) in [
+            (0, 1, 64),
+            (50_000_000, 1, 64),
+            (50_000_001, 2, 64),
+            (300_000_000, 8, 64),
+            (3_300_000_000, 128, 128),
+            (u64::MAX, 256, 256),
+        ] {
+            let buckets = Buckets::of_samples(samples);
+            assert_eq!((buckets.ranges(), buckets.number), (ranges, number), "{samples}");
+            assert!(buckets.is_valid());
+        }
+        assert!(!Buckets { number: 64, in_range: 3 }.is_valid());
+        assert!(!Buckets { number: 0, in_range: 1 }.is_valid());
+    }
+
+    proptest! {
+        /// Whoever divides a log into n parts by the hash of the session divides it as n ranges do.
+        #[test]
+        fn ranges_are_buckets_of_a_coarser_division(session_id in 0..=i64::MAX, ranges in 1_u32..300) {
+            let buckets = Buckets::of_ranges(ranges);
+            prop_assert!(buckets.is_valid() && buckets.number >= 64);
+            prop_assert_eq!(buckets.ranges(), ranges);
+            let bucket = buckets.bucket_of(session_id);
+            prop_assert_eq!(buckets.range_of(bucket), divide(session_id as u64 >> INSTANCE_BITS, ranges));
+            prop_assert!(buckets.of_range(buckets.range_of(bucket)).contains(&bucket));
         }
     }
 }

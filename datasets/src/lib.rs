@@ -50,7 +50,7 @@ mod writer;
 pub use dense::{DENSE_QUANTILES, DenseStatistics};
 pub use error::{Error, Result, suggest};
 pub use identity::{
-    IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, bucket_of_session, default_buckets, session_id,
+    Buckets, IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, bucket_of_session, session_id,
 };
 pub use ids::hash_id;
 pub use names::{WORK, work_file_name};

@@ -16,7 +16,7 @@
 use onefold_base::percent;
 use onefold_storage::random_name;
 
-use crate::PartitionKey;
+use crate::{Buckets, PartitionKey};
 
 /// The folder of the data files in a dataset.
 pub(crate) const DATA: &str = "data";
@@ -38,25 +38,26 @@ const JSON: &str = ".json";
 /// The start of a data file's name.
 const PART: &str = "part-";
 
-/// The path of the data file `number` of a bucket of the partition `key`, in a dataset of
-/// `buckets` buckets. `attempt` is the [random name](random_name) of the writer.
+/// The path of the data file `number` of a range of buckets of the partition `key`. `attempt` is the
+/// [random name](random_name) of the writer.
 pub(crate) fn data_file(
     key: &PartitionKey,
-    bucket: u32,
-    buckets: u32,
+    range: u32,
+    buckets: Buckets,
     number: usize,
     attempt: &str,
 ) -> String {
     let mut folders = vec![DATA.to_owned()];
     folders.extend(Some(key.to_string()).filter(|key| !key.is_empty()));
-    folders.extend(bucket_folder(bucket, buckets));
+    folders.extend(range_folder(range, buckets));
     format!("{}/{PART}{number:05}-{attempt}{PARQUET}", folders.join("/"))
 }
 
-/// The folder of a bucket in its partition; none where there is one bucket.
-fn bucket_folder(bucket: u32, buckets: u32) -> Option<String> {
-    let digits = (buckets - 1).to_string().len().max(3);
-    (buckets > 1).then(|| format!("bucket={bucket:0digits$}"))
+/// The folder of a range of buckets in its partition, which has the number of the first bucket; none where there is one
+/// range.
+fn range_folder(range: u32, buckets: Buckets) -> Option<String> {
+    let digits = buckets.number.saturating_sub(1).to_string().len().max(3);
+    (buckets.ranges() > 1).then(|| format!("bucket={:0digits$}", buckets.of_range(range).start))
 }
 
 /// The path of the vocabulary `name`. `attempt` is the [random name](random_name) of the writer.
@@ -160,8 +161,9 @@ mod tests {
         ) {
             let (key, random) = (PartitionKey::new(columns), random_name());
             let paths = [
-                data_file(&key, bucket, 300, number, &random),
-                data_file(&key, 0, 1, number, &random),
+                data_file(&key, bucket, Buckets::with_own_files(300), number, &random),
+                data_file(&key, bucket % 4, Buckets::of_ranges(4), number, &random),
+                data_file(&key, 0, Buckets::of_ranges(1), number, &random),
                 vocabulary_file(&vocabulary, &random),
                 format!("{WORK}/{}", work_file_name("records")),
                 manifest_file(),

@@ -1,4 +1,4 @@
-//! The writer of datasets: Parquet files by partition and bucket, row groups that start at session boundaries,
+//! The writer of datasets: Parquet files by partition and range of buckets, row groups that start at session boundaries,
 //! checksums, statistics, and the commit.
 //!
 //! ```text
@@ -10,9 +10,9 @@
 //!           statistics              upload, checksums ─▶ manifest ─▶ snapshot
 //! ```
 //!
-//! A [`BucketWriter`] writes one bucket of a partition; several may be at work at once. [`DatasetWriter::write`] takes
-//! samples bucket by bucket and uses one after the other; [`DatasetWriter::add`] takes what [`BucketWriters`] elsewhere,
-//! also in other processes, have written.
+//! A [`BucketWriter`] writes one range of buckets of a partition; several may be at work at once.
+//! [`DatasetWriter::write`] takes samples bucket by bucket and uses one after the other; [`DatasetWriter::add`] takes
+//! what [`BucketWriters`] elsewhere, also in other processes, have written.
 //!
 //! Files have names that no other writer uses, so writers never disturb each other, nor readers. A killed writer leaves
 //! files that no snapshot names; [`vacuum`](crate::vacuum) removes them.
@@ -53,8 +53,8 @@ use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::partition_column::misfit;
 use crate::snapshot::{Snapshot, WrittenBucket, latest_head};
 use crate::{
-    Commit, Error, MOST_BUCKETS, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
-    Vocabulary, VocabularyFile, bucket_of_session,
+    Buckets, Commit, Error, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
+    Vocabulary, VocabularyFile,
 };
 
 /// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
@@ -67,22 +67,22 @@ pub struct DatasetWriter {
     /// The head of the newest snapshot when the writer was created.
     base: Option<Snapshot>,
     partition_columns: Vec<PartitionColumn>,
-    /// What is written, by partition and bucket.
+    /// What is written, by partition and range of buckets.
     written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
     vocabularies: BTreeMap<String, VocabularyFile>,
     /// Paths of all files that are complete, for the case that the writer fails.
     paths: Vec<String>,
     expected: Option<(u64, Digest)>,
-    /// The buckets that samples came for.
+    /// The ranges that samples came for.
     entered: BTreeSet<(PartitionKey, u32)>,
-    open: Option<OpenBucket>,
+    open: Option<OpenRange>,
     closing: ClosingBuckets,
     finished: bool,
 }
 
-/// A bucket to which samples are written, and its samples that are not yet in a row group.
+/// A range of buckets to which samples are written, and its samples that are not yet in a row group.
 #[derive(Debug)]
-struct OpenBucket {
+struct OpenRange {
     place: (PartitionKey, u32),
     writer: BucketWriter,
     rows: Vec<RecordBatch>,
@@ -94,9 +94,9 @@ impl DatasetWriter {
     /// # Errors
     ///
     /// [`Error::Storage`] if `location` holds a dataset that may be neither replaced nor appended to, holds a file that
-    /// belongs to no dataset and no snapshot, or cannot be reached; [`Error::Fault`] for a schema that no dataset can
-    /// have, a column order that names no column, or a dataset of another schema, layout, order, definition of sessions
-    /// or version to append to.
+    /// belongs to no dataset and no snapshot, or cannot be reached; [`Error::Fault`] for a schema or buckets that no
+    /// dataset can have, a column order that names no column, or a dataset of another schema, layout, order, definition
+    /// of sessions or version to append to.
     pub fn create(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
         Self::create_in(Storage::open(location)?, schema, options)
     }
@@ -110,7 +110,7 @@ impl DatasetWriter {
         schema.validate()?;
         let base = base(&storage, &schema, &options)?;
         let appended_to = base.as_ref().filter(|_| options.commit.keeps_others());
-        options.buckets = appended_to.map_or(options.buckets, |base| base.buckets).clamp(1, MOST_BUCKETS);
+        options.buckets = appended_to.map_or(options.buckets, Snapshot::division);
         options.sample_keys = appended_to.map_or(options.sample_keys, |base| base.sample_keys);
         let partition_columns = appended_to.map(|base| base.partition_columns.clone()).unwrap_or_default();
         let encoders = Encoders::new(options.threads, options.threads)?;
@@ -147,10 +147,10 @@ impl DatasetWriter {
         &self.options
     }
 
-    /// The samples that were written or added so far, in buckets that are complete, and the number of their partitions.
+    /// The samples that were written or added so far, in ranges that are complete, and the number of their partitions.
     pub fn added(&self) -> (u64, usize) {
-        let samples = |buckets: &BTreeMap<u32, WrittenBucket>| -> u64 {
-            buckets.values().map(WrittenBucket::samples).sum()
+        let samples = |ranges: &BTreeMap<u32, WrittenBucket>| -> u64 {
+            ranges.values().map(WrittenBucket::samples).sum()
         };
         let all = self.written.values().map(samples).filter(|samples| *samples > 0);
         all.fold((0, 0), |(all, partitions), samples| (all + samples, partitions + 1))
@@ -175,19 +175,15 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Sets the number of buckets of a new dataset, before anything is written. A dataset that is appended to keeps its
-    /// own.
+    /// Sets the buckets of a new dataset, before anything is written. A dataset that is appended to keeps its own.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if it is 0 or more than [`MOST_BUCKETS`].
-    pub fn set_buckets(&mut self, buckets: u32) -> Result<()> {
-        if !(1..=MOST_BUCKETS).contains(&buckets) {
-            let message = format!("a dataset cannot have {buckets} buckets");
-            return Err(Error::schema(message, format!("choose 1 to {MOST_BUCKETS}")));
-        }
+    /// [`Error::Fault`] if a dataset cannot have them.
+    pub fn set_buckets(&mut self, buckets: Buckets) -> Result<()> {
         if !self.options.commit.keeps_others() || self.base.is_none() {
             self.options.buckets = buckets;
+            self.options.check_buckets()?;
             self.writers.buckets = buckets;
         }
         Ok(())
@@ -201,7 +197,7 @@ impl DatasetWriter {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the columns differ, samples do not come in their order, a bucket comes back after another
+    /// [`Error::Fault`] if the columns differ, samples do not come in their order, a range comes back after another
     /// one, or the key does not have the dataset's partition columns, with values of their types; [`Error::Storage`]
     /// and [`Error::Fault`] if a file cannot be written (a full disk, say), also for one of the row groups before.
     pub fn write(&mut self, key: &PartitionKey, batch: &RecordBatch) -> Result<()> {
@@ -210,10 +206,10 @@ impl DatasetWriter {
         }
         let batch = conform(batch, &self.writers.format.columns_of_samples)?;
         let buckets = self.options.buckets;
-        let bucket = |session: &i64| bucket_of_session(*session, buckets);
+        let range = |session: &i64| buckets.range_of(buckets.bucket_of(*session));
         let mut start = 0;
-        for run in session_ids(&batch).chunk_by(|a, b| bucket(a) == bucket(b)) {
-            self.enter(key, bucket(&run[0]))?;
+        for run in session_ids(&batch).chunk_by(|a, b| range(a) == range(b)) {
+            self.enter(key, range(&run[0]))?;
             if let Some(open) = &mut self.open {
                 open.append(&batch.slice(start, run.len()))?;
             }
@@ -222,16 +218,16 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Declares that what is written replaces this bucket of this partition, even if nothing is written to it. Needed
-    /// for [`Commit::Merge`] alone, where buckets that are neither written nor declared are kept.
+    /// Declares that what is written replaces this range of buckets of this partition, even if nothing is written to it.
+    /// Needed for [`Commit::Merge`] alone, where ranges that are neither written nor declared are kept.
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write) for the partition and the bucket.
-    pub fn replaces(&mut self, key: &PartitionKey, bucket: u32) -> Result<()> {
-        self.check_place(key, bucket)?;
+    /// As [`write`](Self::write) for the partition and the range.
+    pub fn replaces(&mut self, key: &PartitionKey, range: u32) -> Result<()> {
+        self.check_place(key, range)?;
         let in_partition = self.written.entry(key.clone()).or_default();
-        in_partition.entry(bucket).or_insert_with(|| WrittenBucket::empty(key.clone(), bucket));
+        in_partition.entry(range).or_insert_with(|| WrittenBucket::empty(key.clone(), range));
         Ok(())
     }
 
@@ -256,10 +252,11 @@ impl DatasetWriter {
         self.expected = Some((samples, digest));
     }
 
-    fn check_place(&self, key: &PartitionKey, bucket: u32) -> Result<()> {
-        if bucket >= self.options.buckets {
-            let message = format!("there is no bucket {bucket}, only {}", self.options.buckets);
-            return Err(Error::schema(message, "write to the bucket of the session's hash"));
+    fn check_place(&self, key: &PartitionKey, range: u32) -> Result<()> {
+        let ranges = self.options.buckets.ranges();
+        if range >= ranges {
+            let message = format!("there is no range {range} of buckets, only {ranges}");
+            return Err(Error::schema(message, "write to the range of the session's hash"));
         }
         let Some(message) = misfit(&self.partition_columns, key) else { return Ok(()) };
         let message = format!("the partition `{key}` does not fit: {message}");
@@ -267,14 +264,14 @@ impl DatasetWriter {
         Err(Error::schema(message, hint))
     }
 
-    /// Begins a bucket of a partition.
-    fn enter(&mut self, key: &PartitionKey, bucket: u32) -> Result<()> {
-        if self.open.as_ref().is_some_and(|open| open.place.0 == *key && open.place.1 == bucket) {
+    /// Begins a range of buckets of a partition.
+    fn enter(&mut self, key: &PartitionKey, range: u32) -> Result<()> {
+        if self.open.as_ref().is_some_and(|open| open.place.0 == *key && open.place.1 == range) {
             return Ok(());
         }
-        self.close_bucket()?;
-        self.check_place(key, bucket)?;
-        let place = (key.clone(), bucket);
+        self.close_range()?;
+        self.check_place(key, range)?;
+        let place = (key.clone(), range);
         if !self.entered.insert(place.clone()) {
             return Err(Error::column(
                 &key.to_string(),
@@ -282,21 +279,21 @@ impl DatasetWriter {
                 "sort the samples by partition and bucket before writing",
             ));
         }
-        let writer = self.writers.bucket(key, bucket);
-        self.open = Some(OpenBucket { place, writer, rows: Vec::new() });
+        let writer = self.writers.range(key, range);
+        self.open = Some(OpenRange { place, writer, rows: Vec::new() });
         Ok(())
     }
 
-    /// Adds a bucket that one of the [`BucketWriters`] of the same location, schema and options has written. Its files
-    /// are removed if this writer is dropped before it has committed.
+    /// Adds a range of buckets that one of the [`BucketWriters`] of the same location, schema and options has written.
+    /// Its files are removed if this writer is dropped before it has committed.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if there is no such bucket, it was added or written before, or its key does not fit, as for
+    /// [`Error::Fault`] if there is no such range, it was added or written before, or its key does not fit, as for
     /// [`write`](Self::write).
-    pub fn add(&mut self, bucket: WrittenBucket) -> Result<()> {
-        self.owns(&bucket);
-        self.add_part(bucket)
+    pub fn add(&mut self, range: WrittenBucket) -> Result<()> {
+        self.owns(&range);
+        self.add_part(range)
     }
 
     /// As [`add`](Self::add), but the files stay where they are if this writer is dropped, so that they can be committed
@@ -305,38 +302,38 @@ impl DatasetWriter {
     /// # Errors
     ///
     /// As [`add`](Self::add).
-    pub fn add_part(&mut self, bucket: WrittenBucket) -> Result<()> {
-        self.check_place(&bucket.key, bucket.bucket)?;
-        if !self.entered.insert((bucket.key.clone(), bucket.bucket)) {
-            let (key, number) = (&bucket.key, bucket.bucket);
+    pub fn add_part(&mut self, range: WrittenBucket) -> Result<()> {
+        self.check_place(&range.key, range.range)?;
+        if !self.entered.insert((range.key.clone(), range.range)) {
+            let (key, number) = (&range.key, range.range);
             let partition = if key.columns().is_empty() { String::new() } else { format!(" of `{key}`") };
-            let message = format!("the bucket {number}{partition} was written twice");
-            let hint = "commit what one writer has written of each bucket, and not of another one too";
+            let message = format!("the range {number} of buckets{partition} was written twice");
+            let hint = "commit what one writer has written of each range, and not of another one too";
             return Err(Error::schema(message, hint));
         }
-        self.put(bucket);
+        self.put(range);
         Ok(())
     }
 
-    /// The files of the bucket are removed if this is dropped.
-    fn owns(&mut self, bucket: &WrittenBucket) {
-        self.paths.extend(bucket.paths().map(str::to_owned));
+    /// The files of the range are removed if this is dropped.
+    fn owns(&mut self, range: &WrittenBucket) {
+        self.paths.extend(range.paths().map(str::to_owned));
     }
 
-    fn put(&mut self, bucket: WrittenBucket) {
-        self.written.entry(bucket.key.clone()).or_default().insert(bucket.bucket, bucket);
+    fn put(&mut self, range: WrittenBucket) {
+        self.written.entry(range.key.clone()).or_default().insert(range.range, range);
     }
 
     /// Waits until all samples that were written are in their files.
     fn complete(&mut self) -> Result<()> {
-        self.close_bucket()?;
+        self.close_range()?;
         let ended = self.closing.finish();
         self.add_closed();
         ended
     }
 
-    /// Ends the bucket that is open. What is left to do for its files is done on a thread of its own.
-    fn close_bucket(&mut self) -> Result<()> {
+    /// Ends the range that is open. What is left to do for its files is done on a thread of its own.
+    fn close_range(&mut self) -> Result<()> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         open.end_row_group()?;
         self.closing.close(open.writer)?;
@@ -344,7 +341,7 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Adds the buckets that have ended.
+    /// Adds the ranges that have ended.
     fn add_closed(&mut self) {
         while let Some(written) = self.closing.take() {
             self.owns(&written);
@@ -353,7 +350,7 @@ impl DatasetWriter {
     }
 }
 
-impl OpenBucket {
+impl OpenRange {
     fn append(&mut self, batch: &RecordBatch) -> Result<()> {
         let (sessions, times, bytes) = (session_ids(batch), times(batch), decoded_row_bytes(batch));
         let mut start = 0;
@@ -385,7 +382,7 @@ impl Drop for DatasetWriter {
         if self.finished {
             return;
         }
-        // Removes its files, also those of buckets that are being ended.
+        // Removes its files, also those of ranges that are being ended.
         drop(self.open.take());
         let _ = self.closing.finish();
         self.add_closed();

@@ -18,7 +18,7 @@ use clap::Parser;
 use onefold_base::process::{available_threads, peak_rss_bytes};
 use onefold_base::units::format_bytes;
 use onefold_datasets::{
-    BucketWriters, Commit, DatasetWriter, Encoders, FeatureGroup, Layout, Order, PartitionColumn,
+    BucketWriters, Buckets, Commit, DatasetWriter, Encoders, FeatureGroup, Layout, Order, PartitionColumn,
     PartitionKey, PartitionType, SESSION_COLUMN, Schema, Snapshot, SparseFeature, SparseKind, TIME_COLUMN,
     WriterOptions, WrittenBucket, bucket_of_session,
 };
@@ -152,7 +152,7 @@ impl<'a> Dataset<'a> {
         let options = WriterOptions {
             layout: Layout::Folded,
             commit: Commit::Append,
-            buckets: arguments.buckets,
+            buckets: Buckets::with_own_files(arguments.buckets),
             ..WriterOptions::new(Order::Session)
         };
         let features = features(&schema, (arguments.buckets * arguments.samples) as usize);
@@ -189,7 +189,7 @@ impl<'a> Dataset<'a> {
         let writers =
             BucketWriters::new(storage, self.schema.clone(), self.options.clone(), encoders).unwrap();
         let write = |bucket: u32| {
-            let mut writer = writers.bucket(&Self::key(day), bucket);
+            let mut writer = writers.range(&Self::key(day), bucket);
             let (session, times, rows) = self.rows(day, bucket);
             for time in times {
                 assert!(!writer.push(session, time, SAMPLE_BYTES).unwrap(), "it is one row group");

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds a dataset as a Slurm job array: every task writes one bucket, the last job commits them.
+# Builds a dataset as a Slurm job array: every task writes one range of buckets, the last job commits them.
 #
 #   jid=$(sbatch --parsable --array=0-15 slurm.sh)
 #   sbatch --dependency=afterok:$jid --wrap 'onefold-ingest commit "$DATASET" "$PARTS"'

@@ -1,4 +1,4 @@
-"""Builds a dataset with Spark: Spark prepares the samples and starts one writer for each bucket.
+"""Builds a dataset with Spark: Spark prepares the samples and starts one writer for each range of buckets.
 
     spark-submit spark.py LOGS CONFIG DATASET SCRATCH
 
@@ -18,7 +18,7 @@ BUCKETS = 16
 def main(logs: str, config: str, dataset: str, scratch: str) -> None:
     spark = SparkSession.builder.appName("onefold").getOrCreate()
     # Whatever Spark is needed for: joins, filters, labels. A writer reads the whole samples of its users, so they are
-    # divided by user; which user is in which bucket is Onefold's own hash, so every writer looks for its bucket's
+    # divided by user; which user is in which range is Onefold's own hash, so every writer looks for its range's
     # users in all files, and reads lists of others only where they share a row group.
     samples = spark.read.parquet(logs)
     samples.repartition(BUCKETS, "user").sortWithinPartitions("user").write.parquet(f"{scratch}/samples")

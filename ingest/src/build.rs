@@ -48,7 +48,7 @@ pub struct BuildSummary {
     pub snapshot: u64,
     /// Whether this build committed a snapshot; `false` if the dataset had these samples already.
     pub changed: bool,
-    /// The number of buckets that the dataset's sessions are divided into.
+    /// The number of buckets that the dataset's sessions are divided into: so many ranks can read it.
     pub buckets: u32,
     /// What a merge did; `None` for other builds.
     #[serde(flatten)]
@@ -230,8 +230,8 @@ impl Pipeline<'_> {
         Ok(writer)
     }
 
-    /// Writes the samples, and adds their buckets to `writer`. Samples are `digested` when they are decoded unless the
-    /// writer knows which it has to expect. Gives `None` if nothing is known of any samples.
+    /// Writes the samples, and adds their ranges of buckets to `writer`. Samples are `digested` when they are decoded
+    /// unless the writer knows which it has to expect. Gives `None` if nothing is known of any samples.
     async fn write(
         &self,
         clustering: Clustering<'_>,
@@ -250,13 +250,13 @@ impl Pipeline<'_> {
             partition_columns: writer.partition_columns().to_vec(),
             cut: clustering.cut(digested),
         };
-        let mut add = |bucket| Ok(writer.add(bucket)?);
+        let mut add = |range| Ok(writer.add(range)?);
         let written = clustering.write(spec, decided.lists.clone(), self.reporter, &mut add).await?;
         sources::count_skipped(&reading.context, &reading.sources).await?;
         Ok(written)
     }
 
-    /// Commits the buckets that were added to `writer`, which have the samples `written`.
+    /// Commits the ranges that were added to `writer`, which have the samples `written`.
     async fn commit(
         &self,
         reading: &Reading<'_>,

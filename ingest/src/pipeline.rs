@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Commands differ by their [`Target`]. A build and an append run all steps. A merge folds the late samples, and then
-//! writes them together with those of the buckets that change. A part of a dataset is written and committed later. A
+//! writes them together with those of the ranges of buckets that change. A part of a dataset is written and committed later. A
 //! comparison digests the samples in place of writing them.
 
 use std::path::Path;
@@ -17,7 +17,7 @@ use onefold_datasets::{Commit, Layout, Order, PartitionFilter, Snapshot};
 use crate::cluster::Clustering;
 use crate::decide::{OutputPlan, decide, vocabulary_kinds};
 use crate::engine::EngineOptions;
-use crate::reading::{Reading, ReadingOptions};
+use crate::reading::{Reading, ReadingOptions, buckets_of_ranges};
 use crate::sources::Source;
 use crate::{Config, Result};
 
@@ -42,7 +42,9 @@ pub struct BuildOptions {
     /// if `None`. What is built then stands for the share of the sessions that
     /// [`BuildSummary::share`](crate::BuildSummary::share) says.
     pub about_samples: Option<u64>,
-    /// The number of buckets of a new dataset; that of the configuration, or by its size, if `None`.
+    /// The number of ranges of buckets of a new dataset, each of which has files of its own; that of the configuration,
+    /// or by its size, if `None`. There are at least 64 buckets, so that as many ranks can read the dataset, but for
+    /// samples in arrival order.
     pub buckets: Option<u32>,
     /// Partitions that are written; samples of others are left out and counted.
     pub partitions: PartitionFilter,
@@ -81,8 +83,8 @@ pub(crate) enum Target {
     Partitions,
     /// They are merged into the partitions of a dataset.
     Merge,
-    /// Those of one bucket are written, to be committed later.
-    Part { bucket: u32, buckets: u32 },
+    /// Those of one range of buckets are written, to be committed later.
+    Part { range: u32, ranges: u32 },
     /// They are compared with those of a dataset.
     Compare,
 }
@@ -115,15 +117,17 @@ impl<'a> Pipeline<'a> {
     ) -> Result<Reading<'a>> {
         let Self { config, options, .. } = *self;
         let part = match target {
-            Target::Part { bucket, buckets } => Some((bucket, buckets)),
+            Target::Part { range, ranges } => Some((range, ranges)),
             _ => None,
         };
-        let buckets = part.map(|(_, buckets)| buckets).or(old.map(|old| old.buckets));
+        let order = self.layout_and_order(old).1;
+        let ranges = part.map(|(_, ranges)| ranges).or(options.buckets).or(config.buckets);
+        let new = ranges.map(|ranges| buckets_of_ranges(order, ranges));
         let wanted = ReadingOptions {
-            order: self.layout_and_order(old).1,
-            buckets: buckets.or(options.buckets).or(config.buckets),
+            order,
+            buckets: old.map(Snapshot::division).or(new),
             observe_changes: matches!(target, Target::Partitions) && options.groups == Groups::Auto,
-            only_bucket: part.map(|(bucket, _)| bucket),
+            only_range: part.map(|(range, _)| range),
             about_samples: options.about_samples.filter(|_| part.is_none()),
             vocabularies: old.map(|old| vocabulary_kinds(self.out, old)).transpose()?.unwrap_or_default(),
         };

@@ -6,7 +6,7 @@ use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
 use datafusion::prelude::SessionContext;
 use onefold_base::progress::Reporter;
-use onefold_datasets::{CountBudget, KeptColumn, Order, OriginalKind, PartitionColumn, default_buckets};
+use onefold_datasets::{Buckets, CountBudget, KeptColumn, Order, OriginalKind, PartitionColumn};
 use onefold_sql::Query as _;
 
 use crate::cluster::{ClusterOptions, Clustering, SampleTotals, kept_columns};
@@ -21,12 +21,12 @@ use crate::{Config, Error, Result};
 #[derive(Debug, Clone)]
 pub(crate) struct ReadingOptions {
     pub(crate) order: Order,
-    /// The number of buckets; by the number of samples if `None`.
-    pub(crate) buckets: Option<u32>,
+    /// The buckets; by the number of samples if `None`.
+    pub(crate) buckets: Option<Buckets>,
     /// Whether to observe which lists change together.
     pub(crate) observe_changes: bool,
-    /// The bucket whose samples are read; those of all buckets if `None`.
-    pub(crate) only_bucket: Option<u32>,
+    /// The range of buckets whose samples are read; those of all buckets if `None`.
+    pub(crate) only_range: Option<u32>,
     /// About how many samples, in whole sessions; all if `None`.
     pub(crate) about_samples: Option<u64>,
     /// The kinds of the vocabularies of the dataset that is appended to or compared with, if there is one.
@@ -71,8 +71,8 @@ impl<'a> Reading<'a> {
         let ids = FeatureIds::plan(config, &context, rows.schema().as_arrow(), &wanted.vocabularies, &budget);
         let ids = ids.await?;
         let mut planned = samples::plan(&context, config).await?;
-        if wanted.only_bucket.is_some() {
-            // Nothing has counted the samples of a bucket.
+        if wanted.only_range.is_some() {
+            // Nothing has counted the samples of a range.
             planned.expected = None;
         }
         let share = register_samples(config, &context, &planned, &wanted).await?;
@@ -85,10 +85,11 @@ impl<'a> Reading<'a> {
         sessionize::partition_columns(self.config, self.planned.wide.schema().as_arrow())
     }
 
-    /// The number of buckets that sessions are divided into.
-    pub(crate) fn buckets(&self) -> u32 {
-        let samples = self.planned.expected.or_else(|| sources::total_rows(&self.sources));
-        self.wanted.buckets.unwrap_or_else(|| default_buckets(samples.unwrap_or(0)))
+    /// The buckets that sessions are divided into.
+    pub(crate) fn buckets(&self) -> Buckets {
+        let samples = || self.planned.expected.or_else(|| sources::total_rows(&self.sources)).unwrap_or(0);
+        let by_size = || buckets_of_ranges(self.wanted.order, Buckets::of_samples(samples()).ranges());
+        self.wanted.buckets.unwrap_or_else(by_size)
     }
 
     /// The number of sessions that partition columns cut into several.
@@ -180,7 +181,16 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Makes the samples views of the query, or those of the sessions that are taken, or of the bucket; gives the share of
+/// The buckets of a new dataset with so many ranges. In arrival order a range is one bucket: sorted by smaller ones,
+/// samples would not come as a service logs them.
+pub(crate) fn buckets_of_ranges(order: Order, ranges: u32) -> Buckets {
+    match order {
+        Order::Session | Order::SessionHash => Buckets::of_ranges(ranges),
+        Order::Arrival => Buckets::with_own_files(ranges),
+    }
+}
+
+/// Makes the samples views of the query, or those of the sessions that are taken, or of the range; gives the share of
 /// the sessions that are taken.
 async fn register_samples(
     config: &Config,
@@ -195,11 +205,11 @@ async fn register_samples(
         (Some(_), None) => planned.narrow.clone().count().await? as u64,
     };
     let (share, taken) = sessionize::taken(config, about.unwrap_or(0), all);
-    let of_bucket = wanted.buckets.zip(wanted.only_bucket);
-    let of_bucket = of_bucket.map(|(buckets, bucket)| sessionize::in_bucket(config, buckets, bucket));
+    let of_range = wanted.buckets.zip(wanted.only_range);
+    let of_range = of_range.map(|(buckets, range)| sessionize::in_range(config, buckets, range));
     for (view, samples) in [(SAMPLES_VIEW, &planned.wide), (NARROW_VIEW, &planned.narrow)] {
         let mut samples = samples.clone();
-        for condition in taken.iter().chain(&of_bucket) {
+        for condition in taken.iter().chain(&of_range) {
             samples = samples.clone().filter(samples.parse_sql_expr(condition)?)?;
         }
         context.register_table(view, samples.into_view())?;
@@ -236,7 +246,7 @@ mod tests {
             order: Order::Session,
             buckets: None,
             observe_changes: false,
-            only_bucket: None,
+            only_range: None,
             about_samples: None,
             vocabularies: BTreeMap::new(),
         };

@@ -11,7 +11,7 @@
 //! columns only) and must give the same rows.
 
 use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
-use onefold_datasets::{IDENTITY_SEPARATOR, Order, PartitionColumn, PartitionType, Sessions};
+use onefold_datasets::{Buckets, IDENTITY_SEPARATOR, Order, PartitionColumn, PartitionType, Sessions};
 
 use crate::config::{RESERVED, missing_column};
 use crate::session_ids::SESSION_ID;
@@ -40,11 +40,12 @@ pub const KEY: &str = "__onefold_key";
 pub struct SampleOrder {
     /// The order within a bucket of a partition.
     pub order: Order,
-    /// The number of buckets.
-    pub buckets: u32,
+    /// The buckets, which come one after the other.
+    pub buckets: Buckets,
 }
 
-/// The bucket of a session, as SQL: [`onefold_datasets::bucket_of_session`].
+/// The bucket of a session, of so many, as SQL: [`onefold_datasets::bucket_of_session`]. Of as many buckets as there are
+/// ranges, it is the range.
 pub(crate) fn bucket(buckets: u32) -> String {
     bucket_of(SESSION, buckets)
 }
@@ -60,9 +61,9 @@ fn bucket_of_user(config: &Config, buckets: u32) -> String {
     bucket_of(&id, buckets)
 }
 
-/// The condition that a sample is in a bucket, as SQL.
-pub(crate) fn in_bucket(config: &Config, buckets: u32, number: u32) -> String {
-    format!("{} = {number}", bucket_of_user(config, buckets))
+/// The condition that a sample is in a range of buckets, as SQL.
+pub(crate) fn in_range(config: &Config, buckets: Buckets, range: u32) -> String {
+    format!("{} = {range}", bucket_of_user(config, buckets.ranges()))
 }
 
 /// The query that gives the samples of `config`: the columns that the dataset needs, [`TIME`], and [`KEY`] if samples
@@ -117,7 +118,7 @@ pub(crate) fn placed_samples(
         same_session(config)
     );
     let period = config.partition_by.map(start_of_period);
-    let bucket = format!("CAST({} AS BIGINT)", bucket(order.buckets));
+    let bucket = format!("CAST({} AS BIGINT)", bucket(order.buckets.number));
     let place = quoted(&config.partition_columns).into_iter().chain(period).chain([bucket]);
     let place = place.zip(place_columns(config)).map(|(value, name)| format!("{value} AS {name}"));
     let wanted: Vec<String> = place.chain(quoted(&numbered_by)).collect();
@@ -161,7 +162,8 @@ pub(crate) fn place_of_slices(config: &Config) -> Vec<String> {
 /// The expressions, in SQL, that order partitions and buckets.
 fn place(config: &Config, order: SampleOrder) -> Vec<String> {
     let period = config.partition_by.map(start_of_period);
-    let bucket = (order.buckets > 1).then(|| bucket(order.buckets));
+    let buckets = order.buckets.number;
+    let bucket = (buckets > 1).then(|| bucket(buckets));
     [quoted(&config.partition_columns), period.into_iter().chain(bucket).collect()].concat()
 }
 
@@ -529,7 +531,7 @@ mod tests {
             let columns = context.table(SAMPLES_VIEW).await.unwrap().schema().as_arrow().clone();
             let samples = samples(&config, &columns).unwrap();
             let records = format!("(SELECT *, FALSE AS {TOTALS} FROM ({samples}))");
-            let order = SampleOrder { order, buckets: 1 };
+            let order = SampleOrder { order, buckets: Buckets::with_own_files(1) };
             let sessions = sessions(&config, &columns).unwrap();
             let joined = format!("({})", with_sessions(&config, &sessions, &records));
             let sql = sorted(&config, order, &joined, None, &["item"]);

@@ -27,8 +27,9 @@ class Dataset:
 
     - `global_batch_size`: samples of a step over all ranks.
     - `rank`, `world_size`: which of the processes that read the dataset together this one is.
-    - `streams`: into how many parts the dataset's buckets are divided; the steps and the state depend on it and not on
-      `world_size`, which must divide it. By default `world_size`.
+    - `streams`: into how many parts the dataset's buckets are divided, at most as many as there are (64 or more); the
+      steps and the state depend on it and not on `world_size`, which may be any number up to it. By default
+      `world_size`.
     - `shuffle`: whether each epoch has an order of its own, which `seed` determines, or that of the files.
       `shuffle_within="partition"` lets partitions follow one another. Sessions are spread over `shuffle_row_groups` row
       groups.
@@ -46,9 +47,9 @@ class Dataset:
     - `pin_memory`: batches hold torch tensors in pinned memory, for asynchronous copies to a GPU. A thread of its own
       copies the next batch there.
 
-    The state is that of the batches taken, whatever was read ahead, and holds for every `world_size` that divides
-    `streams`. A dataset can be pickled, and used after a fork, wherever it is read from: each process opens it for
-    itself. Its iterators cannot.
+    The state is that of the batches taken, whatever was read ahead, and holds for every `world_size` up to `streams`. A
+    dataset can be pickled, and used after a fork, wherever it is read from: each process opens it for itself. Its
+    iterators cannot.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class Dataset:
     def state_dict(self) -> dict[str, Any]:
         """Where to go on after the batches that were taken, as a dict that JSON can hold.
 
-        It is valid for every `world_size` that divides `streams`. Where several iterators are used at once, it is
+        It is valid for every `world_size` up to `streams`. Where several iterators are used at once, it is
         that of the one that gave a batch last.
         """
         current = self._current

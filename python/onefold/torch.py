@@ -48,8 +48,8 @@ class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
     `rank` and `world_size` are those of torch.distributed if it is initialised. Give `DataLoader` this dataset with
     `batch_size=None`.
 
-    Workers of a loader. With `num_workers=N` worker n of rank r reads as rank r + W n of W N, so W N must divide
-    `streams`: together the workers read exactly the streams of their rank, and step k of the epoch is what the N
+    Workers of a loader. With `num_workers=N` worker n of rank r reads as rank r + W n of W N, so there must be W N
+    `streams` or more: together the workers read exactly the streams of their rank, and step k of the epoch is what the N
     workers give as their batch k. The loader hands these N parts out one after the other: N items of the loader are
     one step, and hold the samples of the rank's part of one global batch, whatever N is. `len()` counts steps. To
     train on whole steps put N items together with `collate_parts`, or use `num_workers=0`. Every worker has as many
@@ -93,11 +93,11 @@ class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):
 
     def _open_part(self, worker: int, workers: int) -> _Dataset:
         streams, parts = self._options["streams"], self._world_size * workers
-        if streams % parts:
+        if streams < parts:
             raise OptionsError(
                 f"{streams} streams cannot be divided among {self._world_size} ranks of {workers} workers\n"
-                "  hint: the threads are inside: take `num_workers=0`, or a number of `streams` that is a multiple of the "
-                "ranks times the workers"
+                "  hint: the threads are inside: take `num_workers=0`, or at least as many `streams` as the ranks times "
+                "the workers"
             )
         part = _Dataset(
             self._location, rank=self._rank + self._world_size * worker, world_size=parts, **self._options

@@ -40,7 +40,7 @@ def logs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def dataset(logs):
-    """A folded dataset of 8 buckets."""
+    """A folded dataset of 64 buckets, in 8 ranges with files of their own."""
     out = logs.parent / "folded"
     command("onefold-ingest", "build", logs / "dataset.toml", "--out", out, "--buckets", 8)
     return out

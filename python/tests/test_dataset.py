@@ -135,7 +135,7 @@ def test_a_projection_reads_the_features_that_are_asked_for(dataset):
 
 def test_ranks_share_global_batches_and_take_equal_steps(dataset):
     whole = list(onefold.Dataset(dataset, global_batch_size=B, streams=8, shuffle=True, seed=1))
-    for world in (2, 4, 8):
+    for world in (2, 3, 5, 8):
         ranks = [
             list(onefold.Dataset(dataset, global_batch_size=B, streams=8, rank=r, world_size=world, shuffle=True, seed=1))
             for r in range(world)
@@ -163,7 +163,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(dataset):
         time.sleep(0.05)  # It reads ahead; the state must not.
     states = [json.loads(json.dumps(reader.state_dict())) for reader in ranks]
     assert states[0] == states[1]
-    for world in (1, 4, 8):
+    for world in (1, 3, 4, 8):
         resumed = [onefold.Dataset(dataset, rank=r, world_size=world, **options) for r in range(world)]
         for reader in resumed:
             reader.load_state_dict(states[0])
@@ -265,9 +265,9 @@ def test_an_error_in_mid_epoch_says_where_and_ends_the_epoch(dataset, tmp_path):
 
 
 def test_wrong_options_are_exceptions_with_hints(dataset, tmp_path):
-    with pytest.raises(onefold.OptionsError, match="cannot be divided into 3 streams") as refused:
-        onefold.Dataset(dataset, global_batch_size=B, streams=3)
-    assert "1, 2, 4, 8" in refused.value.hint
+    with pytest.raises(onefold.OptionsError, match="64 buckets cannot be divided into 65 streams") as refused:
+        onefold.Dataset(dataset, global_batch_size=B, streams=65)
+    assert "at most 64" in refused.value.hint
     with pytest.raises(ValueError, match="`dedupe` is `some`"):
         onefold.Dataset(dataset, dedupe="some")
     with pytest.raises(ValueError, match="no sparse feature `user_99`"):

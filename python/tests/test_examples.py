@@ -28,7 +28,7 @@ def test_dataframes_restore_every_list(dataset, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import dataframes
 
-    # A bucket's file after the other, as one stream reads them.
+    # A range's file after the other, as one stream reads them.
     files = [samples.path for samples in onefold.files(dataset)]
     batches = [batch.expand() for batch in onefold.Dataset(dataset, dedupe="window")]
     samples = sum(map(len, batches))

@@ -20,7 +20,7 @@ SEQUENCES = ("attention", "din", "encoder")
 
 
 def arguments():
-    parser = parser_of(__doc__, data="its dataset, whose buckets the ranks divide")
+    parser = parser_of(__doc__, data="its dataset, whose buckets the ranks share")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
     return parser.parse_args()

@@ -24,7 +24,7 @@ LIMIT_SECONDS = 30.0
 
 
 def arguments():
-    parser = parser_of(__doc__, data="its dataset, in 12 buckets")
+    parser = parser_of(__doc__, data="its dataset")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", default="2,3,4", help="numbers of ranks, in turn")

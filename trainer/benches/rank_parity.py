@@ -2,7 +2,7 @@
 """Are the losses of several ranks those of one?
 
 Trains one model on the same global batches on one rank and on several, with tables divided in every way, and prints the largest
-relative difference of a step's loss to that of one rank. A dataset of 12 buckets serves 1, 2, 3 and 4 ranks (`streams = 12`).
+relative difference of a step's loss to that of one rank. 12 streams serve 1, 2, 3 and 4 ranks (`streams = 12`).
 
     trainer/benches/rank_parity.py --config rm3/train.toml --data rm3-dataset --work parity [--steps 100] [--bin target/release]
         [--ranks 2,3,4] [--forms off,exact,window] [--divisions even,rows,columns,copies,mixed]
@@ -25,7 +25,7 @@ PLAIN_KERNELS = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
 
 
 def arguments():
-    parser = parser_of(__doc__, data="its dataset, in 12 buckets", work="folder for runs and plans")
+    parser = parser_of(__doc__, data="its dataset", work="folder for runs and plans")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--forms", default="off,exact,window")

@@ -171,8 +171,7 @@ pub(crate) fn open(
     let preprocessing = Preprocessing::of_run(config, &description.files(run)?)?;
     description.check_schema(&Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?, run)?;
     description.check_vocabularies(dataset, &snapshot, run)?;
-    let ranks = options.collectives.size();
-    check_buckets(dataset, &snapshot, ranks)?;
+    let ranks = options.collectives.size() as usize;
     let samples = snapshot.chosen_samples(&partitions).map_err(onefold_ikjt::Error::from)?;
     let mut kept = keep(&snapshot.schema)?;
     let group = config.evaluation.kept_column(&description.schema);
@@ -183,8 +182,8 @@ pub(crate) fn open(
         partitions,
         preprocess: preprocessing.as_ref().map(Preprocessing::of_evaluation),
         kept,
-        // Every rank has an equal part of a batch.
-        ..ReaderOptions::new(config.train.batch_size.next_multiple_of(ranks as usize))
+        // Every rank has a part of a batch.
+        ..ReaderOptions::new(config.train.batch_size.max(ranks))
     };
     let checks = checks(config, &description.tables);
     let request = ReadRequest { options: reader, checks, rank: rank_of(&*options.collectives) };
@@ -192,22 +191,6 @@ pub(crate) fn open(
     let reader = open_whatever_size(dataset, &snapshot, request, &workers)?;
     let tasks = Task::of(config, &description.schema)?;
     Ok(Opened { run: description, reader, tasks, samples })
-}
-
-/// Refuses a number of ranks that the dataset's buckets cannot be divided by.
-fn check_buckets(dataset: &Path, snapshot: &Snapshot, ranks: u32) -> Result<()> {
-    let buckets = snapshot.buckets;
-    if buckets.is_multiple_of(ranks) {
-        return Ok(());
-    }
-    Err(Error::config(
-        dataset,
-        format!("the dataset's {buckets} buckets cannot be divided among {ranks} ranks"),
-        format!(
-            "start a number of ranks that divides {buckets}, or build the dataset with a multiple of {ranks} buckets \
-             (`onefold-ingest build --buckets {ranks}`)"
-        ),
-    ))
 }
 
 /// Opens what may be fewer samples than a batch, which are one short batch then.
@@ -219,8 +202,8 @@ pub(crate) fn open_whatever_size(
 ) -> Result<Reader> {
     let samples = snapshot.chosen_samples(&request.options.partitions).map_err(onefold_ikjt::Error::from)?;
     let samples = usize::try_from(samples.max(1)).unwrap_or(usize::MAX);
-    // Every stream has an equal part.
-    let most = samples.next_multiple_of(request.streams());
+    // Every stream has a part, if only one sample.
+    let most = samples.max(request.streams());
     let global_batch_size = request.options.global_batch_size.min(most);
     let request = request.with(|options| ReaderOptions { global_batch_size, ..options });
     Ok(Reader::open(dataset, request, workers)?)

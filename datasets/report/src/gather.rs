@@ -15,7 +15,9 @@ use super::plan::{RowGroup, choose, row_groups, spread};
 use super::{BATCH_SIZES, Report, ReportOptions};
 use onefold_base::progress::Reporter;
 use onefold_datasets::scan::OpenFiles;
-use onefold_datasets::{Error, Layout, Order, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions};
+use onefold_datasets::{
+    Buckets, Error, Layout, Order, Result, SESSION_COLUMN, Snapshot, TIME_COLUMN, WriterOptions,
+};
 use onefold_storage::Storage;
 
 /// A batch in arrival order that stands for a larger one must have so many samples to tell anything.
@@ -175,6 +177,7 @@ pub(super) struct MeasuredCourse {
 impl Course {
     fn create(snapshot: &Snapshot, options: &ReportOptions, clustered: bool, scratch: &Path) -> Result<Self> {
         let schema = &snapshot.schema;
+        let threads = options.threads;
         let (order, name) =
             if clustered { (snapshot.order, "clustered") } else { (Order::Arrival, "arrival") };
         let order = if clustered && !order.is_clustered() { Order::Session } else { order };
@@ -183,9 +186,12 @@ impl Course {
             let whole = WriterOptions::new(order).row_group_bytes;
             ((whole as f64 * share) as usize).max(LEAST_ROW_GROUP_BYTES)
         });
+        // Samples in the dataset's own order come bucket by bucket.
+        let is_own = clustered == snapshot.order.is_clustered();
+        let buckets = if is_own { snapshot.division() } else { Buckets::with_own_files(1) };
         let encoder = |layout: Layout, folder: &str| {
-            let options =
-                WriterOptions { threads: options.threads, ..writer_options(layout, order, row_group_bytes) };
+            let options = writer_options(layout, order, row_group_bytes);
+            let options = WriterOptions { threads, buckets, ..options };
             Encoder::create(scratch, &format!("{name}-{folder}"), schema, options)
         };
         Ok(Self {

@@ -1,4 +1,4 @@
-//! A bucket of a partition as a writer wrote it, and the manifest of several buckets.
+//! A range of buckets of a partition as a writer wrote it, and the manifest of several ranges.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,14 +7,15 @@ use super::{DataFile, FeatureStatistics, FileSet, RowGroup, RowGroupStatistics};
 use crate::digest::Digest;
 use crate::{PartitionKey, Schema};
 
-/// The files of one bucket of a partition, and what is known of its samples: what a commit needs.
+/// The files of one [range of buckets](crate::Buckets) of a partition, and what is known of its samples: what a commit
+/// needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenBucket {
     /// The partition.
     pub key: PartitionKey,
-    /// The bucket.
-    pub bucket: u32,
+    /// The range.
+    pub range: u32,
     /// Its files, in the order of the samples; none if it has no samples.
     pub files: Vec<FileSet>,
     /// One for each row group, in the order of the samples.
@@ -22,16 +23,16 @@ pub struct WrittenBucket {
 }
 
 impl WrittenBucket {
-    /// A bucket without samples.
-    pub(crate) fn empty(key: PartitionKey, bucket: u32) -> Self {
-        Self { key, bucket, files: Vec::new(), statistics: Vec::new() }
+    /// A range without samples.
+    pub(crate) fn empty(key: PartitionKey, range: u32) -> Self {
+        Self { key, range, files: Vec::new(), statistics: Vec::new() }
     }
 
     fn row_groups(&self) -> impl Iterator<Item = &RowGroup> {
         self.files.iter().flat_map(|set| &set.row_groups)
     }
 
-    /// Samples in the bucket.
+    /// Samples in the range.
     pub fn samples(&self) -> u64 {
         self.files.iter().fold(0, |sum, set| sum.saturating_add(set.samples))
     }
@@ -58,8 +59,8 @@ impl WrittenBucket {
     }
 }
 
-/// The manifest of buckets, which come in the order of partitions and buckets.
-pub(super) fn manifest<'b>(schema: &Schema, buckets: impl Iterator<Item = &'b WrittenBucket>) -> Manifest {
+/// The manifest of ranges, which come in the order of partitions and buckets.
+pub(super) fn manifest<'b>(schema: &Schema, ranges: impl Iterator<Item = &'b WrittenBucket>) -> Manifest {
     let mut manifest = Manifest {
         names: Names {
             columns: Vec::new(),
@@ -68,18 +69,18 @@ pub(super) fn manifest<'b>(schema: &Schema, buckets: impl Iterator<Item = &'b Wr
         },
         ..Manifest::default()
     };
-    for bucket in buckets {
-        let partition = bucket.key.to_string();
-        for set in &bucket.files {
+    for range in ranges {
+        let partition = range.key.to_string();
+        for set in &range.files {
             let columns: Vec<u32> =
                 set.files.iter().map(|file| position(&mut manifest.names.columns, file)).collect();
             for (number, row_group) in set.row_groups.iter().enumerate() {
                 let files = set.files.iter().zip(&columns);
                 let files = files.map(|(file, columns)| row_file(file, *columns, number)).collect();
-                manifest.rows.push(row(partition.clone(), set.bucket, row_group, files));
+                manifest.rows.push(row(partition.clone(), row_group, files));
             }
         }
-        manifest.statistics.extend(bucket.statistics.iter().map(statistics_row));
+        manifest.statistics.extend(range.statistics.iter().map(statistics_row));
     }
     manifest
 }
@@ -93,11 +94,11 @@ fn position(all: &mut Vec<Vec<String>>, file: &DataFile) -> u32 {
     place as u32
 }
 
-fn row(partition: String, bucket: u32, row_group: &RowGroup, files: Vec<RowFile>) -> Row {
+fn row(partition: String, row_group: &RowGroup, files: Vec<RowFile>) -> Row {
     Row {
         partition,
-        bucket,
-        bucket_starts: Vec::new(),
+        bucket: row_group.bucket,
+        bucket_starts: row_group.bucket_starts.clone(),
         samples: row_group.samples,
         sessions: row_group.sessions,
         runs: row_group.runs,

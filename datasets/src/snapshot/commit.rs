@@ -20,7 +20,7 @@ use super::{
     heads_after,
 };
 use crate::names::{HINT, manifest_file, snapshot_path};
-use crate::{Error, PartitionColumn, PartitionKey, Result, Schema, VocabularyFile};
+use crate::{Buckets, Error, PartitionColumn, PartitionKey, Result, Schema, VocabularyFile};
 
 /// What a writer has written: a new dataset, or partitions of one.
 #[derive(Debug, Clone)]
@@ -28,12 +28,12 @@ pub(crate) struct Changes {
     pub(crate) kind: Commit,
     pub(crate) layout: Layout,
     pub(crate) order: Order,
-    pub(crate) buckets: u32,
+    pub(crate) division: Buckets,
     pub(crate) sessions: Option<Sessions>,
     pub(crate) schema: Schema,
     pub(crate) sample_keys: bool,
     pub(crate) partition_columns: Vec<PartitionColumn>,
-    /// The buckets written. A merge replaces these buckets, any other commit whole partitions.
+    /// The ranges of buckets written. A merge replaces these ranges, any other commit whole partitions.
     pub(crate) written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
     /// The vocabularies added or extended, and no others. The dataset's other ones stay as they are.
     pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
@@ -45,14 +45,13 @@ impl Changes {
         !self.kind.keeps_others()
     }
 
-    /// Whether the changes replace a bucket of a partition.
+    /// Whether the changes replace the range of a bucket of a partition.
     fn replaces(&self, key: &PartitionKey, bucket: u32) -> bool {
-        self.written
-            .get(key)
-            .is_some_and(|buckets| self.kind != Commit::Merge || buckets.contains_key(&bucket))
+        let range = self.division.range_of(bucket);
+        self.written.get(key).is_some_and(|ranges| self.kind != Commit::Merge || ranges.contains_key(&range))
     }
 
-    fn buckets_written(&self) -> impl Iterator<Item = &WrittenBucket> {
+    fn ranges_written(&self) -> impl Iterator<Item = &WrittenBucket> {
         self.written.values().flat_map(BTreeMap::values)
     }
 }
@@ -75,7 +74,7 @@ pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Chang
 
 /// Writes the manifest of what was written; `None` if that is nothing.
 fn write_manifest(storage: &Storage, changes: &Changes) -> Result<Option<ManifestEntry>> {
-    let written = || changes.buckets_written().filter(|bucket| bucket.samples() > 0);
+    let written = || changes.ranges_written().filter(|range| range.samples() > 0);
     let (Some(first), Some(last)) = (written().next(), written().last()) else { return Ok(None) };
     let (first, last) = (first.key.clone(), last.key.clone());
     let manifest = manifest(&changes.schema, written());
@@ -200,7 +199,8 @@ fn apply(
         },
         layout: changes.layout,
         order: changes.order,
-        buckets: changes.buckets,
+        buckets: changes.division.number,
+        buckets_in_range: changes.division.in_range,
         sessions: changes.sessions.clone(),
         schema: changes.schema.clone(),
         sample_keys: changes.sample_keys,
@@ -252,10 +252,8 @@ fn left_of(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Res
         left.removed |= !all_kept;
         left.manifests.extend(if all_kept { Some(entry.clone()) } else { part_of(entry, &kept) });
     }
-    let has_samples = |bucket: &WrittenBucket| bucket.samples() > 0;
-    after.extend(
-        changes.buckets_written().filter(|bucket| has_samples(bucket)).map(|bucket| bucket.key.clone()),
-    );
+    let written = changes.ranges_written().filter(|range| range.samples() > 0);
+    after.extend(written.map(|range| range.key.clone()));
     let partitions = left.statistics.partitions.saturating_sub(before.len() as u64);
     left.statistics.partitions = partitions + after.len() as u64;
     Ok(left)
@@ -290,14 +288,14 @@ fn add_written(statistics: &mut Statistics, changes: &Changes) {
     for name in &names {
         statistics.features.entry((*name).clone()).or_default();
     }
-    for bucket in changes.buckets_written() {
-        for set in &bucket.files {
+    for range in changes.ranges_written() {
+        for set in &range.files {
             statistics.samples = statistics.samples.saturating_add(set.samples);
             statistics.sessions = statistics.sessions.saturating_add(set.sessions());
             statistics.files += set.files.len() as u64;
             statistics.bytes_on_disk = statistics.bytes_on_disk.saturating_add(set.bytes_on_disk());
         }
-        for (name, feature) in names.iter().zip(bucket.features()) {
+        for (name, feature) in names.iter().zip(range.features()) {
             statistics.features.entry((*name).clone()).or_default().merge(&feature);
         }
     }

@@ -140,7 +140,7 @@ fn add(listed: &mut Vec<Listed>, number: usize, row: &Row, columns: &[Arc<[Strin
     let paths = || row.files.iter().map(|file| file.path.as_str());
     let follows = |last: &Listed| {
         let known = last.set.files.iter().map(|file| file.path.as_str());
-        last.rows().end == number && last.set.bucket == row.bucket && known.eq(paths())
+        last.rows().end == number && known.eq(paths())
     };
     if !listed.last().is_some_and(follows) {
         let key = PartitionKey::parse(&row.partition)
@@ -162,7 +162,15 @@ fn add(listed: &mut Vec<Listed>, number: usize, row: &Row, columns: &[Arc<[Strin
     }
     let Some(Listed { set, .. }) = listed.last_mut() else { return Ok(()) };
     let index = set.row_groups.len();
-    set.row_groups.push(row_group(row)?);
+    let row_group = row_group(row)?;
+    if set.row_groups.last().is_some_and(|last| last.last_bucket() > row_group.bucket) {
+        let path = row.files.first().map_or("", |file| &file.path);
+        return Err(format!(
+            "row group {index} of `{path}` begins with bucket {}, which is past",
+            row.bucket
+        ));
+    }
+    set.row_groups.push(row_group);
     set.samples = set.samples.saturating_add(row.samples);
     for (file, of_row) in set.files.iter_mut().zip(&row.files) {
         if of_row.row_group as usize != index {
@@ -177,11 +185,15 @@ fn row_group(row: &Row) -> Result<RowGroup, String> {
     if row.files.is_empty() || row.samples == 0 {
         return Err("a row group has no files or no samples".to_owned());
     }
-    if !row.bucket_starts.is_empty() {
-        return Err("a row group has several buckets, which this program does not read".to_owned());
+    let starts = &row.bucket_starts;
+    let inside = |start: &u32| *start > 0 && u64::from(*start) < row.samples;
+    if !starts.is_sorted() || !starts.iter().all(inside) {
+        return Err(format!("{starts:?} are not the rows at which buckets of {} rows begin", row.samples));
     }
     let digest = Digest::parse(&row.digest).ok_or_else(|| format!("`{}` is not a digest", row.digest))?;
     Ok(RowGroup {
+        bucket: row.bucket,
+        bucket_starts: starts.clone(),
         samples: row.samples,
         sessions: row.sessions,
         runs: row.runs,
@@ -443,7 +455,16 @@ mod tests {
         assert!(changed(|row| row.samples = 0).contains("no samples"));
         assert!(changed(|row| row.digest.clear()).contains("not a digest"));
         assert!(changed(|row| row.partition = "day".to_owned()).contains("`day` is not a partition key"));
-        assert!(changed(|row| row.bucket_starts = vec![1]).contains("several buckets"));
+        for starts in [vec![0], vec![3], vec![2, 1], vec![1, 7]] {
+            let mut row = row("x", 0);
+            row.bucket_starts = starts;
+            assert!(list(&[row]).unwrap_err().contains("at which buckets of 3 rows begin"));
+        }
+        let (first, mut second) = (Row { bucket_starts: vec![1, 2], ..row("x", 0) }, row("x", 1));
+        assert!(list(&[first.clone(), second.clone()]).unwrap_err().contains("begins with bucket 0"));
+        second.bucket = 2;
+        let listed = list(&[first, second]).unwrap();
+        assert_eq!(listed[0].set.row_groups[0].bucket_starts, [1, 2]);
         assert!(changed(|row| row.files[0].columns = 1).contains("unknown columns"));
     }
 }

@@ -45,7 +45,7 @@ use crate::names::snapshot_path;
 use crate::partition_column::{described, misfit};
 use crate::partition_filter::filter_of;
 use crate::schema::with_sample_keys;
-use crate::{Error, PartitionColumn, PartitionFilter, PartitionKey, Result, Schema, VocabularyFile};
+use crate::{Buckets, Error, PartitionColumn, PartitionFilter, PartitionKey, Result, Schema, VocabularyFile};
 
 /// The version that this code writes, and the only one that it reads.
 pub(crate) const FORMAT_VERSION: u32 = 6;
@@ -126,6 +126,8 @@ pub struct Snapshot {
     /// The number of buckets that sessions are divided into; a session's id tells its
     /// [bucket](crate::bucket_of_session).
     pub buckets: u32,
+    /// The buckets of a range: so many consecutive ones, from 0 on, share files.
+    pub buckets_in_range: u32,
     /// What makes a session; `None` if the writer did not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sessions: Option<Sessions>,
@@ -176,7 +178,7 @@ pub enum Commit {
     Append,
     /// As `Append`, but a partition may lose samples.
     Replace,
-    /// As `Append`, but of a partition only the buckets written are replaced.
+    /// As `Append`, but of a partition only the ranges of buckets written are replaced.
     Merge,
 }
 
@@ -199,6 +201,11 @@ impl Commit {
 }
 
 impl Snapshot {
+    /// The division of the sessions into buckets, and of these into ranges.
+    pub fn division(&self) -> Buckets {
+        Buckets { number: self.buckets, in_range: self.buckets_in_range }
+    }
+
     /// The columns of the data files.
     pub fn file_columns(&self) -> SchemaRef {
         with_sample_keys(self.layout.to_arrow(&self.schema), self.sample_keys)
@@ -394,8 +401,9 @@ impl Snapshot {
     /// folder.
     fn check(&self) -> Result<(), String> {
         self.schema.validate().map_err(|error| error.to_string())?;
-        if self.buckets == 0 {
-            return Err("it has 0 buckets".to_owned());
+        if !self.division().is_valid() {
+            let (buckets, in_range) = (self.buckets, self.buckets_in_range);
+            return Err(format!("it has {buckets} buckets in ranges of {in_range}"));
         }
         let manifests = self.manifests.iter().map(|entry| entry.path.as_str());
         check_paths(manifests.chain(self.file_paths()))?;
@@ -418,9 +426,20 @@ impl Snapshot {
             if let Some(message) = misfit(&self.partition_columns, key) {
                 return Err(format!("the partition `{key}` does not fit: {message}"));
             }
-            if let Some(set) = partition.files.iter().find(|set| set.bucket >= self.buckets) {
-                let (bucket, buckets) = (set.bucket, self.buckets);
-                return Err(format!("`{}` is of bucket {bucket}, but there are {buckets}", set.path()));
+            let division = self.division();
+            for set in &partition.files {
+                let range = division.of_range(division.range_of(set.bucket));
+                let last = set.row_groups.last().map_or(set.bucket, RowGroup::last_bucket);
+                let (path, buckets) = (set.path(), self.buckets);
+                if last >= buckets {
+                    return Err(format!("`{path}` is of bucket {last}, but there are {buckets}"));
+                }
+                if last >= range.end {
+                    let first = set.bucket;
+                    return Err(format!(
+                        "`{path}` has the buckets {first} to {last}, which are of two ranges"
+                    ));
+                }
             }
             samples = samples.saturating_add(partition.samples);
         }

@@ -70,7 +70,9 @@ fn snapshots_that_contradict_themselves_are_refused() {
     let error = refused_row(|row| row["samples"] = json!(4));
     assert!(error.contains("the statistics count 3 samples, the manifests 4"), "{error}");
     assert!(refused_row(|row| row["bucket"] = json!(1)).contains("is of bucket 1, but there are 1"));
-    assert!(refused_snapshot(|json| json["buckets"] = json!(0)).contains("it has 0 buckets"));
+    assert!(refused_snapshot(|json| json["buckets"] = json!(0)).contains("it has 0 buckets in ranges of 1"));
+    let error = refused_snapshot(|json| json["buckets_in_range"] = json!(2));
+    assert!(error.contains("it has 1 buckets in ranges of 2"), "{error}");
     let columns = json!([{ "name": "split", "type": "integer" }]);
     let error = refused_snapshot(|json| json["partition_columns"] = columns);
     assert!(error.contains("`split=a` does not fit: the value `a` of `split` is not an integer"), "{error}");

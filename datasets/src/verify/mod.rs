@@ -4,14 +4,14 @@
 //! files       are there, with their size; footers have their checksum, and the snapshot's rows, row groups and columns
 //! row groups  every column has its checksum and decodes, folded ones unfold; order within the row group; ids are in
 //!             their vocabulary; sessions, times, statistics and digest are those of the manifest
-//! buckets     order from row group to row group, contiguous sessions, row groups starting with sessions
+//! ranges      order from row group to row group, contiguous sessions, row groups starting with sessions
 //! the whole   the totals, the vocabularies' files, and that nothing else lies in the dataset's folders
 //! ```
 //!
 //! A problem does not stop the verification. But a column chunk with a wrong checksum is not decoded, and a figure that
-//! depends on a row group that cannot be read is not compared. Some files are open at a time, as many as it
-//! takes to keep the threads busy. Their row groups are read in parallel, one column at a time: each thread holds one
-//! decoded column and 16 bytes a sample, and waits until the memory limit has room for them. Beside that, a bucket
+//! depends on a row group that cannot be read is not compared. Some files are open at a time, as many as it takes to
+//! keep the threads busy. Their row groups are read in parallel, one column at a time: each thread holds one decoded
+//! column and 16 bytes a sample, and waits until the memory limit has room for them. Beside that, a range of buckets
 //! takes 8 bytes a session, 16 in arrival order.
 
 mod against;
@@ -42,7 +42,7 @@ use crate::digest::Digest;
 use crate::names::DATA;
 use crate::scan::OpenFiles;
 use crate::snapshot::RowGroupStatistics;
-use crate::{Error, FileSet, Order, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot};
+use crate::{Buckets, Error, FileSet, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot};
 
 /// As many problems are told with their places; all are counted.
 pub const MOST_PROBLEMS: usize = 100;
@@ -184,9 +184,9 @@ fn problem_of<T>(read: Result<T>) -> Result<Result<T, Problem>> {
     }
 }
 
-/// The row groups of a bucket of a partition.
+/// The row groups of a range of buckets of a partition.
 #[derive(Debug, Clone, Copy)]
-struct Bucket<'a> {
+struct BucketRange<'a> {
     partition: &'a Partition,
     sets: &'a [FileSet],
 }
@@ -194,7 +194,7 @@ struct Bucket<'a> {
 /// A row group to check, and its files, if they could be opened.
 type Place<'a> = (&'a FileSet, Option<&'a OpenFiles>, usize);
 
-/// State that the checks of all buckets share.
+/// State that the checks of all ranges share.
 struct Work<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,
@@ -207,11 +207,13 @@ impl<'a> Work<'a> {
     /// Checks the row groups of all files, those of some at a time.
     fn check_partitions(&self, expected: &mut Expected, found: &mut Found<'a>) -> Result<()> {
         let (snapshot, reporter) = (self.snapshot, self.reporter);
-        let of_partition =
-            |partition: &'a Partition| partition.buckets().map(move |sets| Bucket { partition, sets });
-        let buckets = snapshot.partitions.iter().flat_map(of_partition);
-        let sets: Vec<(Bucket<'a>, &'a FileSet)> =
-            buckets.flat_map(|bucket| bucket.sets.iter().map(move |set| (bucket, set))).collect();
+        let division = snapshot.division();
+        let of_partition = |partition: &'a Partition| {
+            partition.ranges(division).map(move |sets| BucketRange { partition, sets })
+        };
+        let ranges = snapshot.partitions.iter().flat_map(of_partition);
+        let sets: Vec<(BucketRange<'a>, &'a FileSet)> =
+            ranges.flat_map(|range| range.sets.iter().map(move |set| (range, set))).collect();
         let most = ROW_GROUPS_OF_THREAD * self.pool.current_num_threads();
         reporter.begin("verifying", Some(snapshot.statistics.samples), "samples");
         let (mut rest, mut open) = (&sets[..], None);
@@ -230,12 +232,12 @@ impl<'a> Work<'a> {
         checked
     }
 
-    /// Reads all row groups of some files. The last bucket stays `open` until all of its files were read.
+    /// Reads all row groups of some files. The last range stays `open` until all of its files were read.
     fn check_files(
         &self,
-        sets: &[(Bucket<'a>, &'a FileSet)],
+        sets: &[(BucketRange<'a>, &'a FileSet)],
         expected: &mut Expected,
-        open: &mut Option<OpenBucket<'a>>,
+        open: &mut Option<OpenRange<'a>>,
         found: &mut Found<'a>,
     ) -> Result<()> {
         let Self { storage, snapshot, pool, memory, reporter } = *self;
@@ -271,8 +273,8 @@ impl<'a> Work<'a> {
         let checked: Result<Vec<CheckedRowGroup>> =
             pool.install(|| places.par_iter().zip(&statistics).map(check).collect());
         let mut checked = checked?.into_iter();
-        for ((bucket, set), files) in sets.iter().zip(&opened) {
-            let mut current = open.take().unwrap_or_else(|| OpenBucket::new(*bucket, snapshot.order));
+        for ((range, set), files) in sets.iter().zip(&opened) {
+            let mut current = open.take().unwrap_or_else(|| OpenRange::new(*range, snapshot));
             found.add(files.as_ref().err().cloned());
             current.add(set, checked.by_ref().take(set.row_groups.len()), found);
             match current.sets_left {
@@ -289,18 +291,21 @@ fn row_group_of(storage: &Storage, files: &OpenFiles, index: usize) -> String {
     format!("row group {index} of `{}`", storage.shown(&files.path).display())
 }
 
-/// A bucket whose files are being read.
-struct OpenBucket<'a> {
-    bucket: Bucket<'a>,
+/// A range of buckets whose files are being read.
+struct OpenRange<'a> {
+    range: BucketRange<'a>,
+    buckets: Buckets,
     order: OrderCheck,
     /// Whether all row groups could be read so far.
     whole: bool,
     sets_left: usize,
 }
 
-impl<'a> OpenBucket<'a> {
-    fn new(bucket: Bucket<'a>, order: Order) -> Self {
-        Self { bucket, order: OrderCheck::new(order), whole: true, sets_left: bucket.sets.len() }
+impl<'a> OpenRange<'a> {
+    fn new(range: BucketRange<'a>, snapshot: &Snapshot) -> Self {
+        let buckets = snapshot.division();
+        let order = OrderCheck::new(snapshot.order, buckets);
+        Self { range, buckets, order, whole: true, sets_left: range.sets.len() }
     }
 
     /// Adds the row groups of the next files.
@@ -316,7 +321,7 @@ impl<'a> OpenBucket<'a> {
 
     /// Checks what the row groups are together; their sessions only if all of them were read.
     fn end(self, found: &mut Found<'a>) {
-        let Self { bucket: Bucket { partition, sets }, order, whole, .. } = self;
+        let Self { range: BucketRange { partition, sets }, buckets, order, whole, .. } = self;
         if !whole {
             found.unread.insert(&partition.key);
         }
@@ -329,8 +334,13 @@ impl<'a> OpenBucket<'a> {
         found.add(split.map(of_split));
         let expected: u64 = sets.iter().map(FileSet::sessions).sum();
         if whole && sessions != expected {
-            let number = sets.first().map_or(0, |set| set.bucket);
-            let message = format!("bucket {number} has {sessions} sessions, the snapshot says {expected}");
+            let first = sets.first().map_or(0, |set| set.bucket);
+            let range = buckets.of_range(buckets.range_of(first));
+            let name = match range.len() {
+                1 => format!("bucket {} has", range.start),
+                _ => format!("the buckets {} to {} have", range.start, range.end - 1),
+            };
+            let message = format!("{name} {sessions} sessions, the snapshot says {expected}");
             found.add([problem(message)]);
         }
     }

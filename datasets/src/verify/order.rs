@@ -2,12 +2,19 @@
 
 use std::collections::HashSet;
 
-use crate::{Order, Problem, SESSION_COLUMN, TIME_COLUMN};
+use crate::{Buckets, Order, Problem, SESSION_COLUMN, TIME_COLUMN};
 
 /// What is wrong with session `now` coming after session `before`, if anything is.
 fn wrong_succession(order: Order, before: i64, now: i64) -> Option<String> {
     (order == Order::SessionHash && now < before)
         .then(|| format!("session {now} follows session {before}; sessions are ordered by their ids"))
+}
+
+/// What is wrong with session `now` coming after session `before` of another bucket, if anything is.
+fn wrong_bucket(buckets: Buckets, before: i64, now: i64) -> Option<String> {
+    let [first, second] = [before, now].map(|session| buckets.bucket_of(session));
+    (second < first)
+        .then(|| format!("session {now} of bucket {second} follows session {before} of bucket {first}"))
 }
 
 /// What the row groups around it need to know of a row group.
@@ -18,8 +25,10 @@ pub(super) struct Span {
     first: (i64, i64),
     /// Session and time of the last row.
     last: (i64, i64),
-    /// Of the sessions that start after row 0, the time at which the first one starts, and the last one.
-    starts: Option<(i64, i64)>,
+    /// The time at which the first session after row 0 starts, if it is of the same bucket.
+    first_start: Option<i64>,
+    /// The time at which the last session after row 0 starts.
+    last_start: Option<i64>,
     /// The session of each run of samples of one session, in clustered order; each session in arrival order.
     runs: Vec<i64>,
     /// Decoded size, as if every sample had its lists.
@@ -29,6 +38,7 @@ pub(super) struct Span {
 /// A row group's span, and what is wrong with its order: column, row and message.
 pub(super) fn check_row_group(
     order: Order,
+    buckets: Buckets,
     sessions: &[i64],
     times: &[i64],
 ) -> (Span, Vec<(&'static str, usize, String)>) {
@@ -47,8 +57,22 @@ pub(super) fn check_row_group(
     let mut numbers = Finding::default();
     let mut descending = Finding::default();
     let mut starts = Finding::default();
+    let bucket = |row: usize| buckets.bucket_of(sessions[row]);
+    let mut is_first_bucket = true;
     for row in 1..times.len() {
         let (before, now) = (sessions[row - 1], sessions[row]);
+        let enters_bucket = before != now && bucket(row - 1) != bucket(row);
+        if enters_bucket {
+            is_first_bucket = false;
+            if let Some(message) = wrong_bucket(buckets, before, now) {
+                numbers.add(row, || message);
+            }
+            if order.is_clustered() {
+                span.runs.push(now);
+            }
+            span.last_start = Some(times[row]);
+            continue;
+        }
         if !order.is_clustered() || before == now {
             if times[row] < times[row - 1] {
                 descending.add(row, || earlier(order));
@@ -59,11 +83,13 @@ pub(super) fn check_row_group(
         if let Some(message) = wrong_succession(order, before, now) {
             numbers.add(row, || message);
         }
-        let (_, last) = span.starts.unwrap_or((0, i64::MIN));
-        if order == Order::Session && times[row] < last {
+        if order == Order::Session && span.last_start.is_some_and(|last| times[row] < last) {
             starts.add(row, || STARTS_EARLIER.to_owned());
         }
-        span.starts = Some((span.starts.map_or(times[row], |(first, _)| first), times[row]));
+        if is_first_bucket && span.first_start.is_none() {
+            span.first_start = Some(times[row]);
+        }
+        span.last_start = Some(times[row]);
     }
     let found = [(SESSION_COLUMN, numbers), (TIME_COLUMN, descending), (TIME_COLUMN, starts)];
     (span, found.into_iter().filter_map(|(column, finding)| finding.told(column)).collect())
@@ -101,10 +127,11 @@ impl Finding {
     }
 }
 
-/// Follows the order of one bucket of a partition from row group to row group.
+/// Follows the order of a range of buckets of a partition from row group to row group.
 #[derive(Debug)]
 pub(super) struct OrderCheck {
     order: Order,
+    buckets: Buckets,
     /// The session of each run of samples so far: 8 bytes a session.
     runs: Vec<i64>,
     /// The sessions so far, in arrival order: about 16 bytes a session.
@@ -127,9 +154,10 @@ struct Ended {
 }
 
 impl OrderCheck {
-    pub(super) fn new(order: Order) -> Self {
+    pub(super) fn new(order: Order, buckets: Buckets) -> Self {
         Self {
             order,
+            buckets,
             runs: Vec::new(),
             seen: HashSet::new(),
             last: None,
@@ -138,7 +166,7 @@ impl OrderCheck {
         }
     }
 
-    /// The next row group of the bucket, or `None` in place of one that could not be read.
+    /// The next row group of the range, or `None` in place of one that could not be read.
     pub(super) fn next(&mut self, path: &str, index: usize, span: Option<Span>) -> Vec<Problem> {
         let Some(span) = span.filter(|span| span.rows > 0) else {
             (self.last, self.session_start) = (None, None);
@@ -149,6 +177,14 @@ impl OrderCheck {
         };
         let mut problems = Vec::new();
         let (session, time) = span.first;
+        let bucket = |session| self.buckets.bucket_of(session);
+        if let Some((last, _)) = self.last
+            && bucket(last) != bucket(session)
+        {
+            let wrong = wrong_bucket(self.buckets, last, session);
+            problems.extend(wrong.map(|message| problem(SESSION_COLUMN, message)));
+            (self.last, self.session_start) = (None, None);
+        }
         let continues = self.order.is_clustered() && self.last.is_some_and(|(last, _)| last == session);
         if let (true, Some(before)) = (continues, self.row_groups.last_mut()) {
             before.inside_session = true;
@@ -164,14 +200,14 @@ impl OrderCheck {
             _ => {}
         }
         if self.order == Order::Session {
-            let starts = [(!continues).then_some(time), span.starts.map(|(first, _)| first)];
+            let starts = [(!continues).then_some(time), span.first_start];
             for start in starts.into_iter().flatten() {
                 if self.session_start.is_some_and(|before| start < before) {
                     problems.push(problem(TIME_COLUMN, STARTS_EARLIER.to_owned()).in_row(None));
                 }
                 self.session_start = Some(start);
             }
-            self.session_start = span.starts.map(|(_, last)| last).or(self.session_start);
+            self.session_start = span.last_start.or(self.session_start);
         }
         self.last = Some(span.last);
         match self.order.is_clustered() {
@@ -183,7 +219,7 @@ impl OrderCheck {
         problems
     }
 
-    /// The number of sessions of the bucket, and in clustered order one whose samples are not contiguous, if there is
+    /// The number of sessions of the range, and in clustered order one whose samples are not contiguous, if there is
     /// one.
     pub(super) fn sessions(&self) -> (u64, Option<i64>) {
         if !self.order.is_clustered() {
@@ -225,16 +261,20 @@ impl OrderCheck {
 mod tests {
     use super::*;
 
+    const BUCKETS: Buckets = Buckets { number: 2, in_range: 2 };
+    /// The first session of bucket 1.
+    const SECOND: i64 = 1 << 62;
+
     /// Session and time of a sample.
     type SessionAndTime = (i64, i64);
 
     /// The messages for row groups of (session, time).
     fn messages(order: Order, row_groups: &[&[(i64, i64)]]) -> Vec<String> {
-        let mut check = OrderCheck::new(order);
+        let mut check = OrderCheck::new(order, BUCKETS);
         let mut found = Vec::new();
         for (index, rows) in row_groups.iter().enumerate() {
             let (sessions, times): (Vec<i64>, Vec<i64>) = rows.iter().copied().unzip();
-            let (span, within) = check_row_group(order, &sessions, &times);
+            let (span, within) = check_row_group(order, BUCKETS, &sessions, &times);
             found.extend(within.into_iter().map(|(column, row, _)| format!("{index} {column} {row}")));
             let between = check.next("file", index, Some(span));
             found.extend(between.into_iter().map(|p| {
@@ -278,15 +318,30 @@ mod tests {
     }
 
     #[test]
+    fn every_bucket_has_its_own_order() {
+        for order in [Order::Session, Order::SessionHash, Order::Arrival] {
+            let within: [(i64, i64); 4] = [(0, 5), (1, 9), (SECOND, 1), (SECOND + 1, 2)];
+            assert!(messages(order, &[&within]).is_empty(), "{order:?}");
+            assert!(messages(order, &[&within[..2], &within[2..]]).is_empty(), "{order:?}");
+            assert_eq!(messages(order, &[&[within[2], within[0]]]), ["0 session_id 1"], "{order:?}");
+            assert_eq!(messages(order, &[&within[2..], &within[..2]]), ["1 session_id 0"], "{order:?}");
+        }
+        // The order goes on within the second bucket.
+        let rows = [(0, 5), (SECOND, 7), (SECOND + 1, 6)];
+        assert_eq!(messages(Order::Session, &[&rows]), ["0 timestamp 2"]);
+        assert_eq!(messages(Order::Session, &[&rows[..2], &rows[2..]]), ["1 timestamp -"]);
+    }
+
+    #[test]
     fn a_session_may_be_cut_only_where_it_does_not_fit() {
-        let mut check = OrderCheck::new(Order::Session);
+        let mut check = OrderCheck::new(Order::Session, BUCKETS);
         for (index, (first, last, decoded_bytes)) in
             [((0, 1), (1, 5), 100), ((1, 5), (1, 6), 210), ((1, 6), (3, 9), 120), ((4, 9), (4, 9), 10)]
                 .into_iter()
                 .enumerate()
         {
             let runs = (first.0..=last.0).collect();
-            let span = Span { rows: 2, first, last, starts: None, runs, decoded_bytes };
+            let span = Span { rows: 2, first, last, runs, decoded_bytes, ..Span::default() };
             assert!(check.next("file", index, Some(span)).is_empty());
         }
         assert_eq!((check.row_groups_inside_sessions(), check.sessions()), (2, (5, None)));
@@ -299,11 +354,11 @@ mod tests {
     #[test]
     fn hashed_sessions_are_contiguous_and_in_their_order() {
         let found = |order, row_groups: [&[SessionAndTime]; 2]| {
-            let mut check = OrderCheck::new(order);
+            let mut check = OrderCheck::new(order, BUCKETS);
             let mut problems = 0;
             for (index, rows) in row_groups.iter().enumerate() {
                 let (sessions, times): (Vec<i64>, Vec<i64>) = rows.iter().copied().unzip();
-                let (span, within) = check_row_group(order, &sessions, &times);
+                let (span, within) = check_row_group(order, BUCKETS, &sessions, &times);
                 problems += within.len() + check.next("file", index, Some(span)).len();
             }
             (problems, check.sessions())

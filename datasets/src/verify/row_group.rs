@@ -104,7 +104,8 @@ impl RowGroupCheck<'_> {
     fn read_order(&self, problems: &mut Vec<Problem>) -> Result<(Span, RowGroup, Vec<SampleDigest>)> {
         let sessions = self.files.numbers::<Int64Type>(self.index, SESSION_COLUMN)?;
         let times = self.files.numbers::<TimestampMicrosecondType>(self.index, TIME_COLUMN)?;
-        let (span, found) = check_row_group(self.snapshot.order, &sessions, &times);
+        let (order, buckets) = (self.snapshot.order, self.snapshot.division());
+        let (span, found) = check_row_group(order, buckets, &sessions, &times);
         problems.extend(found.into_iter().map(|(column, row, message)| self.problem(column, row, message)));
         let seed = ColumnSeed::new(TIME_COLUMN);
         let mut samples = vec![SampleDigest::default(); times.len()];
@@ -112,16 +113,17 @@ impl RowGroupCheck<'_> {
             sample.add(seed.integer(*time));
         }
         let mut described = RowGroup::default();
-        described.add(&sessions, &times);
+        described.add(buckets, &sessions, &times);
         Ok((span, described, samples))
     }
 
     /// The first thing that is wrong in the snapshot's description of the row group. Bytes and samples were checked
-    /// with the footers, the number of sessions is that of a bucket.
+    /// with the footers, the number of sessions is that of a range of buckets.
     fn misdescribed(&self, found: &RowGroup) -> Option<Problem> {
         let expected = self.described;
         let session = |of: &RowGroup| [of.first_session, of.last_session];
         let time = |of: &RowGroup| [of.first_time, of.last_time];
+        let division = |of: &RowGroup| (of.bucket, of.bucket_starts.clone());
         let message = if found.runs != expected.runs {
             format!(
                 "it has {} runs of samples of one session, the snapshot says {}",
@@ -130,6 +132,11 @@ impl RowGroupCheck<'_> {
         } else if session(found) != session(expected) {
             let ([first, last], expected) = (session(found), session(expected));
             format!("its first and last session are {first} and {last}, the snapshot says {expected:?}")
+        } else if division(found) != division(expected) {
+            let (found, expected) = (division(found), division(expected));
+            format!(
+                "its first bucket and the rows of further ones are {found:?}, the snapshot says {expected:?}"
+            )
         } else if time(found) != time(expected) {
             let ([first, last], expected) = (time(found), time(expected));
             format!("its times are {first} to {last}, the snapshot says {expected:?}")

@@ -242,7 +242,7 @@ fn described(rows: &RecordBatch) -> RowGroup {
     let sessions = rows.column(0).as_primitive::<Int64Type>().values();
     let times = rows.column(1).as_primitive::<TimestampMicrosecondType>().values();
     let mut described = RowGroup::default();
-    described.add(sessions, times);
+    described.add(Buckets::with_own_files(1), sessions, times);
     described
 }
 

@@ -269,7 +269,7 @@ mod tests {
     const SNAPSHOT: &str = r#"{
         "format_version": 6, "dataset": "d078e343a0b044a6", "snapshot": 1, "committed": "2026-11-22T20:39:48.899Z",
         "operation": { "kind": "create", "partitions": [], "samples_gained": 0 },
-        "layout": "rows", "order": "session", "buckets": 1, "partition_columns": [],
+        "layout": "rows", "order": "session", "buckets": 1, "buckets_in_range": 1, "partition_columns": [],
         "schema": { "labels": ["label"], "dense": ["age"], "groups": [] }, "manifests": [],
         "statistics": { "partitions": 0, "files": 0, "samples": 0, "sessions": 0, "bytes_on_disk": 0, "features": {} }
     }"#;

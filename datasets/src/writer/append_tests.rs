@@ -37,7 +37,11 @@ fn partitioned_by_day(root: &Path, schema: Schema, options: WriterOptions) -> Da
 }
 
 fn of_four_buckets(root: &Path, commit: Commit) -> DatasetWriter {
-    partitioned_by_day(root, schema(), WriterOptions { buckets: 4, ..options(commit) })
+    partitioned_by_day(
+        root,
+        schema(),
+        WriterOptions { buckets: Buckets::with_own_files(4), ..options(commit) },
+    )
 }
 
 fn write(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> Snapshot {
@@ -139,6 +143,32 @@ fn a_merge_keeps_the_buckets_that_it_does_not_write() {
     let mut writer = create(Commit::Merge);
     writer.replaces(&key, 0).unwrap();
     assert_eq!(samples_of(&finished(directory.path(), writer)), [(3, 7)]);
+}
+
+#[test]
+fn a_merge_replaces_the_range_of_the_buckets_that_it_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    // Buckets 0 and 1 share files, and so do 2 and 3.
+    let buckets = Buckets { number: 4, in_range: 2 };
+    let create =
+        |commit| partitioned_by_day(directory.path(), schema(), WriterOptions { buckets, ..options(commit) });
+    let key = PartitionKey::parse("day=1").unwrap();
+    let mut writer = create(Commit::Create);
+    writer.write(&key, &samples(5, 10)).unwrap();
+    writer.write(&key, &in_last_bucket(&samples(5, 20))).unwrap();
+    let before = finished(directory.path(), writer);
+    let mut writer = create(Commit::Merge);
+    writer.write(&key, &in_last_bucket(&samples(7, 100))).unwrap();
+    let merged = finished(directory.path(), writer);
+    assert_eq!((merged.division(), merged.partitions[0].samples), (buckets, 12));
+    assert_eq!(merged.partitions[0].files[0], before.partitions[0].files[0]);
+    let paths: Vec<_> = merged.file_paths().map(|path| path.rsplit_once('/').unwrap().0).collect();
+    assert_eq!(paths, ["data/day=1/bucket=000", "data/day=1/bucket=002"]);
+    let mut writer = create(Commit::Merge);
+    writer.replaces(&key, 0).unwrap();
+    assert_eq!(finished(directory.path(), writer).partitions[0].samples, 7);
+    let error = create(Commit::Merge).replaces(&key, 2).unwrap_err().to_string();
+    assert!(error.contains("there is no range 2 of buckets, only 2"), "{error}");
 }
 
 #[test]

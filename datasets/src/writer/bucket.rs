@@ -1,4 +1,4 @@
-//! Writes the samples of one bucket of a partition: cuts them into row groups and files.
+//! Writes the samples of a range of buckets of a partition: cuts them into row groups and files.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -17,11 +17,11 @@ use super::encoders::Encoders;
 use super::order::SampleOrder;
 use crate::names::{WRITTEN_FOLDERS, data_file};
 use crate::schema::with_sample_keys;
-use crate::{Error, MOST_BUCKETS, PartitionKey, Result, Schema, WrittenBucket};
+use crate::{Buckets, Error, PartitionKey, Result, Schema, WrittenBucket};
 
 /// A row group has at most so many decoded bytes: ids of twice as many are addressed by 32-bit offsets.
 const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
-/// Row groups of a bucket that are encoded and wait for one before them, for each thread.
+/// Row groups of a range that are encoded and wait for one before them, for each thread.
 const WAITING_PART: usize = 2;
 
 /// Gives the samples of a row group, in batches with the columns of [`Schema::to_arrow`] and, where the dataset has it,
@@ -76,30 +76,31 @@ fn dense_columns(schema: &Schema) -> Vec<usize> {
     schema.dense.iter().filter_map(|name| columns.index_of(name).ok()).collect()
 }
 
-/// Makes the writers of a dataset's buckets, which may be at work at the same time.
+/// Makes the writers of a dataset's ranges of buckets, which may be at work at the same time.
 #[derive(Debug, Clone)]
 pub struct BucketWriters {
     pub(super) storage: Storage,
     /// A part of the names of all files, which no other writer uses.
     pub(super) attempt: String,
     pub(super) format: Arc<Format>,
-    pub(super) buckets: u32,
+    pub(super) buckets: Buckets,
     /// The part of the threads that these writers keep busy: what waits for them is bounded by it.
     pub(super) threads: usize,
 }
 
 impl BucketWriters {
-    /// Writers of buckets of the dataset in `storage`, as many as the options say, with these encoders; the options'
-    /// threads are not used. Several may write the same bucket in turns or at the same time, as tasks that are tried
+    /// Writers of ranges of buckets of the dataset in `storage`, as the options say, with these encoders; the options'
+    /// threads are not used. Several may write the same range in turns or at the same time, as tasks that are tried
     /// again do: the names of their files differ. What they have written becomes visible when one of them is
     /// [added](super::DatasetWriter::add) and committed.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a schema that no dataset can have, or a column order that names no column.
+    /// [`Error::Fault`] for a schema or buckets that no dataset can have, or a column order that names no column.
     pub fn new(storage: Storage, schema: Schema, options: WriterOptions, encoders: Encoders) -> Result<Self> {
         schema.validate()?;
-        let (buckets, threads) = (options.buckets.clamp(1, MOST_BUCKETS), encoders.threads());
+        options.check_buckets()?;
+        let (buckets, threads) = (options.buckets, encoders.threads());
         let storage = storage.with_upload_parts(encoders.upload_parts.clone());
         let format = Arc::new(Format::new(storage.location(), &schema, options, encoders)?);
         Ok(Self { storage, attempt: random_name(), format, buckets, threads })
@@ -113,11 +114,11 @@ impl BucketWriters {
         Self { attempt: random_name(), threads, ..self.clone() }
     }
 
-    /// The writer of a bucket of a partition. A bucket has one writer.
-    pub fn bucket(&self, key: &PartitionKey, bucket: u32) -> BucketWriter {
+    /// The writer of a range of buckets of a partition. A range has one writer.
+    pub fn range(&self, key: &PartitionKey, range: u32) -> BucketWriter {
         BucketWriter {
-            order: SampleOrder::new(self.format.options.order),
-            written: WrittenBucket::empty(key.clone(), bucket),
+            order: SampleOrder::new(self.format.options.order, self.buckets),
+            written: WrittenBucket::empty(key.clone(), range),
             writers: self.clone(),
             pushed: Pushed::default(),
             ended: None,
@@ -128,8 +129,8 @@ impl BucketWriters {
     }
 }
 
-/// Writes the samples of one bucket of a partition. Its row groups are decoded and encoded in parallel, and appended to
-/// its files in their order: what is written depends neither on the number of threads nor on the batches.
+/// Writes the samples of one range of buckets of a partition. Its row groups are decoded and encoded in parallel, and
+/// appended to its files in their order: what is written depends neither on the number of threads nor on the batches.
 ///
 /// The samples are announced one by one with [`push`](Self::push), which says where row groups end. The files appear in
 /// the storage as they become full; they are removed again if the writer is dropped before [`finish`](Self::finish).
@@ -199,7 +200,8 @@ impl BucketWriter {
         if self.open.is_none() {
             let path = self.next_path();
             self.started.push(path.clone());
-            self.open = Some(DataFileWriter::create(&self.writers.storage, path, &self.writers.format)?);
+            let BucketWriters { storage, format, buckets, .. } = &self.writers;
+            self.open = Some(DataFileWriter::create(storage, path, format, *buckets)?);
         }
         if let Some(open) = &mut self.open {
             open.write_row_group(pushed, decode)?;
@@ -213,7 +215,7 @@ impl BucketWriter {
     /// The next data file's path in the dataset.
     fn next_path(&self) -> String {
         let BucketWriters { attempt, buckets, .. } = &self.writers;
-        data_file(&self.written.key, self.written.bucket, *buckets, self.started.len(), attempt)
+        data_file(&self.written.key, self.written.range, *buckets, self.started.len(), attempt)
     }
 
     /// Appends what is encoded; waits for the first row group if too many wait for it.
@@ -240,7 +242,7 @@ impl BucketWriter {
     }
 
     fn close(&mut self, file: DataFileWriter) -> Result<()> {
-        let (set, statistics) = file.finish(self.written.bucket)?;
+        let (set, statistics) = file.finish()?;
         self.written.files.push(set);
         self.written.statistics.extend(statistics);
         Ok(())
@@ -257,8 +259,8 @@ impl BucketWriter {
             self.close(file)?;
         }
         self.started.clear();
-        let (key, bucket) = (self.written.key.clone(), self.written.bucket);
-        Ok(std::mem::replace(&mut self.written, WrittenBucket::empty(key, bucket)))
+        let (key, range) = (self.written.key.clone(), self.written.range);
+        Ok(std::mem::replace(&mut self.written, WrittenBucket::empty(key, range)))
     }
 }
 

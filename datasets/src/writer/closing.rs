@@ -1,4 +1,4 @@
-//! Buckets that are ended while others are written.
+//! Ranges of buckets that are ended while others are written.
 
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
@@ -7,9 +7,9 @@ use super::{BucketWriter, BucketWriters};
 use crate::names::WRITTEN_FOLDERS;
 use crate::{Result, WrittenBucket};
 
-/// Ends buckets on threads of their own, so that what is left to do for their files stops nobody.
+/// Ends ranges of buckets on threads of their own, so that what is left to do for their files stops nobody.
 ///
-/// The files of buckets that were ended and not [taken](Self::take) are removed when this is dropped.
+/// The files of ranges that were ended and not [taken](Self::take) are removed when this is dropped.
 #[derive(Debug)]
 pub struct ClosingBuckets {
     writers: BucketWriters,
@@ -18,22 +18,22 @@ pub struct ClosingBuckets {
 }
 
 impl ClosingBuckets {
-    /// No buckets yet, of these writers.
+    /// No ranges yet, of these writers.
     pub fn new(writers: &BucketWriters) -> Self {
         let (closing, ended) = Default::default();
         Self { writers: writers.clone(), closing, ended }
     }
 
-    /// Ends a bucket. Waits while too many others are being ended, here or by others that share the encoders.
+    /// Ends a range. Waits while too many others are being ended, here or by others that share the encoders.
     ///
     /// # Errors
     ///
-    /// As [`BucketWriter::finish`], for one of the buckets before; [`Error::Io`](crate::Error::Io) if a thread cannot
+    /// As [`BucketWriter::finish`], for one of the ranges before; [`Error::Io`](crate::Error::Io) if a thread cannot
     /// be started.
-    pub fn close(&mut self, bucket: BucketWriter) -> Result<()> {
+    pub fn close(&mut self, range: BucketWriter) -> Result<()> {
         let permit = self.writers.format.encoders.closing()?;
         let end = move || {
-            let written = bucket.finish();
+            let written = range.finish();
             drop(permit);
             written
         };
@@ -44,7 +44,7 @@ impl ClosingBuckets {
         Ok(())
     }
 
-    /// Waits until all buckets have ended.
+    /// Waits until all ranges have ended.
     ///
     /// # Errors
     ///
@@ -56,12 +56,12 @@ impl ClosingBuckets {
         Ok(())
     }
 
-    /// A bucket that has ended, in the order in which they were closed.
+    /// A range that has ended, in the order in which they were closed.
     pub fn take(&mut self) -> Option<WrittenBucket> {
         self.ended.pop_front()
     }
 
-    /// Waits for the bucket that was closed first.
+    /// Waits for the range that was closed first.
     fn end_next(&mut self) -> Result<()> {
         let Some(thread) = self.closing.pop_front() else { return Ok(()) };
         self.ended.push_back(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);

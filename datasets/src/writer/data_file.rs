@@ -39,7 +39,7 @@ use super::{session_ids, times};
 use crate::conform::conform;
 use crate::footer::checksums_entry;
 use crate::snapshot::RowGroupStatistics;
-use crate::{DataFile, DenseStatistics, Error, FileSet, Result, RowGroup};
+use crate::{Buckets, DataFile, DenseStatistics, Error, FileSet, Result, RowGroup};
 
 /// A data file that row groups are appended to.
 #[derive(Debug)]
@@ -48,6 +48,8 @@ pub(super) struct DataFileWriter {
     path: String,
     full_path: PathBuf,
     format: Arc<Format>,
+    /// Those of the dataset.
+    buckets: Buckets,
     /// Decoded bytes of the rows in the file.
     pub(super) bytes: usize,
     /// The empty file, until the first row group takes it.
@@ -73,7 +75,12 @@ struct EncodedRowGroup {
 
 impl DataFileWriter {
     /// Starts the file `path` of the dataset in `storage`.
-    pub(super) fn create(storage: &Storage, path: String, format: &Arc<Format>) -> Result<Self> {
+    pub(super) fn create(
+        storage: &Storage,
+        path: String,
+        format: &Arc<Format>,
+        buckets: Buckets,
+    ) -> Result<Self> {
         let upload = storage.upload(&path)?;
         let (chosen, factory) = oneshot::channel();
         Ok(Self {
@@ -87,6 +94,7 @@ impl DataFileWriter {
             row_groups: Vec::new(),
             statistics: Vec::new(),
             format: Arc::clone(format),
+            buckets,
         })
     }
 
@@ -96,11 +104,11 @@ impl DataFileWriter {
         self.bytes += pushed.bytes;
         let slot = self.format.encoders.row_group();
         let slot = slot.map_err(|error| Error::write(&self.full_path, error))?;
-        let (path, format) = (self.full_path.clone(), Arc::clone(&self.format));
+        let (path, format, buckets) = (self.full_path.clone(), Arc::clone(&self.format), self.buckets);
         let number = self.row_groups.len() + self.encoding.len();
         let (empty, factory) = (self.empty.take(), self.factory.clone());
         let work = move || {
-            let encoded = encode_row_group(&path, &format, number, decode, empty, factory);
+            let encoded = encode_row_group(&path, (&format, buckets), number, decode, empty, factory);
             drop(slot);
             let mut encoded = encoded?;
             encoded.described.sessions = pushed.sessions;
@@ -145,9 +153,9 @@ impl DataFileWriter {
         Ok(())
     }
 
-    /// Ends the file, which appears in the storage then: the only file of a set of row groups of `bucket`. Gives the
-    /// statistics of the row groups, too.
-    pub(super) fn finish(mut self, bucket: u32) -> Result<(FileSet, Vec<RowGroupStatistics>)> {
+    /// Ends the file, which appears in the storage then: the only file of a set of row groups. Gives the statistics of
+    /// the row groups, too.
+    pub(super) fn finish(mut self) -> Result<(FileSet, Vec<RowGroupStatistics>)> {
         while self.encoding() > 0 {
             self.append_next()?;
         }
@@ -169,6 +177,7 @@ impl DataFileWriter {
             row_group_bytes: row_groups.iter().map(|row_group| row_group.bytes_on_disk).collect(),
         };
         let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
+        let bucket = row_groups.first().map_or(0, |row_group| row_group.bucket);
         let set = FileSet { bucket, samples, row_groups, files: vec![file] };
         Ok((set, std::mem::take(&mut self.statistics)))
     }
@@ -190,7 +199,7 @@ impl Drop for DataFileWriter {
 /// Decodes and encodes row group `number` of a file. The first one gets the `empty` file, and begins it.
 fn encode_row_group(
     path: &Path,
-    format: &Format,
+    (format, buckets): (&Format, Buckets),
     number: usize,
     decode: Decode,
     empty: Option<(ChecksumWriter, oneshot::Sender<Arc<ArrowRowGroupWriterFactory>>)>,
@@ -218,7 +227,7 @@ fn encode_row_group(
         pool.install(|| rayon::join(count, || encode(path, columns, &rows, writers)));
     let values = counts.features.iter().map(|feature| feature.values).sum();
     let mut described = RowGroup { values, digest: counts.digest, ..RowGroup::default() };
-    rows.iter().for_each(|rows| described.add(session_ids(rows), times(rows)));
+    rows.iter().for_each(|rows| described.add(buckets, session_ids(rows), times(rows)));
     let statistics = RowGroupStatistics { features: counts.features, dense };
     Ok(EncodedRowGroup { file, chunks: chunks?, described, statistics })
 }

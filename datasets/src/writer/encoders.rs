@@ -11,7 +11,7 @@ use tokio::task::unconstrained;
 
 use crate::Result;
 
-/// Buckets that may be ended at a time, for each row group that may be encoded at a time.
+/// Ranges of buckets that may be ended at a time, for each row group that may be encoded at a time.
 const CLOSING_PART: usize = 4;
 
 /// Threads that decode and encode row groups, and limits of what is written at a time. All writers of a process can
@@ -21,7 +21,7 @@ pub struct Encoders {
     pub(super) pool: Arc<ThreadPool>,
     /// One for each row group that may be decoded and encoded at a time.
     slots: Arc<Semaphore>,
-    /// One for each bucket that may be ended at a time.
+    /// One for each range of buckets that may be ended at a time.
     closing: Arc<Semaphore>,
     /// The parts of files that may be sent at a time.
     pub(super) upload_parts: UploadParts,
@@ -31,8 +31,8 @@ impl Encoders {
     /// So many threads, which work at up to so many row groups at a time. What is written depends on neither number. A
     /// row group that is worked at takes the memory of its samples, decoded and encoded: 150 to 250 MiB with
     /// [`row_group_bytes`](super::WriterOptions::row_group_bytes) of 64 MiB. For each of these, two parts of files (at
-    /// least four in all) are sent to a store at a time, and four buckets are ended, whose next parts are filled:
-    /// another 48 MiB.
+    /// least four in all) are sent to a store at a time, and four ranges of buckets are ended, whose next parts are
+    /// filled: another 48 MiB.
     ///
     /// # Errors
     ///
@@ -54,8 +54,8 @@ impl Encoders {
         wait_for(&self.slots)
     }
 
-    /// Waits until another bucket may be ended. Ending one waits for nothing but threads and requests that are at work
-    /// already, so every permit is dropped some time.
+    /// Waits until another range of buckets may be ended. Ending one waits for nothing but threads and requests that
+    /// are at work already, so every permit is dropped some time.
     pub(super) fn closing(&self) -> io::Result<OwnedSemaphorePermit> {
         wait_for(&self.closing)
     }

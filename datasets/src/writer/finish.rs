@@ -42,7 +42,7 @@ impl DatasetWriter {
         };
         let written = std::mem::take(&mut self.written);
         let new: BTreeMap<&PartitionKey, Samples> =
-            written.iter().map(|(key, buckets)| (key, self.samples(buckets, old.get(key)))).collect();
+            written.iter().map(|(key, ranges)| (key, self.samples(ranges, old.get(key)))).collect();
         self.check_losses(&old, &new)?;
         let before = |key: &PartitionKey| old.get(key).map_or(0, |old| old.samples);
         let partitions = new.iter().map(|(key, new)| ((*key).clone(), (before(key), new.number))).collect();
@@ -66,7 +66,7 @@ impl DatasetWriter {
             },
             layout: self.options.layout,
             order: self.options.order,
-            buckets: self.options.buckets,
+            division: self.options.buckets,
             sessions: self.options.sessions.clone().or(kept.and_then(|kept| kept.sessions.clone())),
             schema: self.schema.clone(),
             sample_keys: self.options.sample_keys,
@@ -82,13 +82,14 @@ impl DatasetWriter {
         Ok(Written { snapshot, changed: true, partitions })
     }
 
-    /// The samples of a partition of the buckets written; when merging, together with the other buckets of `old`.
+    /// The samples of a partition in the ranges written; when merging, together with the other ranges of `old`.
     fn samples(&self, written: &BTreeMap<u32, WrittenBucket>, old: Option<&Partition>) -> Samples {
         let mut samples = Samples::default();
-        written.values().for_each(|bucket| samples.add(bucket.samples(), bucket.digest()));
+        written.values().for_each(|range| samples.add(range.samples(), range.digest()));
         if self.options.commit == Commit::Merge {
             let sets = old.into_iter().flat_map(|old| &old.files);
-            for set in sets.filter(|set| !written.contains_key(&set.bucket)) {
+            let buckets = self.options.buckets;
+            for set in sets.filter(|set| !written.contains_key(&buckets.range_of(set.bucket))) {
                 set.row_groups.iter().for_each(|row_group| samples.add(row_group.samples, row_group.digest));
             }
         }
@@ -133,8 +134,8 @@ impl DatasetWriter {
     fn check_expected(&self) -> Result<()> {
         let Some((expected, digest)) = self.expected else { return Ok(()) };
         let mut all = Samples::default();
-        for bucket in self.written.values().flat_map(BTreeMap::values) {
-            all.add(bucket.samples(), bucket.digest());
+        for range in self.written.values().flat_map(BTreeMap::values) {
+            all.add(range.samples(), range.digest());
         }
         if all == (Samples { number: expected, digest }) {
             return Ok(());

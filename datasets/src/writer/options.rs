@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Commit, Layout, Order, Sessions};
+use crate::{Buckets, Commit, Error, Layout, MOST_BUCKETS, Order, Result, Sessions};
 
 /// How a dataset is written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -16,8 +16,8 @@ pub struct WriterOptions {
     /// Whether the samples have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN), to be stored in a new dataset. A
     /// dataset that is appended to keeps having or lacking it.
     pub sample_keys: bool,
-    /// The number of buckets of a new dataset. A dataset that is appended to keeps its own.
-    pub buckets: u32,
+    /// The buckets of a new dataset, and their ranges. A dataset that is appended to keeps its own.
+    pub buckets: Buckets,
     /// What makes a session, which the snapshot records; it must be that of a dataset that is appended to.
     pub sessions: Option<Sessions>,
     /// Threads of a [`DatasetWriter`](crate::DatasetWriter) that encode row groups, while the next one is gathered. What
@@ -44,7 +44,7 @@ impl WriterOptions {
             order,
             commit: Commit::Create,
             sample_keys: false,
-            buckets: 1,
+            buckets: Buckets::with_own_files(1),
             sessions: None,
             threads: 1,
             column_order: Vec::new(),
@@ -52,5 +52,21 @@ impl WriterOptions {
             file_bytes: 2 << 30,
             zstd_level: 3,
         }
+    }
+
+    /// Checks that a dataset can have the buckets.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if there are none or too many, or ranges do not divide them.
+    pub(super) fn check_buckets(&self) -> Result<()> {
+        if self.buckets.is_valid() {
+            return Ok(());
+        }
+        let Buckets { number, in_range } = self.buckets;
+        let message = format!("a dataset cannot have {number} buckets in ranges of {in_range}");
+        let hint =
+            format!("choose 1 to {MOST_BUCKETS} buckets, and a length of ranges that divides their number");
+        Err(Error::schema(message, hint))
     }
 }

@@ -1,14 +1,17 @@
-//! The order of the samples of one bucket of a partition, checked as they come.
+//! The order of the samples of a range of buckets of a partition, checked as they come.
 
 use std::collections::HashSet;
 
-use crate::{Error, Order, Result, SESSION_COLUMN, TIME_COLUMN};
+use crate::{Buckets, Error, Order, Result, SESSION_COLUMN, TIME_COLUMN};
 
 /// Checks the order, and counts sessions.
 #[derive(Debug)]
 pub(super) struct SampleOrder {
     order: Order,
-    /// Session and time of the last sample.
+    buckets: Buckets,
+    /// The bucket of the last sample.
+    bucket: u32,
+    /// Session and time of the last sample of the bucket.
     last: Option<(i64, i64)>,
     /// The start of the last sample's session.
     start: i64,
@@ -18,8 +21,9 @@ pub(super) struct SampleOrder {
 }
 
 impl SampleOrder {
-    pub(super) fn new(order: Order) -> Self {
-        Self { order, last: None, start: i64::MIN, sessions: 0, seen: HashSet::new() }
+    pub(super) fn new(order: Order, buckets: Buckets) -> Self {
+        let seen = HashSet::new();
+        Self { order, buckets, bucket: 0, last: None, start: i64::MIN, sessions: 0, seen }
     }
 
     /// Sessions so far.
@@ -33,6 +37,13 @@ impl SampleOrder {
     ///
     /// [`Error::Fault`] for a sample that belongs before the one that came before it.
     pub(super) fn sample(&mut self, session: i64, time: i64) -> Result<bool> {
+        let bucket = self.buckets.bucket_of(session);
+        if bucket < self.bucket {
+            return Err(self.misplaced(session, time));
+        }
+        if bucket > self.bucket {
+            (self.bucket, self.last) = (bucket, None);
+        }
         let starts = self.last.is_none_or(|(last, _)| last != session);
         if let Some((last, last_time)) = self.last {
             let ascends = match (self.order, starts) {
@@ -55,9 +66,9 @@ impl SampleOrder {
 
     fn misplaced(&self, session: i64, time: i64) -> Error {
         let (column, by) = match self.order {
-            Order::Session => (SESSION_COLUMN, "the start of the session, session and time"),
-            Order::SessionHash => (SESSION_COLUMN, "session and time"),
-            Order::Arrival => (TIME_COLUMN, "time"),
+            Order::Session => (SESSION_COLUMN, "bucket, start of the session, session and time"),
+            Order::SessionHash => (SESSION_COLUMN, "bucket, session and time"),
+            Order::Arrival => (TIME_COLUMN, "bucket and time"),
         };
         Error::column(
             column,
@@ -72,7 +83,7 @@ mod tests {
     use super::*;
 
     fn check(order: Order, samples: &[(i64, i64)]) -> Result<(Vec<bool>, u64)> {
-        let mut check = SampleOrder::new(order);
+        let mut check = SampleOrder::new(order, Buckets { number: 2, in_range: 2 });
         let starts = samples.iter().map(|(session, time)| check.sample(*session, *time));
         let starts = starts.collect::<Result<_>>()?;
         Ok((starts, check.sessions()))
@@ -86,6 +97,16 @@ mod tests {
         }
         let arrival = [(7, 1), (9, 1), (9, 2), (7, 5)];
         assert_eq!(check(Order::Arrival, &arrival).unwrap(), (vec![true, true, false, true], 2));
+    }
+
+    #[test]
+    fn every_bucket_has_its_own_order() {
+        let of_bucket_1 = |session: i64| 1 << 62 | session;
+        for order in [Order::Session, Order::SessionHash, Order::Arrival] {
+            let samples = [(7, 5), (9, 6), (of_bucket_1(3), 1), (of_bucket_1(3), 2), (of_bucket_1(4), 9)];
+            assert_eq!(check(order, &samples).unwrap(), (vec![true, true, true, false, true], 4));
+            assert!(check(order, &[(of_bucket_1(3), 1), (7, 5)]).is_err(), "{order:?}");
+        }
     }
 
     #[test]

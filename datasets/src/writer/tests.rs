@@ -93,7 +93,7 @@ fn what_is_written_depends_neither_on_threads_nor_on_batches() {
 
 /// The writer of a bucket with all samples in one row group.
 fn filled(writers: &BucketWriters, bucket: u32) -> BucketWriter {
-    let (mut bucket, samples) = (writers.bucket(&PartitionKey::default(), bucket), samples());
+    let (mut bucket, samples) = (writers.range(&PartitionKey::default(), bucket), samples());
     let bytes = decoded_row_bytes(&samples);
     for (row, (session, time)) in session_ids(&samples).iter().zip(times(&samples)).enumerate() {
         assert!(!bucket.push(*session, *time, bytes[row]).unwrap(), "the row group is large enough");
@@ -120,7 +120,8 @@ fn part(root: &Path, options: &WriterOptions) -> WrittenBucket {
 fn writers_that_share_encoders_end_many_buckets() {
     let directory = tempfile::tempdir().unwrap();
     let storage = Storage::open(directory.path()).unwrap();
-    let options = WriterOptions { buckets: 10, ..WriterOptions::new(Order::Session) };
+    let options =
+        WriterOptions { buckets: Buckets::with_own_files(10), ..WriterOptions::new(Order::Session) };
     let writers = BucketWriters::new(storage, schema(), options, Encoders::new(4, 1).unwrap()).unwrap();
     let end_all = || {
         let writers = writers.for_part(4);
@@ -171,7 +172,7 @@ fn buckets_that_others_wrote_are_committed_like_written_ones() {
     let mut writer = DatasetWriter::create(&root("added"), schema(), options.clone()).unwrap();
     writer.add_part(added.clone()).unwrap();
     let twice = writer.add_part(added.clone()).unwrap_err().to_string();
-    assert!(twice.contains("the bucket 0 was written twice"), "{twice}");
+    assert!(twice.contains("the range 0 of buckets was written twice"), "{twice}");
     drop(writer);
     assert!(path.exists());
 
@@ -342,7 +343,7 @@ pub(super) fn in_last_bucket(samples: &RecordBatch) -> RecordBatch {
 #[test]
 fn samples_of_buckets_have_files_and_statistics_of_their_own() {
     let directory = tempfile::tempdir().unwrap();
-    let options = WriterOptions { buckets: 3, ..WriterOptions::new(Order::Session) };
+    let options = WriterOptions { buckets: Buckets::with_own_files(3), ..WriterOptions::new(Order::Session) };
     let mut writer = DatasetWriter::create(directory.path(), schema(), options).unwrap();
     let key = PartitionKey::parse("split=a").unwrap();
     writer.set_partition_columns(of_texts(&key)).unwrap();
@@ -362,6 +363,30 @@ fn samples_of_buckets_have_files_and_statistics_of_their_own() {
     let row_groups = partition.files.iter().flat_map(|set| &set.row_groups);
     row_groups.for_each(|row_group| digest.merge(row_group.digest));
     assert_eq!(partition.digest, digest);
+}
+
+#[test]
+fn buckets_of_a_range_share_files_and_row_groups() {
+    let written = |root: &Path| {
+        let options = WriterOptions { buckets: Buckets::of_ranges(1), ..WriterOptions::new(Order::Session) };
+        let mut writer = DatasetWriter::create(root, schema(), options).unwrap();
+        writer.write(&PartitionKey::default(), &samples().slice(0, 30)).unwrap();
+        writer.write(&PartitionKey::default(), &in_last_bucket(&samples().slice(5, 40))).unwrap();
+        writer
+    };
+    // A bucket does not come back after another one.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut writer = written(elsewhere.path());
+    let error = writer.write(&PartitionKey::default(), &samples().slice(30, 1)).unwrap_err().to_string();
+    assert!(error.contains("comes after one that it belongs before"), "{error}");
+    let directory = tempfile::tempdir().unwrap();
+    written(directory.path()).finish().unwrap();
+    let snapshot = Snapshot::load(directory.path()).unwrap();
+    let [set] = &snapshot.partitions[0].files[..] else { panic!("{:?}", snapshot.partitions) };
+    let [row_group] = &set.row_groups[..] else { panic!("{:?}", set.row_groups) };
+    assert_eq!((set.bucket, row_group.bucket, row_group.last_bucket()), (0, 0, 63));
+    assert_eq!(row_group.bucket_starts, [30; 63]);
+    assert_eq!((row_group.rows_of(&(0..1)), row_group.rows_of(&(1..64))), (0..30, 30..70));
 }
 
 #[test]

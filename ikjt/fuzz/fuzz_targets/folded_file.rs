@@ -72,9 +72,9 @@ fn commit(directory: &Path, snapshot: &Snapshot, set: &FileSet) {
     let mut writer =
         DatasetWriter::create(directory, snapshot.schema.clone(), options).expect("a new dataset");
     let statistics = vec![serde_json::json!({ "features": [], "dense": [] }); set.row_groups.len()];
-    let written = serde_json::json!({ "key": "", "bucket": 0, "files": [set], "statistics": statistics });
-    let written: WrittenBucket = serde_json::from_value(written).expect("a bucket");
-    writer.add_part(written).expect("a bucket of the dataset");
+    let written = serde_json::json!({ "key": "", "range": 0, "files": [set], "statistics": statistics });
+    let written: WrittenBucket = serde_json::from_value(written).expect("a range of buckets");
+    writer.add_part(written).expect("a range of the dataset");
     writer.finish().expect("a commit");
 }
 

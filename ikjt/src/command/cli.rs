@@ -73,8 +73,8 @@ pub(crate) struct Reading {
     /// Which of the processes that read the dataset together, as `RANK/RANKS` with ranks from 0
     #[arg(long, value_name = "RANK/RANKS", value_parser = parse_rank, default_value = "0/1", hide_default_value = true)]
     rank: Rank,
-    /// Streams into which the dataset's buckets are divided for the ranks to share: steps do not depend on the number
-    /// of ranks as long as it divides that of streams [default: the number of ranks]
+    /// Streams into which the dataset's buckets are divided for the ranks to share, at most as many as buckets: steps
+    /// depend on their number, and not on that of ranks, which may be any up to it [default: the number of ranks]
     #[arg(long)]
     streams: Option<usize>,
     /// What becomes of the last samples, where streams have different numbers of them
@@ -199,8 +199,8 @@ impl Reading {
         }
         let samples = load_snapshot(&self.dataset, self.at)?.chosen_samples(&self.partitions)?;
         let streams = self.streams.unwrap_or(self.rank.world_size).max(1);
-        let of_stream = usize::try_from(samples).unwrap_or(usize::MAX) / streams;
-        Ok(of_stream.clamp(1, 2048).saturating_mul(streams))
+        let samples = usize::try_from(samples).unwrap_or(usize::MAX);
+        Ok(samples.clamp(streams, 2048_usize.saturating_mul(streams)))
     }
 
     pub(crate) fn threads(&self) -> usize {

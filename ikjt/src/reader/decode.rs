@@ -479,10 +479,19 @@ impl Decoded {
         self.sampled.as_ref().map_or(sample, |rows| rows[sample] as usize)
     }
 
-    /// The ranges of samples that belong to one session each.
-    pub(super) fn blocks(&self) -> Vec<Range<usize>> {
-        let ids = self.sessions.as_deref().unwrap_or_default();
-        let mut end = 0;
+    /// The samples that some rows of the row group have.
+    pub(super) fn samples_in(&self, rows: Range<u64>) -> Range<usize> {
+        let before = |row: u64| match &self.sampled {
+            Some(sampled) => sampled.partition_point(|sample| u64::from(*sample) < row),
+            None => usize::try_from(row).unwrap_or(usize::MAX).min(self.batch.size()),
+        };
+        before(rows.start)..before(rows.end)
+    }
+
+    /// The ranges of samples, of those in `samples`, that belong to one session each.
+    pub(super) fn blocks(&self, samples: Range<usize>) -> Vec<Range<usize>> {
+        let mut end = samples.start;
+        let ids = self.sessions.as_deref().and_then(|ids| ids.get(samples)).unwrap_or_default();
         let blocks = ids.chunk_by(|a, b| a == b).map(|session| {
             end += session.len();
             end - session.len()..end

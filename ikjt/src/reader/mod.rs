@@ -10,14 +10,15 @@
 //!
 //! # Streams, ranks and steps
 //!
-//! The buckets of the dataset are divided into S **streams**. Stream s reads the buckets s, s + S, s + 2 S and so on,
-//! partition by partition; a shuffle moves row groups and sessions within a stream. To every step each stream gives B /
-//! S consecutive samples, which together are the **global batch** of B. Rank r of W reads the streams r, r + W and so
-//! on. So a step has the same samples for every W that divides S, all ranks take the same number of steps, which is
-//! known before the first, and a [`Position`] is one number in an epoch. With one process there is one stream, unless
-//! it is to be shared later.
+//! The C buckets of the dataset are divided into S **streams**, any number up to C: ranges of consecutive buckets, of
+//! which some have one more than others. A stream is read partition by partition; if its buckets begin or end within a
+//! row group, it reads its rows of that. A shuffle moves row groups and sessions within a stream. To every step each
+//! stream gives consecutive samples, which together are the **global batch** of B: one, and of the B − S others as many
+//! as its share of the buckets. Rank r of W, which is any number up to S, reads the streams r, r + W and so on. So a
+//! step has the same samples for every W, all ranks take the same number of steps, which is known before the first, and
+//! a [`Position`] is one number in an epoch. With one process there is one stream, unless it is to be shared later.
 //!
-//! Where a `sampling` step drops samples, B / S of those that are left make a stream's part of a step. Whether a sample
+//! Where a `sampling` step drops samples, as many of those that are left make a stream's part of a step. Whether a sample
 //! is dropped depends on its place in the dataset, so what is left of every row group is counted before the first step.
 //!
 //! # Memory
@@ -63,7 +64,7 @@ use self::files::{Chosen, Files, Opener, choose};
 use self::order::{Item, StreamOrder};
 use self::output::{Output, Packing};
 use self::pipeline::{Steps, Work};
-use self::plan::{Counts, row_counts, sampled_counts, stream_files};
+use self::plan::{Counts, Part, sampled_counts, stream_parts};
 use self::position::{POSITION_VERSION, wrong_position};
 use self::remote::{Expected, Remote, block_steps, row_groups_by_step};
 use self::stages::Stages;
@@ -105,8 +106,8 @@ pub struct Reader {
     workers: Workers,
     chosen: Arc<Vec<Chosen>>,
     input: Input,
-    /// The files of every stream.
-    streams: Vec<Vec<usize>>,
+    /// The parts of row groups that every stream reads.
+    streams: Vec<Vec<Part>>,
     /// Counts of samples after sampling, of the epoch that was planned last.
     sampled: Mutex<Option<(u64, Arc<Counts>)>>,
     /// What the cache knows of this reader in the epoch that was read last.
@@ -128,8 +129,8 @@ impl Reader {
         request.check(snapshot.buckets)?;
         let number_of_streams = request.streams();
         let ReadRequest { options, checks, rank } = request;
-        // Every stream has an equal part of a batch, if only one sample.
-        let most = samples.next_multiple_of(number_of_streams as u64);
+        // Every stream has a part of a batch, if only one sample.
+        let most = samples.max(number_of_streams as u64);
         if samples > 0 && options.global_batch_size as u64 > most {
             return Err(Error::options(
                 format!(
@@ -159,7 +160,7 @@ impl Reader {
             ..options
         };
         let chosen = Arc::new(choose(&snapshot, &options)?);
-        let streams = stream_files(&chosen, number_of_streams);
+        let streams = stream_parts(&chosen, snapshot.buckets, number_of_streams);
         let input = match location {
             Location::Storage(storage) => {
                 let columns = (&snapshot, &source_schema);
@@ -212,19 +213,20 @@ impl Reader {
     /// [`Error::Fault`] if there are samples and no step; otherwise as [`plan`](Self::plan).
     pub fn steps(&self, epoch: u64) -> Result<u64> {
         let sampled = self.sampled_counts(epoch)?;
-        let samples = |file: usize| match &sampled {
-            Some(sampled) => sampled[&file].iter().sum(),
-            None => self.chosen[file].set.samples,
+        let samples = |stream: usize| match &sampled {
+            Some(sampled) => sampled[stream].iter().sum(),
+            None => self.stream_samples(stream),
         };
-        let of_streams =
-            self.streams.iter().map(|files| files.iter().map(|file| samples(*file)).sum::<u64>());
-        let (samples, each) = (of_streams.collect::<Vec<_>>(), self.samples_of_step());
-        let steps = order::steps(samples.iter().copied(), each, self.options.tail);
-        if steps == 0 && samples.iter().any(|samples| *samples > 0) {
-            let least = samples.iter().min().copied().unwrap_or(0);
+        let of_stream = |stream: usize| (samples(stream), self.samples_of_step(stream));
+        let streams: Vec<(u64, u64)> = (0..self.streams.len()).map(of_stream).collect();
+        let steps = order::steps(streams.iter().copied(), self.options.tail);
+        if steps == 0
+            && streams.iter().any(|(samples, _)| *samples > 0)
+            && let Some((samples, each)) = streams.iter().find(|(samples, each)| samples < each)
+        {
             return Err(Error::options(
                 format!(
-                    "the epoch has no step: a stream has only {least} samples, and gives {each} to every step"
+                    "the epoch has no step: a stream has only {samples} samples, and gives {each} to every step"
                 ),
                 text!["give `short` as ", option("tail"), ", or lower ", option("global_batch_size")],
             ));
@@ -243,7 +245,7 @@ impl Reader {
         let split = |item: &Item| Split {
             path: self.chosen[item.file].set.path().to_owned(),
             row_group: item.row_group,
-            rows: 0..item.rows,
+            rows: item.start..item.start + item.rows,
         };
         let stream = |order: StreamOrder| PlannedStream {
             samples: order.samples(),
@@ -304,17 +306,14 @@ impl Reader {
         self.start(position, horizon)
     }
 
-    /// By file in the order of the snapshot, the samples of each row group that sampling leaves in an epoch, `None` if
-    /// nothing samples: what a preprocessing service tells its clients.
+    /// By stream, the samples that sampling leaves in an epoch of each part of a row group that the stream reads, in the
+    /// order of the files; `None` if nothing samples: what a preprocessing service tells its clients.
     ///
     /// # Errors
     ///
     /// As [`plan`](Self::plan).
     pub fn sample_counts(&self, epoch: u64) -> Result<Option<Vec<Vec<u64>>>> {
-        let in_order = |counts: Arc<Counts>| -> Vec<Vec<u64>> {
-            (0..self.chosen.len()).map(|file| counts[&file].clone()).collect()
-        };
-        Ok(self.sampled_counts(epoch)?.map(in_order))
+        Ok(self.sampled_counts(epoch)?.map(|counts| counts.to_vec()))
     }
 
     /// What a [cache](crate::cache) knows of this reader, once it has read something with one.
@@ -331,34 +330,33 @@ impl Reader {
             return Err(wrong_position("step", &position.step, &steps));
         }
         let orders = self.orders(position.epoch, self.own_streams())?;
+        let each: Vec<u64> = self.own_streams().map(|stream| self.samples_of_step(stream)).collect();
         let widths = (self.schema.dense.len(), self.schema.labels.len());
         let packing = Packing { widths, overlaps: self.options.dedupe == Dedupe::Window };
         match &self.input {
             Input::Files(files) => {
                 let work = self.work(files, position.epoch, self.cached(files, position.epoch, &orders));
-                let each = self.samples_of_step();
-                let start = position.step.saturating_mul(each);
+                let streams = orders.into_iter().zip(each);
                 let streams: Vec<Stream> =
-                    orders.into_iter().map(|order| Stream::new(order, start)).collect();
+                    streams.map(|(order, each)| Stream::new(order, each, position.step)).collect();
                 let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
-                let steps = Steps { streams, each, range: position.step..steps, horizon };
+                let steps = Steps { streams, range: position.step..steps, horizon };
                 Batches::start(work, steps, opener, position.clone(), packing)
             }
             Input::Source(source, asked) => {
-                let each = self.samples_of_step();
                 let wanted = Wanted {
                     // Equal batches have one name.
                     epoch: if self.repeats() { 0 } else { position.epoch },
                     steps: position.step..steps.min(horizon.step()),
-                    block_steps: block_steps(&orders, each, self.options.shuffle),
-                    row_groups: row_groups_by_step(&self.chosen, &orders, each),
+                    block_steps: block_steps(&orders, &each, self.options.shuffle),
+                    row_groups: row_groups_by_step(&self.chosen, &orders, &each),
                     batch_bytes: self.expected_batch_bytes(),
                     memory: 0,
                 };
                 let expected = Expected {
                     schema: self.schema.clone(),
                     checks: Arc::clone(&self.checks),
-                    most_samples: each.saturating_mul(self.own_streams().count() as u64),
+                    most_samples: each.iter().sum(),
                 };
                 let (source, asked) = (Arc::clone(source), Arc::clone(asked));
                 let workers = self.workers.clone();
@@ -396,19 +394,20 @@ impl Reader {
     }
 
     /// The streams that this rank reads.
-    fn own_streams(&self) -> impl Iterator<Item = usize> + Clone + use<> {
+    fn own_streams(&self) -> impl Iterator<Item = usize> + use<> {
         let Rank { rank, world_size } = self.rank;
         (rank..self.streams.len()).step_by(world_size)
     }
 
     /// The samples of a stream before sampling.
     fn stream_samples(&self, stream: usize) -> u64 {
-        self.streams[stream].iter().map(|file| self.chosen[*file].set.samples).fold(0, u64::saturating_add)
+        self.streams[stream].iter().map(Part::len).fold(0, u64::saturating_add)
     }
 
     /// The samples that a stream gives to a step.
-    fn samples_of_step(&self) -> u64 {
-        (self.options.global_batch_size / self.streams.len()) as u64
+    fn samples_of_step(&self, stream: usize) -> u64 {
+        let (streams, size) = (self.streams.len(), self.options.global_batch_size);
+        order::samples_of_step(stream, streams, self.snapshot.buckets, size)
     }
 
     /// The sampler, if samples are dropped.
@@ -417,33 +416,24 @@ impl Reader {
     }
 
     /// The orders of some streams in an epoch.
-    fn orders(&self, epoch: u64, wanted: impl Iterator<Item = usize> + Clone) -> Result<Vec<StreamOrder>> {
+    fn orders(&self, epoch: u64, wanted: impl Iterator<Item = usize>) -> Result<Vec<StreamOrder>> {
         let sampled = self.sampled_counts(epoch)?;
-        let files = wanted.clone().flat_map(|stream| self.streams[stream].iter().copied());
-        let rows = row_counts(&self.chosen, files);
         let order = |stream: usize| {
-            let items = self.streams[stream].iter().flat_map(|file| {
-                let sampled = sampled.as_ref().map(|sampled| sampled[file].as_slice());
-                self.items(*file, &rows[file], sampled)
+            let items = self.streams[stream].iter().enumerate().map(|(number, part)| Item {
+                file: part.file,
+                row_group: part.row_group,
+                partition: self.chosen[part.file].partition,
+                first: part.first,
+                start: part.rows.start,
+                rows: part.len(),
+                samples: sampled.as_ref().map_or(part.len(), |sampled| sampled[stream][number]),
             });
             StreamOrder::new(items.collect(), self.options.shuffle, epoch, stream)
         };
         Ok(wanted.map(order).collect())
     }
 
-    /// The row groups of a file, which have `rows` rows, of which sampling leaves `sampled`.
-    fn items(&self, file: usize, rows: &[u64], sampled: Option<&[u64]>) -> Vec<Item> {
-        let Chosen { partition, first, .. } = &self.chosen[file];
-        let mut next = *first;
-        let items = rows.iter().enumerate().map(|(row_group, &rows)| {
-            next += rows;
-            let samples = sampled.map_or(rows, |sampled| sampled[row_group]);
-            Item { file, row_group, partition: *partition, first: next - rows, rows, samples }
-        });
-        items.collect()
-    }
-
-    /// By file and row group, the samples that sampling leaves in an epoch; `None` if nothing samples.
+    /// By stream and part, the samples that sampling leaves in an epoch; `None` if nothing samples.
     fn sampled_counts(&self, epoch: u64) -> Result<Option<Arc<Counts>>> {
         let Some(sampler) = self.sampler() else { return Ok(None) };
         let known = || self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
@@ -452,9 +442,8 @@ impl Reader {
         }
         let sampled = Arc::new(match &self.input {
             Input::Files(files) => {
-                let rows = row_counts(&self.chosen, 0..self.chosen.len());
                 let labels = &self.source_schema.labels;
-                sampled_counts(files, &rows, sampler, labels, epoch, &self.workers.pool)?
+                sampled_counts(files, &self.streams, sampler, labels, epoch, &self.workers.pool)?
             }
             Input::Source(source, asked) => self.checked_counts(source.sample_counts(asked, epoch)?)?,
         });
@@ -462,11 +451,10 @@ impl Reader {
         Ok(Some(sampled))
     }
 
-    /// Counts of all row groups that came from elsewhere.
+    /// Counts of all parts of row groups that came from elsewhere.
     fn checked_counts(&self, counts: Vec<Vec<u64>>) -> Result<Counts> {
-        let row_groups = |chosen: &Chosen| chosen.set.row_groups.len();
-        match counts.iter().map(Vec::len).eq(self.chosen.iter().map(row_groups)) {
-            true => Ok(counts.into_iter().enumerate().collect()),
+        match counts.iter().map(Vec::len).eq(self.streams.iter().map(Vec::len)) {
+            true => Ok(counts),
             false => {
                 let message = "it counted the samples of other row groups than the snapshot has";
                 Err(Error::invariant("preprocessing service", message))
@@ -554,8 +542,8 @@ impl Reader {
         let values = names.fold(0, u64::saturating_add).checked_div(statistics.samples).unwrap_or(0);
         let kept = KEPT_BYTES * self.kept_columns.len() as u64;
         let sample = values.saturating_mul(8).saturating_add(sample_bytes(&self.source_schema) + kept);
-        let batch = self.options.global_batch_size / self.rank.world_size;
-        sample.saturating_mul(batch as u64)
+        let batch: u64 = self.own_streams().map(|stream| self.samples_of_step(stream)).sum();
+        sample.saturating_mul(batch)
     }
 }
 

@@ -74,26 +74,32 @@ impl ReadRequest {
         if rank >= world_size {
             return wrong(format!("there is no rank {rank} of {world_size}"), "ranks count from 0".into());
         }
-        if streams == 0 || !streams.is_multiple_of(world_size) {
+        if streams < world_size {
             return wrong(
                 format!("{streams} streams cannot be divided among {world_size} ranks"),
-                text![option("streams"), " must be a multiple of the number of ranks"],
+                text![
+                    "give at least as many ",
+                    option("streams"),
+                    " as there are ranks: each rank reads some"
+                ],
             );
         }
-        if !(buckets as usize).is_multiple_of(streams) {
-            let message =
-                format!("the dataset's buckets, {buckets}, cannot be divided into {streams} streams");
+        if streams > buckets as usize {
             let hint = format!(
-                " must divide the number of buckets: take one of {}, or build the dataset with a multiple of {streams} as \
-                 its number of `buckets`",
-                divisors(buckets)
+                " and ranks may be at most {buckets}, or build the dataset with at least {streams} `buckets`"
             );
-            return wrong(message, text![option("streams"), hint]);
+            return wrong(
+                format!("the dataset's {buckets} buckets cannot be divided into {streams} streams"),
+                text![option("streams"), hint],
+            );
         }
-        if !size.is_multiple_of(streams) {
+        if size < streams {
             return wrong(
                 format!("a global batch of {size} samples cannot be divided among {streams} streams"),
-                text![option("global_batch_size"), " must be a multiple of the number of streams"],
+                text![
+                    option("global_batch_size"),
+                    format!(" must be at least {streams}: each stream gives a sample")
+                ],
             );
         }
         if self.options.shuffle.is_some_and(|shuffle| shuffle.row_groups == 0) {
@@ -110,11 +116,11 @@ impl ReadRequest {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReaderOptions {
-    /// Samples of a step, over all ranks. Every stream gives an equal part of them; the last steps of an epoch may have
-    /// fewer.
+    /// Samples of a step, over all ranks. Every stream gives a part of them, according to the number of its buckets; the
+    /// last steps of an epoch may have fewer.
     pub global_batch_size: usize,
-    /// Into how many streams the dataset's buckets are divided; the ranks share them. Steps and positions depend on
-    /// this number and not on that of the ranks. If `None`, as many as there are ranks.
+    /// Into how many streams the dataset's buckets are divided, at most as many as there are; the ranks share them. Steps
+    /// and positions depend on this number and not on that of the ranks. If `None`, as many as there are ranks.
     pub streams: Option<usize>,
     /// Treatment of the last samples.
     pub tail: Tail,
@@ -154,12 +160,6 @@ impl ReaderOptions {
             kept: Vec::new(),
         }
     }
-}
-
-/// The divisors of `number`, joined by commas.
-fn divisors(number: u32) -> String {
-    let divisors = (1..=number).filter(|divisor| number.is_multiple_of(*divisor));
-    divisors.map(|divisor| divisor.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

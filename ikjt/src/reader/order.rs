@@ -1,10 +1,10 @@
 //! Which samples an epoch delivers, in which order, in which step. Pure computation: nothing here reads a file.
 //!
-//! The buckets of a dataset are divided into streams; a stream has whole row groups, in an order of its own. A shuffled
-//! stream also moves sessions: session `j` of row group `g` gets the key `p + h(g, j)`, where `p` are the samples
-//! before the row group in the stream's order and `h` spreads evenly over the next few row groups. Sorted by their
-//! keys, sessions come anywhere in a window that slides with the row groups, and to find the samples of a step it takes
-//! no more than the row groups of one window.
+//! The buckets of a dataset are divided into streams; a stream has the rows of its buckets in row groups, in an order
+//! of its own. A shuffled stream also moves sessions: session `j` of these rows of row group `g` gets the key
+//! `p + h(g, j)`, where `p` are the samples before the row group in the stream's order and `h` spreads evenly over the
+//! next few row groups. Sorted by their keys, sessions come anywhere in a window that slides with the row groups, and to
+//! find the samples of a step it takes no more than the row groups of one window.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use super::position::{Shuffle, Tail, Within};
 /// The increment of SplitMix64, whose numbers place the sessions.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A row group of a stream.
+/// The rows of a row group that a stream reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Item {
     /// Index among the chosen files.
@@ -27,11 +27,13 @@ pub(super) struct Item {
     pub(super) row_group: usize,
     /// Its partition, in order.
     pub(super) partition: usize,
-    /// Number of its first sample among the chosen samples of the dataset.
+    /// Number of the row group's first sample among the chosen samples of the dataset.
     pub(super) first: u64,
-    /// Its Parquet rows.
+    /// The first of the Parquet rows.
+    pub(super) start: u64,
+    /// The number of Parquet rows.
     pub(super) rows: u64,
-    /// Its samples, less those that sampling drops.
+    /// Their samples, less those that sampling drops.
     pub(super) samples: u64,
 }
 
@@ -120,11 +122,26 @@ impl StreamOrder {
     }
 }
 
-/// The steps of an epoch whose streams have `samples` samples each and give `each` to a step.
-pub(super) fn steps(samples: impl Iterator<Item = u64>, each: u64, tail: Tail) -> u64 {
+/// The buckets of one of `streams` streams: consecutive ones, of `buckets` in all. Their numbers differ by 1 at most.
+pub(super) fn buckets_of_stream(stream: usize, streams: usize, buckets: u32) -> Range<u32> {
+    let start = |stream: usize| (stream as u64 * u64::from(buckets) / streams as u64) as u32;
+    start(stream)..start(stream + 1)
+}
+
+/// The samples that one of `streams` streams gives to every step of `size` samples: one, and a part of the others by its
+/// share of the buckets, so that streams end together though some have a bucket more.
+pub(super) fn samples_of_step(stream: usize, streams: usize, buckets: u32, size: usize) -> u64 {
+    let shared = size.saturating_sub(streams) as u64;
+    let before = |bucket: u32| u64::from(bucket) * shared / u64::from(buckets.max(1));
+    let Range { start, end } = buckets_of_stream(stream, streams, buckets);
+    1 + before(end) - before(start)
+}
+
+/// The steps of an epoch, of the samples that each stream has, and gives to a step.
+pub(super) fn steps(streams: impl Iterator<Item = (u64, u64)>, tail: Tail) -> u64 {
     match tail {
-        Tail::Short => samples.map(|samples| samples.div_ceil(each)).max(),
-        Tail::Drop => samples.map(|samples| samples / each).min(),
+        Tail::Short => streams.map(|(samples, each)| samples.div_ceil(each)).max(),
+        Tail::Drop => streams.map(|(samples, each)| samples / each).min(),
     }
     .unwrap_or(0)
 }
@@ -164,6 +181,7 @@ mod tests {
             row_group: i % 2,
             partition: *partition,
             first: 0,
+            start: 0,
             rows: sessions.iter().sum(),
             samples: sessions.iter().sum(),
         };
@@ -231,13 +249,34 @@ mod tests {
         }
 
         #[test]
-        fn every_sample_is_in_one_step(samples in prop::collection::vec(0_u64..50, 1..5), each in 1_u64..9) {
-            let short = steps(samples.iter().copied(), each, Tail::Short);
-            prop_assert!(samples.iter().all(|samples| short * each >= *samples));
-            prop_assert!(short == 0 || samples.iter().any(|samples| (short - 1) * each < *samples));
-            let drop = steps(samples.iter().copied(), each, Tail::Drop);
-            prop_assert!(samples.iter().all(|samples| drop * each <= *samples));
-            prop_assert!(samples.iter().any(|samples| (drop + 1) * each > *samples));
+        fn every_sample_is_in_one_step(streams in prop::collection::vec((0_u64..50, 1_u64..9), 1..5)) {
+            let short = steps(streams.iter().copied(), Tail::Short);
+            prop_assert!(streams.iter().all(|(samples, each)| short * each >= *samples));
+            prop_assert!(short == 0 || streams.iter().any(|(samples, each)| (short - 1) * each < *samples));
+            let drop = steps(streams.iter().copied(), Tail::Drop);
+            prop_assert!(streams.iter().all(|(samples, each)| drop * each <= *samples));
+            prop_assert!(streams.iter().any(|(samples, each)| (drop + 1) * each > *samples));
+        }
+
+        #[test]
+        fn any_number_of_streams_divides_buckets_and_batches(
+            (buckets, streams) in (1_u32..300).prop_flat_map(|buckets| (Just(buckets), 1..=buckets as usize)),
+            more in 0_usize..5000,
+        ) {
+            let size = streams + more;
+            let ranges: Vec<_> = (0..streams).map(|i| buckets_of_stream(i, streams, buckets)).collect();
+            prop_assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            prop_assert_eq!((ranges[0].start, ranges[streams - 1].end), (0, buckets));
+            let least = buckets as usize / streams;
+            prop_assert!(ranges.iter().all(|range| (least..=least + 1).contains(&range.len())));
+            let each: Vec<u64> = (0..streams).map(|i| samples_of_step(i, streams, buckets, size)).collect();
+            prop_assert_eq!(each.iter().sum::<u64>(), size as u64);
+            for (range, each) in ranges.iter().zip(each) {
+                let fair = 1.0 + more as f64 * range.len() as f64 / f64::from(buckets);
+                prop_assert!((each as f64 - fair).abs() <= 1.0, "{each} for {fair}");
+                let is_whole = (buckets as usize).is_multiple_of(streams) && size.is_multiple_of(streams);
+                prop_assert!(!is_whole || each == (size / streams) as u64);
+            }
         }
     }
 

@@ -135,8 +135,6 @@ pub(super) struct Work {
 #[derive(Debug)]
 pub(super) struct Steps {
     pub(super) streams: Vec<Stream>,
-    /// Samples that a stream gives to a step.
-    pub(super) each: u64,
     /// From the first one to those of the whole epoch.
     pub(super) range: Range<u64>,
     pub(super) horizon: Horizon,
@@ -177,9 +175,9 @@ impl<T: Send + 'static> Batches<T> {
     {
         let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
         let room = 2 * work.workers.threads();
-        let Steps { streams, each, range, horizon } = steps;
+        let Steps { streams, range, horizon } = steps;
         let scheduler =
-            Scheduler { work, opener, streams, each, step: range.start, steps: range.end, horizon, packing };
+            Scheduler { work, opener, streams, step: range.start, steps: range.end, horizon, packing };
         Self::of_thread("onefold-schedule", room, (account, stages), position, range.end, |queue, _| {
             scheduler.run(&queue)
         })
@@ -265,8 +263,6 @@ struct Scheduler {
     work: Work,
     opener: Opener,
     streams: Vec<Stream>,
-    /// Samples that a stream gives to a step.
-    each: u64,
     /// The next step.
     step: u64,
     /// The step after the last one.
@@ -313,7 +309,7 @@ impl Scheduler {
         while self.step < self.end() {
             let mut pieces = Pieces::new();
             for stream in 0..self.streams.len() {
-                let wanted = self.left(stream).min(self.each);
+                let wanted = self.left(stream).min(self.streams[stream].each);
                 while self.streams[stream].ready() < wanted {
                     self.advance(stream)?;
                 }
@@ -332,8 +328,9 @@ impl Scheduler {
 
     /// The samples of a stream from the next step on.
     fn left(&self, stream: usize) -> u64 {
-        let end = self.streams[stream].samples().min(self.end() * self.each);
-        end.saturating_sub(self.step * self.each)
+        let stream = &self.streams[stream];
+        let end = stream.samples().min(self.end().saturating_mul(stream.each));
+        end.saturating_sub(self.step * stream.each)
     }
 
     /// Waits for the next row group of a stream.
@@ -358,8 +355,11 @@ impl Scheduler {
         while self.streams.iter().map(Stream::in_decoding).sum::<usize>() < ahead {
             let can =
                 |stream: &usize| !stalled[*stream] && self.streams[*stream].covered() < self.left(*stream);
-            let least =
-                (0..self.streams.len()).filter(can).min_by_key(|stream| self.streams[*stream].covered());
+            let covered_steps = |stream: &usize| {
+                let stream = &self.streams[*stream];
+                stream.covered() / stream.each
+            };
+            let least = (0..self.streams.len()).filter(can).min_by_key(covered_steps);
             let Some(stream) = least else { break };
             match self.begin(stream, false)? {
                 Begun::Yes => (),

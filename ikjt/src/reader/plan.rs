@@ -1,6 +1,6 @@
 //! An epoch as data: its steps, its streams, and the row groups that each of them reads, in order.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::decode::RowGroup;
 use super::files::{Chosen, Files};
+use super::order::buckets_of_stream;
 use crate::Result;
 use crate::preprocess::Sampler;
 
@@ -31,7 +32,8 @@ pub struct PlannedStream {
     /// All samples of the stream, less those that `sampling` drops. With [`Tail::Drop`](super::Tail::Drop) the last
     /// ones may be in no step.
     pub samples: u64,
-    /// In the order in which they are read. A shuffle also moves sessions between neighbours.
+    /// In the order in which they are read. A shuffle also moves sessions between neighbours. Streams whose buckets are
+    /// in one row group read different rows of it.
     pub splits: Vec<Split>,
 }
 
@@ -46,58 +48,152 @@ pub struct Split {
     pub rows: Range<u64>,
 }
 
-/// Samples by row group, of some of the chosen files.
-pub(super) type Counts = HashMap<usize, Vec<u64>>;
-
-/// The rows of the row groups of the files `wanted`, as the snapshot describes them.
-pub(super) fn row_counts(chosen: &[Chosen], wanted: impl IntoIterator<Item = usize>) -> Counts {
-    let of_file = |file: usize| {
-        let row_groups = chosen[file].set.row_groups.iter();
-        (file, row_groups.map(|row_group| row_group.samples).collect())
-    };
-    wanted.into_iter().map(of_file).collect()
+/// The rows of a row group that a stream reads: those of its buckets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Index among the chosen files.
+    pub(super) file: usize,
+    /// Row group in the file.
+    pub(super) row_group: usize,
+    /// Number of the row group's first sample among the chosen samples of the dataset.
+    pub(super) first: u64,
+    /// Some of its Parquet rows.
+    pub(super) rows: Range<u64>,
 }
 
-/// The number of samples of every row group of `counts` after sampling in an epoch. `labels` are the schema's.
+impl Part {
+    /// The number of rows.
+    pub(super) fn len(&self) -> u64 {
+        self.rows.end - self.rows.start
+    }
+}
+
+/// By stream, the samples of each part that sampling leaves.
+pub(super) type Counts = Vec<Vec<u64>>;
+
+/// The number of samples of every part after sampling in an epoch. `labels` are the schema's.
 pub(super) fn sampled_counts(
     files: &Files,
-    counts: &Counts,
+    streams: &[Vec<Part>],
     sampler: &Sampler,
     labels: &[String],
     epoch: u64,
     pool: &rayon::ThreadPool,
 ) -> Result<Counts> {
     let names: Vec<&str> = sampler.labels().map(|label| labels[label].as_str()).collect();
-    let row_group = |file: usize, index: usize, first: u64, rows: u64| {
+    // The rows of a row group that are left, in ascending order.
+    let left = |file: usize, index: usize, first: u64| -> Result<Vec<u32>> {
+        let rows = files.files[file].set.row_groups[index].samples;
         let rows = usize::try_from(rows).unwrap_or(usize::MAX);
         if names.is_empty() {
-            return Ok(sampler.keep(epoch, first, rows, |_, _| 0.0).len() as u64);
+            return Ok(sampler.keep(epoch, first, rows, |_, _| 0.0));
         }
         let columns =
             RowGroup { files: files.open(file)?, index, first }.read_floats(&names, files.verify)?;
         let column = |label: usize| sampler.labels().position(|i| i == label).unwrap_or(0);
-        Ok(sampler.keep(epoch, first, rows, |label, sample| columns[column(label)][sample]).len() as u64)
+        Ok(sampler.keep(epoch, first, rows, |label, sample| columns[column(label)][sample]))
     };
-    let of_file = |(file, rows): (&usize, &Vec<u64>)| {
-        let starts = rows.iter().scan(files.files[*file].first, |first, rows| {
-            *first += rows;
-            Some(*first - rows)
+    // Streams that share a row group read its labels once.
+    let mut row_groups: BTreeMap<(usize, usize, u64), Vec<(usize, usize)>> = BTreeMap::new();
+    for (stream, parts) in streams.iter().enumerate() {
+        for (number, part) in parts.iter().enumerate() {
+            let row_group = (part.file, part.row_group, part.first);
+            row_groups.entry(row_group).or_default().push((stream, number));
+        }
+    }
+    let count = |(&(file, index, first), parts): (&(usize, usize, u64), &Vec<(usize, usize)>)| -> Result<_> {
+        let left = left(file, index, first)?;
+        let before = |end: u64| left.partition_point(|row| u64::from(*row) < end) as u64;
+        let counts = parts.iter().map(|&(stream, number)| {
+            let Range { start, end } = streams[stream][number].rows;
+            ((stream, number), before(end) - before(start))
         });
-        let row_groups: Vec<_> = starts.zip(rows).enumerate().collect();
-        let sampled =
-            row_groups.into_par_iter().map(|(index, (first, rows))| row_group(*file, index, first, *rows));
-        Ok((*file, sampled.collect::<Result<_>>()?))
+        Ok(counts.collect::<Vec<_>>())
     };
-    pool.install(|| counts.par_iter().map(of_file).collect())
+    let counted: Result<Vec<_>> = pool.install(|| row_groups.par_iter().map(count).collect());
+    let mut counts: Counts = streams.iter().map(|parts| vec![0; parts.len()]).collect();
+    for ((stream, number), samples) in counted?.into_iter().flatten() {
+        counts[stream][number] = samples;
+    }
+    Ok(counts)
 }
 
-/// The chosen files of every stream: bucket by bucket within a partition, partition by partition.
-pub(super) fn stream_files(chosen: &[Chosen], streams: usize) -> Vec<Vec<usize>> {
-    let mut of_streams = vec![Vec::new(); streams];
+/// The parts of every stream: row group by row group within a partition, partition by partition. Streams are read from
+/// files of a dataset that divides its sessions into so many `buckets`.
+pub(super) fn stream_parts(chosen: &[Chosen], buckets: u32, streams: usize) -> Vec<Vec<Part>> {
+    let of_streams: Vec<_> = (0..streams).map(|stream| buckets_of_stream(stream, streams, buckets)).collect();
     let mut ordered: Vec<usize> = (0..chosen.len()).collect();
     ordered.sort_by_key(|file| (chosen[*file].partition, chosen[*file].set.bucket));
+    let mut parts = vec![Vec::new(); streams];
     for file in ordered {
-        of_streams[chosen[file].set.bucket as usize % streams].push(file);
+        let Chosen { set, first, .. } = &chosen[file];
+        let mut next = *first;
+        for (row_group, described) in set.row_groups.iter().enumerate() {
+            let first = next;
+            next += described.samples;
+            let before = of_streams.partition_point(|buckets| buckets.end <= described.bucket);
+            let streams = parts.iter_mut().zip(&of_streams).skip(before);
+            for (parts, buckets) in streams.take_while(|(_, of)| of.start <= described.last_bucket()) {
+                let rows = described.rows_of(buckets);
+                if !rows.is_empty() {
+                    parts.push(Part { file, row_group, first, rows });
+                }
+            }
+        }
     }
-    of_streams
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_datasets::{FileSet, RowGroup};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Row groups by the samples of consecutive buckets, the first of which has some.
+    fn row_groups() -> impl Strategy<Value = Vec<RowGroup>> {
+        let row_group = (0_u32..9, prop::collection::vec(0_u32..4, 0..12)).prop_map(|(bucket, mut sizes)| {
+            sizes.insert(0, 1);
+            sizes.push(1);
+            let starts = sizes.iter().scan(0, |rows, size| {
+                *rows += size;
+                Some(*rows)
+            });
+            let mut bucket_starts: Vec<u32> = starts.collect();
+            let samples = bucket_starts.pop().map_or(0, u64::from);
+            RowGroup { bucket, bucket_starts, samples, ..RowGroup::default() }
+        });
+        prop::collection::vec(row_group, 1..5)
+    }
+
+    proptest! {
+        #[test]
+        fn every_row_is_in_the_stream_of_its_bucket(row_groups in row_groups(), streams in 1_usize..=64) {
+            const BUCKETS: u32 = 64;
+            let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
+            let set = FileSet { bucket: 0, samples, row_groups: row_groups.clone(), files: Vec::new() };
+            let chosen = [Chosen { set, partition: 0, first: 100 }];
+            let parts = stream_parts(&chosen, BUCKETS, streams);
+            let mut found = vec![Vec::new(); row_groups.len()];
+            for (stream, parts) in parts.iter().enumerate() {
+                prop_assert!(parts.windows(2).all(|pair| pair[0].row_group < pair[1].row_group));
+                for part in parts {
+                    found[part.row_group].extend(part.rows.clone().map(|row| (row, stream)));
+                }
+            }
+            for (row_group, found) in row_groups.iter().zip(found) {
+                // Naively: the bucket of each row, and the stream whose range has it.
+                let bucket = |row: u64| {
+                    let after = row_group.bucket_starts.iter().filter(|start| u64::from(**start) <= row).count();
+                    row_group.bucket + after as u32
+                };
+                let stream = |bucket: u32| {
+                    (0..streams).find(|of| buckets_of_stream(*of, streams, BUCKETS).contains(&bucket)).unwrap()
+                };
+                let expected: Vec<_> = (0..row_group.samples).map(|row| (row, stream(bucket(row)))).collect();
+                prop_assert_eq!(found, expected);
+            }
+        }
+    }
 }

@@ -59,8 +59,8 @@ pub enum Tail {
 
 /// Where to go on: the next step of an epoch. Serialise it into a checkpoint.
 ///
-/// It depends on what is read, and on nothing else: any number of ranks that divides the number of streams may go on
-/// from it, with other threads, another deduplication and other features.
+/// It depends on what is read, and on nothing else: any number of ranks up to the number of streams may go on from it,
+/// with other threads, another deduplication and other features.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {

@@ -21,23 +21,27 @@ use crate::{Batch, Error, PackedBatch, Result};
 /// only a part.
 const ROW_GROUPS_IN_BLOCK: u64 = 4;
 
-/// The steps of a block, for streams that are read in these orders and give `each` samples to a step.
-pub(super) fn block_steps(orders: &[StreamOrder], each: u64, shuffle: Option<Shuffle>) -> u64 {
+/// The steps of a block, for streams that are read in these orders and give `each` so many samples to a step.
+pub(super) fn block_steps(orders: &[StreamOrder], each: &[u64], shuffle: Option<Shuffle>) -> u64 {
     let mixed = shuffle.map_or(0, |shuffle| shuffle.row_groups as u64);
-    let of_stream = |order: &StreamOrder| {
+    let of_stream = |(order, each): (&StreamOrder, &u64)| {
         let row_groups = order.items.len() as u64;
         let row_group = order.samples().checked_div(row_groups).unwrap_or(0);
         ROW_GROUPS_IN_BLOCK.saturating_add(mixed).saturating_mul(row_group) / each
     };
-    orders.iter().map(of_stream).max().unwrap_or(0).max(1)
+    orders.iter().zip(each).map(of_stream).max().unwrap_or(0).max(1)
 }
 
 /// The steps from which on a stream reads every few row groups, and a name for these that every job has for them.
-pub(super) fn row_groups_by_step(chosen: &[Chosen], orders: &[StreamOrder], each: u64) -> Vec<(u64, String)> {
-    let Some(order) = orders.first() else { return Vec::new() };
+pub(super) fn row_groups_by_step(
+    chosen: &[Chosen],
+    orders: &[StreamOrder],
+    each: &[u64],
+) -> Vec<(u64, String)> {
+    let Some((order, each)) = orders.first().zip(each.first()) else { return Vec::new() };
     let items = order.items.iter().zip(&order.starts).step_by(ROW_GROUPS_IN_BLOCK as usize);
     let named = items.map(|(item, start)| {
-        (start.div_ceil(each), format!("{}/{}", chosen[item.file].set.path(), item.row_group))
+        (start.div_ceil(*each), format!("{}/{}", chosen[item.file].set.path(), item.row_group))
     });
     named.collect()
 }

@@ -27,7 +27,8 @@ pub trait Source: Debug + Send + Sync {
     /// The statistics of the samples in some partitions of snapshot `number`.
     fn statistics(&self, number: u64, partitions: &PartitionFilter) -> Result<SampleStatistics>;
 
-    /// By file in the order of the snapshot, the samples of each row group that sampling leaves in an epoch.
+    /// By stream, the samples that sampling leaves in an epoch of each part of a row group that the stream reads, in the
+    /// order of the files.
     fn sample_counts(&self, asked: &Asked, epoch: u64) -> Result<Vec<Vec<u64>>>;
 
     /// Gives the batches of some steps to `deliver`, each once and in order; ends early if it takes no more.

@@ -16,6 +16,8 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Stream {
     order: StreamOrder,
+    /// Samples that it gives to a step.
+    pub(super) each: u64,
     /// The next row group to decode, by its number in the order.
     next: usize,
     /// The next row group to arrive.
@@ -67,11 +69,12 @@ impl Ord for Session {
 }
 
 impl Stream {
-    /// The stream from its sample `start` on.
-    pub(super) fn new(order: StreamOrder, start: u64) -> Self {
-        let (first, skip) = order.find(start.min(order.samples()));
+    /// A stream that gives `each` samples to a step, from a step on.
+    pub(super) fn new(order: StreamOrder, each: u64, step: u64) -> Self {
+        let (first, skip) = order.find(step.saturating_mul(each).min(order.samples()));
         Self {
             order,
+            each,
             next: first,
             arrived: first,
             decoding: VecDeque::new(),
@@ -91,9 +94,10 @@ impl Stream {
         self.order.samples()
     }
 
-    /// The row groups that are still to be decoded, with the samples of the stream before each.
+    /// The row groups that are still to be decoded, with the step that needs each first.
     fn upcoming(&self) -> impl Iterator<Item = (u64, &Item)> {
-        self.order.starts[self.next..].iter().copied().zip(&self.order.items[self.next..])
+        let starts = self.order.starts[self.next..].iter().map(|start| start / self.each);
+        starts.zip(&self.order.items[self.next..])
     }
 
     /// The row group to decode next.
@@ -135,7 +139,9 @@ impl Stream {
     /// [`Error::Invariant`] if it has another number of samples than the epoch was planned with.
     pub(super) fn add(&mut self, decoded: Decoded) -> Result<()> {
         let item = self.order.items[self.arrived];
-        let (number, samples) = (self.arrived, decoded.batch.size());
+        let number = self.arrived;
+        let rows = decoded.samples_in(item.start..item.start + item.rows);
+        let samples = rows.len();
         if samples as u64 != item.samples {
             let place = format!("row group {} of `{}`", item.row_group, decoded.origin.files.path.display());
             let message =
@@ -146,10 +152,10 @@ impl Stream {
         self.coming -= item.samples;
         let decoded = Arc::new(decoded);
         if !self.order.is_shuffled() {
-            self.push_ready((decoded, 0..samples));
+            self.push_ready((decoded, rows));
             return Ok(());
         }
-        for (session, rows) in decoded.blocks().into_iter().enumerate() {
+        for (session, rows) in decoded.blocks(rows).into_iter().enumerate() {
             self.held_samples += rows.len() as u64;
             let key = (self.order.key(number, session), number, session);
             self.held.push(Reverse(Session { key, piece: (Arc::clone(&decoded), rows) }));
@@ -198,9 +204,9 @@ pub(super) fn files_by_first_use(streams: &[Stream]) -> VecDeque<usize> {
     let mut items: Vec<_> = streams
         .iter()
         .enumerate()
-        .flat_map(|(number, stream)| stream.upcoming().map(move |(start, item)| (start, number, item.file)))
+        .flat_map(|(number, stream)| stream.upcoming().map(move |(step, item)| (step, number, item.file)))
         .collect();
-    items.sort_unstable_by_key(|(start, number, _)| (*start, *number));
+    items.sort_by_key(|(step, number, _)| (*step, *number));
     let mut seen = HashSet::new();
     items.into_iter().map(|(_, _, file)| file).filter(|file| seen.insert(*file)).collect()
 }

@@ -190,7 +190,7 @@ impl Question for Define {
     type Answer = ();
 }
 
-/// To a worker: the samples of row groups that sampling leaves.
+/// To a worker: the samples that sampling leaves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountSamples {
     /// The [key](Job::key) of the job.
@@ -204,7 +204,7 @@ impl Question for CountSamples {
     type Answer = SampleCounts;
 }
 
-/// The samples of row groups, by file in the order of the job's files.
+/// The samples of the parts of row groups that each stream of the job reads, in the order of the files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleCounts {
     /// The samples after sampling; `None` if nothing samples.

@@ -275,18 +275,18 @@ fn options_that_cannot_work_are_refused() {
         let options = ReaderOptions { streams: Some(streams), ..ReaderOptions::new(8) };
         ReadRequest { rank, ..options.into() }
     };
-    refused(streams(3), &["3 streams cannot be divided among 2 ranks", "a multiple of the number of ranks"]);
+    refused(streams(1), &["1 streams cannot be divided among 2 ranks", "as there are ranks"]);
     refused(streams(0), &["0 streams"]);
-    refused(streams(2), &["the dataset's buckets, 1, cannot be divided into 2 streams", "take one of 1, or"]);
+    refused(streams(2), &["the dataset's 1 buckets cannot be divided into 2 streams", "at most 1, or"]);
     let shuffle = Some(Shuffle { seed: 1, row_groups: 0, within: Within::Epoch });
     refused(ReaderOptions { shuffle, ..ReaderOptions::new(1) }.into(), &["0 row groups"]);
     assert!(Workers::new(0, 1).unwrap_err().to_string().contains("0 threads"));
     let buckets = tempfile::tempdir().unwrap();
     LOG.write_buckets(buckets.path(), Layout::Rows, 2);
     let error =
-        open(buckets.path(), ReaderOptions { streams: Some(2), ..ReaderOptions::new(9) }).unwrap_err();
+        open(buckets.path(), ReaderOptions { streams: Some(2), ..ReaderOptions::new(1) }).unwrap_err();
     assert!(
-        error.to_string().contains("a global batch of 9 samples cannot be divided among 2 streams"),
+        error.to_string().contains("a global batch of 1 samples cannot be divided among 2 streams"),
         "{error}"
     );
     let features = Some(vec!["histroy".to_owned()]);

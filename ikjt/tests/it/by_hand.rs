@@ -66,23 +66,24 @@ pub(crate) fn commit_again(directory: &Path, mut edit: impl FnMut(&mut FileSet))
     let options = WriterOptions {
         layout: snapshot.layout,
         commit: Commit::Create,
-        buckets: snapshot.buckets,
+        buckets: snapshot.division(),
         sample_keys: snapshot.sample_keys,
         ..WriterOptions::new(snapshot.order)
     };
     let mut writer = DatasetWriter::create(directory, snapshot.schema.clone(), options).unwrap();
     writer.set_partition_columns(snapshot.partition_columns.clone()).unwrap();
     for partition in &snapshot.partitions {
-        for sets in partition.buckets() {
-            writer.add_part(bucket(partition, sets, &mut statistics, &mut edit)).unwrap();
+        for sets in partition.ranges(snapshot.division()) {
+            let range = snapshot.division().range_of(sets[0].bucket);
+            writer.add_part(written(partition, (range, sets), &mut statistics, &mut edit)).unwrap();
         }
     }
     writer.finish().unwrap();
 }
 
-fn bucket(
+fn written(
     partition: &Partition,
-    sets: &[FileSet],
+    (range, sets): (u32, &[FileSet]),
     statistics: &mut impl Iterator<Item = Value>,
     edit: &mut impl FnMut(&mut FileSet),
 ) -> WrittenBucket {
@@ -92,7 +93,7 @@ fn bucket(
     files.iter_mut().for_each(edit);
     let written = json!({
         "key": partition.key,
-        "bucket": sets[0].bucket,
+        "range": range,
         "files": files,
         "statistics": statistics,
     });

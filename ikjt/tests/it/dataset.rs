@@ -8,7 +8,7 @@ use arrow::array::{
 };
 use arrow::datatypes::Int64Type;
 use onefold_datasets::{
-    DatasetWriter, FeatureGroup, KeptColumn, KeptKind, Layout, Order, PartitionColumn, PartitionKey,
+    Buckets, DatasetWriter, FeatureGroup, KeptColumn, KeptKind, Layout, Order, PartitionColumn, PartitionKey,
     PartitionType, Schema, Snapshot, SparseFeature, SparseKind, WriterOptions, bucket_of_session,
 };
 use onefold_ikjt::{Batch, Batches, Error, ReadRequest, Reader, Workers};
@@ -108,8 +108,13 @@ impl Log {
         (0..self.sessions).map(&mut session).collect()
     }
 
-    /// The same in so many buckets, a session in the bucket of its number.
+    /// The same in so many buckets, each of which has files of its own, a session in the bucket of its number.
     pub(crate) fn write_buckets(self, directory: &Path, layout: Layout, buckets: u32) -> Vec<Sample> {
+        self.write_divided(directory, layout, Buckets::with_own_files(buckets))
+    }
+
+    /// The same in these buckets and ranges.
+    pub(crate) fn write_divided(self, directory: &Path, layout: Layout, buckets: Buckets) -> Vec<Sample> {
         self.write_as(directory, WriterOptions { buckets, ..options(layout) })
     }
 
@@ -126,7 +131,7 @@ impl Log {
     }
 
     fn write_as(self, directory: &Path, options: WriterOptions) -> Vec<Sample> {
-        let buckets = options.buckets;
+        let buckets = options.buckets.number;
         let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
         writer.set_partition_columns(vec![PartitionColumn::new("split", PartitionType::Text)]).unwrap();
         let sessions = self.samples();

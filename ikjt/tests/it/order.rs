@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use onefold_datasets::digest::Digest;
-use onefold_datasets::{Layout, Snapshot};
+use onefold_datasets::{Buckets, Layout, Snapshot};
 use onefold_ikjt::preprocess::PreprocessConfig;
 use onefold_ikjt::{
     Batch, Position, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest,
@@ -120,12 +120,18 @@ fn orders() -> impl Strategy<Value = Option<Shuffle>> {
 proptest! {
     #![proptest_config(onefold_property::cases(24))]
 
-    /// Uneven streams, any number of ranks, sampling or none, resumed by another number of ranks: the same global
-    /// batches, in as many steps on all ranks, every sample once.
+    /// Uneven streams that may share row groups, any number of ranks, sampling or none, resumed by another number of
+    /// ranks: the same global batches, in as many steps on all ranks, every sample once.
     #[test]
     fn steps_do_not_depend_on_the_ranks(
         (sessions, log_seed) in (20_usize..60, any::<u64>()),
         folded: bool,
+        buckets in prop_oneof![
+            Just(Buckets::with_own_files(8)),
+            Just(Buckets { number: 12, in_range: 4 }),
+            Just(Buckets::of_ranges(1)),
+        ],
+        streams in 1_usize..=8,
         shuffle in orders(),
         drop_tail: bool,
         rate in prop::option::of(0.2_f64..0.9),
@@ -136,7 +142,7 @@ proptest! {
     ) {
         let directory = tempfile::tempdir().unwrap();
         let layout = if folded { Layout::Folded } else { Layout::Rows };
-        let written = Log { sessions, seed: log_seed, ..LOG }.write_buckets(directory.path(), layout, 8);
+        let written = Log { sessions, seed: log_seed, ..LOG }.write_divided(directory.path(), layout, buckets);
         let config = rate.map(|rate| {
             let step = match by_label {
                 true => format!("label = 'clicked'\nkeep = {{ '0' = {rate:?} }}"),
@@ -146,11 +152,11 @@ proptest! {
             PreprocessConfig::parse(Path::new("preprocess.toml"), &text).unwrap()
         });
         let options = ReaderOptions {
-            streams: Some(8),
+            streams: Some(streams),
             tail: if drop_tail { Tail::Drop } else { Tail::Short },
             shuffle,
             preprocess: config.clone(),
-            ..ReaderOptions::new((8 * of_stream).min(written.len() / 8 * 8))
+            ..ReaderOptions::new((8 * of_stream).min(written.len()))
         };
         let reader = open(directory.path(), options.clone()).unwrap();
         let plan = match reader.plan(epoch) {
@@ -173,7 +179,7 @@ proptest! {
             prop_assert_eq!(found.len() as u64, plan.streams.iter().map(|stream| stream.samples).sum::<u64>());
             prop_assert!(config.is_some() || found.len() == written.len());
         }
-        for world_size in [2, 4, 8] {
+        for world_size in (2..=streams).filter(|ranks| [2, 3, 5, 8].contains(ranks)) {
             let steps = steps_by_rank(directory.path(), &options, world_size, &start);
             prop_assert_eq!(&step_digests(&steps, &reader), &expected);
         }
@@ -181,7 +187,7 @@ proptest! {
             let taken = resumed.index(expected.len());
             let saved = serde_json::to_string(&alone[0][taken].position).unwrap();
             let position: Position = serde_json::from_str(&saved).unwrap();
-            let rest = steps_by_rank(directory.path(), &options, 4, &position);
+            let rest = steps_by_rank(directory.path(), &options, streams.min(4), &position);
             prop_assert_eq!(&step_digests(&rest, &reader)[..], &expected[taken + 1..]);
         }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use onefold_datasets::vacuum::{VacuumOptions, vacuum};
 use onefold_datasets::{
-    Commit, DatasetWriter, Layout, PartitionColumn, PartitionKey, PartitionType, Snapshot, WriterOptions,
-    bucket_of_session,
+    Buckets, Commit, DatasetWriter, Layout, PartitionColumn, PartitionKey, PartitionType, Snapshot,
+    WriterOptions, bucket_of_session,
 };
 use onefold_ikjt::{Batches, ReaderOptions};
 use onefold_storage::Storage;
@@ -96,7 +96,8 @@ impl Aging {
                 vec![self.partitions[self.random.random_range(0..self.partitions.len())].clone()]
             }
         };
-        let how = WriterOptions { commit: kind, buckets: BUCKETS, ..options(Layout::Folded) };
+        let buckets = Buckets::with_own_files(BUCKETS);
+        let how = WriterOptions { commit: kind, buckets, ..options(Layout::Folded) };
         let mut writer = DatasetWriter::create(self.root(), schema(), how).unwrap();
         writer.set_partition_columns(vec![PartitionColumn::new("part", PartitionType::Text)]).unwrap();
         for partition in changed {

@@ -10,9 +10,9 @@ use crate::reading::Reading;
 use crate::{Error, Result};
 
 impl<'a> Pipeline<'a> {
-    /// Folds the samples of `reading`, decides, and plans to write them together with those of the buckets of the dataset
-    /// that change. The dataset has the snapshot `old`; `choice` are the partitions that may change. The files of the
-    /// merge live until it is dropped.
+    /// Folds the samples of `reading`, decides, and plans to write them together with those of the ranges of buckets of
+    /// the dataset that change. The dataset has the snapshot `old`; `choice` are the partitions that may change. The
+    /// files of the merge live until it is dropped.
     pub(super) async fn merge(
         &self,
         reading: &Reading<'a>,
@@ -33,8 +33,8 @@ impl<'a> Pipeline<'a> {
         merge::know_originals(config, reading, &mut decided)?;
         merge.place(choice, &decided).await?;
         let clustering = merge.cluster(late, &decided).await?;
-        for (key, bucket) in merge.changed() {
-            writer.replaces(key, *bucket)?;
+        for (key, range) in merge.changed() {
+            writer.replaces(key, *range)?;
         }
         if merge.summary().samples_added == 0 {
             // Nothing is written, so ids that only samples of other partitions have get no numbers.

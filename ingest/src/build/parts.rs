@@ -1,13 +1,13 @@
-//! Builds a dataset bucket by bucket: any engine or scheduler that can run programs builds the parts, on as many
-//! machines as it likes, and one program commits them.
+//! Builds a dataset range by range of its buckets: any engine or scheduler that can run programs builds the parts, on
+//! as many machines as it likes, and one program commits them.
 //!
 //! ```text
-//! samples of bucket 0 ─▶ write ─▶ data files, part ─┐
-//! samples of bucket 1 ─▶ write ─▶ data files, part ─┼─▶ commit ─▶ snapshot
-//! samples of bucket 2 ─▶ write ─▶ data files, part ─┘
+//! samples of range 0 ─▶ write ─▶ data files, part ─┐
+//! samples of range 1 ─▶ write ─▶ data files, part ─┼─▶ commit ─▶ snapshot
+//! samples of range 2 ─▶ write ─▶ data files, part ─┘
 //! ```
 //!
-//! A part says what was written of one bucket. Nothing is visible in the dataset before the commit. A part that is
+//! A part says what was written of one range. Nothing is visible in the dataset before the commit. A part that is
 //! written again has other files; those of the part that is not committed go with
 //! [`vacuum`](onefold_datasets::vacuum).
 
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use onefold_base::progress::Reporter;
 use onefold_datasets::{
-    Commit, DatasetWriter, Layout, Order, PartitionColumn, Schema, Sessions, WriterOptions, Written,
+    Buckets, Commit, DatasetWriter, Layout, Order, PartitionColumn, Schema, Sessions, WriterOptions, Written,
     WrittenBucket, check_new_location,
 };
 use onefold_storage::Storage;
@@ -27,17 +27,17 @@ use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::{Config, Error, Result, sources};
 
 /// The version of the format of parts that this program writes and reads.
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
 
-/// What was written of one bucket: everything that a commit needs.
+/// What was written of one range of buckets: everything that a commit needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     /// The version of this format.
     pub format_version: u32,
-    /// The bucket.
-    pub bucket: u32,
-    /// The number of buckets of the dataset.
-    pub buckets: u32,
+    /// The range.
+    pub range: u32,
+    /// The buckets of the dataset.
+    pub buckets: Buckets,
     /// The schema of the samples.
     pub schema: Schema,
     /// How sparse features are stored.
@@ -56,19 +56,19 @@ pub struct Part {
     pub written: Vec<WrittenBucket>,
 }
 
-/// Writes the samples of `config` that are in `bucket` of so many buckets to the dataset at `out`, and gives the part
-/// that [`commit_parts`] needs. Samples of other buckets are left out. What `options` says of buckets, groups, commits
-/// and shares does not count.
+/// Writes the samples of `config` that are in `range` of so many ranges of buckets to the dataset at `out`, and gives
+/// the part that [`commit_parts`] needs. Samples of other ranges are left out. What `options` says of buckets, groups,
+/// commits and shares does not count.
 ///
 /// # Errors
 ///
 /// As [`build`](crate::build()); [`Error::Fault`] if `config` has vocabularies, because these are made of the samples
-/// of all buckets, or the dataset has another number of buckets; [`Error::Dataset`] if `out` is no dataset and holds a
+/// of all ranges, or the dataset has another number of ranges; [`Error::Dataset`] if `out` is no dataset and holds a
 /// file that belongs to none. Files that were written are removed.
 pub async fn write_part(
     config: &Config,
     out: &Path,
-    (bucket, buckets): (u32, u32),
+    place: (u32, u32),
     options: &BuildOptions,
     reporter: &dyn Reporter,
 ) -> Result<Part> {
@@ -76,7 +76,7 @@ pub async fn write_part(
     let options = BuildOptions { commit: Commit::Append, ..options.clone() };
     let mut written = Vec::new();
     let pipeline = Pipeline { config, out, options: &options, reporter };
-    let part = pipeline.part((bucket, buckets), &mut written).await;
+    let part = pipeline.part(place, &mut written).await;
     match part {
         Ok(part) => Ok(Part { written, ..part }),
         Err(error) => {
@@ -94,10 +94,10 @@ pub async fn write_part(
 }
 
 impl Pipeline<'_> {
-    /// Writes the samples of a bucket, which is `written` then. Gives the part without it.
+    /// Writes the samples of a range of so many, which is `written` then. Gives the part without it.
     async fn part(&self, place: (u32, u32), written: &mut Vec<WrittenBucket>) -> Result<Part> {
         let Self { config, options, reporter, .. } = *self;
-        let (bucket, buckets) = place;
+        let (range, ranges) = place;
         let refused = |message: String, hint: &str| Err(Error::config(&config.path, message, hint));
         if let Some(name) = config.vocabularies.keys().next() {
             let message = format!("the vocabulary `{name}` is made of the samples of all buckets");
@@ -107,15 +107,16 @@ impl Pipeline<'_> {
             );
         }
         let old = self.old_snapshot()?;
-        if let Some(old) = old.as_ref().filter(|old| old.buckets != buckets) {
-            let message = format!("the dataset has {} buckets, not {buckets}", old.buckets);
-            return refused(message, "write the buckets that the dataset has");
+        let known = old.as_ref().map(|old| old.division().ranges());
+        if let Some(known) = known.filter(|known| *known != ranges) {
+            let message = format!("the dataset has {known} ranges of buckets, not {ranges}");
+            return refused(message, "write the ranges that the dataset has");
         }
         if old.is_none() {
             check_new_location(&Storage::open(self.out)?)?;
         }
         let (layout, order) = self.layout_and_order(old.as_ref());
-        let target = Target::Part { bucket, buckets };
+        let target = Target::Part { range, ranges };
         let reading = self.plan(sources::find(config).await?, target, old.as_ref()).await?;
         let partition_columns = reading.partition_columns();
         if let Some(old) = &old {
@@ -125,8 +126,8 @@ impl Pipeline<'_> {
         let sample_keys = old.map_or(!config.samples.key.is_empty(), |old| old.sample_keys);
         let mut part = Part {
             format_version: FORMAT_VERSION,
-            bucket,
-            buckets,
+            range,
+            buckets: reading.buckets(),
             schema: Schema { kept: reading.kept.clone(), ..config.schema.clone() },
             layout,
             order,
@@ -148,9 +149,9 @@ impl Pipeline<'_> {
             partition_columns: part.partition_columns.clone(),
             cut: clustering.cut(true),
         };
-        let mut add = |bucket: WrittenBucket| {
-            part.samples += bucket.samples();
-            written.push(bucket);
+        let mut add = |range: WrittenBucket| {
+            part.samples += range.samples();
+            written.push(range);
             Ok(())
         };
         clustering.write(spec, decided.lists, reporter, &mut add).await?;
@@ -232,11 +233,11 @@ impl Part {
     }
 }
 
-/// Commits parts, one of each bucket, to the dataset at `out`, to which they were written.
+/// Commits parts, one of each range of buckets, to the dataset at `out`, to which they were written.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if there are none, buckets are missing or there twice, parts do not fit together, or a file of one
+/// [`Error::Fault`] if there are none, ranges are missing or there twice, parts do not fit together, or a file of one
 /// is not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and [`DatasetWriter::finish`]. The dataset is then
 /// as it was, and the parts can be committed later.
 pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> Result<Written> {
@@ -248,13 +249,19 @@ pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> 
     let mut writer = DatasetWriter::create_in(storage.clone(), first.schema.clone(), first.options(commit))?;
     writer.set_partition_columns(first.partition_columns.clone())?;
     if writer.options().buckets != first.buckets {
-        let message =
-            format!("it is of {} buckets, the dataset has {}", first.buckets, writer.options().buckets);
+        let [part, dataset] = [first.buckets, writer.options().buckets];
+        let message = format!(
+            "it is of {} ranges of {} buckets, the dataset has {} of {}",
+            part.ranges(),
+            part.in_range,
+            dataset.ranges(),
+            dataset.in_range,
+        );
         return Err(no_part(first_path, &message));
     }
     for (path, part) in parts {
-        for bucket in part.written {
-            for file in bucket.files.iter().flat_map(|set| &set.files) {
+        for range in part.written {
+            for file in range.files.iter().flat_map(|set| &set.files) {
                 let bytes = storage.head(&file.path)?.map(|object| object.bytes);
                 if bytes != Some(file.bytes_on_disk) {
                     let what = bytes.map_or("is not there".to_owned(), |bytes| {
@@ -264,18 +271,18 @@ pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> 
                     return Err(no_part(&path, &message));
                 }
             }
-            writer.add_part(bucket)?;
+            writer.add_part(range)?;
         }
     }
     Ok(writer.finish()?)
 }
 
-/// Checks that the parts are one of each bucket, and fit together.
+/// Checks that the parts are one of each range, and fit together.
 fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Result<()> {
-    let mut by_bucket: BTreeMap<u32, &Path> = BTreeMap::new();
+    let mut by_range: BTreeMap<u32, &Path> = BTreeMap::new();
     for (path, part) in parts {
         let what = [
-            ("number of buckets", part.buckets == first.buckets),
+            ("division into buckets", part.buckets == first.buckets),
             ("schema", part.schema == first.schema),
             ("layout", part.layout == first.layout),
             ("order", part.order == first.order),
@@ -286,16 +293,16 @@ fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Re
         if let Some((what, _)) = what.iter().find(|(_, same)| !same) {
             return Err(no_part(path, &format!("it has another {what} than `{}`", first_path.display())));
         }
-        if let Some(other) = by_bucket.insert(part.bucket, path) {
-            let message = format!("bucket {} is also in `{}`", part.bucket, other.display());
+        if let Some(other) = by_range.insert(part.range, path) {
+            let message = format!("range {} is also in `{}`", part.range, other.display());
             return Err(no_part(path, &message));
         }
     }
-    let missing: Vec<u32> = (0..first.buckets).filter(|bucket| !by_bucket.contains_key(bucket)).collect();
-    let Some(bucket) = missing.first() else { return Ok(()) };
+    let ranges = first.buckets.ranges();
+    let missing: Vec<u32> = (0..ranges).filter(|range| !by_range.contains_key(range)).collect();
+    let Some(range) = missing.first() else { return Ok(()) };
     let message = format!(
-        "no part has bucket {bucket} of {}; {} of them {} missing",
-        first.buckets,
+        "no part has range {range} of {ranges}; {} of them {} missing",
         missing.len(),
         if missing.len() == 1 { "is" } else { "are" },
     );
@@ -303,6 +310,6 @@ fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Re
 }
 
 fn no_part(path: &Path, message: &str) -> Error {
-    let hint = "write buckets with `onefold-ingest write`, all alike, and commit one part of each";
+    let hint = "write ranges with `onefold-ingest write`, all alike, and commit one part of each";
     Error::data(format!("part `{}`", path.display()), message, hint)
 }

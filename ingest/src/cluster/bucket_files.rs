@@ -1,4 +1,4 @@
-//! The files of the buckets whose records come one bucket after the other.
+//! The files of ranges of buckets whose records come one range after the other.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::cut::CutSpec;
 use super::unfold::RowGroups;
 use crate::Result;
 
-/// How buckets are written.
+/// How ranges of buckets are written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WriteSpec {
     /// The dataset: a local path or a URL.
@@ -56,7 +56,7 @@ impl LeftOut {
     }
 }
 
-/// Writes the buckets of the partitions that are chosen.
+/// Writes the ranges of buckets of the partitions that are chosen.
 pub(super) struct BucketFiles<'a> {
     spec: &'a WriteSpec,
     /// The partitions that are written.
@@ -79,7 +79,7 @@ impl<'a> BucketFiles<'a> {
         Ok(Self { spec, choice, writers, open: None, closing, left_out: LeftOut::default() })
     }
 
-    /// A bucket whose files are complete.
+    /// A range whose files are complete.
     pub(super) fn take(&mut self) -> Option<WrittenBucket> {
         self.closing.take()
     }
@@ -125,9 +125,9 @@ impl RowGroups for BucketFiles<'_> {
         Ok(())
     }
 
-    fn enter(&mut self, partition: &PartitionKey, bucket: u32) -> Result<()> {
+    fn enter(&mut self, partition: &PartitionKey, range: u32) -> Result<()> {
         self.close()?;
-        self.open = Some(self.writers.bucket(partition, bucket));
+        self.open = Some(self.writers.range(partition, range));
         Ok(())
     }
 

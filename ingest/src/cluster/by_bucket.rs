@@ -1,4 +1,4 @@
-//! Rows that are divided by their buckets and sorted: each partition has whole buckets.
+//! Rows that are divided by their buckets and sorted: each partition has whole ranges of buckets.
 //!
 //! ```text
 //! records, in no order ─▶ bucket ─▶ exchange by bucket ─▶ sort, for each partition
@@ -30,6 +30,7 @@ use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 use datafusion::physical_plan::windows::BoundedWindowAggExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning};
 use datafusion::prelude::SessionContext;
+use onefold_datasets::Buckets;
 use onefold_sql::Query as _;
 
 use super::fold::DIGEST;
@@ -58,9 +59,9 @@ pub(super) struct ExchangedRecords {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum BucketExchange {
     /// In this process, to so many partitions.
-    Here(usize),
+    Here(usize, Buckets),
     /// Between machines, with checks.
-    Checked(usize),
+    Checked(usize, Buckets),
 }
 
 impl ExchangedRecords {
@@ -79,7 +80,7 @@ impl ExchangedRecords {
     ) -> Result<Self> {
         Ok(Self {
             records: OnCluster::inner(context.query(records).await?.create_physical_plan().await?),
-            with_buckets: sessionize::with_known_buckets(order.buckets, ROWS),
+            with_buckets: sessionize::with_known_buckets(order.buckets.number, ROWS),
             ordered: sessionize::sorted(config, order, ROWS, first, &DIGEST),
         })
     }
@@ -108,25 +109,25 @@ pub(super) async fn slices_in_order(
 }
 
 impl BucketExchange {
-    /// The exchange in this process: as many partitions as there are threads and buckets, but no more than have memory
-    /// for a sort each.
-    pub(super) fn here(context: &SessionContext, threads: usize, buckets: u32) -> Self {
+    /// The exchange in this process: as many partitions as there are threads and ranges of buckets, but no more than have
+    /// memory for a sort each.
+    pub(super) fn here(context: &SessionContext, threads: usize, buckets: Buckets) -> Self {
         let sorts = match context.runtime_env().memory_pool.memory_limit() {
             MemoryLimit::Finite(bytes) => bytes / SORT_BYTES,
             _ => usize::MAX,
         };
-        Self::Here(threads.min(buckets as usize).min(sorts).max(1))
+        Self::Here(threads.min(buckets.ranges() as usize).min(sorts).max(1), buckets)
     }
 
-    /// Exchanges rows by their [`BUCKET`]. Rows of one bucket are in one partition, which is the same for all rows.
+    /// Exchanges rows by their [`BUCKET`]. Rows of one range are in one partition, which is the same for all rows.
     fn of(self, rows: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         let column = rows.schema().index_of(BUCKET).map_err(DataFusionError::from)?;
         Ok(match self {
-            Self::Here(1) if rows.output_partitioning().partition_count() == 1 => rows,
-            Self::Here(1) => Arc::new(CoalescePartitionsExec::new(rows)),
-            Self::Here(partitions) => exchange_of(rows, by_bucket(column, partitions)?)?,
-            Self::Checked(partitions) => {
-                let exchange = RepartitionExec::try_new(rows, by_bucket(column, partitions)?)?;
+            Self::Here(1, _) if rows.output_partitioning().partition_count() == 1 => rows,
+            Self::Here(1, _) => Arc::new(CoalescePartitionsExec::new(rows)),
+            Self::Here(partitions, buckets) => exchange_of(rows, by_range(column, buckets, partitions)?)?,
+            Self::Checked(partitions, buckets) => {
+                let exchange = RepartitionExec::try_new(rows, by_range(column, buckets, partitions)?)?;
                 let groups = Groups { column, name: "bucket".to_owned() };
                 checked_exchange(Arc::new(exchange), Some(groups))?
             }
@@ -134,15 +135,17 @@ impl BucketExchange {
     }
 }
 
-/// Divides rows by their bucket, a `column` of integers, so that all partitions have equally many buckets, or nearly so.
+/// Divides rows by the range of their bucket, a `column` of integers, so that all partitions have equally many ranges,
+/// or nearly so.
 ///
-/// The engine divides rows by a hash. Hashes of buckets would leave some partitions without any, and give others
-/// several. So each partition gets a value whose hash leads to it, and a bucket has the value of its partition.
-fn by_bucket(column: usize, partitions: usize) -> Result<Partitioning> {
+/// The engine divides rows by a hash. Hashes of ranges would leave some partitions without any, and give others
+/// several. So each partition gets a value whose hash leads to it, and a range has the value of its partition.
+fn by_range(column: usize, buckets: Buckets, partitions: usize) -> Result<Partitioning> {
     let values = value_of_each(partitions)?;
     let count = i64::try_from(partitions).map_err(|_| bug("there are too many partitions"))?;
     let bucket = Arc::new(Column::new(BUCKET, column));
-    let partition = Arc::new(BinaryExpr::new(bucket, Operator::Modulo, lit(count)));
+    let range = Arc::new(BinaryExpr::new(bucket, Operator::Divide, lit(i64::from(buckets.in_range))));
+    let partition = Arc::new(BinaryExpr::new(range, Operator::Modulo, lit(count)));
     let cases = (0..count).zip(values).map(|(partition, value)| (lit(partition), lit(value))).collect();
     let value = CaseExpr::try_new(Some(partition), cases, None)?;
     Ok(Partitioning::Hash(vec![Arc::new(value)], partitions))
@@ -243,14 +246,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partitions_have_equally_many_buckets() {
-        for (partitions, buckets) in [(1, 1), (2, 2), (3, 7), (4, 2), (64, 64), (96, 256)] {
+    fn partitions_have_equally_many_ranges() {
+        let cases =
+            [(1, 1, 1), (2, 2, 1), (3, 7, 1), (4, 2, 1), (64, 64, 1), (96, 256, 1), (3, 4, 16), (2, 5, 13)];
+        for (partitions, ranges, in_range) in cases {
+            let divided = Buckets { number: ranges * in_range, in_range };
+            let buckets = i64::from(divided.number);
             let schema = Arc::new(ArrowSchema::new(vec![Field::new(BUCKET, DataType::Int64, false)]));
             let rows = Int64Array::from_iter_values((0..buckets).chain(0..buckets));
             let rows = RecordBatch::try_new(schema, vec![Arc::new(rows)]).unwrap();
             let mut found = vec![0; partitions];
-            let by_bucket = by_bucket(0, partitions).unwrap();
-            let mut partitioner = BatchPartitioner::try_new(by_bucket, Time::new(), 0, 1).unwrap();
+            let by_range = by_range(0, divided, partitions).unwrap();
+            let mut partitioner = BatchPartitioner::try_new(by_range, Time::new(), 0, 1).unwrap();
             let count = |partition: usize, rows: RecordBatch| {
                 found[partition] += rows.num_rows() as i64;
                 Ok(())
@@ -258,10 +265,12 @@ mod tests {
             partitioner.partition(rows, count).unwrap();
             let expected: Vec<i64> = (0..partitions as i64)
                 .map(|partition| {
-                    2 * (0..buckets).filter(|bucket| bucket % partitions as i64 == partition).count() as i64
+                    let is_there =
+                        |bucket: &i64| bucket / i64::from(in_range) % partitions as i64 == partition;
+                    2 * (0..buckets).filter(is_there).count() as i64
                 })
                 .collect();
-            assert_eq!(found, expected, "{partitions} partitions of {buckets} buckets");
+            assert_eq!(found, expected, "{partitions} partitions of {divided:?}");
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! One process finds the sessions beside the records. On a cluster, each machine folds its parts of the log for itself.
 //! After the exchange, all records of a user are in one partition, so sessions are found from the records. The slices of
-//! timelines go through an exchange of the same kind, so that whoever writes a bucket has its slices. A cluster does all
+//! timelines go through an exchange of the same kind, so that whoever writes a range has its slices. A cluster does all
 //! of this in one job. Where something has to be learned of all samples before any is written, there are two:
 //!
 //! ```text
@@ -76,8 +76,8 @@ pub(crate) struct Clustering<'a> {
     /// The totals of the samples that are folded already.
     folded: Option<SampleTotals>,
     records: Records,
-    /// The slices of every timeline. In this process they are in partitions of the same buckets as the sorted records,
-    /// on a cluster in no order.
+    /// The slices of every timeline. In this process they are in partitions of the same ranges of buckets as the sorted
+    /// records, on a cluster in no order.
     slices: Vec<Arc<dyn ExecutionPlan>>,
     /// The tables that the slices are read from.
     slice_tables: SliceQueries,
@@ -97,7 +97,7 @@ struct Sorting {
     threads: usize,
     /// … and row groups that they work at, at a time.
     row_groups: usize,
-    /// The sorted records: each partition has whole buckets.
+    /// The sorted records: each partition has whole ranges of buckets.
     sorted: Vec<SendableRecordBatchStream>,
     /// The first sorted batch of every partition, once all samples are encoded.
     first: Option<Vec<Option<RecordBatch>>>,
@@ -141,7 +141,7 @@ impl<'a> Clustering<'a> {
         if !is_here {
             let records = ExchangedRecords {
                 records: fold,
-                with_buckets: sessionize::with_buckets(config, options.order.buckets, ROWS),
+                with_buckets: sessionize::with_buckets(config, options.order.buckets.number, ROWS),
                 ordered: sessionize::ordered_with_sessions(config, options.order, ROWS, &DIGEST),
             };
             return Self::of_records(config, context, columns, options, &sessions, records).await;
@@ -230,8 +230,9 @@ impl<'a> Clustering<'a> {
         CutSpec { digested, ..self.cut.clone() }
     }
 
-    /// Writes the samples, and gives the buckets to `add` when their files are complete. `lists` are the list columns.
-    /// The samples are folded on the way if they are not folded yet. Gives `None` if nothing is known of any samples.
+    /// Writes the samples, and gives the ranges of buckets to `add` when their files are complete. `lists` are the list
+    /// columns. The samples are folded on the way if they are not folded yet. Gives `None` if nothing is known of any
+    /// samples.
     ///
     /// # Errors
     ///
@@ -265,7 +266,7 @@ impl<'a> Clustering<'a> {
                 ("writing", None, write)
             }
             Records::OnCluster(Exchanging { cluster, exchanged, files }) => {
-                let exchange = BucketExchange::Checked(cluster.partitions());
+                let exchange = BucketExchange::Checked(cluster.partitions(), spec.cut.buckets);
                 let mut inputs = vec![exchanged.sorted(&context, exchange).await?];
                 for slices in slices {
                     inputs.push(slices_in_order(config, &context, slices, exchange).await?);
@@ -288,7 +289,7 @@ impl<'a> Clustering<'a> {
         let (mut decoded, mut left_out, mut seen) = (DecodedTotals::default(), LeftOut::default(), 0);
         loop {
             let next = tokio::time::timeout(TICK, rows.next()).await;
-            // Samples that other machines write are counted when a bucket is complete.
+            // Samples that other machines write are counted when a range of buckets is complete.
             let samples = write.samples();
             reporter.advance(samples - seen);
             reporter.go_on()?;
@@ -297,9 +298,9 @@ impl<'a> Clustering<'a> {
             let Some(rows) = next.transpose()? else { break };
             for outcome in Outcome::read(&rows)? {
                 match outcome {
-                    Outcome::Bucket(bucket) => {
-                        reporter.advance(if is_here { 0 } else { bucket.samples() });
-                        add(bucket)?;
+                    Outcome::Range(range) => {
+                        reporter.advance(if is_here { 0 } else { range.samples() });
+                        add(range)?;
                     }
                     Outcome::LeftOut(others) => left_out.merge(others),
                     Outcome::Decoded(others) => decoded.merge(&others),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::execution::SendableRecordBatchStream;
+use onefold_datasets::Buckets;
 use serde::{Deserialize, Serialize};
 
 use super::decode::{DecodedTotals, ListColumn};
@@ -20,7 +21,7 @@ pub(crate) struct CutSpec {
     pub(super) encoded: EncoderOptions,
     /// Whether to digest what is decoded.
     pub(crate) digested: bool,
-    pub(super) buckets: u32,
+    pub(super) buckets: Buckets,
     /// The lists that each timeline makes.
     pub(super) timelines: Vec<Vec<String>>,
     /// The columns of slices that say which bucket they belong to.

@@ -12,7 +12,7 @@ use datafusion::arrow::datatypes::{Float32Type, Int64Type, UInt64Type};
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::physical_plan::collect;
 use onefold_datasets::{
-    CountBudget, Decode, KeptColumn, KeptKind, Order, PartitionColumn, PartitionKey, PartitionType,
+    Buckets, CountBudget, Decode, KeptColumn, KeptKind, Order, PartitionColumn, PartitionKey, PartitionType,
     WriterOptions, overlap,
 };
 use proptest::prelude::*;
@@ -279,7 +279,8 @@ fn unfold(
     let config = crate::Config::parse(std::path::Path::new("dataset.toml"), text).unwrap();
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
     let lists = vec![list("bag"), list("past"), list("seen")];
-    let decoding = Decoding { encoded: options.clone(), lists, digested: true, buckets: 1 };
+    let decoding =
+        Decoding { encoded: options.clone(), lists, digested: true, buckets: Buckets::with_own_files(1) };
     let mut unfolding = Unfolding::new(Partitions::of(&config), decoding);
     let mut output = Cutting { samples, pushed: 0, row_groups: Vec::new() };
     let numbers = |of: fn(&Sorted) -> i64, rows: &[Sorted]| -> ArrayRef {
@@ -725,7 +726,7 @@ fn what_writes_buckets_is_described_completely() {
             partitions: Partitions::of(&config),
             encoded: options(true, 7),
             digested: true,
-            buckets: 5,
+            buckets: Buckets { number: 10, in_range: 5 },
             timelines: vec![vec!["seen".to_owned()]],
             place_of_slices: crate::sessionize::place_of_slices(&config),
             numbered_by: vec![TIME.to_owned()],

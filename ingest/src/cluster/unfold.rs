@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use datafusion::arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBatch, UInt64Array};
 use datafusion::arrow::datatypes::{Int64Type, UInt64Type};
-use onefold_datasets::{Decode, PartitionKey, bucket_of_session};
+use onefold_datasets::{Buckets, Decode, PartitionKey};
 
 use super::columns::column;
 use super::decode::{DecodedTotals, DeltaDecoder, ListColumn, SessionRun};
@@ -31,7 +31,8 @@ use crate::error::bug;
 use crate::sessionize::{KEY, SESSION, TIME};
 use crate::{Error, Result};
 
-/// Takes the samples of a clustering, partition by partition and bucket by bucket.
+/// Takes the samples of a clustering, partition by partition and bucket by bucket. Ranges of buckets have row groups of
+/// their own.
 pub(crate) trait RowGroups {
     /// Whether the samples of a partition are wanted.
     fn wants(&mut self, partition: &PartitionKey) -> Result<bool>;
@@ -39,10 +40,10 @@ pub(crate) trait RowGroups {
     /// Counts samples of a partition that are not wanted, by their times.
     fn leave_out(&mut self, partition: &PartitionKey, times: &[i64]) -> Result<()>;
 
-    /// Begins a bucket of a partition that is wanted.
-    fn enter(&mut self, partition: &PartitionKey, bucket: u32) -> Result<()>;
+    /// Begins a range of buckets of a partition that is wanted.
+    fn enter(&mut self, partition: &PartitionKey, range: u32) -> Result<()>;
 
-    /// Announces the next sample of the bucket. If this gives `true`, a row group ends before the sample.
+    /// Announces the next sample of the range. If this gives `true`, a row group ends before the sample.
     fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool>;
 
     /// Takes the samples of a row group, decoded by `decode`.
@@ -56,8 +57,7 @@ pub(super) struct Decoding {
     pub(super) lists: Vec<ListColumn>,
     /// Whether to digest what is decoded.
     pub(super) digested: bool,
-    /// The number of buckets.
-    pub(super) buckets: u32,
+    pub(super) buckets: Buckets,
 }
 
 /// Cuts records into row groups.
@@ -77,10 +77,10 @@ pub(super) struct Unfolding {
     decoded: Receiver<DecodedTotals>,
 }
 
-/// The bucket of a partition that samples come from.
+/// The range of buckets of a partition that samples come from.
 struct Place {
     partition: PartitionKey,
-    bucket: u32,
+    range: u32,
     wanted: bool,
     /// Whether there was a sample.
     entered: bool,
@@ -173,7 +173,7 @@ impl Unfolding {
         records: &SortedRecords,
     ) -> Result<Vec<(PartitionKey, u32, Range<usize>)>> {
         let (sessions, buckets) = (records.sessions.values(), self.decoding.buckets);
-        let bucket = |session: &i64| bucket_of_session(*session, buckets);
+        let bucket = |session: &i64| buckets.bucket_of(*session);
         let mut places = Vec::new();
         for rows in self.partitions.runs(batch)? {
             let partition = self.partitions.key(batch, rows.start)?;
@@ -186,19 +186,20 @@ impl Unfolding {
         Ok(places)
     }
 
-    /// Goes to a bucket of a partition.
+    /// Goes to a bucket of a partition. The row group goes on if the last one was of the same range.
     pub(super) fn enter(
         &mut self,
         partition: &PartitionKey,
         bucket: u32,
         output: &mut dyn RowGroups,
     ) -> Result<()> {
-        if self.place.as_ref().is_some_and(|place| place.partition == *partition && place.bucket == bucket) {
+        let range = self.decoding.buckets.range_of(bucket);
+        if self.place.as_ref().is_some_and(|place| place.partition == *partition && place.range == range) {
             return Ok(());
         }
         self.leave(output)?;
         let wanted = output.wants(partition)?;
-        self.place = Some(Place { partition: partition.clone(), bucket, wanted, entered: false });
+        self.place = Some(Place { partition: partition.clone(), range, wanted, entered: false });
         self.session = None;
         Ok(())
     }
@@ -221,7 +222,7 @@ impl Unfolding {
         let mut start = rows.start;
         for row in rows.clone().filter(|row| records.is_sample(*row)) {
             if let Some(place) = self.place.as_mut().filter(|place| !place.entered) {
-                output.enter(&place.partition, place.bucket)?;
+                output.enter(&place.partition, place.range)?;
                 place.entered = true;
             }
             let session = records.sessions.value(row);
@@ -266,7 +267,7 @@ impl Unfolding {
         }))
     }
 
-    /// Ends the bucket.
+    /// Ends the range.
     pub(super) fn leave(&mut self, output: &mut dyn RowGroups) -> Result<()> {
         match self.place.take() {
             Some(place) if place.entered => self.end_row_group(false, output),

@@ -1,12 +1,12 @@
-//! The operator that writes buckets: sorted records in, rows about what was written out.
+//! The operator that writes ranges of buckets: sorted records in, rows about what was written out.
 //!
 //! ```text
 //! sorted records ──▶ cut ─▶ decode, fold, encode by row group ─▶ data files
-//! slices, by timeline ─┘                                    └──▶ rows: buckets, samples left out, totals
+//! slices, by timeline ─┘                                    └──▶ rows: ranges, samples left out, totals
 //! ```
 //!
 //! A [`WriteExec`] is described by a [`WriteSpec`] and its inputs. What it learns leaves as rows, each of which is an
-//! [`Outcome`]; nothing is visible in the dataset before somebody commits the buckets. Files have names that no other
+//! [`Outcome`]; nothing is visible in the dataset before somebody commits the ranges. Files have names that no other
 //! run has, so a task that is tried again disturbs nothing.
 
 use std::pin::pin;
@@ -51,8 +51,8 @@ static SCHEMA: LazyLock<SchemaRef> =
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Outcome {
-    /// The files of a bucket are complete.
-    Bucket(WrittenBucket),
+    /// The files of a range of buckets are complete.
+    Range(WrittenBucket),
     /// The samples of an input that were not written.
     LeftOut(LeftOut),
     /// The samples of an input that were decoded or left out.
@@ -77,8 +77,8 @@ impl Outcome {
     }
 }
 
-/// Writes the buckets of its first input, records in the order of the dataset. The others are the slices of the
-/// timelines. Every partition of the inputs has whole buckets.
+/// Writes the samples of its first input, records in the order of the dataset. The others are the slices of the
+/// timelines. Every partition of the inputs has whole ranges of buckets.
 #[derive(Debug)]
 pub(crate) struct WriteExec {
     spec: Arc<WriteSpec>,
@@ -241,12 +241,12 @@ impl Writing {
         Ok(!self.output.is_closed())
     }
 
-    /// Passes on the buckets whose files are complete.
+    /// Passes on the ranges whose files are complete.
     async fn give(&mut self, files: &mut BucketFiles<'_>) -> Result<()> {
         while let Ok(place) = self.output.reserve().await
-            && let Some(bucket) = files.take()
+            && let Some(range) = files.take()
         {
-            place.send(Outcome::Bucket(bucket).row());
+            place.send(Outcome::Range(range).row());
         }
         Ok(())
     }

@@ -62,7 +62,8 @@ pub struct BuildArguments {
     /// Replace the dataset that is at `--out`
     #[arg(id = "commit = overwrite", long = "overwrite")]
     overwrite: bool,
-    /// Number of buckets that sessions are divided into [default: `[dataset] buckets`, or by the number of samples]
+    /// Ranges of buckets with files of their own. Sessions are divided into 64 buckets, or as many as ranges if these are
+    /// more, which ranks share when they read [default: `[dataset] buckets`, or a range for every 50 million samples]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_BUCKETS)))]
     buckets: Option<u32>,
 }
@@ -242,7 +243,7 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
             "added {}, skipped {} that were there already; rewrote {}",
             count_of(merged.samples_added, "sample"),
             format_count(merged.samples_skipped),
-            count_of(merged.buckets_rewritten, "bucket"),
+            count_of(merged.ranges_rewritten, "range"),
         ));
     }
     if summary.samples_of_other_partitions > 0 {

@@ -30,16 +30,16 @@ pub(crate) enum Command {
     /// logs/dataset.toml --out dataset --partition date=2024-06-01
     ///
     /// With `--merge`, partitions keep their samples, and samples of the logs that they lack are added: late ones, and
-    /// those after midnight of sessions that began before it. Only the buckets that get samples are written anew.
-    /// Example: onefold-ingest append logs/dataset.toml --out dataset --merge --partition date=2024-05-31
+    /// those after midnight of sessions that began before it. Only the ranges of buckets that get samples are
+    /// written anew. Example: onefold-ingest append logs/dataset.toml --out dataset --merge --partition date=2024-05-31
     Append(build::AppendArguments),
-    /// Write one bucket of a dataset; `commit` makes a dataset of all of them
+    /// Write one range of a dataset's buckets; `commit` makes a dataset of all of them
     ///
-    /// Any scheduler can so build a dataset on many machines, each of which needs only its bucket's samples. Samples of
-    /// other buckets are left out. Nothing is visible before the commit. Example: onefold-ingest write dataset.toml
+    /// Any scheduler can so build a dataset on many machines, each of which needs only its range's samples. Samples of
+    /// other ranges are left out. Nothing is visible before the commit. Example: onefold-ingest write dataset.toml
     /// segments/segment-00003-of-00016.parquet --bucket 3/16 --dataset s3://bucket/dataset --out s3://bucket/parts/3.json
     Write(parts::WriteArguments),
-    /// Commit the buckets that `write` has written
+    /// Commit the ranges that `write` has written
     ///
     /// Example: onefold-ingest commit s3://bucket/dataset s3://bucket/parts
     Commit(parts::CommitArguments),

@@ -18,10 +18,11 @@ pub(crate) struct WriteArguments {
     config: PathBuf,
     /// Read these files, folders or URLs in place of those of the configuration's only source
     input: Vec<String>,
-    /// The dataset that the bucket is written to: a path or a URL, as `s3://bucket/folder`
+    /// The dataset that the range is written to: a path or a URL, as `s3://bucket/folder`
     #[arg(long)]
     dataset: PathBuf,
-    /// The bucket to write, and the number of all buckets, as `3/16`; buckets count from 0
+    /// The range of buckets to write, and the number of all ranges, as `3/16`; they count from 0. Segments of `shard` by
+    /// the session's columns are divided likewise
     #[arg(long, value_name = "K/C", value_parser = parse_bucket)]
     bucket: (u32, u32),
     /// The file for what `commit` needs: a path or a URL
@@ -36,7 +37,7 @@ pub(crate) struct WriteArguments {
 pub(crate) struct CommitArguments {
     /// The dataset that the parts were written to: a path or a URL, as `s3://bucket/folder`
     dataset: PathBuf,
-    /// The parts, one of each bucket: files, or folders or URLs of folders that hold nothing else
+    /// The parts, one of each range: files, or folders or URLs of folders that hold nothing else
     #[arg(required = true)]
     parts: Vec<PathBuf>,
     /// Replace the dataset that is there
@@ -56,11 +57,11 @@ fn parse_bucket(text: &str) -> Result<(u32, u32), String> {
     match parsed {
         Some((bucket, all)) if bucket < all && all <= MOST_BUCKETS => Ok((bucket, all)),
         Some((bucket, all)) if bucket >= all => Err(format!(
-            "there is no bucket {bucket} of {all}: they count from 0 to {}",
+            "there is no range {bucket} of {all}: they count from 0 to {}",
             u32::saturating_sub(all, 1)
         )),
-        Some(_) => Err(format!("a dataset has at most {MOST_BUCKETS} buckets")),
-        None => Err("write a bucket and the number of buckets, as `3/16`".to_owned()),
+        Some(_) => Err(format!("a dataset has at most {MOST_BUCKETS} ranges of buckets")),
+        None => Err("write a range and the number of ranges, as `3/16`".to_owned()),
     }
 }
 
@@ -74,12 +75,12 @@ pub(crate) fn run_write(arguments: &WriteArguments, printer: &Printer) -> anyhow
     let work = write_part(&config, &arguments.dataset, arguments.bucket, &options, printer);
     let part = run_async(options.engine.threads, work, printer)?;
     part.store(&arguments.out)?;
-    let sets = part.written.iter().flat_map(|bucket| &bucket.files);
+    let sets = part.written.iter().flat_map(|range| &range.files);
     let files = sets.flat_map(|set| &set.files);
     let text = format!(
-        "wrote bucket {} of {}: {} in {}, {} ({}); {} says what to commit",
-        part.bucket,
-        part.buckets,
+        "wrote range {} of {}: {} in {}, {} ({}); {} says what to commit",
+        part.range,
+        part.buckets.ranges(),
         count_of(part.samples, "sample"),
         count_of(part.written.len() as u64, "partition"),
         count_of(files.clone().count() as u64, "file"),

@@ -69,7 +69,7 @@ pub struct Config {
     pub partition_columns: Vec<String>,
     /// Whether partitions are also cut by the session's start.
     pub partition_by: Option<PartitionBy>,
-    /// The number of buckets of a new dataset, if the configuration has one.
+    /// The number of ranges of buckets of a new dataset, if the configuration has one.
     pub buckets: Option<u32>,
     /// The dataset's schema, in the order of `[features]`.
     pub schema: Schema,
@@ -252,7 +252,7 @@ impl Config {
             section.check(place, &names, join.as_ref(), |name| kind(&schema, name))
         });
         if file.dataset.buckets.is_some_and(|buckets| !(1..=MOST_BUCKETS).contains(&buckets)) {
-            let message = "`[dataset].buckets` is not a number of buckets that a dataset can have";
+            let message = "`[dataset].buckets` is not a number of ranges of buckets that a dataset can have";
             return Err(wrong(message, format!("write 1 to {MOST_BUCKETS}")));
         }
         Ok(Self {

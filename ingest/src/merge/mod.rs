@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! late samples ─▶ sessions of the dataset that they continue ─▶ without those that are there ─▶ sessions anew ─▶ encode ─┐
-//!                                                          samples of the buckets that change ─▶ encode ─▶ sort, decode, write
+//!                                                          samples of the ranges that change ─▶ encode ─▶ sort, decode, write
 //! ```
 //!
 //! A merge gives what a build of all logs gives: the same samples in the same sessions and in the same order. Of the
-//! dataset it reads the times of the sessions that late samples could continue, and whole only the buckets that change.
+//! dataset it reads the times of the sessions that late samples could continue, and whole only the ranges of buckets that
+//! change.
 //! Every step is a query, which a cluster executes as well as this process.
 //!
 //! **A sample is there** if a sample of the same user (or session key) in the same values of the partition columns has
@@ -38,7 +39,7 @@ use serde::Serialize;
 use self::old::OldDataset;
 use self::old_rows::{FILES, OldFile, Read};
 pub(crate) use self::old_rows::{OldRowsExec, OldRowsSpec};
-use self::sql::{BUCKET, COUNT, Sql};
+use self::sql::{COUNT, RANGE, Sql};
 use crate::cluster::{
     ClusterOptions, Clustering, LateSamples, ListColumn, MergedQueries, PARTITION, Partitions, SentLists,
     WrittenLists, fold_old_samples, list_names, same_hash,
@@ -58,8 +59,8 @@ pub struct MergeSummary {
     pub samples_added: u64,
     /// Samples of the logs that it had already.
     pub samples_skipped: u64,
-    /// Buckets of partitions that were written anew.
-    pub buckets_rewritten: u64,
+    /// Ranges of buckets of partitions that were written anew.
+    pub ranges_rewritten: u64,
 }
 
 /// A merge of the samples of a configuration into a dataset.
@@ -75,9 +76,9 @@ pub(crate) struct Merge<'a> {
     /// Files for the machines of a cluster: of files to read, and of the lists' vocabularies.
     sent: Vec<WrittenRows>,
     sent_lists: Option<SentLists>,
-    /// The buckets of the dataset in which late samples' sessions could be.
+    /// The ranges of the dataset in which late samples' sessions could be.
     near: BTreeSet<(usize, u32)>,
-    /// The partitions and buckets that are written anew.
+    /// The partitions and ranges that are written anew.
     changed: BTreeSet<(PartitionKey, u32)>,
     summary: MergeSummary,
 }
@@ -170,7 +171,7 @@ impl<'a> Merge<'a> {
         if found + known == 0 { Err(reading.no_samples()) } else { Ok(late) }
     }
 
-    /// Finds out which late samples are there already and which buckets of the `choice` of partitions change.
+    /// Finds out which late samples are there already and which ranges of the `choice` of partitions change.
     ///
     /// # Errors
     ///
@@ -183,12 +184,12 @@ impl<'a> Merge<'a> {
         self.keep(sql::MERGED, &self.sql.merged()).await?;
         self.keep(sql::GROWN, &self.sql.grown()).await?;
         self.keep(sql::MOVED, &self.sql.moved()).await?;
-        for batch in self.rows(&self.sql.grown_buckets()).await? {
+        for batch in self.rows(&self.sql.grown_ranges()).await? {
             for row in 0..batch.num_rows() {
                 let key = self.partitions.key(&batch, row)?;
                 if choice.matches(&key)? {
                     self.summary.samples_added += integer(&batch, COUNT, row).unsigned_abs();
-                    self.changed.insert((key, integer(&batch, BUCKET, row) as u32));
+                    self.changed.insert((key, integer(&batch, RANGE, row) as u32));
                 }
             }
         }
@@ -197,11 +198,11 @@ impl<'a> Merge<'a> {
                 self.add_move(choice, &batch, row)?;
             }
         }
-        self.summary.buckets_rewritten = self.changed.len() as u64;
+        self.summary.ranges_rewritten = self.changed.len() as u64;
         Ok(())
     }
 
-    /// The partitions and buckets that are written anew.
+    /// The partitions and ranges that are written anew.
     pub(crate) fn changed(&self) -> &BTreeSet<(PartitionKey, u32)> {
         &self.changed
     }
@@ -211,7 +212,7 @@ impl<'a> Merge<'a> {
         self.summary
     }
 
-    /// Plans the clustering of the late samples together with those of the buckets that change.
+    /// Plans the clustering of the late samples together with those of the ranges that change.
     ///
     /// # Errors
     ///
@@ -228,33 +229,33 @@ impl<'a> Merge<'a> {
 
     /// The queries of the samples that are written.
     async fn queries(&mut self, decided: &OutputPlan) -> Result<MergedQueries> {
-        let of_dataset = |(key, bucket): &(PartitionKey, u32)| self.old.bucket(key, *bucket);
-        let buckets: BTreeSet<(usize, u32)> = self.changed.iter().filter_map(of_dataset).collect();
-        if !buckets.is_empty() {
-            self.encode_old(&buckets, decided).await?;
+        let of_dataset = |(key, range): &(PartitionKey, u32)| self.old.range(key, *range);
+        let ranges: BTreeSet<(usize, u32)> = self.changed.iter().filter_map(of_dataset).collect();
+        if !ranges.is_empty() {
+            self.encode_old(&ranges, decided).await?;
         }
         Ok(MergedQueries {
             sessions: self.sql.sessions(),
-            records: self.sql.records(!buckets.is_empty()),
+            records: self.sql.records(!ranges.is_empty()),
             first: self.sql.first(),
         })
     }
 
-    /// The buckets of the dataset in which sessions of the late samples could be: those of their identities in
+    /// The ranges of the dataset in which sessions of the late samples could be: those of their identities in
     /// partitions with the same values of partition columns; where a pause ends a session, only near in time.
     async fn find_near(&mut self) -> Result<()> {
         let mut places = Vec::new();
         for batch in self.rows(&self.sql.places()).await? {
             for row in 0..batch.num_rows() {
                 let times = (integer(&batch, START, row), integer(&batch, sql::LAST, row));
-                let bucket = integer(&batch, BUCKET, row) as u32;
-                places.push((self.partitions.key(&batch, row)?, bucket, times));
+                let range = integer(&batch, RANGE, row) as u32;
+                places.push((self.partitions.key(&batch, row)?, range, times));
             }
         }
-        for (key, bucket, times) in places {
+        for (key, range, times) in places {
             for number in 0..self.old.snapshot.partitions.len() {
-                if !self.near.contains(&(number, bucket)) && self.is_near(&key, bucket, times, number) {
-                    self.near.insert((number, bucket));
+                if !self.near.contains(&(number, range)) && self.is_near(&key, range, times, number) {
+                    self.near.insert((number, range));
                 }
             }
         }
@@ -263,7 +264,7 @@ impl<'a> Merge<'a> {
 
     /// Whether a session of samples of these `times`, the first of which would lie in the partition `key`, could lie in
     /// a partition of the dataset.
-    fn is_near(&self, key: &PartitionKey, bucket: u32, (low, high): (i64, i64), number: usize) -> bool {
+    fn is_near(&self, key: &PartitionKey, range: u32, (low, high): (i64, i64), number: usize) -> bool {
         let partition = &self.old.snapshot.partitions[number];
         let columns = self.config.partition_columns.len();
         if partition.key.columns()[..columns] != key.columns()[..columns] {
@@ -277,13 +278,13 @@ impl<'a> Merge<'a> {
         }
         // Sessions of an earlier partition may go on until now.
         let is_earlier = at(low).is_some_and(|first| partition.key < first);
-        let last = partition.last_time(bucket);
+        let last = self.old.last_time(number, range);
         !is_earlier || last.is_none_or(|last| last >= low)
     }
 
     /// Replaces the views of late samples by views without those whose keys the dataset has.
     async fn leave_out_known_keys(&mut self) -> Result<()> {
-        let found = self.found_buckets().await?;
+        let found = self.found_ranges().await?;
         self.read_old(sql::OLD_KEYS, &found, Read::Keys, &[]).await?;
         self.keep(sql::KNOWN_KEYS, &self.sql.known_keys()).await?;
         let all = self.count(NARROW_VIEW).await?;
@@ -307,9 +308,9 @@ impl<'a> Merge<'a> {
     /// Makes a table of the digests that the dataset has of late samples' sessions, as far as their partitions may change.
     async fn find_known_digests(&mut self, choice: &PartitionChoice<'_>, decided: &OutputPlan) -> Result<()> {
         let mut found = BTreeSet::new();
-        for (number, bucket) in self.found_buckets().await? {
+        for (number, range) in self.found_ranges().await? {
             if choice.matches(&self.old.snapshot.partitions[number].key)? {
-                found.insert((number, bucket));
+                found.insert((number, range));
             }
         }
         self.encode_old(&found, decided).await?;
@@ -320,19 +321,19 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// The buckets of the sessions that were found.
-    async fn found_buckets(&self) -> Result<BTreeSet<(usize, u32)>> {
+    /// The ranges of the sessions that were found.
+    async fn found_ranges(&self) -> Result<BTreeSet<(usize, u32)>> {
         let mut found = BTreeSet::new();
-        for batch in self.rows(&self.sql.found_buckets()).await? {
-            let of = |row| (integer(&batch, PARTITION, row) as usize, integer(&batch, BUCKET, row) as u32);
+        for batch in self.rows(&self.sql.found_ranges()).await? {
+            let of = |row| (integer(&batch, PARTITION, row) as usize, integer(&batch, RANGE, row) as u32);
             found.extend((0..batch.num_rows()).map(of));
         }
         Ok(found)
     }
 
-    /// Plans the encoding of the samples of some buckets of the dataset.
-    async fn encode_old(&mut self, buckets: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<()> {
-        self.read_old(sql::OLD_SAMPLES, buckets, Read::Samples, &decided.lists).await?;
+    /// Plans the encoding of the samples of some ranges of the dataset.
+    async fn encode_old(&mut self, ranges: &BTreeSet<(usize, u32)>, decided: &OutputPlan) -> Result<()> {
+        self.read_old(sql::OLD_SAMPLES, ranges, Read::Samples, &decided.lists).await?;
         let (context, options) = (&self.context, &self.options);
         fold_old_samples(self.config, context, options, sql::OLD_SAMPLES, sql::OLD_RECORDS).await
     }
@@ -347,7 +348,7 @@ impl<'a> Merge<'a> {
         match (choice.matches(from)?, choice.matches(&to)?) {
             (false, false) => {}
             (true, true) => {
-                self.changed.insert((from.clone(), integer(batch, BUCKET, row) as u32));
+                self.changed.insert((from.clone(), integer(batch, RANGE, row) as u32));
             }
             _ => {
                 return Err(Error::data(
@@ -363,18 +364,18 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// Registers the samples of some buckets as a table. `lists` are the list columns, if they are read.
+    /// Registers the samples of some ranges as a table. `lists` are the list columns, if they are read.
     async fn read_old(
         &mut self,
         table: &str,
-        buckets: &BTreeSet<(usize, u32)>,
+        ranges: &BTreeSet<(usize, u32)>,
         read: Read,
         lists: &[ListColumn],
     ) -> Result<()> {
         let (spec, schema) = self.old.rows(self.config, read);
         self.context.deregister_table(table)?;
         let readers = self.context.copied_config().target_partitions();
-        let files = self.old.files(self.config, buckets, readers)?;
+        let files = self.old.files(self.config, ranges, readers)?;
         if files.is_empty() {
             self.context.register_table(table, Arc::new(EmptyTable::new(schema)))?;
             return Ok(());

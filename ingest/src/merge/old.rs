@@ -1,4 +1,4 @@
-//! The samples of a dataset as tables of the engine, bucket by bucket.
+//! The samples of a dataset as tables of the engine, range by range of its buckets.
 //!
 //! A dataset has no column of users or session keys, so its samples are told apart by the partition and session that
 //! they lie in.
@@ -39,10 +39,21 @@ impl OldDataset {
         Self { location: location.to_owned(), snapshot, partition_types }
     }
 
-    /// The number of the partition with this key, and the bucket, if there are samples in that.
-    pub(crate) fn bucket(&self, key: &PartitionKey, bucket: u32) -> Option<(usize, u32)> {
+    /// The number of the partition with this key, and the range of buckets, if there are samples in that.
+    pub(crate) fn range(&self, key: &PartitionKey, range: u32) -> Option<(usize, u32)> {
         let number = self.snapshot.partitions.binary_search_by(|partition| partition.key.cmp(key)).ok()?;
-        files(&self.snapshot.partitions[number], bucket).next().map(|_| (number, bucket))
+        self.of_range(number, range).next().map(|_| (number, range))
+    }
+
+    /// The files of a range of buckets of the partition with this number.
+    fn of_range(&self, number: usize, range: u32) -> impl Iterator<Item = &FileSet> {
+        self.snapshot.partitions[number].of_range(self.snapshot.division().of_range(range))
+    }
+
+    /// The time of the last sample in a range of buckets of the partition with this number, if there are any.
+    pub(crate) fn last_time(&self, number: usize, range: u32) -> Option<i64> {
+        let row_groups = self.of_range(number, range).flat_map(|set| &set.row_groups);
+        row_groups.map(|row_group| row_group.last_time).max()
     }
 
     /// How samples are read, and the columns that they then have.
@@ -60,7 +71,7 @@ impl OldDataset {
         (spec, self.columns(config, read))
     }
 
-    /// The files of some buckets of partitions, dealt out to so many readers.
+    /// The files of some ranges of partitions, dealt out to so many readers.
     ///
     /// # Errors
     ///
@@ -68,15 +79,15 @@ impl OldDataset {
     pub(crate) fn files(
         &self,
         config: &Config,
-        buckets: &BTreeSet<(usize, u32)>,
+        ranges: &BTreeSet<(usize, u32)>,
         readers: usize,
     ) -> Result<Vec<Vec<OldFile>>> {
         let mut parts: Vec<Vec<OldFile>> = vec![Vec::new(); readers.max(1)];
         let mut next = 0;
-        for (number, bucket) in buckets {
-            let partition = &self.snapshot.partitions[*number];
-            let values = self.values(config, partition)?;
-            for (files, before) in files(partition, *bucket) {
+        for (number, range) in ranges {
+            let values = self.values(config, &self.snapshot.partitions[*number])?;
+            let mut before = 0;
+            for files in self.of_range(*number, *range) {
                 let place = next % parts.len();
                 parts[place].push(OldFile {
                     partition: *number,
@@ -84,6 +95,7 @@ impl OldDataset {
                     files: files.clone(),
                     before,
                 });
+                before += files.samples;
                 next += 1;
             }
         }
@@ -143,13 +155,4 @@ impl OldDataset {
             groups.flat_map(|group| group.features.iter().map(move |feature| (group, feature)));
         features.find(|(_, f)| f.name == name).map(|(group, feature)| (group.clone(), feature.clone()))
     }
-}
-
-/// The files of a bucket of a partition, each with the number of samples of the bucket before it.
-fn files(partition: &Partition, bucket: u32) -> impl Iterator<Item = (&FileSet, u64)> {
-    let mut before = 0;
-    partition.files.iter().filter(move |set| set.bucket == bucket).map(move |set| {
-        before += set.samples;
-        (set, before - set.samples)
-    })
 }

@@ -47,8 +47,8 @@ const COPY: &str = "__onefold_copy";
 /// The first and the last time of a session.
 const FIRST: &str = "__onefold_first_time";
 pub(super) const LAST: &str = "__onefold_last_time";
-/// The bucket of a session.
-pub(super) const BUCKET: &str = "__onefold_bucket";
+/// The range of buckets of a session.
+pub(super) const RANGE: &str = "__onefold_range";
 /// How many samples or rows.
 pub(super) const COUNT: &str = "__onefold_count";
 
@@ -66,8 +66,8 @@ impl Sql<'_> {
         self.config.partition_by.map_or_else(|| "CAST(0 AS BIGINT)".to_owned(), sessionize::start_of_period)
     }
 
-    /// Partition columns, buckets and times of the late samples, one row for each day or hour: [`START`] and [`LAST`]
-    /// are the first and last time.
+    /// Partition columns, ranges of buckets and times of the late samples, one row for each day or hour: [`START`] and
+    /// [`LAST`] are the first and last time.
     pub(super) fn places(&self) -> String {
         let partition = self.partition_list();
         let times = format!(
@@ -76,12 +76,12 @@ impl Sql<'_> {
             self.instants
         );
         let places = format!(
-            "SELECT {partition}{} AS {BUCKET}, {} AS __onefold_period, {START} AS moment FROM ({times})",
-            self.bucket(),
+            "SELECT {partition}{} AS {RANGE}, {} AS __onefold_period, {START} AS moment FROM ({times})",
+            self.range(),
             self.period()
         );
         format!(
-            "SELECT {partition}{BUCKET}, min(moment) AS {START}, max(moment) AS {LAST} FROM ({places}) GROUP BY {partition}{BUCKET}, __onefold_period"
+            "SELECT {partition}{RANGE}, min(moment) AS {START}, max(moment) AS {LAST} FROM ({places}) GROUP BY {partition}{RANGE}, __onefold_period"
         )
     }
 
@@ -90,8 +90,8 @@ impl Sql<'_> {
         quoted(&self.config.partition_columns).iter().map(|column| format!("{column}, ")).collect()
     }
 
-    fn bucket(&self) -> String {
-        format!("CAST({} AS BIGINT)", bucket(self.order.buckets))
+    fn range(&self) -> String {
+        format!("CAST({} AS BIGINT)", bucket(self.order.buckets.ranges()))
     }
 
     /// [`OLD_SESSIONS`].
@@ -134,11 +134,11 @@ impl Sql<'_> {
         )
     }
 
-    /// The buckets of the sessions that were found: partition and bucket.
-    pub(super) fn found_buckets(&self) -> String {
+    /// The ranges of the sessions that were found: partition and range.
+    pub(super) fn found_ranges(&self) -> String {
         format!(
-            "SELECT DISTINCT {PARTITION}, {} AS {BUCKET} FROM (SELECT {PARTITION}, {OLD_SESSION} AS {SESSION} FROM {FOUND})",
-            self.bucket()
+            "SELECT DISTINCT {PARTITION}, {} AS {RANGE} FROM (SELECT {PARTITION}, {OLD_SESSION} AS {SESSION} FROM {FOUND})",
+            self.range()
         )
     }
 
@@ -298,17 +298,17 @@ impl Sql<'_> {
         )
     }
 
-    /// The partitions and buckets of [`GROWN`] sessions, and how many late samples they get.
-    pub(super) fn grown_buckets(&self) -> String {
+    /// The partitions and ranges of [`GROWN`] sessions, and how many late samples they get.
+    pub(super) fn grown_ranges(&self) -> String {
         let partition = self.partition_list();
         let places = format!(
-            "SELECT {partition}{} AS __onefold_period, {} AS {BUCKET}, {COUNT} FROM {GROWN}",
+            "SELECT {partition}{} AS __onefold_period, {} AS {RANGE}, {COUNT} FROM {GROWN}",
             self.period(),
-            self.bucket()
+            self.range()
         );
         format!(
-            "SELECT {partition}__onefold_period AS {START}, {BUCKET}, CAST(sum({COUNT}) AS BIGINT) AS {COUNT} FROM ({places}) \
-             GROUP BY {partition}__onefold_period, {BUCKET}"
+            "SELECT {partition}__onefold_period AS {START}, {RANGE}, CAST(sum({COUNT}) AS BIGINT) AS {COUNT} FROM ({places}) \
+             GROUP BY {partition}__onefold_period, {RANGE}"
         )
     }
 
@@ -322,16 +322,16 @@ impl Sql<'_> {
         )
     }
 
-    /// From which partition to which one, and in which bucket, sessions of the dataset move.
+    /// From which partition to which one, and in which range, sessions of the dataset move.
     pub(super) fn moves(&self) -> String {
         let partition = self.partition_list();
         let places = format!(
-            "SELECT {partition}{} AS __onefold_period, {} AS {BUCKET}, {PARTITION} FROM {MOVED}",
+            "SELECT {partition}{} AS __onefold_period, {} AS {RANGE}, {PARTITION} FROM {MOVED}",
             self.period(),
-            self.bucket()
+            self.range()
         );
         format!(
-            "SELECT DISTINCT {partition}__onefold_period AS {START}, {BUCKET}, {PARTITION} FROM ({places})"
+            "SELECT DISTINCT {partition}__onefold_period AS {START}, {RANGE}, {PARTITION} FROM ({places})"
         )
     }
 

@@ -228,7 +228,7 @@ impl Setup {
 
 /// A sample as it is read: session, time, hash of the key, floats, kept values, and the originals of the lists.
 type Sample = (i64, i64, Option<i64>, Vec<u32>, Vec<Option<String>>, Vec<Vec<String>>);
-/// The samples of a dataset in their order, by partition and bucket.
+/// The samples of a dataset in their order, by partition and range of buckets.
 type Content = BTreeMap<(String, u32), Vec<Sample>>;
 
 fn content(dataset: &Path) -> Content {
@@ -236,7 +236,8 @@ fn content(dataset: &Path) -> Content {
     let mut content = Content::new();
     for partition in &snapshot.partitions {
         for file in &partition.files {
-            let samples = content.entry((partition.key.to_string(), file.bucket)).or_default();
+            let range = snapshot.division().range_of(file.bucket);
+            let samples = content.entry((partition.key.to_string(), range)).or_default();
             read_file(dataset, &storage, &snapshot, file, samples);
         }
     }
@@ -294,12 +295,15 @@ fn original(id: i64, vocabulary: Option<&Vocabulary>) -> String {
     }
 }
 
-/// The sets of files of each bucket of each partition.
+/// The sets of files of each range of buckets of each partition.
 fn files(dataset: &Path) -> BTreeMap<(String, u32), Vec<FileSet>> {
     let mut files: BTreeMap<_, Vec<FileSet>> = BTreeMap::new();
-    for partition in Snapshot::load(dataset).unwrap().partitions {
+    let snapshot = Snapshot::load(dataset).unwrap();
+    let division = snapshot.division();
+    for partition in snapshot.partitions {
         for file in partition.files {
-            files.entry((partition.key.to_string(), file.bucket)).or_default().push(file);
+            let range = division.range_of(file.bucket);
+            files.entry((partition.key.to_string(), range)).or_default().push(file);
         }
     }
     files
@@ -400,7 +404,7 @@ fn check(setup: &Setup, rows: &[(Row, u8)]) {
         }
     }
     rewritten += before.keys().filter(|place| !after.contains_key(*place)).count();
-    assert_eq!(merged.buckets_rewritten, rewritten as u64);
+    assert_eq!(merged.ranges_rewritten, rewritten as u64);
 
     let again = setup.works(&dir, "second", "merged", Commit::Merge);
     assert_eq!(
@@ -465,7 +469,7 @@ fn samples_after_midnight_are_brought_into_the_day_of_their_session() {
         assert_eq!((day2.samples_of_earlier_sessions, day2.samples), (tails, 4));
         let merged = setup.run(&dir, "both", "dataset", Commit::Merge, "date=2024-05-01").unwrap();
         let summary = merged.merged.unwrap();
-        assert_eq!((summary.samples_added, summary.buckets_rewritten, merged.samples), (2, 1, 6));
+        assert_eq!((summary.samples_added, summary.ranges_rewritten, merged.samples), (2, 1, 6));
         assert_eq!(summary.samples_skipped, if keyed { 4 } else { 3 });
         setup.works(&dir, "both", "whole", Commit::Create);
         assert_eq!(content(&dir.path("dataset")), content(&dir.path("whole")));
@@ -496,7 +500,7 @@ fn a_session_moves_only_between_partitions_that_may_change() {
     }
     assert_eq!(files(&dir.path("dataset")), before);
     let merged = setup.works(&dir, "late", "dataset", Commit::Merge);
-    assert_eq!((merged.merged.unwrap().buckets_rewritten, merged.partitions), (2, 1));
+    assert_eq!((merged.merged.unwrap().ranges_rewritten, merged.partitions), (2, 1));
     assert_sound(&dir.path("dataset"));
 }
 
@@ -545,7 +549,7 @@ fn merging_creates_what_is_not_there() {
     SETUP.write(&dir, "late", &[row(1, 1, 2000)]);
     let files_before = files(&dir.path("dataset"));
     let merged = SETUP.works(&dir, "late", "dataset", Commit::Merge);
-    assert_eq!((merged.partitions, merged.merged.unwrap().buckets_rewritten), (2, 1));
+    assert_eq!((merged.partitions, merged.merged.unwrap().ranges_rewritten), (2, 1));
     for (place, before) in files_before {
         assert_eq!(files(&dir.path("dataset"))[&place], before);
     }
@@ -631,7 +635,7 @@ fn the_command_says_what_it_merged() {
     let error = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(2) && error.contains("cannot be used with"), "{error}");
     let shown = text(run(&["--partition", "date=2024-05-01"]));
-    for part in ["merged into dataset", "added 1 sample, skipped 1 that were there already; rewrote 1 bucket"]
+    for part in ["merged into dataset", "added 1 sample, skipped 1 that were there already; rewrote 1 range"]
     {
         assert!(shown.contains(part), "{shown}");
     }
@@ -639,7 +643,7 @@ fn the_command_says_what_it_merged() {
     let output = text(run(&["--json"]));
     let summary: serde_json::Value = serde_json::from_str(output.lines().last().unwrap()).unwrap();
     let figures =
-        ["samples_added", "samples_skipped", "buckets_rewritten", "samples"].map(|key| summary[key].as_u64());
+        ["samples_added", "samples_skipped", "ranges_rewritten", "samples"].map(|key| summary[key].as_u64());
     assert_eq!(figures, [1, 2, 1, 4].map(Some));
     let again = text(run(&[]));
     assert!(

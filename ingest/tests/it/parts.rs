@@ -1,4 +1,4 @@
-//! Buckets that are written one by one, by processes that know nothing of each other, and committed together.
+//! Ranges of buckets that are written one by one, by processes that know nothing of each other, and committed together.
 
 use std::path::Path;
 use std::process::Command;
@@ -61,6 +61,8 @@ fn parts_make_the_dataset_that_a_build_makes() {
     let summary = ran(dir.command(&commit));
     assert_eq!((&summary["samples"], &summary["changed"]), (&ROWS.into(), &true.into()));
     assert_eq!(content(&dir.path("dataset")), content(&dir.path("built")));
+    let division = Snapshot::load(&dir.path("dataset")).unwrap().division();
+    assert_eq!((division.number, division.ranges()), (64, BUCKETS as u32));
     ran(dir.command(&["verify", "dataset", "--json"]));
 
     // Once more: the dataset is there, and has the samples.
@@ -79,8 +81,8 @@ fn the_files_of_a_build_do_not_depend_on_the_threads_that_sort_and_write_them() 
         content(&dir.path(name))
     };
     let expected = build("1", "one", &[]);
-    assert!(expected.0.len() > 3, "the samples are in several buckets");
-    // Five threads share seven buckets; the smaller limit leaves one of them to sort.
+    assert!(expected.0.len() > 3, "the samples are in several ranges");
+    // Five threads share seven ranges; the smaller limit leaves one of them to sort.
     assert_eq!(build("5", "five", &[]), expected);
     assert_eq!(build("5", "small", &["--memory-limit", "64MiB"]), expected);
     // A profile changes nothing, and shows the stages.
@@ -104,8 +106,8 @@ fn parts_that_do_not_make_a_dataset_are_refused_and_kept() {
         dir.command(&[&["commit", "dataset"], &parts[..]].concat())
     };
     let all: Vec<String> = (0..BUCKETS).map(part).collect();
-    dir.fails_as(commit(&all[..2]), &["no part has bucket 2 of 4; 2 of them are missing"]);
-    dir.fails_as(commit(&[&all[..], &all[..1]].concat()), &["bucket 0 is also in `dataset-parts/0.json`"]);
+    dir.fails_as(commit(&all[..2]), &["no part has range 2 of 4; 2 of them are missing"]);
+    dir.fails_as(commit(&[&all[..], &all[..1]].concat()), &["range 0 is also in `dataset-parts/0.json`"]);
     dir.fails_as(commit(&["nothing".to_owned()]), &["`nothing`", "it does not exist"]);
     dir.write("other/0.json", "{\"format_version\": 7}");
     dir.fails_as(commit(&["other".to_owned()]), &["other/0.json"]);
@@ -149,7 +151,7 @@ fn what_cannot_be_written_bucket_by_bucket_is_refused() {
     let misused = ["write", "dataset.toml", "--bucket", "4/4", "--dataset", "d", "--out", "p"];
     let misused = dir.command(&misused).output().unwrap();
     assert_eq!(misused.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&misused.stderr).contains("no bucket 4 of 4"));
+    assert!(String::from_utf8_lossy(&misused.stderr).contains("no range 4 of 4"));
     let config = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
     let vocabulary = config.replace(
         "request = { kind = \"sparse\" }",
@@ -161,7 +163,7 @@ fn what_cannot_be_written_bucket_by_bucket_is_refused() {
     let mut build = dir.program("dataset");
     build.args(["--buckets", "2"]);
     dir.works(build, "dataset");
-    dir.fails_as(write(&dir, 0, "dataset"), &["the dataset has 2 buckets, not 4"]);
+    dir.fails_as(write(&dir, 0, "dataset"), &["the dataset has 2 ranges of buckets, not 4"]);
 }
 
 /// Runs the example for Slurm as plain processes, as many at a time as there are buckets.

@@ -88,10 +88,10 @@ fn an_append_keeps_layout_order_and_buckets() {
     let appended = dir.command(&format!("{APPEND} dataset --partition split!=train")).json();
     assert_eq!(
         (&appended["layout"], &appended["order"], &appended["buckets"]),
-        (&"rows".into(), &"session_hash".into(), &3.into())
+        (&"rows".into(), &"session_hash".into(), &66.into())
     );
     dir.command("onefold-ingest verify dataset").works();
-    // A new dataset has the defaults.
+    // Three ranges of 22 buckets. A new dataset has the defaults.
     let created = dir.command(&format!("{APPEND} other")).json();
     assert_eq!((&created["layout"], &created["order"]), (&"folded".into(), &"session".into()));
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use arrow::array::{ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
-use onefold_datasets::{FileSet, Order, Schema, Snapshot, session_id};
+use onefold_datasets::{FileSet, Order, Schema, Snapshot, bucket_of_session, session_id};
 use onefold_tests::Dir;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -33,11 +33,12 @@ fn check_hand_made(dataset: &Path, expected: &Expected) {
 }
 
 /// With a gap and hours: request 3 of 11:10 stays with its session of 10:50, request 10 of the next day with
-/// its session of 23:50; a pause of 30 minutes (7 to 5) ends no session, one of 31 (6 to 8) does.
+/// its session of 23:50; a pause of 30 minutes (7 to 5) ends no session, one of 31 (6 to 8) does. The users 1, 3, 4 and 2
+/// are in the buckets 25, 28, 56 and 62 of 64.
 const BY_GAP_AND_HOUR: &Expected = &[
     ("split=holdout/date=2024-05-01/hour=10", 1, &[12]),
     ("split=holdout/date=2024-05-01/hour=23", 1, &[9, 10]),
-    ("split=train/date=2024-05-01/hour=10", 3, &[7, 5, 6, 11, 1, 2, 3]),
+    ("split=train/date=2024-05-01/hour=10", 3, &[1, 2, 3, 11, 7, 5, 6]),
     ("split=train/date=2024-05-01/hour=11", 1, &[8]),
     ("split=train/date=2024-05-01/hour=12", 1, &[4]),
 ];
@@ -85,12 +86,12 @@ fn sessions_are_identified_and_timed_by_their_samples() {
     let places = places(&dir.path("dataset"));
     let ids = |place: usize| places[place].1.iter().map(|place| place.session).collect::<Vec<_>>();
     let (first, second, third) = (id_of("train", 2, 605), id_of("train", 4, 610), id_of("train", 1, 650));
-    assert_eq!(ids(2), [first, first, first, second, third, third, third]);
+    assert_eq!(ids(2), [third, third, third, second, first, first, first]);
     // One user in two partitions.
     assert_eq!(ids(0), [id_of("holdout", 4, 612)]);
     assert_eq!(ids(1), [id_of("holdout", 3, 1430); 2]);
     let minutes: Vec<_> = places[2].1.iter().map(|place| (place.time - DAY) / 60_000_000).collect();
-    assert_eq!(minutes, [605, 635, 635, 610, 650, 659, 670]);
+    assert_eq!(minutes, [650, 659, 670, 610, 605, 635, 635]);
     check_session_order(&places, Order::Session);
 }
 
@@ -124,11 +125,12 @@ fn a_key_makes_sessions_however_long_the_pause() {
     dir.edit("logs/dataset.toml", "by = \"hour\"", "by = \"day\"");
     let summary = dir.command("onefold-ingest build logs/dataset.toml --out dataset").json();
     assert_eq!((summary["samples"].as_u64(), summary["sessions"].as_u64()), (Some(12), Some(6)));
+    // The visits d, b and c are in the buckets 17, 21 and 35, e and a in 57.
     check_hand_made(
         &dir.path("dataset"),
         &[
-            ("split=holdout/date=2024-05-01", 2, &[12, 9, 10]),
-            ("split=train/date=2024-05-01", 4, &[7, 5, 6, 8, 11, 1, 2, 3, 4]),
+            ("split=holdout/date=2024-05-01", 2, &[9, 10, 12]),
+            ("split=train/date=2024-05-01", 4, &[3, 4, 7, 5, 6, 8, 11, 1, 2]),
         ],
     );
 }
@@ -140,7 +142,7 @@ fn without_partitions_a_dataset_is_one_file() {
     dir.edit("logs/dataset.toml", "[partition]\ncolumns = [\"split\"]\nby = \"hour\"\n", "");
     dir.command("onefold-ingest build logs/dataset.toml --out dataset").works();
     // Requests 11 and 12 are one session now.
-    check_hand_made(&dir.path("dataset"), &[("", 6, &[7, 5, 6, 11, 12, 1, 2, 3, 8, 4, 9, 10])]);
+    check_hand_made(&dir.path("dataset"), &[("", 6, &[1, 2, 3, 4, 9, 10, 11, 12, 7, 5, 6, 8])]);
     let files: Vec<_> = partitions(&dir.path("dataset")).into_iter().flat_map(|p| p.files).collect();
     assert_eq!(files.iter().map(FileSet::path).collect::<Vec<_>>(), ["data/part-00000-*.parquet"]);
     assert_only_named_files(&dir.path("dataset"));
@@ -283,7 +285,10 @@ fn check_session_order(partitions: &[(String, Vec<Place>)], order: Order) {
             let Place { session: id, time: start, .. } = session[0];
             assert!(seen.insert(id) && id >= 0, "{key}: session {id} comes back");
             assert!(session.is_sorted_by_key(|place| place.time), "{key}: session {id} is not in time order");
-            let place = if order == Order::Session { (start, id) } else { (id, start) };
+            let place = match order {
+                Order::Session => (bucket_of_session(id, 64), start, id),
+                _ => (0, id, start),
+            };
             assert!(last < Some(place), "{key}: session {id} comes too late");
             last = Some(place);
         }

@@ -141,19 +141,6 @@ fn what_cannot_be_predicted_is_said() {
     assert_eq!((&sessions["samples"], &sessions["columns"][0]), (&3.into(), &"session_id".into()));
     dir.command(predict).fails(&["`predictions.parquet` already exists", "`--overwrite`"]);
     dir.command(&format!("{predict} --checkpoint 7 --overwrite")).fails(&["no checkpoint of step 7"]);
-    let ranks = predict.replace("onefold-train ", "onefold-train launch --ranks 4 -- ");
-    dir.command(&format!("{ranks} --timeout 300 --overwrite")).fails(&[
-        "the dataset's 6 buckets cannot be divided among 4 ranks",
-        "a number of ranks that divides 6",
-        "`onefold-ingest build --buckets 4`",
-    ]);
-    dir.command(
-        "onefold-train launch --ranks 4 -- run logs/train.toml --data dataset --timeout 300 --out other",
-    )
-    .fails(&[
-        "the dataset's 6 buckets cannot be divided into 4 streams",
-        "start a number of ranks that divides 6",
-    ]);
     // Without keys there is nothing to join by.
     dir.edit("logs/dataset.toml", "keep = [\"sample\", \"visit\"]\n", "");
     dir.command("onefold-ingest build logs/dataset.toml --out plain").works();

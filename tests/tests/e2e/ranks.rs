@@ -112,10 +112,17 @@ fn launched_ranks_train_the_same_model() {
         &format!("onefold-train {RUN} --out other --plan plan.json"),
         &["for 3 ranks", "the job has 1 rank"],
     );
+    dir.edit("logs/train.toml", "streams = 12", "streams = 4");
     refused(
         &format!("onefold-train launch --ranks 5 -- {RUN} --out other"),
-        &["12 streams cannot be divided among 5 ranks"],
+        &["4 streams cannot be divided among 5 ranks", "start at most 4 ranks"],
     );
+    dir.edit("logs/train.toml", "streams = 4", "streams = 1000");
+    refused(
+        &format!("onefold-train {RUN} --out other"),
+        &["buckets cannot be divided into 1000 streams", "set `streams` under `[data]` to at most"],
+    );
+    dir.edit("logs/train.toml", "streams = 1000", "streams = 12");
     refused(&format!("onefold-train launch --ranks 2 -- {RUN} --out whole"), &["`whole` already exists"]);
     refused(
         "onefold-train launch --ranks 2 -- run nothing.toml --data dataset --timeout 300 --out other",

@@ -36,7 +36,7 @@ pub struct DataConfig {
     /// Shuffling of the training samples by session blocks, anew in every epoch; file order if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shuffle: Option<Shuffle>,
-    /// Streams that a batch is put together from, 1 if absent; they must divide the dataset's buckets and the batch.
+    /// Streams that a batch is put together from, as many as ranks if absent: at most as many as the dataset has buckets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub streams: Option<usize>,
 }

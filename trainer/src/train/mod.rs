@@ -116,37 +116,33 @@ pub struct Prepared<'a> {
     size: ModelSize,
 }
 
-/// Refuses a number of streams that the ranks, the dataset or the batch cannot be divided by.
+/// Refuses a number of streams that the ranks, the dataset's buckets or the batch cannot be divided by.
 fn check_streams(config: &TrainConfig, options: &TrainOptions, buckets: u32) -> Result<()> {
     let ranks = options.collectives.size() as usize;
     let streams = config.data.streams.or(options.streams).unwrap_or(ranks);
     let batch = config.train.batch_size;
     let wrong = |message: String, hint: String| Err(Error::config(config.path(), message, hint));
-    if streams == 0 || !streams.is_multiple_of(ranks) {
+    if streams < ranks {
         return wrong(
             format!("{streams} streams cannot be divided among {ranks} ranks"),
-            "start a number of ranks that divides `streams` under `[data]`, or begin a run with other `streams`".to_owned(),
+            format!("start at most {streams} ranks, or begin a run with more `streams` under `[data]`"),
         );
     }
-    if !(buckets as usize).is_multiple_of(streams) {
-        let build = format!(
-            "build the dataset with a multiple of {streams} buckets (`onefold-ingest build --buckets {streams}`)"
-        );
-        let other = match (buckets as usize).is_multiple_of(ranks) {
-            true => format!(
-                "set `streams` under `[data]` to a number that divides {buckets} and is a multiple of the number of ranks"
-            ),
-            false => format!("start a number of ranks that divides {buckets}"),
+    if streams > buckets as usize {
+        let build = format!("build the dataset with as many (`onefold-ingest build --buckets {streams}`)");
+        let fewer = match ranks > buckets as usize {
+            true => format!("start at most {buckets} ranks"),
+            false => format!("set `streams` under `[data]` to at most {buckets}"),
         };
         return wrong(
             format!("the dataset's {buckets} buckets cannot be divided into {streams} streams"),
-            format!("{build}, or {other}"),
+            format!("{fewer}, or {build}"),
         );
     }
-    if !batch.is_multiple_of(streams) {
+    if batch < streams {
         return wrong(
             format!("a batch of {batch} samples cannot be divided among {streams} streams"),
-            format!("set `batch_size` under `[train]` to a multiple of {streams}"),
+            format!("set `batch_size` under `[train]` to at least {streams}"),
         );
     }
     Ok(())

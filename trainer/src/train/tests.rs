@@ -9,8 +9,8 @@ use arrow::array::{ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, T
 use arrow::datatypes::Int64Type;
 use onefold_base::progress::{Reporter, Silent};
 use onefold_datasets::{
-    DatasetWriter, FeatureGroup, Order, PartitionKey, Schema, SparseFeature, SparseKind, WriterOptions,
-    bucket_of_session,
+    Buckets, DatasetWriter, FeatureGroup, Order, PartitionKey, Schema, SparseFeature, SparseKind,
+    WriterOptions, bucket_of_session,
 };
 use onefold_ikjt::Dedupe;
 use onefold_sharding::DataType;
@@ -118,7 +118,8 @@ fn write_dataset(directory: &Path, buckets: u32, age: impl Fn(i64) -> f32) {
         ("wished", ids(&|i| window(i + 1))),
         ("item", ids(&|i| vec![item(i)])),
     ];
-    let options = WriterOptions { buckets, ..WriterOptions::new(Order::Session) };
+    let options =
+        WriterOptions { buckets: Buckets::with_own_files(buckets), ..WriterOptions::new(Order::Session) };
     let mut writer = DatasetWriter::create(directory, schema, options).unwrap();
     writer.write(&PartitionKey::new(Vec::new()), &RecordBatch::try_from_iter(columns).unwrap()).unwrap();
     writer.finish().unwrap();

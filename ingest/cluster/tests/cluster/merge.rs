@@ -31,7 +31,7 @@ fn merges_the_same(dir: &Dir) {
     let there = merged(dir, &|append| fleet.command(&format!("{append} --out there")).json());
     for (here, there) in here.iter().zip(&there) {
         for what in
-            ["samples", "samples_added", "samples_skipped", "buckets_rewritten", "changed", "vocabularies"]
+            ["samples", "samples_added", "samples_skipped", "ranges_rewritten", "changed", "vocabularies"]
         {
             assert_eq!(there[what], here[what], "{what}");
         }
@@ -42,7 +42,7 @@ fn merges_the_same(dir: &Dir) {
         "{}",
         there[0]
     );
-    assert!(count(&there[0], "buckets_rewritten") > 1);
+    assert!(count(&there[0], "ranges_rewritten") > 1);
     assert_eq!((count(&there[1], "samples_added"), &there[1]["changed"]), (0, &false.into()));
     are_equal(dir, "here", "there");
 }

@@ -15,7 +15,7 @@ use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Float32Type, Int64Type, TimestampMicrosecondType};
 use chrono::DateTime;
 use onefold_datasets::{
-    OriginalKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, TIME_COLUMN, Vocabulary, hash_id,
+    Buckets, OriginalKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, TIME_COLUMN, Vocabulary, hash_id,
 };
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
@@ -207,7 +207,7 @@ fn read_batch(
 /// Checks that the samples of a dataset are these, in the same sessions, and in the order that a dataset promises.
 fn check(dataset: &Path, expected: Vec<Sample>) {
     let built = read(dataset);
-    check_order(&built);
+    check_order(&built, Snapshot::load(dataset).unwrap().division());
     let all = expected.len();
     let mut expected: BTreeMap<i64, Sample> =
         expected.into_iter().map(|sample| (sample.key, sample)).collect();
@@ -225,8 +225,8 @@ fn check(dataset: &Path, expected: Vec<Sample>) {
     }
 }
 
-/// Sessions are contiguous and ordered by their start, and their samples by time.
-fn check_order(samples: &[Sample]) {
+/// Sessions are contiguous and ordered by their bucket and start, and their samples by time.
+fn check_order(samples: &[Sample], buckets: Buckets) {
     let mut sessions = BTreeSet::new();
     for session in samples.chunk_by(|a, b| a.session == b.session) {
         assert!(sessions.insert(&session[0].session), "a session is cut: {:?}", session[0]);
@@ -234,7 +234,10 @@ fn check_order(samples: &[Sample]) {
         assert!(session.iter().all(|sample| sample.partition == session[0].partition), "{:?}", session[0]);
     }
     for partition in samples.chunk_by(|a, b| a.partition == b.partition) {
-        let starts = partition.chunk_by(|a, b| a.session == b.session).map(|session| session[0].time);
+        let bucket = |session: &str| buckets.bucket_of(session.parse().unwrap());
+        let starts = partition
+            .chunk_by(|a, b| a.session == b.session)
+            .map(|session| (bucket(&session[0].session), session[0].time));
         assert!(starts.is_sorted(), "the sessions of {} are not in order", partition[0].partition);
     }
 }

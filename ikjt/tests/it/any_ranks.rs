@@ -1,0 +1,232 @@
+//! Datasets of any size, with the buckets that a build chooses, read by any number of ranks.
+
+use std::path::Path;
+
+use onefold_datasets::digest::Digest;
+use onefold_datasets::{
+    Buckets, DatasetWriter, Layout, PartitionColumn, PartitionKey, PartitionType, Snapshot, WriterOptions,
+    bucket_of_session, session_id,
+};
+use onefold_ikjt::{Position, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest};
+use proptest::prelude::*;
+
+use crate::dataset::{Log, Sample, columns, open, options, samples_of, schema};
+
+const RANKS: [usize; 8] = [1, 2, 3, 5, 6, 7, 12, 64];
+const BUCKETS: usize = 64;
+
+/// A sample as it was written: its partition, the id of its session, and its number.
+#[derive(Debug, Clone, Copy)]
+struct Written {
+    partition: usize,
+    session: i64,
+    number: i64,
+}
+
+/// Writes the first samples of a log to as many partitions, their sessions divided by the hash of their identities.
+/// Gives them in the dataset's order.
+fn write(directory: &Path, log: Log, most: usize, partitions: usize, layout: Layout) -> Vec<Written> {
+    let buckets = Buckets::of_samples(3000);
+    assert_eq!((buckets.number as usize, buckets.ranges()), (BUCKETS, 1));
+    let how = WriterOptions { buckets, ..options(layout) };
+    let mut writer = DatasetWriter::create(directory, schema(), how).unwrap();
+    writer.set_partition_columns(vec![PartitionColumn::new("part", PartitionType::Integer)]).unwrap();
+    let (mut left, mut written) = (most, Vec::new());
+    let mut of_partitions: Vec<Vec<(i64, Vec<Sample>)>> = vec![Vec::new(); partitions];
+    for (number, mut session) in log.samples().into_iter().enumerate() {
+        session.truncate(left);
+        left -= session.len();
+        of_partitions[number % partitions].push((session_id(&format!("u{number}"), ""), session));
+    }
+    for (partition, mut sessions) in of_partitions.into_iter().enumerate() {
+        sessions.sort_by_key(|(session, _)| bucket_of_session(*session, buckets.number));
+        let samples: Vec<(i64, &Sample)> = sessions
+            .iter()
+            .flat_map(|(session, samples)| samples.iter().map(move |sample| (*session, sample)))
+            .collect();
+        let key = PartitionKey::new(vec![("part".to_owned(), partition.to_string())]);
+        for some in samples.chunks(50) {
+            writer.write(&key, &columns(some)).unwrap();
+        }
+        let as_written =
+            |(session, sample): (i64, &Sample)| Written { partition, session, number: number(sample) };
+        written.extend(samples.into_iter().map(as_written));
+    }
+    writer.finish().unwrap();
+    written
+}
+
+/// The number of a sample in its log.
+fn number(sample: &Sample) -> i64 {
+    sample.dense[1] as i64
+}
+
+fn bucket(sample: &Written) -> usize {
+    bucket_of_session(sample.session, BUCKETS as u32) as usize
+}
+
+/// By the definition: the numbers of the samples of each stream in each step, of an epoch in file order.
+fn naive_steps(written: &[Written], streams: usize, size: usize) -> Vec<Vec<Vec<i64>>> {
+    let mut steps: Vec<Vec<Vec<i64>>> = Vec::new();
+    for stream in 0..streams {
+        let (first, end) = (stream * BUCKETS / streams, (stream + 1) * BUCKETS / streams);
+        let each = 1 + end * (size - streams) / BUCKETS - first * (size - streams) / BUCKETS;
+        let mut samples: Vec<&Written> =
+            written.iter().filter(|sample| (first..end).contains(&bucket(sample))).collect();
+        samples.sort_by_key(|sample| (sample.partition, bucket(sample)));
+        for (step, samples) in samples.chunks(each).enumerate() {
+            if steps.len() <= step {
+                steps.resize(step + 1, vec![Vec::new(); streams]);
+            }
+            steps[step][stream] = samples.iter().map(|sample| sample.number).collect();
+        }
+    }
+    steps
+}
+
+fn of_rank(directory: &Path, options: &ReaderOptions, rank: Rank) -> Reader {
+    open(directory, ReadRequest { rank, ..options.clone().into() }).unwrap()
+}
+
+/// The steps of every rank from a position on.
+fn steps_by_rank(directory: &Path, options: &ReaderOptions, ranks: usize, from: &Position) -> Vec<Vec<Step>> {
+    let read = |rank| {
+        let reader = of_rank(directory, options, Rank { rank, world_size: ranks });
+        let steps: Vec<Step> = reader.resume(from).unwrap().map(Result::unwrap).collect();
+        assert_eq!(
+            steps.len() as u64,
+            reader.steps(from.epoch).unwrap() - from.step,
+            "known before the first"
+        );
+        steps
+    };
+    (0..ranks).map(read).collect()
+}
+
+/// The digests of the global batches.
+fn step_digests(steps: &[Vec<Step>], reader: &Reader) -> Vec<Digest> {
+    assert!(steps.iter().all(|of_rank| of_rank.len() == steps[0].len()), "all ranks take equally many steps");
+    let of_step = |step: usize| {
+        let mut sum = Digest::default();
+        steps.iter().for_each(|of_rank| sum.merge(digest(&of_rank[step].batch, reader.schema())));
+        sum
+    };
+    (0..steps[0].len()).map(of_step).collect()
+}
+
+/// Reads a dataset with as many streams as ranks, and compares each batch with the definition.
+#[track_caller]
+fn check_ranks(directory: &Path, written: &[Written], ranks: usize, size: usize) {
+    let size = size.clamp(ranks, written.len().max(ranks));
+    let options = ReaderOptions::new(size);
+    let from = of_rank(directory, &options, Rank { rank: 0, world_size: ranks }).position(0);
+    assert_eq!(from.streams, ranks);
+    let expected = naive_steps(written, ranks, size);
+    let steps = steps_by_rank(directory, &options, ranks, &from);
+    for (rank, steps) in steps.iter().enumerate() {
+        let found: Vec<Vec<i64>> =
+            steps.iter().map(|step| samples_of(&step.batch).iter().map(number).collect()).collect();
+        let expected: Vec<Vec<i64>> = expected.iter().map(|step| step[rank].clone()).collect();
+        assert_eq!(found, expected, "rank {rank} of {ranks}, batches of {size}");
+    }
+    let mut numbers: Vec<i64> = expected.into_iter().flatten().flatten().collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..written.len() as i64).collect::<Vec<_>>());
+}
+
+/// Reads a dataset in so many streams with different numbers of ranks, also from the middle on.
+fn check_streams(directory: &Path, options: &ReaderOptions, taken: prop::sample::Index) {
+    let streams = options.streams.unwrap();
+    let reader = of_rank(directory, options, Rank::default());
+    let start = reader.position(1);
+    let Ok(steps) = reader.steps(1) else {
+        assert_eq!(options.tail, Tail::Drop);
+        return;
+    };
+    let alone = steps_by_rank(directory, options, 1, &start);
+    let expected = step_digests(&alone, &reader);
+    let taken = taken.index(steps as usize);
+    let position = &alone[0][taken].position;
+    for ranks in RANKS.into_iter().filter(|ranks| *ranks <= streams) {
+        let whole = steps_by_rank(directory, options, ranks, &start);
+        assert_eq!(step_digests(&whole, &reader), expected, "{streams} streams, {ranks} ranks");
+        let rest = steps_by_rank(directory, options, ranks, position);
+        assert_eq!(
+            step_digests(&rest, &reader)[..],
+            expected[taken + 1..],
+            "{streams} streams, {ranks} ranks"
+        );
+    }
+}
+
+fn log(sessions: usize, seed: u64) -> Log {
+    Log { sessions, session_size: 8.0, repeat: 0.7, seed }
+}
+
+#[test]
+fn any_number_of_ranks_reads_a_dataset_of_any_size() {
+    for (most, partitions) in [(1, 1), (2, 1), (63, 1), (500, 2), (3000, 1), (3000, 3)] {
+        for layout in [Layout::Rows, Layout::Folded] {
+            let directory = tempfile::tempdir().unwrap();
+            let written = write(directory.path(), log(most.div_ceil(4), 7), most, partitions, layout);
+            assert!(written.len() <= most);
+            for ranks in RANKS {
+                for size in [1, 257] {
+                    check_ranks(directory.path(), &written, ranks, size);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn buckets_share_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let written = write(directory.path(), log(400, 3), 3000, 1, Layout::Folded);
+    let snapshot = Snapshot::load(directory.path()).unwrap();
+    let row_groups = snapshot.partitions[0].files.iter().flat_map(|set| &set.row_groups);
+    assert!(row_groups.clone().any(|row_group| !row_group.bucket_starts.is_empty()));
+    assert_eq!(row_groups.map(|row_group| row_group.samples).sum::<u64>(), written.len() as u64);
+    // A row group of several streams is in the plan of each.
+    let plan = open(directory.path(), ReaderOptions { streams: Some(64), ..ReaderOptions::new(64) });
+    let plan = plan.unwrap().plan(0).unwrap();
+    let mut splits: Vec<_> = plan.streams.into_iter().flat_map(|stream| stream.splits).collect();
+    splits.sort_by_key(|split| (split.path.clone(), split.row_group, split.rows.start));
+    let same = |pair: &[onefold_ikjt::Split]| {
+        (&pair[0].path, pair[0].row_group) == (&pair[1].path, pair[1].row_group)
+    };
+    assert!(splits.windows(2).filter(|pair| same(pair)).count() > 10);
+    assert!(splits.windows(2).filter(|pair| same(pair)).all(|pair| pair[0].rows.end == pair[1].rows.start));
+}
+
+proptest! {
+    #![proptest_config(onefold_property::cases(12))]
+
+    #[test]
+    fn global_batches_do_not_depend_on_the_ranks(
+        (sessions, seed) in (1_usize..120, any::<u64>()),
+        partitions in 1_usize..3,
+        folded: bool,
+        streams in 1_usize..=BUCKETS,
+        size in 1_usize..300,
+        shuffle in prop::option::of((any::<u64>(), 1_usize..3, any::<bool>())),
+        drop_tail: bool,
+        taken: prop::sample::Index,
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = if folded { Layout::Folded } else { Layout::Rows };
+        let written = write(directory.path(), log(sessions, seed), usize::MAX, partitions, layout);
+        let shuffle = shuffle.map(|(seed, row_groups, epoch)| Shuffle {
+            seed,
+            row_groups,
+            within: if epoch { Within::Epoch } else { Within::Partition },
+        });
+        let options = ReaderOptions {
+            streams: Some(streams),
+            shuffle,
+            tail: if drop_tail { Tail::Drop } else { Tail::Short },
+            ..ReaderOptions::new(size.clamp(streams, written.len().max(streams)))
+        };
+        check_streams(directory.path(), &options, taken);
+    }
+}
