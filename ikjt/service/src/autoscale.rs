@@ -5,7 +5,8 @@
 //! in threads is measured, and so the number of workers that such a demand needs is known: a demand that grows tenfold
 //! is met within a few decisions, not one worker at a time. Two rules keep the number still. More workers stay only if
 //! clients get more by them (the rule of Cachew, ATC 2022), and only as many as that takes: storage or the network may be
-//! what limits. And fewer are wanted only after two decisions that agree, and by a margin.
+//! what limits. And fewer are wanted only after minutes in which fewer would always have done, by a margin: workers that
+//! go take their caches with them, and a trainer that evaluates or writes a checkpoint comes back.
 
 use std::collections::VecDeque;
 use std::str::FromStr;
@@ -23,6 +24,9 @@ const MOST_GROWTH: f64 = 4.0;
 
 /// Fewer workers are wanted if so large a part of them would do.
 const SHRINKS_BELOW: f64 = 0.75;
+
+/// Fewer workers are wanted after so many decisions that agree: three minutes.
+const LOW_FOR: usize = 36;
 
 /// Clients must get more by this factor for workers that were added to stay.
 const GAIN: f64 = 1.07;
@@ -154,7 +158,7 @@ impl Autoscaler {
             }
             _ if (needed as f64) < SHRINKS_BELOW * self.wanted as f64 => {
                 self.fewer.push_back(needed);
-                if self.fewer.len() > 1 {
+                if self.fewer.len() >= LOW_FOR {
                     let most = self.fewer.iter().copied().max().unwrap_or(needed);
                     return self.settle(most);
                 }
@@ -251,6 +255,9 @@ mod tests {
             let before = decisions(&mut scaler, 8, f64::MAX, demand);
             assert!(enough(demand).contains(&before[2]), "{demand}: {before:?}");
             assert!(before[3..].windows(2).all(|pair| pair[0] == pair[1]), "{demand}: {before:?}");
+            if next < demand {
+                decisions(&mut scaler, LOW_FOR, f64::MAX, next);
+            }
             let after = decisions(&mut scaler, 8, f64::MAX, next);
             assert!(enough(next).contains(&after[2]), "{next}: {after:?}");
             assert!(after[3..].windows(2).all(|pair| pair[0] == pair[1]), "{next}: {after:?}");
@@ -308,7 +315,19 @@ mod tests {
     fn bounds_are_kept_and_idle_services_shrink() {
         let mut scaler = Autoscaler::new(Bounds { least: 2, most: 5 });
         assert_eq!(decisions(&mut scaler, 6, f64::MAX, 10_000.0).last(), Some(&5));
-        assert_eq!(decisions(&mut scaler, 6, f64::MAX, 0.0).last(), Some(&2));
+        assert_eq!(decisions(&mut scaler, LOW_FOR, f64::MAX, 0.0).last(), Some(&2));
+    }
+
+    #[test]
+    fn a_pause_of_two_minutes_changes_nothing() {
+        let mut scaler = Autoscaler::new(Bounds { least: 1, most: 64 });
+        let settled = *decisions(&mut scaler, 6, f64::MAX, 1000.0).last().unwrap();
+        assert!(settled >= 10, "{settled}");
+        for _ in 0..4 {
+            let paused = decisions(&mut scaler, 24, f64::MAX, 0.0);
+            let after = decisions(&mut scaler, 24, f64::MAX, 1000.0);
+            assert!(paused.iter().chain(&after).all(|workers| *workers == settled), "{paused:?} {after:?}");
+        }
     }
 
     #[test]

@@ -311,6 +311,11 @@ impl Cache {
         CacheFigures { cached_bytes: state.memory, cached_bytes_on_disk: state.on_disk, ..state.figures }
     }
 
+    /// Why something could not be written to the disk since the last call. It is lost, which costs only time.
+    pub fn take_disk_failure(&self) -> Option<std::io::Error> {
+        self.disk.as_ref()?.take_failure()
+    }
+
     /// Removes what is on disk; nothing comes there any more. Dropping the cache does so, too.
     pub fn close(&self) {
         self.disk.iter().for_each(Disk::close);
@@ -360,11 +365,20 @@ impl Cache {
         leaving
     }
 
-    /// Keeps an item if it is worth more than what has to go for it. `made` says what it took to make.
-    fn put(self: &Arc<Self>, key: Key, item: Item, owner: Option<(Weak<Interest>, f32)>, made: Duration) {
+    /// Keeps an item if it is worth more than what has to go for it. `made` says what it took to make, unless the item
+    /// comes from a cache.
+    fn put(
+        self: &Arc<Self>,
+        key: Key,
+        item: Item,
+        owner: Option<(Weak<Interest>, f32)>,
+        made: Option<Duration>,
+    ) {
         let bytes = item.bytes();
         let mut state = self.state();
-        state.rates.of(key.form()).add(made.as_secs_f64(), bytes);
+        if let Some(made) = made {
+            state.rates.of(key.form()).add(made.as_secs_f64(), bytes);
+        }
         let worth = state.worth(&key, owner.as_ref(), Instant::now());
         let is_batches = key.form() == Form::Batches;
         let is_known = state.items.get(&key).is_some_and(|stored| stored.memory.is_some());
@@ -378,9 +392,9 @@ impl Cache {
             leaving = self.free(&mut state, over, Some(worth));
         }
         if over == 0 || state.memory.saturating_add(state.others).saturating_add(bytes) <= self.memory_limit {
-            let new = Stored { memory: None, file: None, bytes, owner };
+            let new = Stored { memory: None, file: None, bytes, owner: None };
             let stored = state.items.entry(key).or_insert(new);
-            stored.memory = Some(item);
+            (stored.memory, stored.owner) = (Some(item), owner);
             // One number for memory and disk, though a column may take other bytes when it comes from there.
             let bytes = stored.bytes;
             state.memory += bytes;
@@ -472,14 +486,14 @@ impl State {
 
 /// Batches of blocks.
 impl Cache {
-    /// Keeps the parts of a block, which the job with this interest reads after the share `share` of its epoch and which
-    /// took `made` to compute.
+    /// Keeps the parts of a block, which the job with this interest reads after the share `share` of its epoch. They took
+    /// `made` to compute; `None` if they come from a cache, because the costs of computing are learned from it.
     pub fn put_block(
         self: &Arc<Self>,
         block: Block,
         parts: Vec<Bytes>,
         (interest, share): (&Arc<Interest>, f32),
-        made: Duration,
+        made: Option<Duration>,
     ) {
         self.put(Key::Batches(block), Item::Bytes(parts), Some((Arc::downgrade(interest), share)), made);
     }
@@ -519,7 +533,7 @@ impl Claim {
     /// The column is decoded, which took `made`.
     pub(crate) fn fulfil(self, column: &ArrayRef, made: Duration) {
         let chunk = self.chunk.clone();
-        self.cache.put(Key::Decoded(chunk), Item::Column(Arc::clone(column)), None, made);
+        self.cache.put(Key::Decoded(chunk), Item::Column(Arc::clone(column)), None, Some(made));
         self.tell(Some(column));
     }
 
@@ -592,7 +606,7 @@ impl Cache {
 
     /// Keeps the bytes of an encoded column, which took `made` to fetch.
     pub(crate) fn put_encoded(self: &Arc<Self>, chunk: Chunk, bytes: Bytes, made: Duration) {
-        self.put(Key::Encoded(chunk), Item::Bytes(vec![bytes]), None, made);
+        self.put(Key::Encoded(chunk), Item::Bytes(vec![bytes]), None, Some(made));
     }
 }
 

@@ -78,6 +78,11 @@ fn a_local_service_reads_shows_and_ends_as_one() {
         .iter()
         .map(|worker| worker["address"].as_str().unwrap().to_owned())
         .collect();
+    for worker in &workers {
+        assert!(http(worker, "/healthz").ends_with("ok\n"), "{worker}");
+        assert!(http(worker, "/metrics").contains("\nonefold_serve_samples_computed_total "), "{worker}");
+    }
+    assert!(http(&address, "/healthz").ends_with("ok\n"));
     service.kill().unwrap();
     service.wait().unwrap();
     for worker in workers {
@@ -142,4 +147,6 @@ fn a_local_service_is_for_this_machine() {
     let dir = onefold_tests::Dir::new();
     let local = |options: &str| dir.command(&format!("onefold-serve local {options}")).with_time_limit(300);
     local("--listen 0.0.0.0:7070").fails(&["are on loopback", "onefold-serve worker"]);
+    local("--listen 127.0.0.1:0 --workers 1..100 --memory-limit 1GiB")
+        .fails(&["100 workers would have", "`--workers`"]);
 }
