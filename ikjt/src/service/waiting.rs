@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Something that a client waits for now and then.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    /// Words before " waits".
+    /// Words before " has waited".
     who: String,
     now: Mutex<Option<Wait>>,
 }
@@ -61,7 +61,7 @@ impl Waiting {
             return None;
         }
         wait.said = Some(at);
-        Some(format!("{} waits since {:.0} seconds: {}", self.who, seconds.as_secs_f64(), wait.why))
+        Some(format!("{} has waited for {:.0} seconds: {}", self.who, seconds.as_secs_f64(), wait.why))
     }
 
     /// Says on stderr why it waits, if it has for long.
@@ -105,7 +105,7 @@ mod tests {
         waiting.because("there is no worker");
         let line = waiting.line(after(5)).unwrap();
         assert!(
-            line.starts_with("the client waits since ") && line.ends_with(": there is no worker"),
+            line.starts_with("the client has waited for ") && line.ends_with(": there is no worker"),
             "{line}"
         );
         assert_eq!(waiting.line(after(50)), None);

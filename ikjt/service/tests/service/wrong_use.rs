@@ -90,7 +90,7 @@ fn denied_storage_and_missing_workers_are_told() {
     fleet.command(&read).fails(&["the worker `127.0.0.1:", "denied the request", "AWS_ACCESS_KEY_ID"]);
     let nobody = Fleet::new(&dir, 0);
     let read = format!("onefold-read digest {}", nobody.url("data"));
-    nobody.command(&read).fails(&["has no worker", " waits since ", "onefold-serve status"]);
+    nobody.command(&read).fails(&["has no worker", " has waited for ", "onefold-serve status"]);
 }
 
 /// A worker reads only what its master names, whoever asks it.
