@@ -204,13 +204,14 @@ impl Running<'_> {
     }
 
     async fn fetch_all(&mut self, deliver: &mut Deliver<'_>) -> Result<()> {
-        let Range { start, end } = self.fetch.steps;
-        let block_of = |step: u64| step - step % self.fetch.block_steps;
+        let fetch = self.fetch;
+        let Range { start, end } = fetch.steps;
+        let block_of = |step: u64| step - step % fetch.block_steps;
         let mut coming: VecDeque<(Range<u64>, u64, Stream)> = VecDeque::new();
         let mut next = start;
         loop {
-            while coming.len() < self.ahead.clamp(1, self.fetch.ahead.max(1)) && next < end {
-                let block = block_of(next)..block_of(next).saturating_add(self.fetch.block_steps).min(end);
+            while coming.len() < self.ahead.clamp(1, fetch.ahead.max(1)) && next < end {
+                let block = block_of(next)..block_of(next).saturating_add(fetch.block_steps).min(end);
                 let stream = self.open(&block, next, Vec::new());
                 let from = std::mem::replace(&mut next, block.end);
                 coming.push_back((block, from, stream));
@@ -387,13 +388,7 @@ struct Stream {
     /// With the room that each takes until its turn comes.
     batches: mpsc::UnboundedReceiver<(Received, Option<OwnedSemaphorePermit>)>,
     worker: Arc<OnceLock<Leased>>,
-    task: AbortHandle,
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    _task: Ending,
 }
 
 impl Stream {
@@ -409,7 +404,7 @@ impl Stream {
                 let _ = batches.sender.send((Err(failure), None));
             }
         });
-        Self { batches, worker, task: task.abort_handle() }
+        Self { batches, worker, _task: Ending(task.abort_handle()) }
     }
 
     async fn next(&mut self) -> Option<Received> {

@@ -6,7 +6,7 @@ use onefold_ikjt::service::protocol::FindSnapshot;
 use onefold_ikjt::service::{Failure, Network, Security};
 use onefold_tests::{BUCKET, Dir, EXPIRY, Fault, S3Server, TestCommand, When};
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, START};
 use crate::reading::dataset;
 
 /// Runs commands side by side, as some of them wait for seconds; each must fail, with all of its parts in its error.
@@ -136,6 +136,26 @@ fn the_token_of_clients_makes_no_worker() {
     let worker = fleet.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
     let drain = format!("onefold-serve drain {worker} --master {master} --token-file token");
     fleet.command(&drain).fails(&["does not allow `drain`"]);
+}
+
+/// Tokens are replaced while the service runs, as certificates are.
+#[test]
+fn a_replaced_token_is_taken_up() {
+    let dir = dataset();
+    dir.write("token", "the-first-text\n");
+    let fleet = Fleet::with(&dir, 1, None, "--token-file token", "");
+    fleet.wait_for_workers(1);
+    let read = |token: &str| {
+        let command = fleet.command(&format!("onefold-read digest {}", fleet.url("data")));
+        command.with_variable("ONEFOLD_TOKEN", token)
+    };
+    read("the-first-text").works();
+    dir.write("token", "the-second-text\n");
+    let started = Instant::now();
+    while !read("the-second-text").output().status.success() {
+        assert!(started.elapsed() < START, "the new token is not taken up");
+    }
+    read("the-first-text").fails(&["the token is missing or unknown"]);
 }
 
 fn tls(certificate: &str, authority: &str) -> String {
