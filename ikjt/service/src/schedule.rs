@@ -583,7 +583,7 @@ impl<T: Clone> Schedule<T> {
     fn is_first(&self, entry: &Entry<T>, client: &str) -> bool {
         let Block { job, epoch, steps } = &entry.block;
         let is_earlier = |other: &Entry<T>| {
-            other.is_of(job) && other.block.epoch == *epoch && other.block.steps.start < steps.start
+            other.block.steps.start < steps.start && other.block.epoch == *epoch && other.is_of(job)
         };
         !self.entries.values().any(|other| is_earlier(other) && other.is_read_by(client))
     }
@@ -682,6 +682,16 @@ impl<T: Clone> Schedule<T> {
         entries.map(|entry| self.needed(entry, now)).sum::<u64>() + self.under_way_of(job)
     }
 
+    /// The same for every job.
+    fn needed_by_job(&self, now: Instant) -> HashMap<&str, u64> {
+        let mut jobs = HashMap::new();
+        for entry in self.entries.values() {
+            let under_way: u64 = entry.under_way.values().flatten().map(|(_, bytes)| bytes).sum();
+            *jobs.entry(entry.block.job.as_str()).or_default() += self.needed(entry, now) + under_way;
+        }
+        jobs
+    }
+
     fn under_way_of(&self, job: &str) -> u64 {
         let entries = self.entries.values().filter(|entry| entry.is_of(job));
         entries.flat_map(|entry| entry.under_way.values().flatten()).map(|(_, bytes)| bytes).sum()
@@ -729,21 +739,23 @@ impl<T: Clone> Schedule<T> {
         }
     }
 
-    /// Gives up the last batch of a block other than `id`, of a job that has more than its share: it is computed again
-    /// when its turn comes. Whether there was one.
-    fn cut(&mut self, id: u64, now: Instant) -> bool {
-        let share = self.share();
+    /// The last block other than `id` with batches that can be computed again later, of a job that has more than its share.
+    fn last_to_cut(&self, id: u64, now: Instant) -> Option<u64> {
+        let (share, needed) = (self.share(), self.needed_by_job(now));
         let may_go = |entry: &Entry<T>| {
             let is_idle = matches!(entry.progress, Progress::Waiting | Progress::Complete);
             let is_next =
                 |taker: &Taker| self.is_there(entry, taker, now) && self.is_first(entry, &taker.client);
             let spared = usize::from(entry.takers.values().any(is_next));
-            is_idle && entry.batches.len() > spared && self.needed_of(&entry.block.job, now) > share
+            is_idle && entry.batches.len() > spared && needed[entry.block.job.as_str()] > share
         };
         let others = self.entries.iter().filter(|(other, entry)| **other != id && may_go(entry));
-        let Some(last) = others.max_by_key(|(_, entry)| entry.block.steps.start).map(|(id, _)| *id) else {
-            return false;
-        };
+        others.max_by_key(|(_, entry)| entry.block.steps.start).map(|(id, _)| *id)
+    }
+
+    /// Gives up a batch of a block other than `id`, of a job that has more than its share. Whether there was one.
+    fn cut(&mut self, id: u64, now: Instant) -> bool {
+        let Some(last) = self.last_to_cut(id, now) else { return false };
         if let Some(entry) = self.entries.get_mut(&last).filter(|entry| !entry.takers.is_empty()) {
             entry.batches.pop_back();
             entry.progress = Progress::Waiting;
@@ -755,12 +767,13 @@ impl<T: Clone> Schedule<T> {
 
     /// The blocks that may be computed now.
     fn waiting(&self, now: Instant) -> impl Iterator<Item = (&u64, &Entry<T>)> {
+        let (share, needed) = (self.share(), self.needed_by_job(now));
         let may_begin = move |entry: &Entry<T>| {
             if !matches!(entry.progress, Progress::Waiting) || entry.takers.is_empty() {
                 return false;
             }
-            let job = &entry.block.job;
-            let (needed, share) = (self.needed_of(job, now), self.share());
+            let job = entry.block.job.as_str();
+            let needed = needed[job];
             let largest = self.jobs.get(job).map_or(0, |job| job.largest);
             // To go on for a few batches only would cost more than it gives.
             let is_worth_it = needed <= share / 2 && needed.saturating_add(largest) <= share;
