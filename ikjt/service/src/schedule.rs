@@ -19,12 +19,15 @@
 //! these blocks take all of the job's share. It does not wait for one that takes nothing for [`PATIENCE`], or that begins
 //! far behind it.
 
+mod clients;
+mod room;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onefold_ikjt::Horizon;
-use onefold_ikjt::service::protocol::{Block, Notice};
+use onefold_ikjt::service::protocol::Block;
 use tokio::sync::Notify;
 use tonic::Status;
 
@@ -196,13 +199,6 @@ struct Run {
     closing: bool,
 }
 
-impl Client {
-    /// Whether it has taken something lately.
-    fn is_there(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.seen) < PATIENCE
-    }
-}
-
 impl<T> Entry<T> {
     /// A block from the step `from` on, or all of it if it was cached.
     fn new(request: Request<T>) -> Self {
@@ -366,28 +362,6 @@ impl<T: Clone> Schedule<T> {
         Taken::Message(message)
     }
 
-    /// Why the next batch of a subscription is not computed now, if it is not.
-    pub(crate) fn why_waiting(&self, subscription: u64, now: Instant) -> Option<Notice> {
-        let entry = self.subscriptions.get(&subscription).and_then(|id| self.entries.get(id))?;
-        let taker = entry.takers.get(&subscription).filter(|taker| taker.next >= entry.next_batch())?;
-        let is_paused = self.runs.values().any(|run| {
-            run.paused && run.job == entry.block.job && run.epoch == entry.block.epoch && taker.next < run.end
-        });
-        if !is_paused && !matches!(entry.progress, Progress::Waiting) {
-            return None;
-        }
-        let (waits_for_client, reason) = match self.is_held(entry, now) || self.is_followed(entry, taker, now)
-        {
-            true => (
-                true,
-                "a client of an equal job is behind, and batches that it needs fill the worker's memory",
-            ),
-            false if is_paused => (false, "batches that clients have not read yet fill the worker's memory"),
-            false => (false, "the worker computes for other jobs, or has no memory left to read with"),
-        };
-        Some(Notice { reason: reason.to_owned(), waits_for_client })
-    }
-
     /// The network has taken the oldest batch, of `bytes`, of a subscription.
     pub(crate) fn sent(&mut self, subscription: u64, bytes: u64, now: Instant) {
         if let Some(left) = self.left.get_mut(&subscription) {
@@ -549,15 +523,6 @@ impl<T: Clone> Schedule<T> {
         self.clock
     }
 
-    /// A client is there, and asks for the next step of a block.
-    fn saw(&mut self, block: &Block, taker: &Taker, now: Instant) {
-        let Taker { client, pass, next } = taker;
-        let clients = &mut self.jobs.entry(block.job.clone()).or_default().clients;
-        let begun = || Client { epoch: block.epoch, pass: *pass, at: *next, seen: now };
-        let client = clients.entry(client.clone()).or_insert_with(begun);
-        (client.seen, client.at) = (now, client.at.max(*next));
-    }
-
     /// Those who wait for batches of a job's blocks try again.
     fn wake(&mut self, job: &str) {
         let entries = self.entries.values().filter(|entry| entry.is_of(job) && !entry.takers.is_empty());
@@ -577,192 +542,6 @@ impl<T: Clone> Schedule<T> {
             let Entry { block, of_block, batches, made, .. } = entry;
             self.actions.push(Action::Keep { of_block, block, batches: batches.into(), made });
         }
-    }
-
-    /// Whether the client reads no earlier block of its epoch here.
-    fn is_first(&self, entry: &Entry<T>, client: &str) -> bool {
-        let Block { job, epoch, steps } = &entry.block;
-        let is_earlier = |other: &Entry<T>| {
-            other.block.steps.start < steps.start && other.block.epoch == *epoch && other.is_of(job)
-        };
-        !self.entries.values().any(|other| is_earlier(other) && other.is_read_by(client))
-    }
-
-    /// The clients of a block's job that are there and read the same epoch.
-    fn clients(&self, entry: &Entry<T>, now: Instant) -> impl Iterator<Item = (&str, &Client)> {
-        let (clients, epoch) = (self.jobs.get(&entry.block.job).map(|job| &job.clients), entry.block.epoch);
-        let clients = clients.into_iter().flatten();
-        clients
-            .filter(move |(_, client)| client.epoch == epoch && client.is_there(now))
-            .map(|(name, client)| (name.as_str(), client))
-    }
-
-    /// By how many blocks a client is behind a step, counted from the first step that it has not had of the blocks that it
-    /// reads; `None` if it is ahead.
-    fn behind(&self, entry: &Entry<T>, step: u64, (name, client): (&str, &Client)) -> Option<u64> {
-        let Block { job, epoch, .. } = &entry.block;
-        let entries = self.entries.values().filter(|other| other.is_of(job) && other.block.epoch == *epoch);
-        let takers = entries.flat_map(|entry| entry.takers.values());
-        let next = takers.filter(|taker| taker.client == name).map(|taker| taker.next).min();
-        Some(step.checked_sub(next.unwrap_or(client.at))?.div_ceil(entry.length()))
-    }
-
-    /// Whether a client will come to a block that it has not asked for yet.
-    fn is_owed(&self, entry: &Entry<T>, now: Instant) -> bool {
-        let will_come = |(name, client): (&str, &Client)| {
-            let behind = entry.block.steps.start.checked_sub(client.at);
-            !entry.is_read_by(name) && behind.is_some_and(|steps| steps.div_ceil(entry.length()) <= WINDOW)
-        };
-        self.clients(entry, now).any(will_come)
-    }
-
-    /// Whether a block has to wait until clients behind those that read it have come nearer.
-    fn is_held(&self, entry: &Entry<T>, now: Instant) -> bool {
-        let start = entry.block.steps.start;
-        let waits = |taker: &Taker| {
-            let others = self
-                .clients(entry, now)
-                .filter(|(name, client)| client.pass == taker.pass && !entry.is_read_by(name));
-            let mut behind = others.filter_map(|client| self.behind(entry, start, client));
-            behind.any(|blocks| (WINDOW + 1..=2 * WINDOW).contains(&blocks))
-        };
-        !entry.takers.is_empty() && entry.takers.values().all(waits)
-    }
-
-    /// Whether another client is behind the one that waits for the next batch of a block, but not by much.
-    fn is_followed(&self, entry: &Entry<T>, taker: &Taker, now: Instant) -> bool {
-        let others = self
-            .clients(entry, now)
-            .filter(|(name, client)| client.pass == taker.pass && *name != taker.client);
-        let mut behind = others.filter_map(|other| self.behind(entry, entry.next_batch(), other));
-        behind.any(|blocks| (1..=WINDOW).contains(&blocks))
-    }
-
-    /// Whether a client has nothing to do before the next batch of a block comes, and no other one has to come first.
-    fn is_awaited(&self, entry: &Entry<T>, now: Instant) -> bool {
-        let next = entry.next_batch();
-        entry.takers.iter().any(|(subscription, taker)| {
-            taker.next >= next
-                && !entry.under_way.contains_key(subscription)
-                && self.is_first(entry, &taker.client)
-                && !self.is_followed(entry, taker, now)
-        })
-    }
-
-    /// Bytes of a block that some client has not had yet.
-    fn needed(&self, entry: &Entry<T>, now: Instant) -> u64 {
-        let from = self.needed_from(entry, now);
-        let had = usize::try_from(from.saturating_sub(entry.first)).unwrap_or(usize::MAX);
-        entry.batches.iter().skip(had).map(Message::bytes).sum()
-    }
-
-    /// Whether a client has taken something lately.
-    fn is_there(&self, entry: &Entry<T>, taker: &Taker, now: Instant) -> bool {
-        let client = self.jobs.get(&entry.block.job).and_then(|job| job.clients.get(&taker.client));
-        client.is_some_and(|client| client.is_there(now))
-    }
-
-    /// The first step of a block that some client has not had yet. Clients that have taken nothing for long count only
-    /// if there are no others.
-    fn needed_from(&self, entry: &Entry<T>, now: Instant) -> u64 {
-        match self.is_owed(entry, now) {
-            true => entry.first,
-            false => {
-                let there = entry.takers.values().filter(|taker| self.is_there(entry, taker, now));
-                let next = there.map(|taker| taker.next).min();
-                let all = || entry.takers.values().map(|taker| taker.next).min();
-                next.or_else(all).unwrap_or(entry.first)
-            }
-        }
-    }
-
-    /// Bytes that clients of a job have not had yet, and those on their way.
-    fn needed_of(&self, job: &str, now: Instant) -> u64 {
-        let entries = self.entries.values().filter(|entry| entry.is_of(job));
-        entries.map(|entry| self.needed(entry, now)).sum::<u64>() + self.under_way_of(job)
-    }
-
-    /// The same for every job.
-    fn needed_by_job(&self, now: Instant) -> HashMap<&str, u64> {
-        let mut jobs = HashMap::new();
-        for entry in self.entries.values() {
-            let under_way: u64 = entry.under_way.values().flatten().map(|(_, bytes)| bytes).sum();
-            *jobs.entry(entry.block.job.as_str()).or_default() += self.needed(entry, now) + under_way;
-        }
-        jobs
-    }
-
-    fn under_way_of(&self, job: &str) -> u64 {
-        let entries = self.entries.values().filter(|entry| entry.is_of(job));
-        entries.flat_map(|entry| entry.under_way.values().flatten()).map(|(_, bytes)| bytes).sum()
-    }
-
-    /// The bytes of batches that a job may have.
-    fn share(&self) -> u64 {
-        let jobs: HashSet<&str> = self.entries.values().map(|entry| entry.block.job.as_str()).collect();
-        self.limits.batches / jobs.len().max(1) as u64
-    }
-
-    /// Makes room for another batch of a block; whether there is.
-    fn make_room(&mut self, id: u64, bytes: u64, now: Instant) -> bool {
-        let Some(entry) = self.entries.get(&id) else { return false };
-        let is_awaited = self.is_awaited(entry, now);
-        if self.is_held(entry, now) {
-            return false;
-        }
-        if !is_awaited && self.needed_of(&entry.block.job, now).saturating_add(bytes) > self.share() {
-            return false;
-        }
-        let limit = self.limits.batches.saturating_sub(bytes);
-        self.free(limit, now);
-        while self.used() > limit && self.cut(id, now) {}
-        is_awaited || self.used() <= limit
-    }
-
-    /// Frees batches that all clients of a block have had, until no more than `limit` bytes are used.
-    fn free(&mut self, limit: u64, now: Instant) {
-        let mut used = self.used();
-        let had = |entry: &Entry<T>| self.needed_from(entry, now).saturating_sub(entry.first);
-        let had: Vec<(u64, u64)> = self.entries.iter().map(|(id, entry)| (*id, had(entry))).collect();
-        for (id, had) in had {
-            let Some(entry) = self.entries.get_mut(&id) else { continue };
-            for _ in 0..had {
-                if used <= limit {
-                    return;
-                }
-                let Some(message) = entry.batches.pop_front() else { break };
-                entry.first += 1;
-                let mut under_way = entry.under_way.values().flatten();
-                let is_under_way = under_way.any(|(step, _)| *step + 1 == entry.first);
-                used -= if is_under_way { 0 } else { message.bytes() };
-            }
-        }
-    }
-
-    /// The last block other than `id` with batches that can be computed again later, of a job that has more than its share.
-    fn last_to_cut(&self, id: u64, now: Instant) -> Option<u64> {
-        let (share, needed) = (self.share(), self.needed_by_job(now));
-        let may_go = |entry: &Entry<T>| {
-            let is_idle = matches!(entry.progress, Progress::Waiting | Progress::Complete);
-            let is_next =
-                |taker: &Taker| self.is_there(entry, taker, now) && self.is_first(entry, &taker.client);
-            let spared = usize::from(entry.takers.values().any(is_next));
-            is_idle && entry.batches.len() > spared && needed[entry.block.job.as_str()] > share
-        };
-        let others = self.entries.iter().filter(|(other, entry)| **other != id && may_go(entry));
-        others.max_by_key(|(_, entry)| entry.block.steps.start).map(|(id, _)| *id)
-    }
-
-    /// Gives up a batch of a block other than `id`, of a job that has more than its share. Whether there was one.
-    fn cut(&mut self, id: u64, now: Instant) -> bool {
-        let Some(last) = self.last_to_cut(id, now) else { return false };
-        if let Some(entry) = self.entries.get_mut(&last).filter(|entry| !entry.takers.is_empty()) {
-            entry.batches.pop_back();
-            entry.progress = Progress::Waiting;
-        } else {
-            self.remove(last);
-        }
-        true
     }
 
     /// The blocks that may be computed now.
