@@ -23,6 +23,7 @@ use crate::messages::{AskStatus, ClientRate, Drain, Heartbeat, Orders, Status};
 use crate::placement::{Earlier, Placement};
 use crate::rates::Limit;
 use crate::security::{Proof, SecurityArguments};
+use crate::warnings::Warnings;
 
 /// A client that was not heard of for so long is gone.
 const GONE_AFTER: Duration = Duration::from_secs(10);
@@ -87,6 +88,7 @@ pub(crate) async fn serve_on(
         placement: Mutex::default(),
         clients: Mutex::default(),
         wanted,
+        warnings: Warnings::default(),
     });
     let (scheme, page) = if proof.secure { ("grpcs", "https") } else { ("grpc", "http") };
     let text = format!(
@@ -109,8 +111,7 @@ pub(crate) async fn serve_on(
 async fn decide(master: &Master, mut scaler: Autoscaler) {
     loop {
         tokio::time::sleep(DECIDE).await;
-        let Status { worker_rates, client_rates, .. } = master.status();
-        let wanted = scaler.decide(Observed::of(&worker_rates, &client_rates));
+        let wanted = scaler.decide(Observed::of(&master.status()));
         master.wanted.send_if_modified(|known| std::mem::replace(known, wanted) != wanted);
     }
 }
@@ -137,6 +138,7 @@ pub(crate) struct Master {
     clients: Mutex<HashMap<String, Client>>,
     /// How many workers there should be.
     wanted: watch::Sender<usize>,
+    warnings: Warnings,
 }
 
 struct Client {
@@ -224,7 +226,9 @@ impl Master {
                 lease.same_bytes
             )),
         };
-        worker.map(|worker| Leased { worker, workers }).ok_or_else(none)
+        let leased = worker.map(|worker| Leased { worker, workers }).ok_or_else(none);
+        // Clients can do nothing about it.
+        leased.inspect_err(|status| self.warnings.warn(status.message()))
     }
 
     pub(crate) fn status(&self) -> Status {
