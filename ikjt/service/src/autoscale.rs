@@ -63,7 +63,7 @@ impl Observed {
     /// What the rates of a service come to.
     pub(crate) fn of(status: &Status) -> Self {
         let (workers, clients) = (&status.worker_rates, &status.client_rates);
-        let mut delivered_by_job = BTreeMap::new();
+        let mut delivered_by_job = BTreeMap::<String, f64>::new();
         for (client, rate) in status.clients.iter().zip(clients) {
             *delivered_by_job.entry(client.job.clone()).or_default() += rate.samples_per_second;
         }

@@ -36,7 +36,7 @@ impl<T: Clone> Schedule<T> {
 
     /// The same for every job.
     pub(super) fn needed_by_job(&self, now: Instant) -> HashMap<&str, u64> {
-        let mut jobs = HashMap::new();
+        let mut jobs = HashMap::<&str, u64>::new();
         for entry in self.entries.values() {
             let under_way: u64 = entry.under_way.values().flatten().map(|(_, bytes)| bytes).sum();
             *jobs.entry(entry.block.job.as_str()).or_default() += self.needed(entry, now) + under_way;
