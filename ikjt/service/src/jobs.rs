@@ -84,7 +84,7 @@ impl Jobs {
             (known.job.clone(), Arc::clone(&known.opened))
         };
         let workers = self.workers.clone();
-        opened.get_or_try_init(|| opening(move || open(job, &workers))).await.cloned()
+        opened.get_or_try_init(|| blocking(move || open(job, &workers))).await.cloned()
     }
 }
 
@@ -92,7 +92,8 @@ impl Jobs {
 ///
 /// # Errors
 ///
-/// As [`Reader::open`] and [`Reader::least_memory`]; [`Error::Fault`] if another dataset has taken the place of the one that the client opened.
+/// As [`Reader::open`] and [`Reader::least_memory`]; [`Error::Fault`] if another dataset has taken the place of the one
+/// that the client opened.
 fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Opened>> {
     let Job { dataset, identity, options, rank } = job;
     // Clients of equal jobs may check other tables and labels: each of them does so itself.
@@ -108,8 +109,8 @@ fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Opened>> {
     Ok(Arc::new(Opened { reader: Arc::new(reader), reading }))
 }
 
-/// Opens something, on a thread that may wait. Storage was asked again and again before it fails, so it is final: as where
-/// a trainer opens the dataset itself.
+/// Does `work` for a client that opens a dataset, on a thread that may wait. What storage says is final then, as where a
+/// trainer opens the dataset itself: it was asked again and again. A client that reads already asks other workers.
 pub(crate) async fn opening<T: Send + 'static>(
     work: impl FnOnce() -> onefold_ikjt::Result<T> + Send + 'static,
 ) -> Result<T, Status> {
