@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use onefold_ikjt::service::protocol::{ClientState, Lease, Question};
+use onefold_ikjt::service::protocol::{ClientState, Lease, Question, SAME_BYTES};
 use onefold_ikjt::service::{Network, Security};
 use serde_json::{Value, json};
 
@@ -56,6 +56,7 @@ async fn heartbeats(address: String) {
         for worker in 0..WORKERS {
             let worker = json!({
                 "address": format!("10.0.{}.{}:7071", worker / 256, worker % 256), "threads": 16,
+                "process": worker.to_string(), "same_bytes": SAME_BYTES,
                 "memory_limit_bytes": 1_u64 << 36, "blocks": 20, "draining": false, "batches_computed": 0,
                 "samples_computed": 0, "batches_sent": 0, "bytes_sent": 0, "bytes_kept": 0,
                 "cached_bytes": 0, "cached_bytes_on_disk": 0, "encoded_hits": 0, "decoded_hits": 0, "block_hits": 0,
@@ -77,7 +78,8 @@ async fn client(address: String, number: usize, leases: Arc<AtomicU64>, until: I
     let state = ClientState { seconds: 1.0, ..ClientState::new(name, job, dataset) };
     for block in 0_u64.. {
         let key = format!("{number:024x}/0/{block}");
-        let lease = Lease { key, affinity: None, avoid: Vec::new(), client: Some(state.clone()) };
+        let client = Some(state.clone());
+        let lease = Lease { key, affinity: None, avoid: Vec::new(), client, same_bytes: SAME_BYTES };
         network.ask(&address, &lease).await.expect("a worker");
         leases.fetch_add(1, Relaxed);
         if Instant::now() > until {

@@ -5,12 +5,13 @@
 //! in threads is measured, and so the number of workers that such a demand needs is known: a demand that grows tenfold
 //! is met within a few decisions, not one worker at a time. Two rules keep the number still. More workers stay only if
 //! clients get more by them (the rule of Cachew, ATC 2022), and only as many as that takes: storage or the network may be
-//! what limits. And fewer are wanted only after two decisions that agree, and by a margin.
+//! what limits. And fewer are wanted only after minutes in which fewer would always have done, by a margin: workers that
+//! go take their caches with them, and a trainer that evaluates or writes a checkpoint comes back.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::str::FromStr;
 
-use crate::messages::{ClientRate, WorkerRate};
+use crate::messages::{ClientRate, Status, WorkerRate};
 
 /// Workers have so much more to give than clients take, so that small changes make nobody wait.
 const HEADROOM: f64 = 1.2;
@@ -23,6 +24,9 @@ const MOST_GROWTH: f64 = 4.0;
 
 /// Fewer workers are wanted if so large a part of them would do.
 const SHRINKS_BELOW: f64 = 0.75;
+
+/// Fewer workers are wanted after so many decisions that agree: three minutes.
+const LOW_FOR: usize = 36;
 
 /// Clients must get more by this factor for workers that were added to stay.
 const GAIN: f64 = 1.07;
@@ -37,7 +41,7 @@ const TRIED_GROWTH: f64 = 2.0;
 const STARTS_WITHIN: u32 = 12;
 
 /// What was seen since the last decision.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Observed {
     /// Workers that are there.
     pub(crate) workers: usize,
@@ -49,13 +53,20 @@ pub(crate) struct Observed {
     pub(crate) computed_per_second: f64,
     /// Samples that clients got a second.
     pub(crate) delivered_per_second: f64,
+    /// The same by job.
+    pub(crate) delivered_by_job: BTreeMap<String, f64>,
     /// Samples that clients would have taken a second if they had not waited.
     pub(crate) demand_per_second: f64,
 }
 
 impl Observed {
-    /// What these rates come to.
-    pub(crate) fn of(workers: &[WorkerRate], clients: &[ClientRate]) -> Self {
+    /// What the rates of a service come to.
+    pub(crate) fn of(status: &Status) -> Self {
+        let (workers, clients) = (&status.worker_rates, &status.client_rates);
+        let mut delivered_by_job = BTreeMap::<String, f64>::new();
+        for (client, rate) in status.clients.iter().zip(clients) {
+            *delivered_by_job.entry(client.job.clone()).or_default() += rate.samples_per_second;
+        }
         let sum = |of: fn(&WorkerRate) -> f64| workers.iter().map(of).sum::<f64>();
         let threads = sum(|worker| worker.threads as f64) / workers.len().max(1) as f64;
         let demand = |client: &ClientRate| {
@@ -67,6 +78,7 @@ impl Observed {
             busy_threads: sum(|worker| worker.busy_threads),
             computed_per_second: sum(|worker| worker.samples_computed_per_second),
             delivered_per_second: clients.iter().map(|client| client.samples_per_second).sum(),
+            delivered_by_job,
             demand_per_second: clients.iter().map(demand).sum(),
         }
     }
@@ -109,10 +121,10 @@ pub(crate) struct Autoscaler {
 }
 
 /// What was before workers were added.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Before {
     workers: usize,
-    delivered_per_second: f64,
+    delivered_by_job: BTreeMap<String, f64>,
     /// Decisions since then.
     decisions: u32,
 }
@@ -146,15 +158,15 @@ impl Autoscaler {
             _ if needed > self.wanted => {
                 self.fewer.clear();
                 if waits(&observed) && self.held == 0 && self.wanted < self.bounds.most {
-                    let delivered_per_second = observed.delivered_per_second;
-                    self.before = Some(Before { workers: self.wanted, delivered_per_second, decisions: 0 });
+                    let delivered_by_job = observed.delivered_by_job;
+                    self.before = Some(Before { workers: self.wanted, delivered_by_job, decisions: 0 });
                     let growth = if self.limited { TRIED_GROWTH } else { MOST_GROWTH };
                     return self.settle(needed.min((growth * self.wanted as f64) as usize));
                 }
             }
             _ if (needed as f64) < SHRINKS_BELOW * self.wanted as f64 => {
                 self.fewer.push_back(needed);
-                if self.fewer.len() > 1 {
+                if self.fewer.len() >= LOW_FOR {
                     let most = self.fewer.iter().copied().max().unwrap_or(needed);
                     return self.settle(most);
                 }
@@ -171,7 +183,15 @@ impl Autoscaler {
             self.before = Some(Before { decisions, ..before });
             return Some(self.wanted);
         }
-        let gain = observed.delivered_per_second / before.delivered_per_second;
+        // Jobs that began or ended meanwhile say nothing about what the others gain.
+        let common = |of: &BTreeMap<String, f64>, other: &BTreeMap<String, f64>| {
+            of.iter().filter(|(job, _)| other.contains_key(*job)).map(|(_, delivered)| delivered).sum::<f64>()
+        };
+        let then = common(&before.delivered_by_job, &observed.delivered_by_job);
+        if then <= 0.0 {
+            return None;
+        }
+        let gain = common(&observed.delivered_by_job, &before.delivered_by_job) / then;
         // Workers give as much as those before them, up to where something else limits.
         let of_use = (HEADROOM * gain * before.workers as f64).ceil() as usize;
         self.limited = gain < GAIN || of_use < self.wanted;
@@ -202,6 +222,7 @@ fn needed(observed: &Observed) -> usize {
         computed_per_second,
         delivered_per_second,
         demand_per_second,
+        ..
     } = *observed;
     if delivered_per_second <= 0.0 || computed_per_second <= 0.0 || threads <= 0.0 {
         // Nobody reads, or everything comes from memory.
@@ -230,6 +251,7 @@ mod tests {
             busy_threads: 2.0 * delivered / of_worker,
             computed_per_second: delivered,
             delivered_per_second: delivered,
+            delivered_by_job: [("job".to_owned(), delivered)].into(),
             demand_per_second: demand,
         }
     }
@@ -251,6 +273,9 @@ mod tests {
             let before = decisions(&mut scaler, 8, f64::MAX, demand);
             assert!(enough(demand).contains(&before[2]), "{demand}: {before:?}");
             assert!(before[3..].windows(2).all(|pair| pair[0] == pair[1]), "{demand}: {before:?}");
+            if next < demand {
+                decisions(&mut scaler, LOW_FOR, f64::MAX, next);
+            }
             let after = decisions(&mut scaler, 8, f64::MAX, next);
             assert!(enough(next).contains(&after[2]), "{next}: {after:?}");
             assert!(after[3..].windows(2).all(|pair| pair[0] == pair[1]), "{next}: {after:?}");
@@ -308,7 +333,38 @@ mod tests {
     fn bounds_are_kept_and_idle_services_shrink() {
         let mut scaler = Autoscaler::new(Bounds { least: 2, most: 5 });
         assert_eq!(decisions(&mut scaler, 6, f64::MAX, 10_000.0).last(), Some(&5));
-        assert_eq!(decisions(&mut scaler, 6, f64::MAX, 0.0).last(), Some(&2));
+        assert_eq!(decisions(&mut scaler, LOW_FOR, f64::MAX, 0.0).last(), Some(&2));
+    }
+
+    #[test]
+    fn a_job_that_ends_is_no_loss_of_the_others() {
+        let mut scaler = Autoscaler::new(Bounds { least: 4, most: 64 });
+        let observe = |workers, jobs: &[(&str, f64)], demand| {
+            let delivered: f64 = jobs.iter().map(|(_, delivered)| delivered).sum();
+            Observed {
+                delivered_by_job: jobs
+                    .iter()
+                    .map(|(job, delivered)| ((*job).to_owned(), *delivered))
+                    .collect(),
+                ..observe(workers, delivered / workers as f64, f64::MAX, demand)
+            }
+        };
+        let before = scaler.decide(observe(4, &[("ends", 200.0), ("stays", 200.0)], 1600.0));
+        assert_eq!(before, 16);
+        let after = scaler.decide(observe(16, &[("stays", 400.0)], 800.0));
+        assert!(after > 4, "{after}");
+    }
+
+    #[test]
+    fn a_pause_of_two_minutes_changes_nothing() {
+        let mut scaler = Autoscaler::new(Bounds { least: 1, most: 64 });
+        let settled = *decisions(&mut scaler, 6, f64::MAX, 1000.0).last().unwrap();
+        assert!(settled >= 10, "{settled}");
+        for _ in 0..4 {
+            let paused = decisions(&mut scaler, 24, f64::MAX, 0.0);
+            let after = decisions(&mut scaler, 24, f64::MAX, 1000.0);
+            assert!(paused.iter().chain(&after).all(|workers| *workers == settled), "{paused:?} {after:?}");
+        }
     }
 
     #[test]

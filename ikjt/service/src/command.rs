@@ -12,6 +12,7 @@ use onefold_ikjt::service::protocol::Question;
 use onefold_ikjt::service::{Failure, Network};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
@@ -124,21 +125,38 @@ pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     Ok(listener?)
 }
 
-/// Answers on a port: questions, and requests for pages.
+/// Answers on a port: questions, and requests for `pages`. Once files with other certificates or tokens have come, new
+/// connections are made with these; those that there are end when they have nothing more to answer.
 pub(crate) async fn serve<A: Answers>(
     listener: TcpListener,
     answers: Arc<A>,
-    proof: &Proof,
-    pages: Router,
+    security: &SecurityArguments,
+    pages: impl Fn(&Proof) -> Router,
 ) -> anyhow::Result<()> {
-    let keep_alive = std::time::Duration::from_secs(10);
-    let mut builder = Server::builder().accept_http1(true).http2_keepalive_interval(Some(keep_alive));
-    if let Some(tls) = proof.server_tls() {
-        builder = builder.tls_config(tls)?;
+    let listener = listener.into_std()?;
+    let mut proof = security.load()?;
+    loop {
+        let keep_alive = std::time::Duration::from_secs(10);
+        let mut builder = Server::builder().accept_http1(true).http2_keepalive_interval(Some(keep_alive));
+        if let Some(tls) = proof.server_tls() {
+            builder = builder.tls_config(tls)?;
+        }
+        let incoming = TcpIncoming::from(TcpListener::from_std(listener.try_clone()?)?);
+        let routes = pages(&proof).merge(sending::routes(Arc::clone(&answers), proof.guard()));
+        let (end, ended) = oneshot::channel::<()>();
+        let server = builder.add_routes(Routes::from(routes)).serve_with_incoming_shutdown(
+            incoming.with_nodelay(Some(true)),
+            async move {
+                let _ = ended.await;
+            },
+        );
+        let mut server = tokio::spawn(server);
+        tokio::select! {
+            served = &mut server => return Ok(served??),
+            found = security.changed(&proof) => proof = found,
+        }
+        let _ = end.send(());
     }
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let routes = pages.merge(sending::routes(answers, proof.guard()));
-    Ok(builder.add_routes(Routes::from(routes)).serve_with_incoming(incoming).await?)
 }
 
 /// Waits until the process is told to end.

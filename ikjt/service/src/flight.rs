@@ -7,14 +7,20 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tonic::Status;
 
-use crate::sending::Message;
+use crate::sending::Sent;
 
 /// Batches as they are sent.
-pub(crate) type Batches = BoxStream<'static, Result<Message, Status>>;
+pub(crate) type Batches = BoxStream<'static, Result<Sent, Status>>;
 
 /// Answers requests.
 #[tonic::async_trait]
 pub(crate) trait Answers: Send + Sync + 'static {
+    /// Whether only processes of the service may ask for an action.
+    fn is_for_workers(&self, action: &str) -> bool {
+        let _ = action;
+        false
+    }
+
     /// The answer to an action, as JSON; `None` if the process knows no such action.
     async fn act(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, Status>;
 

@@ -1,5 +1,6 @@
 //! The HTTP endpoints of a service: a status page, metrics, and the status as JSON.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -25,6 +26,9 @@ const TABLES: &str = "table{border-collapse:collapse;width:100%;font-size:.9rem}
     th,td{text-align:right;padding:.25rem .6rem;border-bottom:1px solid var(--line)}\
     th:first-child,td:first-child{text-align:left}td:first-child{font-family:monospace}\n";
 
+/// The type of metrics.
+const METRICS: &str = "text/plain; version=0.0.4";
+
 /// How often a browser asks again, in seconds.
 const REFRESH_SECONDS: &str = "2";
 
@@ -33,12 +37,33 @@ const REFRESH_SECONDS: &str = "2";
 pub(crate) fn routes(proof: &Proof, status: impl Fn() -> Status + Clone + Send + Sync + 'static) -> Router {
     let (of_page, of_metrics, of_json) = (status.clone(), status.clone(), status);
     let html = [(CONTENT_TYPE, "text/html; charset=utf-8"), (REFRESH, REFRESH_SECONDS)];
-    let text = [(CONTENT_TYPE, "text/plain; version=0.0.4")];
     Router::new()
         .route("/", get(async move || (html, page(&of_page()))))
-        .route("/metrics", get(async move || (text, metrics(&of_metrics()))))
+        .route("/metrics", get(async move || ([(CONTENT_TYPE, METRICS)], metrics(&of_metrics()))))
         .route("/status.json", get(async move || axum::Json(of_json())))
         .layer(from_fn_with_state(Arc::new(proof.guard()), guarded))
+        .route("/healthz", get(async || "ok\n"))
+}
+
+/// The pages of a worker: its metrics, and whether it takes more work.
+pub(crate) fn worker_routes(
+    proof: &Proof,
+    state: impl Fn() -> WorkerState + Clone + Send + Sync + 'static,
+) -> Router {
+    let (of_metrics, of_health) = (state.clone(), state);
+    let metrics = move || {
+        let mut metrics = Metrics::default();
+        metrics.add_workers(&[(String::new(), &of_metrics())]);
+        metrics.0
+    };
+    let health = move || match of_health().draining {
+        false => (StatusCode::OK, "ok\n"),
+        true => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+    };
+    Router::new()
+        .route("/metrics", get(async move || ([(CONTENT_TYPE, METRICS)], metrics())))
+        .layer(from_fn_with_state(Arc::new(proof.guard()), guarded))
+        .route("/healthz", get(async move || health()))
 }
 
 #[derive(Deserialize)]
@@ -54,9 +79,9 @@ async fn guarded(
     next: Next,
 ) -> Response {
     let header = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    match guard.admits(header.or(token.map(|token| format!("Bearer {token}"))).as_deref()) {
-        true => next.run(request).await,
-        false => (StatusCode::UNAUTHORIZED, "give the service's token as `?token=…`\n").into_response(),
+    match guard.role(header.or(token.map(|token| format!("Bearer {token}"))).as_deref()) {
+        Some(_) => next.run(request).await,
+        None => (StatusCode::UNAUTHORIZED, "give the service's token as `?token=…`\n").into_response(),
     }
 }
 
@@ -192,76 +217,97 @@ fn datasets(status: &Status) -> String {
 /// A number of a worker.
 type Count = fn(&WorkerState) -> f64;
 
-/// The metrics, as Prometheus reads them.
-fn metrics(status: &Status) -> String {
-    let mut text = String::new();
-    let mut family = |name: &str, kind: &str, help: &str, values: Vec<(String, f64)>| {
-        let _ = writeln!(text, "# HELP onefold_serve_{name} {help}\n# TYPE onefold_serve_{name} {kind}");
+/// Counters of workers: name, help, value.
+const COUNTERS: &[(&str, &str, Count)] = &[
+    ("batches_computed_total", "Batches that were computed.", |w| w.figures.batches_computed as f64),
+    ("samples_computed_total", "Samples of them.", |w| w.figures.samples_computed as f64),
+    ("batches_sent_total", "Batches that were sent.", |w| w.figures.batches_sent as f64),
+    ("bytes_sent_total", "Bytes of them.", |w| w.figures.bytes_sent as f64),
+    ("block_hits_total", "Blocks of batches that the cache had.", |w| w.figures.cache.block_hits as f64),
+    ("decoded_hits_total", "Columns that need not be decoded.", |w| w.figures.cache.decoded_hits as f64),
+    ("encoded_hits_total", "Columns that need not be fetched.", |w| w.figures.cache.encoded_hits as f64),
+    ("disk_hits_total", "Hits of all kinds on disk.", |w| w.figures.cache.disk_hits as f64),
+    ("cpu_seconds_total", "Processor time of the worker.", |w| w.figures.cpu_seconds),
+];
+
+/// Gauges of workers: name, help, value.
+const GAUGES: &[(&str, &str, Count)] = &[
+    ("kept_bytes", "Bytes of batches that wait for clients.", |w| w.figures.bytes_kept as f64),
+    ("cached_bytes", "Bytes of the cache in memory.", |w| w.figures.cache.cached_bytes as f64),
+    ("cached_bytes_on_disk", "Bytes of the cache on disk.", |w| w.figures.cache.cached_bytes_on_disk as f64),
+    ("blocks", "Blocks that clients read or wait for.", |w| w.blocks as f64),
+];
+
+/// The dataset of clients that name a location, in labels: those are without number.
+const UNNAMED: &str = "(not named by the master)";
+
+/// Metrics as Prometheus reads them.
+#[derive(Default)]
+struct Metrics(String);
+
+impl Metrics {
+    /// Adds a metric, with its labels and values.
+    fn add(&mut self, kind: &str, name: &str, help: &str, values: impl IntoIterator<Item = (String, f64)>) {
+        let _ = writeln!(self.0, "# HELP onefold_serve_{name} {help}\n# TYPE onefold_serve_{name} {kind}");
         for (labels, value) in values {
-            let _ = writeln!(text, "onefold_serve_{name}{labels} {value}");
+            let _ = writeln!(self.0, "onefold_serve_{name}{labels} {value}");
         }
-    };
-    family(
-        "leases_total",
+    }
+
+    /// Adds the metrics of workers, each with its labels.
+    fn add_workers(&mut self, workers: &[(String, &WorkerState)]) {
+        for (kind, metrics) in [("counter", COUNTERS), ("gauge", GAUGES)] {
+            for (name, help, of) in metrics {
+                self.add(
+                    kind,
+                    name,
+                    help,
+                    workers.iter().map(|(labels, worker)| (labels.clone(), of(worker))),
+                );
+            }
+        }
+    }
+}
+
+/// The metrics of a service.
+fn metrics(status: &Status) -> String {
+    let mut metrics = Metrics::default();
+    let one = |value: usize| [(String::new(), value as f64)];
+    metrics.add(
         "counter",
+        "leases_total",
         "Blocks that were leased.",
-        vec![(String::new(), status.leases as f64)],
+        [(String::new(), status.leases as f64)],
     );
-    family("workers", "gauge", "Workers that are there.", vec![(String::new(), status.workers.len() as f64)]);
-    let wanted = vec![(String::new(), status.wanted_workers as f64)];
-    family("wanted_workers", "gauge", "Workers that there should be.", wanted);
-    family("clients", "gauge", "Clients that read.", vec![(String::new(), status.clients.len() as f64)]);
-    let workers = |of: Count| {
-        let label = |address: &str| format!("{{worker=\"{}\"}}", quoted(address));
-        status.workers.iter().map(|worker| (label(&worker.address), of(worker))).collect()
-    };
-    let counters: [(&str, &str, Count); 9] = [
-        ("batches_computed_total", "Batches that were computed.", |w| w.figures.batches_computed as f64),
-        ("samples_computed_total", "Samples of them.", |w| w.figures.samples_computed as f64),
-        ("batches_sent_total", "Batches that were sent.", |w| w.figures.batches_sent as f64),
-        ("bytes_sent_total", "Bytes of them.", |w| w.figures.bytes_sent as f64),
-        ("block_hits_total", "Blocks of batches that the cache had.", |w| w.figures.cache.block_hits as f64),
-        ("decoded_hits_total", "Columns that need not be decoded.", |w| w.figures.cache.decoded_hits as f64),
-        ("encoded_hits_total", "Columns that need not be fetched.", |w| w.figures.cache.encoded_hits as f64),
-        ("disk_hits_total", "Hits of all kinds on disk.", |w| w.figures.cache.disk_hits as f64),
-        ("cpu_seconds_total", "Processor time of the worker.", |w| w.figures.cpu_seconds),
-    ];
-    for (name, help, of) in counters {
-        family(name, "counter", help, workers(of));
+    metrics.add("gauge", "workers", "Workers that are there.", one(status.workers.len()));
+    metrics.add("gauge", "wanted_workers", "Workers that there should be.", one(status.wanted_workers));
+    metrics.add("gauge", "clients", "Clients that read.", one(status.clients.len()));
+    let label = |worker: &WorkerState| format!("{{worker=\"{}\"}}", quoted(&worker.address));
+    let workers: Vec<_> = status.workers.iter().map(|worker| (label(worker), worker)).collect();
+    metrics.add_workers(&workers);
+    let mut datasets = BTreeMap::<&str, Vec<&ClientRate>>::new();
+    for (client, rate) in status.clients.iter().zip(&status.client_rates) {
+        let named = status.datasets.iter().find(|(_, location)| **location == client.dataset);
+        datasets.entry(named.map_or(UNNAMED, |(name, _)| name.as_str())).or_default().push(rate);
     }
-    let gauges: [(&str, &str, Count); 4] = [
-        ("kept_bytes", "Bytes of batches that wait for clients.", |w| w.figures.bytes_kept as f64),
-        ("cached_bytes", "Bytes of the cache in memory.", |w| w.figures.cache.cached_bytes as f64),
-        ("cached_bytes_on_disk", "Bytes of the cache on disk.", |w| {
-            w.figures.cache.cached_bytes_on_disk as f64
-        }),
-        ("blocks", "Blocks that clients read or wait for.", |w| w.blocks as f64),
-    ];
-    for (name, help, of) in gauges {
-        family(name, "gauge", help, workers(of));
-    }
-    let rates = status.clients.iter().zip(&status.client_rates);
-    let labelled = rates.map(|(client, rate)| {
-        let (name, dataset) = (quoted(&client.client), quoted(&client.dataset));
-        (format!("{{client=\"{name}\",dataset=\"{dataset}\"}}"), rate)
-    });
-    let clients: Vec<_> = labelled.collect();
-    let of = |of: fn(&ClientRate) -> f64| {
-        clients.iter().map(|(labels, rate)| (labels.clone(), of(rate))).collect()
+    let of = |of: fn(&[&ClientRate]) -> f64| {
+        let label = |dataset: &str| format!("{{dataset=\"{}\"}}", quoted(dataset));
+        datasets.iter().map(|(dataset, rates)| (label(dataset), of(rates))).collect::<Vec<_>>()
     };
-    family(
-        "client_samples_per_second",
+    metrics.add("gauge", "dataset_clients", "Clients that read a dataset.", of(|rates| rates.len() as f64));
+    metrics.add(
         "gauge",
-        "Samples that a client receives.",
-        of(|r| r.samples_per_second),
+        "dataset_samples_per_second",
+        "Samples that clients of a dataset receive.",
+        of(|rates| rates.iter().map(|rate| rate.samples_per_second).sum()),
     );
-    family(
-        "client_waiting_share",
+    metrics.add(
         "gauge",
-        "Time in which a client waits for a batch.",
-        of(|r| r.waiting_share),
+        "dataset_waiting_share",
+        "Time in which a client of a dataset waits for a batch, in the mean.",
+        of(|rates| rates.iter().map(|rate| rate.waiting_share).sum::<f64>() / rates.len() as f64),
     );
-    text
+    metrics.0
 }
 
 /// The value of a label.
@@ -271,6 +317,8 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use onefold_ikjt::service::protocol::ClientState;
+
     use super::*;
 
     #[test]
@@ -279,6 +327,29 @@ mod tests {
         status.datasets.insert("a".to_owned(), "<script>".to_owned());
         assert!(page(&status).contains("&lt;script&gt;") && !page(&status).contains("<script>"));
         assert_eq!(quoted("a\"b\\c"), "a\\\"b\\\\c");
+    }
+
+    #[test]
+    fn labels_do_not_grow_with_clients_and_their_locations() {
+        let client = |number: u64| {
+            let dataset =
+                if number % 2 == 0 { "s3://bucket/clicks".to_owned() } else { format!("/data/{number}") };
+            ClientState::new(number.to_string(), "job".to_owned(), dataset)
+        };
+        let status = |clients: u64| Status {
+            datasets: [("clicks".to_owned(), "s3://bucket/clicks".to_owned())].into(),
+            clients: (0..clients).map(client).collect(),
+            client_rates: (0..clients)
+                .map(|_| ClientRate { samples_per_second: 2.0, ..ClientRate::default() })
+                .collect(),
+            ..Status::default()
+        };
+        let many = metrics(&status(1000));
+        assert_eq!(many.lines().count(), metrics(&status(2)).lines().count());
+        assert!(
+            many.contains("onefold_serve_dataset_samples_per_second{dataset=\"clicks\"} 1000\n"),
+            "{many}"
+        );
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! The jobs that a worker knows, and their readers.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use onefold_base::fault::{Explain, Fault, Kind};
+use bytes::Bytes;
+use onefold_base::fault::{Explain, Fault, Kind, Text};
 use onefold_ikjt::service::protocol::Job;
 use onefold_ikjt::{Checks, Error, ReadRequest, Reader, Workers};
 use tokio::sync::OnceCell;
@@ -13,6 +15,13 @@ use tonic::{Code, Status};
 
 /// The most jobs that are remembered. A client whose job was forgotten sends it again.
 const MOST_JOBS: usize = 256;
+
+/// A job that nobody has asked for for so long is forgotten, with what is known of its files.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// The option `memory_limit` of a reader, in the words of a worker's operator.
+const MEMORY_LIMIT: &str = "`--memory-limit` of `onefold-serve worker` to at least twice as much (it reads with half of \
+                            it; the workers of `onefold-serve local` share its `--memory-limit`)";
 
 /// The jobs of a worker, all of which share its threads and its memory.
 #[derive(Debug)]
@@ -24,8 +33,16 @@ pub(crate) struct Jobs {
 #[derive(Debug)]
 struct Known {
     job: Job,
-    reader: Arc<OnceCell<Arc<Reader>>>,
+    opened: Arc<OnceCell<Arc<Opened>>>,
     used: Instant,
+}
+
+/// A job whose dataset is open.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) reader: Arc<Reader>,
+    /// The bytes of memory that its reader needs.
+    pub(crate) reading: u64,
 }
 
 impl Jobs {
@@ -41,37 +58,43 @@ impl Jobs {
     pub(crate) fn define(&self, job: Job) {
         let (key, used) = (job.key(), Instant::now());
         let mut known = self.known();
-        known.entry(key).or_insert_with(|| Known { job, reader: Arc::default(), used }).used = used;
+        known.entry(key).or_insert_with(|| Known { job, opened: Arc::default(), used }).used = used;
         if known.len() > MOST_JOBS {
             let oldest = known.iter().min_by_key(|(_, known)| known.used).map(|(key, _)| key.clone());
             oldest.map(|key| known.remove(&key));
         }
     }
 
-    /// The reader of a job, which is opened when it is first needed.
+    /// Time has passed.
+    pub(crate) fn pass(&self) {
+        self.known().retain(|_, known| known.used.elapsed() < IDLE);
+    }
+
+    /// A job, whose dataset is opened when it is first needed.
     ///
     /// # Errors
     ///
     /// `NotFound` for a job that the worker does not know; otherwise what is wrong with the dataset.
-    pub(crate) async fn reader(&self, key: &str) -> Result<Arc<Reader>, Status> {
-        let (job, reader) = {
+    pub(crate) async fn opened(&self, key: &str) -> Result<Arc<Opened>, Status> {
+        let (job, opened) = {
             let mut known = self.known();
             let known =
                 known.get_mut(key).ok_or_else(|| Status::not_found("this job was not defined here"))?;
             known.used = Instant::now();
-            (known.job.clone(), Arc::clone(&known.reader))
+            (known.job.clone(), Arc::clone(&known.opened))
         };
         let workers = self.workers.clone();
-        reader.get_or_try_init(|| blocking(move || open(job, &workers))).await.cloned()
+        opened.get_or_try_init(|| blocking(move || open(job, &workers))).await.cloned()
     }
 }
 
-/// The reader of a job.
+/// Opens the dataset of a job.
 ///
 /// # Errors
 ///
-/// As [`Reader::open`]; [`Error::Fault`] if another dataset has taken the place of the one that the client opened.
-fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Reader>> {
+/// As [`Reader::open`] and [`Reader::least_memory`]; [`Error::Fault`] if another dataset has taken the place of the one
+/// that the client opened.
+fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Opened>> {
     let Job { dataset, identity, options, rank } = job;
     // Clients of equal jobs may check other tables and labels: each of them does so itself.
     let request = ReadRequest { options, checks: Checks::default(), rank };
@@ -82,7 +105,22 @@ fn open(job: Job, workers: &Workers) -> onefold_ikjt::Result<Arc<Reader>> {
             "open the dataset again: it was built anew",
         ));
     }
-    Ok(Arc::new(reader))
+    let reading = reader.least_memory()?;
+    Ok(Arc::new(Opened { reader: Arc::new(reader), reading }))
+}
+
+/// Does `work` for a client that opens a dataset, on a thread that may wait. What storage says is final then, as where a
+/// trainer opens the dataset itself: it was asked again and again. A client that reads already asks other workers.
+pub(crate) async fn opening<T: Send + 'static>(
+    work: impl FnOnce() -> onefold_ikjt::Result<T> + Send + 'static,
+) -> Result<T, Status> {
+    blocking(work).await.map_err(|status| match status.code() {
+        Code::Unavailable => {
+            let details = Bytes::copy_from_slice(status.details());
+            Status::with_details(Code::FailedPrecondition, status.message(), details)
+        }
+        _ => status,
+    })
 }
 
 /// Does `work` on a thread that may wait.
@@ -95,6 +133,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 /// A fault as it is sent: the code says who can do something about it.
 pub(crate) fn to_status(fault: &Fault) -> Status {
+    let fault = &of_worker(fault);
     let code = match fault.kind {
         Kind::Data => Code::DataLoss,
         // Another worker, or this one later, may be able to read what this one cannot read now.
@@ -103,4 +142,52 @@ pub(crate) fn to_status(fault: &Fault) -> Status {
     };
     let details = serde_json::to_vec(fault).unwrap_or_default();
     Status::with_details(code, fault.to_string(), details.into())
+}
+
+/// The fault with options of the worker written as its own flags: a client would write them as flags of its program, which
+/// change nothing here.
+fn of_worker(fault: &Fault) -> Fault {
+    let named = |text: &Text| {
+        let is_here = Cell::new(false);
+        let words = text.named(|option| match option.name.as_str() {
+            "memory_limit" => {
+                is_here.set(true);
+                MEMORY_LIMIT.to_owned()
+            }
+            _ => option.to_string(),
+        });
+        if is_here.get() { words.into() } else { text.clone() }
+    };
+    let hints = fault.hints.iter().map(named).collect();
+    Fault { kind: fault.kind, message: named(&fault.message), hints }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_base::fault::{option, text};
+
+    use super::*;
+
+    #[test]
+    fn a_memory_limit_is_that_of_the_worker() {
+        let other = text!["or lower ", option("global_batch_size")];
+        let fault = Fault::new(Kind::Options, "a row group does not fit")
+            .hint(text!["raise ", option("memory_limit"), ", or read fewer features"])
+            .hint(other.clone());
+        let sent: Fault = serde_json::from_slice(to_status(&fault).details()).unwrap();
+        assert!(
+            sent.hints[0].named(|_| panic!("an option of the client")).contains("`onefold-serve worker`")
+        );
+        assert_eq!(sent.hints[1], other);
+    }
+
+    #[test]
+    fn storage_that_refuses_is_final_when_a_dataset_is_opened() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let refused = || Err::<(), Error>(Fault::new(Kind::Storage, "denied").into());
+        let status = runtime.block_on(opening(refused)).unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert_eq!(serde_json::from_slice::<Fault>(status.details()).unwrap().kind, Kind::Storage);
+        assert_eq!(runtime.block_on(blocking(refused)).unwrap_err().code(), Code::Unavailable);
+    }
 }

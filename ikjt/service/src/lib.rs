@@ -27,8 +27,10 @@ mod master;
 mod messages;
 mod placement;
 mod rates;
+mod schedule;
 mod security;
 mod sending;
+mod warnings;
 mod worker;
 
 pub use command::PROGRAM;

@@ -1,15 +1,15 @@
 //! A master and workers on one machine.
 
+use std::collections::VecDeque;
 use std::env;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use onefold_base::fault::{Fault, Kind};
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::available_threads;
-use onefold_base::progress::Reporter;
-use onefold_base::units::parse_bytes;
+use onefold_base::units::{format_bytes, parse_bytes};
 use onefold_terminal::Printer;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
@@ -21,8 +21,14 @@ use crate::master::{self, ServingArguments};
 /// How often workers that have ended are started again.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// A worker that ends so often has a reason that starting it again does not remove.
+/// Workers that end so often [within](LATELY) a while have a reason that starting them again does not remove.
 const MOST_RESTARTS: usize = 20;
+
+/// See [`MOST_RESTARTS`].
+const LATELY: Duration = Duration::from_secs(600);
+
+/// The least memory of a worker with which it can read anything.
+const LEAST_MEMORY: u64 = 16 << 20;
 
 /// The arguments of `local`.
 #[derive(Debug, Clone, clap::Args)]
@@ -57,13 +63,23 @@ pub(crate) async fn run(arguments: &LocalArguments, printer: &Printer) -> anyhow
         let hint = "run `onefold-serve master` and `onefold-serve worker` to serve other machines";
         bail!(Fault::new(Kind::Options, message).hint(hint));
     }
+    let most = arguments.workers.most as u64;
+    if arguments.memory_limit / most < LEAST_MEMORY {
+        let message = format!(
+            "{most} workers would have {} of memory each",
+            format_bytes(arguments.memory_limit / most)
+        );
+        let hint = format!(" to at least {}, or lower ", format_bytes(most * LEAST_MEMORY));
+        let hint = text!["raise ", option("memory_limit"), hint, option("workers")];
+        bail!(Fault::new(Kind::Options, message).hint(hint));
+    }
     let listener = listen(arguments.serving.listen).await?;
     let address = listener.local_addr()?.to_string();
     let wanted = watch::Sender::new(arguments.workers.least);
     let (changes, bounds) = (wanted.subscribe(), arguments.workers);
     tokio::select! {
         done = master::serve_on(listener, &arguments.serving, bounds, wanted, printer) => done,
-        failed = keep(arguments, &address, changes, printer) => failed,
+        failed = keep(arguments, &address, changes) => failed,
     }
 }
 
@@ -92,10 +108,9 @@ async fn keep(
     arguments: &LocalArguments,
     master: &str,
     wanted: watch::Receiver<usize>,
-    printer: &Printer,
 ) -> anyhow::Result<()> {
     let (mut workers, mut draining) = (Vec::<Child>::new(), Vec::<Child>::new());
-    let mut restarts = 0;
+    let mut restarts = VecDeque::<Instant>::new();
     loop {
         let wanted = *wanted.borrow();
         while workers.len() > wanted
@@ -112,12 +127,15 @@ async fn keep(
         draining.retain_mut(|worker| !matches!(worker.try_wait(), Ok(Some(_))));
         for worker in &mut workers {
             let Some(status) = worker.try_wait()? else { continue };
-            restarts += 1;
-            if restarts > MOST_RESTARTS {
+            restarts.push_back(Instant::now());
+            while restarts.front().is_some_and(|restart| restart.elapsed() > LATELY) {
+                restarts.pop_front();
+            }
+            if restarts.len() > MOST_RESTARTS {
                 let message = format!("workers end again and again, the last one with {status}");
                 bail!(Fault::new(Kind::Failed, message).hint("their messages stand above"));
             }
-            printer.note(&format!("a worker ended with {status}, and is started again"));
+            tracing::warn!("a worker ended with {status}, and is started again");
             *worker = arguments.start_worker(master)?;
         }
     }

@@ -19,10 +19,11 @@ use crate::command::{Listening, listen, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
 use crate::http;
 use crate::jobs::to_status;
-use crate::messages::{AskStatus, ClientRate, Drain, Heartbeat, Status};
+use crate::messages::{AskStatus, ClientRate, Drain, Heartbeat, Orders, Status};
 use crate::placement::{Earlier, Placement};
 use crate::rates::Limit;
-use crate::security::SecurityArguments;
+use crate::security::{Proof, SecurityArguments};
+use crate::warnings::Warnings;
 
 /// A client that was not heard of for so long is gone.
 const GONE_AFTER: Duration = Duration::from_secs(10);
@@ -87,6 +88,7 @@ pub(crate) async fn serve_on(
         placement: Mutex::default(),
         clients: Mutex::default(),
         wanted,
+        warnings: Warnings::default(),
     });
     let (scheme, page) = if proof.secure { ("grpcs", "https") } else { ("grpc", "http") };
     let text = format!(
@@ -94,9 +96,12 @@ pub(crate) async fn serve_on(
     );
     printer.summary(&text, &Listening { address })?;
     let shown = Arc::clone(&master);
-    let pages = http::routes(&proof, move || shown.status());
+    let pages = move |proof: &Proof| {
+        let shown = Arc::clone(&shown);
+        http::routes(proof, move || shown.status())
+    };
     tokio::select! {
-        served = serve(listener, Arc::clone(&master), &proof, pages) => served,
+        served = serve(listener, Arc::clone(&master), &arguments.security, pages) => served,
         () = decide(&master, Autoscaler::new(bounds)) => Ok(()),
         () = told_to_end() => Ok(()),
     }
@@ -106,8 +111,7 @@ pub(crate) async fn serve_on(
 async fn decide(master: &Master, mut scaler: Autoscaler) {
     loop {
         tokio::time::sleep(DECIDE).await;
-        let Status { worker_rates, client_rates, .. } = master.status();
-        let wanted = scaler.decide(Observed::of(&worker_rates, &client_rates));
+        let wanted = scaler.decide(Observed::of(&master.status()));
         master.wanted.send_if_modified(|known| std::mem::replace(known, wanted) != wanted);
     }
 }
@@ -134,6 +138,7 @@ pub(crate) struct Master {
     clients: Mutex<HashMap<String, Client>>,
     /// How many workers there should be.
     wanted: watch::Sender<usize>,
+    warnings: Warnings,
 }
 
 struct Client {
@@ -210,9 +215,20 @@ impl Master {
             self.heard_of(client);
         }
         let mut placement = self.placement();
-        let worker = placement.lease(&lease.key, lease.affinity.as_deref(), &lease.avoid, Instant::now());
-        let leased = worker.map(|worker| Leased { worker, workers: placement.count() });
-        leased.ok_or_else(|| GrpcStatus::unavailable("the preprocessing service has no worker"))
+        let wanted = (&*lease.avoid, lease.same_bytes);
+        let worker = placement.lease(&lease.key, lease.affinity.as_deref(), wanted, Instant::now());
+        let workers = placement.count();
+        let none = || match workers {
+            0 => GrpcStatus::unavailable("the preprocessing service has no worker"),
+            _ => GrpcStatus::unavailable(format!(
+                "the preprocessing service has {workers} workers, and none that makes batches of version {}: they end, or \
+                 are of another version of Onefold",
+                lease.same_bytes
+            )),
+        };
+        let leased = worker.map(|worker| Leased { worker, workers }).ok_or_else(none);
+        // Clients can do nothing about it.
+        leased.inspect_err(|status| self.warnings.warn(status.message()))
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -244,6 +260,10 @@ impl Master {
 
 #[tonic::async_trait]
 impl Answers for Master {
+    fn is_for_workers(&self, action: &str) -> bool {
+        [Heartbeat::ACTION, Drain::ACTION].contains(&action)
+    }
+
     async fn act(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, GrpcStatus> {
         match action {
             Open::ACTION => answer(body, async |question: Open| self.location(question.dataset)).await,
@@ -257,7 +277,9 @@ impl Answers for Master {
             }
             Heartbeat::ACTION => {
                 answer(body, async |question: Heartbeat| {
-                    Ok(self.placement().heard(question.worker, Instant::now()))
+                    let drain = self.placement().heard(question.worker, Instant::now());
+                    let locations = self.only_named.then(|| self.datasets.values().cloned().collect());
+                    Ok(Orders { drain, locations })
                 })
                 .await
             }

@@ -25,6 +25,8 @@ impl Question for Heartbeat {
 pub(crate) struct Orders {
     /// To end when nobody reads its blocks any more.
     pub(crate) drain: bool,
+    /// The locations of the datasets that it may read; any if `None`.
+    pub(crate) locations: Option<Vec<String>>,
 }
 
 /// A worker as the master sees it.
@@ -32,6 +34,10 @@ pub(crate) struct Orders {
 pub(crate) struct WorkerState {
     /// `HOST:PORT`, by which clients reach it.
     pub(crate) address: String,
+    /// A random name of the process: another one may come to the same address.
+    pub(crate) process: String,
+    /// The version of the bytes of its batches, [`SAME_BYTES`](onefold_ikjt::service::protocol::SAME_BYTES).
+    pub(crate) same_bytes: u32,
     pub(crate) threads: usize,
     pub(crate) memory_limit_bytes: u64,
     /// Blocks that are asked for and not complete.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::messages::{Orders, WorkerFigures, WorkerRate, WorkerState};
+use crate::messages::{WorkerFigures, WorkerRate, WorkerState};
 
 /// A worker that has not named itself for so long is lost.
 const LOST_AFTER: Duration = Duration::from_secs(3);
@@ -14,7 +14,7 @@ const RATES_OVER: Duration = Duration::from_secs(2);
 /// What was given to workers counts for about so long: as often they name their blocks.
 const LATELY: Duration = Duration::from_millis(500);
 
-/// The most keys whose workers are remembered: those that were asked for first are forgotten first.
+/// The most keys whose workers are remembered: those that became known first are forgotten first.
 const MOST_KEYS: usize = 1 << 18;
 
 /// Blocks for each thread that a worker may have more than the one with the least to do, and still be given a block
@@ -28,7 +28,7 @@ pub(crate) struct Placement {
     /// The worker of each key, and the keys in the order in which they were first asked for.
     keys: HashMap<String, String>,
     oldest: VecDeque<String>,
-    /// Workers that are to end.
+    /// Processes that are to end.
     drained: HashSet<String>,
     leases: u64,
     given: Given,
@@ -125,29 +125,47 @@ impl Worker {
 }
 
 impl Placement {
-    /// A worker names itself.
-    pub(crate) fn heard(&mut self, state: WorkerState, now: Instant) -> Orders {
-        let drain = self.drained.contains(&state.address);
-        let earlier = match self.workers.remove(&state.address) {
-            Some(known) => known.earlier.then(known.state.figures, known.seen),
+    /// A worker names itself; whether it is to end.
+    pub(crate) fn heard(&mut self, state: WorkerState, now: Instant) -> bool {
+        let known = self.workers.remove(&state.address);
+        let earlier = match known {
+            Some(known) if known.state.process == state.process => {
+                known.earlier.then(known.state.figures, known.seen)
+            }
+            // A process that has come to the address of another one begins anew.
+            Some(known) => {
+                self.drained.remove(&known.state.process);
+                Earlier::new(state.figures.clone(), now)
+            }
             None => Earlier::new(state.figures.clone(), now),
         };
+        let drain = self.drained.contains(&state.process);
         self.workers.insert(state.address.clone(), Worker { state, seen: now, earlier, given: 0 });
-        Orders { drain }
+        drain
     }
 
     /// The worker for a key: the one that it had; or else that of `affinity`, unless it has much more to do
     /// than others; or the one with the least to do. Workers to `avoid` are chosen only where there are no others. `None`
-    /// if there is no worker.
+    /// if no worker gives batches with the bytes of `same_bytes`.
     pub(crate) fn lease(
         &mut self,
         key: &str,
         affinity: Option<&str>,
-        avoid: &[String],
+        (avoid, same_bytes): (&[String], u32),
         now: Instant,
     ) -> Option<String> {
-        self.workers.retain(|_, worker| worker.is_there(now));
-        let may = |worker: &&Worker| !worker.state.draining && !self.drained.contains(&worker.state.address);
+        let drained = &mut self.drained;
+        self.workers.retain(|_, worker| {
+            let is_there = worker.is_there(now);
+            if !is_there {
+                drained.remove(&worker.state.process);
+            }
+            is_there
+        });
+        let may = |worker: &&Worker| {
+            let WorkerState { draining, process, .. } = &worker.state;
+            worker.state.same_bytes == same_bytes && !draining && !self.drained.contains(process)
+        };
         let is_avoided = |worker: &Worker| avoid.contains(&worker.state.address);
         let threads: usize = self.workers.values().map(|worker| worker.state.threads).sum();
         // In the long run workers finish what they are given.
@@ -196,11 +214,11 @@ impl Placement {
 
     /// A worker is to end. Whether there is such a worker.
     pub(crate) fn drain(&mut self, worker: &str, now: Instant) -> bool {
-        let there = self.workers.get(worker).is_some_and(|worker| worker.is_there(now));
-        if there {
-            self.drained.insert(worker.to_owned());
-        }
-        there
+        let there = self.workers.get(worker).filter(|worker| worker.is_there(now));
+        there.is_some_and(|worker| {
+            self.drained.insert(worker.state.process.clone());
+            true
+        })
     }
 
     /// The workers that are there.
@@ -232,6 +250,8 @@ mod tests {
     fn worker(address: &str, threads: usize, blocks: usize) -> WorkerState {
         WorkerState {
             address: address.to_owned(),
+            process: format!("process at {address}"),
+            same_bytes: 1,
             threads,
             memory_limit_bytes: 1 << 30,
             blocks,
@@ -243,10 +263,10 @@ mod tests {
     #[test]
     fn the_worker_with_the_least_to_do_is_chosen_and_kept() {
         let (mut placement, now) = (Placement::default(), Instant::now());
-        assert_eq!(placement.lease("a", None, &[], now), None);
+        assert_eq!(placement.lease("a", None, (&[], 1), now), None);
         placement.heard(worker("one", 1, 0), now);
         placement.heard(worker("three", 3, 0), now);
-        let lease = |placement: &mut Placement, key: &str| placement.lease(key, None, &[], now).unwrap();
+        let lease = |placement: &mut Placement, key: &str| placement.lease(key, None, (&[], 1), now).unwrap();
         let given: Vec<_> = (0..8).map(|block| lease(&mut placement, &block.to_string())).collect();
         assert_eq!(given.iter().filter(|worker| *worker == "one").count(), 2, "{given:?}");
         assert_eq!(given, (0..8).map(|block| lease(&mut placement, &block.to_string())).collect::<Vec<_>>());
@@ -271,7 +291,8 @@ mod tests {
                 let who = lease / 50 % 8;
                 placement.heard(worker(&who.to_string(), 16, blocks[who]), now);
             }
-            let chosen: usize = placement.lease(&lease.to_string(), None, &[], now).unwrap().parse().unwrap();
+            let chosen: usize =
+                placement.lease(&lease.to_string(), None, (&[], 1), now).unwrap().parse().unwrap();
             blocks[chosen] += 1;
             given.push(chosen);
         }
@@ -289,7 +310,7 @@ mod tests {
         placement.heard(worker("two", 1, 9), start);
         let lease = |placement: &mut Placement, avoid: &[&str], now| {
             let avoid: Vec<String> = avoid.iter().map(|worker| (*worker).to_owned()).collect();
-            placement.lease("key", None, &avoid, now).unwrap()
+            placement.lease("key", None, (&avoid, 1), now).unwrap()
         };
         assert_eq!(lease(&mut placement, &[], start), "one");
         assert_eq!(lease(&mut placement, &["one"], start), "two");
@@ -300,8 +321,34 @@ mod tests {
         assert_eq!(lease(&mut placement, &[], later), "two");
         placement.heard(worker("three", 1, 99), later);
         assert!(placement.drain("two", later) && !placement.drain("one", later));
-        assert_eq!(placement.heard(worker("two", 1, 9), later), Orders { drain: true });
+        assert!(placement.heard(worker("two", 1, 9), later));
         assert_eq!(lease(&mut placement, &[], later), "three");
+    }
+
+    #[test]
+    fn a_process_at_the_address_of_a_drained_one_is_not_drained_and_begins_anew() {
+        let (mut placement, now) = (Placement::default(), Instant::now());
+        for process in 0..3 {
+            let later = now + Duration::from_secs(process);
+            let mut state = WorkerState { process: process.to_string(), ..worker("one", 1, 0) };
+            assert!(!placement.heard(state.clone(), later), "process {process}");
+            assert_eq!(placement.lease("key", None, (&[], 1), later).as_deref(), Some("one"));
+            state.figures.samples_computed = 1000 * (3 - process);
+            state.figures.stages.decode_seconds = 100.0 * (3 - process) as f64;
+            placement.heard(state.clone(), later);
+            assert!(placement.rates(later)[0].stages.decode_seconds >= 0.0, "process {process}");
+            assert!(placement.drain("one", later));
+            assert!(placement.heard(state, later) && placement.lease("key", None, (&[], 1), later).is_none());
+        }
+    }
+
+    #[test]
+    fn batches_come_from_workers_that_make_the_same_bytes() {
+        let (mut placement, now) = (Placement::default(), Instant::now());
+        placement.heard(worker("old", 1, 50), now);
+        placement.heard(WorkerState { same_bytes: 2, ..worker("new", 1, 0) }, now);
+        let mut lease = |same_bytes| placement.lease(&same_bytes.to_string(), None, (&[], same_bytes), now);
+        assert_eq!([lease(1), lease(2), lease(3)], [Some("old".to_owned()), Some("new".to_owned()), None]);
     }
 
     #[test]
@@ -310,7 +357,7 @@ mod tests {
         placement.heard(worker("one", 1, 0), now);
         placement.heard(worker("two", 1, 0), now);
         let mut lease = |job: u64, affinity: &str| {
-            placement.lease(&format!("{job}/{affinity}"), Some(affinity), &[], now).unwrap()
+            placement.lease(&format!("{job}/{affinity}"), Some(affinity), (&[], 1), now).unwrap()
         };
         let first: Vec<_> = ["a", "b"].into_iter().map(|affinity| lease(0, affinity)).collect();
         assert_eq!(first, ["one", "two"]);
@@ -339,7 +386,7 @@ mod tests {
         let (mut placement, now) = (Placement::default(), Instant::now());
         placement.heard(worker("one", 1, 0), now);
         for key in 0..MOST_KEYS + 10 {
-            placement.lease(&key.to_string(), None, &[], now);
+            placement.lease(&key.to_string(), None, (&[], 1), now);
         }
         assert_eq!((placement.keys.len(), placement.oldest.len()), (MOST_KEYS, MOST_KEYS));
         assert!(!placement.keys.contains_key("9") && placement.keys.contains_key("10"));

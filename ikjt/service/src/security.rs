@@ -1,15 +1,20 @@
 //! What a process shows, and whom it answers.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use onefold_base::fault::{Fault, Kind};
 use onefold_ikjt::service::Security;
-use onefold_ikjt::service::protocol::{VERSION, VERSION_KEY};
-use tonic::service::Interceptor;
-use tonic::transport::{Certificate, Identity, ServerTlsConfig};
-use tonic::{Request, Status};
+use onefold_ikjt::service::protocol::{PROTOCOL, PROTOCOL_KEY, VERSION};
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+
+/// How often the files of certificates and tokens are read again.
+const RELOAD: Duration = Duration::from_secs(5);
 
 /// The files that a process proves itself with, and knows others by.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -27,15 +32,23 @@ pub(crate) struct SecurityArguments {
     /// File with a token: whoever does not send it is refused
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// File with another token, for the service's own processes: with it, clients' token does not let anybody become a
+    /// worker of the master, or drain one
+    #[arg(long, value_name = "FILE")]
+    worker_token_file: Option<PathBuf>,
 }
 
 /// What a process proves itself with, and knows others by.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Proof {
-    /// What it shows as a client.
+    /// What it shows as a client of the master.
     pub(crate) security: Security,
     /// Whether connections use TLS.
     pub(crate) secure: bool,
+    /// The token of clients.
+    token: Option<String>,
+    /// The token of the service's own processes.
+    worker_token: Option<String>,
 }
 
 impl SecurityArguments {
@@ -46,6 +59,7 @@ impl SecurityArguments {
             ("--tls-key", &self.tls_key),
             ("--tls-authority", &self.tls_authority),
             ("--token-file", &self.token_file),
+            ("--worker-token-file", &self.worker_token_file),
         ];
         let given =
             files.into_iter().filter_map(|(flag, file)| Some([flag.into(), file.clone()?.into_os_string()]));
@@ -60,20 +74,35 @@ impl SecurityArguments {
             (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
             _ => None,
         };
-        let token = match &self.token_file {
-            None => None,
-            Some(path) => {
-                let token = fs_err::read_to_string(path)?.trim().to_owned();
-                if token.is_empty() {
-                    let message = format!("the token file `{}` is empty", path.display());
-                    bail!(Fault::new(Kind::Options, message).hint("write a long random text into it"));
-                }
-                Some(token)
-            }
-        };
+        let token = self.token_file.as_deref().map(read_token).transpose()?;
+        let worker_token = self.worker_token_file.as_deref().map(read_token).transpose()?;
         let authority = self.tls_authority.as_ref().map(read).transpose()?;
-        Ok(Proof { secure: identity.is_some(), security: Security { authority, identity, token } })
+        let shown = worker_token.clone().or_else(|| token.clone());
+        let security = Security { authority, identity, token: shown };
+        Ok(Proof { secure: security.identity.is_some(), security, token, worker_token })
     }
+
+    /// Waits until the files are others than those of `known`, and can be used. Files that are being replaced are read
+    /// again later.
+    pub(crate) async fn changed(&self, known: &Proof) -> Proof {
+        loop {
+            tokio::time::sleep(RELOAD).await;
+            let is_new = |found: &Proof| found != known && found.is_usable();
+            if let Some(found) = self.load().ok().filter(is_new) {
+                return found;
+            }
+        }
+    }
+}
+
+/// The text of a token's file.
+fn read_token(path: &Path) -> anyhow::Result<String> {
+    let token = fs_err::read_to_string(path)?.trim().to_owned();
+    if token.is_empty() {
+        let message = format!("the token file `{}` is empty", path.display());
+        bail!(Fault::new(Kind::Options, message).hint("write a long random text into it"));
+    }
+    Ok(token)
 }
 
 impl Proof {
@@ -87,45 +116,86 @@ impl Proof {
         })
     }
 
+    /// Whether a server can be started with the certificates.
+    fn is_usable(&self) -> bool {
+        self.server_tls().is_none_or(|tls| Server::builder().tls_config(tls).is_ok())
+    }
+
     /// Whom a server answers.
     pub(crate) fn guard(&self) -> Guard {
-        Guard { token: self.security.token.as_ref().map(|token| format!("Bearer {token}").into()) }
+        let header = |token: &Option<String>| token.as_ref().map(|token| format!("Bearer {token}").into());
+        Guard { token: header(&self.token), worker_token: header(&self.worker_token) }
     }
 }
 
-/// Refuses senders of another version, and those without the token.
+/// Whose token a request has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Role {
+    /// It reads datasets.
+    Client,
+    /// It is a process of the service, or its operator; it may do what clients may, too.
+    Worker,
+}
+
+/// Refuses senders whose messages have another version, and those without a token.
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
-    token: Option<std::sync::Arc<str>>,
+    token: Option<Arc<str>>,
+    worker_token: Option<Arc<str>>,
 }
 
 impl Guard {
-    /// Whether somebody who sends this is answered.
-    pub(crate) fn admits(&self, authorization: Option<&str>) -> bool {
-        self.token.as_ref().is_none_or(|token| {
-            authorization.is_some_and(|found| is_same(found.as_bytes(), token.as_bytes()))
-        })
+    /// The role of somebody who sends this; `None` if he is not answered. One token alone is that of both roles; without
+    /// a token of clients, everybody is one.
+    pub(crate) fn role(&self, authorization: Option<&str>) -> Option<Role> {
+        let has =
+            |token: &str| authorization.is_some_and(|found| is_same(found.as_bytes(), token.as_bytes()));
+        match (&self.token, &self.worker_token) {
+            (_, Some(token)) if has(token) => Some(Role::Worker),
+            (Some(token), worker) if has(token) => {
+                Some(if worker.is_some() { Role::Client } else { Role::Worker })
+            }
+            (Some(_), _) => None,
+            (None, Some(_)) => Some(Role::Client),
+            (None, None) => Some(Role::Worker),
+        }
     }
-}
 
-impl Interceptor for Guard {
-    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
-        let text = |key| request.metadata().get(key).and_then(|value| value.to_str().ok());
-        if !self.admits(text("authorization")) {
+    /// The role of a request's sender.
+    ///
+    /// # Errors
+    ///
+    /// `Unauthenticated` without a token, `FailedPrecondition` for another version of the messages.
+    pub(crate) fn admit(&self, metadata: &MetadataMap) -> Result<Role, Status> {
+        let text = |key| metadata.get(key).and_then(|value| value.to_str().ok());
+        let Some(role) = self.role(text("authorization")) else {
             let message = "the token is missing or unknown\n  hint: set `ONEFOLD_TOKEN` to the text of the service's \
                            token file, or give `--token-file`";
             return Err(Status::unauthenticated(message));
-        }
-        match text(VERSION_KEY) {
-            Some(version) if version == VERSION => Ok(request),
+        };
+        match text(PROTOCOL_KEY) {
+            Some(PROTOCOL) => Ok(role),
             version => {
                 let message = format!(
-                    "the preprocessing service is Onefold {VERSION}, this program is {}\n  hint: install the same \
-                     version everywhere",
-                    version.map_or("another one".to_owned(), |version| format!("Onefold {version}"))
+                    "the preprocessing service is Onefold {VERSION}, whose messages have version {PROTOCOL}, and those \
+                     of this program have {}\n  hint: install the same version everywhere",
+                    version.map_or("another one".to_owned(), |version| format!("version {version}"))
                 );
                 Err(Status::failed_precondition(message))
             }
+        }
+    }
+}
+
+impl Role {
+    /// Refuses an action of workers to others.
+    pub(crate) fn check_worker(self, action: &str) -> Result<(), Status> {
+        match self {
+            Self::Worker => Ok(()),
+            Self::Client => Err(Status::permission_denied(format!(
+                "the token of clients does not allow `{action}`\n  hint: give the file of the workers' token with \
+                 `--worker-token-file`"
+            ))),
         }
     }
 }
@@ -139,25 +209,46 @@ fn is_same(a: &[u8], b: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_the_same_version_with_the_token_passes() {
-        let call = |guard: &Guard, version: Option<&'static str>, token: Option<&'static str>| {
-            let mut request = Request::new(());
-            let mut insert = |key, value: Option<&'static str>| {
-                value.map(|value| request.metadata_mut().insert(key, value.parse().unwrap()))
-            };
-            insert(VERSION_KEY, version);
-            insert("authorization", token);
-            guard.clone().call(request).map(|_| ()).map_err(|status| status.message().to_owned())
+    fn admit(
+        guard: &Guard,
+        version: Option<&'static str>,
+        token: Option<&'static str>,
+    ) -> Result<Role, String> {
+        let mut metadata = MetadataMap::new();
+        let mut insert = |key: &'static str, value: Option<&'static str>| {
+            value.map(|value| metadata.insert(key, value.parse().unwrap()))
         };
-        let open = Guard { token: None };
-        assert_eq!(call(&open, Some(VERSION), None), Ok(()));
-        assert!(call(&open, Some("0.0.9"), None).unwrap_err().contains("this program is Onefold 0.0.9"));
-        assert!(call(&open, None, None).unwrap_err().contains("install the same version"));
-        let closed = Guard { token: Some("Bearer secret".into()) };
-        assert_eq!(call(&closed, Some(VERSION), Some("Bearer secret")), Ok(()));
+        insert(PROTOCOL_KEY, version);
+        insert("authorization", token);
+        guard.admit(&metadata).map_err(|status| status.message().to_owned())
+    }
+
+    #[test]
+    fn only_the_same_messages_with_the_token_pass() {
+        let open = Guard { token: None, worker_token: None };
+        assert_eq!(admit(&open, Some(PROTOCOL), None), Ok(Role::Worker));
+        assert!(admit(&open, Some("0"), None).unwrap_err().contains("of this program have version 0"));
+        assert!(admit(&open, None, None).unwrap_err().contains("install the same version"));
+        let closed = Guard { token: Some("Bearer secret".into()), worker_token: None };
+        assert_eq!(admit(&closed, Some(PROTOCOL), Some("Bearer secret")), Ok(Role::Worker));
         for wrong in [None, Some("Bearer secres"), Some("Bearer"), Some("secret")] {
-            assert!(call(&closed, Some(VERSION), wrong).unwrap_err().contains("ONEFOLD_TOKEN"), "{wrong:?}");
+            assert!(
+                admit(&closed, Some(PROTOCOL), wrong).unwrap_err().contains("ONEFOLD_TOKEN"),
+                "{wrong:?}"
+            );
         }
+    }
+
+    #[test]
+    fn the_token_of_clients_makes_no_worker() {
+        let both = Guard { token: Some("Bearer read".into()), worker_token: Some("Bearer work".into()) };
+        assert_eq!(admit(&both, Some(PROTOCOL), Some("Bearer read")), Ok(Role::Client));
+        assert_eq!(admit(&both, Some(PROTOCOL), Some("Bearer work")), Ok(Role::Worker));
+        assert!(admit(&both, Some(PROTOCOL), None).is_err());
+        let workers = Guard { token: None, worker_token: Some("Bearer work".into()) };
+        assert_eq!(admit(&workers, Some(PROTOCOL), None), Ok(Role::Client));
+        let refused = Role::Client.check_worker("heartbeat").unwrap_err();
+        assert!(refused.message().contains("`--worker-token-file`"), "{refused}");
+        assert!(Role::Worker.check_worker("heartbeat").is_ok());
     }
 }

@@ -23,17 +23,16 @@ use http_body::Frame;
 use http_body_util::StreamBody;
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_ikjt::SentBatch;
-use onefold_ikjt::service::protocol::{ANSWER_BYTES, BatchHeader, MOST_MESSAGE_BYTES};
+use onefold_ikjt::service::protocol::{ANSWER_BYTES, BatchHeader, MOST_MESSAGE_BYTES, Notice};
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint};
+use tonic::Status;
 use tonic::metadata::MetadataMap;
-use tonic::service::Interceptor;
-use tonic::{Extensions, Status};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::flight::{Answers, Batches, of_json};
 use crate::jobs::to_status;
-use crate::security::Guard;
+use crate::security::{Guard, Role};
 
 /// The fields of `FlightData`.
 const APP_METADATA: u32 = 3;
@@ -55,6 +54,28 @@ pub(crate) struct Message {
     pub(crate) header: Bytes,
     pub(crate) body: Bytes,
     pub(crate) samples: u64,
+}
+
+/// What a client gets.
+#[derive(Debug)]
+pub(crate) enum Sent {
+    Batch(Message),
+    /// Why the next batch takes long.
+    Notice(Notice),
+}
+
+impl Sent {
+    fn encoded(self) -> Result<Encoded, Status> {
+        match self {
+            Self::Batch(message) => Ok(message.encoded()),
+            Self::Notice(notice) => {
+                let json =
+                    serde_json::to_vec(&notice).map_err(|error| Status::internal(error.to_string()))?;
+                let data = arrow_flight::FlightData { data_header: json.into(), ..Default::default() };
+                Ok((data.encode_to_vec().into(), Bytes::new()))
+            }
+        }
+    }
 }
 
 /// The body of a message.
@@ -177,13 +198,16 @@ async fn get<A: Answers>(
     let compressed = takes_compressed(&request);
     match batches(&*answers, guard, request).await {
         Err(status) => status.into_http(),
-        Ok(batches) => response(batches.map(|message| message.map(Message::encoded)), compressed),
+        Ok(batches) => response(batches.map(|sent| sent.and_then(Sent::encoded)), compressed),
     }
 }
 
 /// The answer to a question, as JSON.
 async fn answered<A: Answers>(answers: &A, guard: Guard, request: Request) -> Result<Bytes, Status> {
-    let arrow_flight::Action { r#type: action, body } = received(guard, request).await?;
+    let (arrow_flight::Action { r#type: action, body }, role) = received(&guard, request).await?;
+    if answers.is_for_workers(&action) {
+        role.check_worker(&action)?;
+    }
     let answer = answers.act(&action, &body).await?;
     let unknown =
         || Status::unimplemented(format!("Onefold's preprocessing service has no action `{action}`"));
@@ -192,7 +216,7 @@ async fn answered<A: Answers>(answers: &A, guard: Guard, request: Request) -> Re
 
 /// The batches that a request asks for.
 async fn batches<A: Answers>(answers: &A, guard: Guard, request: Request) -> Result<Batches, Status> {
-    let ticket: arrow_flight::Ticket = received(guard, request).await?;
+    let (ticket, _): (arrow_flight::Ticket, Role) = received(&guard, request).await?;
     answers.get(of_json(&ticket.ticket)?).await
 }
 
@@ -202,11 +226,10 @@ fn takes_compressed(request: &Request) -> bool {
     accepts.flat_map(|value| value.split(',')).any(|encoding| encoding.trim() == "zstd")
 }
 
-/// The message of a request, if `guard` admits its sender.
-async fn received<M: prost::Message + Default>(mut guard: Guard, request: Request) -> Result<M, Status> {
+/// The message of a request, if `guard` admits its sender, and his role.
+async fn received<M: prost::Message + Default>(guard: &Guard, request: Request) -> Result<(M, Role), Status> {
     let (parts, body) = request.into_parts();
-    let metadata = MetadataMap::from_headers(parts.headers);
-    guard.call(tonic::Request::from_parts(metadata, Extensions::default(), ()))?;
+    let role = guard.admit(&MetadataMap::from_headers(parts.headers))?;
     let wrong = |error: &dyn std::fmt::Display| {
         Status::invalid_argument(format!("the request cannot be read: {error}"))
     };
@@ -216,7 +239,7 @@ async fn received<M: prost::Message + Default>(mut guard: Guard, request: Reques
         Some(([0, length @ ..], message)) if u32::from_be_bytes(*length) as usize == message.len() => message,
         _ => return Err(wrong(&"it is not a message of gRPC")),
     };
-    M::decode(message).map_err(|error| wrong(&error))
+    Ok((M::decode(message).map_err(|error| wrong(&error))?, role))
 }
 
 /// An answer of these messages.

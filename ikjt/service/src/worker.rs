@@ -1,36 +1,43 @@
 //! A worker: reads datasets and sends batches.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::bail;
-use axum::Router;
 use futures::stream::{self, StreamExt};
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::process::{available_threads, cpu_seconds};
-use onefold_base::progress::Reporter;
 use onefold_base::units::parse_bytes;
 use onefold_ikjt::cache::Cache;
 use onefold_ikjt::service::protocol::{
-    CountSamples, Define, FindSnapshot, FindStatistics, Question, SampleCounts, Ticket,
+    Block, CountSamples, Define, FindSnapshot, FindStatistics, Question, SAME_BYTES, SampleCounts, Ticket,
 };
 use onefold_ikjt::service::{Failure, Network};
-use onefold_ikjt::{Workers, load_snapshot, load_statistics};
+use onefold_ikjt::{Error, Workers, load_snapshot, load_statistics};
 use onefold_terminal::Printer;
-use tonic::Status;
+use tokio::sync::watch;
+use tonic::{Code, Status};
 
-use crate::blocks::{Blocks, Subscription};
+use crate::blocks::{Blocks, OfBlock, Subscription};
 use crate::command::{Listening, listen, serve, told_to_end};
 use crate::flight::{Answers, Batches, answer};
-use crate::jobs::{Jobs, blocking};
-use crate::messages::{Heartbeat, WorkerFigures, WorkerState};
-use crate::security::SecurityArguments;
+use crate::http;
+use crate::jobs::{Jobs, blocking, opening, to_status};
+use crate::messages::{Heartbeat, Orders, WorkerFigures, WorkerState};
+use crate::schedule::{Limits, Request};
+use crate::security::{Proof, SecurityArguments};
+use crate::warnings::Warnings;
 
 /// How often a worker names itself.
 const HEARTBEAT: Duration = Duration::from_millis(500);
+
+/// How long a request waits for the master's first answer, which says what may be read.
+const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long a worker that is to end waits for clients that still read from it.
 const DRAINING: Duration = Duration::from_secs(60);
@@ -78,17 +85,13 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
     }
     let proof = arguments.security.load()?;
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
-    // One half for reading, and one for batches that wait for clients, and for the cache.
+    // One half for reading. The other one is for batches that wait for clients, and for the cache; an eighth of it is left
+    // to the program itself.
     let half = arguments.memory_limit / 2;
+    let limits = Limits { reading: half - half / 4, batches: half - half / 8 };
     let disk = arguments.cache_dir.as_deref().map(|folder| (folder, arguments.cache_limit));
-    let cache = Cache::new(half, disk)?;
+    let cache = Cache::new(limits.batches, disk)?;
     let workers = Workers::new(threads, half)?.with_cache(&cache);
-    let worker = Arc::new(Worker {
-        jobs: Jobs::new(workers),
-        blocks: Blocks::new(half, Arc::clone(&cache)),
-        draining: AtomicBool::new(false),
-    });
-    let network = Network::new(&proof.security, proof.secure)?;
     let listener = listen(arguments.listen).await?;
     let port = listener.local_addr()?.port();
     let host = arguments.host.clone().unwrap_or_else(|| arguments.listen.ip().to_string());
@@ -96,51 +99,82 @@ pub(crate) async fn run(arguments: &WorkerArguments, printer: &Printer) -> anyho
         true => format!("[{host}]:{port}"),
         false => format!("{host}:{port}"),
     };
-    let state = || WorkerState {
+    let worker = Arc::new(Worker {
         address: address.clone(),
+        process: format!("{:016x}", RandomState::new().build_hasher().finish()),
         threads,
-        memory_limit_bytes: arguments.memory_limit,
-        blocks: worker.blocks.active(),
-        draining: worker.draining.load(Relaxed),
-        figures: worker.figures(),
+        memory_limit: arguments.memory_limit,
+        jobs: Jobs::new(workers),
+        blocks: Blocks::new(limits, Arc::clone(&cache)),
+        draining: AtomicBool::new(false),
+        allowed: watch::Sender::new(Allowed::Unknown),
+        warnings: Arc::default(),
+    });
+    let shown = Arc::clone(&worker);
+    let pages = move |proof: &Proof| {
+        let shown = Arc::clone(&shown);
+        http::worker_routes(proof, move || shown.state())
     };
     printer.summary(&format!("worker at {address}"), &Listening { address: address.clone() })?;
     let ended = tokio::select! {
-        served = serve(listener, Arc::clone(&worker), &proof, Router::new()) => served,
-        failed = name_itself(&network, &arguments.master, state, &worker, printer) => failed,
+        served = serve(listener, Arc::clone(&worker), &arguments.security, pages) => served,
+        failed = name_itself(arguments, proof, &worker) => failed,
         () = drained(&worker, arguments.until_stdin_closes) => Ok(()),
+        () = pass(&worker, &cache) => Ok(()),
     };
     cache.close();
     ended
 }
 
-/// Tells the master again and again that the worker is there. Ends only with what the master refuses.
-async fn name_itself(
-    network: &Network,
-    master: &str,
-    state: impl Fn() -> WorkerState,
-    worker: &Worker,
-    printer: &Printer,
-) -> anyhow::Result<()> {
+/// Tells the master again and again that the worker is there. Ends only with what the master refuses, unless files with
+/// other certificates or tokens have come meanwhile.
+async fn name_itself(arguments: &WorkerArguments, mut proof: Proof, worker: &Worker) -> anyhow::Result<()> {
+    let master = &arguments.master;
+    let mut network = Network::new(&proof.security, proof.secure)?;
     let mut lost = false;
     loop {
-        match network.ask(master, &Heartbeat { worker: state() }).await {
-            Ok(orders) => {
+        match network.ask(master, &Heartbeat { worker: worker.state() }).await {
+            Ok(Orders { drain, locations }) => {
                 if std::mem::take(&mut lost) {
-                    printer.note(&format!("the master at `{master}` answers again"));
+                    tracing::warn!("the master at `{master}` answers again");
                 }
-                if orders.drain {
+                if drain {
                     worker.draining.store(true, Relaxed);
                 }
+                let allowed = locations.map_or(Allowed::Any, Allowed::These);
+                worker.allowed.send_if_modified(|known| std::mem::replace(known, allowed.clone()) != allowed);
             }
-            Err(Failure::Final(error)) => return Err(error.into()),
-            Err(Failure::Passing(cause)) if !lost => {
-                lost = true;
-                printer.note(&format!("the master at `{master}` does not answer, trying again: {cause}"));
+            Err(failure) => {
+                let found = arguments.security.load().ok().filter(|found| *found != proof);
+                let is_new = found.is_some();
+                if let Some(found) = found {
+                    network = Network::new(&found.security, found.secure)?;
+                    proof = found;
+                }
+                match failure {
+                    Failure::Final(error) if !is_new => return Err(error.into()),
+                    Failure::Passing(cause) if !lost => {
+                        lost = true;
+                        tracing::warn!("the master at `{master}` does not answer, trying again: {cause}");
+                    }
+                    _ => (),
+                }
             }
-            Err(_) => (),
         }
         tokio::time::sleep(HEARTBEAT).await;
+    }
+}
+
+/// Lets what depends on time see that it passes.
+async fn pass(worker: &Worker, cache: &Cache) {
+    loop {
+        tokio::time::sleep(HEARTBEAT).await;
+        worker.blocks.pass();
+        worker.jobs.pass();
+        if let Some(failure) = cache.take_disk_failure() {
+            let hint = "free space there, or lower `--cache-limit`";
+            worker.warnings.warn(&format!("`--cache-dir` cannot be written to: {failure}\n  hint: {hint}"));
+        }
     }
 }
 
@@ -183,51 +217,120 @@ async fn drained(worker: &Worker, until_stdin_closes: bool) {
 }
 
 struct Worker {
+    address: String,
+    process: String,
+    threads: usize,
+    memory_limit: u64,
     jobs: Jobs,
     blocks: Arc<Blocks>,
     draining: AtomicBool,
+    /// Which datasets it may read, as the master says.
+    allowed: watch::Sender<Allowed>,
+    warnings: Arc<Warnings>,
 }
 
-impl Worker {
-    fn figures(&self) -> WorkerFigures {
-        WorkerFigures { cpu_seconds: cpu_seconds().unwrap_or(0.0), ..self.blocks.figures() }
+/// Datasets that a worker may read.
+#[derive(Debug, Clone, PartialEq)]
+enum Allowed {
+    /// The master has not said it yet.
+    Unknown,
+    Any,
+    /// Those at these locations.
+    These(Vec<String>),
+}
+
+impl Allowed {
+    /// Refuses a location.
+    fn check(&self, location: &str) -> Result<(), Status> {
+        let refused = |message: &str, hint: &str| {
+            let message = format!("a worker does not read `{location}`: {message}");
+            Err(to_status(&Fault::new(Kind::Options, message).hint(hint)))
+        };
+        if location.starts_with("grpc://") || location.starts_with("grpcs://") {
+            return refused("another service reads it", "give the location where the dataset is stored");
+        }
+        let is_same = |allowed: &String| allowed.trim_end_matches('/') == location.trim_end_matches('/');
+        match self {
+            Self::Unknown => Err(Status::unavailable("the worker has not heard from its master yet")),
+            Self::These(allowed) if !allowed.iter().any(is_same) => refused(
+                "its service reads only datasets that its master names",
+                "name it with `--dataset NAME=LOCATION` of `onefold-serve master`",
+            ),
+            Self::Any | Self::These(_) => Ok(()),
+        }
     }
 }
 
-#[tonic::async_trait]
-impl Answers for Worker {
-    async fn act(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, Status> {
+impl Worker {
+    fn state(&self) -> WorkerState {
+        let figures = WorkerFigures { cpu_seconds: cpu_seconds().unwrap_or(0.0), ..self.blocks.figures() };
+        WorkerState {
+            address: self.address.clone(),
+            process: self.process.clone(),
+            same_bytes: SAME_BYTES,
+            threads: self.threads,
+            memory_limit_bytes: self.memory_limit,
+            blocks: self.blocks.active(),
+            draining: self.draining.load(Relaxed),
+            figures,
+        }
+    }
+
+    /// Refuses a location that the worker may not read.
+    async fn check(&self, location: &str) -> Result<(), Status> {
+        let mut allowed = self.allowed.subscribe();
+        let known = allowed.wait_for(|allowed| *allowed != Allowed::Unknown);
+        let allowed = match tokio::time::timeout(HEARD_WITHIN, known).await {
+            Ok(Ok(allowed)) => allowed.clone(),
+            _ => Allowed::Unknown,
+        };
+        allowed.check(location)
+    }
+
+    /// Answers a question about a dataset.
+    async fn answer(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, Status> {
         match action {
             FindSnapshot::ACTION => {
                 answer(body, async |question: FindSnapshot| {
                     let FindSnapshot { location, number } = question;
+                    self.check(&location).await?;
                     let load = move || Ok(load_snapshot(location.as_ref(), number)?.without_columns());
-                    blocking(load).await
+                    opening(load).await
                 })
                 .await
             }
             FindStatistics::ACTION => {
                 answer(body, async |question: FindStatistics| {
                     let FindStatistics { location, number, partitions } = question;
+                    self.check(&location).await?;
                     let load = move || {
                         let snapshot = load_snapshot(location.as_ref(), Some(number))?;
                         load_statistics(location.as_ref(), &snapshot, &partitions)
                     };
-                    blocking(load).await
+                    opening(load).await
                 })
                 .await
             }
             Define::ACTION => {
                 answer(body, async |question: Define| {
-                    self.jobs.define(question.job);
+                    let Define { job, same_bytes } = question;
+                    if same_bytes != SAME_BYTES {
+                        let message = format!(
+                            "this worker makes batches of version {SAME_BYTES}, and not of version {same_bytes}\n  hint: \
+                             install the same version of Onefold everywhere"
+                        );
+                        return Err(Status::invalid_argument(message));
+                    }
+                    self.check(&job.dataset).await?;
+                    self.jobs.define(job);
                     Ok(())
                 })
                 .await
             }
             CountSamples::ACTION => {
                 answer(body, async |question: CountSamples| {
-                    let reader = self.jobs.reader(&question.job).await?;
-                    let sampled = blocking(move || reader.sample_counts(question.epoch)).await?;
+                    let opened = self.jobs.opened(&question.job).await?;
+                    let sampled = blocking(move || opened.reader.sample_counts(question.epoch)).await?;
                     Ok(SampleCounts { sampled })
                 })
                 .await
@@ -236,22 +339,97 @@ impl Answers for Worker {
         }
     }
 
-    async fn get(&self, ticket: Ticket) -> Result<Batches, Status> {
-        let Ticket { block, from } = ticket;
-        let reader = self.jobs.reader(&block.job).await?;
-        let (of_job, of_block, blocks) = (Arc::clone(&reader), block.clone(), Arc::clone(&self.blocks));
+    /// The batches of a block, on their way to a client.
+    async fn subscribe(&self, ticket: Ticket) -> Result<Subscription, Status> {
+        let Ticket { block, from, client, pass } = ticket;
+        let opened = self.jobs.opened(&block.job).await?;
+        let (reader, reading) = (Arc::clone(&opened.reader), opened.reading);
+        let (wanted, blocks) = (block.clone(), Arc::clone(&self.blocks));
         let (epoch_share, cached) = blocking(move || {
-            let epoch_share = of_block.steps.start as f32 / of_job.steps(of_block.epoch)?.max(1) as f32;
-            if let Some(interest) = of_job.interest() {
+            let epoch_share = share_before(&wanted, from, opened.reader.steps(wanted.epoch)?)?;
+            if let Some(interest) = opened.reader.interest() {
                 interest.reached(epoch_share);
             }
-            Ok((epoch_share, blocks.cached(&of_block)))
+            Ok((epoch_share, blocks.cached(&wanted)))
         })
         .await?;
-        let subscription = self.blocks.read(block, from, reader, epoch_share, cached);
-        let next = async |mut subscription: Subscription| {
-            subscription.next().await.map(|message| (message, subscription))
+        let of_block = OfBlock { reader, epoch_share };
+        Ok(self.blocks.read(Request { block, from, client, pass, reading, of_block, cached }))
+    }
+}
+
+#[tonic::async_trait]
+impl Answers for Worker {
+    async fn act(&self, action: &str, body: &[u8]) -> Result<Option<Vec<u8>>, Status> {
+        let answer = self.answer(action, body).await;
+        answer.inspect_err(|status| warn(&self.warnings, status))
+    }
+
+    async fn get(&self, ticket: Ticket) -> Result<Batches, Status> {
+        let subscribed = self.subscribe(ticket).await;
+        let subscription = subscribed.inspect_err(|status| warn(&self.warnings, status))?;
+        let next = async |(mut subscription, warnings): (Subscription, Arc<Warnings>)| {
+            let sent = subscription.next().await?;
+            let sent = sent.inspect_err(|status| warn(&warnings, status));
+            Some((sent, (subscription, warnings)))
         };
-        Ok(stream::unfold(subscription, next).boxed())
+        Ok(stream::unfold((subscription, Arc::clone(&self.warnings)), next).boxed())
+    }
+}
+
+/// Tells the operator what this process cannot read: a client cannot do anything about it.
+fn warn(warnings: &Warnings, status: &Status) {
+    let is_of_storage = matches!(status.code(), Code::FailedPrecondition | Code::Unavailable);
+    // Other statuses carry no fault.
+    if is_of_storage && !status.details().is_empty() {
+        warnings.warn(status.message());
+    }
+}
+
+/// The share of an epoch of so many steps that comes before a block, from 0 to 1.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if the epoch has no such block, or the block no step `from`.
+fn share_before(block: &Block, from: u64, steps: u64) -> onefold_ikjt::Result<f32> {
+    let Range { start, end } = block.steps;
+    match start < end && end <= steps && (start..=end).contains(&from) {
+        true => Ok(start as f32 / steps as f32),
+        false => Err(Error::options(
+            format!("the steps {start} to {end} from {from} on are no block of an epoch of {steps} steps"),
+            "this is a bug in Onefold; please report it",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_allowed_locations_are_read() {
+        let these = Allowed::These(vec!["s3://bucket/clicks".to_owned()]);
+        assert!(these.check("s3://bucket/clicks/").is_ok() && Allowed::Any.check("/data").is_ok());
+        for refused in ["/etc", "s3://bucket/clicks/../views", "grpc://10.0.0.1:7070/clicks"] {
+            assert!(these.check(refused).unwrap_err().message().contains(refused), "{refused}");
+        }
+        assert!(Allowed::Any.check("grpcs://10.0.0.1:7070/clicks").is_err());
+        assert_eq!(Allowed::Unknown.check("/data").unwrap_err().code(), Code::Unavailable);
+    }
+
+    #[test]
+    fn only_blocks_of_the_epoch_are_computed() {
+        let share = |steps, from| {
+            let block = Block { job: "job".to_owned(), epoch: 0, steps };
+            share_before(&block, from, 94).ok()
+        };
+        assert_eq!(
+            [share(0..47, 0), share(47..94, 50), share(47..94, 94)],
+            [Some(0.0), Some(0.5), Some(0.5)]
+        );
+        let wrong = [(0..95, 0), (94..94, 94), (47..94, 46), (47..94, 95), (0..100_000, 0)];
+        for (steps, from) in wrong {
+            assert_eq!(share(steps.clone(), from), None, "{steps:?} from {from}");
+        }
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Disk {
     most_queued: u64,
     /// Whether nothing is written any more; locked while a file is written.
     closed: Arc<Mutex<bool>>,
+    /// Why the last item could not be written.
+    failure: Arc<Mutex<Option<io::Error>>>,
     _lock: DirectoryLock,
 }
 
@@ -50,12 +52,13 @@ impl Disk {
         remove_items(&folder)?;
         let (queue, items) = sync_channel(QUEUE);
         let closed = Arc::new(Mutex::new(false));
-        let queued = Arc::new(AtomicU64::new(0));
+        let (queued, failure) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(None)));
         let (of_thread, is_closed, of_items) = (folder.clone(), Arc::clone(&closed), Arc::clone(&queued));
+        let failed = Arc::clone(&failure);
         std::thread::Builder::new()
             .name("onefold-cache".to_owned())
-            .spawn(move || write_all(&of_thread, &items, &is_closed, &of_items))?;
-        Ok(Self { folder, limit, queue, queued, most_queued, closed, _lock: lock })
+            .spawn(move || write_all(&of_thread, &items, &is_closed, &of_items, &failed))?;
+        Ok(Self { folder, limit, queue, queued, most_queued, closed, failure, _lock: lock })
     }
 
     /// Removes everything; nothing is written any more.
@@ -68,6 +71,11 @@ impl Disk {
 
     pub(super) fn limit(&self) -> u64 {
         self.limit
+    }
+
+    /// Why an item could not be written since the last call.
+    pub(super) fn take_failure(&self) -> Option<io::Error> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Writes an item of `bytes` if the disk keeps up; `written` is told the number of its file.
@@ -141,6 +149,7 @@ fn write_all(
     items: &Receiver<(Item, u64, Written)>,
     closed: &Mutex<bool>,
     queued: &AtomicU64,
+    failure: &Mutex<Option<io::Error>>,
 ) {
     for (file, (item, bytes, written)) in (0..).zip(items) {
         let closed = closed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -154,7 +163,10 @@ fn write_all(
         match result {
             Ok(()) => written(file),
             // The disk may be full. What was written of the file is no item.
-            Err(_) => drop(fs_err::remove_file(path)),
+            Err(error) => {
+                drop(fs_err::remove_file(path));
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
         }
         queued.fetch_sub(bytes, Ordering::Release);
     }
@@ -267,6 +279,21 @@ mod tests {
                 assert!(decode(bytes[..place].to_vec()).is_none());
             }
         }
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Disk::open(directory.path(), 100, 100).unwrap();
+        // A folder is where the first file would be.
+        fs_err::create_dir(path(&disk.folder, 0)).unwrap();
+        disk.write(Item::Bytes(Vec::new()), 1, |_| panic!("it was not written"));
+        while !disk.is_idle() {
+            std::thread::yield_now();
+        }
+        assert!(disk.take_failure().unwrap().to_string().contains("0.item"));
+        assert!(disk.take_failure().is_none());
+        fs_err::remove_dir(path(&disk.folder, 0)).unwrap();
     }
 
     #[test]

@@ -33,6 +33,10 @@ const LEAST_READS: f64 = 0.25;
 /// When memory is needed, this part of the limit is freed in addition, so that not every item causes a search.
 const FREED_TOGETHER: u64 = 32;
 
+/// Of more items than this, one of every few is looked at when something has to go: to compare all of them would take long,
+/// and nobody else could use the cache meanwhile.
+const COMPARED: usize = 4096;
+
 /// What waits to be written to disk takes at most the limit divided by this, and one item.
 const QUEUED_SHARE: u64 = 16;
 
@@ -139,6 +143,8 @@ struct State {
     figures: CacheFigures,
     /// Columns that are being decoded, and who waits for them.
     claimed: HashMap<Chunk, Vec<Waiter>>,
+    /// How often items were compared.
+    comparisons: usize,
 }
 
 /// An item, in memory, on disk, or both.
@@ -253,12 +259,16 @@ impl State {
         Worth { reads, seconds: reads * self.rates.get(key.form()), distance }
     }
 
-    /// The items of which `is_there` says that they may go, the least worth first.
-    fn by_worth(&self, is_there: fn(&Stored) -> bool) -> Vec<(Worth, Key)> {
+    /// Items of which `is_there` says that they may go, the least worth first. Where there are many, other ones in each of
+    /// some calls.
+    fn by_worth(&mut self, is_there: fn(&Stored) -> bool) -> Vec<(Worth, Key)> {
         let now = Instant::now();
-        let there = self.items.iter().filter(|(_, stored)| is_there(stored));
+        let there = || self.items.iter().filter(move |(_, stored)| is_there(stored));
+        let parts = there().count().div_ceil(COMPARED).max(1);
+        let part = there().skip(self.comparisons % parts).step_by(parts);
         let mut items: Vec<_> =
-            there.map(|(key, stored)| (self.worth(key, stored.owner.as_ref(), now), key.clone())).collect();
+            part.map(|(key, stored)| (self.worth(key, stored.owner.as_ref(), now), key.clone())).collect();
+        self.comparisons = self.comparisons.wrapping_add(1);
         items.sort_by(|(a, _), (b, _)| a.cmp(b));
         items
     }
@@ -311,6 +321,11 @@ impl Cache {
         CacheFigures { cached_bytes: state.memory, cached_bytes_on_disk: state.on_disk, ..state.figures }
     }
 
+    /// Why something could not be written to the disk since the last call. It is lost, which costs only time.
+    pub fn take_disk_failure(&self) -> Option<std::io::Error> {
+        self.disk.as_ref()?.take_failure()
+    }
+
     /// Removes what is on disk; nothing comes there any more. Dropping the cache does so, too.
     pub fn close(&self) {
         self.disk.iter().for_each(Disk::close);
@@ -339,32 +354,46 @@ impl Cache {
     fn free(&self, state: &mut State, bytes: u64, than: Option<Worth>) -> Vec<Leaving> {
         let wanted = bytes.saturating_add(self.memory_limit / FREED_TOGETHER);
         let (mut freed, mut leaving) = (0, Vec::new());
-        for (worth, key) in state.by_worth(|stored| stored.memory.is_some()) {
-            let is_less = than.is_none_or(|than| worth.cmp(&than).is_lt());
-            if freed >= wanted || !is_less {
-                break;
+        loop {
+            let before = freed;
+            for (worth, key) in state.by_worth(|stored| stored.memory.is_some()) {
+                let is_less = than.is_none_or(|than| worth.cmp(&than).is_lt());
+                if freed >= wanted || !is_less {
+                    break;
+                }
+                let Some(stored) = state.items.get(&key) else { continue };
+                let (on_disk, owner) = (stored.file.is_some(), stored.owner.clone());
+                freed += stored.bytes;
+                let Some(item) = state.forget_memory(&key) else { continue };
+                let seconds = state.rates.get(key.form());
+                if self.disk.is_some()
+                    && !on_disk
+                    && worth.reads >= LEAST_READS
+                    && seconds > state.rates.disk.get()
+                {
+                    leaving.push((key, item, owner));
+                }
             }
-            let Some(stored) = state.items.get(&key) else { continue };
-            let (on_disk, owner) = (stored.file.is_some(), stored.owner.clone());
-            freed += stored.bytes;
-            let Some(item) = state.forget_memory(&key) else { continue };
-            let seconds = state.rates.get(key.form());
-            if self.disk.is_some()
-                && !on_disk
-                && worth.reads >= LEAST_READS
-                && seconds > state.rates.disk.get()
-            {
-                leaving.push((key, item, owner));
+            if freed >= bytes || freed == before {
+                return leaving;
             }
         }
-        leaving
     }
 
-    /// Keeps an item if it is worth more than what has to go for it. `made` says what it took to make.
-    fn put(self: &Arc<Self>, key: Key, item: Item, owner: Option<(Weak<Interest>, f32)>, made: Duration) {
+    /// Keeps an item if it is worth more than what has to go for it. `made` says what it took to make, unless the item
+    /// comes from a cache.
+    fn put(
+        self: &Arc<Self>,
+        key: Key,
+        item: Item,
+        owner: Option<(Weak<Interest>, f32)>,
+        made: Option<Duration>,
+    ) {
         let bytes = item.bytes();
         let mut state = self.state();
-        state.rates.of(key.form()).add(made.as_secs_f64(), bytes);
+        if let Some(made) = made {
+            state.rates.of(key.form()).add(made.as_secs_f64(), bytes);
+        }
         let worth = state.worth(&key, owner.as_ref(), Instant::now());
         let is_batches = key.form() == Form::Batches;
         let is_known = state.items.get(&key).is_some_and(|stored| stored.memory.is_some());
@@ -378,9 +407,9 @@ impl Cache {
             leaving = self.free(&mut state, over, Some(worth));
         }
         if over == 0 || state.memory.saturating_add(state.others).saturating_add(bytes) <= self.memory_limit {
-            let new = Stored { memory: None, file: None, bytes, owner };
+            let new = Stored { memory: None, file: None, bytes, owner: None };
             let stored = state.items.entry(key).or_insert(new);
-            stored.memory = Some(item);
+            (stored.memory, stored.owner) = (Some(item), owner);
             // One number for memory and disk, though a column may take other bytes when it comes from there.
             let bytes = stored.bytes;
             state.memory += bytes;
@@ -447,12 +476,18 @@ impl Cache {
         if state.on_disk <= disk.limit() {
             return;
         }
-        for (_, key) in state.by_worth(|stored| stored.file.is_some()) {
-            if state.on_disk <= disk.limit() - disk.limit() / FREED_TOGETHER {
-                break;
+        loop {
+            let before = state.on_disk;
+            for (_, key) in state.by_worth(|stored| stored.file.is_some()) {
+                if state.on_disk <= disk.limit() - disk.limit() / FREED_TOGETHER {
+                    break;
+                }
+                if let Some(file) = state.forget_file(&key) {
+                    disk.remove(file);
+                }
             }
-            if let Some(file) = state.forget_file(&key) {
-                disk.remove(file);
+            if state.on_disk <= disk.limit() || state.on_disk == before {
+                return;
             }
         }
     }
@@ -472,14 +507,14 @@ impl State {
 
 /// Batches of blocks.
 impl Cache {
-    /// Keeps the parts of a block, which the job with this interest reads after the share `share` of its epoch and which
-    /// took `made` to compute.
+    /// Keeps the parts of a block, which the job with this interest reads after the share `share` of its epoch. They took
+    /// `made` to compute; `None` if they come from a cache, because the costs of computing are learned from it.
     pub fn put_block(
         self: &Arc<Self>,
         block: Block,
         parts: Vec<Bytes>,
         (interest, share): (&Arc<Interest>, f32),
-        made: Duration,
+        made: Option<Duration>,
     ) {
         self.put(Key::Batches(block), Item::Bytes(parts), Some((Arc::downgrade(interest), share)), made);
     }
@@ -519,7 +554,7 @@ impl Claim {
     /// The column is decoded, which took `made`.
     pub(crate) fn fulfil(self, column: &ArrayRef, made: Duration) {
         let chunk = self.chunk.clone();
-        self.cache.put(Key::Decoded(chunk), Item::Column(Arc::clone(column)), None, made);
+        self.cache.put(Key::Decoded(chunk), Item::Column(Arc::clone(column)), None, Some(made));
         self.tell(Some(column));
     }
 
@@ -592,7 +627,7 @@ impl Cache {
 
     /// Keeps the bytes of an encoded column, which took `made` to fetch.
     pub(crate) fn put_encoded(self: &Arc<Self>, chunk: Chunk, bytes: Bytes, made: Duration) {
-        self.put(Key::Encoded(chunk), Item::Bytes(vec![bytes]), None, made);
+        self.put(Key::Encoded(chunk), Item::Bytes(vec![bytes]), None, Some(made));
     }
 }
 

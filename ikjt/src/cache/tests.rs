@@ -102,11 +102,61 @@ fn a_form_is_worth_the_seconds_that_it_saves() {
     decode(&cache, 2, "a");
     let block = Block { job: "job".to_owned(), epoch: 0, steps: 0..4 };
     let parts = || vec![Bytes::from(vec![1; 2000])];
-    cache.put_block(block.clone(), parts(), (&interest, 0.0), Duration::from_nanos(1));
+    cache.put_block(block.clone(), parts(), (&interest, 0.0), Some(Duration::from_nanos(1)));
     assert!(cache.take_block(&block).is_none(), "it is made faster than columns are decoded");
-    cache.put_block(block.clone(), parts(), (&interest, 0.0), Duration::from_secs(1));
+    cache.put_block(block.clone(), parts(), (&interest, 0.0), Some(Duration::from_secs(1)));
     assert_eq!((cache.take_block(&block), in_memory(&cache, "a").len()), (Some(parts()), 0));
     assert!(cache.take_block(&block).is_none(), "it was taken");
+}
+
+#[test]
+fn of_many_items_a_part_is_compared_and_the_limit_holds() {
+    let items = 3 * COMPARED;
+    let limit = 2 * COMPARED as u64 * 100;
+    let cache = Cache::new(limit, None).unwrap();
+    let interest = interest(&cache, &[], "a", true);
+    for item in 0..items {
+        let block = Block { job: "job".to_owned(), epoch: 0, steps: item as u64..item as u64 + 1 };
+        let parts = vec![Bytes::from(vec![1; 100])];
+        cache.put_block(
+            block,
+            parts,
+            (&interest, item as f32 / items as f32),
+            Some(Duration::from_millis(1)),
+        );
+        assert!(cache.figures().cached_bytes <= limit, "item {item}");
+    }
+    let mut state = cache.state();
+    let parts = state.items.len().div_ceil(COMPARED);
+    assert!(parts > 1, "{}", state.items.len());
+    let mut seen = HashSet::new();
+    for _ in 0..parts {
+        let part = state.by_worth(|_| true);
+        assert!(part.len() <= COMPARED);
+        seen.extend(part.into_iter().map(|(_, key)| key));
+    }
+    assert_eq!(seen.len(), state.items.len(), "all have their turn");
+    drop(state);
+    cache.leave(limit);
+    assert_eq!(cache.figures().cached_bytes, 0);
+}
+
+#[test]
+fn a_block_that_was_cached_says_nothing_about_its_cost() {
+    let cache = Cache::new(100 * KILOBYTE, None).unwrap();
+    let interest = interest(&cache, &[0], "a", true);
+    let block = Block { job: "job".to_owned(), epoch: 0, steps: 0..4 };
+    let parts = vec![Bytes::from(vec![1; 2000])];
+    cache.put_block(block.clone(), parts, (&interest, 0.0), Some(Duration::from_secs(1)));
+    let cost = cache.state().rates.get(Form::Batches);
+    for epoch in 1..4 {
+        let parts = cache.take_block(&block).unwrap();
+        let share = epoch as f32 / 4.0;
+        cache.put_block(block.clone(), parts, (&interest, share), None);
+        assert_eq!(cache.state().rates.get(Form::Batches), cost, "epoch {epoch}");
+        let share_of = |stored: &Stored| stored.owner.as_ref().map(|(_, share)| *share);
+        assert_eq!(cache.state().items.get(&Key::Batches(block.clone())).and_then(share_of), Some(share));
+    }
 }
 
 #[test]

@@ -38,6 +38,7 @@ mod decode;
 mod file;
 mod files;
 mod lists;
+mod need;
 mod options;
 mod order;
 mod output;
@@ -79,7 +80,7 @@ pub use pipeline::{Batches, Horizon, Step};
 pub use plan::{Plan, PlannedStream, Split};
 pub use position::{Position, Rank, Shuffle, Tail, Within};
 pub(crate) use source::Location;
-pub use source::{Asked, Deliver, Source, Wanted};
+pub use source::{Asked, Deliver, IsGone, Source, Wanted};
 pub use stages::StageFigures;
 pub use workers::{DEFAULT_MEMORY_LIMIT, Workers};
 
@@ -347,6 +348,7 @@ impl Reader {
                 let wanted = Wanted {
                     // Equal batches have one name.
                     epoch: if self.repeats() { 0 } else { position.epoch },
+                    pass: position.epoch,
                     steps: position.step..steps.min(horizon.step()),
                     block_steps: block_steps(&orders, &each, self.options.shuffle),
                     row_groups: row_groups_by_step(&self.chosen, &orders, &each),

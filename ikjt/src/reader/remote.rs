@@ -85,7 +85,8 @@ impl Remote {
     fn run<T: Output>(self, account: &Arc<Account>, queue: &Queue<T>, waited: &Waited) {
         let Self { source, asked, wanted, workers, expected, packing } = self;
         let (pool, expected) = (&workers.pool, Arc::new(expected));
-        let fetched = source.batches(&asked, wanted, &mut |packed| {
+        let is_gone = || account.check_open().is_err();
+        let mut deliver = |packed: PackedBatch| {
             let reservation = account.reserve_batch(packed.memory().len() as u64)?;
             let expected = Arc::clone(&expected);
             let make = move || {
@@ -93,7 +94,8 @@ impl Remote {
                 Ok((T::of(batch, Some(packed), packing), Pieces::new(), reservation))
             };
             queue.send(promise(pool, make)).ok().map(|()| waited.get())
-        });
+        };
+        let fetched = source.batches(&asked, wanted, &mut deliver, &is_gone);
         if let Err(error) = fetched {
             let _ = queue.send(promise(pool, move || Err(error)));
         }

@@ -31,8 +31,15 @@ pub trait Source: Debug + Send + Sync {
     /// order of the files.
     fn sample_counts(&self, asked: &Asked, epoch: u64) -> Result<Vec<Vec<u64>>>;
 
-    /// Gives the batches of some steps to `deliver`, each once and in order; ends early if it takes no more.
-    fn batches(&self, asked: &Asked, wanted: Wanted, deliver: &mut Deliver<'_>) -> Result<()>;
+    /// Gives the batches of some steps to `deliver`, each once and in order; ends early if it takes no more, or once the
+    /// caller `is_gone`: that is known before a batch comes.
+    fn batches(
+        &self,
+        asked: &Asked,
+        wanted: Wanted,
+        deliver: &mut Deliver<'_>,
+        is_gone: &IsGone<'_>,
+    ) -> Result<()>;
 }
 
 /// A request to a [`Source`]: everything that decides which bytes batches have.
@@ -49,8 +56,10 @@ pub struct Asked {
 /// Which batches are asked for.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// The epoch.
+    /// The epoch; 0 if all epochs have the same batches, so that equal batches have one name.
     pub epoch: u64,
+    /// The epoch that the caller is in.
+    pub pass: u64,
     /// The steps of the epoch.
     pub steps: Range<u64>,
     /// Steps that are best computed together: at the ends of such a block, row groups are decoded of which only a part is
@@ -66,6 +75,9 @@ pub struct Wanted {
 
 /// Takes a batch, and says how long the caller has waited for batches; `None` if the caller is gone.
 pub type Deliver<'a> = dyn FnMut(PackedBatch) -> Option<Duration> + Send + 'a;
+
+/// Whether the caller takes no more batches.
+pub type IsGone<'a> = dyn Fn() -> bool + 'a;
 
 /// Where a dataset is.
 #[derive(Debug)]

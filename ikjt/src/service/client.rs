@@ -12,10 +12,11 @@ use tonic::Streaming;
 use super::address::ServiceAddress;
 use super::network::{Failure, Network, TLS_HINT};
 use super::protocol::{
-    CountSamples, Define, FindSnapshot, FindStatistics, Job, Lease, Leased, Open, Question, SampleCounts,
-    Ticket,
+    CountSamples, Define, FindSnapshot, FindStatistics, Job, Lease, Leased, Open, Question, SAME_BYTES,
+    SampleCounts, Ticket,
 };
 use super::security::Security;
+use super::waiting::Waiting;
 use crate::{Error, Result};
 
 /// How long a client waits for a service that does not answer when it opens a dataset.
@@ -69,7 +70,7 @@ impl Service {
     /// [`Error::Fault`] if the dataset has no such snapshot, or the service does not answer.
     pub(super) fn snapshot(self: &Arc<Self>, number: Option<u64>) -> Result<Snapshot> {
         let location = self.location().to_owned();
-        self.ask_a_worker(&location.clone(), None, FindSnapshot { location, number })
+        self.ask_a_worker(OPENING, &location.clone(), None, FindSnapshot { location, number })
     }
 
     /// The statistics of the samples in some partitions of snapshot `number`.
@@ -83,7 +84,7 @@ impl Service {
         partitions: &PartitionFilter,
     ) -> Result<SampleStatistics> {
         let (location, partitions) = (self.location().to_owned(), partitions.clone());
-        self.ask_a_worker(&location.clone(), None, FindStatistics { location, number, partitions })
+        self.ask_a_worker(OPENING, &location.clone(), None, FindStatistics { location, number, partitions })
     }
 
     /// The samples of a job's row groups that sampling keeps in an epoch.
@@ -93,60 +94,86 @@ impl Service {
     /// [`Error::Fault`] for what the worker says, and if the service does not answer.
     pub(super) fn counts(self: &Arc<Self>, job: &Job, epoch: u64) -> Result<SampleCounts> {
         let key = job.key();
-        self.ask_a_worker(&key, Some(job), CountSamples { job: key.clone(), epoch })
+        self.ask_a_worker(PATIENCE, &key, Some(job), CountSamples { job: key.clone(), epoch })
     }
 
     /// Asks the master when a dataset is opened.
     fn ask_until_answered<Q: Question + Sync>(service: Arc<Self>, question: Q) -> Result<Q::Answer> {
         runtime::wait(async move {
+            let waiting = service.waiting();
             let mut tries = Tries::new(OPENING);
             let master = &service.address.master;
-            loop {
-                match service.ask_master(&question).await {
-                    Ok(answer) => return Ok(answer),
-                    Err(Failure::Final(error)) => return Err(error),
-                    // A server may close a connection before it says why it refuses a certificate.
-                    Err(Failure::Passing(cause)) if service.address.secure => {
-                        tries.again(master, cause.hint(TLS_HINT)).await?;
+            let asked = async {
+                loop {
+                    waiting.because("the master does not answer");
+                    match service.ask_master(&question).await {
+                        Ok(answer) => return Ok(answer),
+                        Err(Failure::Final(error)) => return Err(error),
+                        // A server may close a connection before it says why it refuses a certificate.
+                        Err(Failure::Passing(cause)) if service.address.secure => {
+                            tries.again(&waiting, master, cause.hint(TLS_HINT)).await?;
+                        }
+                        Err(Failure::Passing(cause)) => tries.again(&waiting, master, cause).await?,
+                        Err(Failure::UnknownJob) => return Err(unexpected()),
                     }
-                    Err(Failure::Passing(cause)) => tries.again(master, cause).await?,
-                    Err(Failure::UnknownJob) => return Err(unexpected()),
                 }
-            }
+            };
+            waiting.watch(asked).await
         })?
+    }
+
+    /// Who waits, and for what.
+    pub(super) fn waiting(&self) -> Waiting {
+        Waiting::new(format!("the client of the preprocessing service at `{}`", self.master()))
     }
 
     /// Asks whichever worker the master names for `key`; it hears of the job first if it does not know it.
     fn ask_a_worker<Q: Question + Sync>(
         self: &Arc<Self>,
+        patience: Duration,
         key: &str,
         job: Option<&Job>,
         question: Q,
     ) -> Result<Q::Answer> {
         let (service, job, key) = (Arc::clone(self), job.cloned(), key.to_owned());
         runtime::wait(async move {
-            let mut tries = Tries::new(PATIENCE);
+            let waiting = service.waiting();
+            let mut tries = Tries::new(patience);
             let mut avoid = Vec::new();
-            loop {
-                let lease = Lease { key: key.clone(), affinity: None, avoid: avoid.clone(), client: None };
-                let failure = match service.ask_master(&lease).await {
-                    Err(failure) => failure,
-                    Ok(Leased { worker, .. }) => {
-                        match service.ask_about(&worker, job.as_ref(), &question).await {
-                            Ok(answer) => return Ok(answer),
-                            Err(failure) => {
-                                avoid = vec![worker];
-                                failure
+            let asked = async {
+                loop {
+                    let lease = Lease {
+                        key: key.clone(),
+                        affinity: None,
+                        avoid: avoid.clone(),
+                        client: None,
+                        same_bytes: SAME_BYTES,
+                    };
+                    waiting.because("the master does not answer");
+                    let failure = match service.ask_master(&lease).await {
+                        Err(failure) => failure,
+                        Ok(Leased { worker, .. }) => {
+                            waiting.because(format!("the worker `{worker}` has not answered a question yet"));
+                            match service.ask_about(&worker, job.as_ref(), &question).await {
+                                Ok(answer) => return Ok(answer),
+                                Err(failure) => {
+                                    let failure = failure.of_worker(&worker);
+                                    avoid = vec![worker];
+                                    failure
+                                }
                             }
                         }
+                    };
+                    match failure {
+                        Failure::Final(error) => return Err(error),
+                        Failure::Passing(cause) => {
+                            tries.again(&waiting, &service.address.master, cause).await?;
+                        }
+                        Failure::UnknownJob => return Err(unexpected()),
                     }
-                };
-                match failure {
-                    Failure::Final(error) => return Err(error),
-                    Failure::Passing(cause) => tries.again(&service.address.master, cause).await?,
-                    Failure::UnknownJob => return Err(unexpected()),
                 }
-            }
+            };
+            waiting.watch(asked).await
         })?
     }
 
@@ -159,7 +186,7 @@ impl Service {
     ) -> Result<Q::Answer, Failure> {
         match (self.network.ask(worker, question).await, job) {
             (Err(Failure::UnknownJob), Some(job)) => {
-                self.network.ask(worker, &Define { job: job.clone() }).await?;
+                self.network.ask(worker, &Define::of(job)).await?;
                 self.network.ask(worker, question).await
             }
             (answer, _) => answer,
@@ -175,7 +202,7 @@ impl Service {
     ) -> Result<Streaming<FlightData>, Failure> {
         match self.network.get(worker, ticket).await {
             Err(Failure::UnknownJob) => {
-                self.network.ask(worker, &Define { job: job.clone() }).await?;
+                self.network.ask(worker, &Define::of(job)).await?;
                 self.network.get(worker, ticket).await
             }
             answer => answer,
@@ -212,7 +239,8 @@ impl Tries {
     /// # Errors
     ///
     /// [`Error::Fault`] with `cause`, what went wrong last, if the time is over.
-    pub(super) async fn again(&mut self, master: &str, cause: Fault) -> Result<()> {
+    pub(super) async fn again(&mut self, waiting: &Waiting, master: &str, cause: Fault) -> Result<()> {
+        waiting.because(cause.message.to_string());
         if Instant::now() + self.pause > self.until {
             let seconds = self.patience.as_secs();
             let place = format!("the preprocessing service at `{master}` gave nothing for {seconds} seconds");

@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow::buffer::Buffer;
@@ -28,8 +28,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::client::{PATIENCE, Service, Tries, unexpected};
 use super::network::{BLOCK_WINDOW, Failure, malformed};
-use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Leased, Ticket};
-use crate::reader::Deliver;
+use super::protocol::{BatchHeader, Block, ClientState, Job, Lease, Leased, Notice, SAME_BYTES, Ticket};
+use super::waiting::Waiting;
+use crate::reader::{Deliver, IsGone};
 use crate::{Error, PackedBatch, Result};
 
 /// Batches of a block that must find room here, at least.
@@ -50,6 +51,12 @@ const BLOCKS_OF_WORKER: usize = 2;
 /// How often a client says how it fares.
 const REPORT: Duration = Duration::from_secs(1);
 
+/// How long a report may take.
+const REPORTED_WITHIN: Duration = Duration::from_secs(5);
+
+/// How often it is seen whether the caller is gone.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// A worker that gives nothing for so long is a straggler, unless it has been faster than this before.
 const STRAGGLES_AFTER: Duration = Duration::from_secs(5);
 
@@ -68,6 +75,8 @@ pub(super) struct Fetch {
     pub(super) service: Arc<Service>,
     pub(super) job: Arc<Job>,
     pub(super) epoch: u64,
+    /// The epoch that the caller is in: where all epochs have the same batches, these are of epoch 0.
+    pub(super) pass: u64,
     /// The steps to fetch.
     pub(super) steps: Range<u64>,
     /// Steps of a block.
@@ -87,23 +96,23 @@ impl Fetch {
         self.row_groups.get(after.checked_sub(1)?).map(|(_, name)| name.clone())
     }
 
-    /// Fetches all batches, each of which goes to `deliver`; ends early if the caller does not go on.
+    /// Fetches all batches, each of which goes to `deliver`; ends early if the caller does not go on, or `is_gone`.
     ///
     /// # Errors
     ///
     /// [`Error::Fault`] for what a worker says about the job or its data, and if no batch comes for a long time.
-    pub(super) fn run(&self, deliver: &mut Deliver<'_>) -> Result<()> {
+    pub(super) fn run(&self, deliver: &mut Deliver<'_>, is_gone: &IsGone<'_>) -> Result<()> {
         let (name, dataset) = (onefold_storage::random_name(), self.job.dataset.clone());
-        let client = ClientState::new(name, self.job.key(), dataset);
-        let running = Running {
-            fetch: self,
+        let job = self.job.key();
+        let state = ClientState::new(name.clone(), job.clone(), dataset);
+        let fares = Arc::new(Fares {
+            service: Arc::clone(&self.service),
             began: Instant::now(),
-            client,
-            reported: Instant::now(),
-            ahead: BLOCKS_OF_WORKER,
-            usual: None,
-        };
-        runtime::block_on(running.run(deliver))?
+            state: Mutex::new(state),
+            waiting: self.service.waiting(),
+        });
+        let running = Running { fetch: self, name, job, fares, ahead: BLOCKS_OF_WORKER, usual: None };
+        runtime::block_on(running.run(deliver, is_gone))?
     }
 }
 
@@ -112,12 +121,62 @@ fn ended_early(stream: &Stream) -> Fault {
     Fault::new(Kind::Storage, format!("the worker `{worker}` ended before its batches did"))
 }
 
+/// How a client fares.
+struct Fares {
+    service: Arc<Service>,
+    began: Instant,
+    state: Mutex<ClientState>,
+    waiting: Waiting,
+}
+
+impl Fares {
+    fn state(&self) -> MutexGuard<'_, ClientState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A batch came.
+    fn got(&self, batch: &PackedBatch) {
+        let mut state = self.state();
+        state.samples += batch.places().size as u64;
+        state.bytes += batch.memory().len() as u64;
+    }
+
+    /// As the master is told.
+    fn now(&self) -> ClientState {
+        ClientState { seconds: self.began.elapsed().as_secs_f64(), ..self.state().clone() }
+    }
+
+    /// Tells the master once a second how the client fares, also while its caller evaluates or writes a checkpoint.
+    /// Whether the master hears of it matters to nobody here.
+    async fn report(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(REPORT).await;
+            let of_report = Arc::clone(&self);
+            tokio::spawn(async move {
+                let state = of_report.now();
+                let _ = tokio::time::timeout(REPORTED_WITHIN, of_report.service.ask_master(&state)).await;
+            });
+        }
+    }
+}
+
+/// Ends a task when it is dropped.
+struct Ending(AbortHandle);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// An epoch that is being fetched.
 struct Running<'a> {
     fetch: &'a Fetch,
-    began: Instant,
-    client: ClientState,
-    reported: Instant,
+    /// The client's name, of this epoch alone.
+    name: String,
+    /// The key of the job.
+    job: String,
+    fares: Arc<Fares>,
     /// Blocks that keep all workers busy.
     ahead: usize,
     /// How long a batch that was waited for took, in the mean of the last ones.
@@ -125,44 +184,55 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    async fn run(mut self, deliver: &mut Deliver<'_>) -> Result<()> {
-        let Range { start, end } = self.fetch.steps;
-        let block_of = |step: u64| step - step % self.fetch.block_steps;
+    async fn run(mut self, deliver: &mut Deliver<'_>, is_gone: &IsGone<'_>) -> Result<()> {
+        let fares = Arc::clone(&self.fares);
+        let reporting = Ending(tokio::spawn(Arc::clone(&fares).report()).abort_handle());
+        let gone = async {
+            while !is_gone() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        let ended = tokio::select! {
+            ended = fares.waiting.watch(self.fetch_all(deliver)) => ended,
+            () = gone => Ok(()),
+        };
+        drop(reporting);
+        // Otherwise the master would find out some seconds later.
+        let state = ClientState { ended: true, ..fares.now() };
+        let _ = tokio::time::timeout(REPORT, fares.service.ask_master(&state)).await;
+        ended
+    }
+
+    async fn fetch_all(&mut self, deliver: &mut Deliver<'_>) -> Result<()> {
+        let fetch = self.fetch;
+        let Range { start, end } = fetch.steps;
+        let block_of = |step: u64| step - step % fetch.block_steps;
         let mut coming: VecDeque<(Range<u64>, u64, Stream)> = VecDeque::new();
         let mut next = start;
-        let ended = loop {
-            while coming.len() < self.ahead.clamp(1, self.fetch.ahead.max(1)) && next < end {
-                let block = block_of(next)..block_of(next).saturating_add(self.fetch.block_steps).min(end);
+        loop {
+            while coming.len() < self.ahead.clamp(1, fetch.ahead.max(1)) && next < end {
+                let block = block_of(next)..block_of(next).saturating_add(fetch.block_steps).min(end);
                 let stream = self.open(&block, next, Vec::new());
                 let from = std::mem::replace(&mut next, block.end);
                 coming.push_back((block, from, stream));
             }
-            let Some((block, from, stream)) = coming.pop_front() else { break Ok(()) };
-            match self.block(&block, from, stream, deliver).await {
-                Ok(true) => (),
-                Ok(false) => break Ok(()),
-                Err(error) => break Err(error),
+            let Some((block, from, stream)) = coming.pop_front() else { return Ok(()) };
+            if !self.block(&block, from, stream, deliver).await? {
+                return Ok(());
             }
-        };
-        // Otherwise the master would find out some seconds later.
-        self.client.ended = true;
-        let (service, state) = (&self.fetch.service, self.state());
-        let _ = tokio::time::timeout(REPORT, service.ask_master(&state)).await;
-        ended
+        }
     }
 
     /// Asks for the batches of a block, from a step on.
     fn open(&self, block: &Range<u64>, from: u64, avoid: Vec<String>) -> Stream {
         let Fetch { service, job, epoch, .. } = self.fetch;
-        let block = Block { job: self.client.job.clone(), epoch: *epoch, steps: block.clone() };
+        let block = Block { job: self.job.clone(), epoch: *epoch, steps: block.clone() };
         let affinity = self.fetch.affinity(block.steps.start);
-        let lease = Lease { key: block.key(), affinity, avoid, client: Some(self.state()) };
+        let client = Some(self.fares.now());
+        let lease = Lease { key: block.key(), affinity, avoid, client, same_bytes: SAME_BYTES };
         let room = self.fetch.block_bytes.saturating_sub(u64::from(BLOCK_WINDOW));
-        Stream::open(service, job, lease, Ticket { block, from }, room)
-    }
-
-    fn state(&self) -> ClientState {
-        ClientState { seconds: self.began.elapsed().as_secs_f64(), ..self.client.clone() }
+        let ticket = Ticket { block, from, client: self.name.clone(), pass: self.fetch.pass };
+        Stream::open(service, job, lease, ticket, room)
     }
 
     /// Hands on the batches of a block from a step on; whether the caller goes on.
@@ -176,51 +246,54 @@ impl Running<'_> {
         let mut sources = Sources { first: stream, second: None };
         let mut tries = Tries::new(PATIENCE);
         let mut step = from;
+        let (fetch, fares) = (self.fetch, Arc::clone(&self.fares));
+        let (waiting, master) = (&fares.waiting, fetch.service.master());
+        waiting.because(sources.reason());
+        // When a worker was last asked, or gave something.
+        let mut since = Instant::now();
         while step < block.end {
             let asked = Instant::now();
-            match sources.next(self.straggles_after()).await {
+            let patience = self.straggles_after().saturating_sub(since.elapsed());
+            match sources.next(patience).await {
                 Next::Batch(Ok((found, batch))) if found == step => {
                     tries.succeeded();
+                    waiting.over();
                     self.took(asked.elapsed());
                     if let Some(leased) = sources.first.worker.get() {
                         self.ahead = BLOCKS_OF_WORKER * leased.workers;
                     }
-                    self.client.samples += batch.places().size as u64;
-                    self.client.bytes += batch.memory().len() as u64;
+                    fares.got(&batch);
                     step += 1;
                     let Some(waited) = deliver(batch) else { return Ok(false) };
-                    self.client.waited_seconds = waited.as_secs_f64();
-                    self.report();
+                    fares.state().waited_seconds = waited.as_secs_f64();
+                    since = Instant::now();
+                    waiting.because(sources.reason());
                 }
                 Next::Batch(Ok((found, _))) => {
                     let message = format!("the batch of step {found} came in place of that of step {step}");
-                    tries.again(self.fetch.service.master(), Fault::new(Kind::Storage, message)).await?;
+                    tries.again(waiting, master, Fault::new(Kind::Storage, message)).await?;
                     sources = Sources { first: self.open(block, step, sources.workers()), second: None };
+                    since = Instant::now();
                 }
                 Next::Batch(Err(Failure::Final(error))) => return Err(error),
                 Next::Batch(Err(Failure::UnknownJob)) => return Err(unexpected()),
                 Next::Batch(Err(Failure::Passing(cause))) => {
                     let avoid = sources.workers();
-                    tries.again(self.fetch.service.master(), cause).await?;
+                    tries.again(waiting, master, cause).await?;
                     sources = Sources { first: self.open(block, step, avoid), second: None };
+                    since = Instant::now();
+                }
+                Next::Notice(Notice { reason, waits_for_client }) => {
+                    waiting.because(reason);
+                    if waits_for_client {
+                        since = Instant::now();
+                    }
                 }
                 Next::Nothing => sources.second = Some(self.open(block, step, sources.workers())),
-                Next::OneFailed => (),
+                Next::OneFailed => since = Instant::now(),
             }
         }
         Ok(true)
-    }
-
-    /// Tells the master once a second how the client fares. Whether it hears of it matters to nobody here.
-    fn report(&mut self) {
-        if self.reported.elapsed() < REPORT {
-            return;
-        }
-        self.reported = Instant::now();
-        let (service, state) = (Arc::clone(&self.fetch.service), self.state());
-        tokio::spawn(async move {
-            let _ = service.ask_master(&state).await;
-        });
     }
 
     /// The time after which a worker is a straggler.
@@ -247,6 +320,8 @@ struct Sources {
 /// What comes next.
 enum Next {
     Batch(Result<(u64, PackedBatch), Failure>),
+    /// Why it takes long.
+    Notice(Notice),
     /// Nothing came for long.
     Nothing,
     /// One of two workers failed.
@@ -258,23 +333,37 @@ impl Sources {
     async fn next(&mut self, patience: Duration) -> Next {
         let Some(second) = &mut self.second else {
             return match tokio::time::timeout(patience, self.first.next()).await {
-                Ok(Some(batch)) => Next::Batch(batch),
+                Ok(Some(Ok(Came::Batch(step, batch)))) => Next::Batch(Ok((step, batch))),
+                Ok(Some(Ok(Came::Notice(notice)))) => Next::Notice(notice),
+                Ok(Some(Err(failure))) => Next::Batch(Err(failure)),
                 Ok(None) => Next::Batch(Err(Failure::Passing(ended_early(&self.first)))),
                 Err(_) => Next::Nothing,
             };
         };
-        let (second_came, batch) = tokio::select! {
-            batch = self.first.next() => (false, batch),
-            batch = second.next() => (true, batch),
+        let (second_came, came) = tokio::select! {
+            came = self.first.next() => (false, came),
+            came = second.next() => (true, came),
         };
-        let succeeded = matches!(batch, Some(Ok(_)));
+        let came = match came {
+            Some(Ok(Came::Notice(notice))) => return Next::Notice(notice),
+            came => came,
+        };
+        let succeeded = matches!(came, Some(Ok(_)));
         if let Some(second) = self.second.take().filter(|_| second_came == succeeded) {
             self.first = second;
         }
-        match batch {
-            Some(Ok(batch)) => Next::Batch(Ok(batch)),
+        match came {
+            Some(Ok(Came::Batch(step, batch))) => Next::Batch(Ok((step, batch))),
             Some(Err(Failure::Final(error))) => Next::Batch(Err(Failure::Final(error))),
             _ => Next::OneFailed,
+        }
+    }
+
+    /// What is waited for.
+    fn reason(&self) -> String {
+        match self.first.worker() {
+            Some(worker) => format!("the worker `{worker}` has not given the next batch yet"),
+            None => "the master has not named a worker yet".to_owned(),
         }
     }
 
@@ -285,21 +374,21 @@ impl Sources {
     }
 }
 
-/// A batch with its step, or why there is none.
-type Received = Result<(u64, PackedBatch), Failure>;
+/// What a worker sends: batches with their steps.
+enum Came {
+    Batch(u64, PackedBatch),
+    Notice(Notice),
+}
+
+/// What a worker sends, or why it sends nothing.
+type Received = Result<Came, Failure>;
 
 /// Batches on their way from one worker.
 struct Stream {
     /// With the room that each takes until its turn comes.
     batches: mpsc::UnboundedReceiver<(Received, Option<OwnedSemaphorePermit>)>,
     worker: Arc<OnceLock<Leased>>,
-    task: AbortHandle,
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    _task: Ending,
 }
 
 impl Stream {
@@ -315,7 +404,7 @@ impl Stream {
                 let _ = batches.sender.send((Err(failure), None));
             }
         });
-        Self { batches, worker, task: task.abort_handle() }
+        Self { batches, worker, _task: Ending(task.abort_handle()) }
     }
 
     async fn next(&mut self) -> Option<Received> {
@@ -345,26 +434,35 @@ async fn receive(
 ) -> Result<(), Failure> {
     let leased = service.ask_master(&lease).await?;
     let leased = worker.get_or_init(|| leased);
-    let mut messages = service.get(&leased.worker, job, &ticket).await?;
+    let failed = |failure: Failure| failure.of_worker(&leased.worker);
+    let mut messages = service.get(&leased.worker, job, &ticket).await.map_err(failed)?;
     let room = Arc::new(Semaphore::new(batches.room));
-    while let Some(message) = messages.message().await? {
-        let batch = to_batch(message)?;
-        let units = batch.1.memory().len().div_ceil(ROOM_UNIT).clamp(1, batches.room);
+    while let Some(message) = messages.message().await.map_err(|status| failed(status.into()))? {
+        let came = came(message)?;
+        let bytes = match &came {
+            Came::Batch(_, batch) => batch.memory().len(),
+            Came::Notice(_) => 0,
+        };
+        let units = bytes.div_ceil(ROOM_UNIT).clamp(1, batches.room);
         let taken = Arc::clone(&room).acquire_many_owned(u32::try_from(units).unwrap_or(u32::MAX)).await;
-        if batches.sender.send((Ok(batch), taken.ok())).is_err() {
+        if batches.sender.send((Ok(came), taken.ok())).is_err() {
             return Ok(());
         }
     }
     Ok(())
 }
 
-/// The batch of a message, and its step.
-fn to_batch(message: FlightData) -> Result<(u64, PackedBatch), Failure> {
+/// The batch of a message and its step, or a notice.
+fn came(message: FlightData) -> Result<Came, Failure> {
+    if !message.data_header.is_empty() {
+        let notice = serde_json::from_slice(&message.data_header);
+        return notice.map(Came::Notice).map_err(|error| malformed("a notice", &error));
+    }
     let header: BatchHeader = serde_json::from_slice(&message.app_metadata)
         .map_err(|error| malformed("the header of a batch", &error))?;
     if xxh3_64(&message.data_body) != header.checksum {
         return Err(Failure::Passing(Fault::new(Kind::Storage, "a batch arrived damaged")));
     }
     let batch = PackedBatch::received(Buffer::from(message.data_body), header.places, header.narrow);
-    Ok((header.step, batch.map_err(|error| Failure::Final(Error::wrong_batch(&error)))?))
+    Ok(Came::Batch(header.step, batch.map_err(|error| Failure::Final(Error::wrong_batch(&error)))?))
 }

@@ -12,6 +12,7 @@ mod network;
 pub mod protocol;
 mod security;
 mod source;
+mod waiting;
 
 pub use address::ServiceAddress;
 pub use network::{Failure, Network};

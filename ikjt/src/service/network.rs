@@ -63,7 +63,9 @@ pub enum Failure {
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         let message = describe(&status);
-        if message.contains("certificate") || message.contains("received fatal alert") {
+        // A status that a process sent has no cause here.
+        let is_of_connection = status.source().is_some();
+        if is_of_connection && (message.contains("certificate") || message.contains("received fatal alert")) {
             let message = format!("cannot connect to the preprocessing service with TLS: {message}");
             return Self::Final(Error::Fault(Fault::new(Kind::Options, message).hint(TLS_HINT)));
         }
@@ -82,6 +84,21 @@ impl From<Status> for Failure {
             | Code::OutOfRange => Self::Final(Error::Fault(fault(Kind::Options))),
             Code::DataLoss => Self::Final(Error::Fault(fault(Kind::Data))),
             _ => Self::Passing(fault(Kind::Storage)),
+        }
+    }
+}
+
+impl Failure {
+    /// The same failure, which names the worker if its storage or its memory is the cause: its operator can act.
+    pub(super) fn of_worker(self, worker: &str) -> Self {
+        let named = |fault: Fault| match fault.kind {
+            Kind::Storage => fault.within(&format!("the worker `{worker}`")),
+            _ => fault,
+        };
+        match self {
+            Self::Final(Error::Fault(fault)) => Self::Final(Error::Fault(named(fault))),
+            Self::Passing(fault) => Self::Passing(named(fault)),
+            other => other,
         }
     }
 }
@@ -207,4 +224,33 @@ impl Network {
 pub(super) fn malformed(what: &str, error: &dyn std::fmt::Display) -> Failure {
     let message = format!("{what} of the preprocessing service cannot be read: {error}");
     Failure::Final(Error::Fault(Fault::new(Kind::Data, message)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_connections_fail_for_their_certificates() {
+        let sent = Status::unavailable("`s3://certificates/clicks`: it does not answer");
+        assert!(matches!(Failure::from(sent), Failure::Passing(_)));
+        let mut connection = Status::unavailable("transport error");
+        connection
+            .set_source(std::sync::Arc::new(std::io::Error::other("invalid peer certificate: Expired")));
+        match Failure::from(connection) {
+            Failure::Final(error) => assert!(error.to_string().contains("ONEFOLD_TLS_AUTHORITY"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_worker_whose_storage_refuses_is_named() {
+        let fault = Fault::new(Kind::Storage, "`s3://bucket/clicks` cannot be read: denied");
+        match Failure::Final(Error::Fault(fault)).of_worker("10.0.0.2:7071") {
+            Failure::Final(error) => {
+                assert!(error.to_string().starts_with("the worker `10.0.0.2:7071`: `s3:"))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -13,12 +13,20 @@ pub use crate::cache::Block;
 use crate::preprocess::PreprocessConfig;
 use crate::{Places, Rank, ReaderOptions};
 
-/// The version of this program. All processes of a service have the same one, and so have its clients: only then do
-/// they read datasets in the same way.
+/// The version of this program, for people.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The metadata in which every request names its sender's version.
-pub const VERSION_KEY: &str = "onefold-version";
+/// The version of these messages. Processes with another one do not understand each other: raise it with every change
+/// of a message that old programs cannot read, or of which old programs lack a part.
+pub const PROTOCOL: &str = "2";
+
+/// The metadata in which every request names its sender's [`PROTOCOL`].
+pub const PROTOCOL_KEY: &str = "onefold-protocol";
+
+/// The version of what decides the bytes of batches: the order of samples, deduplication, the operators of
+/// preprocessing, the packed form. Raise it with every change of the bytes of any batch. The batches of an epoch come
+/// from workers with the client's own version, so a service can be upgraded one worker after the other.
+pub const SAME_BYTES: u32 = 1;
 
 /// The most bytes of a message, and so of a batch: gRPC itself ends at 2 GiB.
 pub const MOST_MESSAGE_BYTES: usize = 1 << 30;
@@ -60,6 +68,8 @@ pub struct Lease {
     pub avoid: Vec<String>,
     /// The client that reads blocks, and how it fares.
     pub client: Option<ClientState>,
+    /// The client's [`SAME_BYTES`]: only workers with the same one are named.
+    pub same_bytes: u32,
 }
 
 impl Question for Lease {
@@ -171,7 +181,7 @@ impl Job {
         let Self { dataset, identity, options, rank } = self;
         let pipeline = options.preprocess.as_ref().map(PreprocessConfig::content);
         let options = ReaderOptions { preprocess: None, ..options.clone() };
-        let decides = (dataset.trim_end_matches('/'), identity, options, pipeline, rank);
+        let decides = (SAME_BYTES, dataset.trim_end_matches('/'), identity, options, pipeline, rank);
         let text = serde_json::to_vec(&decides).expect("a job is JSON");
         let digest = Sha256::digest(&text);
         digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect()
@@ -183,6 +193,15 @@ impl Job {
 pub struct Define {
     /// The job.
     pub job: Job,
+    /// The client's [`SAME_BYTES`].
+    pub same_bytes: u32,
+}
+
+impl Define {
+    /// The definition of a job by this program.
+    pub fn of(job: &Job) -> Self {
+        Self { job: job.clone(), same_bytes: SAME_BYTES }
+    }
 }
 
 impl Question for Define {
@@ -218,6 +237,20 @@ pub struct Ticket {
     pub block: Block,
     /// The first step to send.
     pub from: u64,
+    /// The name of the client's [state](ClientState): a worker lets clients of equal jobs go on side by side.
+    pub client: String,
+    /// The epoch that the client is in, also where all epochs have the same batches and the block's is 0: a client in
+    /// another one is not waited for.
+    pub pass: u64,
+}
+
+/// Where a batch would be, the reason why it takes long: the `data_header` of a message that is no batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notice {
+    /// Words that can follow "the client waits because ".
+    pub reason: String,
+    /// Whether another worker would not give the batch earlier: a client of an equal job is waited for.
+    pub waits_for_client: bool,
 }
 
 /// The header of a batch.

@@ -8,7 +8,7 @@ use tonic::service::Interceptor;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use tonic::{Request, Status};
 
-use super::protocol::{VERSION, VERSION_KEY};
+use super::protocol::{PROTOCOL, PROTOCOL_KEY};
 use crate::{Error, Result};
 
 /// The environment's names for what a client shows and accepts.
@@ -19,7 +19,7 @@ const TOKEN: &str = "ONEFOLD_TOKEN";
 
 /// Credentials that a client of a service sends and accepts. They come from the environment, as an object store's
 /// credentials do.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Security {
     /// The certificate of the authority that signed the servers' ones (PEM).
     pub authority: Option<Vec<u8>>,
@@ -81,7 +81,7 @@ impl Security {
     }
 }
 
-/// Headers of a client's requests: its version, and its token.
+/// Headers of a client's requests: the version of its messages, and its token.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     token: Option<MetadataValue<Ascii>>,
@@ -89,7 +89,7 @@ pub struct Credentials {
 
 impl Interceptor for Credentials {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        request.metadata_mut().insert(VERSION_KEY, MetadataValue::from_static(VERSION));
+        request.metadata_mut().insert(PROTOCOL_KEY, MetadataValue::from_static(PROTOCOL));
         if let Some(token) = &self.token {
             request.metadata_mut().insert("authorization", token.clone());
         }

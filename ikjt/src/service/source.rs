@@ -10,7 +10,7 @@ use super::client::Service;
 use super::fetch::{Fetch, block_bytes};
 use super::protocol::Job;
 use crate::Result;
-use crate::reader::{Asked, Deliver, Source, Wanted};
+use crate::reader::{Asked, Deliver, IsGone, Source, Wanted};
 
 /// Blocks that are on their way at the same time, at most: as many workers can compute for one client.
 const MOST_BLOCKS: u64 = 16;
@@ -56,19 +56,26 @@ impl Source for Served {
         Ok(self.0.counts(&self.job(asked), epoch)?.sampled.unwrap_or_default())
     }
 
-    fn batches(&self, asked: &Asked, wanted: Wanted, deliver: &mut Deliver<'_>) -> Result<()> {
-        let Wanted { epoch, steps, block_steps, row_groups, batch_bytes, memory } = wanted;
+    fn batches(
+        &self,
+        asked: &Asked,
+        wanted: Wanted,
+        deliver: &mut Deliver<'_>,
+        is_gone: &IsGone<'_>,
+    ) -> Result<()> {
+        let Wanted { epoch, pass, steps, block_steps, row_groups, batch_bytes, memory } = wanted;
         let blocks = (memory / block_bytes(batch_bytes)).clamp(1, MOST_BLOCKS);
         let fetch = Fetch {
             service: Arc::clone(&self.0),
             job: Arc::new(self.job(asked)),
             epoch,
+            pass,
             steps,
             block_steps,
             row_groups,
             ahead: blocks as usize,
             block_bytes: memory / blocks,
         };
-        fetch.run(deliver)
+        fetch.run(deliver, is_gone)
     }
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use onefold_datasets::{Layout, PartitionFilter, SampleStatistics, Snapshot};
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::reader::{Asked, Deliver, Source, Wanted};
+use onefold_ikjt::reader::{Asked, Deliver, IsGone, Source, Wanted};
 use onefold_ikjt::{
     Batch, Checks, Dedupe, Error, Position, Rank, ReadRequest, Reader, ReaderOptions, Result, Shuffle, Step,
     Within, Workers, load_snapshot, load_statistics,
@@ -16,11 +17,19 @@ use crate::dataset::{Log, open};
 
 const LOG: Log = Log { sessions: 60, session_size: 6.0, repeat: 0.7, seed: 5 };
 
-/// A dataset that a reader of its own reads. If it `lies`, its batches have twice as many samples as are asked for.
+/// A dataset that a reader of its own reads.
 #[derive(Debug)]
 struct Elsewhere {
     directory: PathBuf,
-    lies: bool,
+    batches: Gives,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Gives {
+    Batches,
+    /// Batches of twice as many samples as are asked for.
+    Large,
+    Nothing,
 }
 
 impl Elsewhere {
@@ -47,9 +56,21 @@ impl Source for Elsewhere {
         Ok(self.reader(asked)?.sample_counts(epoch)?.unwrap_or_default())
     }
 
-    fn batches(&self, asked: &Asked, wanted: Wanted, deliver: &mut Deliver<'_>) -> Result<()> {
+    fn batches(
+        &self,
+        asked: &Asked,
+        wanted: Wanted,
+        deliver: &mut Deliver<'_>,
+        is_gone: &IsGone<'_>,
+    ) -> Result<()> {
+        while self.batches == Gives::Nothing {
+            if is_gone() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let mut asked = asked.clone();
-        if self.lies {
+        if self.batches == Gives::Large {
             asked.options.global_batch_size *= 2;
         }
         let reader = self.reader(&asked)?;
@@ -64,8 +85,8 @@ impl Source for Elsewhere {
     }
 }
 
-fn open_elsewhere(directory: &Path, lies: bool, request: ReadRequest) -> Reader {
-    let source = Arc::new(Elsewhere { directory: directory.to_owned(), lies });
+fn open_elsewhere(directory: &Path, batches: Gives, request: ReadRequest) -> Reader {
+    let source = Arc::new(Elsewhere { directory: directory.to_owned(), batches });
     Reader::of_source(source, request, &Workers::new(2, 1 << 28).unwrap()).unwrap()
 }
 
@@ -89,7 +110,7 @@ fn batches_from_elsewhere_are_those_of_a_local_reader() {
         ReadRequest { rank, ..ReaderOptions { preprocess, ..four() }.into() },
     ] {
         let local = open(directory.path(), request.clone()).unwrap();
-        let elsewhere = open_elsewhere(directory.path(), false, request.clone());
+        let elsewhere = open_elsewhere(directory.path(), Gives::Batches, request.clone());
         assert_eq!(elsewhere.plan(2).unwrap(), local.plan(2).unwrap());
         for (epoch, step) in [(0, 0), (2, 3), (2, local.steps(2).unwrap())] {
             assert_eq!(read(&elsewhere, epoch, step), read(&local, epoch, step), "{request:?}");
@@ -101,17 +122,26 @@ fn batches_from_elsewhere_are_those_of_a_local_reader() {
 fn what_is_not_a_batch_of_the_request_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     LOG.write(directory.path(), Layout::Rows);
-    let error = |lies: bool, checks: Checks| -> Error {
+    let error = |gives: Gives, checks: Checks| -> Error {
         let request = ReadRequest { checks, ..ReaderOptions::new(16).into() };
-        let mut batches = open_elsewhere(directory.path(), lies, request).batches().unwrap();
+        let mut batches = open_elsewhere(directory.path(), gives, request).batches().unwrap();
         batches.find_map(Result::err).expect("an error")
     };
-    let text = error(true, Checks::default()).to_string();
+    let text = error(Gives::Large, Checks::default()).to_string();
     assert!(text.contains("it says that it has 32 samples, of at most 16"), "{text}");
     let table_rows = BTreeMap::from([("city".to_owned(), 4)]);
-    let text = error(false, Checks { table_rows, ..Checks::default() }).to_string();
+    let text = error(Gives::Batches, Checks { table_rows, ..Checks::default() }).to_string();
     assert!(text.contains("of a batch, column `city`: id 4 is outside the table's 4 rows"), "{text}");
     let label_ranges = BTreeMap::from([("clicked".to_owned(), 0.0..=0.5)]);
-    let text = error(false, Checks { label_ranges, ..Checks::default() }).to_string();
+    let text = error(Gives::Batches, Checks { label_ranges, ..Checks::default() }).to_string();
     assert!(text.contains("of a batch, column `clicked`: the label is 1"), "{text}");
+}
+
+/// Dropping the batches of a source that gives nothing does not wait for one.
+#[test]
+fn a_silent_source_is_left() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write(directory.path(), Layout::Rows);
+    let reader = open_elsewhere(directory.path(), Gives::Nothing, ReaderOptions::new(16).into());
+    drop(reader.batches().unwrap());
 }

@@ -1,11 +1,13 @@
 //! Whatever becomes of workers and master, every batch comes exactly once, with the same bytes.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use onefold_ikjt::{Reader, ReaderOptions, Shuffle, Within};
-use onefold_tests::{BUCKET, Fault, S3Server, When};
+use onefold_tests::{BUCKET, Fault, S3Server, When, free_port};
+use serde_json::Value;
 
 use crate::fleet::{Fleet, START};
 use crate::reading::{SetAtEnd, bytes_of, dataset, workers};
@@ -98,6 +100,30 @@ fn a_drained_worker_ends_and_is_not_missed() {
         assert_eq!(fleet.command(&drain).json()["address"], last);
         fleet.wait_for_end();
     });
+}
+
+/// What was drained is a process, and not whatever comes to its address later.
+#[test]
+fn another_process_takes_the_address_of_a_drained_one() {
+    let dir = dataset();
+    let mut fleet = Fleet::new(&dir, 0);
+    let address = format!("127.0.0.1:{}", free_port());
+    fleet.of_workers = format!("--memory-limit 256MiB --listen {address}");
+    let mut processes = BTreeSet::new();
+    for _ in 0..3 {
+        fleet.start_worker();
+        let names = |status: &Value| -> BTreeSet<String> {
+            let workers = status["workers"].as_array().unwrap().iter();
+            workers.map(|worker| worker["process"].as_str().unwrap().to_owned()).collect()
+        };
+        let status =
+            fleet.wait_for("another process is there", |status| !names(status).is_subset(&processes));
+        processes.extend(names(&status));
+        fleet.command(&format!("onefold-read digest {}", fleet.url("data"))).works();
+        fleet.command(&format!("onefold-serve drain {address} --master {}", fleet.address())).works();
+        fleet.wait_for_end();
+    }
+    assert_eq!(processes.len(), 3);
 }
 
 #[test]

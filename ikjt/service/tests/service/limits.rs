@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use onefold_ikjt::{Dedupe, Reader, ReaderOptions, Shuffle, Within};
+use onefold_ikjt::{Batches, Dedupe, PackedBatch, Reader, ReaderOptions, Shuffle, Within, Workers};
+use onefold_tests::Dir;
 
 use crate::fleet::Fleet;
 use crate::reading::{bytes_of, dataset, workers};
@@ -42,13 +43,65 @@ fn a_job_that_stands_still_does_not_stop_others() {
     }
 }
 
+/// The memory limit of a worker that reads [`more`].
+const LIMIT: u64 = 256 << 20;
+
+/// A dataset of more samples than a worker's memory holds.
+fn more(dir: &Dir) {
+    dir.command("onefold-data generate --workload rm1 --samples 120000 --seed 5 --out more-logs").works();
+    dir.command("onefold-ingest build more-logs/dataset.toml --layout folded --out more").works();
+}
+
+/// Checks that a worker has used its memory, and not much more.
+#[track_caller]
+fn check_peak(fleet: &Fleet, what: &str) {
+    let peak = fleet.peak_memory(0);
+    assert!(peak <= LIMIT / 10 * 11, "{what}: {} MiB", peak >> 20);
+}
+
+/// Jobs that stand still, one that runs beside them, and then nobody.
+#[test]
+fn the_memory_of_a_worker_does_not_grow_with_jobs() {
+    let dir = dataset();
+    more(&dir);
+    // The clients of this process hold little themselves.
+    let few = Workers::new(2, 8 << 20).unwrap();
+    for jobs in [1, 8, 64] {
+        let mut fleet = Fleet::new(&dir, 0);
+        fleet.of_workers = format!("--memory-limit {LIMIT}");
+        fleet.start_worker();
+        fleet.wait_for_workers(1);
+        let url = fleet.url("more");
+        let open = |seed: u64| {
+            let shuffle = Some(Shuffle { seed, row_groups: 1, within: Within::Epoch });
+            let options = ReaderOptions { dedupe: Dedupe::Off, shuffle, ..ReaderOptions::new(64) };
+            Reader::open(Path::new(&url), options, &few).unwrap()
+        };
+        let stand_still = |seed: u64| -> Batches<PackedBatch> {
+            let reader = open(seed);
+            let mut batches = reader.resume_packed(&reader.position(0)).unwrap();
+            batches.next().unwrap().unwrap();
+            batches
+        };
+        let standing: Vec<_> = (0..jobs).map(stand_still).collect();
+        check_peak(&fleet, &format!("{jobs} jobs stand still"));
+        let samples = open(jobs).epoch(0).unwrap().map(|step| step.unwrap().batch.size());
+        assert_eq!(samples.sum::<usize>(), 120_000);
+        check_peak(&fleet, &format!("one job runs beside {jobs}"));
+        drop(standing);
+        fleet.wait_for("nobody reads a block", |status| {
+            let workers = status["workers"].as_array().unwrap();
+            workers.iter().all(|worker| worker["blocks"] == 0)
+        });
+        check_peak(&fleet, &format!("{jobs} jobs were dropped"));
+    }
+}
+
 /// Several jobs, a cache in memory and one on disk: the peak of the worker's process stays near its limit.
 #[test]
 fn a_worker_stays_within_its_memory_limit() {
-    const LIMIT: u64 = 256 << 20;
     let dir = dataset();
-    dir.command("onefold-data generate --workload rm1 --samples 120000 --seed 5 --out more-logs").works();
-    dir.command("onefold-ingest build more-logs/dataset.toml --layout folded --out more").works();
+    more(&dir);
     let mut fleet = Fleet::new(&dir, 0);
     fleet.of_workers = format!("--memory-limit {LIMIT} --cache-dir {}", dir.path("cache").display());
     fleet.start_worker();
@@ -69,7 +122,7 @@ fn a_worker_stays_within_its_memory_limit() {
             });
         }
     });
+    check_peak(&fleet, "three jobs run");
     let peak = fleet.peak_memory(0);
-    assert!(peak < LIMIT * 17 / 10, "{} MiB", peak >> 20);
     assert!(peak > LIMIT / 4, "it did not come near its limit: {} MiB", peak >> 20);
 }

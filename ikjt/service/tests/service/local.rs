@@ -78,6 +78,11 @@ fn a_local_service_reads_shows_and_ends_as_one() {
         .iter()
         .map(|worker| worker["address"].as_str().unwrap().to_owned())
         .collect();
+    for worker in &workers {
+        assert!(http(worker, "/healthz").ends_with("ok\n"), "{worker}");
+        assert!(http(worker, "/metrics").contains("\nonefold_serve_samples_computed_total "), "{worker}");
+    }
+    assert!(http(&address, "/healthz").ends_with("ok\n"));
     service.kill().unwrap();
     service.wait().unwrap();
     for worker in workers {
@@ -137,9 +142,28 @@ fn jobs_are_listed_with_what_their_clients_get() {
     wait_until("no job is listed", || jobs().works().contains("no job is read"));
 }
 
+/// A trainer that evaluates or writes a checkpoint takes no batches, and is a client all the same.
+#[test]
+fn a_client_whose_caller_pauses_stays() {
+    let dir = dataset();
+    let fleet = Fleet::new(&dir, 1);
+    fleet.wait_for_workers(1);
+    let reader = Reader::open(Path::new(&fleet.url("data")), ReaderOptions::new(16), &workers()).unwrap();
+    let mut batches = reader.batches().unwrap();
+    batches.next().unwrap().unwrap();
+    // Longer than the master remembers a client that it does not hear of.
+    std::thread::sleep(Duration::from_secs(12));
+    let status = fleet.status();
+    assert_eq!(status["clients"].as_array().unwrap().len(), 1, "{status}");
+    drop(batches);
+    fleet.wait_for("the client has ended", |status| status["clients"].as_array().unwrap().is_empty());
+}
+
 #[test]
 fn a_local_service_is_for_this_machine() {
     let dir = onefold_tests::Dir::new();
     let local = |options: &str| dir.command(&format!("onefold-serve local {options}")).with_time_limit(300);
     local("--listen 0.0.0.0:7070").fails(&["are on loopback", "onefold-serve worker"]);
+    local("--listen 127.0.0.1:0 --workers 1..100 --memory-limit 1GiB")
+        .fails(&["100 workers would have", "`--workers`"]);
 }

@@ -118,7 +118,7 @@ fn a_dataset_that_is_built_anew_is_another_one() {
     let worker = late.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
     let network = Network::new(&Security::default(), false).unwrap();
     let asked = async {
-        network.ask(&worker, &Define { job: job.clone() }).await.unwrap();
+        network.ask(&worker, &Define::of(&job)).await.unwrap();
         network.ask(&worker, &CountSamples { job: job.key(), epoch: 0 }).await
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

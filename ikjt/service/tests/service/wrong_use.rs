@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
-use onefold_tests::{Dir, EXPIRY, TestCommand};
+use onefold_ikjt::service::protocol::FindSnapshot;
+use onefold_ikjt::service::{Failure, Network, Security};
+use onefold_tests::{BUCKET, Dir, EXPIRY, Fault, S3Server, TestCommand, When};
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, START};
 use crate::reading::dataset;
 
 /// Runs commands side by side, as some of them wait for seconds; each must fail, with all of its parts in its error.
@@ -74,6 +76,86 @@ fn a_master_refuses_two_datasets_of_one_name() {
             &["the preprocessing service at `127.0.0.1:1`", "onefold-serve status --master 127.0.0.1:1"],
         ),
     ]);
+}
+
+/// What a worker's storage refuses is said at once, by the client and by the worker.
+#[test]
+fn denied_storage_and_missing_workers_are_told() {
+    let dir = dataset();
+    let server = S3Server::start();
+    server.inject("", Fault::Denied, When::Always);
+    let fleet = Fleet::with(&dir, 1, Some(&server), "", "");
+    fleet.wait_for_workers(1);
+    let read = format!("onefold-read digest grpc://{}/s3://{BUCKET}/data", fleet.address());
+    fleet.command(&read).fails(&["the worker `127.0.0.1:", "denied the request", "AWS_ACCESS_KEY_ID"]);
+    let nobody = Fleet::new(&dir, 0);
+    let read = format!("onefold-read digest {}", nobody.url("data"));
+    nobody.command(&read).fails(&["has no worker", " has waited for ", "onefold-serve status"]);
+}
+
+/// A worker reads only what its master names, whoever asks it.
+#[test]
+fn workers_read_only_named_datasets() {
+    let dir = dataset();
+    let data = dir.path("data").display().to_string();
+    let fleet = Fleet::with(&dir, 1, None, "", &format!("--only-named --dataset clicks={data}"));
+    let worker = fleet.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
+    fleet.command(&format!("onefold-read digest grpc://{}/clicks", fleet.address())).works();
+    let network = Network::new(&Security::default(), false).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let ask = |location: &str| {
+        let question = FindSnapshot { location: location.to_owned(), number: None };
+        runtime.block_on(network.ask(&worker, &question))
+    };
+    assert!(ask(&data).is_ok());
+    for location in [dir.path("other").display().to_string(), format!("grpc://{}/clicks", fleet.address())] {
+        match ask(&location) {
+            Err(Failure::Final(error)) => assert!(error.to_string().contains("does not read"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_token_of_clients_makes_no_worker() {
+    let dir = dataset();
+    dir.write("token", "a-text-for-clients\n");
+    dir.write("worker-token", "a-text-for-workers\n");
+    let fleet = Fleet::with(&dir, 1, None, "--token-file token --worker-token-file worker-token", "");
+    fleet.wait_for_workers(1);
+    let read = format!("onefold-read digest {}", fleet.url("data"));
+    fleet.command(&read).with_variable("ONEFOLD_TOKEN", "a-text-for-clients").works();
+    let master = fleet.address();
+    let line = format!(
+        "onefold-serve worker --master {master} --token-file token --memory-limit 64MiB --quiet --json"
+    );
+    // It says where it listens before the master refuses it.
+    let output = fleet.command(&line).output();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("`--worker-token-file`"), "{stderr}");
+    let worker = fleet.wait_for_workers(1)["workers"][0]["address"].as_str().unwrap().to_owned();
+    let drain = format!("onefold-serve drain {worker} --master {master} --token-file token");
+    fleet.command(&drain).fails(&["does not allow `drain`"]);
+}
+
+/// Tokens are replaced while the service runs, as certificates are.
+#[test]
+fn a_replaced_token_is_taken_up() {
+    let dir = dataset();
+    dir.write("token", "the-first-text\n");
+    let fleet = Fleet::with(&dir, 1, None, "--token-file token", "");
+    fleet.wait_for_workers(1);
+    let read = |token: &str| {
+        let command = fleet.command(&format!("onefold-read digest {}", fleet.url("data")));
+        command.with_variable("ONEFOLD_TOKEN", token)
+    };
+    read("the-first-text").works();
+    dir.write("token", "the-second-text\n");
+    let started = Instant::now();
+    while !read("the-second-text").output().status.success() {
+        assert!(started.elapsed() < START, "the new token is not taken up");
+    }
+    read("the-first-text").fails(&["the token is missing or unknown"]);
 }
 
 fn tls(certificate: &str, authority: &str) -> String {

@@ -1,0 +1,33 @@
+//! The memory that reading an epoch needs.
+
+use super::decode::RowGroup;
+use super::{Input, Reader};
+use crate::Result;
+
+/// Batches that are under way at the same time, at least: one is made, one waits, and one is with the caller.
+const BATCHES: u64 = 3;
+
+impl Reader {
+    /// The bytes of memory with which an epoch can be read, about: two row groups of every stream of this rank, as many
+    /// more as a shuffle mixes, and a few batches. It is estimated from the footer of the file with the largest row
+    /// group. Zero where other processes read the dataset.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dataset`](crate::Error::Dataset), [`Error::Corrupt`](crate::Error::Corrupt) or
+    /// [`Error::Fault`](crate::Error::Fault) if that file cannot be opened.
+    pub fn least_memory(&self) -> Result<u64> {
+        let Input::Files(files) = &self.input else { return Ok(0) };
+        let row_groups = self.chosen.iter().enumerate().flat_map(|(file, chosen)| {
+            let sizes = chosen.set.row_groups.iter().map(|row_group| row_group.bytes_on_disk);
+            sizes.enumerate().map(move |(index, bytes)| (bytes, file, index))
+        });
+        let Some((_, file, index)) = row_groups.max() else { return Ok(0) };
+        let row_group = RowGroup { files: files.open(file)?, index, first: 0 };
+        let mixed = self.options.shuffle.map_or(0, |shuffle| shuffle.row_groups as u64);
+        let of_stream = mixed.saturating_add(2);
+        let row_groups = (self.own_streams().count() as u64).saturating_mul(of_stream);
+        let decoded = row_group.decoding_bytes().saturating_mul(row_groups);
+        Ok(decoded.saturating_add(self.expected_batch_bytes().saturating_mul(BATCHES)))
+    }
+}
