@@ -41,12 +41,13 @@ impl Plan {
 
     /// Checks that the plan places exactly `tables` on `topology`: it is [valid](Self::validate) by itself,
     /// has each table once with its rows and dimension, is for as many ranks, and no rank holds more
-    /// than its memory.
+    /// than its memory in steps of `global_batch_size` samples over all ranks, which may be another number than the plan
+    /// was made for.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] with the first fault, or if a table's bytes cannot be addressed.
-    pub fn check(&self, tables: &[Table], topology: &Topology) -> Result<()> {
+    pub fn check(&self, tables: &[Table], topology: &Topology, global_batch_size: u64) -> Result<()> {
         self.validate()?;
         let expected = tables.iter().map(|table| (table.name.as_str(), table.rows, table.dim));
         self.check_tables(expected).map_err(Error::plan)?;
@@ -59,9 +60,13 @@ impl Plan {
             )));
         }
         let loads = loads_by_rank(tables, &self.tables, topology)?;
-        let buffers = buffer_bytes(&loads, topology, self.batch_size);
-        for ((prediction, loads), buffers) in self.ranks.iter().zip(&loads).zip(buffers) {
-            check_memory(prediction, (memory_bytes(loads)?, buffers), topology.memory_of(prediction.rank))?;
+        let [needed, planned] = [topology.samples_per_rank(global_batch_size), self.samples_per_rank()]
+            .map(|batch_size| buffer_bytes(&loads, topology, batch_size));
+        for (((prediction, loads), needed), planned) in self.ranks.iter().zip(&loads).zip(needed).zip(planned)
+        {
+            let shards = memory_bytes(loads)?;
+            check_memory(prediction.rank, (shards, needed), topology.memory_of(prediction.rank))?;
+            check_figures(prediction, (shards, planned))?;
         }
         Ok(())
     }
@@ -141,9 +146,7 @@ impl Plan {
     }
 }
 
-fn check_memory(prediction: &RankPrediction, needed: (u64, u64), limit: u64) -> Result<()> {
-    let rank = prediction.rank;
-    let (shards, buffers) = needed;
+fn check_memory(rank: u32, (shards, buffers): (u64, u64), limit: u64) -> Result<()> {
     let total = shards.saturating_add(buffers);
     if total > limit {
         let (has, over) = (format_bytes(limit), format_bytes(total - limit));
@@ -152,6 +155,12 @@ fn check_memory(prediction: &RankPrediction, needed: (u64, u64), limit: u64) -> 
             "rank {rank} would hold {shards} of tables and {buffers} of buffers and has {has}: {over} too much"
         )));
     }
+    Ok(())
+}
+
+/// Checks that the plan says of a rank's memory what its shards, and their buffers for its batch size, take.
+fn check_figures(prediction: &RankPrediction, (shards, buffers): (u64, u64)) -> Result<()> {
+    let rank = prediction.rank;
     if prediction.memory_bytes != shards {
         let said = prediction.memory_bytes;
         return Err(Error::plan(format!(
@@ -294,14 +303,16 @@ mod tests {
     }
 
     fn plan(ranks: u32) -> Plan {
-        Greedy::BySize.plan(&tables(), &topology(ranks), &AnalyticCost, 16).unwrap()
+        Greedy::BySize
+            .plan(&tables(), &topology(ranks), &AnalyticCost, topology(ranks).global_batch_size(16))
+            .unwrap()
     }
 
     /// The fault that `change` makes in a plan for two ranks.
     fn fault(change: impl FnOnce(&mut Plan)) -> String {
         let mut plan = plan(2);
         change(&mut plan);
-        plan.check(&tables(), &topology(2)).unwrap_err().to_string()
+        plan.check(&tables(), &topology(2), plan.global_batch_size).unwrap_err().to_string()
     }
 
     #[track_caller]
@@ -422,10 +433,14 @@ mod tests {
 
     #[test]
     fn the_topology_at_hand_decides() {
-        let error = plan(2).check(&tables(), &topology(4)).unwrap_err().to_string();
+        let error = plan(2)
+            .check(&tables(), &topology(4), topology(2).global_batch_size(16))
+            .unwrap_err()
+            .to_string();
         assert_fault(error, "it is for 2 ranks, 2 a machine, the topology has 4, 4 a machine");
         let smaller = Topology::h100(2, 1500).unwrap();
-        let error = plan(2).check(&tables(), &smaller).unwrap_err().to_string();
+        let error =
+            plan(2).check(&tables(), &smaller, topology(2).global_batch_size(16)).unwrap_err().to_string();
         assert_fault(
             error,
             "rank 0 would hold 1.4 KiB of tables and 3.8 KiB of buffers and has 1.5 KiB: 3.7 KiB too much",

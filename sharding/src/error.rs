@@ -98,8 +98,8 @@ impl Error {
     }
 
     /// All tables together, with the `buffers` of all ranks, are larger than the `capacity` of all `ranks`, in bytes.
-    /// `enough` ranks have room; `None` if the buffers of many ranks leave no room in each.
-    pub(crate) fn no_room(tables: u64, buffers: u64, capacity: u64, ranks: u32, enough: Option<u64>) -> Self {
+    /// `enough` ranks have room; `None` if no number of ranks is known to have it.
+    pub(crate) fn no_room(tables: u64, buffers: u64, capacity: u64, ranks: u32, enough: Option<u32>) -> Self {
         let have = match ranks {
             1 => "1 rank has".to_owned(),
             _ => format!("{ranks} ranks together have"),
@@ -112,7 +112,7 @@ impl Error {
             format_bytes(capacity),
             format_bytes(tables.saturating_add(buffers).saturating_sub(capacity))
         );
-        Self::NoRoom(Fault::new(Kind::Failed, message).hint(ranks_hint(ranks, enough)))
+        Self::NoRoom(Fault::new(Kind::Failed, message).hint(ranks_hint(enough)))
     }
 
     /// The same error with `place` before the message of a wrong value.
@@ -147,19 +147,11 @@ fn room_hint(needed: u64, capacity: u64, splits: bool) -> Text {
     }
 }
 
-/// More ranks bring memory, and more samples to exchange: they help where the buffers leave something of a rank.
-fn ranks_hint(ranks: u32, enough: Option<u64>) -> String {
-    match enough {
-        Some(enough) => {
-            let enough = enough.max(u64::from(ranks) + 1);
-            format!(
-                "plan for {enough} ranks or more, raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables"
-            )
-        }
-        None => "more ranks do not help, as they exchange more vectors; raise `memory_bytes` in the topology, or lower \
-                 `batch_size` in the tables' file, or `dim` of the tables"
-            .to_owned(),
-    }
+/// A step's samples are divided among the ranks, so more ranks bring memory and have smaller buffers.
+fn ranks_hint(enough: Option<u32>) -> String {
+    let raise = "raise `memory_bytes` in the topology, or lower `global_batch_size` in the tables' file, or `rows` or \
+                 `dim` of the tables";
+    enough.map_or_else(|| raise.to_owned(), |enough| format!("plan for {enough} ranks or more, {raise}"))
 }
 
 /// A result with this crate's [`Error`].

@@ -22,8 +22,8 @@
 //!
 //! let tables = [Table::new("user_id", 1_000_000, 64), Table::new("item_id", 50_000, 64)];
 //! let topology = Topology::h100(2, 80 << 30)?;
-//! let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 2_048)?;
-//! plan.check(&tables, &topology)?;
+//! let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 4_096)?;
+//! plan.check(&tables, &topology, 4_096)?;
 //! assert!(plan.ranks.iter().all(|rank| rank.total_bytes() <= topology.memory_bytes));
 //! # Ok::<(), onefold_sharding::Error>(())
 //! ```

@@ -12,7 +12,7 @@ use crate::table::{has_rows_for, row_blocks};
 use crate::{CostModel, Error, Result, ShardLoad, Table, Topology};
 
 pub(crate) const KIND: FileKind = FileKind {
-    version: 1,
+    version: 2,
     hint: "make the plan again with `onefold-shard plan --tables FILE --topology FILE --out FILE`",
 };
 
@@ -26,8 +26,8 @@ pub struct Plan {
     pub search: String,
     /// The cost model behind the predictions.
     pub cost_model: String,
-    /// Samples per rank and step that the predictions are for.
-    pub batch_size: u64,
+    /// Samples of a step over all ranks that the predictions are for.
+    pub global_batch_size: u64,
     /// The ranks the plan is for.
     pub topology: Topology,
     /// The predicted cost of the most expensive rank, which all others wait for, in milliseconds per step.
@@ -193,7 +193,8 @@ impl TablePlan {
 }
 
 impl Plan {
-    /// Prices `placed` tables by rank and makes a plan of them.
+    /// Prices `placed` tables by rank, in steps of `global_batch_size` samples over all ranks, and makes a plan of
+    /// them.
     ///
     /// # Errors
     ///
@@ -205,8 +206,9 @@ impl Plan {
         placed: Vec<TablePlan>,
         topology: &Topology,
         cost_model: &dyn CostModel,
-        batch_size: u64,
+        global_batch_size: u64,
     ) -> Result<Self> {
+        let batch_size = topology.samples_per_rank(global_batch_size);
         let loads = loads_by_rank(tables, &placed, topology)?;
         let costs = rank_costs(cost_model, &loads, topology, batch_size)?;
         let buffers = buffer_bytes(&loads, topology, batch_size);
@@ -224,7 +226,7 @@ impl Plan {
             format_version: KIND.version,
             search: search.to_owned(),
             cost_model: cost_model.id().to_owned(),
-            batch_size,
+            global_batch_size,
             topology: topology.clone(),
             max_cost_ms: ranks.iter().map(RankPrediction::cost_ms).fold(0.0, f64::max),
             notes: cost_model.notes(&loads, topology, batch_size),
@@ -261,6 +263,11 @@ impl Plan {
     /// [`Error::Invalid`] if a shard stands on no rank of the plan's topology or belongs to none of `tables`.
     pub fn loads<'a>(&'a self, tables: &'a [Table]) -> Result<Vec<Vec<ShardLoad<'a>>>> {
         loads_by_rank(tables, &self.tables, &self.topology)
+    }
+
+    /// The samples that a rank has of a step.
+    pub fn samples_per_rank(&self) -> u64 {
+        self.topology.samples_per_rank(self.global_batch_size)
     }
 
     /// The rank that has filled the largest part of its memory.
@@ -369,7 +376,7 @@ mod tests {
 
     fn plan() -> Plan {
         let tables = [Table::new("a", 30, 4), Table::new("b", 20, 4), Table::new("c", 10, 4)];
-        Greedy::BySize.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &PerShard, 8).unwrap()
+        Greedy::BySize.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &PerShard, 16).unwrap()
     }
 
     #[test]
@@ -410,8 +417,8 @@ mod tests {
         };
         assert!(refused(&whole[..whole.len() / 2]).contains("plan.json`: EOF while parsing"));
         assert!(
-            refused(&whole.replacen("\"format_version\": 1", "\"format_version\": 2", 1))
-                .contains("format version 2")
+            refused(&whole.replacen("\"format_version\": 2", "\"format_version\": 3", 1))
+                .contains("format version 3")
         );
         assert!(refused(&whole.replace("table_wise", "diagonal")).contains("unknown variant `diagonal`"));
         let error = refused(&whole.replacen("\"max_cost_ms\": 3.0", "\"max_cost_ms\": 2.0", 1));
@@ -424,11 +431,27 @@ mod tests {
         let tables = [Table::new("a", 30, 4)];
         let topology = Topology::h100(2, 1 << 20).unwrap();
         let placed = |name: &str, rank| vec![TablePlan::table_wise(&Table::new(name, 30, 4), rank)];
-        let error =
-            Plan::predict("test", &tables, placed("a", 2), &topology, &PerShard, 8).unwrap_err().to_string();
+        let error = Plan::predict(
+            "test",
+            &tables,
+            placed("a", 2),
+            &topology,
+            &PerShard,
+            topology.global_batch_size(8),
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.contains("table `a` has a shard on rank 2, the topology has ranks 0 to 1"), "{error}");
-        let error =
-            Plan::predict("test", &tables, placed("z", 0), &topology, &PerShard, 8).unwrap_err().to_string();
+        let error = Plan::predict(
+            "test",
+            &tables,
+            placed("z", 0),
+            &topology,
+            &PerShard,
+            topology.global_batch_size(8),
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.contains("it places table `z`, which is not among the tables"), "{error}");
     }
 }

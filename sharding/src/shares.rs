@@ -268,8 +268,15 @@ mod tests {
         let even = Table { lookup_shares: None, ..table.clone() };
         let predict = |table: &Table, topology: &Topology| {
             let tables = [table.clone()];
-            let plan = Plan::predict("test", &tables, vec![by_rows(table)], topology, &AnalyticCost, 1_000);
-            plan.map(|plan| (plan.check(&tables, topology), plan)).unwrap()
+            let plan = Plan::predict(
+                "test",
+                &tables,
+                vec![by_rows(table)],
+                topology,
+                &AnalyticCost,
+                topology.global_batch_size(1_000),
+            );
+            plan.map(|plan| (plan.check(&tables, topology, plan.global_batch_size), plan)).unwrap()
         };
         let most = |plan: &Plan| plan.ranks.iter().map(|rank| rank.total_bytes()).max().unwrap();
         let large = Topology::h100(4, 1 << 30).unwrap();
@@ -282,8 +289,9 @@ mod tests {
         let error = predict(&table, &small).0.unwrap_err().to_string();
         assert!(error.contains("rank 0 would hold"), "{error}");
         // A search finds another plan, or none.
-        match Beam::Full.plan(slice::from_ref(&table), &small, &AnalyticCost, 1_000) {
-            Ok(plan) => plan.check(&[table], &small).unwrap(),
+        match Beam::Full.plan(slice::from_ref(&table), &small, &AnalyticCost, small.global_batch_size(1_000))
+        {
+            Ok(plan) => plan.check(&[table], &small, plan.global_batch_size).unwrap(),
             Err(error) => assert!(error.to_string().contains("`t`"), "{error}"),
         }
     }
@@ -294,13 +302,23 @@ mod tests {
         let table = Table { dim: 4, pooling_factor: 100.0, ..table(&lookups) };
         let even = Table { lookup_shares: None, ..table.clone() };
         let topology = Topology::h100(4, 1 << 30).unwrap();
-        let plan =
-            |table: &Table| Beam::Full.plan(slice::from_ref(table), &topology, &AnalyticCost, 8_192).unwrap();
+        let plan = |table: &Table| {
+            Beam::Full
+                .plan(slice::from_ref(table), &topology, &AnalyticCost, topology.global_batch_size(8_192))
+                .unwrap()
+        };
         // A table of four columns can only be divided by rows, which is best where lookups are even.
         assert_eq!(plan(&even).tables[0].sharding_type, ShardingType::RowWise);
         let by_rows = vec![by_rows(&table)];
-        let rows =
-            Plan::predict("rows", slice::from_ref(&table), by_rows, &topology, &AnalyticCost, 8_192).unwrap();
+        let rows = Plan::predict(
+            "rows",
+            slice::from_ref(&table),
+            by_rows,
+            &topology,
+            &AnalyticCost,
+            topology.global_batch_size(8_192),
+        )
+        .unwrap();
         let found = plan(&table);
         assert!(found.max_cost_ms <= rows.max_cost_ms, "{} {}", found.max_cost_ms, rows.max_cost_ms);
         assert!(rows.max_cost_ms > 2.0 * plan(&even).max_cost_ms);

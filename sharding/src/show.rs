@@ -84,9 +84,9 @@ fn summary(page: &mut String, plan: &Plan) {
         (
             "Predicted cost",
             format!(
-                "<b>{:.4} ms</b> per step of {} samples per rank, set by rank {bottleneck}; the mean rank takes {mean:.4} ms ({balance:.0} %)",
+                "<b>{:.4} ms</b> per step of {} samples, set by rank {bottleneck}; the mean rank takes {mean:.4} ms ({balance:.0} %)",
                 plan.max_cost_ms,
-                format_count(plan.batch_size)
+                format_count(plan.global_batch_size)
             ),
         ),
         (
@@ -333,7 +333,8 @@ mod tests {
     fn the_page_shows_every_rank_and_table_and_escapes_names() {
         let tables: Vec<Table> = (0..6).map(|i| Table::new(format!("t<{i}>"), 1000 * (i + 1), 64)).collect();
         let topology = Topology::h100(4, 4 << 20).unwrap();
-        let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).unwrap();
+        let plan =
+            Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)).unwrap();
         let page = html(&plan);
         for i in 0..6 {
             assert!(page.contains(&format!("<td>t&lt;{i}&gt;</td>")), "{page}");

@@ -13,7 +13,7 @@ use crate::tables::check_size;
 use crate::{Error, LookupShares, Pooling, Result};
 
 const KIND: FileKind = FileKind {
-    version: 1,
+    version: 2,
     hint: "write a new one with `onefold-shard tables train.toml --data DATASET --out FILE`, or correct it",
 };
 
@@ -273,8 +273,8 @@ impl Table {
 pub struct TableFile {
     /// Version of this format.
     pub format_version: u32,
-    /// Samples per rank and step.
-    pub batch_size: u64,
+    /// Samples of a step over all ranks.
+    pub global_batch_size: u64,
     /// The tables, in feature order.
     pub tables: Vec<Table>,
 }
@@ -285,8 +285,8 @@ impl TableFile {
     /// # Errors
     ///
     /// As [`validate`](Self::validate).
-    pub fn new(batch_size: u64, tables: Vec<Table>) -> Result<Self> {
-        let file = Self { format_version: KIND.version, batch_size, tables };
+    pub fn new(global_batch_size: u64, tables: Vec<Table>) -> Result<Self> {
+        let file = Self { format_version: KIND.version, global_batch_size, tables };
         file.validate()?;
         Ok(file)
     }
@@ -318,8 +318,11 @@ impl TableFile {
     /// [`Error::Invalid`] if there is no table, the batch size is zero, the name of a table or feature is used
     /// twice, or a table cannot exist.
     pub fn validate(&self) -> Result<()> {
-        if self.batch_size == 0 {
-            return Err(Error::invalid("`batch_size` is 0", "give the samples per rank and step"));
+        if self.global_batch_size == 0 {
+            return Err(Error::invalid(
+                "`global_batch_size` is 0",
+                "give the samples of a step over all ranks",
+            ));
         }
         validate_tables(&self.tables)
     }
@@ -440,7 +443,10 @@ mod tests {
         let error = TableFile::load(&path).unwrap_err().to_string();
         assert!(error.contains("tables.json`: table `a` stands there twice\n  hint: "), "{error}");
         assert!(
-            TableFile::new(0, file.tables.clone()).unwrap_err().to_string().contains("`batch_size` is 0")
+            TableFile::new(0, file.tables.clone())
+                .unwrap_err()
+                .to_string()
+                .contains("`global_batch_size` is 0")
         );
         assert!(TableFile::new(1, vec![]).unwrap_err().to_string().contains("there are no tables"));
     }
@@ -449,9 +455,9 @@ mod tests {
     fn another_version_is_refused_before_its_fields_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("tables.json");
-        fs_err::write(&path, r#"{"format_version": 2, "shape": "unknown"}"#).unwrap();
+        fs_err::write(&path, r#"{"format_version": 3, "shape": "unknown"}"#).unwrap();
         let error = TableFile::load(&path).unwrap_err().to_string();
-        assert!(error.contains("format version 2, this program reads 1"), "{error}");
+        assert!(error.contains("format version 3, this program reads 2"), "{error}");
     }
 
     #[test]

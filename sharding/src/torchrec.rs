@@ -4,7 +4,7 @@
 //! `ParameterConstraints`, one for every feature, if they are known:
 //!
 //! ```json
-//! {"batch_size": 512, "optimizer": "row_wise_adagrad", "tables": [
+//! {"global_batch_size": 512, "optimizer": "row_wise_adagrad", "tables": [
 //!   {"name": "t_user", "num_embeddings": 1000000, "embedding_dim": 64, "feature_names": ["user_id"],
 //!    "pooling": "SUM", "data_type": "FP32", "pooling_factors": [1.0]}]}
 //! ```
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Model {
-    batch_size: u64,
+    global_batch_size: u64,
     #[serde(default)]
     optimizer: TableOptimizer,
     tables: Vec<BagConfig>,
@@ -68,7 +68,7 @@ fn fp32() -> String {
 /// features, or a type or a pooling that is not known here.
 pub fn load_tables(path: &Path) -> Result<TableFile> {
     let wrong = |message: String, hint: &str| Error::file(path, message, hint);
-    let shape = "write {\"batch_size\": N, \"tables\": [{\"name\", \"num_embeddings\", \"embedding_dim\", \"feature_names\", …}]}, \
+    let shape = "write {\"global_batch_size\": N, \"tables\": [{\"name\", \"num_embeddings\", \"embedding_dim\", \"feature_names\", …}]}, \
                  the fields of `EmbeddingBagConfig`";
     let bytes = match fs_err::read(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -79,7 +79,7 @@ pub fn load_tables(path: &Path) -> Result<TableFile> {
     let model: Model = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string(), shape))?;
     let tables = model.tables.into_iter().map(|config| table(config, model.optimizer));
     let tables = tables.collect::<Result<Vec<_>>>().map_err(|error| error.in_file(path))?;
-    TableFile::new(model.batch_size, tables).map_err(|error| error.in_file(path))
+    TableFile::new(model.global_batch_size, tables).map_err(|error| error.in_file(path))
 }
 
 fn table(config: BagConfig, optimizer: TableOptimizer) -> Result<Table> {
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn configurations_become_tables() {
         let text = format!(
-            r#"{{"batch_size": 64, "optimizer": "sgd", "tables": [{BAG}, "pooling": "MEAN", "data_type": "FP16",
+            r#"{{"global_batch_size": 64, "optimizer": "sgd", "tables": [{BAG}, "pooling": "MEAN", "data_type": "FP16",
                 "pooling_factors": [7.5], "dedupe_factor": 3.0}}]}}"#
         );
         let file = load(&text).unwrap();
@@ -218,8 +218,8 @@ mod tests {
             dedupe_factor: 3.0,
             ..Table::new("t", 100, 8)
         };
-        assert_eq!((file.batch_size, &file.tables[..]), (64, &[expected][..]));
-        let plain = load(&format!(r#"{{"batch_size": 64, "tables": [{BAG}}}]}}"#)).unwrap();
+        assert_eq!((file.global_batch_size, &file.tables[..]), (64, &[expected][..]));
+        let plain = load(&format!(r#"{{"global_batch_size": 64, "tables": [{BAG}}}]}}"#)).unwrap();
         let feature = Some("f".to_owned());
         assert_eq!(plain.tables, [Table { feature, ..Table::new("t", 100, 8) }]);
     }
@@ -228,7 +228,7 @@ mod tests {
     fn a_table_may_have_several_features() {
         let shared = BAG.replace(r#"["f"]"#, r#"["t", "g"]"#);
         let file = load(&format!(
-            r#"{{"batch_size": 64, "tables": [{shared}, "pooling_factors": [20, 1], "dedupe_factor": 2}}]}}"#
+            r#"{{"global_batch_size": 64, "tables": [{shared}, "pooling_factors": [20, 1], "dedupe_factor": 2}}]}}"#
         ));
         let further = FurtherFeature { dedupe_factor: 2.0, ..FurtherFeature::new("g") };
         let table = Table { pooling_factor: 20.0, dedupe_factor: 2.0, ..Table::new("t", 100, 8) };
@@ -238,7 +238,9 @@ mod tests {
     #[test]
     fn what_is_not_known_is_refused_by_table() {
         let refused = |fields: &str| {
-            load(&format!(r#"{{"batch_size": 64, "tables": [{BAG}, {fields}}}]}}"#)).unwrap_err().to_string()
+            load(&format!(r#"{{"global_batch_size": 64, "tables": [{BAG}, {fields}}}]}}"#))
+                .unwrap_err()
+                .to_string()
         };
         assert!(
             refused(r#""data_type": "INT8""#)
@@ -249,13 +251,14 @@ mod tests {
             refused(r#""pooling_factors": [1, 2]"#).contains("has 2 pooling factors, and its features are 1")
         );
         assert!(refused(r#""init_fn": 1"#).contains("unknown field `init_fn`"));
-        let twice = load(&format!(r#"{{"batch_size": 64, "tables": [{BAG}}}, {BAG}}}]}}"#)).unwrap_err();
+        let twice =
+            load(&format!(r#"{{"global_batch_size": 64, "tables": [{BAG}}}, {BAG}}}]}}"#)).unwrap_err();
         assert!(twice.to_string().contains("model.json`: table `t` stands there twice"), "{twice}");
         let none = BAG.replace(r#"["f"]"#, "[]");
-        let none = load(&format!(r#"{{"batch_size": 64, "tables": [{none}}}]}}"#)).unwrap_err();
+        let none = load(&format!(r#"{{"global_batch_size": 64, "tables": [{none}}}]}}"#)).unwrap_err();
         assert!(none.to_string().contains("table `t` has no feature"), "{none}");
         let missing = load_tables(Path::new("nowhere.json")).unwrap_err().to_string();
-        assert!(missing.contains("there is no such file\n  hint: write {\"batch_size\""), "{missing}");
+        assert!(missing.contains("there is no such file\n  hint: write {\"global_batch_size\""), "{missing}");
     }
 
     /// One table of each type on two machines of two.
@@ -283,8 +286,16 @@ mod tests {
             let (sharding_type, shards) = shards(i);
             TablePlan { name: table.name.clone(), rows: 8, dim: 8, sharding_type, shards, reason: None }
         });
-        let plan = Plan::predict("test", &tables, placed.collect(), &topology, &AnalyticCost, 4).unwrap();
-        plan.check(&tables, &topology).unwrap();
+        let plan = Plan::predict(
+            "test",
+            &tables,
+            placed.collect(),
+            &topology,
+            &AnalyticCost,
+            topology.global_batch_size(4),
+        )
+        .unwrap();
+        plan.check(&tables, &topology, plan.global_batch_size).unwrap();
         let exported = export(&plan, "sparse.ebc", "cuda");
         let module = &exported["plan"]["sparse.ebc"];
         assert_eq!((&exported["world_size"], &exported["local_world_size"]), (&json!(4), &json!(2)));

@@ -56,10 +56,16 @@ fn main() {
         let mut seconds = Vec::new();
         for search in searches {
             let started = Instant::now();
-            let plan =
-                search.plan(&task.tables.tables, &task.topology, &AnalyticCost, task.tables.batch_size);
+            let plan = search.plan(
+                &task.tables.tables,
+                &task.topology,
+                &AnalyticCost,
+                task.tables.global_batch_size,
+            );
             seconds.push(started.elapsed().as_secs_f64());
-            let valid = plan.and_then(|plan| plan.check(&task.tables.tables, &task.topology));
+            let valid = plan.and_then(|plan| {
+                plan.check(&task.tables.tables, &task.topology, task.tables.global_batch_size)
+            });
             if let Err(error) = valid {
                 println!("{}: {error}", search.id());
             }

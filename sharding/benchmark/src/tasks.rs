@@ -98,7 +98,11 @@ pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
     for i in 0..options.count {
         let tables = draw(&mut rng, &pool, &dims, options, &topology, batch_size)?;
         let name = format!("task-{i:0width$}");
-        tasks.push(Task { name, tables: TableFile::new(batch_size, tables)?, topology: topology.clone() });
+        tasks.push(Task {
+            name,
+            tables: TableFile::new(options.samples, tables)?,
+            topology: topology.clone(),
+        });
     }
     Ok(tasks)
 }
@@ -241,7 +245,7 @@ mod tests {
             assert!(task.tables.tables.iter().all(|table| [4, 8, 16, 32].contains(&table.dim)));
             let bytes: u64 = task.tables.tables.iter().map(|table| table.memory_bytes().unwrap()).sum();
             assert!(bytes <= 15 << 30, "{bytes}");
-            assert_eq!((task.tables.batch_size, task.topology.ranks_per_node), (16_384, 4));
+            assert_eq!((task.tables.global_batch_size, task.topology.ranks_per_node), (65_536, 4));
         }
         assert_eq!(tasks(&options).unwrap(), drawn);
         assert_ne!(tasks(&TaskOptions { seed: 2, ..options }).unwrap(), drawn);

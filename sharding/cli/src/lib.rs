@@ -111,9 +111,9 @@ pub(crate) fn plan(arguments: &PlanArguments, printer: &Printer) -> Result<()> {
     let planning = Instant::now();
     let search = searches(arguments.seed).into_iter().find(|search| search.id() == arguments.search);
     let search = search.with_context(|| format!("there is no search `{}`", arguments.search))?;
-    let plan = search.plan(&tables.tables, &topology, model.as_ref(), tables.batch_size)?;
+    let plan = search.plan(&tables.tables, &topology, model.as_ref(), tables.global_batch_size)?;
     let plan_seconds = planning.elapsed().as_secs_f64();
-    plan.check(&tables.tables, &topology)?;
+    plan.check(&tables.tables, &topology, tables.global_batch_size)?;
     let mut explained = Vec::new();
     for name in &arguments.explain {
         explained.push((name.as_str(), plan.alternatives(name, &tables.tables, model.as_ref())?));
@@ -145,10 +145,10 @@ pub(crate) fn replan_command(arguments: &ReplanArguments, printer: &Printer) -> 
         None => before.topology.clone(),
     };
     let model = cost_model(&arguments.model, &topology)?;
-    let batch_size = tables.batch_size;
-    let found = replan(&before, &tables.tables, &topology, model.as_ref(), batch_size, arguments.budget)?;
+    let batch = tables.global_batch_size;
+    let found = replan(&before, &tables.tables, &topology, model.as_ref(), batch, arguments.budget)?;
     let Replanned { plan, kept_cost_ms, moved_bytes, required_bytes } = &found;
-    plan.check(&tables.tables, &topology)?;
+    plan.check(&tables.tables, &topology, batch)?;
     plan.store(out)?;
 
     let mut text = rank_table(plan);
@@ -216,7 +216,8 @@ pub(crate) fn plan_figures(plan: &Plan) -> Value {
     json!({
         "tables": plan.tables.len(),
         "ranks": plan.topology.ranks,
-        "batch_size": plan.batch_size,
+        "global_batch_size": plan.global_batch_size,
+        "samples_per_rank": plan.samples_per_rank(),
         "search": plan.search,
         "cost_model": plan.cost_model,
         "max_cost_ms": plan.max_cost_ms,
@@ -252,9 +253,10 @@ pub(crate) fn rank_table(plan: &Plan) -> String {
     let bottleneck = plan.bottleneck().map_or(0, |rank| rank.rank);
     let _ = writeln!(
         text,
-        "\nBottleneck: rank {bottleneck} with {:.4} ms per step of {} samples per rank, by {}",
+        "\nBottleneck: rank {bottleneck} with {:.4} ms per step of {} samples, {} per rank, by {}",
         plan.max_cost_ms,
-        format_count(plan.batch_size),
+        format_count(plan.global_batch_size),
+        format_count(plan.samples_per_rank()),
         plan.cost_model
     );
     let [fullest, limit] = fullest(plan).map(format_bytes);
@@ -269,10 +271,11 @@ pub(crate) fn check(arguments: &CheckArguments, printer: &Printer) -> Result<()>
     let mut plan = Plan::load(&arguments.plan)?;
     let tables = TableFile::load(&arguments.inputs.tables)?;
     let topology = Topology::load(&arguments.inputs.topology)?;
-    plan.check(&tables.tables, &topology).with_context(|| format!("`{}`", arguments.plan.display()))?;
+    plan.check(&tables.tables, &topology, tables.global_batch_size)
+        .with_context(|| format!("`{}`", arguments.plan.display()))?;
 
     let (path, count, ranks) = (arguments.plan.display(), plan.tables.len(), topology.ranks);
-    let current = predictions_are_for(&plan, &topology, tables.batch_size);
+    let current = predictions_are_for(&plan, &topology, tables.global_batch_size);
     // What ranks have is what this topology says.
     plan.topology = topology.clone();
     let [fullest, limit] = fullest(&plan).map(format_bytes);
@@ -294,13 +297,13 @@ pub(crate) fn check(arguments: &CheckArguments, printer: &Printer) -> Result<()>
 }
 
 /// Whether the plan's times were predicted for this topology and batch size.
-fn predictions_are_for(plan: &Plan, topology: &Topology, batch_size: u64) -> bool {
+fn predictions_are_for(plan: &Plan, topology: &Topology, global_batch_size: u64) -> bool {
     let bandwidths = |topology: &Topology| {
         [topology.intra_node_bandwidth_bytes_per_second, topology.inter_node_bandwidth_bytes_per_second]
     };
     // A number that went through a JSON file may come back with another last bit.
     let close = |(a, b): (f64, f64)| (a - b).abs() <= 1e-9 * b;
-    plan.batch_size == batch_size
+    plan.global_batch_size == global_batch_size
         && bandwidths(&plan.topology).into_iter().zip(bandwidths(topology)).all(close)
         && (0..topology.ranks).all(|rank| {
             let of = |topology: &Topology| topology.memory_bandwidth_of(rank);

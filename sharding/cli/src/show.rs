@@ -48,7 +48,7 @@ pub(crate) fn diff_command(arguments: &DiffArguments, printer: &Printer) -> Resu
         before.cost_model,
         after.cost_model,
     );
-    if before.cost_model != after.cost_model || before.batch_size != after.batch_size {
+    if before.cost_model != after.cost_model || before.global_batch_size != after.global_batch_size {
         text.push_str("\nThe costs are of different models or batch sizes: do not compare them");
     }
     let none = || "not there".to_owned();

@@ -338,7 +338,7 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
     let json = json!({
         "table_file": out,
         "tables": count,
-        "batch_size": file.batch_size,
+        "global_batch_size": file.global_batch_size,
         "memory_bytes": bytes,
         "sequence_tables": sequences,
     });

@@ -64,7 +64,7 @@ impl Dir {
         let tables = [table("user", 3_000), table("item", 2_000), table("city", 500)].join(", ");
         dir.write(
             "tables.json",
-            &format!(r#"{{"format_version": 1, "batch_size": 256, "tables": [{tables}]}}"#),
+            &format!(r#"{{"format_version": 2, "global_batch_size": 512, "tables": [{tables}]}}"#),
         );
         dir.run("topology --ranks 2 --memory 2MiB --out topology.json").succeeded();
         dir
@@ -116,7 +116,7 @@ fn a_plan_is_printed_written_and_checked() {
             "   0       1     1.1 MiB       0.0004             0.0006       0.0010",
             "   1       2     1.0 MiB       0.0008             0.0012       0.0020",
             "",
-            "Bottleneck: rank 1 with 0.0020 ms per step of 256 samples per rank, by analytic_v2",
+            "Bottleneck: rank 1 with 0.0020 ms per step of 512 samples, 256 per rank, by analytic_v2",
             "Memory: the fullest rank holds 1.1 MiB of 2.0 MiB",
         ]
     );
@@ -239,10 +239,10 @@ fn malformed_json_is_named_with_its_line() {
         "error: `topology.json`: expected ident at line 3 column 13\n  hint: write a new one with `onefold-shard \
          topology --ranks N --memory SIZE --out FILE`, or correct it"
     );
-    dir.write("tables.json", r#"{"format_version": 1, "batch_size": 0, "tables": []}"#);
+    dir.write("tables.json", r#"{"format_version": 2, "global_batch_size": 0, "tables": []}"#);
     assert_eq!(
         dir.run(PLAN).failed(),
-        "error: `tables.json`: `batch_size` is 0\n  hint: give the samples per rank and step"
+        "error: `tables.json`: `global_batch_size` is 0\n  hint: give the samples of a step over all ranks"
     );
     assert_eq!(dir.names(), ["tables.json", "topology.json"]);
 }
@@ -254,8 +254,9 @@ fn a_plan_that_does_not_fit_says_what_is_missing() {
     assert_eq!(
         dir.run(PLAN).failed(),
         "error: the tables do not fit: with optimizer state they need 1.4 MiB, and the buffers of a step 804.0 KiB; 2 \
-         ranks together have 1.3 MiB, so 833.3 KiB are missing\n  hint: more ranks do not help, as they exchange more \
-         vectors; raise `memory_bytes` in the topology, or lower `batch_size` in the tables' file, or `dim` of the tables"
+         ranks together have 1.3 MiB, so 833.3 KiB are missing\n  hint: plan for 5 ranks or more, raise \
+         `memory_bytes` in the topology, or lower `global_batch_size` in the tables' file, or `rows` or `dim` of the \
+         tables"
     );
     assert_eq!(
         dir.run(&format!("{PLAN} --search greedy_by_size")).failed(),
@@ -268,10 +269,13 @@ fn a_plan_that_does_not_fit_says_what_is_missing() {
     assert!(error.starts_with("error: the tables do not fit"), "{error}");
     assert!(error.contains("; 1 rank has 1.0 MiB, so 372.5 KiB are missing"), "{error}");
     assert!(
-        error.contains("\n  hint: plan for 7 ranks or more, raise `memory_bytes` in the topology"),
+        error.contains("\n  hint: plan for 3 ranks or more, raise `memory_bytes` in the topology"),
         "{error}"
     );
     assert!(!dir.path("plan.json").exists());
+    // As many ranks as the hint says have room.
+    dir.run("topology --ranks 3 --memory 1MiB --out topology.json --overwrite").succeeded();
+    dir.run(PLAN).succeeded();
 }
 
 #[test]
@@ -285,6 +289,13 @@ fn check_refuses_a_plan_of_other_tables_or_ranks() {
         "error: `plan.json`: the plan is not valid: rank 0 would hold 761.7 KiB of tables and 402.0 KiB of buffers \
          and has 683.6 KiB: 480.1 KiB too much\n  hint: make the plan again with `onefold-shard plan`"
     );
+    // The memory is that of the tables' batch size, not of the plan's.
+    dir.run("topology --ranks 2 --memory 2MiB --out topology.json --overwrite").succeeded();
+    let tables = dir.read("tables.json");
+    dir.write("tables.json", &tables.replace("\"global_batch_size\": 512", "\"global_batch_size\": 51200"));
+    let error = dir.run(check).failed();
+    assert!(error.contains("rank 0 would hold 761.7 KiB of tables and 39.3 MiB of buffers"), "{error}");
+    dir.write("tables.json", &tables);
     dir.run("topology --ranks 4 --memory 1MiB --out topology.json --overwrite").succeeded();
     assert!(
         dir.run(check).failed().contains("it is for 2 ranks, 2 a machine, the topology has 4, 4 a machine")
@@ -414,7 +425,7 @@ fn tables_come_from_the_configuration_and_the_statistics() {
          per id is priced, the model's block that pools them is not)\n"
     );
     let file = TableFile::load(&dir.path("tables.json")).unwrap();
-    assert_eq!(file.batch_size, 512);
+    assert_eq!(file.global_batch_size, 512);
     let [history, item] = &file.tables[..] else { panic!("{file:?}") };
     assert_eq!((history.name.as_str(), history.rows, history.dim), ("history", 5_000, 16));
     assert_eq!(
@@ -429,7 +440,7 @@ fn tables_come_from_the_configuration_and_the_statistics() {
     assert!(
         Plan::load(&dir.path("plan.json"))
             .unwrap()
-            .check(&file.tables, &Topology::h100(1, 1 << 20).unwrap())
+            .check(&file.tables, &Topology::h100(1, 1 << 20).unwrap(), 512)
             .is_ok()
     );
 }

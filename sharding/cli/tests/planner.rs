@@ -85,7 +85,7 @@ fn tasks_are_drawn_and_compared() {
         for method in methods {
             let name = format!("{}.json", method["search"].as_str().unwrap());
             let plan = Plan::load(&dir.path("plans").join(task).join(name)).unwrap();
-            plan.check(&tables.tables, &topology).unwrap();
+            plan.check(&tables.tables, &topology, plan.global_batch_size).unwrap();
         }
     }
     let table = dir.succeeds("compare --tasks tasks");
@@ -285,7 +285,7 @@ fn planned(dir: &Dir) {
         format!(r#"{{"name": "{name}", "rows": {rows}, "dim": 64, "pooling_factor": 2.0}}"#)
     };
     let tables = [table("user", 3_000), table("item", 2_000), table("city", 500)].join(", ");
-    let tables = format!(r#"{{"format_version": 1, "batch_size": 256, "tables": [{tables}]}}"#);
+    let tables = format!(r#"{{"format_version": 2, "global_batch_size": 512, "tables": [{tables}]}}"#);
     fs_err::write(dir.path("tables.json"), tables).unwrap();
     dir.succeeds("topology --ranks 2 --memory 2MiB --out topology.json");
     let plan = "plan --tables tables.json --topology topology.json";
@@ -334,7 +334,7 @@ fn a_plan_is_shown_compared_and_exported() {
 #[test]
 fn tables_come_from_torchrec_configurations() {
     let dir = Dir::new();
-    let text = r#"{"batch_size": 64, "tables": [{"name": "t_user", "num_embeddings": 1000, "embedding_dim": 16,
+    let text = r#"{"global_batch_size": 64, "tables": [{"name": "t_user", "num_embeddings": 1000, "embedding_dim": 16,
         "feature_names": ["user"], "pooling": "MEAN", "pooling_factors": [3.5]}]}"#;
     fs_err::write(dir.path("model.json"), text).unwrap();
     let written = dir.succeeds("tables --torchrec model.json --out tables.json");

@@ -216,8 +216,9 @@ mod tests {
         // Every search places it, once.
         let tables = [shared, Table::new("city", 500, 64)];
         for search in searches(1) {
-            let plan = search.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
-            plan.check(&tables, &topology).unwrap();
+            let plan =
+                search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(512)).unwrap();
+            plan.check(&tables, &topology, plan.global_batch_size).unwrap();
             let names: Vec<_> = plan.tables.iter().map(|table| table.name.as_str()).collect();
             assert_eq!(names, ["items", "city"]);
         }

@@ -178,8 +178,8 @@ mod tests {
         let tables: Vec<Table> = (0..24)
             .map(|i| Table { pooling_factor: 5.0, ..Table::new(format!("t{i}"), 200_000, 64) })
             .collect();
-        let plan = Beam::Full.plan(&tables, &topology, &model, 4096).unwrap();
-        plan.check(&tables, &topology).unwrap();
+        let plan = Beam::Full.plan(&tables, &topology, &model, topology.global_batch_size(4096)).unwrap();
+        plan.check(&tables, &topology, plan.global_batch_size).unwrap();
         let loads = plan.loads(&tables).unwrap();
         assert!(loads[0].len() < loads[1].len() && !loads[0].is_empty(), "{plan:?}");
         for (rank, file) in [slow, fast.clone()].into_iter().enumerate() {

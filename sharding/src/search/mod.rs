@@ -18,7 +18,7 @@ pub trait Search: Send + Sync {
     /// The name that a plan keeps.
     fn id(&self) -> &str;
 
-    /// A plan for `tables` on `topology`, with `batch_size` samples per rank and step.
+    /// A plan for `tables` on `topology`, with `global_batch_size` samples of a step over all ranks.
     ///
     /// # Errors
     ///
@@ -29,7 +29,7 @@ pub trait Search: Send + Sync {
         tables: &[Table],
         topology: &Topology,
         cost_model: &dyn CostModel,
-        batch_size: u64,
+        global_batch_size: u64,
     ) -> Result<Plan>;
 }
 

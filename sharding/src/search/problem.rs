@@ -102,6 +102,7 @@ pub(crate) struct Problem<'a> {
     pub(crate) tables: &'a [Table],
     pub(crate) topology: &'a Topology,
     pub(crate) model: &'a dyn CostModel,
+    /// Samples per rank and step.
     pub(crate) batch_size: u64,
     pub(crate) ranks: usize,
     /// Of every rank: see [`Topology::kinds`].

@@ -31,8 +31,8 @@ pub struct Replanned {
     pub required_bytes: u64,
 }
 
-/// Plans `tables` on `topology` as a local search from `before` on, which moves no more than `budget_bytes` of weights
-/// and optimizer state between ranks. Rows that a table has gained since and tables that are new move nothing.
+/// Plans `tables` on `topology`, for steps of `global_batch_size` samples over all ranks, as a local search from `before`
+/// on, which moves no more than `budget_bytes` of weights and optimizer state between ranks. Rows that a table has gained since and tables that are new move nothing.
 ///
 /// What must move is moved first: shards of ranks that the topology does not have, rows over another number of ranks,
 /// shards that their ranks have no room for. Then shards of the busiest rank go elsewhere, change places or are
@@ -48,10 +48,10 @@ pub fn replan(
     tables: &[Table],
     topology: &Topology,
     cost_model: &dyn CostModel,
-    batch_size: u64,
+    global_batch_size: u64,
     budget_bytes: u64,
 ) -> Result<Replanned> {
-    let problem = Problem::new(tables, topology, cost_model, batch_size)?;
+    let problem = Problem::new(tables, topology, cost_model, topology.samples_per_rank(global_batch_size))?;
     let old: HashMap<&str, &TablePlan> =
         before.tables.iter().map(|table| (table.name.as_str(), table)).collect();
     let counted = RefCell::new(vec![Counted::default(); tables.len()]);
@@ -77,7 +77,7 @@ pub fn replan(
         found.into_iter().fold(start, |best, other| if other.cost_ms < best.cost_ms { other } else { best });
     let moved_bytes = search.moved_bytes(&best.units, &best.places)?;
     let placed = problem.table_plans(&best.units, &best.places);
-    let plan = Plan::predict("replan", tables, placed, topology, cost_model, batch_size)?;
+    let plan = Plan::predict("replan", tables, placed, topology, cost_model, global_batch_size)?;
     Ok(Replanned { plan, kept_cost_ms, moved_bytes, required_bytes })
 }
 
@@ -338,11 +338,11 @@ mod tests {
             ranks in 2u32..6, share in 0.0..1.2f64,
         ) {
             let topology = Topology::h100(ranks, 1 << 30).unwrap();
-            let before = Greedy::Random { seed: 3 }.plan(&tables, &topology, &AnalyticCost, 256).unwrap();
+            let before = Greedy::Random { seed: 3 }.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(256)).unwrap();
             let all: u64 = tables.iter().map(|table| table.memory_bytes().unwrap()).sum();
             let budget = (all as f64 * share) as u64;
-            let found = replan(&before, &tables, &topology, &AnalyticCost, 256, budget).unwrap();
-            found.plan.check(&tables, &topology).unwrap();
+            let found = replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(256), budget).unwrap();
+            found.plan.check(&tables, &topology, found.plan.global_batch_size).unwrap();
             prop_assert!(found.moved_bytes <= budget && found.required_bytes == 0);
             prop_assert!((found.kept_cost_ms / before.max_cost_ms - 1.0).abs() < 1e-9);
             prop_assert!(found.plan.max_cost_ms <= before.max_cost_ms * (1.0 + 1e-9));
@@ -367,16 +367,21 @@ mod tests {
     fn a_plan_with_all_on_one_rank_is_spread_as_far_as_the_budget_goes() {
         let (tables, topology) = (tables(), Topology::h100(4, 1 << 30).unwrap());
         let placed = tables.iter().map(|table| TablePlan::table_wise(table, 0)).collect();
-        let before = Plan::predict("test", &tables, placed, &topology, &AnalyticCost, 512).unwrap();
+        let before =
+            Plan::predict("test", &tables, placed, &topology, &AnalyticCost, topology.global_batch_size(512))
+                .unwrap();
         let one = tables[0].memory_bytes().unwrap();
         let cost = |budget| {
-            let found = replan(&before, &tables, &topology, &AnalyticCost, 512, budget).unwrap();
+            let found =
+                replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(512), budget)
+                    .unwrap();
             assert!(found.moved_bytes <= budget, "{found:?}");
             found.plan.max_cost_ms
         };
         let costs = [0, one, 3 * one, 5 * one, 100 * one].map(cost);
         assert!(costs.windows(2).all(|pair| pair[1] < pair[0]), "{costs:?}");
-        let new = Beam::Full.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+        let new =
+            Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(512)).unwrap();
         assert!(costs[4] <= 1.05 * new.max_cost_ms, "{costs:?} {}", new.max_cost_ms);
     }
 
@@ -391,11 +396,14 @@ mod tests {
             .collect();
         let topology = Topology::h100(4, 1 << 30).unwrap();
         let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
-        let new = Beam::Full.plan(&tables, &topology, &model, 4096).unwrap();
+        let new = Beam::Full.plan(&tables, &topology, &model, topology.global_batch_size(4096)).unwrap();
         let placed = tables.iter().map(|table| TablePlan::table_wise(table, 0)).collect();
-        let before = Plan::predict("test", &tables, placed, &topology, &model, 4096).unwrap();
+        let before =
+            Plan::predict("test", &tables, placed, &topology, &model, topology.global_batch_size(4096))
+                .unwrap();
         assert!(before.max_cost_ms > 1.9 * new.max_cost_ms, "{} {}", before.max_cost_ms, new.max_cost_ms);
-        let found = replan(&before, &tables, &topology, &model, 4096, u64::MAX).unwrap();
+        let found =
+            replan(&before, &tables, &topology, &model, topology.global_batch_size(4096), u64::MAX).unwrap();
         let cost_ms = found.plan.max_cost_ms;
         assert!(cost_ms <= 1.05 * new.max_cost_ms, "{cost_ms} {}", new.max_cost_ms);
     }
@@ -403,28 +411,37 @@ mod tests {
     #[test]
     fn ranks_that_are_gone_and_tables_that_grew_must_move() {
         let (mut tables, topology) = (tables(), Topology::h100(4, 1 << 30).unwrap());
-        let before = Greedy::BySize.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+        let before =
+            Greedy::BySize.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(512)).unwrap();
         let fewer = Topology::h100(3, 1 << 30).unwrap();
         let on_last = 2 * tables[0].memory_bytes().unwrap();
-        let error = replan(&before, &tables, &fewer, &AnalyticCost, 512, 1000).unwrap_err().to_string();
+        let error = replan(&before, &tables, &fewer, &AnalyticCost, fewer.global_batch_size(512), 1000)
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("5.0 MiB must move to other ranks"), "{error}");
-        let found = replan(&before, &tables, &fewer, &AnalyticCost, 512, on_last).unwrap();
+        let found =
+            replan(&before, &tables, &fewer, &AnalyticCost, fewer.global_batch_size(512), on_last).unwrap();
         assert_eq!((found.required_bytes, found.moved_bytes), (on_last, on_last));
-        found.plan.check(&tables, &fewer).unwrap();
+        found.plan.check(&tables, &fewer, found.plan.global_batch_size).unwrap();
         // New rows and new tables are no moves.
         tables[0].rows += 500;
         tables.push(Table::new("new", 100, 16));
-        let found = replan(&before, &tables, &topology, &AnalyticCost, 512, 0).unwrap();
+        let found =
+            replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(512), 0).unwrap();
         assert_eq!((found.required_bytes, found.moved_bytes), (0, 0));
-        found.plan.check(&tables, &topology).unwrap();
+        found.plan.check(&tables, &topology, found.plan.global_batch_size).unwrap();
         // A rank without room for what it has gained gives something away.
         let topology = Topology::h100(4, 13_000_000).unwrap();
         tables[0].rows = 30_000;
-        let found = replan(&before, &tables, &topology, &AnalyticCost, 512, 1 << 30).unwrap();
+        let found =
+            replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(512), 1 << 30)
+                .unwrap();
         assert!(found.required_bytes > 0, "{found:?}");
-        found.plan.check(&tables, &topology).unwrap();
+        found.plan.check(&tables, &topology, found.plan.global_batch_size).unwrap();
         let small = Topology::h100(4, 4 << 20).unwrap();
-        let error = replan(&before, &tables, &small, &AnalyticCost, 512, 1 << 30).unwrap_err().to_string();
+        let error = replan(&before, &tables, &small, &AnalyticCost, small.global_batch_size(512), 1 << 30)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("has no room beside those that stay"), "{error}");
     }
 }

@@ -45,13 +45,14 @@ impl Search for TorchrecDefault {
         tables: &[Table],
         topology: &Topology,
         cost_model: &dyn CostModel,
-        batch_size: u64,
+        global_batch_size: u64,
     ) -> Result<Plan> {
         let plain: Vec<Table> = tables.iter().map(Table::without_deduplication).collect();
+        let batch_size = topology.samples_per_rank(global_batch_size);
         let problem = Problem::new(&plain, topology, &TorchrecCost, batch_size)?;
         let best = propose(&problem, MAX_PROPOSALS).ok_or_else(|| does_not_fit(&problem))?;
         let placed = problem.table_plans(&best.units, &best.places);
-        Plan::predict(self.id(), tables, placed, topology, cost_model, batch_size)
+        Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)
     }
 }
 

@@ -337,7 +337,7 @@ fn the_ranks_of_plans_are_measured() {
 }
 
 fn file(tables: &[&str]) -> String {
-    format!(r#"{{"format_version": 1, "batch_size": 1, "tables": [{}]}}"#, tables.join(", "))
+    format!(r#"{{"format_version": 2, "global_batch_size": 2, "tables": [{}]}}"#, tables.join(", "))
 }
 
 const SMALL: &str = r#"{"name": "small", "rows": 100, "dim": 8, "pooling_factor": 1}"#;
@@ -355,7 +355,7 @@ fn tables_that_cannot_be_planned() {
                 "the tables do not fit",
                 "2 ranks together have 2.0 MiB",
                 "are missing",
-                "plan for 35 ranks or more",
+                "plan for 40 ranks or more",
             ],
         ),
         (

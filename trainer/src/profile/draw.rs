@@ -68,10 +68,11 @@ pub(super) fn draw(
     let least = most.min((LEAST_SAMPLES * u64::from(ranks)) as f64);
     let drawn = least * (most / least).powf(rng.random());
     let ids: f64 = tables.iter().map(|table| table.pooling_factor / table.dedupe_factor).sum();
-    let batch_size = (drawn.min(MAX_IDS / ids.max(1e-9)) / f64::from(ranks)).floor().max(1.0) as u64;
+    let samples_per_rank = (drawn.min(MAX_IDS / ids.max(1e-9)) / f64::from(ranks)).floor().max(1.0) as u64;
     // Buffers need no room here.
     let topology = Topology::h100(ranks, 1 << 50).map_err(unsuitable)?;
-    let plan = Plan::predict("profile", &tables, placed, &topology, &AnalyticCost, batch_size);
+    let batch = topology.global_batch_size(samples_per_rank);
+    let plan = Plan::predict("profile", &tables, placed, &topology, &AnalyticCost, batch);
     Ok(Drawn { tables, plan: plan.map_err(unsuitable)?, exponents })
 }
 
@@ -204,12 +205,12 @@ mod tests {
         let (mut seen, mut kinds, mut optimizers) = (Vec::new(), Vec::new(), Vec::new());
         for number in 0..200 {
             let Drawn { tables, plan, exponents } = draw(&mut rng, &pool, &options, number).unwrap();
-            plan.check(&tables, &plan.topology).unwrap();
+            plan.check(&tables, &plan.topology, plan.global_batch_size).unwrap();
             let ranks = plan.topology.ranks;
             assert_eq!((tables.len(), ranks == 1 || ranks == 4), (exponents.len(), true));
-            let samples = (plan.batch_size * u64::from(ranks)) as f64;
+            let samples = plan.global_batch_size as f64;
             let ids: f64 = tables.iter().map(|table| table.pooling_factor / table.dedupe_factor).sum();
-            assert!((ids * samples <= 1.01 * MAX_IDS || plan.batch_size == 1) && samples <= 65_536.0);
+            assert!((ids * samples <= 1.01 * MAX_IDS || plan.samples_per_rank() == 1) && samples <= 65_536.0);
             seen.push(samples);
             let plain = tables.iter().all(|table| table.dedupe_factor == 1.0);
             assert!(plain || !number.is_multiple_of(PLAIN_SETS));

@@ -46,7 +46,7 @@ impl PlanSet {
         let mut plans = Vec::with_capacity(files.len());
         for file in files {
             let plan = Plan::load(file).map_err(of(file))?;
-            plan.check(&table_file.tables, &plan.topology).map_err(of(file))?;
+            plan.check(&table_file.tables, &plan.topology, plan.global_batch_size).map_err(of(file))?;
             let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             plans.push((name, plan));
         }
@@ -397,12 +397,14 @@ mod tests {
     fn sets() -> Vec<PlanSet> {
         let table = |i| Table { pooling_factor: 30.0, ..Table::new(format!("t{i}"), 2_000, 32) };
         let tables: Vec<Table> = (0..4).map(table).collect();
-        let file = TableFile::new(256, tables.clone()).unwrap();
+        let file = TableFile::new(1280, tables.clone()).unwrap();
         let [one, five] = [1, 5].map(|ranks| Topology::h100(ranks, 1 << 30).unwrap());
         let whole = Beam::Full.plan(&tables, &one, &AnalyticCost, 1280).unwrap();
-        let spread = Greedy::BySize.plan(&tables, &five, &AnalyticCost, 256).unwrap();
+        let spread = Greedy::BySize.plan(&tables, &five, &AnalyticCost, five.global_batch_size(256)).unwrap();
         let copied = tables.iter().map(|table| TablePlan::data_parallel(table, 5)).collect();
-        let copied = Plan::predict("copied", &tables, copied, &five, &AnalyticCost, 256).unwrap();
+        let copied =
+            Plan::predict("copied", &tables, copied, &five, &AnalyticCost, five.global_batch_size(256))
+                .unwrap();
         let again = Plan { search: "another".into(), ..spread.clone() };
         let plans = [("whole", whole), ("spread", spread), ("copied", copied), ("again", again)]
             .map(|(name, plan)| (name.into(), plan));
