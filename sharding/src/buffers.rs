@@ -17,7 +17,17 @@ pub struct BufferBytes {
     pub serving: u64,
 }
 
-/// The buffers of a shard of a table. A row shard is asked for the share of ids that its rows have.
+impl BufferBytes {
+    /// Those of two shards together.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            asking: self.asking.saturating_add(other.asking),
+            serving: self.serving.saturating_add(other.serving),
+        }
+    }
+}
+
+/// The buffers of a shard of a table, on average. A row shard is asked for the share of ids that its rows have.
 ///
 /// A request has 8 bytes for every id and every list, as it stands once as it is sent or received and once as
 /// it is looked up. Vectors travel in single precision, and their gradients back; a list of a row-wise table
@@ -32,6 +42,32 @@ pub(crate) fn exchange_buffers(
     topology: &Topology,
     batch_size: u64,
 ) -> BufferBytes {
+    buffers_above(table, sharding_type, shard, topology, (batch_size, 0.0))
+}
+
+/// Standard deviations above the mean for which memory is reserved: of a normal distribution, one step in three million
+/// is beyond.
+const RESERVED_DEVIATIONS: f64 = 5.0;
+
+/// The same for the largest batches that are expected, which memory is reserved for.
+pub(crate) fn reserved_buffers(
+    table: &Table,
+    sharding_type: ShardingType,
+    shard: &Shard,
+    topology: &Topology,
+    batch_size: u64,
+) -> BufferBytes {
+    buffers_above(table, sharding_type, shard, topology, (batch_size, RESERVED_DEVIATIONS))
+}
+
+/// The buffers for batches that are so many standard deviations above the mean.
+fn buffers_above(
+    table: &Table,
+    sharding_type: ShardingType,
+    shard: &Shard,
+    topology: &Topology,
+    (batch_size, deviations): (u64, f64),
+) -> BufferBytes {
     let others = f64::from(topology.ranks.saturating_sub(1));
     if others == 0.0 {
         return BufferBytes::default();
@@ -41,7 +77,9 @@ pub(crate) fn exchange_buffers(
     let whole = |bytes: f64| bytes.ceil() as u64;
     if sharding_type == ShardingType::DataParallel {
         // At most: ids repeat.
-        let ids: f64 = table.lookups().map(|lookups| lookups.elements(lookups.distinct(samples)[1])).sum();
+        let of_feature =
+            |lookups: Lookups<'_>| lookups.elements(lookups.distinct_above(samples, deviations)[1]);
+        let ids: f64 = table.lookups().map(of_feature).sum();
         let (all, ranks) = (table.rows as f64, others + 1.0);
         let (own, updated) = (ids.min(all), (ids * ranks).min(all));
         let words = 2.0 * others * told_words(own, all) + ranks * own;
@@ -50,10 +88,15 @@ pub(crate) fn exchange_buffers(
         return BufferBytes { serving: whole(exchanged.max(all * vector_bytes)), asking: 0 };
     }
     let of_feature = |lookups: Lookups<'_>| {
-        let [lists, ids] = lookups.distinct(samples);
+        let [all_lists, all_ids] = lookups.distinct_above(samples, deviations);
         let part = lookups.share_of(&shard.rows, table.rows);
-        let lists = shared_lists(lists, ids, lookups.list_length_deviation, part);
-        let ids = lookups.elements(ids * part);
+        let lists = shared_lists(all_lists, all_ids, lookups.list_length_deviation, part);
+        // Each list and id has rows of the shard independently of the others.
+        let above = |mean: f64, all: f64| {
+            (mean + deviations * (mean * (1.0 - mean / all.max(1.0)).max(0.0)).sqrt()).min(all)
+        };
+        let lists = above(lists, all_lists);
+        let ids = lookups.elements(above(all_ids * part, all_ids));
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         // Where lists overlap, a request says where each begins.
         let begins = if lookups.window_factor > 1.0 && !lookups.pooling.is_sequence() { lists } else { 0.0 };
@@ -126,6 +169,61 @@ mod tests {
             ),
             BufferBytes::default()
         );
+    }
+
+    /// Rows of a shard that a random batch asks for, of lists of random lengths of which some are repeated: mean batches
+    /// are as predicted, and none is beyond what is reserved.
+    #[test]
+    fn the_reserve_has_room_for_batches_above_the_mean() {
+        const SAMPLES: u64 = 256;
+        let mut rng = ChaCha8Rng::seed_from_u64(21);
+        // Two samples in three have a list of their own, of 1 to 9 ids; the others share one that has another's.
+        let mut batch = || {
+            let own = (0..SAMPLES).filter(|_| rng.random_bool(2.0 / 3.0)).count();
+            let lists: Vec<u64> = (0..own).map(|_| rng.random_range(1..=9)).collect();
+            let here: Vec<u64> =
+                lists.iter().map(|ids| (0..*ids).filter(|_| rng.random_bool(0.25)).count() as u64).collect();
+            let sharing = here.iter().filter(|ids| **ids > 0).count() as u64;
+            [lists.len() as u64, lists.iter().sum(), sharing, here.iter().sum()]
+        };
+        let table = Table {
+            pooling_factor: 5.0,
+            dedupe_factor: 1.5,
+            list_length_deviation: Some((80.0f64 / 12.0).sqrt()),
+            ..Table::new("t", 1_000, 8)
+        };
+        let topology = Topology::h100(4, 1 << 30).unwrap();
+        let (whole, quarter) = (Shard::whole(&table, 0), Shard { rows: 0..250, ..Shard::whole(&table, 0) });
+        let bytes = |lists: u64, ids: u64| (ids + lists) * 8 + 2 * lists * 8 * 4;
+        let mut sums = [0; 2];
+        for _ in 0..2_000 {
+            let [lists, ids, sharing, here] = batch();
+            let parts = [
+                (ShardingType::TableWise, &whole, bytes(lists, ids)),
+                (ShardingType::RowWise, &quarter, bytes(sharing, here)),
+            ];
+            for ((kind, shard, asked), sum) in parts.into_iter().zip(&mut sums) {
+                let reserved = reserved_buffers(&table, kind, shard, &topology, SAMPLES).asking;
+                assert!(asked <= reserved, "{kind:?}: {asked} asked, {reserved} reserved");
+                *sum += asked;
+            }
+        }
+        for ((kind, shard), sum) in
+            [(ShardingType::TableWise, &whole), (ShardingType::RowWise, &quarter)].into_iter().zip(sums)
+        {
+            let mean = exchange_buffers(&table, kind, shard, &topology, SAMPLES).asking as f64;
+            assert!((sum as f64 / 2_000.0 / mean - 1.0).abs() < 0.05, "{kind:?}: {sum} {mean}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_vary_needs_no_reserve() {
+        let topology = Topology::h100(2, 1 << 30).unwrap();
+        let table = Table { pooling_factor: 3.0, ..Table::new("t", 1_000, 8) };
+        let of = |buffers: fn(&Table, ShardingType, &Shard, &Topology, u64) -> BufferBytes| {
+            buffers(&table, ShardingType::TableWise, &Shard::whole(&table, 0), &topology, 64)
+        };
+        assert_eq!(of(exchange_buffers), of(reserved_buffers));
     }
 
     /// Lists of these lengths, whose ids are drawn evenly: their mean and deviation, and which part of them

@@ -65,8 +65,9 @@ impl Plan {
         for (((prediction, loads), needed), planned) in self.ranks.iter().zip(&loads).zip(needed).zip(planned)
         {
             let shards = memory_bytes(loads)?;
-            check_memory(prediction.rank, (shards, needed), topology.memory_of(prediction.rank))?;
-            check_figures(prediction, (shards, planned))?;
+            let buffers = needed[0].saturating_add(needed[1]);
+            check_memory(prediction.rank, (shards, buffers), topology.memory_of(prediction.rank))?;
+            check_figures(prediction, [shards, planned[0], planned[1]])?;
         }
         Ok(())
     }
@@ -159,19 +160,17 @@ fn check_memory(rank: u32, (shards, buffers): (u64, u64), limit: u64) -> Result<
 }
 
 /// Checks that the plan says of a rank's memory what its shards, and their buffers for its batch size, take.
-fn check_figures(prediction: &RankPrediction, (shards, buffers): (u64, u64)) -> Result<()> {
-    let rank = prediction.rank;
-    if prediction.memory_bytes != shards {
-        let said = prediction.memory_bytes;
-        return Err(Error::plan(format!(
-            "`memory_bytes` of rank {rank} is {said}, its shards take {shards}"
-        )));
+fn check_figures(prediction: &RankPrediction, needed: [u64; 3]) -> Result<()> {
+    let RankPrediction { rank, memory_bytes, buffer_bytes, reserve_bytes, .. } = *prediction;
+    let said = [memory_bytes, buffer_bytes, reserve_bytes];
+    let names = ["memory_bytes", "buffer_bytes", "reserve_bytes"];
+    match (0..said.len()).find(|i| said[*i] != needed[*i]) {
+        None => Ok(()),
+        Some(i) => Err(Error::plan(format!(
+            "`{}` of rank {rank} is {}, its shards need {}",
+            names[i], said[i], needed[i]
+        ))),
     }
-    if prediction.buffer_bytes != buffers {
-        let said = prediction.buffer_bytes;
-        return Err(Error::plan(format!("`buffer_bytes` of rank {rank} is {said}, it needs {buffers}")));
-    }
-    Ok(())
 }
 
 /// Checks that the shards of a table are what its sharding type says and tile it exactly.
@@ -412,7 +411,7 @@ mod tests {
         assert_fault(fault(copies(&[0])), "the data_parallel table `user` has no copy on rank 1");
         assert_fault(fault(copies(&[0, 0])), "the data_parallel table `user` has two copies on rank 0");
         // With both copies only the predicted bytes are left to be wrong.
-        assert_fault(fault(copies(&[1, 0])), "`buffer_bytes` of rank 0 is 3840, it needs 4240");
+        assert_fault(fault(copies(&[1, 0])), "`buffer_bytes` of rank 0 is 3840, its shards need 4240");
     }
 
     #[test]
@@ -427,7 +426,7 @@ mod tests {
         assert!(fault(|plan| plan.max_cost_ms = f64::NAN).contains("`max_cost_ms` is NaN"));
         assert_fault(
             fault(|plan| plan.ranks[0].memory_bytes += 1),
-            "`memory_bytes` of rank 0 is 1441, its shards take 1440",
+            "`memory_bytes` of rank 0 is 1441, its shards need 1440",
         );
     }
 

@@ -101,6 +101,18 @@ impl Lookups<'_> {
         [samples / self.list_dedupe_factor, samples * self.pooling_factor / self.dedupe_factor]
     }
 
+    /// The same, so many standard deviations above the mean: whether a sample's list is one of the distinct ones is
+    /// taken to be independent of the other samples, as is its length.
+    pub(crate) fn distinct_above(&self, samples: f64, deviations: f64) -> [f64; 2] {
+        let [lists, ids] = self.distinct(samples);
+        if lists <= 0.0 {
+            return [lists, ids];
+        }
+        let (mean, list_variance) = (ids / lists, lists * (1.0 - lists / samples).max(0.0));
+        let id_variance = list_variance * mean * mean + lists * self.list_length_deviation.powi(2);
+        [(lists + deviations * list_variance.sqrt()).min(samples), ids + deviations * id_variance.sqrt()]
+    }
+
     /// What is looked up of so many ids of distinct lists. A sequence's vectors are those of its timeline's
     /// elements, which windows share; a pooled list is the sum of all its ids' vectors.
     pub(crate) fn looked_up(&self, ids: f64) -> f64 {

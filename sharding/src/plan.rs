@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::cost::rank_costs;
 use crate::files::{self, FileKind};
 use crate::table::{has_rows_for, row_blocks};
-use crate::{CostModel, Error, Result, ShardLoad, Table, Topology};
+use crate::{BufferBytes, CostModel, Error, Result, ShardLoad, Table, Topology};
 
 pub(crate) const KIND: FileKind = FileKind {
     version: 2,
@@ -53,15 +53,18 @@ pub struct RankPrediction {
     pub communication_ms: f64,
     /// Bytes of the rank's shards with their optimizer state.
     pub memory_bytes: u64,
-    /// Bytes to exchange ids, vectors and gradients with the other ranks.
+    /// Bytes to exchange ids, vectors and gradients with the other ranks, on average.
     #[serde(default)]
     pub buffer_bytes: u64,
+    /// Bytes that batches above the mean need besides.
+    #[serde(default)]
+    pub reserve_bytes: u64,
 }
 
 impl RankPrediction {
-    /// Bytes of shards, optimizer state and buffers together.
+    /// Bytes of shards, optimizer state, buffers and their reserve together.
     pub fn total_bytes(&self) -> u64 {
-        self.memory_bytes.saturating_add(self.buffer_bytes)
+        self.memory_bytes.saturating_add(self.buffer_bytes).saturating_add(self.reserve_bytes)
     }
 
     /// Compute and communication together, in milliseconds per step.
@@ -213,13 +216,16 @@ impl Plan {
         let costs = rank_costs(cost_model, &loads, topology, batch_size)?;
         let buffers = buffer_bytes(&loads, topology, batch_size);
         let mut ranks = Vec::with_capacity(loads.len());
-        for (((rank, loads), cost), buffer_bytes) in (0..).zip(&loads).zip(costs).zip(buffers) {
+        for (((rank, loads), cost), [buffer_bytes, reserve_bytes]) in
+            (0..).zip(&loads).zip(costs).zip(buffers)
+        {
             ranks.push(RankPrediction {
                 rank,
                 compute_ms: cost.compute_ms,
                 communication_ms: cost.communication_ms,
                 memory_bytes: memory_bytes(loads)?,
                 buffer_bytes,
+                reserve_bytes,
             });
         }
         Ok(Self {
@@ -329,18 +335,23 @@ pub(crate) fn memory_bytes(loads: &[ShardLoad<'_>]) -> Result<u64> {
     Ok(sum)
 }
 
-/// Bytes of every rank's buffers: of serving its own shards, and of asking all that there are. A sum that saturates is
-/// over every limit.
-pub(crate) fn buffer_bytes(ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<u64> {
-    let mut asking = 0u64;
-    let mut serve = |load: &ShardLoad<'_>| {
-        let buffers = load.buffers(topology, batch_size);
-        asking = asking.saturating_add(buffers.asking);
-        buffers.serving
+/// Bytes of every rank's buffers, on average and what batches above the mean need besides: of serving its own shards,
+/// and of asking all that there are. A sum that saturates is over every limit.
+pub(crate) fn buffer_bytes(
+    ranks: &[Vec<ShardLoad<'_>>],
+    topology: &Topology,
+    batch_size: u64,
+) -> Vec<[u64; 2]> {
+    let sums = |of: &dyn Fn(&ShardLoad<'_>) -> BufferBytes| -> Vec<u64> {
+        let of_rank =
+            |loads: &Vec<ShardLoad<'_>>| loads.iter().map(of).fold(BufferBytes::default(), BufferBytes::plus);
+        let of_ranks: Vec<BufferBytes> = ranks.iter().map(of_rank).collect();
+        let asking = of_ranks.iter().map(|rank| rank.asking).fold(0, u64::saturating_add);
+        of_ranks.iter().map(|rank| rank.serving.saturating_add(asking)).collect()
     };
-    let serving: Vec<u64> =
-        ranks.iter().map(|loads| loads.iter().map(&mut serve).fold(0, u64::saturating_add)).collect();
-    serving.into_iter().map(|serving| serving.saturating_add(asking)).collect()
+    let mean = sums(&|load| load.buffers(topology, batch_size));
+    let reserved = sums(&|load| load.reserved_buffers(topology, batch_size));
+    mean.into_iter().zip(reserved).map(|(mean, reserved)| [mean, reserved.saturating_sub(mean)]).collect()
 }
 
 #[cfg(test)]
@@ -391,7 +402,8 @@ mod tests {
                 communication_ms: 1.0,
                 memory_bytes: 600,
                 // Every table is asked by one rank and served by the other.
-                buffer_bytes: 3 * (8 * (8 + 8 + 2 * 4 * 4))
+                buffer_bytes: 3 * (8 * (8 + 8 + 2 * 4 * 4)),
+                reserve_bytes: 0,
             }
         );
         assert_eq!(plan.ranks[0].memory_bytes, 30 * (4 + 1) * 4);

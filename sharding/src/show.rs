@@ -247,8 +247,15 @@ fn memory_chart(page: &mut String, plan: &Plan) {
     let bar = |rank: &RankPrediction| Bar {
         label: format!("rank {}", rank.rank),
         limit: (!alike).then(|| topology.memory_of(rank.rank) as f64),
-        parts: vec![("memory", rank.memory_bytes as f64), ("buffer", rank.buffer_bytes as f64)],
-        value: format!("{} + {}", format_bytes(rank.memory_bytes), format_bytes(rank.buffer_bytes)),
+        parts: vec![
+            ("memory", rank.memory_bytes as f64),
+            ("buffer", (rank.buffer_bytes + rank.reserve_bytes) as f64),
+        ],
+        value: format!(
+            "{} + {}",
+            format_bytes(rank.memory_bytes),
+            format_bytes(rank.buffer_bytes + rank.reserve_bytes)
+        ),
     };
     let all: Vec<Bar> = plan.ranks.iter().map(bar).collect();
     if !alike {

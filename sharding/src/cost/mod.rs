@@ -7,7 +7,7 @@ pub(crate) mod model_file;
 pub(crate) mod set_model;
 pub(crate) mod several;
 
-use crate::buffers::{exchange_buffers, shared_lists};
+use crate::buffers::{exchange_buffers, reserved_buffers, shared_lists};
 use crate::table::ACTIVATION_BYTES;
 use crate::{BufferBytes, Lookups, Result, Shard, ShardingType, Table, Topology};
 
@@ -85,9 +85,14 @@ impl ShardLoad<'_> {
         self.shard.row_count() as f64 * self.shard.column_count() as f64 * ACTIVATION_BYTES
     }
 
-    /// What ranks need to exchange ids, vectors and gradients of the shard.
+    /// What ranks need to exchange ids, vectors and gradients of the shard, on average.
     pub fn buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
         exchange_buffers(self.table, self.sharding_type, self.shard, topology, batch_size)
+    }
+
+    /// The same with a reserve for batches above the mean.
+    pub fn reserved_buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
+        reserved_buffers(self.table, self.sharding_type, self.shard, topology, batch_size)
     }
 
     /// What the shard's rank sends for it in a step of `batch_size` samples per rank.

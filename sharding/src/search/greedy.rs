@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::buffers::exchange_buffers;
+use crate::buffers::reserved_buffers;
 use crate::table::validate_tables;
 use crate::{
     BufferBytes, CostModel, Error, Plan, Result, Search, Shard, ShardingType, Table, TablePlan, Topology,
@@ -118,7 +118,7 @@ impl Greedy {
 }
 
 fn whole_buffers(table: &Table, topology: &Topology, batch_size: u64) -> BufferBytes {
-    exchange_buffers(table, ShardingType::TableWise, &Shard::whole(table, 0), topology, batch_size)
+    reserved_buffers(table, ShardingType::TableWise, &Shard::whole(table, 0), topology, batch_size)
 }
 
 fn does_not_fit(table: &Table, needed: u64, used: &[u64], topology: &Topology) -> Error {

@@ -169,14 +169,14 @@ impl<'a> Problem<'a> {
             several => self.kinds.iter().map(|kind| several[*kind]).sum::<f64>() / self.ranks as f64,
         };
         let weights = table.shard_bytes(table.rows.div_ceil(parts), unit.columns)?;
-        let buffers = load.buffers(self.topology, self.batch_size);
+        let buffers = load.reserved_buffers(self.topology, self.batch_size);
         Ok(Priced {
             contributions,
             traffic: self.model.traffic(&load, self.topology, self.batch_size),
             bytes: weights.saturating_add(buffers.serving),
-            asking: self
-                .over_blocks(&unit, &load, |load| load.buffers(self.topology, self.batch_size).asking as f64)
-                as u64,
+            asking: self.over_blocks(&unit, &load, |load| {
+                load.reserved_buffers(self.topology, self.batch_size).asking as f64
+            }) as u64,
             asking_ms: self
                 .over_blocks(&unit, &load, |load| self.model.asking_ms(load, self.topology, self.batch_size)),
             alone_by_kind,
