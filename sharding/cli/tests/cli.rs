@@ -573,7 +573,10 @@ fn a_job_is_planned_again_within_a_budget() {
     assert_eq!(json["required_bytes"], 0);
     let text = dir.run(&format!("{replan} --budget 0 --overwrite")).succeeded();
     assert!(text.contains("\n0 B of 0 B move to other ranks, of which 0 B must; "), "{text}");
-    assert_eq!(Plan::load(&dir.path("new.json")).unwrap().tables, before.tables);
+    let kept = Plan::load(&dir.path("new.json")).unwrap();
+    for (kept, before) in kept.tables.iter().zip(&before.tables) {
+        assert_eq!((kept.sharding_type, &kept.shards), (before.sharding_type, &before.shards));
+    }
 
     // Fewer ranks have to take over what the others had.
     dir.run("topology --ranks 1 --memory 4MiB --out one.json").succeeded();

@@ -5,7 +5,8 @@ use rayon::prelude::*;
 use crate::search::Search;
 use crate::search::explain::reasons;
 use crate::search::greedy::Greedy;
-use crate::search::local::improve;
+use crate::search::local::{Order, improve, improve_forms};
+use crate::search::packing::pack;
 use crate::search::placement::{Placement, by_memory, grid_search};
 use crate::search::problem::{Kind, Problem, Unit};
 use crate::search::torchrec::TorchrecDefault;
@@ -19,6 +20,8 @@ const DEPTH: usize = 10;
 const PATIENCE: usize = 3;
 /// Predictions of a rank's computation that the beam may ask for; tables × ranks × limits × states.
 const EFFORT: f64 = 3e7;
+/// Places of tables in other forms that are priced, by rank.
+const FORM_TRIES: f64 = 64.0;
 
 /// The beam search of NeuroShard (Zha et al., MLSys 2023): column splits outside, a greedy grid search over placements
 /// inside; and beyond it.
@@ -50,17 +53,10 @@ impl Search for Beam {
     ) -> Result<Plan> {
         let problem =
             Problem::new(tables, topology, cost_model, topology.samples_per_rank(global_batch_size))?;
-        let mut best: Option<(Plan, Placement)> = None;
-        for placement in self.finalists(&problem)? {
+        let (mut plan, placement) = self.cheapest(&problem, |placement| {
             let placed = problem.table_plans(&placement.units, &placement.places);
-            let plan = Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)?;
-            if best.as_ref().is_none_or(|(best, _)| plan.max_cost_ms < best.max_cost_ms) {
-                best = Some((plan, placement));
-            }
-        }
-        let Some((mut plan, placement)) = best else {
-            return Err(Error::invalid("there are no tables", "a plan needs at least one sparse feature"));
-        };
+            Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)
+        })?;
         for (table, reason) in plan.tables.iter_mut().zip(reasons(&problem, &placement)) {
             table.reason = reason;
         }
@@ -69,6 +65,22 @@ impl Search for Beam {
 }
 
 impl Beam {
+    /// The plan of the placement that is cheapest by the exact prices of `predict`.
+    pub(crate) fn cheapest(
+        self,
+        problem: &Problem<'_>,
+        predict: impl Fn(&Placement) -> Result<Plan>,
+    ) -> Result<(Plan, Placement)> {
+        let mut best: Option<(Plan, Placement)> = None;
+        for placement in self.finalists(problem)? {
+            let plan = predict(&placement)?;
+            if best.as_ref().is_none_or(|(best, _)| plan.max_cost_ms < best.max_cost_ms) {
+                best = Some((plan, placement));
+            }
+        }
+        best.ok_or_else(|| Error::invalid("there are no tables", "a plan needs at least one sparse feature"))
+    }
+
     /// The placements of which the plan is the cheapest. A search prices all row blocks of a table as its largest one.
     /// The last block may have fewer rows and be on the slowest rank, so the exact prices may have another order, in
     /// which a baseline may even be cheaper than its improvement.
@@ -77,7 +89,8 @@ impl Beam {
         let memory = by_memory(problem, &whole).or_else(|fault| {
             // Where memory is tight, a baseline may cut tables as no packing did.
             let found = if self == Self::Full { baselines(problem) } else { Vec::new() };
-            found.into_iter().reduce(better).ok_or_else(|| no_room(problem, fault))
+            let found = found.into_iter().reduce(better);
+            found.or_else(|| pack(problem)).ok_or_else(|| no_room(problem, fault))
         })?;
         let start = first_state(problem);
         let step = grid_step(problem);
@@ -96,6 +109,11 @@ impl Beam {
         found.extend(baselines.iter().cloned());
         let mut finalists: Vec<Placement> =
             found.into_par_iter().map(|placement| improve(problem, placement)).collect();
+        // What other forms of tables are worth is tried where that is no more effort than the beam's.
+        if (problem.ranks as f64).powi(2) * FORM_TRIES <= EFFORT {
+            let best = finalists.iter().cloned().reduce(better);
+            finalists.extend(best.map(|best| improve_forms(problem, best, Order::ByCost, &|_, _| true)));
+        }
         finalists.extend(baselines);
         Ok(finalists)
     }
@@ -139,23 +157,20 @@ impl Beam {
         for i in candidates(problem, units) {
             let unit = units[i];
             let pieces = units.iter().filter(|other| other.table == unit.table).count();
-            if let Some(half) = unit.half().filter(|_| pieces < problem.ranks) {
+            if let Some([first, second]) = unit.halves().filter(|_| pieces < problem.ranks) {
                 let mut state = units.to_vec();
-                state[i] = half;
-                state.push(half);
+                state[i] = first;
+                state.push(second);
                 states.push(state);
             }
             if self == Self::Neuroshard || unit.kind != Kind::Columns {
                 continue;
             }
-            for kind in [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies] {
-                let other = Unit { kind, columns: problem.tables[unit.table].dim, ..unit };
-                if problem.get(&other).is_some() {
-                    let mut state: Vec<Unit> =
-                        units.iter().filter(|unit| unit.table != other.table).copied().collect();
-                    state.push(other);
-                    states.push(state);
-                }
+            for other in problem.forms(unit.table) {
+                let mut state: Vec<Unit> =
+                    units.iter().filter(|unit| unit.table != other.table).copied().collect();
+                state.push(other);
+                states.push(state);
             }
         }
         states
@@ -164,9 +179,10 @@ impl Beam {
 
 /// The first units by bytes and by cost, each once.
 fn candidates(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
-    // Of equal units of one table, one is enough.
+    // Of a table's units with as many columns, one is enough.
     let mut seen = std::collections::HashSet::new();
-    let mut order: Vec<usize> = (0..units.len()).filter(|i| seen.insert(units[*i])).collect();
+    let mut order: Vec<usize> =
+        (0..units.len()).filter(|i| seen.insert(Unit { start: 0, ..units[*i] })).collect();
     order.sort_by_key(|i| std::cmp::Reverse(problem.priced(&units[*i]).bytes));
     let mut chosen: Vec<usize> = order.iter().take(CANDIDATES).copied().collect();
     let cost = |i: &usize| problem.priced(&units[*i]).alone_ms;
@@ -203,11 +219,11 @@ fn first_state(problem: &Problem<'_>) -> Vec<Unit> {
             let Some(half) = unit.half() else { break };
             (unit, pieces) = (half, 2 * pieces);
         }
-        let rows = Unit { kind: Kind::RowsOfAll, columns: problem.tables[table].dim, ..unit };
+        let rows = problem.form(table, Kind::RowsOfAll);
         if problem.priced(&unit).bytes > capacity && problem.get(&rows).is_some() {
             (unit, pieces) = (rows, 1);
         }
-        state.extend(std::iter::repeat_n(unit, pieces));
+        state.extend(unit.repeated(pieces));
     }
     state
 }

@@ -4,6 +4,7 @@ pub(crate) mod beam;
 pub(crate) mod explain;
 pub(crate) mod greedy;
 pub(crate) mod local;
+pub(crate) mod packing;
 pub(crate) mod placement;
 pub(crate) mod problem;
 pub(crate) mod replan;

@@ -30,14 +30,33 @@ pub(crate) enum Kind {
 pub(crate) struct Unit {
     pub(crate) table: usize,
     pub(crate) kind: Kind,
+    /// Its first column.
+    pub(crate) start: u64,
+    /// How many columns it has, which its price depends on.
     pub(crate) columns: u64,
 }
 
 impl Unit {
     /// Both halves of a column shard, if they can be.
-    pub(crate) fn half(self) -> Option<Self> {
+    pub(crate) fn halves(self) -> Option<[Self; 2]> {
         let splits = self.kind == Kind::Columns && self.columns.is_multiple_of(2 * COLUMN_STEP);
-        splits.then_some(Self { columns: self.columns / 2, ..self })
+        let half = Self { columns: self.columns / 2, ..self };
+        splits.then_some([half, Self { start: self.start + half.columns, ..half }])
+    }
+
+    /// The first half of a column shard, if it can be halved.
+    pub(crate) fn half(self) -> Option<Self> {
+        self.halves().map(|[first, _]| first)
+    }
+
+    /// So many shards like this one, side by side.
+    pub(crate) fn repeated(self, count: usize) -> impl Iterator<Item = Self> {
+        (0..count as u64).map(move |number| Self { start: self.start + number * self.columns, ..self })
+    }
+
+    /// The columns.
+    fn range(&self) -> Range<u64> {
+        self.start..self.start + self.columns
     }
 }
 
@@ -113,6 +132,11 @@ pub(crate) struct Problem<'a> {
     priced: Vec<Vec<(Unit, Priced)>>,
 }
 
+/// Whether two units of a table have the same price.
+fn are_alike(a: &Unit, b: &Unit) -> bool {
+    (a.kind, a.columns) == (b.kind, b.columns)
+}
+
 impl<'a> Problem<'a> {
     /// Prices every table's column shards of half, a quarter, … of its dimension, its rows and its copies.
     pub(crate) fn new(
@@ -137,12 +161,12 @@ impl<'a> Problem<'a> {
 
     /// All units that a table can be cut into.
     fn units(&self, table: usize) -> Vec<Unit> {
-        let Table { rows, dim, .. } = self.tables[table];
+        let rows = self.tables[table].rows;
         let mut units: Vec<Unit> =
             std::iter::successors(Some(self.whole(table)), |unit| unit.half()).collect();
         let mut add = |kind, parts: u64| {
             if self.ranks > 1 && has_rows_for(rows, parts) {
-                units.push(Unit { table, kind, columns: dim });
+                units.push(self.form(table, kind));
             }
         };
         add(Kind::RowsOfAll, u64::from(self.topology.ranks));
@@ -226,7 +250,18 @@ impl<'a> Problem<'a> {
 
     /// A table on one rank.
     pub(crate) fn whole(&self, table: usize) -> Unit {
-        Unit { table, kind: Kind::Columns, columns: self.tables[table].dim }
+        self.form(table, Kind::Columns)
+    }
+
+    /// All columns of a table, placed in this way.
+    pub(crate) fn form(&self, table: usize, kind: Kind) -> Unit {
+        Unit { table, kind, start: 0, columns: self.tables[table].dim }
+    }
+
+    /// A table by rows, and copied, as far as it can be.
+    pub(crate) fn forms(&self, table: usize) -> impl Iterator<Item = Unit> {
+        let kinds = [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies];
+        kinds.into_iter().map(move |kind| self.form(table, kind)).filter(move |unit| self.get(unit).is_some())
     }
 
     /// Every table on one rank.
@@ -237,7 +272,7 @@ impl<'a> Problem<'a> {
     /// What `unit` adds to a rank; `None` if the table cannot be cut like this.
     pub(crate) fn get(&self, unit: &Unit) -> Option<&Priced> {
         let of_table = &self.priced[unit.table];
-        of_table.iter().find(|(other, _)| other == unit).map(|(_, priced)| priced)
+        of_table.iter().find(|(other, _)| are_alike(other, unit)).map(|(_, priced)| priced)
     }
 
     /// What a unit of this problem adds to a rank.
@@ -285,13 +320,13 @@ impl<'a> Problem<'a> {
         self.tables.iter().zip(placed).map(|(table, units)| self.table_plan(table, &units)).collect()
     }
 
-    /// The units of every table with their places, by place.
+    /// The units of every table with their places, by columns.
     pub(crate) fn placed(&self, units: &[Unit], places: &[u32]) -> Vec<Vec<(u32, Unit)>> {
         let mut of_table: Vec<Vec<(u32, Unit)>> = vec![Vec::new(); self.tables.len()];
         for (unit, place) in units.iter().zip(places) {
             of_table[unit.table].push((*place, *unit));
         }
-        of_table.iter_mut().for_each(|units| units.sort_by_key(|(place, _)| *place));
+        of_table.iter_mut().for_each(|units| units.sort_by_key(|(_, unit)| unit.start));
         of_table
     }
 
@@ -310,11 +345,10 @@ impl<'a> Problem<'a> {
                 (unit.kind.sharding_type(), shards)
             }
             _ => {
-                let mut start = 0;
-                let shard = |(rank, unit): &(u32, Unit)| {
-                    let columns = start..start + unit.columns;
-                    start = columns.end;
-                    Shard { rank: *rank, rows: 0..table.rows, columns }
+                let shard = |(rank, unit): &(u32, Unit)| Shard {
+                    rank: *rank,
+                    rows: 0..table.rows,
+                    columns: unit.range(),
                 };
                 (ShardingType::ColumnWise, units.iter().map(shard).collect())
             }

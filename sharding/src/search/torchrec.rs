@@ -190,14 +190,9 @@ fn choices(problem: &Problem<'_>, table: usize) -> Vec<Choice> {
             .last()
             .unwrap_or(whole);
     if narrow != whole && whole.columns / narrow.columns <= problem.ranks as u64 {
-        cuts.push(vec![narrow; (whole.columns / narrow.columns) as usize]);
+        cuts.push(narrow.repeated((whole.columns / narrow.columns) as usize).collect());
     }
-    for kind in [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies] {
-        let unit = Unit { kind, ..whole };
-        if problem.get(&unit).is_some() {
-            cuts.push(vec![unit]);
-        }
-    }
+    cuts.extend(problem.forms(table).map(|unit| vec![unit]));
     let choice = |units: Vec<Unit>| {
         let cost = |unit: &Unit| shard_ms(problem, unit, problem.priced(unit).alone_ms);
         let sum = units.iter().map(|unit| cost(unit) * problem.ranks_of(unit, 0).len() as f64).sum::<f64>();
