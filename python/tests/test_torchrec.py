@@ -157,6 +157,6 @@ def test_a_plan_becomes_a_sharding_plan(torchrec, run, tmp_path):
     export = ["plan.json", "--torchrec", "--module", "ebc", "--device", "cpu", "--out", "torchrec.json"]
     run("onefold-shard", "export", *export, cwd=tmp_path)
     found = sharding_plan(tmp_path / "torchrec.json")
-    assert set(found.get_plan_for_module("ebc")) == {"a", "b", "c"}
+    assert set(found.get_plan_for_module("ebc")) == {"t_a", "t_b", "t_c"}
     with pytest.raises(onefold.OptionsError, match="no plan for TorchRec"):
         sharding_plan(tmp_path / "plan.json")

@@ -77,8 +77,11 @@ impl RankPrediction {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TablePlan {
-    /// The table's name: the feature's.
+    /// The table's name.
     pub name: String,
+    /// Its name in TorchRec, if it is not [the usual one](crate::torchrec::table_name).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub torchrec_name: Option<String>,
     /// Rows of the whole table.
     pub rows: u64,
     /// Embedding dimension of the whole table.
@@ -191,7 +194,8 @@ impl TablePlan {
 
     pub(crate) fn new(table: &Table, sharding_type: ShardingType, shards: Vec<Shard>) -> Self {
         let Table { rows, dim, .. } = *table;
-        Self { name: table.name.clone(), rows, dim, sharding_type, shards, reason: None }
+        let (name, torchrec_name) = (table.name.clone(), table.torchrec_name.clone());
+        Self { name, torchrec_name, rows, dim, sharding_type, shards, reason: None }
     }
 }
 

@@ -27,7 +27,10 @@ const KIND: FileKind = FileKind {
 pub struct Table {
     /// The table's name: the feature's, unless features share it.
     pub name: String,
-    /// The first feature that looks it up, if it has not the table's name.
+    /// Its name in TorchRec, if it is not [the usual one](crate::torchrec::table_name).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub torchrec_name: Option<String>,
+    /// The first feature that looks it up, if its name is not the table's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feature: Option<String>,
     /// Rows, at least 1.
@@ -131,6 +134,7 @@ impl Table {
     pub fn new(name: impl Into<String>, rows: u64, dim: u64) -> Self {
         Self {
             name: name.into(),
+            torchrec_name: None,
             feature: None,
             rows,
             dim,

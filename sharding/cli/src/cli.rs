@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_base::units::parse_bytes;
 use onefold_ikjt::Dedupe;
+use onefold_sharding::torchrec::Module;
 use onefold_sharding::{FeatureSet, MAX_RANKS, ModelFile, Topology};
 use onefold_terminal::OutputOptions;
 
@@ -273,14 +274,25 @@ pub(crate) struct ExportArguments {
     /// Write what TorchRec reads; there is no other format yet
     #[arg(long, required = true)]
     pub(crate) torchrec: bool,
-    /// Path of the `EmbeddingBagCollection` in the model, such as `sparse_arch.embedding_bag_collection`
-    #[arg(long, value_name = "PATH", default_value = "")]
-    pub(crate) module: String,
+    /// Path of an embedding collection in the model, such as `sparse_arch.embedding_bag_collection`, and the tables that
+    /// it has; without tables all that no other module has. May be given several times [default: the model itself]
+    #[arg(long, value_name = "PATH[=TABLE,…]", value_parser = parse_module)]
+    pub(crate) module: Vec<Module>,
     /// Where shards stand
     #[arg(long, value_enum, default_value_t = Device::Cuda)]
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) output: OutputFile,
+}
+
+/// `PATH`, or `PATH=TABLE,TABLE`.
+fn parse_module(text: &str) -> Result<Module, String> {
+    let Some((path, tables)) = text.split_once('=') else { return Ok(Module::of_all(text)) };
+    let tables: Vec<String> = tables.split(',').map(|table| table.trim().to_owned()).collect();
+    if tables.iter().any(String::is_empty) {
+        return Err(format!("`{text}` names a table without a name; write it like `sparse.ebc=user,item`"));
+    }
+    Ok(Module { path: path.to_owned(), tables })
 }
 
 /// A kind of device in TorchRec's placements.
@@ -495,6 +507,14 @@ mod tests {
         for wrong in ["", "0", "-1", "inf", "NaN", "fast"] {
             assert!(parse_bandwidth(wrong).unwrap_err().contains("write it like `450GB`"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_module_is_a_path_and_tables() {
+        assert_eq!(parse_module("sparse.ebc"), Ok(Module::of_all("sparse.ebc")));
+        let tables = vec!["user".to_owned(), "item".to_owned()];
+        assert_eq!(parse_module("ebc=user, item"), Ok(Module { path: "ebc".into(), tables }));
+        assert!(parse_module("ebc=").unwrap_err().contains("without a name"));
     }
 
     #[test]

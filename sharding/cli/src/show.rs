@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use onefold_base::units::{count_of, format_count};
-use onefold_sharding::{Plan, TableChange, claim_output, diff, html, torchrec};
+use onefold_sharding::torchrec::{self, Module};
+use onefold_sharding::{Plan, ShardingType, TableChange, claim_output, diff, html};
 use onefold_storage::commit;
 use onefold_terminal::Printer;
 use serde_json::json;
@@ -85,15 +86,28 @@ pub(crate) fn export(arguments: &ExportArguments, printer: &Printer) -> Result<(
     let out = &arguments.output.out;
     claim_output(out, arguments.output.overwrite)?;
     let plan = Plan::load(&arguments.plan)?;
-    let exported = torchrec::export(&plan, &arguments.module, arguments.device.name());
+    let modules = match &arguments.module[..] {
+        [] => vec![Module::of_all("")],
+        given => given.to_vec(),
+    };
+    let exported = torchrec::export(&plan, &modules, arguments.device.name())?;
+    let copied = plan.tables.iter().filter(|table| table.sharding_type == ShardingType::DataParallel);
+    let copied: Vec<&str> = copied.map(|table| table.name.as_str()).collect();
+    if !copied.is_empty() {
+        printer.remark(&format!(
+            "TorchRec cannot look up a deduplicated KeyedJaggedTensor in tables that it copies ({}): give it \
+             `to_kjt(batch, deduplicated=False)`",
+            copied.join(", ")
+        ));
+    }
     let mut text = serde_json::to_string_pretty(&exported)?;
     text.push('\n');
     commit::write_atomically(out, text.as_bytes())?;
     let summary = format!(
-        "{} for {} of TorchRec, module `{}`, written to `{}`",
+        "{} for {} of TorchRec, in {}, written to `{}`",
         count_of(plan.tables.len() as u64, "table"),
         count_of(u64::from(plan.topology.ranks), "rank"),
-        arguments.module,
+        count_of(modules.len() as u64, "module"),
         out.display()
     );
     let json = json!({ "torchrec": out, "tables": plan.tables.len(), "ranks": plan.topology.ranks });

@@ -74,7 +74,11 @@ fn of_dataset(
                 (factor, None, None);
         }
     }
-    TableFile::new(training.config.train.batch_size as u64, shared(tables, &training.configs))
+    let mut tables = shared(tables, &training.configs);
+    for table in &mut tables {
+        table.torchrec_name = Some(torchrec::table_name(&table.name));
+    }
+    TableFile::new(training.config.train.batch_size as u64, tables)
         .with_context(|| format!("`{}`", config_path.display()))
 }
 

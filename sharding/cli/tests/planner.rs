@@ -319,7 +319,7 @@ fn a_plan_is_shown_compared_and_exported() {
     let tables = TableFile::load(&dir.path("tables.json")).unwrap();
     assert_eq!(module.len(), tables.tables.len());
     for table in &plan.tables {
-        let elements: u64 = module[&table.name]["sharding_spec"]
+        let elements: u64 = module[&format!("t_{}", table.name)]["sharding_spec"]
             .as_array()
             .unwrap()
             .iter()
