@@ -80,7 +80,8 @@ impl Plan {
     pub fn check_configs(&self, tables: &[TableConfig]) -> Result<()> {
         self.validate()?;
         let expected = tables.iter().map(|table| (table.name.as_str(), table.rows, table.dim));
-        let hint = "make a plan for these tables: `onefold-shard tables` with this configuration and dataset, then `onefold-shard plan`";
+        let hint = "make a plan for these tables: `onefold-shard tables` with this configuration and dataset, and with \
+                    `--warm-start RUN` or `--resume RUN` as the training has them, then `onefold-shard plan` or `replan`";
         self.check_tables(expected)
             .map_err(|message| Error::invalid(format!("the plan is not valid: {message}"), hint))
     }
@@ -461,7 +462,8 @@ mod tests {
             plan(1).check_configs(&others).unwrap_err().to_string(),
             "the plan is not valid: table `user` is 40 rows × 8 columns in the plan and should be 41 × 8; \
              it lacks table `brand`; it places table `item`, which should not be there\n  hint: make a plan for these \
-             tables: `onefold-shard tables` with this configuration and dataset, then `onefold-shard plan`"
+             tables: `onefold-shard tables` with this configuration and dataset, and with `--warm-start RUN` or `--resume RUN` as \
+             the training has them, then `onefold-shard plan` or `replan`"
         );
     }
 

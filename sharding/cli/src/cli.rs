@@ -322,6 +322,15 @@ pub(crate) struct TablesArguments {
     /// Tables as JSON with TorchRec's field names, in place of a configuration and a dataset
     #[arg(long, value_name = "FILE")]
     pub(crate) torchrec: Option<PathBuf>,
+    /// The number of the dataset's snapshot [default: with `--resume` that of the run, otherwise the newest]
+    #[arg(long, value_name = "N", conflicts_with = "torchrec")]
+    pub(crate) at: Option<u64>,
+    /// The run whose model will be trained further, as the training's own `--warm-start`: its tables keep their rows
+    #[arg(long, value_name = "RUN", conflicts_with = "torchrec")]
+    pub(crate) warm_start: Option<PathBuf>,
+    /// The run that will go on, on other ranks or by another plan: its snapshot and its tables
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["torchrec", "warm_start"])]
+    pub(crate) resume: Option<PathBuf>,
     /// Dedupe factor of a feature group [default: as counted in the samples that are read]
     #[arg(long, value_name = "GROUP=FACTOR", value_parser = GroupFactor::parse, conflicts_with = "torchrec")]
     pub(crate) dedupe_factor: Vec<GroupFactor>,

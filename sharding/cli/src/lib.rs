@@ -3,6 +3,7 @@
 
 mod cli;
 mod compare;
+mod earlier;
 mod pretrain;
 mod show;
 mod tables;

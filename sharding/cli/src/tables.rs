@@ -21,6 +21,7 @@ use serde_json::json;
 
 use crate::Staged;
 use crate::cli::{GroupFactor, TablesArguments, TasksArguments};
+use crate::earlier::EarlierRun;
 
 /// Why a cost is lower than what training will take.
 const SEQUENCE_NOTE: &str = "one vector per id is priced, the model's block that pools them is not";
@@ -61,7 +62,7 @@ fn of_dataset(
     arguments: &TablesArguments,
     printer: &Printer,
 ) -> Result<TableFile> {
-    let training = Training::load(config_path, data)?;
+    let training = Training::load(config_path, data, arguments)?;
     let factors = dedupe_factors(&arguments.dedupe_factor, &training.schema.groups)?;
     let mut tables = training.tables(arguments.samples)?;
     if arguments.samples > 0 {
@@ -108,9 +109,12 @@ fn shared(of_features: Vec<Table>, configs: &[FeatureConfig]) -> Vec<Table> {
 }
 
 impl<'a> Training<'a> {
-    fn load(config_path: &'a Path, data: &'a Path) -> Result<Self> {
+    fn load(config_path: &'a Path, data: &'a Path, arguments: &TablesArguments) -> Result<Self> {
         let config = TrainConfig::load(config_path)?;
-        let snapshot = load_snapshot(data, None)?;
+        let earlier = arguments.warm_start.as_deref().or(arguments.resume.as_deref());
+        let earlier = earlier.map(EarlierRun::load).transpose()?;
+        let resumed = earlier.as_ref().filter(|_| arguments.resume.is_some()).map(|run| run.snapshot);
+        let snapshot = load_snapshot(data, arguments.at.or(resumed))?;
         let in_config = || format!("`{}`", config_path.display());
         let steps = config.data.preprocess.as_ref();
         let steps = steps.map(|path| PreprocessConfig::load(&config.directory().join(path)));
@@ -119,7 +123,8 @@ impl<'a> Training<'a> {
             None => snapshot.schema.clone(),
             Some(steps) => Preprocessor::try_new(steps, &snapshot.schema)?.schema().clone(),
         };
-        let configs = config.features(&snapshot, &schema, &[])?;
+        let before = earlier.as_ref().map_or(&[][..], |run| &run.tables);
+        let configs = config.features(&snapshot, &schema, before)?;
         let filter = config.train_partitions(&snapshot).with_context(in_config)?;
         Ok(Self { config_path, data, config, snapshot, filter, steps, schema, configs })
     }
@@ -151,6 +156,8 @@ impl<'a> Training<'a> {
         let batch_size = self.config.train.batch_size;
         let options = ReaderOptions {
             partitions: self.filter.clone(),
+            // A commit since then does not change what is counted.
+            snapshot: Some(self.snapshot.snapshot),
             shuffle: self.config.data.shuffle,
             streams: self.config.data.streams,
             dedupe: arguments.dedupe.of_reader(),

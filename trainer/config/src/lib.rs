@@ -36,6 +36,11 @@ pub use self::training::{
     WatchedMetric,
 };
 
+/// The description of a run, in its directory.
+pub const RUN_FILE: &str = "run.json";
+/// The version of [`RUN_FILE`] that the trainer writes, and the only one that is read.
+pub const RUN_FORMAT_VERSION: u32 = 2;
+
 /// The version of `train.toml` that this program reads.
 const FORMAT_VERSION: u32 = 1;
 
