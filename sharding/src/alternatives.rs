@@ -114,8 +114,8 @@ mod tests {
 
     fn tables() -> Vec<Table> {
         vec![
-            Table { pooling_factor: 20.0, ..Table::new("large", 50_000, 64) },
-            Table { pooling_factor: 5.0, ..Table::new("middle", 20_000, 32) },
+            Table { first: crate::Lookups::of(20.0), ..Table::new("large", 50_000, 64) },
+            Table { first: crate::Lookups::of(5.0), ..Table::new("middle", 20_000, 32) },
             Table::new("small", 10, 6),
         ]
     }

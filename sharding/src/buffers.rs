@@ -77,8 +77,7 @@ fn buffers_above(
     let whole = |bytes: f64| bytes.ceil() as u64;
     if sharding_type == ShardingType::DataParallel {
         // At most: ids repeat.
-        let of_feature =
-            |lookups: Lookups<'_>| lookups.elements(lookups.distinct_above(samples, deviations)[1]);
+        let of_feature = |lookups: &Lookups| lookups.elements(lookups.distinct_above(samples, deviations)[1]);
         let ids: f64 = table.lookups().map(of_feature).sum();
         let (all, ranks) = (table.rows as f64, others + 1.0);
         let (own, updated) = (ids.min(all), (ids * ranks).min(all));
@@ -87,10 +86,10 @@ fn buffers_above(
         let exchanged = words * WORD_BYTES + vectors * vector_bytes;
         return BufferBytes { serving: whole(exchanged.max(all * vector_bytes)), asking: 0 };
     }
-    let of_feature = |lookups: Lookups<'_>| {
+    let of_feature = |lookups: &Lookups| {
         let [all_lists, all_ids] = lookups.distinct_above(samples, deviations);
         let part = lookups.share_of(&shard.rows, table.rows);
-        let lists = shared_lists(all_lists, all_ids, lookups.list_length_deviation, part);
+        let lists = shared_lists(all_lists, all_ids, lookups.deviation(), part);
         // Each list and id has rows of the shard independently of the others.
         let above = |mean: f64, all: f64| {
             (mean + deviations * (mean * (1.0 - mean / all.max(1.0)).max(0.0)).sqrt()).min(all)
@@ -153,8 +152,11 @@ mod tests {
         let quarter = of(&table, ShardingType::RowWise, 4);
         assert_eq!(quarter, BufferBytes { serving: 2 * 25 * (16 + 64), asking: 25 * (16 + 64) });
         // Of a table of few rows, all of them: a word of bits, and three quarters go to other ranks and come back.
-        let few =
-            of(&Table { pooling_factor: 1000.0, ..Table::new("few", 10, 8) }, ShardingType::DataParallel, 1);
+        let few = of(
+            &Table { first: crate::Lookups::of(1000.0), ..Table::new("few", 10, 8) },
+            ShardingType::DataParallel,
+            1,
+        );
         let (words, vectors) = (2 * 3 + 4 * 10, 2 * (10 + 10) * 3 / 4);
         assert!(few.serving.abs_diff(words * 4 + vectors * 32) <= 1 && few.asking == 0, "{few:?}");
         let many = of(&Table::new("many", 100_000, 8), ShardingType::DataParallel, 1);
@@ -187,9 +189,12 @@ mod tests {
             [lists.len() as u64, lists.iter().sum(), sharing, here.iter().sum()]
         };
         let table = Table {
-            pooling_factor: 5.0,
-            dedupe_factor: 1.5,
-            list_length_deviation: Some((80.0f64 / 12.0).sqrt()),
+            first: crate::Lookups {
+                pooling_factor: 5.0,
+                dedupe_factor: 1.5,
+                list_length_deviation: Some((80.0f64 / 12.0).sqrt()),
+                ..crate::Lookups::default()
+            },
             ..Table::new("t", 1_000, 8)
         };
         let topology = Topology::h100(4, 1 << 30).unwrap();
@@ -219,7 +224,7 @@ mod tests {
     #[test]
     fn what_does_not_vary_needs_no_reserve() {
         let topology = Topology::h100(2, 1 << 30).unwrap();
-        let table = Table { pooling_factor: 3.0, ..Table::new("t", 1_000, 8) };
+        let table = Table { first: crate::Lookups::of(3.0), ..Table::new("t", 1_000, 8) };
         let of = |buffers: fn(&Table, ShardingType, &Shard, &Topology, u64) -> BufferBytes| {
             buffers(&table, ShardingType::TableWise, &Shard::whole(&table, 0), &topology, 64)
         };
@@ -273,7 +278,15 @@ mod tests {
     fn windows_are_asked_for_by_the_elements_of_their_timelines() {
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let of = |pooling, window_factor| {
-            let table = Table { pooling, pooling_factor: 12.0, window_factor, ..Table::new("t", 1000, 8) };
+            let table = Table {
+                first: crate::Lookups {
+                    pooling,
+                    pooling_factor: 12.0,
+                    window_factor,
+                    ..crate::Lookups::default()
+                },
+                ..Table::new("t", 1000, 8)
+            };
             table.validate().unwrap();
             let shard = Shard::whole(&table, 0);
             exchange_buffers(&table, ShardingType::TableWise, &shard, &topology, 100).asking

@@ -212,7 +212,10 @@ mod tests {
     fn impossible_shares_are_refused_by_table_and_place() {
         let refused = |points: &[(u64, f64)]| {
             let lookup_shares = Some(LookupShares(points.to_vec()));
-            let table = Table { lookup_shares, ..Table::new("t", 10, 4) };
+            let table = Table {
+                first: crate::Lookups { lookup_shares, ..crate::Lookups::default() },
+                ..Table::new("t", 10, 4)
+            };
             table.validate().unwrap_err().to_string()
         };
         let error = refused(&[(4, 0.5), (4, 0.6), (10, 1.0)]);
@@ -240,7 +243,10 @@ mod tests {
 
     fn table(lookups: &[u32]) -> Table {
         let lookup_shares = LookupShares::from_lookups(lookups, ROWS);
-        Table { lookup_shares, pooling_factor: 20.0, ..Table::new("t", ROWS, 64) }
+        Table {
+            first: crate::Lookups { lookup_shares, pooling_factor: 20.0, ..crate::Lookups::default() },
+            ..Table::new("t", ROWS, 64)
+        }
     }
 
     #[test]
@@ -264,8 +270,10 @@ mod tests {
     #[test]
     fn a_plan_that_has_room_by_rows_alone_is_refused() {
         let lookups = by_frequency(100_000);
-        let table = Table { pooling: crate::Pooling::Attention, ..table(&lookups) };
-        let even = Table { lookup_shares: None, ..table.clone() };
+        let mut table = table(&lookups);
+        table.first.pooling = crate::Pooling::Attention;
+        let even =
+            Table { first: crate::Lookups { lookup_shares: None, ..table.first.clone() }, ..table.clone() };
         let predict = |table: &Table, topology: &Topology| {
             let tables = [table.clone()];
             let plan = Plan::predict(
@@ -299,8 +307,10 @@ mod tests {
     #[test]
     fn a_search_prices_rows_by_the_block_that_is_looked_up_most() {
         let lookups = by_frequency(100_000);
-        let table = Table { dim: 4, pooling_factor: 100.0, ..table(&lookups) };
-        let even = Table { lookup_shares: None, ..table.clone() };
+        let mut table = Table { dim: 4, ..table(&lookups) };
+        table.first.pooling_factor = 100.0;
+        let even =
+            Table { first: crate::Lookups { lookup_shares: None, ..table.first.clone() }, ..table.clone() };
         let topology = Topology::h100(4, 1 << 30).unwrap();
         let plan = |table: &Table| {
             Beam::Full
@@ -325,7 +335,13 @@ mod tests {
         // The same, numbered the other way round.
         let mut last: Vec<u32> = lookups.iter().map(|row| ROWS as u32 - 1 - row).collect();
         last.sort_unstable();
-        let last = Table { lookup_shares: LookupShares::from_lookups(&last, ROWS), ..table.clone() };
+        let last = Table {
+            first: crate::Lookups {
+                lookup_shares: LookupShares::from_lookups(&last, ROWS),
+                ..table.first.clone()
+            },
+            ..table.clone()
+        };
         assert_eq!((table.busiest_block(4), last.busiest_block(4)), (0..25_000, 75_000..100_000));
         assert_eq!(even.busiest_block(4), 0..25_000);
         assert!((plan(&last).max_cost_ms / found.max_cost_ms - 1.0).abs() < 0.02);

@@ -6,11 +6,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::access::AccessBins;
 use crate::files::{self, FileKind};
-use crate::lookups::{FurtherFeature, Lookups, is_one, one};
+use crate::lookups::{FeatureLookups, Lookups};
 use crate::tables::check_size;
-use crate::{Error, LookupShares, Pooling, Result};
+use crate::{Error, Result};
 
 const KIND: FileKind = FileKind {
     version: 2,
@@ -19,8 +18,8 @@ const KIND: FileKind = FileKind {
 
 /// An embedding table as a search sees it: its size, and how often it is looked up.
 ///
-/// Several features may share a table. The lookups of the first one are the table's own fields, those of the others
-/// `further_features`. Each one's lists, ids and vectors are counted, and costs add up; a row that several features
+/// Several features may share a table. In the file, the lookups of the first one are the table's own fields, those of the
+/// others `further_features`. Each one's lists, ids and vectors are counted, and costs add up; a row that several features
 /// look up in one step counts for each, though it is updated once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,35 +42,12 @@ pub struct Table {
     /// The optimizer, whose state stands beside the weights.
     #[serde(default)]
     pub optimizer: TableOptimizer,
-    /// How a list's vectors become one. Sum and mean send one vector a list, attention one an id.
-    #[serde(default)]
-    pub pooling: Pooling,
-    /// Mean number of ids per sample, 0 or more.
-    pub pooling_factor: f64,
-    /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more; 1 means no deduplication.
-    #[serde(default = "one")]
-    pub dedupe_factor: f64,
-    /// Samples of a batch ÷ its distinct lists that are not empty, 1 or more; absent, it is taken to be `dedupe_factor`,
-    /// as it is where all lists are of one length.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub list_dedupe_factor: Option<f64>,
-    /// How often its rows are looked up; absent, all rows are taken as equally likely.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub access_bins: Option<AccessBins>,
-    /// Standard deviation of the number of ids of distinct lists that are not empty, 0 or more; absent, all
-    /// have as many.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub list_length_deviation: Option<f64>,
-    /// Ids of a batch's distinct lists ÷ elements of the timelines that they are windows of, 1 or more; 1
-    /// means that no lists overlap, as they do with `--dedupe window` only.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
-    pub window_factor: f64,
-    /// Which share of lookups falls on which rows; absent, they are taken to be spread evenly.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lookup_shares: Option<LookupShares>,
+    /// How the first feature looks it up.
+    #[serde(flatten)]
+    pub first: Lookups,
     /// The features that share the table with the first one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub further_features: Vec<FurtherFeature>,
+    pub further_features: Vec<FeatureLookups>,
 }
 
 /// The type of a table's weights.
@@ -140,14 +116,7 @@ impl Table {
             dim,
             dtype: DataType::default(),
             optimizer: TableOptimizer::default(),
-            pooling: Pooling::default(),
-            pooling_factor: 1.0,
-            dedupe_factor: 1.0,
-            list_dedupe_factor: None,
-            access_bins: None,
-            list_length_deviation: None,
-            window_factor: 1.0,
-            lookup_shares: None,
+            first: Lookups::default(),
             further_features: Vec::new(),
         }
     }
@@ -159,24 +128,13 @@ impl Table {
     }
 
     /// The lookups of each of them.
-    pub fn lookups(&self) -> impl Iterator<Item = Lookups<'_>> {
-        let Self { pooling, pooling_factor, dedupe_factor, access_bins, window_factor, .. } = *self;
-        let first = Lookups {
-            pooling,
-            pooling_factor,
-            dedupe_factor,
-            list_dedupe_factor: self.list_dedupe_factor.unwrap_or(dedupe_factor),
-            list_length_deviation: self.list_length_deviation.unwrap_or(0.0),
-            window_factor,
-            access_bins,
-            shares: self.lookup_shares.as_ref(),
-        };
-        std::iter::once(first).chain(self.further_features.iter().map(FurtherFeature::lookups))
+    pub fn lookups(&self) -> impl Iterator<Item = &Lookups> {
+        std::iter::once(&self.first).chain(self.further_features.iter().map(|further| &further.lookups))
     }
 
     /// Whether every feature's lookups are taken to be spread evenly over the rows.
     pub(crate) fn has_even_lookups(&self) -> bool {
-        self.lookups().all(|lookups| lookups.shares.is_none())
+        self.lookups().all(|lookups| lookups.lookup_shares.is_none())
     }
 
     /// Of `parts` equal blocks of rows, of which the last may be shorter, the one that is looked up most: the
@@ -199,10 +157,10 @@ impl Table {
 
     /// The same table, no list of which is deduplicated.
     pub(crate) fn without_deduplication(&self) -> Self {
-        let mut plain =
-            Self { dedupe_factor: 1.0, list_dedupe_factor: None, window_factor: 1.0, ..self.clone() };
+        let mut plain = self.clone();
+        plain.first = plain.first.without_deduplication();
         for further in &mut plain.further_features {
-            (further.dedupe_factor, further.list_dedupe_factor, further.window_factor) = (1.0, None, 1.0);
+            further.lookups = further.lookups.clone().without_deduplication();
         }
         plain
     }
@@ -375,7 +333,7 @@ pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::buffers::exchange_buffers;
-    use crate::{BufferBytes, Shard, ShardingType, Topology};
+    use crate::{AccessBins, BufferBytes, Pooling, Shard, ShardingType, Topology};
 
     #[test]
     fn optimizer_state_is_counted_as_torchrec_does() {
@@ -412,25 +370,27 @@ mod tests {
         assert!(refused(|table| table.name.clear()).contains("needs a name"));
         for wrong in [f64::NAN, f64::INFINITY, -0.5] {
             let mut table = Table::new("t", 10, 4);
-            table.pooling_factor = wrong;
+            table.first.pooling_factor = wrong;
             assert!(table.validate().unwrap_err().to_string().contains("`pooling_factor` is"), "{wrong}");
             let mut table = Table::new("t", 10, 4);
-            table.dedupe_factor = wrong;
+            table.first.dedupe_factor = wrong;
             assert!(table.validate().unwrap_err().to_string().contains("`dedupe_factor` is"), "{wrong}");
         }
         assert!(
-            refused(|table| table.access_bins = Some(AccessBins([0.1; 17])))
+            refused(|table| table.first.access_bins = Some(AccessBins([0.1; 17])))
                 .starts_with("table `t`: `access_bins` sum to 1.7")
         );
         assert!(
-            refused(|table| table.window_factor = 0.5)
+            refused(|table| table.first.window_factor = 0.5)
                 .starts_with("table `t`: `window_factor` is 0.5\n  hint: ")
         );
         assert!(
-            refused(|table| table.list_length_deviation = Some(-1.0))
+            refused(|table| table.first.list_length_deviation = Some(-1.0))
                 .contains("`list_length_deviation` is -1")
         );
-        assert!(refused(|table| table.dedupe_factor = 0.99).contains("`dedupe_factor` is 0.99\n  hint: "));
+        assert!(
+            refused(|table| table.first.dedupe_factor = 0.99).contains("`dedupe_factor` is 0.99\n  hint: ")
+        );
     }
 
     #[test]
@@ -471,7 +431,7 @@ mod tests {
         let table: Table = serde_json::from_str(text).unwrap();
         table.validate().unwrap();
         assert_eq!(table.feature_names().collect::<Vec<_>>(), ["history", "item"]);
-        let numbers = |lookups: Lookups<'_>| (lookups.pooling, lookups.pooling_factor, lookups.dedupe_factor);
+        let numbers = |lookups: &Lookups| (lookups.pooling, lookups.pooling_factor, lookups.dedupe_factor);
         let expected = [(Pooling::Attention, 20.0, 4.0), (Pooling::Sum, 1.0, 1.0)];
         assert_eq!(table.lookups().map(numbers).collect::<Vec<_>>(), expected);
         // Weights once; words and vectors of both: 40 ids in two lists as they are, and eight that are pooled.
@@ -483,7 +443,7 @@ mod tests {
         assert_eq!(table.memory_bytes().unwrap(), Table::new("items", 10, 4).memory_bytes().unwrap());
 
         let mut wrong = table.clone();
-        wrong.further_features[0].dedupe_factor = 0.5;
+        wrong.further_features[0].lookups.dedupe_factor = 0.5;
         let error = wrong.validate().unwrap_err().to_string();
         assert!(error.starts_with("table `items`: feature `item`: `dedupe_factor` is 0.5"), "{error}");
         for twice in ["city", "history"] {

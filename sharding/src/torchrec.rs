@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::search::problem::COLUMN_STEP;
 use crate::table::row_blocks;
 use crate::{
-    AccessBins, DataType, Error, FurtherFeature, Plan, Pooling, Result, Shard, ShardingType, Table,
+    AccessBins, DataType, Error, FeatureLookups, Lookups, Plan, Pooling, Result, Shard, ShardingType, Table,
     TableFile, TableOptimizer, TablePlan,
 };
 
@@ -119,22 +119,18 @@ fn table(config: BagConfig, optimizer: TableOptimizer) -> Result<Table> {
         return Err(Error::invalid(message, "give one for each: the mean number of its ids per sample"));
     }
     let (dedupe_factor, access_bins) = (config.dedupe_factor.unwrap_or(1.0), config.access_bins);
-    let further = further.iter().zip(&factors[1..]).map(|(feature, pooling_factor)| FurtherFeature {
-        pooling,
-        pooling_factor: *pooling_factor,
-        dedupe_factor,
-        access_bins,
-        ..FurtherFeature::new(feature)
+    let lookups =
+        |pooling_factor: f64| Lookups { pooling, dedupe_factor, access_bins, ..Lookups::of(pooling_factor) };
+    let further = further.iter().zip(&factors[1..]).map(|(feature, pooling_factor)| FeatureLookups {
+        feature: feature.clone(),
+        lookups: lookups(*pooling_factor),
     });
     Ok(Table {
         torchrec_name: Some(name.clone()),
         feature: (first != name).then(|| first.clone()),
         dtype,
         optimizer,
-        pooling,
-        pooling_factor: factors[0],
-        dedupe_factor,
-        access_bins,
+        first: lookups(factors[0]),
         further_features: further.collect(),
         ..Table::new(config.name, config.num_embeddings, config.embedding_dim)
     })
@@ -348,9 +344,12 @@ mod tests {
             feature: Some("f".into()),
             dtype: DataType::Fp16,
             optimizer: TableOptimizer::Sgd,
-            pooling: Pooling::Mean,
-            pooling_factor: 7.5,
-            dedupe_factor: 3.0,
+            first: Lookups {
+                pooling: Pooling::Mean,
+                pooling_factor: 7.5,
+                dedupe_factor: 3.0,
+                ..Lookups::default()
+            },
             ..Table::new("t", 100, 8)
         };
         assert_eq!((file.global_batch_size, &file.tables[..]), (64, &[expected][..]));
@@ -365,10 +364,14 @@ mod tests {
         let file = load(&format!(
             r#"{{"global_batch_size": 64, "tables": [{shared}, "pooling_factors": [20, 1], "dedupe_factor": 2}}]}}"#
         ));
-        let further = FurtherFeature { dedupe_factor: 2.0, ..FurtherFeature::new("g") };
+        let lookups = Lookups { dedupe_factor: 2.0, ..Lookups::default() };
+        let further = FeatureLookups { feature: "g".into(), lookups };
         let torchrec_name = Some("t".to_owned());
-        let table =
-            Table { torchrec_name, pooling_factor: 20.0, dedupe_factor: 2.0, ..Table::new("t", 100, 8) };
+        let table = Table {
+            torchrec_name,
+            first: Lookups { pooling_factor: 20.0, dedupe_factor: 2.0, ..Lookups::default() },
+            ..Table::new("t", 100, 8)
+        };
         assert_eq!(file.unwrap().tables, [Table { further_features: vec![further], ..table }]);
     }
 

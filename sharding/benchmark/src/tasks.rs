@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use onefold_sharding::{
-    Error, Result, Shard, ShardLoad, ShardingType, Table, TableFile, TableOptimizer, Topology,
+    Error, Lookups, Result, Shard, ShardLoad, ShardingType, Table, TableFile, TableOptimizer, Topology,
 };
 
 use crate::pool::{PoolTable, pool};
@@ -172,8 +172,11 @@ fn draw(
 fn table(i: usize, source: &PoolTable, dim: u64) -> Table {
     Table {
         optimizer: TableOptimizer::Sgd,
-        pooling_factor: source.pooling_factor,
-        access_bins: Some(source.accesses),
+        first: Lookups {
+            pooling_factor: source.pooling_factor,
+            access_bins: Some(source.accesses),
+            ..Lookups::default()
+        },
         ..Table::new(format!("table_{i}"), source.rows, dim)
     }
 }

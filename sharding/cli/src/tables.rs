@@ -11,7 +11,7 @@ use onefold_datasets::{FeatureGroup, PartitionFilter, Schema, Snapshot, suggest}
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
 use onefold_ikjt::{Checks, Rank, ReadRequest, ReaderOptions, load_snapshot, load_statistics};
 use onefold_sharding::{
-    ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdPolicy, Table, TableFile, claim_output,
+    ACCESS_BATCH, Error, FeatureConfig, FeatureLookups, IdPolicy, Lookups, Table, TableFile, claim_output,
     measure_features, tables_of, torchrec,
 };
 use onefold_sharding_benchmark::{TaskOptions, tasks};
@@ -71,8 +71,13 @@ fn of_dataset(
     for table in &mut tables {
         table.optimizer = training.config.optimizer.tables.kind;
         if let Some(factor) = factor_of(&table.name, &factors) {
-            (table.dedupe_factor, table.list_dedupe_factor, table.list_length_deviation) =
-                (factor, None, None);
+            let counted = table.first.clone();
+            table.first = Lookups {
+                dedupe_factor: factor,
+                list_dedupe_factor: None,
+                list_length_deviation: None,
+                ..counted
+            };
         }
     }
     let mut tables = shared(tables, &training.configs);
@@ -92,17 +97,9 @@ fn shared(of_features: Vec<Table>, configs: &[FeatureConfig]) -> Vec<Table> {
         match tables.get_mut(number) {
             None if name == own.name => tables.push(own),
             None => tables.push(Table { feature: Some(own.name), name, ..own }),
-            Some(table) => table.further_features.push(FurtherFeature {
-                feature: own.name,
-                pooling: own.pooling,
-                pooling_factor: own.pooling_factor,
-                dedupe_factor: own.dedupe_factor,
-                list_dedupe_factor: own.list_dedupe_factor,
-                access_bins: own.access_bins,
-                list_length_deviation: own.list_length_deviation,
-                window_factor: own.window_factor,
-                lookup_shares: own.lookup_shares,
-            }),
+            Some(table) => {
+                table.further_features.push(FeatureLookups { feature: own.name, lookups: own.first });
+            }
         }
     }
     tables
@@ -169,15 +166,10 @@ impl<'a> Training<'a> {
         let request = ReadRequest { options, checks, rank: Rank::default() };
         let measured = measure_features(self.data, &self.configs, request, samples, printer)?;
         for (table, found) in tables.iter_mut().zip(measured.features) {
-            if self.steps.is_some() {
-                table.pooling_factor = found.pooling_factor;
-            }
-            table.dedupe_factor = found.dedupe_factor;
-            table.list_dedupe_factor = Some(found.list_dedupe_factor);
-            table.access_bins = Some(found.access_bins);
-            table.list_length_deviation = Some(found.list_length_deviation);
-            table.window_factor = found.window_factor;
-            table.lookup_shares = found.lookup_shares;
+            // Statistics are of all samples.
+            let pooling_factor =
+                if self.steps.is_some() { found.pooling_factor } else { table.first.pooling_factor };
+            table.first = Lookups { pooling_factor, ..found };
         }
         if measured.samples < ACCESS_BATCH.min(samples) {
             printer.remark(&format!(
@@ -194,7 +186,11 @@ impl<'a> Training<'a> {
 /// A table of the configured size for a feature.
 fn table_of(config: &FeatureConfig) -> Table {
     let (pooling, dtype) = (config.pooling, config.dtype);
-    Table { pooling, dtype, ..Table::new(&config.feature, config.rows, config.dim) }
+    Table {
+        dtype,
+        first: Lookups { pooling, ..Lookups::default() },
+        ..Table::new(&config.feature, config.rows, config.dim)
+    }
 }
 
 /// The groups that were given a factor.
@@ -272,7 +268,9 @@ impl Counts {
             return Err(Error::invalid(message, "build the dataset again with `onefold-ingest build`"));
         };
         let pooling_factor = *values as f64 / self.samples as f64;
-        Ok(Table { pooling_factor, ..table_of(config) })
+        let mut table = table_of(config);
+        table.first.pooling_factor = pooling_factor;
+        Ok(table)
     }
 }
 

@@ -429,11 +429,14 @@ fn tables_come_from_the_configuration_and_the_statistics() {
     let [history, item] = &file.tables[..] else { panic!("{file:?}") };
     assert_eq!((history.name.as_str(), history.rows, history.dim), ("history", 5_000, 16));
     assert_eq!(
-        (history.pooling, history.pooling_factor, history.dedupe_factor),
+        (history.first.pooling, history.first.pooling_factor, history.first.dedupe_factor),
         (Pooling::Attention, 25.5, 4.5)
     );
     assert_eq!((item.name.as_str(), item.rows, item.optimizer), ("item_id", 1_000, TableOptimizer::Adagrad));
-    assert_eq!((item.pooling, item.pooling_factor, item.dedupe_factor), (Pooling::Sum, 1.0, 1.0));
+    assert_eq!(
+        (item.first.pooling, item.first.pooling_factor, item.first.dedupe_factor),
+        (Pooling::Sum, 1.0, 1.0)
+    );
 
     dir.run("topology --ranks 1 --memory 1MiB --out topology.json").succeeded();
     dir.run(PLAN).succeeded();
@@ -471,7 +474,7 @@ fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
     let pooling_factor = |train: &str| {
         dir.write("train.toml", &TRAIN.replace("[data]", &format!("[data]\ntrain = \"{train}\"")));
         dir.run(&format!("{TABLES} --overwrite")).succeeded();
-        TableFile::load(&dir.path("tables.json")).unwrap().tables[0].pooling_factor
+        TableFile::load(&dir.path("tables.json")).unwrap().tables[0].first.pooling_factor
     };
     assert_eq!(pooling_factor("split=train"), 10.0);
     assert_eq!(pooling_factor("split=holdout"), 100.0);

@@ -339,7 +339,7 @@ fn tables_come_from_torchrec_configurations() {
     fs_err::write(dir.path("model.json"), text).unwrap();
     let written = dir.succeeds("tables --torchrec model.json --out tables.json");
     assert!(written.starts_with("1 table of 66.4 KiB with optimizer state"), "{written}");
-    assert_eq!(TableFile::load(&dir.path("tables.json")).unwrap().tables[0].pooling_factor, 3.5);
+    assert_eq!(TableFile::load(&dir.path("tables.json")).unwrap().tables[0].first.pooling_factor, 3.5);
     fs_err::write(dir.path("model.json"), text.replace("MEAN", "MEDIAN")).unwrap();
     let error = dir.fails("tables --torchrec model.json --out other.json");
     assert!(error.contains("`model.json`: table `t_user` has the pooling `MEDIAN`"), "{error}");

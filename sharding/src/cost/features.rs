@@ -70,7 +70,7 @@ impl ShardFeatures {
         };
         let samples = load.samples(topology, batch_size);
         table.lookups().map(move |lookups| {
-            let served = load.served_of(&lookups, topology, batch_size);
+            let served = load.served_of(lookups, topology, batch_size);
             Self {
                 rows: shard.row_count() as f64,
                 columns: shard.column_count() as f64,
@@ -145,7 +145,7 @@ impl AskedFeatures {
         for lookups in load.table.lookups() {
             let [lists, ids] = lookups.distinct(batch_size as f64);
             let ids = lookups.elements(ids);
-            let vectors = load.served_of(&lookups, topology, batch_size).vectors / ranks;
+            let vectors = load.served_of(lookups, topology, batch_size).vectors / ranks;
             let bytes = vectors * load.shard.column_count() as f64 * ACTIVATION_BYTES;
             sum.add(&Self { ids, lists, bytes, requests: 1.0 });
         }
@@ -345,7 +345,10 @@ mod tests {
 
     #[test]
     fn features_are_named_and_follow_from_the_shard() {
-        let table = Table { pooling_factor: 6.0, dedupe_factor: 4.0, ..Table::new("t", 1000, 32) };
+        let table = Table {
+            first: crate::Lookups { pooling_factor: 6.0, dedupe_factor: 4.0, ..crate::Lookups::default() },
+            ..Table::new("t", 1000, 32)
+        };
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let shard = Shard { rank: 0, rows: 0..500, columns: 0..32 };
         let load = ShardLoad {

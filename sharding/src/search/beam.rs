@@ -337,12 +337,20 @@ mod tests {
     fn what_a_baseline_has_room_for_is_planned() {
         let small = (0..6).map(|i| Table::new(format!("table_{i}"), 1, 4));
         let large = Table {
-            pooling: Pooling::Attention,
-            pooling_factor: 45.339_589_184_101_655,
+            first: crate::Lookups {
+                pooling: Pooling::Attention,
+                pooling_factor: 45.339_589_184_101_655,
+                ..crate::Lookups::default()
+            },
             ..Table::new("table_6", 1, 128)
         };
-        let tables: Vec<Table> =
-            small.map(|table| Table { pooling_factor: 0.0, ..table }).chain([large]).collect();
+        let tables: Vec<Table> = small
+            .map(|table| Table {
+                first: crate::Lookups { pooling_factor: 0.0, ..table.first.clone() },
+                ..table
+            })
+            .chain([large])
+            .collect();
         let topology = Topology { ranks_per_node: 2, ..Topology::h100(2, 2 << 20).unwrap() };
         for search in searches(3) {
             let fits = search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)).is_ok();
@@ -439,7 +447,7 @@ mod tests {
         );
         assert!(error.contains("\n  hint: plan for 3 ranks or more, raise"), "{error}");
         // Buffers grow with the ranks, and no rank has room for them.
-        let wide = [Table { pooling_factor: 50.0, ..Table::new("wide", 100_000, 64) }];
+        let wide = [Table { first: crate::Lookups::of(50.0), ..Table::new("wide", 100_000, 64) }];
         let error =
             Beam::Full.plan(&wide, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 8192).unwrap_err();
         let error = error.to_string();
@@ -466,12 +474,12 @@ mod tests {
             inter_node_bandwidth_bytes_per_second: 1e9,
             ..Topology::h100(8, 1 << 30).unwrap()
         };
-        let hot = Table { pooling_factor: 50.0, ..Table::new("hot", 100, 64) };
+        let hot = Table { first: crate::Lookups::of(50.0), ..Table::new("hot", 100, 64) };
         let plan =
             Beam::Full.plan(&[hot], &topology, &AnalyticCost, topology.global_batch_size(4096)).unwrap();
         assert_eq!(plan.tables[0].sharding_type, ShardingType::DataParallel);
         // Four columns do not split.
-        let large = Table { pooling_factor: 50.0, ..Table::new("large", 4_000_000, 4) };
+        let large = Table { first: crate::Lookups::of(50.0), ..Table::new("large", 4_000_000, 4) };
         let plan =
             Beam::Full.plan(&[large], &topology, &AnalyticCost, topology.global_batch_size(4096)).unwrap();
         assert_eq!(plan.tables[0].sharding_type, ShardingType::RowWise);

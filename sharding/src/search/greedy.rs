@@ -207,7 +207,10 @@ mod tests {
             inter_node_bandwidth_bytes_per_second: 1e6,
             ..Topology::h100(2, 16_384).unwrap()
         };
-        let history = Table { pooling_factor: 4.0, dedupe_factor: 2.0, ..Table::new("history", 10, 32) };
+        let history = Table {
+            first: crate::Lookups { pooling_factor: 4.0, dedupe_factor: 2.0, ..crate::Lookups::default() },
+            ..Table::new("history", 10, 32)
+        };
         let tables = [Table::new("user", 4, 128), history];
         let plan =
             Greedy::BySize.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(2)).unwrap();
@@ -219,8 +222,7 @@ mod tests {
         let dims = prop::sample::select(vec![4u64, 8, 16, 64, 128]);
         (1u64..2000, dims, 0.0..50.0f64, 1.0..20.0f64).prop_map(
             move |(rows, dim, pooling_factor, dedupe_factor)| Table {
-                pooling_factor,
-                dedupe_factor,
+                first: crate::Lookups { pooling_factor, dedupe_factor, ..crate::Lookups::default() },
                 ..Table::new(format!("table_{i}"), rows, dim)
             },
         )

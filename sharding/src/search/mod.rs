@@ -57,9 +57,7 @@ fn drawn_table(i: usize, dims: &'static [u64]) -> impl proptest::strategy::Strat
     let pooling = prop::sample::select(&[Pooling::Sum, Pooling::Attention][..]);
     (1u64..4000, prop::sample::select(dims), 0.0..50.0f64, 1.0..20.0f64, pooling).prop_map(
         move |(rows, dim, pooling_factor, dedupe_factor, pooling)| Table {
-            pooling_factor,
-            dedupe_factor,
-            pooling,
+            first: crate::Lookups { pooling_factor, dedupe_factor, pooling, ..crate::Lookups::default() },
             ..Table::new(format!("table_{i}"), rows, dim)
         },
     )

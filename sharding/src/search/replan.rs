@@ -290,7 +290,7 @@ mod tests {
     fn table(i: usize) -> impl Strategy<Value = Table> {
         let dims = prop::sample::select(vec![4u64, 8, 16, 64]);
         (1u64..2000, dims, 0.1..50.0f64).prop_map(move |(rows, dim, pooling_factor)| Table {
-            pooling_factor,
+            first: crate::Lookups::of(pooling_factor),
             ..Table::new(format!("table_{i}"), rows, dim)
         })
     }
@@ -334,7 +334,9 @@ mod tests {
     }
 
     fn tables() -> Vec<Table> {
-        (0..8).map(|i| Table { pooling_factor: 10.0, ..Table::new(format!("t{i}"), 10_000, 64) }).collect()
+        (0..8)
+            .map(|i| Table { first: crate::Lookups::of(10.0), ..Table::new(format!("t{i}"), 10_000, 64) })
+            .collect()
     }
 
     #[test]
@@ -364,7 +366,7 @@ mod tests {
     fn ranks_that_wait_for_others_are_given_tables() {
         let tables: Vec<Table> = (0..40)
             .map(|i| Table {
-                pooling_factor: f64::from(1 + i % 7),
+                first: crate::Lookups::of(f64::from(1 + i % 7)),
                 ..Table::new(format!("t{i}"), 10_000, 16)
             })
             .collect();
@@ -385,7 +387,7 @@ mod tests {
     /// Column shards that are not in the order of their ranks move one by one.
     #[test]
     fn a_column_shard_that_moves_takes_no_other_with_it() {
-        let table = Table { pooling_factor: 10.0, ..Table::new("t", 10_000, 64) };
+        let table = Table { first: crate::Lookups::of(10.0), ..Table::new("t", 10_000, 64) };
         let topology = Topology::h100(5, 1 << 30).unwrap();
         let batch = topology.global_batch_size(512);
         let of = |ranks: [u32; 4]| {
@@ -415,7 +417,7 @@ mod tests {
         let topology = Topology::h100(16, 1 << 30).unwrap();
         let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
         let batch = topology.global_batch_size(4096);
-        let table = |i| Table { pooling_factor: 5.0, ..Table::new(format!("t{i}"), 50_000, 16) };
+        let table = |i| Table { first: crate::Lookups::of(5.0), ..Table::new(format!("t{i}"), 50_000, 16) };
         let mut tables: Vec<Table> = (0..32).map(table).collect();
         let before = Beam::Full.plan(&tables, &topology, &model, batch).unwrap();
         tables.extend((32..64).map(table));

@@ -95,9 +95,12 @@ proptest! {
 #[test]
 fn a_smaller_last_block_has_its_own_price() {
     let table = Table {
-        pooling_factor: 20.0,
-        dedupe_factor: 2.0,
-        pooling: crate::Pooling::Attention,
+        first: crate::Lookups {
+            pooling_factor: 20.0,
+            dedupe_factor: 2.0,
+            pooling: crate::Pooling::Attention,
+            ..crate::Lookups::default()
+        },
         ..Table::new("table_0", 1237, 4)
     };
     for step in 0..64 {
@@ -141,8 +144,9 @@ fn fast_and_slow(memory: [u64; 2]) -> Topology {
 
 #[test]
 fn fast_ranks_get_more() {
-    let tables: Vec<Table> =
-        (0..20).map(|i| Table { pooling_factor: 10.0, ..Table::new(format!("t{i}"), 100_000, 64) }).collect();
+    let tables: Vec<Table> = (0..20)
+        .map(|i| Table { first: crate::Lookups::of(10.0), ..Table::new(format!("t{i}"), 100_000, 64) })
+        .collect();
     let topology = fast_and_slow([1 << 30, 1 << 30]);
     for search in [Beam::Neuroshard, Beam::Full] {
         let plan = search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(512)).unwrap();
@@ -176,7 +180,7 @@ fn errors_name_the_rank_with_most_room_and_rows_fit_the_smallest() {
         .to_string();
     assert!(error.contains("rank 1 has the most left with 20.0 MiB of 20.0 MiB"), "{error}");
     let topology = fast_and_slow([1 << 10, 20 << 20]);
-    let small = [Table { pooling_factor: 20.0, ..Table::new("small", 1_000, 64) }];
+    let small = [Table { first: crate::Lookups::of(20.0), ..Table::new("small", 1_000, 64) }];
     for search in searches(1) {
         let error = search.plan(&small, &topology, &AnalyticCost, topology.global_batch_size(4096));
         let error = error.unwrap_err().to_string();
@@ -184,7 +188,7 @@ fn errors_name_the_rank_with_most_room_and_rows_fit_the_smallest() {
     }
     let topology = fast_and_slow([1 << 20, 20 << 20]);
     // Equal halves would be over the first rank's memory; the second has room for the whole.
-    let tables = [Table { pooling_factor: 20.0, ..Table::new("large", 60_000, 64) }];
+    let tables = [Table { first: crate::Lookups::of(20.0), ..Table::new("large", 60_000, 64) }];
     let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(8)).unwrap();
     assert_eq!((plan.tables[0].sharding_type, plan.tables[0].shards[0].rank), (ShardingType::TableWise, 1));
     let found = plan.alternatives("large", &tables, &AnalyticCost).unwrap();

@@ -256,7 +256,7 @@ fn times(
 
 /// By table and feature: the exponent of the Zipf law nearest to the accesses.
 fn exponents(tables: &[Table]) -> Vec<Vec<f64>> {
-    let of_feature = |table: &Table, lookups: Lookups| {
+    let of_feature = |table: &Table, lookups: &Lookups| {
         let [_, accesses] = lookups.distinct(ACCESS_BATCH as f64);
         lookups.accesses(table.rows).nearest_zipf(table.rows, accesses)
     };
@@ -395,7 +395,7 @@ mod tests {
     use crate::distributed::Alone;
 
     fn sets() -> Vec<PlanSet> {
-        let table = |i| Table { pooling_factor: 30.0, ..Table::new(format!("t{i}"), 2_000, 32) };
+        let table = |i| Table { first: Lookups::of(30.0), ..Table::new(format!("t{i}"), 2_000, 32) };
         let tables: Vec<Table> = (0..4).map(table).collect();
         let file = TableFile::new(1280, tables.clone()).unwrap();
         let [one, five] = [1, 5].map(|ranks| Topology::h100(ranks, 1 << 30).unwrap());

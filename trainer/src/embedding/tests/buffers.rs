@@ -20,7 +20,19 @@ fn table(pooling: Pooling) -> (FeatureConfig, Table) {
     let table = Table::new("a", TABLE_ROWS, COLUMNS);
     // One list in nine is empty, and is not looked up.
     let list_dedupe_factor = Some(9.0 / 8.0);
-    (config, Table { pooling, pooling_factor: 4.0, list_dedupe_factor, access_bins, ..table })
+    (
+        config,
+        Table {
+            first: onefold_sharding::Lookups {
+                pooling,
+                pooling_factor: 4.0,
+                list_dedupe_factor,
+                access_bins,
+                ..table.first.clone()
+            },
+            ..table
+        },
+    )
 }
 
 fn placed(table: &Table, kind: ShardingType) -> TablePlan {
