@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use onefold_base::units::format_bytes;
+use onefold_train_config::check_size;
 
 use crate::plan::{KIND, buffer_bytes, loads_by_rank, memory_bytes, no_such_rank};
-use crate::tables::check_size;
 use crate::{
     Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TableConfig, TablePlan, Topology,
 };

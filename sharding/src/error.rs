@@ -16,9 +16,6 @@ pub enum Error {
     /// An error about a dataset or an output path.
     Datasets(#[from] onefold_datasets::Error),
 
-    /// An error about a dataset's samples, or their preprocessing.
-    Read(#[source] Box<onefold_ikjt::Error>),
-
     /// A table, topology or plan that cannot exist, or that does not fit the others.
     Invalid(Fault),
 
@@ -35,12 +32,6 @@ impl From<onefold_storage::Error> for Error {
     }
 }
 
-impl From<onefold_ikjt::Error> for Error {
-    fn from(error: onefold_ikjt::Error) -> Self {
-        Self::Read(Box::new(error))
-    }
-}
-
 onefold_base::display_fault!(Error);
 
 impl Explain for Error {
@@ -48,7 +39,6 @@ impl Explain for Error {
         match self {
             Self::Io(error) => error.fault(),
             Self::Datasets(error) => error.fault(),
-            Self::Read(error) => error.fault(),
             Self::Invalid(fault) | Self::NoRoom(fault) | Self::Fault(fault) => fault.clone(),
         }
     }
@@ -63,11 +53,6 @@ impl Error {
     /// A file that is missing, malformed, of another version, or holds an impossible value.
     pub fn file(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::of_file(Kind::Options, path, message).hint(hint).into()
-    }
-
-    /// A section of a training configuration, such as `tables.history`, that does not fit the dataset.
-    pub(crate) fn config(section: impl fmt::Display, message: String, hint: impl Into<Text>) -> Self {
-        Fault::new(Kind::Options, format!("`[{section}]`: {message}")).hint(hint).into()
     }
 
     /// A fault of a plan whose remedy is to make the plan again.

@@ -13,7 +13,7 @@
 //! both are tested without a machine. [`Plan::check`] is independent of both: it proves a plan valid,
 //! whichever search made it.
 //!
-//! [`resolve_tables`] turns the `[embedding]` and `[tables]` sections of a training configuration into one
+//! `onefold-train-config` turns the `[embedding]` and `[tables]` sections of a training configuration into one
 //! [`FeatureConfig`] per sparse feature, and [`tables_of`] gives the tables that they look up; the trainer and the
 //! planner share both, so they agree on the tables.
 //!
@@ -28,8 +28,7 @@
 //! # Ok::<(), onefold_sharding::Error>(())
 //! ```
 //!
-//! This crate builds on `onefold-datasets` (feature schema, snapshot, console) and, to count what a dataset's batches
-//! look up, on `onefold-ikjt` (reader, preprocessing); `onefold-trainer` builds on this one.
+//! This crate builds on `onefold-train-config` (types of tables); `onefold-trainer` builds on this one.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -42,7 +41,6 @@ mod diff;
 mod error;
 mod files;
 mod lookups;
-mod measured;
 mod nn;
 mod plan;
 mod pretrain;
@@ -51,7 +49,6 @@ mod shares;
 mod show;
 mod statistics;
 mod table;
-mod tables;
 mod topology;
 pub mod torchrec;
 
@@ -69,7 +66,11 @@ pub use diff::{PlanDiff, TableChange, diff};
 pub use error::{Error, Result};
 pub use files::claim_output;
 pub use lookups::{FeatureLookups, Lookups};
-pub use measured::{MeasuredFeatures, measure_features};
+pub use onefold_train_config::{
+    DEFAULT_BATCH_SIZE, DataType, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy,
+    KnownIds, MOST_ROWS, Pooling, Rows, TableConfig, TableOptimizer, TableOverride, check_ids,
+    resolve_tables, tables_of,
+};
 pub use plan::{Plan, RankPrediction, Shard, ShardingType, TablePlan};
 pub use pretrain::{PretrainOptions, pretrain, repeatability};
 pub use search::beam::Beam;
@@ -80,9 +81,5 @@ pub use search::{Search, searches};
 pub use shares::LookupShares;
 pub use show::html;
 pub use statistics::{kendall_tau, mean_squared_error, normal_cdf};
-pub use table::{DataType, Table, TableFile, TableOptimizer};
-pub use tables::{
-    DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy, KnownIds,
-    MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, resolve_tables, tables_of,
-};
+pub use table::{Table, TableFile};
 pub use topology::{MAX_RANKS, RankGroup, Topology};

@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
+use onefold_train_config::check_size;
 use serde::{Deserialize, Serialize};
 
 use crate::files::{self, FileKind};
 use crate::lookups::{FeatureLookups, Lookups};
-use crate::tables::check_size;
-use crate::{Error, Result};
+use crate::{DataType, Error, Result, TableOptimizer};
 
 const KIND: FileKind = FileKind {
     version: 2,
@@ -48,61 +48,6 @@ pub struct Table {
     /// The features that share the table with the first one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub further_features: Vec<FeatureLookups>,
-}
-
-/// The type of a table's weights.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DataType {
-    /// IEEE 754 single precision.
-    #[default]
-    Fp32,
-    /// IEEE 754 half precision.
-    Fp16,
-    /// The upper half of a single-precision number.
-    Bf16,
-}
-
-impl DataType {
-    /// Whether it is what a table has that says nothing.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Bytes of one weight.
-    pub fn bytes(self) -> u64 {
-        match self {
-            Self::Fp32 => 4,
-            Self::Fp16 | Self::Bf16 => 2,
-        }
-    }
-}
-
-/// The optimizer of a table.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TableOptimizer {
-    /// Keeps no state.
-    Sgd,
-    /// Keeps a sum of squares per weight.
-    Adagrad,
-    /// Keeps one sum of squares per row.
-    #[default]
-    RowWiseAdagrad,
-    /// Keeps two moments per weight.
-    Adam,
-}
-
-impl TableOptimizer {
-    /// Values that it keeps for a row of so many columns; `None` if they cannot be counted.
-    fn state_values(self, columns: u64) -> Option<u64> {
-        match self {
-            Self::Sgd => Some(0),
-            Self::Adagrad => Some(columns),
-            Self::RowWiseAdagrad => Some(1),
-            Self::Adam => columns.checked_mul(2),
-        }
-    }
 }
 
 impl Table {

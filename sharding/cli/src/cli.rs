@@ -341,6 +341,9 @@ pub(crate) struct TablesArguments {
     /// statistics are used
     #[arg(long, value_name = "N", default_value_t = onefold_sharding::ACCESS_BATCH, conflicts_with = "torchrec")]
     pub(crate) samples: u64,
+    /// Memory for counted ids: fewer samples are counted if theirs take more
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "1GiB", conflicts_with = "torchrec")]
+    pub(crate) memory_limit: u64,
     #[command(flatten)]
     pub(crate) output: OutputFile,
 }

@@ -4,6 +4,7 @@
 mod cli;
 mod compare;
 mod earlier;
+mod measured;
 mod pretrain;
 mod show;
 mod tables;

@@ -12,7 +12,7 @@ use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
 use onefold_ikjt::{Checks, Rank, ReadRequest, ReaderOptions, load_snapshot, load_statistics};
 use onefold_sharding::{
     ACCESS_BATCH, Error, FeatureConfig, FeatureLookups, IdPolicy, Lookups, Table, TableFile, claim_output,
-    measure_features, tables_of, torchrec,
+    tables_of, torchrec,
 };
 use onefold_sharding_benchmark::{TaskOptions, tasks};
 use onefold_terminal::Printer;
@@ -22,6 +22,7 @@ use serde_json::json;
 use crate::Staged;
 use crate::cli::{GroupFactor, TablesArguments, TasksArguments};
 use crate::earlier::EarlierRun;
+use crate::measured::measure_features;
 
 /// Why a cost is lower than what training will take.
 const SEQUENCE_NOTE: &str = "one vector per id is priced, the model's block that pools them is not";
@@ -164,7 +165,8 @@ impl<'a> Training<'a> {
         let table_rows = checked.map(|config| (config.feature.clone(), config.rows)).collect();
         let checks = Checks { table_rows, ..Checks::default() };
         let request = ReadRequest { options, checks, rank: Rank::default() };
-        let measured = measure_features(self.data, &self.configs, request, samples, printer)?;
+        let measured =
+            measure_features(self.data, &self.configs, request, (samples, arguments.memory_limit), printer)?;
         for (table, found) in tables.iter_mut().zip(measured.features) {
             // Statistics are of all samples.
             let pooling_factor =
@@ -173,8 +175,7 @@ impl<'a> Training<'a> {
         }
         if measured.samples < ACCESS_BATCH.min(samples) {
             printer.remark(&format!(
-                "lookups were counted in the {} samples that there are, of the {} that reuse is defined over: rows look \
-                 less reused than they are",
+                "lookups were counted in {} samples, of the {} that reuse is defined over: reuse is underestimated",
                 format_count(measured.samples),
                 format_count(ACCESS_BATCH)
             ));

@@ -80,6 +80,9 @@ fn a_dataset_is_planned_checked_shown_and_exported() {
     assert_eq!(table(&statistics, "user_00")["pooling_factor"], user["pooling_factor"]);
     assert!(table(&statistics, "user_00").get("access_bins").is_none());
     assert_eq!(factor(table(&statistics, "user_00")), 1.0);
+    // With less memory fewer samples are counted.
+    dir.command(&format!("{TABLES} --memory-limit 64KiB --out less.json")).works();
+    assert_ne!(dir.text("less.json"), dir.text("tables.json"));
     dir.command(&format!("{TABLES} --dedupe-factor user_a=9 --out given.json")).works();
     assert_eq!(factor(table(&json_of(&dir, "given.json"), "user_00")), 9.0);
 

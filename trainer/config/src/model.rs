@@ -1,9 +1,8 @@
 //! `[model]`.
 
-use onefold_sharding::{FeatureConfig, Pooling};
 use serde::{Deserialize, Serialize};
 
-use super::TrainConfig;
+use super::{FeatureConfig, Pooling, TrainConfig};
 use super::parameters::mlp_parameters;
 
 /// `[model]`: a DLRM.

@@ -2,21 +2,20 @@
 
 use std::path::Path;
 
+use anyhow::Result;
 use onefold_base::progress::Reporter;
 use onefold_ikjt::hash::SigridHash;
 use onefold_ikjt::{Feature, Group, ReadRequest, Reader, Workers};
-
-use crate::tables::HASH_SALT;
-use crate::{AccessBins, FeatureConfig, IdPolicy, LookupShares, Lookups, Result};
+use onefold_sharding::{AccessBins, FeatureConfig, HASH_SALT, IdPolicy, LookupShares, Lookups};
 
 /// What was counted for all features.
 #[derive(Debug, Clone, PartialEq)]
-pub struct MeasuredFeatures {
+pub(crate) struct MeasuredFeatures {
     /// Samples that were read, in whole batches.
-    pub samples: u64,
+    pub(crate) samples: u64,
     /// In the order of the configurations. Rows are looked up once for every distinct list of a batch; where the model
     /// pools sequences, once for every element of their timelines.
-    pub features: Vec<Lookups>,
+    pub(crate) features: Vec<Lookups>,
 }
 
 /// A feature's counts while batches are read.
@@ -35,20 +34,22 @@ struct Counting<'a> {
     rows: Vec<u32>,
 }
 
+/// Of a vector that has just grown to twice its size.
+const BYTES_PER_ID: u64 = 8;
+
 /// Reads batches of `dataset` until `samples` samples are counted, or all there are; `configs` are those of the
 /// batches' features, in the same order; each is counted for itself, also where features share a table. Batches are
 /// formed, preprocessed and deduplicated as `request` says, so the factors are those that training with them has. Keeps
-/// 4 bytes for every id that is looked up.
+/// 4 bytes for every id that is looked up, in vectors that grow by doubling, and ends once they take `memory_limit` bytes.
 ///
 /// # Errors
 ///
-/// [`Error::Read`](crate::Error::Read) for what cannot be read, and for ids without a table row that
-/// `request` has the reader check.
-pub fn measure_features(
+/// Those of the reader, also for ids without a table row that `request` has it check.
+pub(crate) fn measure_features(
     dataset: &Path,
     configs: &[FeatureConfig],
     request: ReadRequest,
-    samples: u64,
+    (samples, memory_limit): (u64, u64),
     reporter: &dyn Reporter,
 ) -> Result<MeasuredFeatures> {
     let reader = Reader::open(dataset, request, &Workers::of_machine()?)?;
@@ -65,7 +66,8 @@ pub fn measure_features(
         read += batch.size() as u64;
         reporter.advance(batch.size() as u64);
         reporter.go_on()?;
-        if read >= samples {
+        let ids: usize = counts.iter().map(|count| count.rows.len()).sum();
+        if read >= samples || ids as u64 * BYTES_PER_ID >= memory_limit {
             break;
         }
     }
@@ -145,11 +147,11 @@ fn elements(feature: &Feature) -> impl Iterator<Item = i64> + Clone {
 
 #[cfg(test)]
 mod tests {
+    use onefold_sharding::{DataType, Pooling, Shard, ShardLoad, ShardingType, Table, Topology};
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::{DataType, Pooling, Shard, ShardLoad, ShardingType, Table, Topology};
 
     /// Half of the samples share a list of 1,000 ids, each of the others has one id of its own.
     #[test]
