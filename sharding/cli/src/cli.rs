@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_base::units::parse_bytes;
 use onefold_ikjt::Dedupe;
 use onefold_sharding::torchrec::Module;
-use onefold_sharding::{FeatureSet, MAX_RANKS, ModelFile, Topology};
+use onefold_sharding::{MAX_RANKS, ModelFile, Topology};
 use onefold_terminal::OutputOptions;
 
 /// Place embedding tables on ranks: describe the tables and the machine, make a plan, check a plan
@@ -233,13 +233,6 @@ pub(crate) struct PretrainArguments {
     /// Seed of the split, the initial weights and the order of samples
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// What the computation model sees: `full`, `neuroshard` (its 20 features alone), `without_reuse` or
-    /// `without_dedupe`
-    #[arg(long, default_value = "full", value_parser = parse_features)]
-    pub(crate) features: FeatureSet,
-    /// Also train models with the other features, to compare
-    #[arg(long)]
-    pub(crate) ablation: bool,
     /// Costs of some of the same sets measured again: the report then says how far measurements agree with themselves
     #[arg(long, value_name = "FILE")]
     pub(crate) repeated: Option<PathBuf>,
@@ -460,13 +453,6 @@ fn parse_range(text: &str) -> Result<RangeInclusive<usize>, String> {
 fn parse_count(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| *count > 0);
     count.ok_or_else(|| format!("`{text}` is not a number of at least 1"))
-}
-
-fn parse_features(text: &str) -> Result<FeatureSet, String> {
-    FeatureSet::ALL.into_iter().find(|features| features.name() == text).ok_or_else(|| {
-        let names = FeatureSet::ALL.map(|features| format!("`{}`", features.name()));
-        format!("`{text}` is not a set of features; give {}", names.join(", "))
-    })
 }
 
 /// A size, or `0`.

@@ -207,28 +207,20 @@ fn a_model_is_trained_blessed_and_planned_with() {
 }
 
 #[test]
-fn an_ablation_shows_what_features_add() {
+fn measurements_are_compared_with_their_repetition() {
     let dir = Dir::new();
     measured(600, false).store(&dir.path("costs.parquet")).unwrap();
     let mut again = measured(30, false);
     again.compute.iter_mut().for_each(|sample| sample.ms *= 1.1);
     again.store(&dir.path("again.parquet")).unwrap();
-    let pretrain = "pretrain costs.parquet --epochs 60 --folds 2 --ablation --out model.json";
+    let pretrain = "pretrain costs.parquet --epochs 60 --folds 2 --out model.json";
     let trained = dir.json(&format!("{pretrain} --repeated again.parquet"));
     let compute = &trained["reports"][0];
-    let ablations = compute["ablations"].as_array().unwrap();
-    let names: Vec<&str> = ablations.iter().map(|other| other["features"].as_str().unwrap()).collect();
-    assert_eq!(names, ["neuroshard", "without_reuse", "without_dedupe"]);
-    // Lists are as many as deduplication leaves, and rows that are looked up once are dear.
-    let mse = |fit: &Value| fit["mse"].as_f64().unwrap();
-    for other in ablations {
-        assert!(mse(&other["deduplicated"]) > mse(&compute["deduplicated"][0]), "{other} {compute}");
-    }
     let repeated = &compute["repeated"];
     assert_eq!(repeated["samples"], 30);
     assert!((repeated["fit"]["relative_error"].as_f64().unwrap() - 0.1 / 1.1).abs() < 1e-9, "{repeated}");
     let text = dir.succeeds(&format!("{pretrain} --overwrite"));
-    for line in ["compute, without_reuse", "compute of deduplicated sets", "compute of these, a line"] {
+    for line in ["compute, a line", "compute of deduplicated sets", "compute of these, a line"] {
         assert!(text.contains(line), "{text}");
     }
     let mut other = measured(60, false);
@@ -238,9 +230,6 @@ fn an_ablation_shows_what_features_add() {
         dir.fails(&format!("{pretrain} --overwrite --repeated other.parquet"))
             .contains("`other.parquet` has no set of `costs.parquet`\n  hint: measure again")
     );
-    let wrong = dir.run("pretrain costs.parquet --features none --out x");
-    let error = String::from_utf8(wrong.stderr).unwrap();
-    assert!(wrong.status.code() == Some(2) && error.contains("`none` is not a set of features"), "{error}");
 }
 
 #[test]
@@ -259,6 +248,12 @@ fn a_model_that_learned_nothing_is_not_blessed() {
         dir.fails("pretrain few.parquet --out model.json")
             .contains("there are 20 samples for the compute model")
     );
+    // Of one exchange of many ranks nothing is left to test on.
+    let rank = |i: u32| ExchangeRank { bytes: f64::from(i) * 1e5, start_ms: 0.0, ms: f64::from(i) };
+    let one = ExchangeSample { direction: Direction::Forward, ranks: (1..65).map(rank).collect() };
+    Costs { exchanges: vec![one], ..measured(600, false) }.store(&dir.path("one.parquet")).unwrap();
+    let error = dir.fails("pretrain one.parquet --epochs 120 --folds 3 --out model.json");
+    assert!(error.contains("too few sets of samples for the forward model were measured"), "{error}");
     for folds in [1, 41] {
         let error = dir.fails(&format!("pretrain costs.parquet --folds {folds} --out model.json"));
         assert!(error.contains(&format!("400 samples cannot be cut into {folds} folds")), "{error}");
@@ -273,8 +268,7 @@ fn a_damaged_model_is_refused() {
         fs_err::write(dir.path("broken.json"), text.replacen(from, to, 1)).unwrap();
         ModelFile::load(&dir.path("broken.json")).unwrap_err().to_string()
     };
-    assert!(refused("\"format_version\": 6", "\"format_version\": 7").contains("format version 7"));
-    assert!(refused("\"features\": \"full\"", "\"features\": \"neuroshard\"").contains("not of 21 features"));
+    assert!(refused("\"format_version\": 7", "\"format_version\": 8").contains("format version 8"));
     assert!(refused("\"work\": [", "\"work\": [-1.0, ").contains("its work is not 44 weights of at least 0"));
     assert!(refused("\"inputs\": 128", "\"inputs\": 127").contains("broken.json`: the model `compute`: "));
     assert!(refused("\"machine\"", "\"maschine\"").contains("unknown field `maschine`"));

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FeatureConfig, Pooling, TrainConfig};
 use super::parameters::mlp_parameters;
+use super::{FeatureConfig, Pooling, TrainConfig};
 
 /// `[model]`: a DLRM.
 #[derive(Debug, Clone, Serialize, Deserialize)]
