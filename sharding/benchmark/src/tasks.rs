@@ -205,8 +205,7 @@ impl Task {
     ///
     /// [`Error::Fault`] if the directory has no tasks, or if a file of one is missing or wrong.
     pub fn load_all(directory: &Path) -> Result<Vec<Self>> {
-        let hint =
-            "make some with `onefold-shard tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out DIR`";
+        let hint = "make some with `onefold-evaluate-plans tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out DIR`";
         let wrong = |message: &str| Error::file(directory, message, hint);
         if !directory.is_dir() {
             return Err(wrong("there is no such directory of tasks"));

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod cli;
-mod compare;
 mod earlier;
 mod measured;
 mod pretrain;
@@ -11,7 +10,6 @@ mod tables;
 
 use std::ffi::OsString;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -25,10 +23,9 @@ use onefold_sharding::{
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
 
-use cli::{
-    CheckArguments, Cli, Command, ModelChoice, ModelOptions, PlanArguments, ReplanArguments,
-    TopologyArguments,
-};
+use cli::{CheckArguments, Cli, Command, ModelChoice, PlanArguments, ReplanArguments, TopologyArguments};
+
+pub use cli::ModelOptions;
 
 /// The program, to be called in another program's process.
 pub const PROGRAM: Program = Program::of::<Cli>();
@@ -55,8 +52,6 @@ impl CommandLine for Cli {
             Command::Plan(arguments) => plan(arguments, printer),
             Command::Replan(arguments) => replan_command(arguments, printer),
             Command::Tables(arguments) => tables::tables(arguments, printer),
-            Command::Tasks(arguments) => tables::tasks_command(arguments, printer),
-            Command::Compare(arguments) => compare::compare_command(arguments, printer),
             Command::Pretrain(arguments) => pretrain::pretrain_command(arguments, printer),
             Command::Show(arguments) => show::show(arguments, printer),
             Command::Diff(arguments) => show::diff_command(arguments, printer),
@@ -68,7 +63,11 @@ impl CommandLine for Cli {
 }
 
 /// The cost model that was asked for; if none was, those that come with the program and are of the topology's hardware.
-pub(crate) fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn CostModel>, Error> {
+///
+/// # Errors
+///
+/// [`Error::Fault`] or [`Error::Invalid`] for a file that is missing or wrong, and for models that do not fit the topology.
+pub fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn CostModel>, Error> {
     let mut files = Vec::new();
     for choice in &options.model {
         match choice {
@@ -349,37 +348,4 @@ fn topology_of(arguments: &TopologyArguments) -> Result<Topology, Error> {
     };
     topology.validate()?;
     Ok(topology)
-}
-
-/// A directory that is written beside its place, so that it appears whole.
-pub(crate) struct Staged {
-    beside: tempfile::TempDir,
-    out: PathBuf,
-}
-
-impl Staged {
-    /// For a directory that must not be there.
-    pub(crate) fn new(out: &Path) -> Result<Self> {
-        if out.exists() {
-            let message = format!("`{}` already exists", out.display());
-            return Err(Error::invalid(message, "choose another directory").into());
-        }
-        let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let beside = tempfile::Builder::new().prefix(".staged").tempdir_in(parent);
-        let beside = beside.with_context(|| format!("`{}` cannot be written into", parent.display()))?;
-        Ok(Self { beside, out: out.to_owned() })
-    }
-
-    /// Where to write until then.
-    pub(crate) fn path(&self) -> &Path {
-        self.beside.path()
-    }
-
-    /// Puts the directory in its place.
-    pub(crate) fn commit(self) -> Result<()> {
-        fs_err::rename(self.beside.path(), &self.out)?;
-        // It is elsewhere by now.
-        let _ = self.beside.keep();
-        Ok(())
-    }
 }

@@ -1,4 +1,4 @@
-//! `onefold-shard tables` and `tasks`: what there is to place.
+//! `onefold-shard tables`: what there is to place.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,13 +14,11 @@ use onefold_sharding::{
     ACCESS_BATCH, Error, FeatureConfig, FeatureLookups, IdPolicy, Lookups, Table, TableFile, claim_output,
     tables_of, torchrec,
 };
-use onefold_sharding_benchmark::{TaskOptions, tasks};
 use onefold_terminal::Printer;
 use onefold_train_config::TrainConfig;
 use serde_json::json;
 
-use crate::Staged;
-use crate::cli::{GroupFactor, TablesArguments, TasksArguments};
+use crate::cli::{GroupFactor, TablesArguments};
 use crate::earlier::EarlierRun;
 use crate::measured::measure_features;
 
@@ -352,31 +350,5 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
         "memory_bytes": bytes,
         "sequence_tables": sequences,
     });
-    Ok(printer.summary(&text, &json)?)
-}
-
-pub(crate) fn tasks_command(arguments: &TasksArguments, printer: &Printer) -> Result<()> {
-    let out = &arguments.out;
-    let staged = Staged::new(out)?;
-    let options = TaskOptions {
-        max_dim: arguments.max_dim,
-        memory_bytes: arguments.memory,
-        samples: arguments.samples,
-        ..TaskOptions::new(arguments.tables.clone(), arguments.ranks, arguments.count, arguments.seed)
-    };
-    let drawn = tasks(&options)?;
-    for task in &drawn {
-        task.store(staged.path())?;
-    }
-    staged.commit()?;
-    let count: usize = drawn.iter().map(|task| task.tables.tables.len()).sum();
-    let text = format!(
-        "{} of {:.1} tables on average for {}, written to `{}`",
-        count_of(drawn.len() as u64, "task"),
-        count as f64 / drawn.len().max(1) as f64,
-        count_of(u64::from(options.ranks), "rank"),
-        out.display()
-    );
-    let json = json!({ "tasks": out, "count": drawn.len(), "ranks": options.ranks, "tables": count });
     Ok(printer.summary(&text, &json)?)
 }

@@ -1,4 +1,4 @@
-//! `onefold-shard` from tasks to a comparison, from measured costs to a plan, and from a plan to what is seen of it.
+//! `onefold-shard` from measured costs to a plan, and from a plan to what is seen of it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,6 +7,7 @@ use onefold_sharding::{
     AccessBins, AskedFeatures, ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample, ModelFile,
     Plan, RankGroup, ShardFeatures, TableFile, Topology,
 };
+use onefold_sharding_benchmark::{TaskOptions, tasks};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -49,54 +50,11 @@ impl Dir {
     }
 }
 
-#[test]
-fn tasks_are_drawn_and_compared() {
-    let dir = Dir::new();
-    let drawn = dir.succeeds("tasks --tables 10-20 --ranks 4 --max-dim 64 --count 3 --seed 7 --out tasks");
-    assert!(
-        drawn.starts_with("3 tasks of ") && drawn.ends_with(" for 4 ranks, written to `tasks`\n"),
-        "{drawn}"
-    );
-    dir.succeeds("tasks --tables 10-20 --ranks 4 --max-dim 64 --count 3 --seed 7 --out again");
-    for file in ["task-000/tables.json", "task-002/tables.json", "task-001/topology.json"] {
-        let read = |folder: &str| fs_err::read(dir.path(folder).join(file)).unwrap();
-        assert_eq!(read("tasks"), read("again"), "{file}");
-    }
-    assert!(
-        dir.fails("tasks --tables 9 --ranks 4 --count 1 --seed 1 --out tasks")
-            .contains("`tasks` already exists")
-    );
-
-    let compared = dir.json("compare --tasks tasks --plans plans");
-    let methods = compared["methods"].as_array().unwrap();
-    assert_eq!((compared["tasks"].as_u64(), methods.len()), (Some(3), 8));
-    let ours = methods.last().unwrap();
-    assert_eq!((ours["search"].as_str(), ours["valid"].as_u64()), (Some("beam"), Some(3)));
-    for (task, cost) in ours["max_cost_ms"].as_array().unwrap().iter().enumerate() {
-        for method in &methods[..7] {
-            if let Some(theirs) = method["max_cost_ms"][task].as_f64() {
-                assert!(cost.as_f64().unwrap() <= theirs * (1.0 + 1e-9), "task {task}, {}", method["search"]);
-            }
-        }
-    }
-    for task in ["task-000", "task-001", "task-002"] {
-        let topology = Topology::load(&dir.path("tasks").join(task).join("topology.json")).unwrap();
-        let tables = TableFile::load(&dir.path("tasks").join(task).join("tables.json")).unwrap();
-        for method in methods {
-            let name = format!("{}.json", method["search"].as_str().unwrap());
-            let plan = Plan::load(&dir.path("plans").join(task).join(name)).unwrap();
-            plan.check(&tables.tables, &topology, plan.global_batch_size).unwrap();
-        }
-    }
-    let table = dir.succeeds("compare --tasks tasks");
-    for search in ["random", "greedy_by_size_times_lookups", "torchrec_default", "neuroshard", "beam"] {
-        assert!(table.contains(search), "{table}");
-    }
-    let missing = dir.fails("compare --tasks nowhere");
-    assert!(
-        missing.contains("`nowhere`: there is no such directory of tasks\n  hint: make some with"),
-        "{missing}"
-    );
+/// A task of random tables for four ranks, in `tasks/task-000`.
+fn with_task(dir: &Dir, tables: usize, memory_bytes: u64) {
+    let options = TaskOptions { max_dim: 64, memory_bytes, ..TaskOptions::new(tables..=tables, 4, 1, 3) };
+    fs_err::create_dir(dir.path("tasks")).unwrap();
+    tasks(&options).unwrap()[0].store(&dir.path("tasks")).unwrap();
 }
 
 /// A machine on which a table takes as long as its reads, plus launch costs that several tables share: what a line
@@ -181,7 +139,7 @@ fn a_model_is_trained_blessed_and_planned_with() {
     let read = |name: &str| fs_err::read(dir.path(name)).unwrap();
     assert!(read("model.json") == read("again.json"), "the same costs and seed gave another model");
 
-    dir.succeeds("tasks --tables 8 --ranks 4 --max-dim 64 --count 1 --seed 3 --memory 8GiB --out tasks");
+    with_task(&dir, 8, 8 << 30);
     let plan =
         "plan --tables tasks/task-000/tables.json --topology tasks/task-000/topology.json --out plan.json";
     let error = dir.fails(&format!("{plan} --model model.json"));
@@ -350,7 +308,7 @@ fn ranks_of_two_kinds_of_hardware_are_planned_with_a_model_of_each() {
         file.machine = machine.into();
         file.store(&dir.path(&format!("{machine}.json"))).unwrap();
     }
-    dir.succeeds("tasks --tables 12 --ranks 4 --max-dim 64 --count 1 --seed 3 --memory 4GiB --out tasks");
+    with_task(&dir, 12, 4 << 30);
     let mut topology = Topology::load(&dir.path("tasks/task-000/topology.json")).unwrap();
     let group = |ranks, memory: u64, hardware: &str| RankGroup {
         ranks,

@@ -248,8 +248,10 @@ fn a_machine_is_measured_learned_and_planned_for() {
     let names: Vec<_> = reports.iter().map(|report| report["model"].as_str().unwrap()).collect();
     assert_eq!(names, ["compute", "forward", "backward", "gather"]);
 
-    dir.command("onefold-shard tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks")
-        .works();
+    dir.command(
+        "onefold-evaluate-plans tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks",
+    )
+    .works();
     let mut topology = json_of(&dir, "tasks/task-000/topology.json");
     topology["hardware"] = json!(machine);
     dir.write("topology.json", topology.to_string());
@@ -271,8 +273,10 @@ fn a_machine_is_measured_learned_and_planned_for() {
 #[test]
 fn a_cost_model_comes_with_the_program() {
     let dir = Dir::new();
-    dir.command("onefold-shard tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks")
-        .works();
+    dir.command(
+        "onefold-evaluate-plans tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks",
+    )
+    .works();
     let plan = "onefold-shard plan --tables tasks/task-000/tables.json";
     let task = "--topology tasks/task-000/topology.json";
     let refused = dir.command(&format!("{plan} {task} --model cpu --out plan.json"));
@@ -297,12 +301,13 @@ fn a_cost_model_comes_with_the_program() {
 fn the_ranks_of_plans_are_measured() {
     let dir = Dir::new();
     dir.command(
-        "onefold-shard tasks --tables 5 --ranks 2 --max-dim 4 --count 2 --seed 4 --samples 512 --memory 1GiB --out tasks",
+        "onefold-evaluate-plans tasks --tables 5 --ranks 2 --max-dim 4 --count 2 --seed 4 --samples 512 --memory 1GiB --out tasks",
     )
     .works();
-    let compared = dir.command("onefold-shard compare --tasks tasks --plans plans").json();
+    let compared = dir.command("onefold-evaluate-plans compare --tasks tasks --plans plans").json();
     assert_eq!(compared["plans"], "plans");
-    dir.command("onefold-shard compare --tasks tasks --plans plans").fails(&["`plans` already exists"]);
+    dir.command("onefold-evaluate-plans compare --tasks tasks --plans plans")
+        .fails(&["`plans` already exists"]);
     let measured = dir.command("onefold-train measure-plans --tasks tasks --plans plans --threads 1").json();
     let agreement = &measured["agreement"];
     assert_eq!((agreement["tasks"].as_u64(), agreement["ranks"].as_u64()), (Some(2), Some(2 * 8 * 2)));
@@ -316,7 +321,7 @@ fn the_ranks_of_plans_are_measured() {
     dir.command(&format!("{one} plans/task-001/beam.json")).fails(&["plans/task-001/beam.json"]);
     dir.command(&format!("{one} nothing.json")).fails(&["nothing.json", "onefold-shard plan"]);
     dir.command("onefold-train measure-plans --tasks tasks --plans nothing")
-        .fails(&["nothing/task-000", "onefold-shard compare"]);
+        .fails(&["nothing/task-000", "onefold-evaluate-plans compare"]);
     let without = dir.command("onefold-train measure-plans plans/task-000/beam.json").output();
     assert_eq!(without.status.code(), Some(2));
 

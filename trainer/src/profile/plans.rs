@@ -53,7 +53,7 @@ impl PlanSet {
         Ok(Self { name, tables: table_file, plans })
     }
 
-    /// The plans of the first `count` tasks in `tasks`, as `onefold-shard compare --plans` writes them: a folder of the
+    /// The plans of the first `count` tasks in `tasks`, as `onefold-evaluate-plans compare --plans` writes them: a folder of the
     /// task's name in `plans`, with a file per search.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl PlanSet {
     pub fn load_tasks(tasks: &Path, plans: &Path, count: usize) -> Result<Vec<Self>> {
         let hint = || {
             format!(
-                "make tasks with `onefold-shard tasks`, and plans with `onefold-shard compare --tasks {} --plans DIR`",
+                "make tasks with `onefold-evaluate-plans tasks`, and plans with `onefold-evaluate-plans compare --tasks {} --plans DIR`",
                 tasks.display()
             )
         };
@@ -375,7 +375,7 @@ fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<
             onefold_base::units::format_bytes(needed),
             onefold_base::units::format_bytes(available)
         ),
-        "measure plans of smaller tables, as `onefold-shard tasks --memory 512MiB` draws them",
+        "measure plans of smaller tables, as `onefold-evaluate-plans tasks --memory 512MiB` draws them",
     ))
 }
 
