@@ -4,6 +4,7 @@
 mod cli;
 mod earlier;
 mod measured;
+mod page;
 mod pretrain;
 mod show;
 mod tables;

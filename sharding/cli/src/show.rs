@@ -5,12 +5,13 @@ use std::fmt::Write;
 use anyhow::Result;
 use onefold_base::units::{count_of, format_count};
 use onefold_sharding::torchrec::{self, Module};
-use onefold_sharding::{Plan, ShardingType, TableChange, claim_output, diff, html};
+use onefold_sharding::{Plan, ShardingType, TableChange, claim_output, diff};
 use onefold_storage::commit;
 use onefold_terminal::Printer;
 use serde_json::json;
 
 use crate::cli::{DiffArguments, ExportArguments, ShowArguments};
+use crate::page::html;
 use crate::{plan_figures, rank_table};
 
 /// Tables that a summary lists.
@@ -22,7 +23,7 @@ pub(crate) fn show(arguments: &ShowArguments, printer: &Printer) -> Result<()> {
     let explained: Vec<_> =
         plan.tables.iter().filter_map(|table| Some((table, table.reason.as_ref()?))).collect();
     if !explained.is_empty() {
-        text.push_str("\n\nWhy large tables stand where they do:");
+        text.push_str("\n\nWhy large tables are where they are:");
     }
     for (table, reason) in explained.iter().take(LISTED) {
         let _ = write!(text, "\n  {} ({} × {}): {reason}", table.name, format_count(table.rows), table.dim);
@@ -43,7 +44,7 @@ pub(crate) fn diff_command(arguments: &DiffArguments, printer: &Printer) -> Resu
     let found = diff(&before, &after);
     let (first, second) = found.max_cost_ms;
     let mut text = format!(
-        "{} stand elsewhere, {} where they were\nPredicted cost: {first:.4} ms by {}, then {second:.4} ms by {}",
+        "{} placed differently, {} as before\nPredicted cost: {first:.4} ms by {}, then {second:.4} ms by {}",
         count_of(found.changes.len() as u64, "table"),
         format_count(found.unchanged as u64),
         before.cost_model,

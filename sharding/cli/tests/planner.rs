@@ -251,7 +251,7 @@ fn a_plan_is_shown_compared_and_exported() {
     planned(&dir);
     let shown = dir.succeeds("show plan.json --html plan.html");
     assert!(
-        shown.contains("Bottleneck: rank") && shown.contains("Why large tables stand where they do:"),
+        shown.contains("Bottleneck: rank") && shown.contains("Why large tables are where they are:"),
         "{shown}"
     );
     assert!(shown.contains("user (3,000 × 64): "), "{shown}");

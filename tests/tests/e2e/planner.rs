@@ -93,7 +93,7 @@ fn a_dataset_is_planned_checked_shown_and_exported() {
         dir.command("onefold-shard check plan.json --tables tables.json --topology topology.json").json();
     assert_eq!(valid["valid"], true);
     let shown = dir.command("onefold-shard show plan.json --html plan.html").works();
-    assert!(shown.contains("Bottleneck: rank") && shown.contains("Why large tables stand"), "{shown}");
+    assert!(shown.contains("Bottleneck: rank") && shown.contains("Why large tables are"), "{shown}");
     let page = dir.text("plan.html");
     assert!(page.contains("user_00") && page.contains("<svg") && !page.contains("http"), "{page}");
     dir.command(&format!("{PLAN} --search greedy_by_size --out greedy.json")).works();
