@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_base::units::parse_bytes;
 use onefold_ikjt::Dedupe;
 use onefold_sharding::torchrec::Module;
-use onefold_sharding::{MAX_RANKS, ModelFile, Topology};
+use onefold_sharding::{MAX_RANKS, ModelFile};
 use onefold_terminal::OutputOptions;
 
 /// Place embedding tables on ranks: describe the tables and the machine, make a plan, check a plan
@@ -67,9 +67,10 @@ pub(crate) enum Command {
     Export(ExportArguments),
     /// Describe the ranks that train together
     ///
-    /// Writes `topology.json`, to be edited. The bandwidths default to GPUs of the H100 class: 3.35 TB/s of
-    /// HBM3, 450 GB/s of NVLink in one direction, one 400 Gb/s network port for each GPU. Ranks that are not alike are
-    /// `groups` in the file, each with a number of ranks and what they have.
+    /// Writes `topology.json`, to be edited. With `--measure` ranks are as this machine's processor; otherwise the
+    /// bandwidths default to GPUs of the H100 class: 3.35 TB/s of HBM3, 450 GB/s of NVLink in one direction, one 400 Gb/s
+    /// network port for each GPU. Ranks that are not alike are `groups` in the file, each with a number of ranks and what
+    /// they have.
     Topology(TopologyArguments),
     /// Check that a plan fits tables and a topology
     ///
@@ -314,19 +315,25 @@ pub(crate) struct TopologyArguments {
     /// what activations, the dense model and the framework take
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) memory: u64,
-    /// Ranks of one machine; must divide the ranks [default: all ranks up to 8, else 8]
+    /// Measure this machine, for ranks on its processor: the bandwidths of its memory and of messages between its ranks,
+    /// and its name
+    #[arg(long)]
+    pub(crate) measure: bool,
+    /// Ranks of one machine; must divide the ranks [default: with `--measure` all, otherwise as many as divide the ranks,
+    /// up to 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub(crate) ranks_per_node: Option<u32>,
-    /// Bandwidth of a rank's memory, per second
-    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth, default_value_t = Topology::H100_MEMORY_BANDWIDTH)]
-    pub(crate) memory_bandwidth: f64,
-    /// Bandwidth between ranks of one machine, per second and direction
-    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth, default_value_t = Topology::H100_INTRA_NODE_BANDWIDTH)]
-    pub(crate) intra_node_bandwidth: f64,
-    /// Bandwidth of a rank to other machines, per second and direction
-    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth, default_value_t = Topology::H100_INTER_NODE_BANDWIDTH)]
-    pub(crate) inter_node_bandwidth: f64,
-    /// What a rank is, as `onefold-train profile` names it; learned cost models ask for it
+    /// Bandwidth of a rank's memory, per second [default: as measured, or an H100's: 3.35e12]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth)]
+    pub(crate) memory_bandwidth: Option<f64>,
+    /// Bandwidth between ranks of one machine, per second and direction [default: as measured, or an H100's: 4.5e11]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth)]
+    pub(crate) intra_node_bandwidth: Option<f64>,
+    /// Bandwidth of a rank to other machines, per second and direction [default: as measured between ranks of this
+    /// machine, or an H100's: 5e10]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth)]
+    pub(crate) inter_node_bandwidth: Option<f64>,
+    /// What a rank is, as `onefold-train profile` names it; learned cost models ask for it [default: as measured]
     #[arg(long, value_name = "NAME")]
     pub(crate) hardware: Option<String>,
     #[command(flatten)]

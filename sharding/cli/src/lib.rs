@@ -3,6 +3,7 @@
 
 mod cli;
 mod earlier;
+mod machine;
 mod measured;
 mod page;
 mod pretrain;
@@ -25,6 +26,7 @@ use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
 
 use cli::{CheckArguments, Cli, Command, ModelChoice, PlanArguments, ReplanArguments, TopologyArguments};
+use machine::MeasuredMachine;
 
 pub use cli::ModelOptions;
 
@@ -320,10 +322,11 @@ pub(crate) fn topology(arguments: &TopologyArguments, printer: &Printer) -> Resu
     topology.store(out)?;
 
     let text = format!(
-        "{} of {} each, {} a machine, written to `{}`",
+        "{} of {} each, {} a machine, {}, written to `{}`",
         count_of(u64::from(topology.ranks), "rank"),
         format_bytes(topology.memory_bytes),
         topology.ranks_per_node,
+        described_machine(arguments, &topology),
         out.display()
     );
     let json = json!({
@@ -331,21 +334,52 @@ pub(crate) fn topology(arguments: &TopologyArguments, printer: &Printer) -> Resu
         "ranks": topology.ranks,
         "ranks_per_node": topology.ranks_per_node,
         "memory_limit_bytes": topology.memory_bytes,
+        "memory_bandwidth_bytes_per_second": topology.memory_bandwidth_bytes_per_second,
+        "intra_node_bandwidth_bytes_per_second": topology.intra_node_bandwidth_bytes_per_second,
+        "inter_node_bandwidth_bytes_per_second": topology.inter_node_bandwidth_bytes_per_second,
+        "hardware": topology.hardware,
     });
     Ok(printer.summary(&text, &json)?)
 }
 
+/// Which machine the bandwidths are of.
+fn described_machine(arguments: &TopologyArguments, topology: &Topology) -> String {
+    let given = [arguments.memory_bandwidth, arguments.intra_node_bandwidth, arguments.inter_node_bandwidth];
+    match &topology.hardware {
+        Some(hardware) if arguments.measure => format!("measured on {hardware}"),
+        _ if given.iter().all(Option::is_none) => "with the bandwidths of H100 GPUs".to_owned(),
+        _ => "with the bandwidths that were given".to_owned(),
+    }
+}
+
 fn topology_of(arguments: &TopologyArguments) -> Result<Topology, Error> {
-    let ranks_per_node =
-        arguments.ranks_per_node.unwrap_or(arguments.ranks.min(Topology::H100_RANKS_PER_NODE));
+    let measured = arguments.measure.then(|| MeasuredMachine::measure(arguments.ranks)).transpose()?;
+    let measured = measured.as_ref();
+    let most_per_node = match measured {
+        Some(_) => arguments.ranks,
+        None => arguments.ranks.min(Topology::H100_RANKS_PER_NODE),
+    };
+    let divides = |per_node: &u32| arguments.ranks.is_multiple_of(*per_node);
+    let per_node = (1..=most_per_node).rev().find(divides).unwrap_or(1);
+    let exchange = measured.map(|machine| machine.exchange_bandwidth);
+    let h100 = Topology::h100(1, arguments.memory)?;
     let topology = Topology {
         ranks: arguments.ranks,
-        ranks_per_node,
-        memory_bandwidth_bytes_per_second: arguments.memory_bandwidth,
-        intra_node_bandwidth_bytes_per_second: arguments.intra_node_bandwidth,
-        inter_node_bandwidth_bytes_per_second: arguments.inter_node_bandwidth,
-        hardware: arguments.hardware.clone(),
-        ..Topology::h100(1, arguments.memory)?
+        ranks_per_node: arguments.ranks_per_node.unwrap_or(per_node),
+        memory_bandwidth_bytes_per_second: arguments
+            .memory_bandwidth
+            .or(measured.map(|machine| machine.memory_bandwidth))
+            .unwrap_or(h100.memory_bandwidth_bytes_per_second),
+        intra_node_bandwidth_bytes_per_second: arguments
+            .intra_node_bandwidth
+            .or(exchange)
+            .unwrap_or(h100.intra_node_bandwidth_bytes_per_second),
+        inter_node_bandwidth_bytes_per_second: arguments
+            .inter_node_bandwidth
+            .or(exchange)
+            .unwrap_or(h100.inter_node_bandwidth_bytes_per_second),
+        hardware: arguments.hardware.clone().or(measured.map(|machine| machine.hardware.clone())),
+        ..h100
     };
     topology.validate()?;
     Ok(topology)

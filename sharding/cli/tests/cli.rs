@@ -327,7 +327,10 @@ fn check_tells_when_predictions_are_for_another_machine() {
 fn a_topology_has_documented_defaults_that_can_be_replaced() {
     let dir = Dir::new();
     let summary = dir.run("topology --ranks 16 --memory 60GiB --out topology.json").succeeded();
-    assert_eq!(summary, "16 ranks of 60.0 GiB each, 8 a machine, written to `topology.json`\n");
+    assert_eq!(
+        summary,
+        "16 ranks of 60.0 GiB each, 8 a machine, with the bandwidths of H100 GPUs, written to `topology.json`\n"
+    );
     assert_eq!(Topology::load(&dir.path("topology.json")).unwrap(), Topology::h100(16, 60 << 30).unwrap());
     let options =
         "--ranks-per-node 4 --memory-bandwidth 2TB --intra-node-bandwidth 3e11 --inter-node-bandwidth 12.5GB";
@@ -338,10 +341,31 @@ fn a_topology_has_documented_defaults_that_can_be_replaced() {
     assert_eq!(other.intra_node_bandwidth_bytes_per_second, 3e11);
     assert_eq!(other.inter_node_bandwidth_bytes_per_second, 1.25e10);
     assert_eq!(
-        dir.run("topology --ranks 12 --memory 60GiB --out third.json").failed(),
+        dir.run("topology --ranks 12 --ranks-per-node 8 --memory 60GiB --out third.json").failed(),
         "error: 12 ranks are not whole machines of 8 ranks each\n  hint: give a `ranks_per_node` that divides `ranks`"
     );
     assert!(!dir.path("third.json").exists());
+    dir.run("topology --ranks 12 --memory 60GiB --out third.json").succeeded();
+    assert_eq!(Topology::load(&dir.path("third.json")).unwrap().ranks_per_node, 6);
+}
+
+#[test]
+fn a_topology_may_be_of_the_present_machine() {
+    let dir = Dir::new();
+    let measured = "topology --ranks 9 --memory 1GiB --measure --out here.json";
+    let json = dir.run(&format!("{measured} --json")).json();
+    let here = Topology::load(&dir.path("here.json")).unwrap();
+    assert_eq!((here.ranks, here.ranks_per_node), (9, 9));
+    let hardware = here.hardware.clone().unwrap();
+    assert!(hardware.ends_with(", 1 thread") || hardware.ends_with(" threads"), "{hardware}");
+    assert_eq!(json["hardware"], hardware.as_str());
+    let h100 = Topology::h100(1, 1).unwrap();
+    assert_ne!(here.memory_bandwidth_bytes_per_second, h100.memory_bandwidth_bytes_per_second);
+    assert_ne!(here.intra_node_bandwidth_bytes_per_second, h100.intra_node_bandwidth_bytes_per_second);
+    // What is given is not measured.
+    let text = dir.run(&format!("{measured} --overwrite --memory-bandwidth 2TB --hardware mine")).succeeded();
+    assert!(text.contains("measured on mine"), "{text}");
+    assert_eq!(Topology::load(&dir.path("here.json")).unwrap().memory_bandwidth_bytes_per_second, 2e12);
 }
 
 const TRAIN: &str = r#"
