@@ -23,8 +23,8 @@ pub(crate) fn pack(problem: &Problem<'_>) -> Option<Placement> {
 fn cuts(problem: &Problem<'_>) -> impl Iterator<Item = Vec<Unit>> {
     let mut tables: Vec<usize> = (0..problem.tables.len()).collect();
     tables.sort_by_key(|table| std::cmp::Reverse(problem.priced(&problem.whole(*table)).bytes));
-    let parts =
-        std::iter::successors(Some(2), |parts| Some(2 * parts)).take_while(|parts| *parts <= problem.ranks);
+    let parts = std::iter::successors(Some(2usize), |parts: &usize| parts.checked_mul(2))
+        .take_while(|parts| *parts <= problem.ranks);
     let forms: Vec<Option<usize>> = std::iter::once(None).chain(parts.map(Some)).collect();
     let count = tables.len();
     let divided =
@@ -39,10 +39,10 @@ fn cuts(problem: &Problem<'_>) -> impl Iterator<Item = Vec<Unit>> {
                     vec![if problem.get(&rows).is_some() { rows } else { whole }]
                 }
                 Some(parts) => {
-                    let halved = std::iter::successors(Some((whole, 1)), |(unit, pieces)| {
-                        (2 * pieces <= parts).then(|| Some((unit.half()?, 2 * pieces))).flatten()
-                    });
-                    let (unit, pieces) = halved.last().unwrap_or((whole, 1));
+                    let (mut unit, mut pieces) = (whole, 1);
+                    while let Some(half) = unit.half().filter(|_| 2 * pieces <= parts) {
+                        (unit, pieces) = (half, 2 * pieces);
+                    }
                     unit.repeated(pieces).collect()
                 }
             }
@@ -70,9 +70,8 @@ impl<'a> Packing<'a> {
 
     fn placed(mut self, tries: &mut usize) -> Option<Placement> {
         let problem = self.problem;
-        let units = self.units.clone();
-        let capacity = problem.capacity(&units);
-        let fits = units.len() <= MOST_UNITS && capacity.suffices_to_ask() && self.fill(capacity, tries);
+        let capacity = problem.capacity(&self.units);
+        let fits = self.units.len() <= MOST_UNITS && capacity.suffices_to_ask() && self.fill(capacity, tries);
         fits.then(|| Placement::new(problem, self.units, self.places))
     }
 
