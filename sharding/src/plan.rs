@@ -361,7 +361,7 @@ pub(crate) fn buffer_bytes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Greedy, Search};
+    use crate::{AnalyticCost, Greedy, Search};
 
     /// Costs that a person can add up: 1 ms of compute and half a ms of communication per table.
     struct PerShard;
@@ -411,6 +411,23 @@ mod tests {
             }
         );
         assert_eq!(plan.ranks[0].memory_bytes, 30 * (4 + 1) * 4);
+    }
+
+    /// More ranks divide the samples of a step: all together compute as long, and each less.
+    #[test]
+    fn a_global_batch_is_divided_among_the_ranks() {
+        let tables: Vec<Table> = (0..8).map(|i| Table::new(format!("t{i}"), 10_000, 64)).collect();
+        let of = |ranks| {
+            let topology = Topology::h100(ranks, 1 << 30).unwrap();
+            Greedy::BySize.plan(&tables, &topology, &AnalyticCost, 4_096).unwrap()
+        };
+        let [two, four] = [2, 4].map(of);
+        let compute = |plan: &Plan| plan.ranks.iter().map(|rank| rank.compute_ms).sum::<f64>();
+        assert!((compute(&two) / compute(&four) - 1.0).abs() < 1e-9, "{two:?} {four:?}");
+        assert!(four.max_cost_ms < 0.6 * two.max_cost_ms, "{two:?} {four:?}");
+        assert_eq!([two.samples_per_rank(), four.samples_per_rank()], [2_048, 1_024]);
+        // Fewer samples are asked for by each, of as many ranks more.
+        assert!(four.ranks[0].buffer_bytes < two.ranks[0].buffer_bytes, "{two:?} {four:?}");
     }
 
     #[test]

@@ -89,6 +89,9 @@ fn a_dataset_is_planned_checked_shown_and_exported() {
     dir.command("onefold-shard topology --ranks 4 --memory 2MiB --out topology.json").works();
     let planned = dir.command(&format!("{PLAN} --out plan.json")).json();
     assert_eq!((planned["ranks"].as_u64(), planned["cost_model"].as_str()), (Some(4), Some("analytic_v2")));
+    // The ranks divide the training's batch.
+    let batch = [&tables["global_batch_size"], &planned["global_batch_size"], &planned["samples_per_rank"]];
+    assert_eq!(batch.map(Value::as_u64), [Some(256), Some(256), Some(64)]);
     let valid =
         dir.command("onefold-shard check plan.json --tables tables.json --topology topology.json").json();
     assert_eq!(valid["valid"], true);
