@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread::ScopedJoinHandle;
 use std::time::Instant;
 
-use onefold_base::process::{available_threads, processor_name};
+use onefold_base::process::{available_threads, hardware_name};
 
 /// Words that a core reads in a pass: 32 MiB, more than its part of the caches.
 const WORDS: usize = 4 << 20;
@@ -31,13 +31,11 @@ impl MeasuredMachine {
     /// through the loopback interface, as ranks on one machine exchange them.
     pub(crate) fn measure(ranks: u32) -> io::Result<Self> {
         let (cores, ranks) = (available_threads(), ranks.max(1));
-        let threads = (cores / ranks as usize).max(1);
-        let model = processor_name().unwrap_or_else(|| "unknown processor".to_owned());
         let connections = ranks.min(MOST_CONNECTIONS);
         Ok(Self {
             memory_bandwidth: memory_bandwidth(cores) / f64::from(ranks),
             exchange_bandwidth: exchange_bandwidth(connections)? / f64::from(connections),
-            hardware: format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" }),
+            hardware: hardware_name((cores / ranks as usize).max(1)),
         })
     }
 }
