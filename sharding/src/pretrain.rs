@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use crate::cost::features::{AskedFeatures, ShardFeatures};
-use crate::cost::model_file::{Ablation, Fit, ModelFile, ModelReport, Repeated};
+use crate::cost::model_file::{Fit, ModelFile, ModelReport, Repeated};
 use crate::cost::set_model::{EXCHANGE_WORK, SetModel, exchange_features, seen, waiting_ms};
 use crate::costs::{COMPUTE, Costs, Direction, ExchangeRank, ExchangeSample};
 use crate::nn::{Adam, Mlp};

@@ -254,7 +254,7 @@ fn a_plan_that_does_not_fit_says_what_is_missing() {
     assert_eq!(
         dir.run(PLAN).failed(),
         "error: the tables do not fit: with optimizer state they need 1.4 MiB, and the buffers of a step 804.0 KiB; 2 \
-         ranks together have 1.3 MiB, so 833.3 KiB are missing\n  hint: plan for 5 ranks or more, raise \
+         ranks together have 1.3 MiB, so 833.3 KiB are missing\n  hint: plan for 4 ranks or more, raise \
          `memory_bytes` in the topology, or lower `global_batch_size` in the tables' file, or `rows` or `dim` of the \
          tables"
     );

@@ -96,6 +96,7 @@ pub(crate) fn cheapest_with(
 ) -> Option<Placement> {
     let mut ranks = Ranks::of(problem, units, places);
     let mut best = None;
+    let mut least_own = f64::INFINITY;
     for unit in candidates {
         let capacity = problem.capacity(units.iter().chain([unit]));
         let of_table = units.iter().zip(places).filter(|(other, _)| other.table == unit.table);
@@ -105,13 +106,17 @@ pub(crate) fn cheapest_with(
             ranks.add(problem, unit, place);
             let has_room = capacity.exceeded(&ranks.bytes).is_none();
             let cost_ms = if has_room { ranks.most_ms(problem) } else { f64::INFINITY };
+            // Of places that another rank's cost makes equal, the one whose ranks do least.
+            let stands_on = problem.ranks_of(unit, place);
+            let own = stands_on.map(|rank| ranks.compute_ms[rank]).fold(0.0, f64::max);
             ranks.restore(saved);
-            if !has_room || cost_ms >= below {
+            let is_better = cost_ms < below || (best.is_some() && cost_ms == below && own < least_own);
+            if !has_room || !is_better {
                 continue;
             }
             let (units, places) = ([units, &[*unit]].concat(), [places, &[place]].concat());
             if allowed(&units, &places) {
-                below = cost_ms;
+                (below, least_own) = (cost_ms, own);
                 best = Some(Placement { units, places, cost_ms });
             }
         }
