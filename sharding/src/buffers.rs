@@ -86,14 +86,13 @@ fn buffers_above(
         let exchanged = words * WORD_BYTES + vectors * vector_bytes;
         return BufferBytes { serving: whole(exchanged.max(all * vector_bytes)), asking: 0 };
     }
-    let of_feature = |lookups: &Lookups| {
+    // Of one rank's batch. Lists and ids have rows of the shard independently of each other, or as many as expected.
+    let asked_by = |lookups: &Lookups, deviations: f64, of_part: f64| {
         let [all_lists, all_ids] = lookups.distinct_above(samples, deviations);
         let part = lookups.share_of(&shard.rows, table.rows);
         let lists = shared_lists(all_lists, all_ids, lookups.deviation(), part);
-        // Each list and id has rows of the shard independently of the others.
-        let above = |mean: f64, all: f64| {
-            (mean + deviations * (mean * (1.0 - mean / all.max(1.0)).max(0.0)).sqrt()).min(all)
-        };
+        // At most a Poisson variable's deviation, so that more rows never need less.
+        let above = |mean: f64, all: f64| (mean + of_part * mean.sqrt()).min(all);
         let lists = above(lists, all_lists);
         let ids = lookups.elements(above(all_ids * part, all_ids));
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
@@ -101,8 +100,13 @@ fn buffers_above(
         let begins = if lookups.window_factor > 1.0 && !lookups.pooling.is_sequence() { lists } else { 0.0 };
         (ids + lists) * 2.0 * WORD_BYTES + begins * WORD_BYTES + 2.0 * vectors * vector_bytes
     };
-    let asked: f64 = table.lookups().map(of_feature).sum();
-    BufferBytes { serving: whole((others - 1.0) * asked), asking: whole(asked) }
+    let asked = |deviations: f64, of_part: f64| -> f64 {
+        table.lookups().map(|lookups| asked_by(lookups, deviations, of_part)).sum()
+    };
+    // Of the shards of a table one is asked for what another is not. Batches of several ranks vary less than one.
+    let (mean, served) = (asked(0.0, 0.0), others - 1.0);
+    let serving = served * mean + served.sqrt() * (asked(deviations, deviations) - mean);
+    BufferBytes { serving: whole(serving), asking: whole(asked(deviations, 0.0)) }
 }
 
 /// Words that say which `rows` of a table of `table_rows` rows a rank's batch has: the rows, or a bit for each row of
@@ -173,51 +177,56 @@ mod tests {
         );
     }
 
-    /// Rows of a shard that a random batch asks for, of lists of random lengths of which some are repeated: mean batches
-    /// are as predicted, and none is beyond what is reserved.
+    /// Random batches, of lists of random lengths of which some are repeated, ask for what is predicted on average, and
+    /// none for more than is reserved.
     #[test]
     fn the_reserve_has_room_for_batches_above_the_mean() {
         const SAMPLES: u64 = 256;
+        const BATCHES: u64 = 2_000;
         let mut rng = ChaCha8Rng::seed_from_u64(21);
-        // Two samples in three have a list of their own, of 1 to 9 ids; the others share one that has another's.
+        // Lists and ids in each quarter of the rows, and in all. Two samples in three have a list of their own, of 1 to 9
+        // ids; the others share another's.
         let mut batch = || {
-            let own = (0..SAMPLES).filter(|_| rng.random_bool(2.0 / 3.0)).count();
-            let lists: Vec<u64> = (0..own).map(|_| rng.random_range(1..=9)).collect();
-            let here: Vec<u64> =
-                lists.iter().map(|ids| (0..*ids).filter(|_| rng.random_bool(0.25)).count() as u64).collect();
-            let sharing = here.iter().filter(|ids| **ids > 0).count() as u64;
-            [lists.len() as u64, lists.iter().sum(), sharing, here.iter().sum()]
-        };
-        let table = Table {
-            first: crate::Lookups {
-                pooling_factor: 5.0,
-                dedupe_factor: 1.5,
-                list_length_deviation: Some((80.0f64 / 12.0).sqrt()),
-                ..crate::Lookups::default()
-            },
-            ..Table::new("t", 1_000, 8)
-        };
-        let topology = Topology::h100(4, 1 << 30).unwrap();
-        let (whole, quarter) = (Shard::whole(&table, 0), Shard { rows: 0..250, ..Shard::whole(&table, 0) });
-        let bytes = |lists: u64, ids: u64| (ids + lists) * 8 + 2 * lists * 8 * 4;
-        let mut sums = [0; 2];
-        for _ in 0..2_000 {
-            let [lists, ids, sharing, here] = batch();
-            let parts = [
-                (ShardingType::TableWise, &whole, bytes(lists, ids)),
-                (ShardingType::RowWise, &quarter, bytes(sharing, here)),
-            ];
-            for ((kind, shard, asked), sum) in parts.into_iter().zip(&mut sums) {
-                let reserved = reserved_buffers(&table, kind, shard, &topology, SAMPLES).asking;
-                assert!(asked <= reserved, "{kind:?}: {asked} asked, {reserved} reserved");
-                *sum += asked;
+            let mut found = [[0u64; 2]; 5];
+            for _ in (0..SAMPLES).filter(|_| rng.random_bool(2.0 / 3.0)).collect::<Vec<_>>() {
+                let ids: Vec<usize> = (0..rng.random_range(1..=9)).map(|_| rng.random_range(0..4)).collect();
+                for (quarter, [lists, count]) in found[..4].iter_mut().enumerate() {
+                    let here = ids.iter().filter(|id| **id == quarter).count() as u64;
+                    *lists += u64::from(here > 0);
+                    *count += here;
+                }
+                found[4][0] += 1;
+                found[4][1] += ids.len() as u64;
             }
+            found
+        };
+        let lookups = crate::Lookups {
+            dedupe_factor: 1.5,
+            list_length_deviation: Some((80.0f64 / 12.0).sqrt()),
+            ..crate::Lookups::of(5.0)
+        };
+        let table = Table { first: lookups, ..Table::new("t", 1_000, 8) };
+        let topology = Topology::h100(4, 1 << 30).unwrap();
+        let quarter = Shard { rows: 0..250, ..Shard::whole(&table, 0) };
+        let kinds = [(ShardingType::TableWise, Shard::whole(&table, 0)), (ShardingType::RowWise, quarter)];
+        let [whole, quarter] =
+            kinds.each_ref().map(|(kind, shard)| reserved_buffers(&table, *kind, shard, &topology, SAMPLES));
+        let bytes = |[lists, ids]: [u64; 2]| (ids + lists) * 8 + 2 * lists * 8 * 4;
+        let mut sums = [0; 2];
+        for _ in 0..BATCHES {
+            // Of four ranks one asks itself, and is asked by two more than that.
+            let [first, second] = [batch(), batch()];
+            let of_whole = [first[4], second[4]].map(bytes);
+            assert!(of_whole[0] <= whole.asking && of_whole.iter().sum::<u64>() <= whole.serving);
+            let asked: u64 = first[..4].iter().map(|quarter| bytes(*quarter)).sum();
+            let served = bytes(first[0]) + bytes(second[0]);
+            assert!(asked <= 4 * quarter.asking && served <= quarter.serving, "{asked} {served} {quarter:?}");
+            sums[0] += of_whole[0];
+            sums[1] += bytes(first[0]);
         }
-        for ((kind, shard), sum) in
-            [(ShardingType::TableWise, &whole), (ShardingType::RowWise, &quarter)].into_iter().zip(sums)
-        {
-            let mean = exchange_buffers(&table, kind, shard, &topology, SAMPLES).asking as f64;
-            assert!((sum as f64 / 2_000.0 / mean - 1.0).abs() < 0.05, "{kind:?}: {sum} {mean}");
+        for ((kind, shard), sum) in kinds.iter().zip(sums) {
+            let mean = exchange_buffers(&table, *kind, shard, &topology, SAMPLES).asking as f64;
+            assert!((sum as f64 / BATCHES as f64 / mean - 1.0).abs() < 0.05, "{kind:?}: {sum} {mean}");
         }
     }
 

@@ -193,11 +193,12 @@ impl<'a> Problem<'a> {
             several => self.kinds.iter().map(|kind| several[*kind]).sum::<f64>() / self.ranks as f64,
         };
         let weights = table.shard_bytes(table.rows.div_ceil(parts), unit.columns)?;
-        let buffers = load.reserved_buffers(self.topology, self.batch_size);
+        let serving = |load: &ShardLoad<'_>| load.reserved_buffers(self.topology, self.batch_size).serving;
+        let serving = self.of_blocks(&unit, &load, serving).into_iter().max().unwrap_or(0);
         Ok(Priced {
             contributions,
             traffic: self.model.traffic(&load, self.topology, self.batch_size),
-            bytes: weights.saturating_add(buffers.serving),
+            bytes: weights.saturating_add(serving),
             asking: self.over_blocks(&unit, &load, |load| {
                 load.reserved_buffers(self.topology, self.batch_size).asking as f64
             }) as u64,
@@ -222,8 +223,16 @@ impl<'a> Problem<'a> {
         if load.table.has_even_lookups() {
             return of(load) * self.ranks_of(unit, 0).len() as f64;
         }
+        self.of_blocks(unit, load, of).into_iter().sum()
+    }
+
+    /// Of each shard of a unit, of which `load` is the one that is looked up most; of even lookups of that one alone.
+    fn of_blocks<T>(&self, unit: &Unit, load: &ShardLoad<'_>, of: impl Fn(&ShardLoad<'_>) -> T) -> Vec<T> {
+        if load.table.has_even_lookups() {
+            return vec![of(load)];
+        }
         let of_rows = |rows| of(&ShardLoad { shard: &Shard { rows, ..load.shard.clone() }, ..*load });
-        row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).sum()
+        row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).collect()
     }
 
     /// The contribution of a shard to a rank of every kind, `[kinds, width]`, and what that rank computes with it alone.
