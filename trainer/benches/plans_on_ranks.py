@@ -74,7 +74,7 @@ def make(options):
     if plans.exists():
         return tasks, plans
     run(options, "onefold-evaluate-plans", "tasks", "--tables", options.tables, "--ranks", options.ranks, "--max-dim", options.max_dim,
-        "--count", options.tasks, "--seed", options.seed, "--samples", options.samples, "--memory", options.memory,
+        "--count", options.tasks, "--seed", options.seed, "--global-batch-size", options.samples, "--memory", options.memory,
         "--out", tasks, "--json")
     vary(tasks, options.seed)
     plain, plain_plans = options.work / "tasks-without-dedupe", options.work / "plans-without-dedupe"

@@ -29,13 +29,13 @@ pub struct TaskOptions {
     /// Memory of a rank.
     pub memory_bytes: u64,
     /// Samples per step over all ranks.
-    pub samples: u64,
+    pub global_batch_size: u64,
 }
 
 impl TaskOptions {
     /// NeuroShard's 4 GiB per rank and 65,536 samples per step.
     pub fn new(tables: RangeInclusive<usize>, ranks: u32, count: usize, seed: u64) -> Self {
-        Self { tables, ranks, max_dim: 128, count, seed, memory_bytes: 4 << 30, samples: 65_536 }
+        Self { tables, ranks, max_dim: 128, count, seed, memory_bytes: 4 << 30, global_batch_size: 65_536 }
     }
 }
 
@@ -67,7 +67,7 @@ const EXCHANGE_BANDWIDTH: f64 = 4.5e9;
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for options that no task can have: no tables or ranks, a `max_dim` below 4, samples that
+/// [`Error::Invalid`] for options that no task can have: no tables or ranks, a `max_dim` below 4, a batch whose samples
 /// do not divide over the ranks, or tables that never fit.
 pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
     let topology = topology(options)?;
@@ -85,10 +85,11 @@ pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
             "give a number, or a range like 10-60",
         ));
     }
-    let batch_size = options.samples / u64::from(options.ranks);
-    if batch_size * u64::from(options.ranks) != options.samples || batch_size == 0 {
-        let message = format!("{} samples do not divide over {} ranks", options.samples, options.ranks);
-        let hint = text!["give a number of ranks, or of ", option("samples"), ", that does"];
+    let batch_size = options.global_batch_size / u64::from(options.ranks);
+    if batch_size * u64::from(options.ranks) != options.global_batch_size || batch_size == 0 {
+        let message =
+            format!("{} samples do not divide over {} ranks", options.global_batch_size, options.ranks);
+        let hint = text!["give a number of ranks, or of ", option("global_batch_size"), ", that does"];
         return Err(Error::invalid(message, hint));
     }
     let pool = pool();
@@ -100,7 +101,7 @@ pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
         let name = format!("task-{i:0width$}");
         tasks.push(Task {
             name,
-            tables: TableFile::new(options.samples, tables)?,
+            tables: TableFile::new(options.global_batch_size, tables)?,
             topology: topology.clone(),
         });
     }

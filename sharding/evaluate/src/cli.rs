@@ -57,7 +57,7 @@ pub(crate) struct TasksArguments {
     pub(crate) memory: u64,
     /// Samples per step over all ranks
     #[arg(long, value_name = "N", default_value_t = 65_536)]
-    pub(crate) samples: u64,
+    pub(crate) global_batch_size: u64,
     /// Directory to write; it must not be there
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,

@@ -15,7 +15,7 @@ pub(crate) fn tasks_command(arguments: &TasksArguments, printer: &Printer) -> Re
     let options = TaskOptions {
         max_dim: arguments.max_dim,
         memory_bytes: arguments.memory,
-        samples: arguments.samples,
+        global_batch_size: arguments.global_batch_size,
         ..TaskOptions::new(arguments.tables.clone(), arguments.ranks, arguments.count, arguments.seed)
     };
     let drawn = tasks(&options)?;

@@ -304,7 +304,7 @@ fn a_cost_model_comes_with_the_program() {
 fn the_ranks_of_plans_are_measured() {
     let dir = Dir::new();
     dir.command(
-        "onefold-evaluate-plans tasks --tables 5 --ranks 2 --max-dim 4 --count 2 --seed 4 --samples 512 --memory 1GiB --out tasks",
+        "onefold-evaluate-plans tasks --tables 5 --ranks 2 --max-dim 4 --count 2 --seed 4 --global-batch-size 512 --memory 1GiB --out tasks",
     )
     .works();
     let compared = dir.command("onefold-evaluate-plans compare --tasks tasks --plans plans").json();

@@ -84,7 +84,7 @@ fn torchrec_builds_and_trains_an_exported_plan() {
 #[ignore = "needs TorchRec of PyPI: `make test-torchrec` installs it and runs this"]
 fn torchrecs_own_planner_places_tables_no_better() {
     let dir = Dir::new();
-    let sizes = "--tables 10-30 --ranks 4 --max-dim 256 --samples 8192 --memory 8GiB";
+    let sizes = "--tables 10-30 --ranks 4 --max-dim 256 --global-batch-size 8192 --memory 8GiB";
     dir.command(&format!("onefold-evaluate-plans tasks {sizes} --count 4 --seed 5 --out tasks")).works();
     for task in 0..4 {
         let file = |name: &str| format!("tasks/task-{task:03}/{name}");
