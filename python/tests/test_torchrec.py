@@ -150,13 +150,13 @@ def test_a_plan_becomes_a_sharding_plan(torchrec, run, tmp_path):
     from onefold.torchrec import sharding_plan
 
     tables = [{"name": name, "rows": 100, "dim": 16, "pooling_factor": 2.0} for name in ("a", "b", "c")]
-    (tmp_path / "tables.json").write_text(json.dumps({"format_version": 1, "batch_size": 8, "tables": tables}))
+    (tmp_path / "tables.json").write_text(json.dumps({"format_version": 2, "global_batch_size": 16, "tables": tables}))
     run("onefold-shard", "topology", "--ranks", 2, "--memory", "1MiB", "--out", "topology.json", cwd=tmp_path)
     plan = ["--tables", "tables.json", "--topology", "topology.json", "--out", "plan.json"]
     run("onefold-shard", "plan", *plan, cwd=tmp_path)
     export = ["plan.json", "--torchrec", "--module", "ebc", "--device", "cpu", "--out", "torchrec.json"]
     run("onefold-shard", "export", *export, cwd=tmp_path)
     found = sharding_plan(tmp_path / "torchrec.json")
-    assert set(found.get_plan_for_module("ebc")) == {"a", "b", "c"}
+    assert set(found.get_plan_for_module("ebc")) == {"t_a", "t_b", "t_c"}
     with pytest.raises(onefold.OptionsError, match="no plan for TorchRec"):
         sharding_plan(tmp_path / "plan.json")

@@ -66,7 +66,10 @@ def train_step(rank, world_size, port, plan_path, tables_path, losses):
             super().__init__()
             bags = [
                 EmbeddingBagConfig(
-                    name=t["name"], num_embeddings=t["rows"], embedding_dim=t["dim"], feature_names=features_of(t)
+                    name=t.get("torchrec_name", "t_" + t["name"].replace(".", "_")),
+                    num_embeddings=t["rows"],
+                    embedding_dim=t["dim"],
+                    feature_names=features_of(t),
                 )
                 for t in tables
             ]

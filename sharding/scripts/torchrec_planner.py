@@ -132,7 +132,7 @@ def main():
         given = json.load(file)
     with open(arguments.topology) as file:
         topology = json.load(file)
-    found, planner = plan(given["tables"], given["batch_size"], topology)
+    found, planner = plan(given["tables"], -(-given["global_batch_size"] // topology["ranks"]), topology)
     ((_, module),) = found.plan.items()
     tables = [placed(table, module[table["name"]]) for table in given["tables"]]
     with open(arguments.out, "w") as file:

@@ -44,7 +44,7 @@ impl Plan {
                 Some(placed) => all[place] = placed.clone(),
                 None => drop(all.remove(place)),
             }
-            Self::predict(&self.search, tables, all, &self.topology, cost_model, self.batch_size)
+            Self::predict(&self.search, tables, all, &self.topology, cost_model, self.global_batch_size)
         };
         let mut order = with(None)?.ranks;
         order.sort_by(|a, b| a.cost_ms().total_cmp(&b.cost_ms()));
@@ -114,8 +114,8 @@ mod tests {
 
     fn tables() -> Vec<Table> {
         vec![
-            Table { pooling_factor: 20.0, ..Table::new("large", 50_000, 64) },
-            Table { pooling_factor: 5.0, ..Table::new("middle", 20_000, 32) },
+            Table { first: crate::Lookups::of(20.0), ..Table::new("large", 50_000, 64) },
+            Table { first: crate::Lookups::of(5.0), ..Table::new("middle", 20_000, 32) },
             Table::new("small", 10, 6),
         ]
     }
@@ -124,7 +124,8 @@ mod tests {
     fn alternatives_are_whole_plans() {
         let (tables, topology) =
             (tables(), Topology { ranks_per_node: 2, ..Topology::h100(4, 1 << 30).unwrap() });
-        let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+        let plan =
+            Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(512)).unwrap();
         let found = plan.alternatives("large", &tables, &AnalyticCost).unwrap();
         // Whole on four ranks, two and four parts, rows of all and of each machine, copies: one is what there is.
         assert_eq!(found.len(), 4 + 2 + 3 + 1 - 1, "{plan:?}");
@@ -133,10 +134,10 @@ mod tests {
             assert_eq!(alternative.missing_bytes, 0);
             let mut other = plan.clone();
             other.tables[0] = alternative.placed.clone();
-            let Plan { search, tables: placed, topology, batch_size, .. } = other;
+            let Plan { search, tables: placed, topology, global_batch_size, .. } = other;
             let other =
-                Plan::predict(&search, &tables, placed, &topology, &AnalyticCost, batch_size).unwrap();
-            other.check(&tables, &topology).unwrap();
+                Plan::predict(&search, &tables, placed, &topology, &AnalyticCost, global_batch_size).unwrap();
+            other.check(&tables, &topology, other.global_batch_size).unwrap();
             assert_eq!(other.max_cost_ms, alternative.max_cost_ms);
         }
         // Six columns do not divide into parts of four.
@@ -154,7 +155,8 @@ mod tests {
         let tables = tables();
         // The large table takes 12.4 MiB, and a rank has 10.
         let topology = Topology::h100(2, 10 << 20).unwrap();
-        let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).unwrap();
+        let plan =
+            Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)).unwrap();
         let found = plan.alternatives("large", &tables, &AnalyticCost).unwrap();
         let (room, full): (Vec<_>, Vec<_>) = found.iter().partition(|other| other.missing_bytes == 0);
         assert!(!room.is_empty());

@@ -17,7 +17,17 @@ pub struct BufferBytes {
     pub serving: u64,
 }
 
-/// The buffers of a shard of a table. A row shard is asked for the share of ids that its rows have.
+impl BufferBytes {
+    /// Those of two shards together.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            asking: self.asking.saturating_add(other.asking),
+            serving: self.serving.saturating_add(other.serving),
+        }
+    }
+}
+
+/// The buffers of a shard of a table, on average. A row shard is asked for the share of ids that its rows have.
 ///
 /// A request has 8 bytes for every id and every list, as it stands once as it is sent or received and once as
 /// it is looked up. Vectors travel in single precision, and their gradients back; a list of a row-wise table
@@ -32,6 +42,32 @@ pub(crate) fn exchange_buffers(
     topology: &Topology,
     batch_size: u64,
 ) -> BufferBytes {
+    buffers_above(table, sharding_type, shard, topology, (batch_size, 0.0))
+}
+
+/// Standard deviations above the mean for which memory is reserved: of a normal distribution, one step in three million
+/// is beyond.
+const RESERVED_DEVIATIONS: f64 = 5.0;
+
+/// The same for the largest batches that are expected, which memory is reserved for.
+pub(crate) fn reserved_buffers(
+    table: &Table,
+    sharding_type: ShardingType,
+    shard: &Shard,
+    topology: &Topology,
+    batch_size: u64,
+) -> BufferBytes {
+    buffers_above(table, sharding_type, shard, topology, (batch_size, RESERVED_DEVIATIONS))
+}
+
+/// The buffers for batches that are so many standard deviations above the mean.
+fn buffers_above(
+    table: &Table,
+    sharding_type: ShardingType,
+    shard: &Shard,
+    topology: &Topology,
+    (batch_size, deviations): (u64, f64),
+) -> BufferBytes {
     let others = f64::from(topology.ranks.saturating_sub(1));
     if others == 0.0 {
         return BufferBytes::default();
@@ -41,7 +77,8 @@ pub(crate) fn exchange_buffers(
     let whole = |bytes: f64| bytes.ceil() as u64;
     if sharding_type == ShardingType::DataParallel {
         // At most: ids repeat.
-        let ids: f64 = table.lookups().map(|lookups| lookups.elements(lookups.distinct(samples)[1])).sum();
+        let of_feature = |lookups: &Lookups| lookups.elements(lookups.distinct_above(samples, deviations)[1]);
+        let ids: f64 = table.lookups().map(of_feature).sum();
         let (all, ranks) = (table.rows as f64, others + 1.0);
         let (own, updated) = (ids.min(all), (ids * ranks).min(all));
         let words = 2.0 * others * told_words(own, all) + ranks * own;
@@ -49,18 +86,27 @@ pub(crate) fn exchange_buffers(
         let exchanged = words * WORD_BYTES + vectors * vector_bytes;
         return BufferBytes { serving: whole(exchanged.max(all * vector_bytes)), asking: 0 };
     }
-    let of_feature = |lookups: Lookups<'_>| {
-        let [lists, ids] = lookups.distinct(samples);
+    // Of one rank's batch. Lists and ids have rows of the shard independently of each other, or as many as expected.
+    let asked_by = |lookups: &Lookups, deviations: f64, of_part: f64| {
+        let [all_lists, all_ids] = lookups.distinct_above(samples, deviations);
         let part = lookups.share_of(&shard.rows, table.rows);
-        let lists = shared_lists(lists, ids, lookups.list_length_deviation, part);
-        let ids = lookups.elements(ids * part);
+        let lists = shared_lists(all_lists, all_ids, lookups.deviation(), part);
+        // At most a Poisson variable's deviation, so that more rows never need less.
+        let above = |mean: f64, all: f64| (mean + of_part * mean.sqrt()).min(all);
+        let lists = above(lists, all_lists);
+        let ids = lookups.elements(above(all_ids * part, all_ids));
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         // Where lists overlap, a request says where each begins.
         let begins = if lookups.window_factor > 1.0 && !lookups.pooling.is_sequence() { lists } else { 0.0 };
         (ids + lists) * 2.0 * WORD_BYTES + begins * WORD_BYTES + 2.0 * vectors * vector_bytes
     };
-    let asked: f64 = table.lookups().map(of_feature).sum();
-    BufferBytes { serving: whole((others - 1.0) * asked), asking: whole(asked) }
+    let asked = |deviations: f64, of_part: f64| -> f64 {
+        table.lookups().map(|lookups| asked_by(lookups, deviations, of_part)).sum()
+    };
+    // Of the shards of a table one is asked for what another is not. Batches of several ranks vary less than one.
+    let (mean, served) = (asked(0.0, 0.0), others - 1.0);
+    let serving = served * mean + served.sqrt() * (asked(deviations, deviations) - mean);
+    BufferBytes { serving: whole(serving), asking: whole(asked(deviations, 0.0)) }
 }
 
 /// Words that say which `rows` of a table of `table_rows` rows a rank's batch has: the rows, or a bit for each row of
@@ -110,8 +156,11 @@ mod tests {
         let quarter = of(&table, ShardingType::RowWise, 4);
         assert_eq!(quarter, BufferBytes { serving: 2 * 25 * (16 + 64), asking: 25 * (16 + 64) });
         // Of a table of few rows, all of them: a word of bits, and three quarters go to other ranks and come back.
-        let few =
-            of(&Table { pooling_factor: 1000.0, ..Table::new("few", 10, 8) }, ShardingType::DataParallel, 1);
+        let few = of(
+            &Table { first: crate::Lookups::of(1000.0), ..Table::new("few", 10, 8) },
+            ShardingType::DataParallel,
+            1,
+        );
         let (words, vectors) = (2 * 3 + 4 * 10, 2 * (10 + 10) * 3 / 4);
         assert!(few.serving.abs_diff(words * 4 + vectors * 32) <= 1 && few.asking == 0, "{few:?}");
         let many = of(&Table::new("many", 100_000, 8), ShardingType::DataParallel, 1);
@@ -126,6 +175,69 @@ mod tests {
             ),
             BufferBytes::default()
         );
+    }
+
+    /// Random batches, of lists of random lengths of which some are repeated, ask for what is predicted on average, and
+    /// none for more than is reserved.
+    #[test]
+    fn the_reserve_has_room_for_batches_above_the_mean() {
+        const SAMPLES: u64 = 256;
+        const BATCHES: u64 = 2_000;
+        let mut rng = ChaCha8Rng::seed_from_u64(21);
+        // Lists and ids in each quarter of the rows, and in all. Two samples in three have a list of their own, of 1 to 9
+        // ids; the others share another's.
+        let mut batch = || {
+            let mut found = [[0u64; 2]; 5];
+            for _ in (0..SAMPLES).filter(|_| rng.random_bool(2.0 / 3.0)).collect::<Vec<_>>() {
+                let ids: Vec<usize> = (0..rng.random_range(1..=9)).map(|_| rng.random_range(0..4)).collect();
+                for (quarter, [lists, count]) in found[..4].iter_mut().enumerate() {
+                    let here = ids.iter().filter(|id| **id == quarter).count() as u64;
+                    *lists += u64::from(here > 0);
+                    *count += here;
+                }
+                found[4][0] += 1;
+                found[4][1] += ids.len() as u64;
+            }
+            found
+        };
+        let lookups = crate::Lookups {
+            dedupe_factor: 1.5,
+            list_length_deviation: Some((80.0f64 / 12.0).sqrt()),
+            ..crate::Lookups::of(5.0)
+        };
+        let table = Table { first: lookups, ..Table::new("t", 1_000, 8) };
+        let topology = Topology::h100(4, 1 << 30).unwrap();
+        let quarter = Shard { rows: 0..250, ..Shard::whole(&table, 0) };
+        let kinds = [(ShardingType::TableWise, Shard::whole(&table, 0)), (ShardingType::RowWise, quarter)];
+        let [whole, quarter] =
+            kinds.each_ref().map(|(kind, shard)| reserved_buffers(&table, *kind, shard, &topology, SAMPLES));
+        let bytes = |[lists, ids]: [u64; 2]| (ids + lists) * 8 + 2 * lists * 8 * 4;
+        let mut sums = [0; 2];
+        for _ in 0..BATCHES {
+            // Of four ranks one asks itself, and is asked by two more than that.
+            let [first, second] = [batch(), batch()];
+            let of_whole = [first[4], second[4]].map(bytes);
+            assert!(of_whole[0] <= whole.asking && of_whole.iter().sum::<u64>() <= whole.serving);
+            let asked: u64 = first[..4].iter().map(|quarter| bytes(*quarter)).sum();
+            let served = bytes(first[0]) + bytes(second[0]);
+            assert!(asked <= 4 * quarter.asking && served <= quarter.serving, "{asked} {served} {quarter:?}");
+            sums[0] += of_whole[0];
+            sums[1] += bytes(first[0]);
+        }
+        for ((kind, shard), sum) in kinds.iter().zip(sums) {
+            let mean = exchange_buffers(&table, *kind, shard, &topology, SAMPLES).asking as f64;
+            assert!((sum as f64 / BATCHES as f64 / mean - 1.0).abs() < 0.05, "{kind:?}: {sum} {mean}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_vary_needs_no_reserve() {
+        let topology = Topology::h100(2, 1 << 30).unwrap();
+        let table = Table { first: crate::Lookups::of(3.0), ..Table::new("t", 1_000, 8) };
+        let of = |buffers: fn(&Table, ShardingType, &Shard, &Topology, u64) -> BufferBytes| {
+            buffers(&table, ShardingType::TableWise, &Shard::whole(&table, 0), &topology, 64)
+        };
+        assert_eq!(of(exchange_buffers), of(reserved_buffers));
     }
 
     /// Lists of these lengths, whose ids are drawn evenly: their mean and deviation, and which part of them
@@ -175,7 +287,15 @@ mod tests {
     fn windows_are_asked_for_by_the_elements_of_their_timelines() {
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let of = |pooling, window_factor| {
-            let table = Table { pooling, pooling_factor: 12.0, window_factor, ..Table::new("t", 1000, 8) };
+            let table = Table {
+                first: crate::Lookups {
+                    pooling,
+                    pooling_factor: 12.0,
+                    window_factor,
+                    ..crate::Lookups::default()
+                },
+                ..Table::new("t", 1000, 8)
+            };
             table.validate().unwrap();
             let shard = Shard::whole(&table, 0);
             exchange_buffers(&table, ShardingType::TableWise, &shard, &topology, 100).asking

@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use onefold_base::units::format_bytes;
+use onefold_train_config::check_size;
 
 use crate::plan::{KIND, buffer_bytes, loads_by_rank, memory_bytes, no_such_rank};
-use crate::tables::check_size;
 use crate::{
     Error, Plan, RankPrediction, Result, Shard, ShardingType, Table, TableConfig, TablePlan, Topology,
 };
@@ -41,12 +41,13 @@ impl Plan {
 
     /// Checks that the plan places exactly `tables` on `topology`: it is [valid](Self::validate) by itself,
     /// has each table once with its rows and dimension, is for as many ranks, and no rank holds more
-    /// than its memory.
+    /// than its memory in steps of `global_batch_size` samples over all ranks, which may be another number than the plan
+    /// was made for.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] with the first fault, or if a table's bytes cannot be addressed.
-    pub fn check(&self, tables: &[Table], topology: &Topology) -> Result<()> {
+    pub fn check(&self, tables: &[Table], topology: &Topology, global_batch_size: u64) -> Result<()> {
         self.validate()?;
         let expected = tables.iter().map(|table| (table.name.as_str(), table.rows, table.dim));
         self.check_tables(expected).map_err(Error::plan)?;
@@ -59,9 +60,14 @@ impl Plan {
             )));
         }
         let loads = loads_by_rank(tables, &self.tables, topology)?;
-        let buffers = buffer_bytes(&loads, topology, self.batch_size);
-        for ((prediction, loads), buffers) in self.ranks.iter().zip(&loads).zip(buffers) {
-            check_memory(prediction, (memory_bytes(loads)?, buffers), topology.memory_of(prediction.rank))?;
+        let [needed, planned] = [topology.samples_per_rank(global_batch_size), self.samples_per_rank()]
+            .map(|batch_size| buffer_bytes(&loads, topology, batch_size));
+        for (((prediction, loads), needed), planned) in self.ranks.iter().zip(&loads).zip(needed).zip(planned)
+        {
+            let shards = memory_bytes(loads)?;
+            let buffers = needed[0].saturating_add(needed[1]);
+            check_memory(prediction.rank, (shards, buffers), topology.memory_of(prediction.rank))?;
+            check_figures(prediction, [shards, planned[0], planned[1]])?;
         }
         Ok(())
     }
@@ -74,7 +80,8 @@ impl Plan {
     pub fn check_configs(&self, tables: &[TableConfig]) -> Result<()> {
         self.validate()?;
         let expected = tables.iter().map(|table| (table.name.as_str(), table.rows, table.dim));
-        let hint = "make a plan for these tables: `onefold-shard tables` with this configuration and dataset, then `onefold-shard plan`";
+        let hint = "make a plan for these tables: `onefold-shard tables` with this configuration and dataset, and with \
+                    `--warm-start RUN` or `--resume RUN` as the training has them, then `onefold-shard plan` or `replan`";
         self.check_tables(expected)
             .map_err(|message| Error::invalid(format!("the plan is not valid: {message}"), hint))
     }
@@ -141,9 +148,7 @@ impl Plan {
     }
 }
 
-fn check_memory(prediction: &RankPrediction, needed: (u64, u64), limit: u64) -> Result<()> {
-    let rank = prediction.rank;
-    let (shards, buffers) = needed;
+fn check_memory(rank: u32, (shards, buffers): (u64, u64), limit: u64) -> Result<()> {
     let total = shards.saturating_add(buffers);
     if total > limit {
         let (has, over) = (format_bytes(limit), format_bytes(total - limit));
@@ -152,17 +157,21 @@ fn check_memory(prediction: &RankPrediction, needed: (u64, u64), limit: u64) -> 
             "rank {rank} would hold {shards} of tables and {buffers} of buffers and has {has}: {over} too much"
         )));
     }
-    if prediction.memory_bytes != shards {
-        let said = prediction.memory_bytes;
-        return Err(Error::plan(format!(
-            "`memory_bytes` of rank {rank} is {said}, its shards take {shards}"
-        )));
-    }
-    if prediction.buffer_bytes != buffers {
-        let said = prediction.buffer_bytes;
-        return Err(Error::plan(format!("`buffer_bytes` of rank {rank} is {said}, it needs {buffers}")));
-    }
     Ok(())
+}
+
+/// Checks that the plan says of a rank's memory what its shards, and their buffers for its batch size, take.
+fn check_figures(prediction: &RankPrediction, needed: [u64; 3]) -> Result<()> {
+    let RankPrediction { rank, memory_bytes, buffer_bytes, reserve_bytes, .. } = *prediction;
+    let said = [memory_bytes, buffer_bytes, reserve_bytes];
+    let names = ["memory_bytes", "buffer_bytes", "reserve_bytes"];
+    match (0..said.len()).find(|i| said[*i] != needed[*i]) {
+        None => Ok(()),
+        Some(i) => Err(Error::plan(format!(
+            "`{}` of rank {rank} is {}, its shards need {}",
+            names[i], said[i], needed[i]
+        ))),
+    }
 }
 
 /// Checks that the shards of a table are what its sharding type says and tile it exactly.
@@ -294,14 +303,16 @@ mod tests {
     }
 
     fn plan(ranks: u32) -> Plan {
-        Greedy::BySize.plan(&tables(), &topology(ranks), &AnalyticCost, 16).unwrap()
+        Greedy::BySize
+            .plan(&tables(), &topology(ranks), &AnalyticCost, topology(ranks).global_batch_size(16))
+            .unwrap()
     }
 
     /// The fault that `change` makes in a plan for two ranks.
     fn fault(change: impl FnOnce(&mut Plan)) -> String {
         let mut plan = plan(2);
         change(&mut plan);
-        plan.check(&tables(), &topology(2)).unwrap_err().to_string()
+        plan.check(&tables(), &topology(2), plan.global_batch_size).unwrap_err().to_string()
     }
 
     #[track_caller]
@@ -401,7 +412,7 @@ mod tests {
         assert_fault(fault(copies(&[0])), "the data_parallel table `user` has no copy on rank 1");
         assert_fault(fault(copies(&[0, 0])), "the data_parallel table `user` has two copies on rank 0");
         // With both copies only the predicted bytes are left to be wrong.
-        assert_fault(fault(copies(&[1, 0])), "`buffer_bytes` of rank 0 is 3840, it needs 4240");
+        assert_fault(fault(copies(&[1, 0])), "`buffer_bytes` of rank 0 is 3840, its shards need 4240");
     }
 
     #[test]
@@ -416,16 +427,20 @@ mod tests {
         assert!(fault(|plan| plan.max_cost_ms = f64::NAN).contains("`max_cost_ms` is NaN"));
         assert_fault(
             fault(|plan| plan.ranks[0].memory_bytes += 1),
-            "`memory_bytes` of rank 0 is 1441, its shards take 1440",
+            "`memory_bytes` of rank 0 is 1441, its shards need 1440",
         );
     }
 
     #[test]
     fn the_topology_at_hand_decides() {
-        let error = plan(2).check(&tables(), &topology(4)).unwrap_err().to_string();
+        let error = plan(2)
+            .check(&tables(), &topology(4), topology(2).global_batch_size(16))
+            .unwrap_err()
+            .to_string();
         assert_fault(error, "it is for 2 ranks, 2 a machine, the topology has 4, 4 a machine");
         let smaller = Topology::h100(2, 1500).unwrap();
-        let error = plan(2).check(&tables(), &smaller).unwrap_err().to_string();
+        let error =
+            plan(2).check(&tables(), &smaller, topology(2).global_batch_size(16)).unwrap_err().to_string();
         assert_fault(
             error,
             "rank 0 would hold 1.4 KiB of tables and 3.8 KiB of buffers and has 1.5 KiB: 3.7 KiB too much",
@@ -447,7 +462,8 @@ mod tests {
             plan(1).check_configs(&others).unwrap_err().to_string(),
             "the plan is not valid: table `user` is 40 rows × 8 columns in the plan and should be 41 × 8; \
              it lacks table `brand`; it places table `item`, which should not be there\n  hint: make a plan for these \
-             tables: `onefold-shard tables` with this configuration and dataset, then `onefold-shard plan`"
+             tables: `onefold-shard tables` with this configuration and dataset, and with `--warm-start RUN` or `--resume RUN` as \
+             the training has them, then `onefold-shard plan` or `replan`"
         );
     }
 

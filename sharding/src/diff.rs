@@ -92,7 +92,8 @@ mod tests {
         let tables: Vec<Table> = names.iter().map(|name| Table::new(*name, 10, 8)).collect();
         let placed = tables.iter().map(place).collect();
         let topology = Topology::h100(2, 1 << 30).unwrap();
-        Plan::predict("test", &tables, placed, &topology, &AnalyticCost, 4).unwrap()
+        Plan::predict("test", &tables, placed, &topology, &AnalyticCost, topology.global_batch_size(4))
+            .unwrap()
     }
 
     #[test]

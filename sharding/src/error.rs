@@ -16,9 +16,6 @@ pub enum Error {
     /// An error about a dataset or an output path.
     Datasets(#[from] onefold_datasets::Error),
 
-    /// An error about a dataset's samples, or their preprocessing.
-    Read(#[source] Box<onefold_ikjt::Error>),
-
     /// A table, topology or plan that cannot exist, or that does not fit the others.
     Invalid(Fault),
 
@@ -35,12 +32,6 @@ impl From<onefold_storage::Error> for Error {
     }
 }
 
-impl From<onefold_ikjt::Error> for Error {
-    fn from(error: onefold_ikjt::Error) -> Self {
-        Self::Read(Box::new(error))
-    }
-}
-
 onefold_base::display_fault!(Error);
 
 impl Explain for Error {
@@ -48,7 +39,6 @@ impl Explain for Error {
         match self {
             Self::Io(error) => error.fault(),
             Self::Datasets(error) => error.fault(),
-            Self::Read(error) => error.fault(),
             Self::Invalid(fault) | Self::NoRoom(fault) | Self::Fault(fault) => fault.clone(),
         }
     }
@@ -63,11 +53,6 @@ impl Error {
     /// A file that is missing, malformed, of another version, or holds an impossible value.
     pub fn file(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::of_file(Kind::Options, path, message).hint(hint).into()
-    }
-
-    /// A section of a training configuration, such as `tables.history`, that does not fit the dataset.
-    pub(crate) fn config(section: impl fmt::Display, message: String, hint: impl Into<Text>) -> Self {
-        Fault::new(Kind::Options, format!("`[{section}]`: {message}")).hint(hint).into()
     }
 
     /// A fault of a plan whose remedy is to make the plan again.
@@ -98,8 +83,8 @@ impl Error {
     }
 
     /// All tables together, with the `buffers` of all ranks, are larger than the `capacity` of all `ranks`, in bytes.
-    /// `enough` ranks have room; `None` if the buffers of many ranks leave no room in each.
-    pub(crate) fn no_room(tables: u64, buffers: u64, capacity: u64, ranks: u32, enough: Option<u64>) -> Self {
+    /// `enough` ranks have room; `None` if no number of ranks is known to have it.
+    pub(crate) fn no_room(tables: u64, buffers: u64, capacity: u64, ranks: u32, enough: Option<u32>) -> Self {
         let have = match ranks {
             1 => "1 rank has".to_owned(),
             _ => format!("{ranks} ranks together have"),
@@ -112,7 +97,7 @@ impl Error {
             format_bytes(capacity),
             format_bytes(tables.saturating_add(buffers).saturating_sub(capacity))
         );
-        Self::NoRoom(Fault::new(Kind::Failed, message).hint(ranks_hint(ranks, enough)))
+        Self::NoRoom(Fault::new(Kind::Failed, message).hint(ranks_hint(enough)))
     }
 
     /// The same error with `place` before the message of a wrong value.
@@ -147,19 +132,11 @@ fn room_hint(needed: u64, capacity: u64, splits: bool) -> Text {
     }
 }
 
-/// More ranks bring memory, and more samples to exchange: they help where the buffers leave something of a rank.
-fn ranks_hint(ranks: u32, enough: Option<u64>) -> String {
-    match enough {
-        Some(enough) => {
-            let enough = enough.max(u64::from(ranks) + 1);
-            format!(
-                "plan for {enough} ranks or more, raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables"
-            )
-        }
-        None => "more ranks do not help, as they exchange more vectors; raise `memory_bytes` in the topology, or lower \
-                 `batch_size` in the tables' file, or `dim` of the tables"
-            .to_owned(),
-    }
+/// A step's samples are divided among the ranks, so more ranks bring memory and have smaller buffers.
+fn ranks_hint(enough: Option<u32>) -> String {
+    let raise = "raise `memory_bytes` in the topology, or lower `global_batch_size` in the tables' file, or `rows` or \
+                 `dim` of the tables";
+    enough.map_or_else(|| raise.to_owned(), |enough| format!("plan for {enough} ranks or more, {raise}"))
 }
 
 /// A result with this crate's [`Error`].

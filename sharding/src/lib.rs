@@ -13,7 +13,7 @@
 //! both are tested without a machine. [`Plan::check`] is independent of both: it proves a plan valid,
 //! whichever search made it.
 //!
-//! [`resolve_tables`] turns the `[embedding]` and `[tables]` sections of a training configuration into one
+//! `onefold-train-config` turns the `[embedding]` and `[tables]` sections of a training configuration into one
 //! [`FeatureConfig`] per sparse feature, and [`tables_of`] gives the tables that they look up; the trainer and the
 //! planner share both, so they agree on the tables.
 //!
@@ -22,14 +22,13 @@
 //!
 //! let tables = [Table::new("user_id", 1_000_000, 64), Table::new("item_id", 50_000, 64)];
 //! let topology = Topology::h100(2, 80 << 30)?;
-//! let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 2_048)?;
-//! plan.check(&tables, &topology)?;
+//! let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 4_096)?;
+//! plan.check(&tables, &topology, 4_096)?;
 //! assert!(plan.ranks.iter().all(|rank| rank.total_bytes() <= topology.memory_bytes));
 //! # Ok::<(), onefold_sharding::Error>(())
 //! ```
 //!
-//! This crate builds on `onefold-datasets` (feature schema, snapshot, console) and, to count what a dataset's batches
-//! look up, on `onefold-ikjt` (reader, preprocessing); `onefold-trainer` builds on this one.
+//! This crate builds on `onefold-train-config` (types of tables); `onefold-trainer` builds on this one.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -42,16 +41,13 @@ mod diff;
 mod error;
 mod files;
 mod lookups;
-mod measured;
 mod nn;
 mod plan;
 mod pretrain;
 mod search;
 mod shares;
-mod show;
 mod statistics;
 mod table;
-mod tables;
 mod topology;
 pub mod torchrec;
 
@@ -59,17 +55,21 @@ pub use access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
 pub use alternatives::Alternative;
 pub use buffers::BufferBytes;
 pub use cost::analytic::AnalyticCost;
-pub use cost::features::{AskedFeatures, FeatureSet, ShardFeatures};
+pub use cost::features::{AskedFeatures, ShardFeatures};
 pub use cost::learned::LearnedCost;
-pub use cost::model_file::{Ablation, Fit, ModelFile, ModelReport, Repeated};
+pub use cost::model_file::{Fit, ModelFile, ModelReport, Repeated};
 pub use cost::several::LearnedCosts;
 pub use cost::{CostModel, LinkBytes, RankCost, RankLoad, ShardLoad, Traffic, Work};
 pub use costs::{ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample};
 pub use diff::{PlanDiff, TableChange, diff};
 pub use error::{Error, Result};
 pub use files::claim_output;
-pub use lookups::{FurtherFeature, Lookups};
-pub use measured::{MeasuredFeature, MeasuredFeatures, measure_features};
+pub use lookups::{FeatureLookups, Lookups};
+pub use onefold_train_config::{
+    DEFAULT_BATCH_SIZE, DataType, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy,
+    KnownIds, MOST_ROWS, Pooling, Rows, TableConfig, TableOptimizer, TableOverride, check_ids,
+    resolve_tables, tables_of,
+};
 pub use plan::{Plan, RankPrediction, Shard, ShardingType, TablePlan};
 pub use pretrain::{PretrainOptions, pretrain, repeatability};
 pub use search::beam::Beam;
@@ -78,11 +78,6 @@ pub use search::replan::{Replanned, replan};
 pub use search::torchrec::TorchrecDefault;
 pub use search::{Search, searches};
 pub use shares::LookupShares;
-pub use show::html;
 pub use statistics::{kendall_tau, mean_squared_error, normal_cdf};
-pub use table::{DataType, Table, TableFile, TableOptimizer};
-pub use tables::{
-    DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy, KnownIds,
-    MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, resolve_tables, tables_of,
-};
+pub use table::{Table, TableFile};
 pub use topology::{MAX_RANKS, RankGroup, Topology};

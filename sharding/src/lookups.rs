@@ -10,26 +10,22 @@ use crate::{Error, LookupShares, Pooling, Result};
 /// More ids in a sample's list than any log holds; keeps predicted costs finite.
 const MAX_POOLING_FACTOR: f64 = 1e12;
 
-/// How a feature looks up a table that it shares: as [`Table`](crate::Table)'s own fields say of the first
-/// feature.
+/// How one feature looks up its table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FurtherFeature {
-    /// The feature.
-    pub feature: String,
-    /// How a list's vectors become one.
+pub struct Lookups {
+    /// How a list's vectors become one. Sum and mean send one vector a list, attention one an id.
     #[serde(default)]
     pub pooling: Pooling,
     /// Mean number of ids per sample, 0 or more.
     pub pooling_factor: f64,
-    /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more.
+    /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more; 1 means no deduplication.
     #[serde(default = "one")]
     pub dedupe_factor: f64,
-    /// Samples of a batch ÷ its distinct lists that are not empty, 1 or more; absent, it is taken to be
-    /// `dedupe_factor`.
+    /// Samples of a batch ÷ its distinct lists that are not empty, 1 or more; absent, it is taken to be `dedupe_factor`,
+    /// as it is where all lists are of one length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub list_dedupe_factor: Option<f64>,
-    /// How often the feature looks up rows; absent, all rows are taken as equally likely.
+    /// How often rows are looked up; absent, all rows are taken as equally likely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_bins: Option<AccessBins>,
     /// Standard deviation of the number of ids of distinct lists that are not empty, 0 or more; absent, all
@@ -45,13 +41,30 @@ pub struct FurtherFeature {
     pub lookup_shares: Option<LookupShares>,
 }
 
-impl FurtherFeature {
-    /// A feature of sum pooling, one id per sample and no deduplication.
-    pub fn new(feature: impl Into<String>) -> Self {
+/// A feature that shares a table with another one, and how it looks it up.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeatureLookups {
+    /// The feature.
+    pub feature: String,
+    /// Its lookups.
+    #[serde(flatten)]
+    pub lookups: Lookups,
+}
+
+impl Default for Lookups {
+    /// Sum pooling, one id per sample and no deduplication.
+    fn default() -> Self {
+        Self::of(1.0)
+    }
+}
+
+impl Lookups {
+    /// Sum pooling of so many ids per sample, without deduplication.
+    pub fn of(pooling_factor: f64) -> Self {
         Self {
-            feature: feature.into(),
             pooling: Pooling::default(),
-            pooling_factor: 1.0,
+            pooling_factor,
             dedupe_factor: 1.0,
             list_dedupe_factor: None,
             access_bins: None,
@@ -61,44 +74,36 @@ impl FurtherFeature {
         }
     }
 
-    pub(crate) fn lookups(&self) -> Lookups<'_> {
-        let Self { pooling, pooling_factor, dedupe_factor, access_bins, window_factor, .. } = *self;
-        Lookups {
-            pooling,
-            pooling_factor,
-            dedupe_factor,
-            list_dedupe_factor: self.list_dedupe_factor.unwrap_or(dedupe_factor),
-            list_length_deviation: self.list_length_deviation.unwrap_or(0.0),
-            window_factor,
-            access_bins,
-            shares: self.lookup_shares.as_ref(),
-        }
+    /// The same, with no list deduplicated.
+    pub(crate) fn without_deduplication(self) -> Self {
+        Self { dedupe_factor: 1.0, list_dedupe_factor: None, window_factor: 1.0, ..self }
     }
-}
 
-/// How one feature looks up its table.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lookups<'a> {
-    /// How a list's vectors become one.
-    pub pooling: Pooling,
-    /// Mean number of ids per sample.
-    pub pooling_factor: f64,
-    /// Ids of a batch's samples ÷ ids of its distinct lists.
-    pub dedupe_factor: f64,
     /// Samples of a batch ÷ its distinct lists that are not empty.
-    pub list_dedupe_factor: f64,
-    /// Standard deviation of the number of ids of distinct lists that are not empty.
-    pub list_length_deviation: f64,
-    /// Ids of a batch's distinct lists ÷ elements of the timelines that they are windows of.
-    pub window_factor: f64,
-    pub(crate) access_bins: Option<AccessBins>,
-    pub(crate) shares: Option<&'a LookupShares>,
-}
+    fn samples_per_list(&self) -> f64 {
+        self.list_dedupe_factor.unwrap_or(self.dedupe_factor)
+    }
 
-impl Lookups<'_> {
+    /// Standard deviation of the number of ids of distinct lists that are not empty.
+    pub(crate) fn deviation(&self) -> f64 {
+        self.list_length_deviation.unwrap_or(0.0)
+    }
+
     /// The distinct lists of so many samples, and the ids in them.
     pub fn distinct(&self, samples: f64) -> [f64; 2] {
-        [samples / self.list_dedupe_factor, samples * self.pooling_factor / self.dedupe_factor]
+        [samples / self.samples_per_list(), samples * self.pooling_factor / self.dedupe_factor]
+    }
+
+    /// The same, so many standard deviations above the mean: whether a sample's list is one of the distinct ones is
+    /// taken to be independent of the other samples, as is its length.
+    pub(crate) fn distinct_above(&self, samples: f64, deviations: f64) -> [f64; 2] {
+        let [lists, ids] = self.distinct(samples);
+        if lists <= 0.0 {
+            return [lists, ids];
+        }
+        let (mean, list_variance) = (ids / lists, lists * (1.0 - lists / samples).max(0.0));
+        let id_variance = list_variance * mean * mean + lists * self.deviation().powi(2);
+        [(lists + deviations * list_variance.sqrt()).min(samples), ids + deviations * id_variance.sqrt()]
     }
 
     /// What is looked up of so many ids of distinct lists. A sequence's vectors are those of its timeline's
@@ -115,7 +120,7 @@ impl Lookups<'_> {
 
     /// The share of lookups that falls on some of a table's `all` rows, 0 to 1: as given, or in proportion.
     pub fn share_of(&self, rows: &Range<u64>, all: u64) -> f64 {
-        match self.shares {
+        match &self.lookup_shares {
             Some(shares) => shares.share(rows),
             None => rows.end.saturating_sub(rows.start) as f64 / all.max(1) as f64,
         }
@@ -136,14 +141,14 @@ impl Lookups<'_> {
         }
         for (name, factor, of) in [
             ("dedupe_factor", self.dedupe_factor, "ids of a batch ÷ those"),
-            ("list_dedupe_factor", self.list_dedupe_factor, "samples of a batch ÷ the number"),
+            ("list_dedupe_factor", self.samples_per_list(), "samples of a batch ÷ the number"),
         ] {
             if !factor.is_finite() || factor < 1.0 {
                 let hint = format!("give the {of} of its distinct lists; 1 is no deduplication");
                 return Err(Error::invalid(format!("`{name}` is {factor}"), hint));
             }
         }
-        let (factor, deviation) = (self.window_factor, self.list_length_deviation);
+        let (factor, deviation) = (self.window_factor, self.deviation());
         if !factor.is_finite() || factor < 1.0 {
             let hint = "give the ids of a batch's distinct lists ÷ the elements of their timelines; 1 is without windows";
             return Err(Error::invalid(format!("`window_factor` is {factor}"), hint));
@@ -153,16 +158,16 @@ impl Lookups<'_> {
             return Err(Error::invalid(format!("`list_length_deviation` is {deviation}"), hint));
         }
         self.access_bins.map_or(Ok(()), |bins| bins.validate())?;
-        self.shares.map_or(Ok(()), |shares| shares.validate(rows))
+        self.lookup_shares.as_ref().map_or(Ok(()), |shares| shares.validate(rows))
     }
 }
 
 /// Whether a factor divides nothing, and need not be written.
-pub(crate) fn is_one(factor: &f64) -> bool {
+fn is_one(factor: &f64) -> bool {
     *factor == 1.0
 }
 
 /// No deduplication.
-pub(crate) fn one() -> f64 {
+fn one() -> f64 {
     1.0
 }

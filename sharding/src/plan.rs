@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::cost::rank_costs;
 use crate::files::{self, FileKind};
 use crate::table::{has_rows_for, row_blocks};
-use crate::{CostModel, Error, Result, ShardLoad, Table, Topology};
+use crate::{BufferBytes, CostModel, Error, Result, ShardLoad, Table, Topology};
 
 pub(crate) const KIND: FileKind = FileKind {
-    version: 1,
+    version: 2,
     hint: "make the plan again with `onefold-shard plan --tables FILE --topology FILE --out FILE`",
 };
 
@@ -26,8 +26,8 @@ pub struct Plan {
     pub search: String,
     /// The cost model behind the predictions.
     pub cost_model: String,
-    /// Samples per rank and step that the predictions are for.
-    pub batch_size: u64,
+    /// Samples of a step over all ranks that the predictions are for.
+    pub global_batch_size: u64,
     /// The ranks the plan is for.
     pub topology: Topology,
     /// The predicted cost of the most expensive rank, which all others wait for, in milliseconds per step.
@@ -53,15 +53,18 @@ pub struct RankPrediction {
     pub communication_ms: f64,
     /// Bytes of the rank's shards with their optimizer state.
     pub memory_bytes: u64,
-    /// Bytes to exchange ids, vectors and gradients with the other ranks.
+    /// Bytes to exchange ids, vectors and gradients with the other ranks, on average.
     #[serde(default)]
     pub buffer_bytes: u64,
+    /// Bytes that batches above the mean need besides.
+    #[serde(default)]
+    pub reserve_bytes: u64,
 }
 
 impl RankPrediction {
-    /// Bytes of shards, optimizer state and buffers together.
+    /// Bytes of shards, optimizer state, buffers and their reserve together.
     pub fn total_bytes(&self) -> u64 {
-        self.memory_bytes.saturating_add(self.buffer_bytes)
+        self.memory_bytes.saturating_add(self.buffer_bytes).saturating_add(self.reserve_bytes)
     }
 
     /// Compute and communication together, in milliseconds per step.
@@ -74,8 +77,11 @@ impl RankPrediction {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TablePlan {
-    /// The table's name: the feature's.
+    /// The table's name.
     pub name: String,
+    /// Its name in TorchRec, if it is not [the usual one](crate::torchrec::table_name).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub torchrec_name: Option<String>,
     /// Rows of the whole table.
     pub rows: u64,
     /// Embedding dimension of the whole table.
@@ -188,12 +194,14 @@ impl TablePlan {
 
     pub(crate) fn new(table: &Table, sharding_type: ShardingType, shards: Vec<Shard>) -> Self {
         let Table { rows, dim, .. } = *table;
-        Self { name: table.name.clone(), rows, dim, sharding_type, shards, reason: None }
+        let (name, torchrec_name) = (table.name.clone(), table.torchrec_name.clone());
+        Self { name, torchrec_name, rows, dim, sharding_type, shards, reason: None }
     }
 }
 
 impl Plan {
-    /// Prices `placed` tables by rank and makes a plan of them.
+    /// Prices `placed` tables by rank, in steps of `global_batch_size` samples over all ranks, and makes a plan of
+    /// them.
     ///
     /// # Errors
     ///
@@ -205,26 +213,30 @@ impl Plan {
         placed: Vec<TablePlan>,
         topology: &Topology,
         cost_model: &dyn CostModel,
-        batch_size: u64,
+        global_batch_size: u64,
     ) -> Result<Self> {
+        let batch_size = topology.samples_per_rank(global_batch_size);
         let loads = loads_by_rank(tables, &placed, topology)?;
         let costs = rank_costs(cost_model, &loads, topology, batch_size)?;
         let buffers = buffer_bytes(&loads, topology, batch_size);
         let mut ranks = Vec::with_capacity(loads.len());
-        for (((rank, loads), cost), buffer_bytes) in (0..).zip(&loads).zip(costs).zip(buffers) {
+        for (((rank, loads), cost), [buffer_bytes, reserve_bytes]) in
+            (0..).zip(&loads).zip(costs).zip(buffers)
+        {
             ranks.push(RankPrediction {
                 rank,
                 compute_ms: cost.compute_ms,
                 communication_ms: cost.communication_ms,
                 memory_bytes: memory_bytes(loads)?,
                 buffer_bytes,
+                reserve_bytes,
             });
         }
         Ok(Self {
             format_version: KIND.version,
             search: search.to_owned(),
             cost_model: cost_model.id().to_owned(),
-            batch_size,
+            global_batch_size,
             topology: topology.clone(),
             max_cost_ms: ranks.iter().map(RankPrediction::cost_ms).fold(0.0, f64::max),
             notes: cost_model.notes(&loads, topology, batch_size),
@@ -261,6 +273,11 @@ impl Plan {
     /// [`Error::Invalid`] if a shard stands on no rank of the plan's topology or belongs to none of `tables`.
     pub fn loads<'a>(&'a self, tables: &'a [Table]) -> Result<Vec<Vec<ShardLoad<'a>>>> {
         loads_by_rank(tables, &self.tables, &self.topology)
+    }
+
+    /// The samples that a rank has of a step.
+    pub fn samples_per_rank(&self) -> u64 {
+        self.topology.samples_per_rank(self.global_batch_size)
     }
 
     /// The rank that has filled the largest part of its memory.
@@ -322,24 +339,29 @@ pub(crate) fn memory_bytes(loads: &[ShardLoad<'_>]) -> Result<u64> {
     Ok(sum)
 }
 
-/// Bytes of every rank's buffers: of serving its own shards, and of asking all that there are. A sum that saturates is
-/// over every limit.
-pub(crate) fn buffer_bytes(ranks: &[Vec<ShardLoad<'_>>], topology: &Topology, batch_size: u64) -> Vec<u64> {
-    let mut asking = 0u64;
-    let mut serve = |load: &ShardLoad<'_>| {
-        let buffers = load.buffers(topology, batch_size);
-        asking = asking.saturating_add(buffers.asking);
-        buffers.serving
+/// Bytes of every rank's buffers, on average and what batches above the mean need besides: of serving its own shards,
+/// and of asking all that there are. A sum that saturates is over every limit.
+pub(crate) fn buffer_bytes(
+    ranks: &[Vec<ShardLoad<'_>>],
+    topology: &Topology,
+    batch_size: u64,
+) -> Vec<[u64; 2]> {
+    let sums = |of: &dyn Fn(&ShardLoad<'_>) -> BufferBytes| -> Vec<u64> {
+        let of_rank =
+            |loads: &Vec<ShardLoad<'_>>| loads.iter().map(of).fold(BufferBytes::default(), BufferBytes::plus);
+        let of_ranks: Vec<BufferBytes> = ranks.iter().map(of_rank).collect();
+        let asking = of_ranks.iter().map(|rank| rank.asking).fold(0, u64::saturating_add);
+        of_ranks.iter().map(|rank| rank.serving.saturating_add(asking)).collect()
     };
-    let serving: Vec<u64> =
-        ranks.iter().map(|loads| loads.iter().map(&mut serve).fold(0, u64::saturating_add)).collect();
-    serving.into_iter().map(|serving| serving.saturating_add(asking)).collect()
+    let mean = sums(&|load| load.buffers(topology, batch_size));
+    let reserved = sums(&|load| load.reserved_buffers(topology, batch_size));
+    mean.into_iter().zip(reserved).map(|(mean, reserved)| [mean, reserved.saturating_sub(mean)]).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Greedy, Search};
+    use crate::{AnalyticCost, Greedy, Search};
 
     /// Costs that a person can add up: 1 ms of compute and half a ms of communication per table.
     struct PerShard;
@@ -369,7 +391,7 @@ mod tests {
 
     fn plan() -> Plan {
         let tables = [Table::new("a", 30, 4), Table::new("b", 20, 4), Table::new("c", 10, 4)];
-        Greedy::BySize.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &PerShard, 8).unwrap()
+        Greedy::BySize.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &PerShard, 16).unwrap()
     }
 
     #[test]
@@ -384,10 +406,28 @@ mod tests {
                 communication_ms: 1.0,
                 memory_bytes: 600,
                 // Every table is asked by one rank and served by the other.
-                buffer_bytes: 3 * (8 * (8 + 8 + 2 * 4 * 4))
+                buffer_bytes: 3 * (8 * (8 + 8 + 2 * 4 * 4)),
+                reserve_bytes: 0,
             }
         );
         assert_eq!(plan.ranks[0].memory_bytes, 30 * (4 + 1) * 4);
+    }
+
+    /// More ranks divide the samples of a step: all together compute as long, and each less.
+    #[test]
+    fn a_global_batch_is_divided_among_the_ranks() {
+        let tables: Vec<Table> = (0..8).map(|i| Table::new(format!("t{i}"), 10_000, 64)).collect();
+        let of = |ranks| {
+            let topology = Topology::h100(ranks, 1 << 30).unwrap();
+            Greedy::BySize.plan(&tables, &topology, &AnalyticCost, 4_096).unwrap()
+        };
+        let [two, four] = [2, 4].map(of);
+        let compute = |plan: &Plan| plan.ranks.iter().map(|rank| rank.compute_ms).sum::<f64>();
+        assert!((compute(&two) / compute(&four) - 1.0).abs() < 1e-9, "{two:?} {four:?}");
+        assert!(four.max_cost_ms < 0.6 * two.max_cost_ms, "{two:?} {four:?}");
+        assert_eq!([two.samples_per_rank(), four.samples_per_rank()], [2_048, 1_024]);
+        // Fewer samples are asked for by each, of as many ranks more.
+        assert!(four.ranks[0].buffer_bytes < two.ranks[0].buffer_bytes, "{two:?} {four:?}");
     }
 
     #[test]
@@ -410,8 +450,8 @@ mod tests {
         };
         assert!(refused(&whole[..whole.len() / 2]).contains("plan.json`: EOF while parsing"));
         assert!(
-            refused(&whole.replacen("\"format_version\": 1", "\"format_version\": 2", 1))
-                .contains("format version 2")
+            refused(&whole.replacen("\"format_version\": 2", "\"format_version\": 3", 1))
+                .contains("format version 3")
         );
         assert!(refused(&whole.replace("table_wise", "diagonal")).contains("unknown variant `diagonal`"));
         let error = refused(&whole.replacen("\"max_cost_ms\": 3.0", "\"max_cost_ms\": 2.0", 1));
@@ -424,11 +464,27 @@ mod tests {
         let tables = [Table::new("a", 30, 4)];
         let topology = Topology::h100(2, 1 << 20).unwrap();
         let placed = |name: &str, rank| vec![TablePlan::table_wise(&Table::new(name, 30, 4), rank)];
-        let error =
-            Plan::predict("test", &tables, placed("a", 2), &topology, &PerShard, 8).unwrap_err().to_string();
+        let error = Plan::predict(
+            "test",
+            &tables,
+            placed("a", 2),
+            &topology,
+            &PerShard,
+            topology.global_batch_size(8),
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.contains("table `a` has a shard on rank 2, the topology has ranks 0 to 1"), "{error}");
-        let error =
-            Plan::predict("test", &tables, placed("z", 0), &topology, &PerShard, 8).unwrap_err().to_string();
+        let error = Plan::predict(
+            "test",
+            &tables,
+            placed("z", 0),
+            &topology,
+            &PerShard,
+            topology.global_batch_size(8),
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.contains("it places table `z`, which is not among the tables"), "{error}");
     }
 }

@@ -9,8 +9,8 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use crate::cost::features::{AskedFeatures, FeatureSet, ShardFeatures};
-use crate::cost::model_file::{Ablation, Fit, ModelFile, ModelReport, Repeated};
+use crate::cost::features::{AskedFeatures, ShardFeatures};
+use crate::cost::model_file::{Fit, ModelFile, ModelReport, Repeated};
 use crate::cost::set_model::{EXCHANGE_WORK, SetModel, exchange_features, seen, waiting_ms};
 use crate::costs::{COMPUTE, Costs, Direction, ExchangeRank, ExchangeSample};
 use crate::nn::{Adam, Mlp};
@@ -26,16 +26,11 @@ pub struct PretrainOptions {
     pub seed: u64,
     /// Parts that the samples are cut into, each of which tests networks that were trained on the others; at least 2.
     pub folds: usize,
-    /// What the computation model sees of a shard.
-    pub features: FeatureSet,
-    /// Also train the computation model on NeuroShard's features alone, without reuse and without the dedupe factor, to
-    /// compare.
-    pub ablation: bool,
 }
 
 impl Default for PretrainOptions {
     fn default() -> Self {
-        Self { epochs: 300, seed: 1, folds: 5, features: FeatureSet::Full, ablation: false }
+        Self { epochs: 300, seed: 1, folds: 5 }
     }
 }
 
@@ -93,26 +88,16 @@ impl Sample {
 /// networks do not beat lines through the same features on the held-out samples in two of three, squared error, Kendall's
 /// tau and relative error (an exchange's in one): such a model is not blessed.
 pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporter) -> Result<ModelFile> {
-    let samples = |features: FeatureSet| -> Vec<Sample> {
-        let sample = |measured: &crate::ComputeSample| Sample {
-            group: measured.set,
-            items: measured.shards.iter().map(|shard| features.encode(shard)).collect(),
-            asked: measured.asked,
-            ms: measured.ms,
-            deduplicated: measured.shards.iter().any(|shard| shard.dedupe_factor > 1.0),
-        };
-        costs.compute.iter().map(sample).collect()
+    let sample = |measured: &crate::ComputeSample| Sample {
+        group: measured.set,
+        items: measured.shards.iter().map(ShardFeatures::encoded).collect(),
+        asked: measured.asked,
+        ms: measured.ms,
+        deduplicated: measured.shards.iter().any(|shard| shard.dedupe_factor > 1.0),
     };
-    let seen = |features: FeatureSet| (features.work(), features.amounts());
-    let (compute, mut report) =
-        train(COMPUTE, &samples(options.features), &seen(options.features), options, reporter)?;
-    if options.ablation {
-        for features in FeatureSet::ALL.into_iter().filter(|features| *features != options.features) {
-            let (_, other) = fit(COMPUTE, &samples(features), &seen(features), options, reporter)?;
-            let deduplicated = other.deduplicated.map(|[fit, _]| fit);
-            report.ablations.push(Ablation { features, test: other.test, deduplicated });
-        }
-    }
+    let samples: Vec<Sample> = costs.compute.iter().map(sample).collect();
+    let seen = (ShardFeatures::work(), ShardFeatures::amounts());
+    let (compute, report) = train(COMPUTE, &samples, &seen, options, reporter)?;
     let mut reports = vec![report];
     let mut exchanges = [const { None }; Direction::ALL.len()];
     for (slot, direction) in exchanges.iter_mut().zip(Direction::ALL) {
@@ -126,7 +111,7 @@ pub fn pretrain(costs: &Costs, options: &PretrainOptions, reporter: &dyn Reporte
         }
     }
     let measured = (costs.machine.clone(), costs.kernel_version.clone());
-    Ok(ModelFile::new(measured, options.features, reports, compute, exchanges))
+    Ok(ModelFile::new(measured, reports, compute, exchanges))
 }
 
 fn exchange_samples((group, measured): (u64, &ExchangeSample)) -> Vec<Sample> {
@@ -238,6 +223,11 @@ fn fit(
     for fold in 0..folds {
         let part = boundary(&order, fold, folds)..boundary(&order, fold + 1, folds);
         let others = [&order[..part.start], &order[part.end..]].concat();
+        if others.chunk_by(|a, b| a.group == b.group).nth(1).is_none() {
+            let message =
+                format!("too few sets of samples for the {name} model were measured for {folds} folds");
+            return Err(Error::invalid(message, "measure more sets, or choose fewer folds"));
+        }
         let (model, train) = train_on(&others, seen, options, &mut rng, reporter);
         let test = &order[part];
         network.extend(test.iter().map(|sample| model.predict_ms(&sample.items, &sample.asked)));
@@ -257,7 +247,6 @@ fn fit(
         deduplicated: deduplicated
             .contains(&true)
             .then(|| [&network, &line].map(|predicted| measure(&order, predicted, &deduplicated))),
-        ablations: Vec::new(),
         repeated: None,
     };
     Ok((model, report))
@@ -278,7 +267,10 @@ fn train_on<'a, 's>(
     rng: &mut ChaCha8Rng,
     reporter: &dyn Reporter,
 ) -> (SetModel, &'a [&'s Sample]) {
-    let (validation, train) = samples.split_at(boundary(samples, 1, 10));
+    let tenth = boundary(samples, 1, 10);
+    // Of few large sets the last one trains.
+    let last = (1..samples.len()).rev().find(|at| samples[*at].group != samples[*at - 1].group);
+    let (validation, train) = samples.split_at(if tenth < samples.len() { tenth } else { last.unwrap_or(0) });
     let mut model = untrained(train, seen, rng);
     let mean_ms = mean_ms(train);
     let inputs = |chosen: &[&Sample]| -> Vec<Normalised> {

@@ -212,7 +212,10 @@ mod tests {
     fn impossible_shares_are_refused_by_table_and_place() {
         let refused = |points: &[(u64, f64)]| {
             let lookup_shares = Some(LookupShares(points.to_vec()));
-            let table = Table { lookup_shares, ..Table::new("t", 10, 4) };
+            let table = Table {
+                first: crate::Lookups { lookup_shares, ..crate::Lookups::default() },
+                ..Table::new("t", 10, 4)
+            };
             table.validate().unwrap_err().to_string()
         };
         let error = refused(&[(4, 0.5), (4, 0.6), (10, 1.0)]);
@@ -240,7 +243,10 @@ mod tests {
 
     fn table(lookups: &[u32]) -> Table {
         let lookup_shares = LookupShares::from_lookups(lookups, ROWS);
-        Table { lookup_shares, pooling_factor: 20.0, ..Table::new("t", ROWS, 64) }
+        Table {
+            first: crate::Lookups { lookup_shares, pooling_factor: 20.0, ..crate::Lookups::default() },
+            ..Table::new("t", ROWS, 64)
+        }
     }
 
     #[test]
@@ -264,12 +270,21 @@ mod tests {
     #[test]
     fn a_plan_that_has_room_by_rows_alone_is_refused() {
         let lookups = by_frequency(100_000);
-        let table = Table { pooling: crate::Pooling::Attention, ..table(&lookups) };
-        let even = Table { lookup_shares: None, ..table.clone() };
+        let mut table = table(&lookups);
+        table.first.pooling = crate::Pooling::Attention;
+        let even =
+            Table { first: crate::Lookups { lookup_shares: None, ..table.first.clone() }, ..table.clone() };
         let predict = |table: &Table, topology: &Topology| {
             let tables = [table.clone()];
-            let plan = Plan::predict("test", &tables, vec![by_rows(table)], topology, &AnalyticCost, 1_000);
-            plan.map(|plan| (plan.check(&tables, topology), plan)).unwrap()
+            let plan = Plan::predict(
+                "test",
+                &tables,
+                vec![by_rows(table)],
+                topology,
+                &AnalyticCost,
+                topology.global_batch_size(1_000),
+            );
+            plan.map(|plan| (plan.check(&tables, topology, plan.global_batch_size), plan)).unwrap()
         };
         let most = |plan: &Plan| plan.ranks.iter().map(|rank| rank.total_bytes()).max().unwrap();
         let large = Topology::h100(4, 1 << 30).unwrap();
@@ -282,8 +297,9 @@ mod tests {
         let error = predict(&table, &small).0.unwrap_err().to_string();
         assert!(error.contains("rank 0 would hold"), "{error}");
         // A search finds another plan, or none.
-        match Beam::Full.plan(slice::from_ref(&table), &small, &AnalyticCost, 1_000) {
-            Ok(plan) => plan.check(&[table], &small).unwrap(),
+        match Beam::Full.plan(slice::from_ref(&table), &small, &AnalyticCost, small.global_batch_size(1_000))
+        {
+            Ok(plan) => plan.check(&[table], &small, plan.global_batch_size).unwrap(),
             Err(error) => assert!(error.to_string().contains("`t`"), "{error}"),
         }
     }
@@ -291,23 +307,41 @@ mod tests {
     #[test]
     fn a_search_prices_rows_by_the_block_that_is_looked_up_most() {
         let lookups = by_frequency(100_000);
-        let table = Table { dim: 4, pooling_factor: 100.0, ..table(&lookups) };
-        let even = Table { lookup_shares: None, ..table.clone() };
+        let mut table = Table { dim: 4, ..table(&lookups) };
+        table.first.pooling_factor = 100.0;
+        let even =
+            Table { first: crate::Lookups { lookup_shares: None, ..table.first.clone() }, ..table.clone() };
         let topology = Topology::h100(4, 1 << 30).unwrap();
-        let plan =
-            |table: &Table| Beam::Full.plan(slice::from_ref(table), &topology, &AnalyticCost, 8_192).unwrap();
+        let plan = |table: &Table| {
+            Beam::Full
+                .plan(slice::from_ref(table), &topology, &AnalyticCost, topology.global_batch_size(8_192))
+                .unwrap()
+        };
         // A table of four columns can only be divided by rows, which is best where lookups are even.
         assert_eq!(plan(&even).tables[0].sharding_type, ShardingType::RowWise);
         let by_rows = vec![by_rows(&table)];
-        let rows =
-            Plan::predict("rows", slice::from_ref(&table), by_rows, &topology, &AnalyticCost, 8_192).unwrap();
+        let rows = Plan::predict(
+            "rows",
+            slice::from_ref(&table),
+            by_rows,
+            &topology,
+            &AnalyticCost,
+            topology.global_batch_size(8_192),
+        )
+        .unwrap();
         let found = plan(&table);
         assert!(found.max_cost_ms <= rows.max_cost_ms, "{} {}", found.max_cost_ms, rows.max_cost_ms);
         assert!(rows.max_cost_ms > 2.0 * plan(&even).max_cost_ms);
         // The same, numbered the other way round.
         let mut last: Vec<u32> = lookups.iter().map(|row| ROWS as u32 - 1 - row).collect();
         last.sort_unstable();
-        let last = Table { lookup_shares: LookupShares::from_lookups(&last, ROWS), ..table.clone() };
+        let last = Table {
+            first: crate::Lookups {
+                lookup_shares: LookupShares::from_lookups(&last, ROWS),
+                ..table.first.clone()
+            },
+            ..table.clone()
+        };
         assert_eq!((table.busiest_block(4), last.busiest_block(4)), (0..25_000, 75_000..100_000));
         assert_eq!(even.busiest_block(4), 0..25_000);
         assert!((plan(&last).max_cost_ms / found.max_cost_ms - 1.0).abs() < 0.02);

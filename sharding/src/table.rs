@@ -4,30 +4,32 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
+use onefold_train_config::check_size;
 use serde::{Deserialize, Serialize};
 
-use crate::access::AccessBins;
 use crate::files::{self, FileKind};
-use crate::lookups::{FurtherFeature, Lookups, is_one, one};
-use crate::tables::check_size;
-use crate::{Error, LookupShares, Pooling, Result};
+use crate::lookups::{FeatureLookups, Lookups};
+use crate::{DataType, Error, Result, TableOptimizer};
 
 const KIND: FileKind = FileKind {
-    version: 1,
+    version: 2,
     hint: "write a new one with `onefold-shard tables train.toml --data DATASET --out FILE`, or correct it",
 };
 
 /// An embedding table as a search sees it: its size, and how often it is looked up.
 ///
-/// Several features may share a table. The lookups of the first one are the table's own fields, those of the others
-/// `further_features`. Each one's lists, ids and vectors are counted, and costs add up; a row that several features
+/// Several features may share a table. In the file, the lookups of the first one are the table's own fields, those of the
+/// others `further_features`. Each one's lists, ids and vectors are counted, and costs add up; a row that several features
 /// look up in one step counts for each, though it is updated once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
     /// The table's name: the feature's, unless features share it.
     pub name: String,
-    /// The first feature that looks it up, if it has not the table's name.
+    /// Its name in TorchRec, if it is not [the usual one](crate::torchrec::table_name).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub torchrec_name: Option<String>,
+    /// The first feature that looks it up, if its name is not the table's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feature: Option<String>,
     /// Rows, at least 1.
@@ -40,90 +42,12 @@ pub struct Table {
     /// The optimizer, whose state stands beside the weights.
     #[serde(default)]
     pub optimizer: TableOptimizer,
-    /// How a list's vectors become one. Sum and mean send one vector a list, attention one an id.
-    #[serde(default)]
-    pub pooling: Pooling,
-    /// Mean number of ids per sample, 0 or more.
-    pub pooling_factor: f64,
-    /// Ids of a batch's samples ÷ ids of its distinct lists, 1 or more; 1 means no deduplication.
-    #[serde(default = "one")]
-    pub dedupe_factor: f64,
-    /// Samples of a batch ÷ its distinct lists that are not empty, 1 or more; absent, it is taken to be `dedupe_factor`,
-    /// as it is where all lists are of one length.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub list_dedupe_factor: Option<f64>,
-    /// How often its rows are looked up; absent, all rows are taken as equally likely.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub access_bins: Option<AccessBins>,
-    /// Standard deviation of the number of ids of distinct lists that are not empty, 0 or more; absent, all
-    /// have as many.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub list_length_deviation: Option<f64>,
-    /// Ids of a batch's distinct lists ÷ elements of the timelines that they are windows of, 1 or more; 1
-    /// means that no lists overlap, as they do with `--dedupe window` only.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
-    pub window_factor: f64,
-    /// Which share of lookups falls on which rows; absent, they are taken to be spread evenly.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lookup_shares: Option<LookupShares>,
+    /// How the first feature looks it up.
+    #[serde(flatten)]
+    pub first: Lookups,
     /// The features that share the table with the first one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub further_features: Vec<FurtherFeature>,
-}
-
-/// The type of a table's weights.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DataType {
-    /// IEEE 754 single precision.
-    #[default]
-    Fp32,
-    /// IEEE 754 half precision.
-    Fp16,
-    /// The upper half of a single-precision number.
-    Bf16,
-}
-
-impl DataType {
-    /// Whether it is what a table has that says nothing.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Bytes of one weight.
-    pub fn bytes(self) -> u64 {
-        match self {
-            Self::Fp32 => 4,
-            Self::Fp16 | Self::Bf16 => 2,
-        }
-    }
-}
-
-/// The optimizer of a table.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TableOptimizer {
-    /// Keeps no state.
-    Sgd,
-    /// Keeps a sum of squares per weight.
-    Adagrad,
-    /// Keeps one sum of squares per row.
-    #[default]
-    RowWiseAdagrad,
-    /// Keeps two moments per weight.
-    Adam,
-}
-
-impl TableOptimizer {
-    /// Values that it keeps for a row of so many columns; `None` if they cannot be counted.
-    fn state_values(self, columns: u64) -> Option<u64> {
-        match self {
-            Self::Sgd => Some(0),
-            Self::Adagrad => Some(columns),
-            Self::RowWiseAdagrad => Some(1),
-            Self::Adam => columns.checked_mul(2),
-        }
-    }
+    pub further_features: Vec<FeatureLookups>,
 }
 
 impl Table {
@@ -131,19 +55,13 @@ impl Table {
     pub fn new(name: impl Into<String>, rows: u64, dim: u64) -> Self {
         Self {
             name: name.into(),
+            torchrec_name: None,
             feature: None,
             rows,
             dim,
             dtype: DataType::default(),
             optimizer: TableOptimizer::default(),
-            pooling: Pooling::default(),
-            pooling_factor: 1.0,
-            dedupe_factor: 1.0,
-            list_dedupe_factor: None,
-            access_bins: None,
-            list_length_deviation: None,
-            window_factor: 1.0,
-            lookup_shares: None,
+            first: Lookups::default(),
             further_features: Vec::new(),
         }
     }
@@ -155,24 +73,13 @@ impl Table {
     }
 
     /// The lookups of each of them.
-    pub fn lookups(&self) -> impl Iterator<Item = Lookups<'_>> {
-        let Self { pooling, pooling_factor, dedupe_factor, access_bins, window_factor, .. } = *self;
-        let first = Lookups {
-            pooling,
-            pooling_factor,
-            dedupe_factor,
-            list_dedupe_factor: self.list_dedupe_factor.unwrap_or(dedupe_factor),
-            list_length_deviation: self.list_length_deviation.unwrap_or(0.0),
-            window_factor,
-            access_bins,
-            shares: self.lookup_shares.as_ref(),
-        };
-        std::iter::once(first).chain(self.further_features.iter().map(FurtherFeature::lookups))
+    pub fn lookups(&self) -> impl Iterator<Item = &Lookups> {
+        std::iter::once(&self.first).chain(self.further_features.iter().map(|further| &further.lookups))
     }
 
     /// Whether every feature's lookups are taken to be spread evenly over the rows.
     pub(crate) fn has_even_lookups(&self) -> bool {
-        self.lookups().all(|lookups| lookups.shares.is_none())
+        self.lookups().all(|lookups| lookups.lookup_shares.is_none())
     }
 
     /// Of `parts` equal blocks of rows, of which the last may be shorter, the one that is looked up most: the
@@ -195,10 +102,10 @@ impl Table {
 
     /// The same table, no list of which is deduplicated.
     pub(crate) fn without_deduplication(&self) -> Self {
-        let mut plain =
-            Self { dedupe_factor: 1.0, list_dedupe_factor: None, window_factor: 1.0, ..self.clone() };
+        let mut plain = self.clone();
+        plain.first = plain.first.without_deduplication();
         for further in &mut plain.further_features {
-            (further.dedupe_factor, further.list_dedupe_factor, further.window_factor) = (1.0, None, 1.0);
+            further.lookups = further.lookups.clone().without_deduplication();
         }
         plain
     }
@@ -273,8 +180,8 @@ impl Table {
 pub struct TableFile {
     /// Version of this format.
     pub format_version: u32,
-    /// Samples per rank and step.
-    pub batch_size: u64,
+    /// Samples of a step over all ranks.
+    pub global_batch_size: u64,
     /// The tables, in feature order.
     pub tables: Vec<Table>,
 }
@@ -285,8 +192,8 @@ impl TableFile {
     /// # Errors
     ///
     /// As [`validate`](Self::validate).
-    pub fn new(batch_size: u64, tables: Vec<Table>) -> Result<Self> {
-        let file = Self { format_version: KIND.version, batch_size, tables };
+    pub fn new(global_batch_size: u64, tables: Vec<Table>) -> Result<Self> {
+        let file = Self { format_version: KIND.version, global_batch_size, tables };
         file.validate()?;
         Ok(file)
     }
@@ -318,8 +225,11 @@ impl TableFile {
     /// [`Error::Invalid`] if there is no table, the batch size is zero, the name of a table or feature is used
     /// twice, or a table cannot exist.
     pub fn validate(&self) -> Result<()> {
-        if self.batch_size == 0 {
-            return Err(Error::invalid("`batch_size` is 0", "give the samples per rank and step"));
+        if self.global_batch_size == 0 {
+            return Err(Error::invalid(
+                "`global_batch_size` is 0",
+                "give the samples of a step over all ranks",
+            ));
         }
         validate_tables(&self.tables)
     }
@@ -368,7 +278,7 @@ pub(crate) fn validate_tables(tables: &[Table]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::buffers::exchange_buffers;
-    use crate::{BufferBytes, Shard, ShardingType, Topology};
+    use crate::{AccessBins, BufferBytes, Pooling, Shard, ShardingType, Topology};
 
     #[test]
     fn optimizer_state_is_counted_as_torchrec_does() {
@@ -405,25 +315,27 @@ mod tests {
         assert!(refused(|table| table.name.clear()).contains("needs a name"));
         for wrong in [f64::NAN, f64::INFINITY, -0.5] {
             let mut table = Table::new("t", 10, 4);
-            table.pooling_factor = wrong;
+            table.first.pooling_factor = wrong;
             assert!(table.validate().unwrap_err().to_string().contains("`pooling_factor` is"), "{wrong}");
             let mut table = Table::new("t", 10, 4);
-            table.dedupe_factor = wrong;
+            table.first.dedupe_factor = wrong;
             assert!(table.validate().unwrap_err().to_string().contains("`dedupe_factor` is"), "{wrong}");
         }
         assert!(
-            refused(|table| table.access_bins = Some(AccessBins([0.1; 17])))
+            refused(|table| table.first.access_bins = Some(AccessBins([0.1; 17])))
                 .starts_with("table `t`: `access_bins` sum to 1.7")
         );
         assert!(
-            refused(|table| table.window_factor = 0.5)
+            refused(|table| table.first.window_factor = 0.5)
                 .starts_with("table `t`: `window_factor` is 0.5\n  hint: ")
         );
         assert!(
-            refused(|table| table.list_length_deviation = Some(-1.0))
+            refused(|table| table.first.list_length_deviation = Some(-1.0))
                 .contains("`list_length_deviation` is -1")
         );
-        assert!(refused(|table| table.dedupe_factor = 0.99).contains("`dedupe_factor` is 0.99\n  hint: "));
+        assert!(
+            refused(|table| table.first.dedupe_factor = 0.99).contains("`dedupe_factor` is 0.99\n  hint: ")
+        );
     }
 
     #[test]
@@ -440,7 +352,10 @@ mod tests {
         let error = TableFile::load(&path).unwrap_err().to_string();
         assert!(error.contains("tables.json`: table `a` stands there twice\n  hint: "), "{error}");
         assert!(
-            TableFile::new(0, file.tables.clone()).unwrap_err().to_string().contains("`batch_size` is 0")
+            TableFile::new(0, file.tables.clone())
+                .unwrap_err()
+                .to_string()
+                .contains("`global_batch_size` is 0")
         );
         assert!(TableFile::new(1, vec![]).unwrap_err().to_string().contains("there are no tables"));
     }
@@ -449,9 +364,9 @@ mod tests {
     fn another_version_is_refused_before_its_fields_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("tables.json");
-        fs_err::write(&path, r#"{"format_version": 2, "shape": "unknown"}"#).unwrap();
+        fs_err::write(&path, r#"{"format_version": 3, "shape": "unknown"}"#).unwrap();
         let error = TableFile::load(&path).unwrap_err().to_string();
-        assert!(error.contains("format version 2, this program reads 1"), "{error}");
+        assert!(error.contains("format version 3, this program reads 2"), "{error}");
     }
 
     #[test]
@@ -461,7 +376,7 @@ mod tests {
         let table: Table = serde_json::from_str(text).unwrap();
         table.validate().unwrap();
         assert_eq!(table.feature_names().collect::<Vec<_>>(), ["history", "item"]);
-        let numbers = |lookups: Lookups<'_>| (lookups.pooling, lookups.pooling_factor, lookups.dedupe_factor);
+        let numbers = |lookups: &Lookups| (lookups.pooling, lookups.pooling_factor, lookups.dedupe_factor);
         let expected = [(Pooling::Attention, 20.0, 4.0), (Pooling::Sum, 1.0, 1.0)];
         assert_eq!(table.lookups().map(numbers).collect::<Vec<_>>(), expected);
         // Weights once; words and vectors of both: 40 ids in two lists as they are, and eight that are pooled.
@@ -473,7 +388,7 @@ mod tests {
         assert_eq!(table.memory_bytes().unwrap(), Table::new("items", 10, 4).memory_bytes().unwrap());
 
         let mut wrong = table.clone();
-        wrong.further_features[0].dedupe_factor = 0.5;
+        wrong.further_features[0].lookups.dedupe_factor = 0.5;
         let error = wrong.validate().unwrap_err().to_string();
         assert!(error.starts_with("table `items`: feature `item`: `dedupe_factor` is 0.5"), "{error}");
         for twice in ["city", "history"] {

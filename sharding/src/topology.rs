@@ -150,8 +150,8 @@ impl Topology {
             units::format_bytes(self.memory_of(rank)),
             units::format_bytes(asking_bytes)
         );
-        let hint = "raise `memory_bytes` in its group of the topology, leave the rank out, or lower `batch_size` in the \
-                    tables' file";
+        let hint = "raise `memory_bytes` in its group of the topology, leave the rank out, or lower \
+                    `global_batch_size` in the tables' file";
         let error = Error::NoRoom(Fault::new(Kind::Failed, message).hint(hint));
         (0..self.ranks).any(|rank| can_ask(&rank)).then_some(error)
     }
@@ -182,6 +182,16 @@ impl Topology {
             kinds.push(kind);
         }
         kinds
+    }
+
+    /// The samples that a rank has of a global batch: the most, where the batch does not divide.
+    pub fn samples_per_rank(&self, global_batch_size: u64) -> u64 {
+        global_batch_size.div_ceil(u64::from(self.ranks.max(1)))
+    }
+
+    /// The global batch of so many samples per rank; `u64::MAX` if it is larger.
+    pub fn global_batch_size(&self, samples_per_rank: u64) -> u64 {
+        samples_per_rank.saturating_mul(u64::from(self.ranks))
     }
 
     /// Machines.
@@ -426,6 +436,14 @@ mod tests {
         assert!(refused(|topology| topology.intra_node_bandwidth_bytes_per_second = -1.0).contains("is -1"));
         assert!(refused(|topology| topology.inter_node_bandwidth_bytes_per_second = 0.0).contains("is 0"));
         assert!(refused(|topology| topology.format_version = 9).contains("format version 9"));
+    }
+
+    #[test]
+    fn a_global_batch_is_divided_among_the_ranks() {
+        let topology = Topology::h100(3, 1).unwrap();
+        assert_eq!([6, 7, 0].map(|samples| topology.samples_per_rank(samples)), [2, 3, 0]);
+        assert_eq!(topology.samples_per_rank(topology.global_batch_size(5)), 5);
+        assert_eq!(topology.global_batch_size(u64::MAX), u64::MAX);
     }
 
     #[test]

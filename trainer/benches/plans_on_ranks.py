@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Are plans as good on ranks as the planner says? And what do dedupe factors gain?
 
-Draws tasks of tables like those of NeuroShard's pool (`onefold-shard tasks`), makes them of all kinds (types of weights, pooled and
+Draws tasks of tables like those of NeuroShard's pool (`onefold-evaluate-plans tasks`), makes them of all kinds (types of weights, pooled and
 unpooled, deduplicated lists), plans them with every search, and measures whole steps of the plans on ranks: processes that exchange
 rows through Gloo, and work in turns so that each is timed as if it had this machine to itself.
 
@@ -73,14 +73,14 @@ def make(options):
     tasks, plans = options.work / "tasks", options.work / "plans"
     if plans.exists():
         return tasks, plans
-    run(options, "onefold-shard", "tasks", "--tables", options.tables, "--ranks", options.ranks, "--max-dim", options.max_dim,
-        "--count", options.tasks, "--seed", options.seed, "--samples", options.samples, "--memory", options.memory,
+    run(options, "onefold-evaluate-plans", "tasks", "--tables", options.tables, "--ranks", options.ranks, "--max-dim", options.max_dim,
+        "--count", options.tasks, "--seed", options.seed, "--global-batch-size", options.samples, "--memory", options.memory,
         "--out", tasks, "--json")
     vary(tasks, options.seed)
     plain, plain_plans = options.work / "tasks-without-dedupe", options.work / "plans-without-dedupe"
     without_dedupe(tasks, plain)
     for of_tasks, out in ((tasks, plans), (plain, plain_plans)):
-        run(options, "onefold-shard", "compare", "--tasks", of_tasks, "--model", options.model, "--any-hardware", "--plans", out, "--json")
+        run(options, "onefold-evaluate-plans", "compare", "--tasks", of_tasks, "--model", options.model, "--any-hardware", "--plans", out, "--json")
     for plan in plain_plans.glob("*/beam.json"):
         # The same places, with what they are predicted to cost.
         task = tasks / plan.parent.name

@@ -64,7 +64,7 @@ def write_plan(options, division, ranks, tables):
     topology = options.work / f"topology-{ranks}.json"
     run(options, "onefold-shard", "topology", "--ranks", ranks, "--memory", "64GiB", "--out", topology, "--overwrite")
     prediction = lambda rank: {"rank": rank, "compute_ms": 1.0, "communication_ms": 0.0, "memory_bytes": 1}
-    plan = {"format_version": 1, "search": "rank_parity", "cost_model": "none", "batch_size": 1,
+    plan = {"format_version": 2, "search": "rank_parity", "cost_model": "none", "global_batch_size": ranks,
             "topology": json.loads(topology.read_text()), "max_cost_ms": 1.0,
             "ranks": [prediction(rank) for rank in range(ranks)], "tables": placed}
     path = options.work / f"{division}-{ranks}.json"

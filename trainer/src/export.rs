@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling, TableConfig, tables_of};
+use onefold_sharding::{DataType, FeatureConfig, IdPolicy, Pooling, TableConfig, tables_of, torchrec};
 use onefold_storage::Storage;
 use onefold_storage::commit::StagedDirectory;
 use serde::{Deserialize, Serialize};
@@ -140,7 +140,7 @@ fn describe(run: &Run) -> Export {
         target: config.target.clone(),
     };
     let table = |(table, features): &(TableConfig, Vec<&FeatureConfig>)| ExportedTable {
-        name: format!("t_{}", table.name),
+        name: torchrec::table_name(&table.name),
         features: features.iter().map(feature).collect(),
         rows: table.rows,
         dim: table.dim,
@@ -205,7 +205,7 @@ fn tensor_of(table: &TableConfig, features: &[&FeatureConfig]) -> String {
     } else {
         "embedding_bag_collection.embedding_bags"
     };
-    format!("sparse_arch.{kind}.t_{}.weight", table.name)
+    format!("sparse_arch.{kind}.{}.weight", torchrec::table_name(&table.name))
 }
 
 fn entries<'a>(

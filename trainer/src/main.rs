@@ -127,7 +127,7 @@ enum Command {
     /// machine, and says whether the plans rank as predicted. As many ranks as the plans have, started by `launch` or
     /// `torchrun`, also measure the exchange between them, and so whole steps.
     ///
-    /// Example: onefold-shard compare --tasks tasks --plans plans; onefold-train measure-plans --tasks tasks --plans
+    /// Example: onefold-evaluate-plans compare --tasks tasks --plans plans; onefold-train measure-plans --tasks tasks --plans
     /// plans
     ///
     /// Example: onefold-train launch --ranks 4 -- measure-plans plan.json even.json --tables tables.json

@@ -204,7 +204,7 @@ pub(crate) struct MeasurePlansArguments {
     /// Directory of tasks, in place of single plans
     #[arg(long, value_name = "DIR", requires = "plans")]
     tasks: Option<PathBuf>,
-    /// Directory of the tasks' plans (`onefold-shard compare --plans` writes one)
+    /// Directory of the tasks' plans (`onefold-evaluate-plans compare --plans` writes one)
     #[arg(long, value_name = "DIR", requires = "tasks")]
     plans: Option<PathBuf>,
     /// The first so many tasks

@@ -25,7 +25,7 @@ use crate::vocabularies::{self, VocabularyIdentity};
 use crate::{Error, Result, TrainConfig, tensors};
 
 /// The file that makes a directory a run.
-pub const RUN_FILE: &str = "run.json";
+pub const RUN_FILE: &str = crate::config::RUN_FILE;
 /// The parameters.
 pub const MODEL_FILE: &str = "model.safetensors";
 /// Where the ranks' shards are while they become one model.
@@ -33,7 +33,7 @@ pub(crate) const SHARDS: &str = ".shards";
 /// What names of the dense part's parameters begin with.
 const DENSE: &str = "dense.";
 /// The version that this code writes, and the only one that it reads.
-const FORMAT_VERSION: u32 = 2;
+const FORMAT_VERSION: u32 = crate::config::RUN_FORMAT_VERSION;
 
 /// `run.json`: what is needed to use the parameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]

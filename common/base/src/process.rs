@@ -19,6 +19,19 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
 }
 
+/// The processor's model name as `/proc/cpuinfo` has it, or `None` where it has none.
+pub fn processor_name() -> Option<String> {
+    let text = fs_err::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map(|(_, name)| name.trim().to_owned())
+}
+
+/// This machine's processor with so many threads, as topologies and cost models name it: `AMD EPYC, 2 threads`.
+pub fn hardware_name(threads: usize) -> String {
+    let model = processor_name().unwrap_or_else(|| "unknown processor".to_owned());
+    format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
+}
+
 /// The largest resident set this process has had, in bytes; `None` where the kernel does not tell.
 pub fn peak_rss_bytes() -> Option<u64> {
     let status = fs_err::read_to_string("/proc/self/status").ok()?;

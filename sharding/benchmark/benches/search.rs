@@ -33,7 +33,12 @@ fn plans(criterion: &mut Criterion) {
         for search in searches(1) {
             group.bench_function(BenchmarkId::new(name, search.id()), |bencher| {
                 bencher.iter(|| {
-                    search.plan(&task.tables.tables, &task.topology, model.as_ref(), task.tables.batch_size)
+                    search.plan(
+                        &task.tables.tables,
+                        &task.topology,
+                        model.as_ref(),
+                        task.tables.global_batch_size,
+                    )
                 });
             });
         }
@@ -49,16 +54,11 @@ fn prices(criterion: &mut Criterion) {
         let shard = Shard::whole(table, 0);
         let load =
             ShardLoad { table, sharding_type: ShardingType::TableWise, shard: &shard, within_node: true };
+        let batch_size = task.topology.samples_per_rank(task.tables.global_batch_size);
         let mut contribution = vec![0.0; model.width()];
         group.bench_function(BenchmarkId::new("contribution", name), |bencher| {
-            bencher.iter(|| {
-                model.contribution(
-                    black_box(&load),
-                    &task.topology,
-                    task.tables.batch_size,
-                    &mut contribution,
-                )
-            });
+            bencher
+                .iter(|| model.contribution(black_box(&load), &task.topology, batch_size, &mut contribution));
         });
         let zeros = vec![0.0; model.width()];
         group.bench_function(BenchmarkId::new("rank", name), |bencher| {

@@ -76,14 +76,18 @@ pub fn compare(
         let model = model(task)?;
         for (search, figures) in searches.iter().zip(&mut methods) {
             let started = Instant::now();
-            let plan =
-                search.plan(&task.tables.tables, &task.topology, model.as_ref(), task.tables.batch_size);
+            let plan = search.plan(
+                &task.tables.tables,
+                &task.topology,
+                model.as_ref(),
+                task.tables.global_batch_size,
+            );
             let seconds = started.elapsed().as_secs_f64();
             figures.plan_seconds += seconds;
             figures.max_plan_seconds = figures.max_plan_seconds.max(seconds);
             figures.costs_ms.push(match plan {
                 Ok(plan) => {
-                    plan.check(&task.tables.tables, &task.topology)?;
+                    plan.check(&task.tables.tables, &task.topology, task.tables.global_batch_size)?;
                     keep(task, &plan)?;
                     Some(plan.max_cost_ms)
                 }
@@ -134,7 +138,8 @@ mod tests {
             let planned = |threads: usize| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 let Task { tables, topology, .. } = &task;
-                pool.install(|| Beam::Full.plan(&tables.tables, topology, model, tables.batch_size)).unwrap()
+                pool.install(|| Beam::Full.plan(&tables.tables, topology, model, tables.global_batch_size))
+                    .unwrap()
             };
             assert_eq!(planned(1), planned(5), "{}", model.id());
         }

@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use onefold_sharding::{
-    Error, Result, Shard, ShardLoad, ShardingType, Table, TableFile, TableOptimizer, Topology,
+    Error, Lookups, Result, Shard, ShardLoad, ShardingType, Table, TableFile, TableOptimizer, Topology,
 };
 
 use crate::pool::{PoolTable, pool};
@@ -29,13 +29,13 @@ pub struct TaskOptions {
     /// Memory of a rank.
     pub memory_bytes: u64,
     /// Samples per step over all ranks.
-    pub samples: u64,
+    pub global_batch_size: u64,
 }
 
 impl TaskOptions {
     /// NeuroShard's 4 GiB per rank and 65,536 samples per step.
     pub fn new(tables: RangeInclusive<usize>, ranks: u32, count: usize, seed: u64) -> Self {
-        Self { tables, ranks, max_dim: 128, count, seed, memory_bytes: 4 << 30, samples: 65_536 }
+        Self { tables, ranks, max_dim: 128, count, seed, memory_bytes: 4 << 30, global_batch_size: 65_536 }
     }
 }
 
@@ -67,7 +67,7 @@ const EXCHANGE_BANDWIDTH: f64 = 4.5e9;
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for options that no task can have: no tables or ranks, a `max_dim` below 4, samples that
+/// [`Error::Invalid`] for options that no task can have: no tables or ranks, a `max_dim` below 4, a batch whose samples
 /// do not divide over the ranks, or tables that never fit.
 pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
     let topology = topology(options)?;
@@ -85,10 +85,11 @@ pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
             "give a number, or a range like 10-60",
         ));
     }
-    let batch_size = options.samples / u64::from(options.ranks);
-    if batch_size * u64::from(options.ranks) != options.samples || batch_size == 0 {
-        let message = format!("{} samples do not divide over {} ranks", options.samples, options.ranks);
-        let hint = text!["give a number of ranks, or of ", option("samples"), ", that does"];
+    let batch_size = options.global_batch_size / u64::from(options.ranks);
+    if batch_size * u64::from(options.ranks) != options.global_batch_size || batch_size == 0 {
+        let message =
+            format!("{} samples do not divide over {} ranks", options.global_batch_size, options.ranks);
+        let hint = text!["give a number of ranks, or of ", option("global_batch_size"), ", that does"];
         return Err(Error::invalid(message, hint));
     }
     let pool = pool();
@@ -98,7 +99,11 @@ pub fn tasks(options: &TaskOptions) -> Result<Vec<Task>> {
     for i in 0..options.count {
         let tables = draw(&mut rng, &pool, &dims, options, &topology, batch_size)?;
         let name = format!("task-{i:0width$}");
-        tasks.push(Task { name, tables: TableFile::new(batch_size, tables)?, topology: topology.clone() });
+        tasks.push(Task {
+            name,
+            tables: TableFile::new(options.global_batch_size, tables)?,
+            topology: topology.clone(),
+        });
     }
     Ok(tasks)
 }
@@ -168,8 +173,11 @@ fn draw(
 fn table(i: usize, source: &PoolTable, dim: u64) -> Table {
     Table {
         optimizer: TableOptimizer::Sgd,
-        pooling_factor: source.pooling_factor,
-        access_bins: Some(source.accesses),
+        first: Lookups {
+            pooling_factor: source.pooling_factor,
+            access_bins: Some(source.accesses),
+            ..Lookups::default()
+        },
         ..Table::new(format!("table_{i}"), source.rows, dim)
     }
 }
@@ -198,8 +206,7 @@ impl Task {
     ///
     /// [`Error::Fault`] if the directory has no tasks, or if a file of one is missing or wrong.
     pub fn load_all(directory: &Path) -> Result<Vec<Self>> {
-        let hint =
-            "make some with `onefold-shard tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out DIR`";
+        let hint = "make some with `onefold-evaluate-plans tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out DIR`";
         let wrong = |message: &str| Error::file(directory, message, hint);
         if !directory.is_dir() {
             return Err(wrong("there is no such directory of tasks"));
@@ -241,7 +248,7 @@ mod tests {
             assert!(task.tables.tables.iter().all(|table| [4, 8, 16, 32].contains(&table.dim)));
             let bytes: u64 = task.tables.tables.iter().map(|table| table.memory_bytes().unwrap()).sum();
             assert!(bytes <= 15 << 30, "{bytes}");
-            assert_eq!((task.tables.batch_size, task.topology.ranks_per_node), (16_384, 4));
+            assert_eq!((task.tables.global_batch_size, task.topology.ranks_per_node), (65_536, 4));
         }
         assert_eq!(tasks(&options).unwrap(), drawn);
         assert_ne!(tasks(&TaskOptions { seed: 2, ..options }).unwrap(), drawn);

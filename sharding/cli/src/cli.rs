@@ -1,12 +1,12 @@
 //! The command line of `onefold-shard`: what is typed, checked before any file is touched.
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use onefold_base::units::parse_bytes;
 use onefold_ikjt::Dedupe;
-use onefold_sharding::{FeatureSet, MAX_RANKS, ModelFile, Topology};
+use onefold_sharding::torchrec::Module;
+use onefold_sharding::{MAX_RANKS, ModelFile};
 use onefold_terminal::OutputOptions;
 
 /// Place embedding tables on ranks: describe the tables and the machine, make a plan, check a plan
@@ -27,11 +27,7 @@ From a dataset to a plan:
   onefold-shard show plan.json --html plan.html
 
 A job that goes on with other tables or ranks:
-  onefold-shard replan --plan plan.json --tables new.json --budget 10GiB --out new-plan.json
-
-The searches beside each other:
-  onefold-shard tasks --tables 10-60 --ranks 4 --count 100 --seed 1 --out tasks
-  onefold-shard compare --tasks tasks";
+  onefold-shard replan --plan plan.json --tables new.json --budget 10GiB --out new-plan.json";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -57,13 +53,6 @@ pub(crate) enum Command {
     /// looked up, and which ones most, are counted in their first batches. With `--torchrec` the tables come
     /// from JSON with the fields of TorchRec's `EmbeddingBagConfig` instead.
     Tables(TablesArguments),
-    /// Draw placement tasks like those of NeuroShard's benchmark
-    ///
-    /// Writes a folder per task with `tables.json` and `topology.json`. Tables are drawn with replacement from a pool
-    /// of 856 whose rows and pooling factors have the mean and deviation of Meta's public ones, with random dimensions.
-    Tasks(TasksArguments),
-    /// Run every search on the same tasks, and print their predicted costs
-    Compare(CompareArguments),
     /// Train a cost model on measured costs
     ///
     /// Reads `costs.parquet` of `onefold-train profile`, trains NeuroShard's networks (computation, and both directions
@@ -78,9 +67,10 @@ pub(crate) enum Command {
     Export(ExportArguments),
     /// Describe the ranks that train together
     ///
-    /// Writes `topology.json`, to be edited. The bandwidths default to GPUs of the H100 class: 3.35 TB/s of
-    /// HBM3, 450 GB/s of NVLink in one direction, one 400 Gb/s network port for each GPU. Ranks that are not alike are
-    /// `groups` in the file, each with a number of ranks and what they have.
+    /// Writes `topology.json`, to be edited. With `--measure` ranks are as this machine's processor; otherwise the
+    /// bandwidths default to GPUs of the H100 class: 3.35 TB/s of HBM3, 450 GB/s of NVLink in one direction, one 400 Gb/s
+    /// network port for each GPU. Ranks that are not alike are `groups` in the file, each with a number of ranks and what
+    /// they have.
     Topology(TopologyArguments),
     /// Check that a plan fits tables and a topology
     ///
@@ -142,7 +132,7 @@ const SEARCHES: [&str; 8] = [
 
 /// Which costs are predicted.
 #[derive(Debug, Args)]
-pub(crate) struct ModelOptions {
+pub struct ModelOptions {
     /// A learned cost model's file (`onefold-shard pretrain` writes one), `cpu` for the one that comes with this
     /// program, or `analytic` for TorchRec's formulas [default: the model that comes with this program if the topology
     /// names its hardware, else the formulas]; may be given several times, for ranks of several kinds of hardware
@@ -176,50 +166,6 @@ fn parse_model(text: &str) -> Result<ModelChoice, String> {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct TasksArguments {
-    /// Tables of a task: a number, or a range like `10-60`
-    #[arg(long, value_name = "N", value_parser = parse_range)]
-    pub(crate) tables: RangeInclusive<usize>,
-    /// Number of ranks
-    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
-    pub(crate) ranks: u32,
-    /// Dimensions are 4, 8, 16, … up to this
-    #[arg(long, value_name = "D", default_value_t = 128)]
-    pub(crate) max_dim: u64,
-    /// Number of tasks
-    #[arg(long, value_name = "K", value_parser = parse_count)]
-    pub(crate) count: usize,
-    /// Another seed gives other tasks
-    #[arg(long, value_name = "S")]
-    pub(crate) seed: u64,
-    /// Memory of a rank
-    #[arg(id = "memory_bytes", long = "memory", value_name = "SIZE", value_parser = parse_bytes, default_value = "4GiB")]
-    pub(crate) memory: u64,
-    /// Samples per step over all ranks
-    #[arg(long, value_name = "N", default_value_t = 65_536)]
-    pub(crate) samples: u64,
-    /// Directory to write; it must not be there
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: PathBuf,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CompareArguments {
-    /// Directory of tasks (`onefold-shard tasks` writes one)
-    #[arg(long, value_name = "DIR")]
-    pub(crate) tasks: PathBuf,
-    /// Also write every plan, a folder per task with a file per search, as `onefold-train measure-plans` takes them;
-    /// the directory must not be there
-    #[arg(long, value_name = "DIR")]
-    pub(crate) plans: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) model: ModelOptions,
-    /// Seed of the search `random`
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct PretrainArguments {
     /// Measured costs (`onefold-train profile` writes the file)
     pub(crate) costs: PathBuf,
@@ -232,13 +178,6 @@ pub(crate) struct PretrainArguments {
     /// Seed of the split, the initial weights and the order of samples
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// What the computation model sees: `full`, `neuroshard` (its 20 features alone), `without_reuse` or
-    /// `without_dedupe`
-    #[arg(long, default_value = "full", value_parser = parse_features)]
-    pub(crate) features: FeatureSet,
-    /// Also train models with the other features, to compare
-    #[arg(long)]
-    pub(crate) ablation: bool,
     /// Costs of some of the same sets measured again: the report then says how far measurements agree with themselves
     #[arg(long, value_name = "FILE")]
     pub(crate) repeated: Option<PathBuf>,
@@ -273,14 +212,25 @@ pub(crate) struct ExportArguments {
     /// Write what TorchRec reads; there is no other format yet
     #[arg(long, required = true)]
     pub(crate) torchrec: bool,
-    /// Path of the `EmbeddingBagCollection` in the model, such as `sparse_arch.embedding_bag_collection`
-    #[arg(long, value_name = "PATH", default_value = "")]
-    pub(crate) module: String,
+    /// Path of an embedding collection in the model, such as `sparse_arch.embedding_bag_collection`, and the tables that
+    /// it has; without tables all that no other module has. May be given several times [default: the model itself]
+    #[arg(long, value_name = "PATH[=TABLE,…]", value_parser = parse_module)]
+    pub(crate) module: Vec<Module>,
     /// Where shards stand
     #[arg(long, value_enum, default_value_t = Device::Cuda)]
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) output: OutputFile,
+}
+
+/// `PATH`, or `PATH=TABLE,TABLE`.
+fn parse_module(text: &str) -> Result<Module, String> {
+    let Some((path, tables)) = text.split_once('=') else { return Ok(Module::of_all(text)) };
+    let tables: Vec<String> = tables.split(',').map(|table| table.trim().to_owned()).collect();
+    if tables.iter().any(String::is_empty) {
+        return Err(format!("`{text}` names a table without a name; write it like `sparse.ebc=user,item`"));
+    }
+    Ok(Module { path: path.to_owned(), tables })
 }
 
 /// A kind of device in TorchRec's placements.
@@ -310,6 +260,15 @@ pub(crate) struct TablesArguments {
     /// Tables as JSON with TorchRec's field names, in place of a configuration and a dataset
     #[arg(long, value_name = "FILE")]
     pub(crate) torchrec: Option<PathBuf>,
+    /// The number of the dataset's snapshot [default: with `--resume` that of the run, otherwise the newest]
+    #[arg(long, value_name = "N", conflicts_with = "torchrec")]
+    pub(crate) at: Option<u64>,
+    /// The run whose model will be trained further, as the training's own `--warm-start`: its tables keep their rows
+    #[arg(long, value_name = "RUN", conflicts_with = "torchrec")]
+    pub(crate) warm_start: Option<PathBuf>,
+    /// The run that will go on, on other ranks or by another plan: its snapshot and its tables
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["torchrec", "warm_start"])]
+    pub(crate) resume: Option<PathBuf>,
     /// Dedupe factor of a feature group [default: as counted in the samples that are read]
     #[arg(long, value_name = "GROUP=FACTOR", value_parser = GroupFactor::parse, conflicts_with = "torchrec")]
     pub(crate) dedupe_factor: Vec<GroupFactor>,
@@ -320,6 +279,9 @@ pub(crate) struct TablesArguments {
     /// statistics are used
     #[arg(long, value_name = "N", default_value_t = onefold_sharding::ACCESS_BATCH, conflicts_with = "torchrec")]
     pub(crate) samples: u64,
+    /// Memory for counted ids: fewer samples are counted if theirs take more
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "1GiB", conflicts_with = "torchrec")]
+    pub(crate) memory_limit: u64,
     #[command(flatten)]
     pub(crate) output: OutputFile,
 }
@@ -353,19 +315,25 @@ pub(crate) struct TopologyArguments {
     /// what activations, the dense model and the framework take
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) memory: u64,
-    /// Ranks of one machine; must divide the ranks [default: all ranks up to 8, else 8]
+    /// Measure this machine, for ranks on its processor: the bandwidths of its memory and of messages between its ranks,
+    /// and its name
+    #[arg(long)]
+    pub(crate) measure: bool,
+    /// Ranks of one machine; must divide the ranks [default: with `--measure` all, otherwise as many as divide the ranks,
+    /// up to 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub(crate) ranks_per_node: Option<u32>,
-    /// Bandwidth of a rank's memory, per second
-    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth, default_value_t = Topology::H100_MEMORY_BANDWIDTH)]
-    pub(crate) memory_bandwidth: f64,
-    /// Bandwidth between ranks of one machine, per second and direction
-    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth, default_value_t = Topology::H100_INTRA_NODE_BANDWIDTH)]
-    pub(crate) intra_node_bandwidth: f64,
-    /// Bandwidth of a rank to other machines, per second and direction
-    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth, default_value_t = Topology::H100_INTER_NODE_BANDWIDTH)]
-    pub(crate) inter_node_bandwidth: f64,
-    /// What a rank is, as `onefold-train profile` names it; learned cost models ask for it
+    /// Bandwidth of a rank's memory, per second [default: as measured, or an H100's: 3.35e12]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth)]
+    pub(crate) memory_bandwidth: Option<f64>,
+    /// Bandwidth between ranks of one machine, per second and direction [default: as measured, or an H100's: 4.5e11]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth)]
+    pub(crate) intra_node_bandwidth: Option<f64>,
+    /// Bandwidth of a rank to other machines, per second and direction [default: as measured between ranks of this
+    /// machine, or an H100's: 5e10]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth)]
+    pub(crate) inter_node_bandwidth: Option<f64>,
+    /// What a rank is, as `onefold-train profile` names it; learned cost models ask for it [default: as measured]
     #[arg(long, value_name = "NAME")]
     pub(crate) hardware: Option<String>,
     #[command(flatten)]
@@ -423,26 +391,9 @@ impl GroupFactor {
     }
 }
 
-/// `20`, or `10-60`.
-fn parse_range(text: &str) -> Result<RangeInclusive<usize>, String> {
-    let wrong = || format!("`{text}` is not a number of tables; write it like `20` or `10-60`");
-    let number = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());
-    match text.split_once('-') {
-        None => number(text).map(|tables| tables..=tables),
-        Some((least, most)) => Ok(number(least)?..=number(most)?),
-    }
-}
-
 fn parse_count(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| *count > 0);
     count.ok_or_else(|| format!("`{text}` is not a number of at least 1"))
-}
-
-fn parse_features(text: &str) -> Result<FeatureSet, String> {
-    FeatureSet::ALL.into_iter().find(|features| features.name() == text).ok_or_else(|| {
-        let names = FeatureSet::ALL.map(|features| format!("`{}`", features.name()));
-        format!("`{text}` is not a set of features; give {}", names.join(", "))
-    })
 }
 
 /// A size, or `0`.
@@ -481,20 +432,20 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_a_number_or_two() {
-        assert_eq!(parse_range("20"), Ok(20..=20));
-        assert_eq!(parse_range("10-60"), Ok(10..=60));
-        assert!(parse_range("ten").unwrap_err().contains("write it like `20` or `10-60`"));
-        assert!(parse_count("0").is_err());
-    }
-
-    #[test]
     fn bandwidths_are_numbers_or_sizes() {
         assert_eq!(parse_bandwidth("3.35e12"), Ok(3.35e12));
         assert_eq!(parse_bandwidth("450GB"), Ok(4.5e11));
         for wrong in ["", "0", "-1", "inf", "NaN", "fast"] {
             assert!(parse_bandwidth(wrong).unwrap_err().contains("write it like `450GB`"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_module_is_a_path_and_tables() {
+        assert_eq!(parse_module("sparse.ebc"), Ok(Module::of_all("sparse.ebc")));
+        let tables = vec!["user".to_owned(), "item".to_owned()];
+        assert_eq!(parse_module("ebc=user, item"), Ok(Module { path: "ebc".into(), tables }));
+        assert!(parse_module("ebc=").unwrap_err().contains("without a name"));
     }
 
     #[test]

@@ -2,14 +2,16 @@
 #![forbid(unsafe_code)]
 
 mod cli;
-mod compare;
+mod earlier;
+mod machine;
+mod measured;
+mod page;
 mod pretrain;
 mod show;
 mod tables;
 
 use std::ffi::OsString;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -23,10 +25,10 @@ use onefold_sharding::{
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use serde_json::{Value, json};
 
-use cli::{
-    CheckArguments, Cli, Command, ModelChoice, ModelOptions, PlanArguments, ReplanArguments,
-    TopologyArguments,
-};
+use cli::{CheckArguments, Cli, Command, ModelChoice, PlanArguments, ReplanArguments, TopologyArguments};
+use machine::MeasuredMachine;
+
+pub use cli::ModelOptions;
 
 /// The program, to be called in another program's process.
 pub const PROGRAM: Program = Program::of::<Cli>();
@@ -53,8 +55,6 @@ impl CommandLine for Cli {
             Command::Plan(arguments) => plan(arguments, printer),
             Command::Replan(arguments) => replan_command(arguments, printer),
             Command::Tables(arguments) => tables::tables(arguments, printer),
-            Command::Tasks(arguments) => tables::tasks_command(arguments, printer),
-            Command::Compare(arguments) => compare::compare_command(arguments, printer),
             Command::Pretrain(arguments) => pretrain::pretrain_command(arguments, printer),
             Command::Show(arguments) => show::show(arguments, printer),
             Command::Diff(arguments) => show::diff_command(arguments, printer),
@@ -66,7 +66,11 @@ impl CommandLine for Cli {
 }
 
 /// The cost model that was asked for; if none was, those that come with the program and are of the topology's hardware.
-pub(crate) fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn CostModel>, Error> {
+///
+/// # Errors
+///
+/// [`Error::Fault`] or [`Error::Invalid`] for a file that is missing or wrong, and for models that do not fit the topology.
+pub fn cost_model(options: &ModelOptions, topology: &Topology) -> Result<Box<dyn CostModel>, Error> {
     let mut files = Vec::new();
     for choice in &options.model {
         match choice {
@@ -111,9 +115,9 @@ pub(crate) fn plan(arguments: &PlanArguments, printer: &Printer) -> Result<()> {
     let planning = Instant::now();
     let search = searches(arguments.seed).into_iter().find(|search| search.id() == arguments.search);
     let search = search.with_context(|| format!("there is no search `{}`", arguments.search))?;
-    let plan = search.plan(&tables.tables, &topology, model.as_ref(), tables.batch_size)?;
+    let plan = search.plan(&tables.tables, &topology, model.as_ref(), tables.global_batch_size)?;
     let plan_seconds = planning.elapsed().as_secs_f64();
-    plan.check(&tables.tables, &topology)?;
+    plan.check(&tables.tables, &topology, tables.global_batch_size)?;
     let mut explained = Vec::new();
     for name in &arguments.explain {
         explained.push((name.as_str(), plan.alternatives(name, &tables.tables, model.as_ref())?));
@@ -145,10 +149,10 @@ pub(crate) fn replan_command(arguments: &ReplanArguments, printer: &Printer) -> 
         None => before.topology.clone(),
     };
     let model = cost_model(&arguments.model, &topology)?;
-    let batch_size = tables.batch_size;
-    let found = replan(&before, &tables.tables, &topology, model.as_ref(), batch_size, arguments.budget)?;
+    let batch = tables.global_batch_size;
+    let found = replan(&before, &tables.tables, &topology, model.as_ref(), batch, arguments.budget)?;
     let Replanned { plan, kept_cost_ms, moved_bytes, required_bytes } = &found;
-    plan.check(&tables.tables, &topology)?;
+    plan.check(&tables.tables, &topology, batch)?;
     plan.store(out)?;
 
     let mut text = rank_table(plan);
@@ -216,7 +220,8 @@ pub(crate) fn plan_figures(plan: &Plan) -> Value {
     json!({
         "tables": plan.tables.len(),
         "ranks": plan.topology.ranks,
-        "batch_size": plan.batch_size,
+        "global_batch_size": plan.global_batch_size,
+        "samples_per_rank": plan.samples_per_rank(),
         "search": plan.search,
         "cost_model": plan.cost_model,
         "max_cost_ms": plan.max_cost_ms,
@@ -252,9 +257,10 @@ pub(crate) fn rank_table(plan: &Plan) -> String {
     let bottleneck = plan.bottleneck().map_or(0, |rank| rank.rank);
     let _ = writeln!(
         text,
-        "\nBottleneck: rank {bottleneck} with {:.4} ms per step of {} samples per rank, by {}",
+        "\nBottleneck: rank {bottleneck} with {:.4} ms per step of {} samples, {} per rank, by {}",
         plan.max_cost_ms,
-        format_count(plan.batch_size),
+        format_count(plan.global_batch_size),
+        format_count(plan.samples_per_rank()),
         plan.cost_model
     );
     let [fullest, limit] = fullest(plan).map(format_bytes);
@@ -269,10 +275,11 @@ pub(crate) fn check(arguments: &CheckArguments, printer: &Printer) -> Result<()>
     let mut plan = Plan::load(&arguments.plan)?;
     let tables = TableFile::load(&arguments.inputs.tables)?;
     let topology = Topology::load(&arguments.inputs.topology)?;
-    plan.check(&tables.tables, &topology).with_context(|| format!("`{}`", arguments.plan.display()))?;
+    plan.check(&tables.tables, &topology, tables.global_batch_size)
+        .with_context(|| format!("`{}`", arguments.plan.display()))?;
 
     let (path, count, ranks) = (arguments.plan.display(), plan.tables.len(), topology.ranks);
-    let current = predictions_are_for(&plan, &topology, tables.batch_size);
+    let current = predictions_are_for(&plan, &topology, tables.global_batch_size);
     // What ranks have is what this topology says.
     plan.topology = topology.clone();
     let [fullest, limit] = fullest(&plan).map(format_bytes);
@@ -294,13 +301,13 @@ pub(crate) fn check(arguments: &CheckArguments, printer: &Printer) -> Result<()>
 }
 
 /// Whether the plan's times were predicted for this topology and batch size.
-fn predictions_are_for(plan: &Plan, topology: &Topology, batch_size: u64) -> bool {
+fn predictions_are_for(plan: &Plan, topology: &Topology, global_batch_size: u64) -> bool {
     let bandwidths = |topology: &Topology| {
         [topology.intra_node_bandwidth_bytes_per_second, topology.inter_node_bandwidth_bytes_per_second]
     };
     // A number that went through a JSON file may come back with another last bit.
     let close = |(a, b): (f64, f64)| (a - b).abs() <= 1e-9 * b;
-    plan.batch_size == batch_size
+    plan.global_batch_size == global_batch_size
         && bandwidths(&plan.topology).into_iter().zip(bandwidths(topology)).all(close)
         && (0..topology.ranks).all(|rank| {
             let of = |topology: &Topology| topology.memory_bandwidth_of(rank);
@@ -315,10 +322,11 @@ pub(crate) fn topology(arguments: &TopologyArguments, printer: &Printer) -> Resu
     topology.store(out)?;
 
     let text = format!(
-        "{} of {} each, {} a machine, written to `{}`",
+        "{} of {} each, {} a machine, {}, written to `{}`",
         count_of(u64::from(topology.ranks), "rank"),
         format_bytes(topology.memory_bytes),
         topology.ranks_per_node,
+        described_machine(arguments, &topology),
         out.display()
     );
     let json = json!({
@@ -326,55 +334,53 @@ pub(crate) fn topology(arguments: &TopologyArguments, printer: &Printer) -> Resu
         "ranks": topology.ranks,
         "ranks_per_node": topology.ranks_per_node,
         "memory_limit_bytes": topology.memory_bytes,
+        "memory_bandwidth_bytes_per_second": topology.memory_bandwidth_bytes_per_second,
+        "intra_node_bandwidth_bytes_per_second": topology.intra_node_bandwidth_bytes_per_second,
+        "inter_node_bandwidth_bytes_per_second": topology.inter_node_bandwidth_bytes_per_second,
+        "hardware": topology.hardware,
     });
     Ok(printer.summary(&text, &json)?)
 }
 
+/// Which machine the bandwidths are of.
+fn described_machine(arguments: &TopologyArguments, topology: &Topology) -> String {
+    let given = [arguments.memory_bandwidth, arguments.intra_node_bandwidth, arguments.inter_node_bandwidth];
+    match &topology.hardware {
+        Some(hardware) if arguments.measure => format!("measured on {hardware}"),
+        _ if given.iter().all(Option::is_none) => "with the bandwidths of H100 GPUs".to_owned(),
+        _ => "with the bandwidths that were given".to_owned(),
+    }
+}
+
 fn topology_of(arguments: &TopologyArguments) -> Result<Topology, Error> {
-    let ranks_per_node =
-        arguments.ranks_per_node.unwrap_or(arguments.ranks.min(Topology::H100_RANKS_PER_NODE));
+    let measured = arguments.measure.then(|| MeasuredMachine::measure(arguments.ranks)).transpose()?;
+    let measured = measured.as_ref();
+    let most_per_node = match measured {
+        Some(_) => arguments.ranks,
+        None => arguments.ranks.min(Topology::H100_RANKS_PER_NODE),
+    };
+    let divides = |per_node: &u32| arguments.ranks.is_multiple_of(*per_node);
+    let per_node = (1..=most_per_node).rev().find(divides).unwrap_or(1);
+    let exchange = measured.map(|machine| machine.exchange_bandwidth);
+    let h100 = Topology::h100(1, arguments.memory)?;
     let topology = Topology {
         ranks: arguments.ranks,
-        ranks_per_node,
-        memory_bandwidth_bytes_per_second: arguments.memory_bandwidth,
-        intra_node_bandwidth_bytes_per_second: arguments.intra_node_bandwidth,
-        inter_node_bandwidth_bytes_per_second: arguments.inter_node_bandwidth,
-        hardware: arguments.hardware.clone(),
-        ..Topology::h100(1, arguments.memory)?
+        ranks_per_node: arguments.ranks_per_node.unwrap_or(per_node),
+        memory_bandwidth_bytes_per_second: arguments
+            .memory_bandwidth
+            .or(measured.map(|machine| machine.memory_bandwidth))
+            .unwrap_or(h100.memory_bandwidth_bytes_per_second),
+        intra_node_bandwidth_bytes_per_second: arguments
+            .intra_node_bandwidth
+            .or(exchange)
+            .unwrap_or(h100.intra_node_bandwidth_bytes_per_second),
+        inter_node_bandwidth_bytes_per_second: arguments
+            .inter_node_bandwidth
+            .or(exchange)
+            .unwrap_or(h100.inter_node_bandwidth_bytes_per_second),
+        hardware: arguments.hardware.clone().or(measured.map(|machine| machine.hardware.clone())),
+        ..h100
     };
     topology.validate()?;
     Ok(topology)
-}
-
-/// A directory that is written beside its place, so that it appears whole.
-pub(crate) struct Staged {
-    beside: tempfile::TempDir,
-    out: PathBuf,
-}
-
-impl Staged {
-    /// For a directory that must not be there.
-    pub(crate) fn new(out: &Path) -> Result<Self> {
-        if out.exists() {
-            let message = format!("`{}` already exists", out.display());
-            return Err(Error::invalid(message, "choose another directory").into());
-        }
-        let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let beside = tempfile::Builder::new().prefix(".staged").tempdir_in(parent);
-        let beside = beside.with_context(|| format!("`{}` cannot be written into", parent.display()))?;
-        Ok(Self { beside, out: out.to_owned() })
-    }
-
-    /// Where to write until then.
-    pub(crate) fn path(&self) -> &Path {
-        self.beside.path()
-    }
-
-    /// Puts the directory in its place.
-    pub(crate) fn commit(self) -> Result<()> {
-        fs_err::rename(self.beside.path(), &self.out)?;
-        // It is elsewhere by now.
-        let _ = self.beside.keep();
-        Ok(())
-    }
 }

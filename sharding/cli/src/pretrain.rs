@@ -17,13 +17,7 @@ pub(crate) fn pretrain_command(arguments: &PretrainArguments, printer: &Printer)
     let out = &arguments.output.out;
     claim_output(out, arguments.output.overwrite)?;
     let costs = Costs::load(&arguments.costs)?;
-    let options = PretrainOptions {
-        epochs: arguments.epochs,
-        seed: arguments.seed,
-        folds: arguments.folds,
-        features: arguments.features,
-        ablation: arguments.ablation,
-    };
+    let options = PretrainOptions { epochs: arguments.epochs, seed: arguments.seed, folds: arguments.folds };
     let repeated = match &arguments.repeated {
         None => None,
         Some(path) => Some(repeatability(&costs, &Costs::load(path)?).ok_or_else(|| {
@@ -76,17 +70,9 @@ fn table(file: &ModelFile) -> String {
         };
         let (trained, tested) = (report.train_samples, Some(report.test_samples));
         line("", trained, tested, &report.test);
-        for ablation in &report.ablations {
-            line(&format!(", {}", ablation.features.name()), trained, tested, &ablation.test);
-        }
         line(", a line", trained, tested, &report.linear);
         if let Some([network, linear]) = &report.deduplicated {
             line(" of deduplicated sets", trained, None, network);
-            for ablation in &report.ablations {
-                if let Some(fit) = &ablation.deduplicated {
-                    line(&format!(" of these, {}", ablation.features.name()), trained, None, fit);
-                }
-            }
             line(" of these, a line", trained, None, linear);
         }
         if let Some(repeated) = &report.repeated {

@@ -1,4 +1,4 @@
-//! `onefold-shard tables` and `tasks`: what there is to place.
+//! `onefold-shard tables`: what there is to place.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,16 +11,16 @@ use onefold_datasets::{FeatureGroup, PartitionFilter, Schema, Snapshot, suggest}
 use onefold_ikjt::preprocess::{PreprocessConfig, Preprocessor};
 use onefold_ikjt::{Checks, Rank, ReadRequest, ReaderOptions, load_snapshot, load_statistics};
 use onefold_sharding::{
-    ACCESS_BATCH, Error, FeatureConfig, FurtherFeature, IdPolicy, Table, TableFile, claim_output,
-    measure_features, tables_of, torchrec,
+    ACCESS_BATCH, Error, FeatureConfig, FeatureLookups, IdPolicy, Lookups, Table, TableFile, claim_output,
+    tables_of, torchrec,
 };
-use onefold_sharding_benchmark::{TaskOptions, tasks};
 use onefold_terminal::Printer;
 use onefold_train_config::TrainConfig;
 use serde_json::json;
 
-use crate::Staged;
-use crate::cli::{GroupFactor, TablesArguments, TasksArguments};
+use crate::cli::{GroupFactor, TablesArguments};
+use crate::earlier::EarlierRun;
+use crate::measured::measure_features;
 
 /// Why a cost is lower than what training will take.
 const SEQUENCE_NOTE: &str = "one vector per id is priced, the model's block that pools them is not";
@@ -61,7 +61,7 @@ fn of_dataset(
     arguments: &TablesArguments,
     printer: &Printer,
 ) -> Result<TableFile> {
-    let training = Training::load(config_path, data)?;
+    let training = Training::load(config_path, data, arguments)?;
     let factors = dedupe_factors(&arguments.dedupe_factor, &training.schema.groups)?;
     let mut tables = training.tables(arguments.samples)?;
     if arguments.samples > 0 {
@@ -70,11 +70,20 @@ fn of_dataset(
     for table in &mut tables {
         table.optimizer = training.config.optimizer.tables.kind;
         if let Some(factor) = factor_of(&table.name, &factors) {
-            (table.dedupe_factor, table.list_dedupe_factor, table.list_length_deviation) =
-                (factor, None, None);
+            let counted = table.first.clone();
+            table.first = Lookups {
+                dedupe_factor: factor,
+                list_dedupe_factor: None,
+                list_length_deviation: None,
+                ..counted
+            };
         }
     }
-    TableFile::new(training.config.train.batch_size as u64, shared(tables, &training.configs))
+    let mut tables = shared(tables, &training.configs);
+    for table in &mut tables {
+        table.torchrec_name = Some(torchrec::table_name(&table.name));
+    }
+    TableFile::new(training.config.train.batch_size as u64, tables)
         .with_context(|| format!("`{}`", config_path.display()))
 }
 
@@ -87,26 +96,21 @@ fn shared(of_features: Vec<Table>, configs: &[FeatureConfig]) -> Vec<Table> {
         match tables.get_mut(number) {
             None if name == own.name => tables.push(own),
             None => tables.push(Table { feature: Some(own.name), name, ..own }),
-            Some(table) => table.further_features.push(FurtherFeature {
-                feature: own.name,
-                pooling: own.pooling,
-                pooling_factor: own.pooling_factor,
-                dedupe_factor: own.dedupe_factor,
-                list_dedupe_factor: own.list_dedupe_factor,
-                access_bins: own.access_bins,
-                list_length_deviation: own.list_length_deviation,
-                window_factor: own.window_factor,
-                lookup_shares: own.lookup_shares,
-            }),
+            Some(table) => {
+                table.further_features.push(FeatureLookups { feature: own.name, lookups: own.first });
+            }
         }
     }
     tables
 }
 
 impl<'a> Training<'a> {
-    fn load(config_path: &'a Path, data: &'a Path) -> Result<Self> {
+    fn load(config_path: &'a Path, data: &'a Path, arguments: &TablesArguments) -> Result<Self> {
         let config = TrainConfig::load(config_path)?;
-        let snapshot = load_snapshot(data, None)?;
+        let earlier = arguments.warm_start.as_deref().or(arguments.resume.as_deref());
+        let earlier = earlier.map(EarlierRun::load).transpose()?;
+        let resumed = earlier.as_ref().filter(|_| arguments.resume.is_some()).map(|run| run.snapshot);
+        let snapshot = load_snapshot(data, arguments.at.or(resumed))?;
         let in_config = || format!("`{}`", config_path.display());
         let steps = config.data.preprocess.as_ref();
         let steps = steps.map(|path| PreprocessConfig::load(&config.directory().join(path)));
@@ -115,7 +119,8 @@ impl<'a> Training<'a> {
             None => snapshot.schema.clone(),
             Some(steps) => Preprocessor::try_new(steps, &snapshot.schema)?.schema().clone(),
         };
-        let configs = config.features(&snapshot, &schema, &[])?;
+        let before = earlier.as_ref().map_or(&[][..], |run| &run.tables);
+        let configs = config.features(&snapshot, &schema, before)?;
         let filter = config.train_partitions(&snapshot).with_context(in_config)?;
         Ok(Self { config_path, data, config, snapshot, filter, steps, schema, configs })
     }
@@ -147,6 +152,8 @@ impl<'a> Training<'a> {
         let batch_size = self.config.train.batch_size;
         let options = ReaderOptions {
             partitions: self.filter.clone(),
+            // A commit since then does not change what is counted.
+            snapshot: Some(self.snapshot.snapshot),
             shuffle: self.config.data.shuffle,
             streams: self.config.data.streams,
             dedupe: arguments.dedupe.of_reader(),
@@ -156,22 +163,17 @@ impl<'a> Training<'a> {
         let table_rows = checked.map(|config| (config.feature.clone(), config.rows)).collect();
         let checks = Checks { table_rows, ..Checks::default() };
         let request = ReadRequest { options, checks, rank: Rank::default() };
-        let measured = measure_features(self.data, &self.configs, request, samples, printer)?;
+        let measured =
+            measure_features(self.data, &self.configs, request, (samples, arguments.memory_limit), printer)?;
         for (table, found) in tables.iter_mut().zip(measured.features) {
-            if self.steps.is_some() {
-                table.pooling_factor = found.pooling_factor;
-            }
-            table.dedupe_factor = found.dedupe_factor;
-            table.list_dedupe_factor = Some(found.list_dedupe_factor);
-            table.access_bins = Some(found.access_bins);
-            table.list_length_deviation = Some(found.list_length_deviation);
-            table.window_factor = found.window_factor;
-            table.lookup_shares = found.lookup_shares;
+            // Statistics are of all samples.
+            let pooling_factor =
+                if self.steps.is_some() { found.pooling_factor } else { table.first.pooling_factor };
+            table.first = Lookups { pooling_factor, ..found };
         }
         if measured.samples < ACCESS_BATCH.min(samples) {
             printer.remark(&format!(
-                "lookups were counted in the {} samples that there are, of the {} that reuse is defined over: rows look \
-                 less reused than they are",
+                "lookups were counted in {} samples, of the {} that reuse is defined over: reuse is underestimated",
                 format_count(measured.samples),
                 format_count(ACCESS_BATCH)
             ));
@@ -183,7 +185,11 @@ impl<'a> Training<'a> {
 /// A table of the configured size for a feature.
 fn table_of(config: &FeatureConfig) -> Table {
     let (pooling, dtype) = (config.pooling, config.dtype);
-    Table { pooling, dtype, ..Table::new(&config.feature, config.rows, config.dim) }
+    Table {
+        dtype,
+        first: Lookups { pooling, ..Lookups::default() },
+        ..Table::new(&config.feature, config.rows, config.dim)
+    }
 }
 
 /// The groups that were given a factor.
@@ -261,7 +267,9 @@ impl Counts {
             return Err(Error::invalid(message, "build the dataset again with `onefold-ingest build`"));
         };
         let pooling_factor = *values as f64 / self.samples as f64;
-        Ok(Table { pooling_factor, ..table_of(config) })
+        let mut table = table_of(config);
+        table.first.pooling_factor = pooling_factor;
+        Ok(table)
     }
 }
 
@@ -338,35 +346,9 @@ fn summarize_tables(file: &TableFile, arguments: &TablesArguments, printer: &Pri
     let json = json!({
         "table_file": out,
         "tables": count,
-        "batch_size": file.batch_size,
+        "global_batch_size": file.global_batch_size,
         "memory_bytes": bytes,
         "sequence_tables": sequences,
     });
-    Ok(printer.summary(&text, &json)?)
-}
-
-pub(crate) fn tasks_command(arguments: &TasksArguments, printer: &Printer) -> Result<()> {
-    let out = &arguments.out;
-    let staged = Staged::new(out)?;
-    let options = TaskOptions {
-        max_dim: arguments.max_dim,
-        memory_bytes: arguments.memory,
-        samples: arguments.samples,
-        ..TaskOptions::new(arguments.tables.clone(), arguments.ranks, arguments.count, arguments.seed)
-    };
-    let drawn = tasks(&options)?;
-    for task in &drawn {
-        task.store(staged.path())?;
-    }
-    staged.commit()?;
-    let count: usize = drawn.iter().map(|task| task.tables.tables.len()).sum();
-    let text = format!(
-        "{} of {:.1} tables on average for {}, written to `{}`",
-        count_of(drawn.len() as u64, "task"),
-        count as f64 / drawn.len().max(1) as f64,
-        count_of(u64::from(options.ranks), "rank"),
-        out.display()
-    );
-    let json = json!({ "tasks": out, "count": drawn.len(), "ranks": options.ranks, "tables": count });
     Ok(printer.summary(&text, &json)?)
 }

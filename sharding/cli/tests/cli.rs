@@ -66,7 +66,7 @@ impl Dir {
         let tables = [table("user", 3_000), table("item", 2_000), table("city", 500)].join(", ");
         dir.write(
             "tables.json",
-            &format!(r#"{{"format_version": 1, "batch_size": 256, "tables": [{tables}]}}"#),
+            &format!(r#"{{"format_version": 2, "global_batch_size": 512, "tables": [{tables}]}}"#),
         );
         dir.run("topology --ranks 2 --memory 2MiB --out topology.json").succeeded();
         dir
@@ -118,7 +118,7 @@ fn a_plan_is_printed_written_and_checked() {
             "   0       1     1.1 MiB       0.0004             0.0006       0.0010",
             "   1       2     1.0 MiB       0.0008             0.0012       0.0020",
             "",
-            "Bottleneck: rank 1 with 0.0020 ms per step of 256 samples per rank, by analytic_v2",
+            "Bottleneck: rank 1 with 0.0020 ms per step of 512 samples, 256 per rank, by analytic_v2",
             "Memory: the fullest rank holds 1.1 MiB of 2.0 MiB",
         ]
     );
@@ -241,10 +241,10 @@ fn malformed_json_is_named_with_its_line() {
         "error: `topology.json`: expected ident at line 3 column 13\n  hint: write a new one with `onefold-shard \
          topology --ranks N --memory SIZE --out FILE`, or correct it"
     );
-    dir.write("tables.json", r#"{"format_version": 1, "batch_size": 0, "tables": []}"#);
+    dir.write("tables.json", r#"{"format_version": 2, "global_batch_size": 0, "tables": []}"#);
     assert_eq!(
         dir.run(PLAN).failed(),
-        "error: `tables.json`: `batch_size` is 0\n  hint: give the samples per rank and step"
+        "error: `tables.json`: `global_batch_size` is 0\n  hint: give the samples of a step over all ranks"
     );
     assert_eq!(dir.names(), ["tables.json", "topology.json"]);
 }
@@ -256,8 +256,9 @@ fn a_plan_that_does_not_fit_says_what_is_missing() {
     assert_eq!(
         dir.run(PLAN).failed(),
         "error: the tables do not fit: with optimizer state they need 1.4 MiB, and the buffers of a step 804.0 KiB; 2 \
-         ranks together have 1.3 MiB, so 833.3 KiB are missing\n  hint: more ranks do not help, as they exchange more \
-         vectors; raise `memory_bytes` in the topology, or lower `batch_size` in the tables' file, or `dim` of the tables"
+         ranks together have 1.3 MiB, so 833.3 KiB are missing\n  hint: plan for 4 ranks or more, raise \
+         `memory_bytes` in the topology, or lower `global_batch_size` in the tables' file, or `rows` or `dim` of the \
+         tables"
     );
     assert_eq!(
         dir.run(&format!("{PLAN} --search greedy_by_size")).failed(),
@@ -270,10 +271,13 @@ fn a_plan_that_does_not_fit_says_what_is_missing() {
     assert!(error.starts_with("error: the tables do not fit"), "{error}");
     assert!(error.contains("; 1 rank has 1.0 MiB, so 372.5 KiB are missing"), "{error}");
     assert!(
-        error.contains("\n  hint: plan for 7 ranks or more, raise `memory_bytes` in the topology"),
+        error.contains("\n  hint: plan for 3 ranks or more, raise `memory_bytes` in the topology"),
         "{error}"
     );
     assert!(!dir.path("plan.json").exists());
+    // As many ranks as the hint says have room.
+    dir.run("topology --ranks 3 --memory 1MiB --out topology.json --overwrite").succeeded();
+    dir.run(PLAN).succeeded();
 }
 
 #[test]
@@ -287,6 +291,13 @@ fn check_refuses_a_plan_of_other_tables_or_ranks() {
         "error: `plan.json`: the plan is not valid: rank 0 would hold 761.7 KiB of tables and 402.0 KiB of buffers \
          and has 683.6 KiB: 480.1 KiB too much\n  hint: make the plan again with `onefold-shard plan`"
     );
+    // The memory is that of the tables' batch size, not of the plan's.
+    dir.run("topology --ranks 2 --memory 2MiB --out topology.json --overwrite").succeeded();
+    let tables = dir.read("tables.json");
+    dir.write("tables.json", &tables.replace("\"global_batch_size\": 512", "\"global_batch_size\": 51200"));
+    let error = dir.run(check).failed();
+    assert!(error.contains("rank 0 would hold 761.7 KiB of tables and 39.3 MiB of buffers"), "{error}");
+    dir.write("tables.json", &tables);
     dir.run("topology --ranks 4 --memory 1MiB --out topology.json --overwrite").succeeded();
     assert!(
         dir.run(check).failed().contains("it is for 2 ranks, 2 a machine, the topology has 4, 4 a machine")
@@ -318,7 +329,10 @@ fn check_tells_when_predictions_are_for_another_machine() {
 fn a_topology_has_documented_defaults_that_can_be_replaced() {
     let dir = Dir::new();
     let summary = dir.run("topology --ranks 16 --memory 60GiB --out topology.json").succeeded();
-    assert_eq!(summary, "16 ranks of 60.0 GiB each, 8 a machine, written to `topology.json`\n");
+    assert_eq!(
+        summary,
+        "16 ranks of 60.0 GiB each, 8 a machine, with the bandwidths of H100 GPUs, written to `topology.json`\n"
+    );
     assert_eq!(Topology::load(&dir.path("topology.json")).unwrap(), Topology::h100(16, 60 << 30).unwrap());
     let options =
         "--ranks-per-node 4 --memory-bandwidth 2TB --intra-node-bandwidth 3e11 --inter-node-bandwidth 12.5GB";
@@ -329,10 +343,31 @@ fn a_topology_has_documented_defaults_that_can_be_replaced() {
     assert_eq!(other.intra_node_bandwidth_bytes_per_second, 3e11);
     assert_eq!(other.inter_node_bandwidth_bytes_per_second, 1.25e10);
     assert_eq!(
-        dir.run("topology --ranks 12 --memory 60GiB --out third.json").failed(),
+        dir.run("topology --ranks 12 --ranks-per-node 8 --memory 60GiB --out third.json").failed(),
         "error: 12 ranks are not whole machines of 8 ranks each\n  hint: give a `ranks_per_node` that divides `ranks`"
     );
     assert!(!dir.path("third.json").exists());
+    dir.run("topology --ranks 12 --memory 60GiB --out third.json").succeeded();
+    assert_eq!(Topology::load(&dir.path("third.json")).unwrap().ranks_per_node, 6);
+}
+
+#[test]
+fn a_topology_may_be_of_the_present_machine() {
+    let dir = Dir::new();
+    let measured = "topology --ranks 9 --memory 1GiB --measure --out here.json";
+    let json = dir.run(&format!("{measured} --json")).json();
+    let here = Topology::load(&dir.path("here.json")).unwrap();
+    assert_eq!((here.ranks, here.ranks_per_node), (9, 9));
+    let hardware = here.hardware.clone().unwrap();
+    assert!(hardware.ends_with(", 1 thread") || hardware.ends_with(" threads"), "{hardware}");
+    assert_eq!(json["hardware"], hardware.as_str());
+    let h100 = Topology::h100(1, 1).unwrap();
+    assert_ne!(here.memory_bandwidth_bytes_per_second, h100.memory_bandwidth_bytes_per_second);
+    assert_ne!(here.intra_node_bandwidth_bytes_per_second, h100.intra_node_bandwidth_bytes_per_second);
+    // What is given is not measured.
+    let text = dir.run(&format!("{measured} --overwrite --memory-bandwidth 2TB --hardware mine")).succeeded();
+    assert!(text.contains("measured on mine"), "{text}");
+    assert_eq!(Topology::load(&dir.path("here.json")).unwrap().memory_bandwidth_bytes_per_second, 2e12);
 }
 
 const TRAIN: &str = r#"
@@ -415,22 +450,25 @@ fn tables_come_from_the_configuration_and_the_statistics() {
          per id is priced, the model's block that pools them is not)\n"
     );
     let file = TableFile::load(&dir.path("tables.json")).unwrap();
-    assert_eq!(file.batch_size, 512);
+    assert_eq!(file.global_batch_size, 512);
     let [history, item] = &file.tables[..] else { panic!("{file:?}") };
     assert_eq!((history.name.as_str(), history.rows, history.dim), ("history", 5_000, 16));
     assert_eq!(
-        (history.pooling, history.pooling_factor, history.dedupe_factor),
+        (history.first.pooling, history.first.pooling_factor, history.first.dedupe_factor),
         (Pooling::Attention, 25.5, 4.5)
     );
     assert_eq!((item.name.as_str(), item.rows, item.optimizer), ("item_id", 1_000, TableOptimizer::Adagrad));
-    assert_eq!((item.pooling, item.pooling_factor, item.dedupe_factor), (Pooling::Sum, 1.0, 1.0));
+    assert_eq!(
+        (item.first.pooling, item.first.pooling_factor, item.first.dedupe_factor),
+        (Pooling::Sum, 1.0, 1.0)
+    );
 
     dir.run("topology --ranks 1 --memory 1MiB --out topology.json").succeeded();
     dir.run(PLAN).succeeded();
     assert!(
         Plan::load(&dir.path("plan.json"))
             .unwrap()
-            .check(&file.tables, &Topology::h100(1, 1 << 20).unwrap())
+            .check(&file.tables, &Topology::h100(1, 1 << 20).unwrap(), 512)
             .is_ok()
     );
 }
@@ -444,7 +482,7 @@ fn the_ids_per_sample_are_those_of_the_partitions_that_are_trained_on() {
     let pooling_factor = |train: &str| {
         dir.write("train.toml", &TRAIN.replace("[data]", &format!("[data]\ntrain = \"{train}\"")));
         dir.run(&format!("{TABLES} --overwrite")).succeeded();
-        TableFile::load(&dir.path("tables.json")).unwrap().tables[0].pooling_factor
+        TableFile::load(&dir.path("tables.json")).unwrap().tables[0].first.pooling_factor
     };
     assert_eq!(pooling_factor("split=train"), 10.0);
     assert_eq!(pooling_factor("split=holdout"), 100.0);
@@ -546,7 +584,10 @@ fn a_job_is_planned_again_within_a_budget() {
     assert_eq!(json["required_bytes"], 0);
     let text = dir.run(&format!("{replan} --budget 0 --overwrite")).succeeded();
     assert!(text.contains("\n0 B of 0 B move to other ranks, of which 0 B must; "), "{text}");
-    assert_eq!(Plan::load(&dir.path("new.json")).unwrap().tables, before.tables);
+    let kept = Plan::load(&dir.path("new.json")).unwrap();
+    for (kept, before) in kept.tables.iter().zip(&before.tables) {
+        assert_eq!((kept.sharding_type, &kept.shards), (before.sharding_type, &before.shards));
+    }
 
     // Fewer ranks have to take over what the others had.
     dir.run("topology --ranks 1 --memory 4MiB --out one.json").succeeded();

@@ -1,4 +1,4 @@
-//! `onefold-shard` from tasks to a comparison, from measured costs to a plan, and from a plan to what is seen of it.
+//! `onefold-shard` from measured costs to a plan, and from a plan to what is seen of it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,6 +7,7 @@ use onefold_sharding::{
     AccessBins, AskedFeatures, ComputeSample, Costs, Direction, ExchangeRank, ExchangeSample, ModelFile,
     Plan, RankGroup, ShardFeatures, TableFile, Topology,
 };
+use onefold_sharding_benchmark::{TaskOptions, tasks};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -49,54 +50,11 @@ impl Dir {
     }
 }
 
-#[test]
-fn tasks_are_drawn_and_compared() {
-    let dir = Dir::new();
-    let drawn = dir.succeeds("tasks --tables 10-20 --ranks 4 --max-dim 64 --count 3 --seed 7 --out tasks");
-    assert!(
-        drawn.starts_with("3 tasks of ") && drawn.ends_with(" for 4 ranks, written to `tasks`\n"),
-        "{drawn}"
-    );
-    dir.succeeds("tasks --tables 10-20 --ranks 4 --max-dim 64 --count 3 --seed 7 --out again");
-    for file in ["task-000/tables.json", "task-002/tables.json", "task-001/topology.json"] {
-        let read = |folder: &str| fs_err::read(dir.path(folder).join(file)).unwrap();
-        assert_eq!(read("tasks"), read("again"), "{file}");
-    }
-    assert!(
-        dir.fails("tasks --tables 9 --ranks 4 --count 1 --seed 1 --out tasks")
-            .contains("`tasks` already exists")
-    );
-
-    let compared = dir.json("compare --tasks tasks --plans plans");
-    let methods = compared["methods"].as_array().unwrap();
-    assert_eq!((compared["tasks"].as_u64(), methods.len()), (Some(3), 8));
-    let ours = methods.last().unwrap();
-    assert_eq!((ours["search"].as_str(), ours["valid"].as_u64()), (Some("beam"), Some(3)));
-    for (task, cost) in ours["max_cost_ms"].as_array().unwrap().iter().enumerate() {
-        for method in &methods[..7] {
-            if let Some(theirs) = method["max_cost_ms"][task].as_f64() {
-                assert!(cost.as_f64().unwrap() <= theirs * (1.0 + 1e-9), "task {task}, {}", method["search"]);
-            }
-        }
-    }
-    for task in ["task-000", "task-001", "task-002"] {
-        let topology = Topology::load(&dir.path("tasks").join(task).join("topology.json")).unwrap();
-        let tables = TableFile::load(&dir.path("tasks").join(task).join("tables.json")).unwrap();
-        for method in methods {
-            let name = format!("{}.json", method["search"].as_str().unwrap());
-            let plan = Plan::load(&dir.path("plans").join(task).join(name)).unwrap();
-            plan.check(&tables.tables, &topology).unwrap();
-        }
-    }
-    let table = dir.succeeds("compare --tasks tasks");
-    for search in ["random", "greedy_by_size_times_lookups", "torchrec_default", "neuroshard", "beam"] {
-        assert!(table.contains(search), "{table}");
-    }
-    let missing = dir.fails("compare --tasks nowhere");
-    assert!(
-        missing.contains("`nowhere`: there is no such directory of tasks\n  hint: make some with"),
-        "{missing}"
-    );
+/// A task of random tables for four ranks, in `tasks/task-000`.
+fn with_task(dir: &Dir, tables: usize, memory_bytes: u64) {
+    let options = TaskOptions { max_dim: 64, memory_bytes, ..TaskOptions::new(tables..=tables, 4, 1, 3) };
+    fs_err::create_dir(dir.path("tasks")).unwrap();
+    tasks(&options).unwrap()[0].store(&dir.path("tasks")).unwrap();
 }
 
 /// A machine on which a table takes as long as its reads, plus launch costs that several tables share: what a line
@@ -181,7 +139,7 @@ fn a_model_is_trained_blessed_and_planned_with() {
     let read = |name: &str| fs_err::read(dir.path(name)).unwrap();
     assert!(read("model.json") == read("again.json"), "the same costs and seed gave another model");
 
-    dir.succeeds("tasks --tables 8 --ranks 4 --max-dim 64 --count 1 --seed 3 --memory 8GiB --out tasks");
+    with_task(&dir, 8, 8 << 30);
     let plan =
         "plan --tables tasks/task-000/tables.json --topology tasks/task-000/topology.json --out plan.json";
     let error = dir.fails(&format!("{plan} --model model.json"));
@@ -207,28 +165,20 @@ fn a_model_is_trained_blessed_and_planned_with() {
 }
 
 #[test]
-fn an_ablation_shows_what_features_add() {
+fn measurements_are_compared_with_their_repetition() {
     let dir = Dir::new();
     measured(600, false).store(&dir.path("costs.parquet")).unwrap();
     let mut again = measured(30, false);
     again.compute.iter_mut().for_each(|sample| sample.ms *= 1.1);
     again.store(&dir.path("again.parquet")).unwrap();
-    let pretrain = "pretrain costs.parquet --epochs 60 --folds 2 --ablation --out model.json";
+    let pretrain = "pretrain costs.parquet --epochs 60 --folds 2 --out model.json";
     let trained = dir.json(&format!("{pretrain} --repeated again.parquet"));
     let compute = &trained["reports"][0];
-    let ablations = compute["ablations"].as_array().unwrap();
-    let names: Vec<&str> = ablations.iter().map(|other| other["features"].as_str().unwrap()).collect();
-    assert_eq!(names, ["neuroshard", "without_reuse", "without_dedupe"]);
-    // Lists are as many as deduplication leaves, and rows that are looked up once are dear.
-    let mse = |fit: &Value| fit["mse"].as_f64().unwrap();
-    for other in ablations {
-        assert!(mse(&other["deduplicated"]) > mse(&compute["deduplicated"][0]), "{other} {compute}");
-    }
     let repeated = &compute["repeated"];
     assert_eq!(repeated["samples"], 30);
     assert!((repeated["fit"]["relative_error"].as_f64().unwrap() - 0.1 / 1.1).abs() < 1e-9, "{repeated}");
     let text = dir.succeeds(&format!("{pretrain} --overwrite"));
-    for line in ["compute, without_reuse", "compute of deduplicated sets", "compute of these, a line"] {
+    for line in ["compute, a line", "compute of deduplicated sets", "compute of these, a line"] {
         assert!(text.contains(line), "{text}");
     }
     let mut other = measured(60, false);
@@ -238,9 +188,6 @@ fn an_ablation_shows_what_features_add() {
         dir.fails(&format!("{pretrain} --overwrite --repeated other.parquet"))
             .contains("`other.parquet` has no set of `costs.parquet`\n  hint: measure again")
     );
-    let wrong = dir.run("pretrain costs.parquet --features none --out x");
-    let error = String::from_utf8(wrong.stderr).unwrap();
-    assert!(wrong.status.code() == Some(2) && error.contains("`none` is not a set of features"), "{error}");
 }
 
 #[test]
@@ -259,6 +206,12 @@ fn a_model_that_learned_nothing_is_not_blessed() {
         dir.fails("pretrain few.parquet --out model.json")
             .contains("there are 20 samples for the compute model")
     );
+    // Of one exchange of many ranks nothing is left to test on.
+    let rank = |i: u32| ExchangeRank { bytes: f64::from(i) * 1e5, start_ms: 0.0, ms: f64::from(i) };
+    let one = ExchangeSample { direction: Direction::Forward, ranks: (1..65).map(rank).collect() };
+    Costs { exchanges: vec![one], ..measured(600, false) }.store(&dir.path("one.parquet")).unwrap();
+    let error = dir.fails("pretrain one.parquet --epochs 120 --folds 3 --out model.json");
+    assert!(error.contains("too few sets of samples for the forward model were measured"), "{error}");
     for folds in [1, 41] {
         let error = dir.fails(&format!("pretrain costs.parquet --folds {folds} --out model.json"));
         assert!(error.contains(&format!("400 samples cannot be cut into {folds} folds")), "{error}");
@@ -273,8 +226,7 @@ fn a_damaged_model_is_refused() {
         fs_err::write(dir.path("broken.json"), text.replacen(from, to, 1)).unwrap();
         ModelFile::load(&dir.path("broken.json")).unwrap_err().to_string()
     };
-    assert!(refused("\"format_version\": 6", "\"format_version\": 7").contains("format version 7"));
-    assert!(refused("\"features\": \"full\"", "\"features\": \"neuroshard\"").contains("not of 21 features"));
+    assert!(refused("\"format_version\": 7", "\"format_version\": 8").contains("format version 8"));
     assert!(refused("\"work\": [", "\"work\": [-1.0, ").contains("its work is not 44 weights of at least 0"));
     assert!(refused("\"inputs\": 128", "\"inputs\": 127").contains("broken.json`: the model `compute`: "));
     assert!(refused("\"machine\"", "\"maschine\"").contains("unknown field `maschine`"));
@@ -285,7 +237,7 @@ fn planned(dir: &Dir) {
         format!(r#"{{"name": "{name}", "rows": {rows}, "dim": 64, "pooling_factor": 2.0}}"#)
     };
     let tables = [table("user", 3_000), table("item", 2_000), table("city", 500)].join(", ");
-    let tables = format!(r#"{{"format_version": 1, "batch_size": 256, "tables": [{tables}]}}"#);
+    let tables = format!(r#"{{"format_version": 2, "global_batch_size": 512, "tables": [{tables}]}}"#);
     fs_err::write(dir.path("tables.json"), tables).unwrap();
     dir.succeeds("topology --ranks 2 --memory 2MiB --out topology.json");
     let plan = "plan --tables tables.json --topology topology.json";
@@ -299,7 +251,7 @@ fn a_plan_is_shown_compared_and_exported() {
     planned(&dir);
     let shown = dir.succeeds("show plan.json --html plan.html");
     assert!(
-        shown.contains("Bottleneck: rank") && shown.contains("Why large tables stand where they do:"),
+        shown.contains("Bottleneck: rank") && shown.contains("Why large tables are where they are:"),
         "{shown}"
     );
     assert!(shown.contains("user (3,000 × 64): "), "{shown}");
@@ -319,7 +271,7 @@ fn a_plan_is_shown_compared_and_exported() {
     let tables = TableFile::load(&dir.path("tables.json")).unwrap();
     assert_eq!(module.len(), tables.tables.len());
     for table in &plan.tables {
-        let elements: u64 = module[&table.name]["sharding_spec"]
+        let elements: u64 = module[&format!("t_{}", table.name)]["sharding_spec"]
             .as_array()
             .unwrap()
             .iter()
@@ -334,12 +286,12 @@ fn a_plan_is_shown_compared_and_exported() {
 #[test]
 fn tables_come_from_torchrec_configurations() {
     let dir = Dir::new();
-    let text = r#"{"batch_size": 64, "tables": [{"name": "t_user", "num_embeddings": 1000, "embedding_dim": 16,
+    let text = r#"{"global_batch_size": 64, "tables": [{"name": "t_user", "num_embeddings": 1000, "embedding_dim": 16,
         "feature_names": ["user"], "pooling": "MEAN", "pooling_factors": [3.5]}]}"#;
     fs_err::write(dir.path("model.json"), text).unwrap();
     let written = dir.succeeds("tables --torchrec model.json --out tables.json");
     assert!(written.starts_with("1 table of 66.4 KiB with optimizer state"), "{written}");
-    assert_eq!(TableFile::load(&dir.path("tables.json")).unwrap().tables[0].pooling_factor, 3.5);
+    assert_eq!(TableFile::load(&dir.path("tables.json")).unwrap().tables[0].first.pooling_factor, 3.5);
     fs_err::write(dir.path("model.json"), text.replace("MEAN", "MEDIAN")).unwrap();
     let error = dir.fails("tables --torchrec model.json --out other.json");
     assert!(error.contains("`model.json`: table `t_user` has the pooling `MEDIAN`"), "{error}");
@@ -356,7 +308,7 @@ fn ranks_of_two_kinds_of_hardware_are_planned_with_a_model_of_each() {
         file.machine = machine.into();
         file.store(&dir.path(&format!("{machine}.json"))).unwrap();
     }
-    dir.succeeds("tasks --tables 12 --ranks 4 --max-dim 64 --count 1 --seed 3 --memory 4GiB --out tasks");
+    with_task(&dir, 12, 4 << 30);
     let mut topology = Topology::load(&dir.path("tasks/task-000/topology.json")).unwrap();
     let group = |ranks, memory: u64, hardware: &str| RankGroup {
         ranks,

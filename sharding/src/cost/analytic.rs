@@ -128,7 +128,7 @@ fn block_penalty(columns: u64) -> f64 {
 mod tests {
     use super::*;
     use crate::cost::rank_costs;
-    use crate::{FurtherFeature, Pooling, RankCost, Shard, Table, searches};
+    use crate::{FeatureLookups, Pooling, RankCost, Shard, Table, searches};
 
     /// TorchRec's default topology: 897, 600 and 12.5 GiB per second.
     fn torchrec(ranks: u32) -> Topology {
@@ -167,14 +167,18 @@ mod tests {
     /// The total of `test_sequence_2_table_perf`, (`fused`, `table_wise`): dimension 32, one id unpooled.
     #[test]
     fn torchrec_gets_the_same_cost_for_its_sequence_test() {
-        let table = Table { pooling: Pooling::Attention, ..Table::new("table_0", 128, 32) };
+        let table = Table {
+            first: crate::Lookups { pooling: Pooling::Attention, ..crate::Lookups::default() },
+            ..Table::new("table_0", 128, 32)
+        };
         assert_close(cost(&table, &torchrec(2)).total_ms(), 0.001880471390093715);
     }
 
     #[test]
     fn deduplication_divides_the_whole_cost() {
-        let table = Table { pooling_factor: 20.0, ..Table::new("t", 1000, 64) };
-        let deduplicated = Table { dedupe_factor: 4.0, ..table.clone() };
+        let table = Table { first: crate::Lookups::of(20.0), ..Table::new("t", 1000, 64) };
+        let deduplicated =
+            Table { first: crate::Lookups { dedupe_factor: 4.0, ..table.first.clone() }, ..table.clone() };
         let (plain, folded) = (cost(&table, &torchrec(4)), cost(&deduplicated, &torchrec(4)));
         assert_close(folded.compute_ms * 4.0, plain.compute_ms);
         assert_close(folded.communication_ms * 4.0, plain.communication_ms);
@@ -182,8 +186,11 @@ mod tests {
 
     #[test]
     fn attention_sends_a_vector_per_id_and_sums_one_per_list() {
-        let table = Table { pooling_factor: 50.0, ..Table::new("t", 1000, 64) };
-        let attention = Table { pooling: Pooling::Attention, ..table.clone() };
+        let table = Table { first: crate::Lookups::of(50.0), ..Table::new("t", 1000, 64) };
+        let attention = Table {
+            first: crate::Lookups { pooling: Pooling::Attention, ..table.first.clone() },
+            ..table.clone()
+        };
         let (summed, attended) = (cost(&table, &torchrec(4)), cost(&attention, &torchrec(4)));
         assert_close(attended.communication_ms, 50.0 * summed.communication_ms);
     }
@@ -191,16 +198,20 @@ mod tests {
     /// What two features look up and send adds up; what there is of a table once is once.
     #[test]
     fn a_shared_table_costs_what_its_features_ask_for() {
-        let history =
-            Table { pooling: Pooling::Attention, pooling_factor: 20.0, ..Table::new("history", 1000, 64) };
-        let item = Table { pooling_factor: 1.0, dedupe_factor: 2.0, ..Table::new("item", 1000, 64) };
+        let history = Table {
+            first: crate::Lookups {
+                pooling: Pooling::Attention,
+                pooling_factor: 20.0,
+                ..crate::Lookups::default()
+            },
+            ..Table::new("history", 1000, 64)
+        };
+        let item = Table {
+            first: crate::Lookups { pooling_factor: 1.0, dedupe_factor: 2.0, ..crate::Lookups::default() },
+            ..Table::new("item", 1000, 64)
+        };
         let mut shared = Table { name: "items".into(), feature: Some("history".into()), ..history.clone() };
-        shared.further_features.push(FurtherFeature {
-            pooling: item.pooling,
-            pooling_factor: item.pooling_factor,
-            dedupe_factor: item.dedupe_factor,
-            ..FurtherFeature::new("item")
-        });
+        shared.further_features.push(FeatureLookups { feature: "item".into(), lookups: item.first.clone() });
         let topology = torchrec(4);
         let of = |table: &Table| cost(table, &topology);
         assert_close(of(&shared).compute_ms, of(&history).compute_ms + of(&item).compute_ms);
@@ -216,8 +227,9 @@ mod tests {
         // Every search places it, once.
         let tables = [shared, Table::new("city", 500, 64)];
         for search in searches(1) {
-            let plan = search.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
-            plan.check(&tables, &topology).unwrap();
+            let plan =
+                search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(512)).unwrap();
+            plan.check(&tables, &topology, plan.global_batch_size).unwrap();
             let names: Vec<_> = plan.tables.iter().map(|table| table.name.as_str()).collect();
             assert_eq!(names, ["items", "city"]);
         }
@@ -255,7 +267,7 @@ mod tests {
             inter_node_bandwidth_bytes_per_second: 1e8,
             ..Topology::h100(4, 1 << 30).unwrap()
         };
-        let table = Table { pooling_factor: 3.0, ..Table::new("t", 1000, 64) };
+        let table = Table { first: crate::Lookups::of(3.0), ..Table::new("t", 1000, 64) };
         let quarter = Shard { rank: 0, rows: 0..250, columns: 0..64 };
         let rows = placed(&table, ShardingType::RowWise, quarter.clone(), &topology);
         let (lists, ids) = (2048.0, 2048.0 * 3.0 / 4.0);

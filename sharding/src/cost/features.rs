@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 use crate::access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
 use crate::table::ACTIVATION_BYTES;
 use crate::{Error, Result, ShardLoad, ShardingType, Topology};
@@ -70,7 +68,7 @@ impl ShardFeatures {
         };
         let samples = load.samples(topology, batch_size);
         table.lookups().map(move |lookups| {
-            let served = load.served_of(&lookups, topology, batch_size);
+            let served = load.served_of(lookups, topology, batch_size);
             Self {
                 rows: shard.row_count() as f64,
                 columns: shard.column_count() as f64,
@@ -145,7 +143,7 @@ impl AskedFeatures {
         for lookups in load.table.lookups() {
             let [lists, ids] = lookups.distinct(batch_size as f64);
             let ids = lookups.elements(ids);
-            let vectors = load.served_of(&lookups, topology, batch_size).vectors / ranks;
+            let vectors = load.served_of(lookups, topology, batch_size).vectors / ranks;
             let bytes = vectors * load.shard.column_count() as f64 * ACTIVATION_BYTES;
             sum.add(&Self { ids, lists, bytes, requests: 1.0 });
         }
@@ -185,23 +183,6 @@ impl AskedFeatures {
     }
 }
 
-/// Which features a learned model has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FeatureSet {
-    /// NeuroShard's 20: the access bins, dimension, pooling factor and rows, as they are; and the samples of a step,
-    /// which there are always as many.
-    Neuroshard,
-    /// Those, and what follows from them with the dedupe factor and the batch: lists, ids, distinct rows, bytes read
-    /// and written. The encoder sees logarithms of amounts, on which the place in the cache hierarchy depends.
-    #[default]
-    Full,
-    /// `Full` without reuse: all rows are taken as equally likely.
-    WithoutReuse,
-    /// `Full` without deduplication: every sample is taken to have a list of its own.
-    WithoutDedupe,
-}
-
 /// The places in [`OURS`] of what a shard's time grows with in proportion: the more of it, the longer.
 const WORK: Range<usize> = 1..14;
 /// How many of [`OURS`], the first ones, are amounts, which differ by orders of magnitude.
@@ -232,66 +213,33 @@ const OURS: [&str; 22] = [
     "is_copied",
 ];
 
-impl FeatureSet {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Full, Self::Neuroshard, Self::WithoutReuse, Self::WithoutDedupe];
-
-    /// Its name, as in a model's file.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Neuroshard => "neuroshard",
-            Self::Full => "full",
-            Self::WithoutReuse => "without_reuse",
-            Self::WithoutDedupe => "without_dedupe",
-        }
-    }
-
-    /// The features' names, in their order.
-    pub fn names(self) -> Vec<String> {
+impl ShardFeatures {
+    /// The names of what a learned model sees of a shard, in their order: NeuroShard's features (the access bins,
+    /// dimension, pooling factor, rows and samples), and what follows from them with the dedupe factor and the batch.
+    pub fn names() -> Vec<String> {
         let bins = (0..ACCESS_BINS).map(|k| format!("bin_{k}"));
-        let ours = if self == Self::Neuroshard { &[][..] } else { &OURS[..] };
-        bins.chain(NEUROSHARD.iter().chain(ours).map(|name| (*name).to_owned())).collect()
+        bins.chain(NEUROSHARD.iter().chain(&OURS).map(|name| (*name).to_owned())).collect()
     }
 
-    /// The places of what a shard's time grows with in proportion: the more of it, the longer. None for NeuroShard's
-    /// features, which are not of that kind.
-    pub(crate) fn work(self) -> Vec<usize> {
+    /// The places of what a shard's time grows with in proportion: the more of it, the longer.
+    pub(crate) fn work() -> Vec<usize> {
         let before = ACCESS_BINS + NEUROSHARD.len();
-        if self == Self::Neuroshard { Vec::new() } else { WORK.map(|place| before + place).collect() }
+        WORK.map(|place| before + place).collect()
     }
 
-    /// The places of amounts, of which an encoder sees logarithms. None for NeuroShard's features, which it sees as they
-    /// are.
-    pub(crate) fn amounts(self) -> Range<usize> {
-        if self == Self::Neuroshard { 0..0 } else { ACCESS_BINS..ACCESS_BINS + NEUROSHARD.len() + AMOUNTS }
+    /// The places of amounts, of which an encoder sees logarithms: the place in the cache hierarchy depends on these.
+    pub(crate) fn amounts() -> Range<usize> {
+        ACCESS_BINS..ACCESS_BINS + NEUROSHARD.len() + AMOUNTS
     }
 
-    /// The features of a shard, not yet normalised.
-    pub fn encode(self, shard: &ShardFeatures) -> Vec<f64> {
-        let shard = &match self {
-            Self::Neuroshard | Self::Full => *shard,
-            Self::WithoutReuse => ShardFeatures {
-                access_bins: AccessBins::uniform(shard.rows.max(1.0) as u64, shard.counted_accesses()),
-                ..*shard
-            },
-            Self::WithoutDedupe => ShardFeatures {
-                dedupe_factor: 1.0,
-                lists: shard.lists * shard.dedupe_factor,
-                vectors: shard.vectors * shard.dedupe_factor,
-                sent_vectors: shard.sent_vectors * shard.dedupe_factor,
-                ..*shard
-            },
-        };
-        let mut values = shard.access_bins.0.to_vec();
-        values.extend([shard.columns, shard.pooling_factor, shard.rows, shard.lists * shard.dedupe_factor]);
-        if self != Self::Neuroshard {
-            values.extend(shard.derived());
-        }
+    /// What a learned model sees, not yet normalised.
+    pub fn encoded(&self) -> Vec<f64> {
+        let mut values = self.access_bins.0.to_vec();
+        values.extend([self.columns, self.pooling_factor, self.rows, self.lists * self.dedupe_factor]);
+        values.extend(self.derived());
         values
     }
-}
 
-impl ShardFeatures {
     /// The lookups that the access bins are counted over.
     fn counted_accesses(&self) -> f64 {
         self.pooling_factor * ACCESS_BATCH as f64 / self.dedupe_factor
@@ -345,7 +293,10 @@ mod tests {
 
     #[test]
     fn features_are_named_and_follow_from_the_shard() {
-        let table = Table { pooling_factor: 6.0, dedupe_factor: 4.0, ..Table::new("t", 1000, 32) };
+        let table = Table {
+            first: crate::Lookups { pooling_factor: 6.0, dedupe_factor: 4.0, ..crate::Lookups::default() },
+            ..Table::new("t", 1000, 32)
+        };
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let shard = Shard { rank: 0, rows: 0..500, columns: 0..32 };
         let load = ShardLoad {
@@ -355,10 +306,10 @@ mod tests {
             within_node: true,
         };
         let features = ShardFeatures::of(&load, &topology, 100).next().unwrap();
-        let encoded = FeatureSet::Full.encode(&features);
+        let encoded = features.encoded();
         let value =
-            |name: &str| encoded[FeatureSet::Full.names().iter().position(|other| other == name).unwrap()];
-        assert_eq!(encoded.len(), FeatureSet::Full.names().len());
+            |name: &str| encoded[ShardFeatures::names().iter().position(|other| other == name).unwrap()];
+        assert_eq!(encoded.len(), ShardFeatures::names().len());
         // Of 50 lists of six ids, all but one in 64 have one in the first half of the rows.
         let lists = 50.0 * (1.0 - 0.5f64.powi(6));
         assert_eq!((value("lists"), value("ids")), (lists, 150.0));
@@ -374,23 +325,15 @@ mod tests {
             "{} {distinct}",
             value("distinct_rows")
         );
-        let neuroshard = FeatureSet::Neuroshard;
-        assert_eq!(neuroshard.encode(&features)[..], encoded[..21]);
-        assert_eq!((neuroshard.names().len(), encoded[20]), (21, 200.0));
-        let (names, work) = (FeatureSet::Full.names(), FeatureSet::Full.work());
-        assert_eq!((work.len(), neuroshard.work().len()), (13, 0));
+        assert_eq!(encoded[20], 200.0);
+        let (names, work) = (ShardFeatures::names(), ShardFeatures::work());
+        assert_eq!(work.len(), 13);
         assert_eq!([work[0], work[12]].map(|place| names[place].as_str()), ["lists", "askers"]);
-        let amounts = FeatureSet::Full.amounts();
+        let amounts = ShardFeatures::amounts();
         assert_eq!([names[amounts.start].as_str(), names[amounts.end - 1].as_str()], ["dim", "copies"]);
-        assert!(neuroshard.amounts().is_empty());
         let asked = AskedFeatures::of(&load, &topology, 100);
         assert_eq!(asked.values(), [150.0, 25.0, lists / 2.0 * 128.0, 1.0]);
         assert_eq!(value("askers"), 2.0);
-        let plain = FeatureSet::WithoutDedupe.encode(&features);
-        assert_eq!((plain[20], plain[21], plain[22]), (200.0, 1.0, 200.0));
-        let hot = ShardFeatures { access_bins: AccessBins::zipf(500, 49_152.0, 1.2), ..features };
-        assert_eq!(FeatureSet::WithoutReuse.encode(&hot), FeatureSet::WithoutReuse.encode(&features));
-        assert!(FeatureSet::ALL.iter().all(|set| set.encode(&hot).len() == set.names().len()));
     }
 
     /// What the model is told of types, states and copies.
@@ -405,8 +348,7 @@ mod tests {
             ShardFeatures::of(&load, &topology, 50).next().unwrap()
         };
         let value = |features: &ShardFeatures, name: &str| {
-            let set = FeatureSet::Full;
-            set.encode(features)[set.names().iter().position(|other| other == name).unwrap()]
+            features.encoded()[ShardFeatures::names().iter().position(|other| other == name).unwrap()]
         };
         let (whole, copy) = (features(ShardingType::TableWise), features(ShardingType::DataParallel));
         for features in [&whole, &copy] {

@@ -132,7 +132,7 @@ impl CostModel for LearnedCost {
         out.fill(0.0);
         for features in ShardFeatures::of(load, topology, batch_size) {
             features.validate().map_err(|error| error.within(&format!("table `{}`", load.table.name)))?;
-            let features = self.file.features.encode(&features);
+            let features = features.encoded();
             let mut outputs = Vec::new();
             self.file.compute.encode(&features, &mut outputs);
             out[self.bias.len()] += self.file.compute.added_work(&features);
@@ -237,12 +237,12 @@ impl CostModel for LearnedCost {
             );
         }
         let model = &self.file.compute;
-        let names = self.file.features.names();
+        let names = ShardFeatures::names();
         let mut beyond: Vec<(String, usize)> = Vec::new();
         let mut shards = 0;
         let of_rank = |loads: &Vec<ShardLoad<'_>>| -> Vec<Vec<f64>> {
             let features = loads.iter().flat_map(|load| ShardFeatures::of(load, topology, batch_size));
-            features.map(|features| self.file.features.encode(&features)).collect()
+            features.map(|features| features.encoded()).collect()
         };
         let encoded: Vec<Vec<Vec<f64>>> = ranks.iter().map(of_rank).collect();
         for features in encoded.iter().flatten() {
@@ -296,7 +296,7 @@ mod tests {
     use crate::cost::model_file::MODELS;
     use crate::cost::rank_costs;
     use crate::{
-        AccessBins, ComputeSample, Costs, DataType, FurtherFeature, Pooling, PretrainOptions, Shard,
+        AccessBins, ComputeSample, Costs, DataType, FeatureLookups, Pooling, PretrainOptions, Shard,
         ShardingType, Table, TableOptimizer, pretrain,
     };
 
@@ -345,19 +345,20 @@ mod tests {
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let tables = prop::collection::vec((1u64..5000, 1u64..16, 0.0..8.0f64), 1..6);
-        let further = |pooling_factor: f64| FurtherFeature {
-            pooling: Pooling::Attention,
-            pooling_factor: 8.0 - pooling_factor,
-            dedupe_factor: 2.0,
-            ..FurtherFeature::new("other")
+        let further = |pooling_factor: f64| FeatureLookups {
+            feature: "other".into(),
+            lookups: crate::Lookups {
+                pooling: Pooling::Attention,
+                dedupe_factor: 2.0,
+                ..crate::Lookups::of(8.0 - pooling_factor)
+            },
         };
         let check = |drawn: Vec<(u64, u64, f64)>| {
             let tables: Vec<Table> = drawn
                 .into_iter()
                 .map(|(rows, dim, pooling_factor)| Table {
-                    pooling_factor,
-                    // Every other table is shared by two features.
                     further_features: vec![further(pooling_factor); usize::from(rows % 2 == 0)],
+                    first: crate::Lookups::of(pooling_factor),
                     ..Table::new("t", rows, 4 * dim)
                 })
                 .collect();
@@ -375,7 +376,7 @@ mod tests {
             let items: Vec<Vec<f64>> = loads
                 .iter()
                 .flat_map(|load| ShardFeatures::of(load, &topology, 64))
-                .map(|features| model.file.features.encode(&features))
+                .map(|features| features.encoded())
                 .collect();
             let ranks = [loads, vec![]];
             let asked = AskedFeatures::by_rank(&ranks, &topology, 64);
@@ -404,7 +405,7 @@ mod tests {
             let load = ShardLoad { table, sharding_type, shard: &shard, within_node: true };
             rank_costs(&model, &[vec![load], vec![]], &topology, 8192).unwrap()[0]
         };
-        let table = Table { pooling_factor: 20.0, ..Table::new("t", 100_000, 64) };
+        let table = Table { first: crate::Lookups::of(20.0), ..Table::new("t", 100_000, 64) };
         let with = |optimizer| Table { optimizer, ..table.clone() };
         let [sgd, adam] = [TableOptimizer::Sgd, TableOptimizer::Adam]
             .map(|optimizer| cost(&with(optimizer), ShardingType::TableWise, 4).compute_ms);
@@ -440,7 +441,7 @@ mod tests {
         let model = model();
         let topology = Topology::h100(2, 1 << 30).unwrap();
         let cost = |samples| {
-            let table = Table { pooling_factor: 4.0, ..Table::new("t", 500, 32) };
+            let table = Table { first: crate::Lookups::of(4.0), ..Table::new("t", 500, 32) };
             let shard = Shard::whole(&table, 0);
             let load = ShardLoad {
                 table: &table,
@@ -467,7 +468,6 @@ mod tests {
             assert!(report.test.relative_error < report.linear.relative_error, "{report:?}");
             assert!(report.test.kendall_tau > report.linear.kendall_tau, "{report:?}");
             assert!(report.test_samples >= 1_000 && report.repeated.is_some(), "{report:?}");
-            assert_eq!(report.ablations.len(), 3);
             let topology = Topology::h100(2, 1 << 30).unwrap();
             let refused = LearnedCost::new(file.clone(), &topology, false).unwrap_err().to_string();
             assert!(refused.contains(&file.machine), "{refused}");

@@ -7,7 +7,7 @@ pub(crate) mod model_file;
 pub(crate) mod set_model;
 pub(crate) mod several;
 
-use crate::buffers::{exchange_buffers, shared_lists};
+use crate::buffers::{exchange_buffers, reserved_buffers, shared_lists};
 use crate::table::ACTIVATION_BYTES;
 use crate::{BufferBytes, Lookups, Result, Shard, ShardingType, Table, Topology};
 
@@ -44,7 +44,7 @@ impl ShardLoad<'_> {
     pub fn work(&self, topology: &Topology, batch_size: u64) -> Work {
         let mut sum = Work { lists: 0.0, ids: 0.0, vectors: 0.0 };
         for lookups in self.table.lookups() {
-            let Work { lists, ids, vectors } = self.work_of(&lookups, topology, batch_size);
+            let Work { lists, ids, vectors } = self.work_of(lookups, topology, batch_size);
             sum = Work { lists: sum.lists + lists, ids: sum.ids + ids, vectors: sum.vectors + vectors };
         }
         sum
@@ -58,7 +58,7 @@ impl ShardLoad<'_> {
     }
 
     /// The same of one feature.
-    pub(crate) fn work_of(&self, lookups: &Lookups<'_>, topology: &Topology, batch_size: u64) -> Work {
+    pub(crate) fn work_of(&self, lookups: &Lookups, topology: &Topology, batch_size: u64) -> Work {
         let [lists, ids] = lookups.distinct(self.samples(topology, batch_size));
         let ids = lookups.looked_up(ids * lookups.share_of(&self.shard.rows, self.table.rows));
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
@@ -66,11 +66,11 @@ impl ShardLoad<'_> {
     }
 
     /// What the trainer looks up of one feature: of a row shard, only the lists that have one of its rows.
-    pub(crate) fn served_of(&self, lookups: &Lookups<'_>, topology: &Topology, batch_size: u64) -> Work {
+    pub(crate) fn served_of(&self, lookups: &Lookups, topology: &Topology, batch_size: u64) -> Work {
         let Work { ids, .. } = self.work_of(lookups, topology, batch_size);
         let part = lookups.share_of(&self.shard.rows, self.table.rows);
         let [all_lists, all_ids] = lookups.distinct(self.samples(topology, batch_size));
-        let lists = shared_lists(all_lists, all_ids, lookups.list_length_deviation, part);
+        let lists = shared_lists(all_lists, all_ids, lookups.deviation(), part);
         let vectors = if lookups.pooling.is_sequence() { ids } else { lists };
         Work { lists, ids, vectors }
     }
@@ -85,9 +85,14 @@ impl ShardLoad<'_> {
         self.shard.row_count() as f64 * self.shard.column_count() as f64 * ACTIVATION_BYTES
     }
 
-    /// What ranks need to exchange ids, vectors and gradients of the shard.
+    /// What ranks need to exchange ids, vectors and gradients of the shard, on average.
     pub fn buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
         exchange_buffers(self.table, self.sharding_type, self.shard, topology, batch_size)
+    }
+
+    /// The same with a reserve for batches above the mean.
+    pub fn reserved_buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
+        reserved_buffers(self.table, self.sharding_type, self.shard, topology, batch_size)
     }
 
     /// What the shard's rank sends for it in a step of `batch_size` samples per rank.

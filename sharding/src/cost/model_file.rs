@@ -4,13 +4,13 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cost::features::FeatureSet;
+use crate::cost::features::ShardFeatures;
 use crate::cost::set_model::{EXCHANGE_FEATURES, SetModel};
 use crate::files::{self, FileKind};
 use crate::{Error, Result};
 
 pub(crate) const KIND: FileKind =
-    FileKind { version: 6, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
+    FileKind { version: 7, hint: "train a model with `onefold-shard pretrain costs.parquet --out MODEL`" };
 
 /// Models that come with the program, by [name](ModelFile::SHIPPED).
 pub(crate) const MODELS: [(&str, &str); 1] = [("cpu", include_str!("../../models/cpu.json"))];
@@ -25,8 +25,6 @@ pub struct ModelFile {
     pub machine: String,
     /// The kernels that were measured.
     pub kernel_version: String,
-    /// What the computation model sees of a shard.
-    pub features: FeatureSet,
     /// How well the networks do on held-out samples.
     pub reports: Vec<ModelReport>,
     pub(crate) compute: SetModel,
@@ -54,24 +52,9 @@ pub struct ModelReport {
     /// Of the test samples with tables that are deduplicated: the network and the line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deduplicated: Option<[Fit; 2]>,
-    /// Of networks that see less, if that was asked for.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub ablations: Vec<Ablation>,
     /// How well samples predict themselves when they are measured again, if they were: no model can do better.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated: Option<Repeated>,
-}
-
-/// The same training with other features.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Ablation {
-    /// The features.
-    pub features: FeatureSet,
-    /// On the same test samples.
-    pub test: Fit,
-    /// On those of them with tables that are deduplicated.
-    pub deduplicated: Option<Fit>,
 }
 
 /// Samples that were measured twice.
@@ -133,7 +116,7 @@ impl ModelFile {
     /// What is wrong with networks that do not fit together.
     fn fault(&self) -> Option<String> {
         let models = [
-            ("compute", Some(&self.compute), self.features.names().len()),
+            ("compute", Some(&self.compute), ShardFeatures::names().len()),
             ("forward", self.forward.as_ref(), EXCHANGE_FEATURES),
             ("backward", self.backward.as_ref(), EXCHANGE_FEATURES),
             ("gather", self.gather.as_ref(), EXCHANGE_FEATURES),
@@ -154,7 +137,6 @@ impl ModelFile {
 
     pub(crate) fn new(
         (machine, kernel_version): (String, String),
-        features: FeatureSet,
         reports: Vec<ModelReport>,
         compute: SetModel,
         [forward, backward, gather]: [Option<SetModel>; 3],
@@ -163,7 +145,6 @@ impl ModelFile {
             format_version: KIND.version,
             machine,
             kernel_version,
-            features,
             reports,
             compute,
             forward,

@@ -176,10 +176,10 @@ mod tests {
         let topology = topology([Some("slow"), Some(&fast.machine)]);
         let model = LearnedCosts::new(vec![fast.clone(), slow.clone()], &topology, false).unwrap();
         let tables: Vec<Table> = (0..24)
-            .map(|i| Table { pooling_factor: 5.0, ..Table::new(format!("t{i}"), 200_000, 64) })
+            .map(|i| Table { first: crate::Lookups::of(5.0), ..Table::new(format!("t{i}"), 200_000, 64) })
             .collect();
-        let plan = Beam::Full.plan(&tables, &topology, &model, 4096).unwrap();
-        plan.check(&tables, &topology).unwrap();
+        let plan = Beam::Full.plan(&tables, &topology, &model, topology.global_batch_size(4096)).unwrap();
+        plan.check(&tables, &topology, plan.global_batch_size).unwrap();
         let loads = plan.loads(&tables).unwrap();
         assert!(loads[0].len() < loads[1].len() && !loads[0].is_empty(), "{plan:?}");
         for (rank, file) in [slow, fast.clone()].into_iter().enumerate() {

@@ -4,12 +4,13 @@ use rayon::prelude::*;
 
 use crate::search::Search;
 use crate::search::explain::reasons;
-use crate::search::greedy::{Greedy, whole_buffers};
-use crate::search::local::improve;
+use crate::search::greedy::Greedy;
+use crate::search::local::{Order, improve, improve_forms};
+use crate::search::packing::pack;
 use crate::search::placement::{Placement, by_memory, grid_search};
 use crate::search::problem::{Kind, Problem, Unit};
 use crate::search::torchrec::TorchrecDefault;
-use crate::{CostModel, Error, Plan, Result, Table, Topology};
+use crate::{AnalyticCost, CostModel, Error, MAX_RANKS, Plan, Result, Table, Topology};
 
 /// NeuroShard's K, N and L: states kept, candidates by bytes and by cost each, and splits after one another.
 const BEAM_WIDTH: usize = 3;
@@ -19,6 +20,8 @@ const DEPTH: usize = 10;
 const PATIENCE: usize = 3;
 /// Predictions of a rank's computation that the beam may ask for; tables × ranks × limits × states.
 const EFFORT: f64 = 3e7;
+/// Places of tables in other forms that are priced, by rank.
+const FORM_TRIES: f64 = 64.0;
 
 /// The beam search of NeuroShard (Zha et al., MLSys 2023): column splits outside, a greedy grid search over placements
 /// inside; and beyond it.
@@ -46,20 +49,14 @@ impl Search for Beam {
         tables: &[Table],
         topology: &Topology,
         cost_model: &dyn CostModel,
-        batch_size: u64,
+        global_batch_size: u64,
     ) -> Result<Plan> {
-        let problem = Problem::new(tables, topology, cost_model, batch_size)?;
-        let mut best: Option<(Plan, Placement)> = None;
-        for placement in self.finalists(&problem)? {
+        let problem =
+            Problem::new(tables, topology, cost_model, topology.samples_per_rank(global_batch_size))?;
+        let (mut plan, placement) = self.cheapest(&problem, |placement| {
             let placed = problem.table_plans(&placement.units, &placement.places);
-            let plan = Plan::predict(self.id(), tables, placed, topology, cost_model, batch_size)?;
-            if best.as_ref().is_none_or(|(best, _)| plan.max_cost_ms < best.max_cost_ms) {
-                best = Some((plan, placement));
-            }
-        }
-        let Some((mut plan, placement)) = best else {
-            return Err(Error::invalid("there are no tables", "a plan needs at least one sparse feature"));
-        };
+            Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)
+        })?;
         for (table, reason) in plan.tables.iter_mut().zip(reasons(&problem, &placement)) {
             table.reason = reason;
         }
@@ -68,6 +65,22 @@ impl Search for Beam {
 }
 
 impl Beam {
+    /// The plan of the placement that is cheapest by the exact prices of `predict`.
+    pub(crate) fn cheapest(
+        self,
+        problem: &Problem<'_>,
+        predict: impl Fn(&Placement) -> Result<Plan>,
+    ) -> Result<(Plan, Placement)> {
+        let mut best: Option<(Plan, Placement)> = None;
+        for placement in self.finalists(problem)? {
+            let plan = predict(&placement)?;
+            if best.as_ref().is_none_or(|(best, _)| plan.max_cost_ms < best.max_cost_ms) {
+                best = Some((plan, placement));
+            }
+        }
+        best.ok_or_else(|| Error::invalid("there are no tables", "a plan needs at least one sparse feature"))
+    }
+
     /// The placements of which the plan is the cheapest. A search prices all row blocks of a table as its largest one.
     /// The last block may have fewer rows and be on the slowest rank, so the exact prices may have another order, in
     /// which a baseline may even be cheaper than its improvement.
@@ -76,7 +89,8 @@ impl Beam {
         let memory = by_memory(problem, &whole).or_else(|fault| {
             // Where memory is tight, a baseline may cut tables as no packing did.
             let found = if self == Self::Full { baselines(problem) } else { Vec::new() };
-            found.into_iter().reduce(better).ok_or_else(|| no_room(problem, fault))
+            let found = found.into_iter().reduce(better);
+            found.or_else(|| pack(problem)).ok_or_else(|| no_room(problem, fault))
         })?;
         let start = first_state(problem);
         let step = grid_step(problem);
@@ -95,6 +109,11 @@ impl Beam {
         found.extend(baselines.iter().cloned());
         let mut finalists: Vec<Placement> =
             found.into_par_iter().map(|placement| improve(problem, placement)).collect();
+        // What other forms of tables are worth is tried where that is no more effort than the beam's.
+        if (problem.ranks as f64).powi(2) * FORM_TRIES <= EFFORT {
+            let best = finalists.iter().cloned().reduce(better);
+            finalists.extend(best.map(|best| improve_forms(problem, best, Order::ByCost, &|_, _| true)));
+        }
         finalists.extend(baselines);
         Ok(finalists)
     }
@@ -138,23 +157,20 @@ impl Beam {
         for i in candidates(problem, units) {
             let unit = units[i];
             let pieces = units.iter().filter(|other| other.table == unit.table).count();
-            if let Some(half) = unit.half().filter(|_| pieces < problem.ranks) {
+            if let Some([first, second]) = unit.halves().filter(|_| pieces < problem.ranks) {
                 let mut state = units.to_vec();
-                state[i] = half;
-                state.push(half);
+                state[i] = first;
+                state.push(second);
                 states.push(state);
             }
             if self == Self::Neuroshard || unit.kind != Kind::Columns {
                 continue;
             }
-            for kind in [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies] {
-                let other = Unit { kind, columns: problem.tables[unit.table].dim, ..unit };
-                if problem.get(&other).is_some() {
-                    let mut state: Vec<Unit> =
-                        units.iter().filter(|unit| unit.table != other.table).copied().collect();
-                    state.push(other);
-                    states.push(state);
-                }
+            for other in problem.forms(unit.table) {
+                let mut state: Vec<Unit> =
+                    units.iter().filter(|unit| unit.table != other.table).copied().collect();
+                state.push(other);
+                states.push(state);
             }
         }
         states
@@ -163,9 +179,10 @@ impl Beam {
 
 /// The first units by bytes and by cost, each once.
 fn candidates(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
-    // Of equal units of one table, one is enough.
+    // Of a table's units with as many columns, one is enough.
     let mut seen = std::collections::HashSet::new();
-    let mut order: Vec<usize> = (0..units.len()).filter(|i| seen.insert(units[*i])).collect();
+    let mut order: Vec<usize> =
+        (0..units.len()).filter(|i| seen.insert(Unit { start: 0, ..units[*i] })).collect();
     order.sort_by_key(|i| std::cmp::Reverse(problem.priced(&units[*i]).bytes));
     let mut chosen: Vec<usize> = order.iter().take(CANDIDATES).copied().collect();
     let cost = |i: &usize| problem.priced(&units[*i]).alone_ms;
@@ -202,11 +219,11 @@ fn first_state(problem: &Problem<'_>) -> Vec<Unit> {
             let Some(half) = unit.half() else { break };
             (unit, pieces) = (half, 2 * pieces);
         }
-        let rows = Unit { kind: Kind::RowsOfAll, columns: problem.tables[table].dim, ..unit };
+        let rows = problem.form(table, Kind::RowsOfAll);
         if problem.priced(&unit).bytes > capacity && problem.get(&rows).is_some() {
             (unit, pieces) = (rows, 1);
         }
-        state.extend(std::iter::repeat_n(unit, pieces));
+        state.extend(unit.repeated(pieces));
     }
     state
 }
@@ -242,27 +259,47 @@ fn baselines(problem: &Problem<'_>) -> Vec<Placement> {
     found
 }
 
+/// How many ranks of the same mean memory have room for the tables, whose samples of a step they share; `None` if no
+/// number of them does that is tried. Beyond one machine they are whole machines of the usual size.
+fn enough_ranks(problem: &Problem<'_>, tables_bytes: u64) -> Option<u32> {
+    let now = problem.topology;
+    let memory_bytes = now.total_memory_bytes() / u64::from(now.ranks);
+    let global_batch_size = now.global_batch_size(problem.batch_size);
+    let most = MAX_RANKS.min(u32::try_from(MOST_UNITS / problem.tables.len().max(1)).unwrap_or(MAX_RANKS));
+    let least = tables_bytes.div_ceil(memory_bytes.max(1)).max(u64::from(now.ranks) + 1);
+    let mut ranks = u32::try_from(least).ok()?;
+    while ranks <= most {
+        let per_node = ranks.min(Topology::H100_RANKS_PER_NODE);
+        ranks = ranks.next_multiple_of(per_node);
+        let groups = Vec::new();
+        let topology = Topology { ranks, ranks_per_node: per_node, memory_bytes, groups, ..now.clone() };
+        let batch_size = topology.samples_per_rank(global_batch_size);
+        let other = Problem::new(problem.tables, &topology, &AnalyticCost, batch_size).ok()?;
+        if by_memory(&other, &other.whole_tables()).is_ok() {
+            return Some(ranks);
+        }
+        ranks += (ranks / 8).max(1);
+    }
+    None
+}
+
+/// Tables × ranks that are tried to say how many ranks have room.
+const MOST_UNITS: usize = 1 << 22;
+
 fn no_room(problem: &Problem<'_>, (unit, rank, used): (Unit, u32, u64)) -> Error {
     let capacity = problem.topology.memory_of(rank);
     let table = &problem.tables[unit.table];
     let whole = problem.whole_tables();
     let asking = problem.capacity(&whole).asking;
-    let memory = (0..problem.topology.ranks).map(|rank| problem.topology.memory_of(rank));
-    let asking = memory.map(|memory| memory.min(asking)).fold(0, u64::saturating_add);
-    let ranks = u64::from(problem.topology.ranks);
+    let asking = asking.saturating_mul(problem.ranks as u64);
     let standing = whole.iter().map(|unit| problem.priced(unit).bytes).fold(0, u64::saturating_add);
     let needed_bytes = standing.saturating_add(asking);
     let capacity_bytes = problem.topology.total_memory_bytes();
     if needed_bytes > capacity_bytes {
         let tables = problem.tables.iter().map(|table| table.memory_bytes().unwrap_or(u64::MAX));
         let tables_bytes = tables.fold(0, u64::saturating_add);
-        // Of many ranks, each asks for as much as it serves.
-        let two = Topology { ranks: ranks.max(2) as u32, groups: Vec::new(), ..problem.topology.clone() };
-        let asked = problem.tables.iter().map(|table| whole_buffers(table, &two, problem.batch_size).asking);
-        let mean = capacity_bytes / ranks.max(1);
-        let left = mean.saturating_sub(asked.fold(0, u64::saturating_add).saturating_mul(2));
         let buffer_bytes = needed_bytes.saturating_sub(tables_bytes);
-        let enough = tables_bytes.checked_div(left).map(|ranks| ranks.saturating_add(1));
+        let enough = enough_ranks(problem, tables_bytes);
         return Error::no_room(tables_bytes, buffer_bytes, capacity_bytes, problem.topology.ranks, enough);
     }
     if let Some(error) = problem.topology.cannot_ask(problem.capacity(&whole).asking) {
@@ -277,7 +314,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Pooling, ShardingType, searches};
+    use crate::{Pooling, ShardingType, searches};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
         crate::search::drawn_table(i, &[4, 8, 12, 64, 128, 256])
@@ -300,17 +337,28 @@ mod tests {
     fn what_a_baseline_has_room_for_is_planned() {
         let small = (0..6).map(|i| Table::new(format!("table_{i}"), 1, 4));
         let large = Table {
-            pooling: Pooling::Attention,
-            pooling_factor: 45.339_589_184_101_655,
+            first: crate::Lookups {
+                pooling: Pooling::Attention,
+                pooling_factor: 45.339_589_184_101_655,
+                ..crate::Lookups::default()
+            },
             ..Table::new("table_6", 1, 128)
         };
-        let tables: Vec<Table> =
-            small.map(|table| Table { pooling_factor: 0.0, ..table }).chain([large]).collect();
+        let tables: Vec<Table> = small
+            .map(|table| Table {
+                first: crate::Lookups { pooling_factor: 0.0, ..table.first.clone() },
+                ..table
+            })
+            .chain([large])
+            .collect();
         let topology = Topology { ranks_per_node: 2, ..Topology::h100(2, 2 << 20).unwrap() };
         for search in searches(3) {
-            let fits = search.plan(&tables, &topology, &AnalyticCost, 64).is_ok();
+            let fits = search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)).is_ok();
             assert!(
-                !fits || Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).is_ok(),
+                !fits
+                    || Beam::Full
+                        .plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64))
+                        .is_ok(),
                 "{}",
                 search.id()
             );
@@ -341,25 +389,25 @@ mod tests {
         /// any baseline's does.
         #[test]
         fn plans_are_valid_repeatable_and_the_cheapest((tables, topology) in problem()) {
-            let plan = match Beam::Full.plan(&tables, &topology, &AnalyticCost, 64) {
+            let plan = match Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)) {
                 Ok(plan) => plan,
                 Err(Error::NoRoom(_)) => {
                     for search in searches(3) {
-                        prop_assert!(search.plan(&tables, &topology, &AnalyticCost, 64).is_err(), "{}", search.id());
+                        prop_assert!(search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)).is_err(), "{}", search.id());
                     }
                     return Ok(());
                 }
                 Err(error) => return Err(TestCaseError::fail(error.to_string())),
             };
-            prop_assert!(plan.check(&tables, &topology).is_ok());
-            prop_assert_eq!(&Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).unwrap(), &plan);
+            prop_assert!(plan.check(&tables, &topology, plan.global_batch_size).is_ok());
+            prop_assert_eq!(&Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)).unwrap(), &plan);
             let problem = Problem::new(&tables, &topology, &AnalyticCost, 64).unwrap();
             let searched = cheapest_found(&problem);
             // Row blocks are priced as the largest of them.
             prop_assert!(plan.max_cost_ms <= searched * (1.0 + 1e-9), "{} {searched}", plan.max_cost_ms);
             for search in searches(3) {
-                if let Ok(other) = search.plan(&tables, &topology, &AnalyticCost, 64) {
-                    prop_assert!(other.check(&tables, &topology).is_ok(), "{}", search.id());
+                if let Ok(other) = search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)) {
+                    prop_assert!(other.check(&tables, &topology, other.global_batch_size).is_ok(), "{}", search.id());
                     let most = other.max_cost_ms * (1.0 + 1e-9);
                     prop_assert!(plan.max_cost_ms <= most || search.id() == "random", "{}: {most}", search.id());
                 }
@@ -382,13 +430,13 @@ mod tests {
         // 2.6 MB in all; a rank has 1 MiB, of which buffers take little.
         let topology = Topology::h100(4, 1 << 20).unwrap();
         for search in [Beam::Neuroshard, Beam::Full] {
-            let plan = search.plan(&tables, &topology, &AnalyticCost, 8).unwrap();
-            plan.check(&tables, &topology).unwrap();
+            let plan = search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(8)).unwrap();
+            plan.check(&tables, &topology, plan.global_batch_size).unwrap();
             assert!(plan.tables[0].shards.len() >= 3, "{plan:?}");
             assert!(plan.tables[0].reason.as_ref().unwrap().contains("whole it needs 2.5 MiB"), "{plan:?}");
         }
         let error =
-            Beam::Full.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 8).unwrap_err();
+            Beam::Full.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 16).unwrap_err();
         let error = error.to_string();
         assert!(
             error.starts_with(
@@ -398,19 +446,23 @@ mod tests {
             "{error}"
         );
         assert!(error.contains("\n  hint: plan for 3 ranks or more, raise"), "{error}");
-        // Buffers grow with the ranks, and no rank has room for them.
-        let wide = [Table { pooling_factor: 50.0, ..Table::new("wide", 100_000, 64) }];
+        // As many ranks as the hint names have room, for smaller parts of the batch.
+        let wide = [Table { first: crate::Lookups::of(50.0), ..Table::new("wide", 100_000, 64) }];
         let error =
-            Beam::Full.plan(&wide, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 4096).unwrap_err();
+            Beam::Full.plan(&wide, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 8192).unwrap_err();
         let error = error.to_string();
-        assert!(error.contains("hint: more ranks do not help"), "{error}");
+        let (_, named) = error.split_once("hint: plan for ").expect(&error);
+        let ranks: u32 = named.split(' ').next().unwrap().parse().unwrap();
+        let more = Topology { ranks, ranks_per_node: 8, ..Topology::h100(8, 1 << 20).unwrap() };
+        let plan = Beam::Full.plan(&wide, &more, &AnalyticCost, 8192).unwrap();
+        assert!(ranks > 25 && plan.check(&wide, &more, 8192).is_ok(), "{error}");
         // An odd number of columns does not split, and blocks of two of five rows leave the fourth rank none.
         let error = Beam::Full
             .plan(
                 &[Table::new("odd", 5, (1 << 20) + 1)],
                 &Topology::h100(4, 30 << 20).unwrap(),
                 &AnalyticCost,
-                1,
+                4,
             )
             .unwrap_err()
             .to_string();
@@ -426,12 +478,14 @@ mod tests {
             inter_node_bandwidth_bytes_per_second: 1e9,
             ..Topology::h100(8, 1 << 30).unwrap()
         };
-        let hot = Table { pooling_factor: 50.0, ..Table::new("hot", 100, 64) };
-        let plan = Beam::Full.plan(&[hot], &topology, &AnalyticCost, 4096).unwrap();
+        let hot = Table { first: crate::Lookups::of(50.0), ..Table::new("hot", 100, 64) };
+        let plan =
+            Beam::Full.plan(&[hot], &topology, &AnalyticCost, topology.global_batch_size(4096)).unwrap();
         assert_eq!(plan.tables[0].sharding_type, ShardingType::DataParallel);
         // Four columns do not split.
-        let large = Table { pooling_factor: 50.0, ..Table::new("large", 4_000_000, 4) };
-        let plan = Beam::Full.plan(&[large], &topology, &AnalyticCost, 4096).unwrap();
+        let large = Table { first: crate::Lookups::of(50.0), ..Table::new("large", 4_000_000, 4) };
+        let plan =
+            Beam::Full.plan(&[large], &topology, &AnalyticCost, topology.global_batch_size(4096)).unwrap();
         assert_eq!(plan.tables[0].sharding_type, ShardingType::RowWise);
         let nodes: Vec<u32> = plan.tables[0].shards.iter().map(|shard| shard.rank / 4).collect();
         assert_eq!(nodes.len(), 4, "{plan:?}");

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::buffers::exchange_buffers;
+use crate::buffers::reserved_buffers;
 use crate::table::validate_tables;
 use crate::{
     BufferBytes, CostModel, Error, Plan, Result, Search, Shard, ShardingType, Table, TablePlan, Topology,
@@ -49,12 +49,12 @@ impl Search for Greedy {
         tables: &[Table],
         topology: &Topology,
         cost_model: &dyn CostModel,
-        batch_size: u64,
+        global_batch_size: u64,
     ) -> Result<Plan> {
-        let ranks = self.place(tables, topology, batch_size)?;
+        let ranks = self.place(tables, topology, topology.samples_per_rank(global_batch_size))?;
         let placed =
             tables.iter().zip(ranks).map(|(table, rank)| TablePlan::table_wise(table, rank)).collect();
-        Plan::predict(self.id(), tables, placed, topology, cost_model, batch_size)
+        Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)
     }
 }
 
@@ -71,7 +71,7 @@ impl Greedy {
         })
     }
 
-    /// The rank of each table, in table order.
+    /// The rank of each table, in table order, in steps of `batch_size` samples per rank.
     pub(crate) fn place(self, tables: &[Table], topology: &Topology, batch_size: u64) -> Result<Vec<u32>> {
         validate_tables(tables)?;
         topology.validate()?;
@@ -117,8 +117,8 @@ impl Greedy {
     }
 }
 
-pub(crate) fn whole_buffers(table: &Table, topology: &Topology, batch_size: u64) -> BufferBytes {
-    exchange_buffers(table, ShardingType::TableWise, &Shard::whole(table, 0), topology, batch_size)
+fn whole_buffers(table: &Table, topology: &Topology, batch_size: u64) -> BufferBytes {
+    reserved_buffers(table, ShardingType::TableWise, &Shard::whole(table, 0), topology, batch_size)
 }
 
 fn does_not_fit(table: &Table, needed: u64, used: &[u64], topology: &Topology) -> Error {
@@ -144,7 +144,7 @@ mod tests {
         let tables =
             [Table::new("a", 10, 4), Table::new("b", 40, 4), Table::new("c", 30, 4), Table::new("d", 10, 4)];
         let plan =
-            Greedy::BySize.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 8).unwrap();
+            Greedy::BySize.plan(&tables, &Topology::h100(2, 1 << 20).unwrap(), &AnalyticCost, 16).unwrap();
         // b (800 B) → 0, c (600 B) → 1, a (200 B) → 1, d (200 B) → 0, the lower of two equal ranks.
         assert_eq!(ranks(&plan), [1, 0, 1, 0]);
         assert_eq!(plan.ranks[0].memory_bytes, 1000);
@@ -155,10 +155,13 @@ mod tests {
     fn a_rank_can_be_filled_to_its_last_byte_and_no_further() {
         let tables = [Table::new("a", 10, 4), Table::new("b", 10, 4)];
         let fits = Topology::h100(1, 400).unwrap();
-        assert!(Greedy::BySize.plan(&tables, &fits, &AnalyticCost, 8).is_ok());
+        assert!(Greedy::BySize.plan(&tables, &fits, &AnalyticCost, fits.global_batch_size(8)).is_ok());
         let short = Topology::h100(1, 399).unwrap();
         assert_eq!(
-            Greedy::BySize.plan(&tables, &short, &AnalyticCost, 8).unwrap_err().to_string(),
+            Greedy::BySize
+                .plan(&tables, &short, &AnalyticCost, short.global_batch_size(8))
+                .unwrap_err()
+                .to_string(),
             "table `b` fits on no rank: it needs 200 B, rank 0 has the most left with 199 B of 399 B, so 1 B are \
              missing\n  hint: add ranks or raise `memory_bytes` in the topology, or lower `rows` or `dim` of the tables"
         );
@@ -168,7 +171,7 @@ mod tests {
     fn a_table_larger_than_a_rank_is_not_helped_by_more_ranks() {
         let topology = Topology::h100(8, 399).unwrap();
         let error = Greedy::BySize
-            .plan(&[Table::new("a", 20, 4)], &topology, &AnalyticCost, 8)
+            .plan(&[Table::new("a", 20, 4)], &topology, &AnalyticCost, topology.global_batch_size(8))
             .unwrap_err()
             .to_string();
         assert!(
@@ -182,11 +185,15 @@ mod tests {
     #[test]
     fn what_cannot_exist_is_not_planned() {
         let topology = Topology::h100(2, 1 << 20).unwrap();
-        assert!(Greedy::BySize.plan(&[], &topology, &AnalyticCost, 8).is_err());
+        assert!(Greedy::BySize.plan(&[], &topology, &AnalyticCost, topology.global_batch_size(8)).is_err());
         let twice = [Table::new("a", 10, 4), Table::new("a", 10, 4)];
-        assert!(Greedy::BySize.plan(&twice, &topology, &AnalyticCost, 8).is_err());
+        assert!(
+            Greedy::BySize.plan(&twice, &topology, &AnalyticCost, topology.global_batch_size(8)).is_err()
+        );
         let nobody = Topology { ranks: 0, ..topology };
-        assert!(Greedy::BySize.plan(&twice[..1], &nobody, &AnalyticCost, 8).is_err());
+        assert!(
+            Greedy::BySize.plan(&twice[..1], &nobody, &AnalyticCost, nobody.global_batch_size(8)).is_err()
+        );
     }
 
     /// A whole plan as it stands in the file. By hand, rank 0: 4 lists of 1 id, (4·8 + 4·128·4 + 4·128·4) bytes · 3 ÷
@@ -200,9 +207,13 @@ mod tests {
             inter_node_bandwidth_bytes_per_second: 1e6,
             ..Topology::h100(2, 16_384).unwrap()
         };
-        let history = Table { pooling_factor: 4.0, dedupe_factor: 2.0, ..Table::new("history", 10, 32) };
+        let history = Table {
+            first: crate::Lookups { pooling_factor: 4.0, dedupe_factor: 2.0, ..crate::Lookups::default() },
+            ..Table::new("history", 10, 32)
+        };
         let tables = [Table::new("user", 4, 128), history];
-        let plan = Greedy::BySize.plan(&tables, &topology, &AnalyticCost, 2).unwrap();
+        let plan =
+            Greedy::BySize.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(2)).unwrap();
         let text = serde_json::to_string_pretty(&plan).unwrap();
         assert_eq!(text, include_str!("../../tests/data/small_plan.json").trim_end());
     }
@@ -211,8 +222,7 @@ mod tests {
         let dims = prop::sample::select(vec![4u64, 8, 16, 64, 128]);
         (1u64..2000, dims, 0.0..50.0f64, 1.0..20.0f64).prop_map(
             move |(rows, dim, pooling_factor, dedupe_factor)| Table {
-                pooling_factor,
-                dedupe_factor,
+                first: crate::Lookups { pooling_factor, dedupe_factor, ..crate::Lookups::default() },
                 ..Table::new(format!("table_{i}"), rows, dim)
             },
         )
@@ -251,12 +261,12 @@ mod tests {
         #[test]
         fn plans_are_valid_and_keep_the_memory_limit((tables, topology) in problem()) {
             let expected = by_definition(&tables, &topology);
-            match Greedy::BySize.plan(&tables, &topology, &AnalyticCost, 64) {
+            match Greedy::BySize.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)) {
                 Ok(plan) => {
-                    prop_assert!(plan.check(&tables, &topology).is_ok());
+                    prop_assert!(plan.check(&tables, &topology, plan.global_batch_size).is_ok());
                     prop_assert!(plan.ranks.iter().all(|rank| rank.total_bytes() <= topology.memory_bytes));
                     prop_assert_eq!(Some(ranks(&plan)), expected);
-                    prop_assert_eq!(Greedy::BySize.plan(&tables, &topology, &AnalyticCost, 64).unwrap(), plan);
+                    prop_assert_eq!(Greedy::BySize.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)).unwrap(), plan);
                 }
                 Err(Error::NoRoom(fault)) => {
                     prop_assert!(fault.message.to_string().contains("` fits on no rank: "), "{fault}");
@@ -269,7 +279,7 @@ mod tests {
         /// A plan that lost, gained or moved anything no longer passes.
         #[test]
         fn mutated_plans_are_rejected((tables, topology) in problem(), kind in 0usize..8, pick in any::<prop::sample::Index>()) {
-            let Ok(mut plan) = Greedy::BySize.plan(&tables, &topology, &AnalyticCost, 64) else { return Ok(()) };
+            let Ok(mut plan) = Greedy::BySize.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)) else { return Ok(()) };
             let i = pick.index(plan.tables.len());
             match kind {
                 0 => drop(plan.tables.remove(i)),
@@ -282,7 +292,7 @@ mod tests {
                 // Onto another rank, where the predicted memory no longer holds (or, with one rank, to none).
                 _ => plan.tables[i].shards[0].rank = (plan.tables[i].shards[0].rank + 1) % topology.ranks.max(2),
             }
-            prop_assert!(plan.check(&tables, &topology).is_err());
+            prop_assert!(plan.check(&tables, &topology, plan.global_batch_size).is_err());
         }
     }
 }

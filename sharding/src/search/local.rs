@@ -1,4 +1,4 @@
-//! Local search: take load off the busiest rank as long as that helps.
+//! Local search, from a new placement or from that of an old plan: take load off the busiest rank as long as that helps.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,11 @@ const TRIED: usize = 12;
 /// Ranks that may take over, the cheapest first.
 const TARGETS: usize = 16;
 /// What counts as better.
-pub(crate) const GAIN: f64 = 1e-9;
+const GAIN: f64 = 1e-9;
+/// Tables of the busiest rank that are tried in another form, those that cost most first.
+const TABLES: usize = 8;
+/// How often a table may change its form.
+const FORMS: usize = 8;
 
 /// A change of the placement. Numbers are indices of units.
 #[derive(Debug, Clone, Copy)]
@@ -41,8 +45,87 @@ pub(crate) enum Order {
     ByCostPerByte,
 }
 
-/// The same with changes that lead to units at places which are `allowed` alone.
-pub(crate) fn improve_within(
+/// The same with changes alone that lead to units at places which are `allowed`; and tables of the busiest rank change
+/// between whole, divided by rows, and copied.
+pub(crate) fn improve_forms(
+    problem: &Problem<'_>,
+    placement: Placement,
+    order: Order,
+    allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
+) -> Placement {
+    let mut best = improve_within(problem, placement, order, allowed);
+    for _ in 0..FORMS {
+        let Some(other) = other_form(problem, &best, allowed) else { break };
+        best = improve_within(problem, other, order, allowed);
+    }
+    best
+}
+
+/// The cheapest placement in which one table of the busiest rank has another form; `None` if all cost more.
+fn other_form(
+    problem: &Problem<'_>,
+    now: &Placement,
+    allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
+) -> Option<Placement> {
+    let costs = Ranks::of(problem, &now.units, &now.places).busy_ms(problem);
+    let worst = (0..costs.len()).reduce(|a, b| if costs[b] > costs[a] { b } else { a })?;
+    let stands = |i: &usize| problem.ranks_of(&now.units[*i], now.places[*i]).contains(&worst);
+    let mut tables: Vec<usize> = (0..now.units.len()).filter(stands).map(|i| now.units[i].table).collect();
+    let alone = |table: usize| problem.priced(&problem.whole(table)).alone_ms;
+    tables.sort_by(|a, b| alone(*b).total_cmp(&alone(*a)).then(a.cmp(b)));
+    tables.dedup();
+    let mut best: Option<Placement> = None;
+    for table in tables.into_iter().take(TABLES) {
+        let kept = (0..now.units.len()).filter(|i| now.units[*i].table != table);
+        let (units, places): (Vec<Unit>, Vec<u32>) = kept.map(|i| (now.units[i], now.places[i])).unzip();
+        let least = best.as_ref().map_or(now.cost_ms, |best| best.cost_ms) * (1.0 - GAIN);
+        let forms: Vec<Unit> = std::iter::once(problem.whole(table)).chain(problem.forms(table)).collect();
+        best = cheapest_with(problem, &forms, (&units, &places), least, allowed).or(best);
+    }
+    best
+}
+
+/// The cheapest placement of one of `candidates` beside other units, of those that have room, are `allowed` and cost less
+/// than `below`; `None` if there is none. Shards of one table never share a rank.
+pub(crate) fn cheapest_with(
+    problem: &Problem<'_>,
+    candidates: &[Unit],
+    (units, places): (&[Unit], &[u32]),
+    mut below: f64,
+    allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
+) -> Option<Placement> {
+    let mut ranks = Ranks::of(problem, units, places);
+    let mut best = None;
+    let mut least_own = f64::INFINITY;
+    for unit in candidates {
+        let capacity = problem.capacity(units.iter().chain([unit]));
+        let of_table = units.iter().zip(places).filter(|(other, _)| other.table == unit.table);
+        let taken: Vec<u32> = of_table.map(|(_, place)| *place).collect();
+        for place in (0..problem.places(unit)).filter(|place| !taken.contains(place)) {
+            let saved = ranks.saved(problem.ranks_of(unit, place));
+            ranks.add(problem, unit, place);
+            let has_room = capacity.exceeded(&ranks.bytes).is_none();
+            let cost_ms = if has_room { ranks.most_ms(problem) } else { f64::INFINITY };
+            // Of places that another rank's cost makes equal, the one whose ranks do least.
+            let stands_on = problem.ranks_of(unit, place);
+            let own = stands_on.map(|rank| ranks.compute_ms[rank]).fold(0.0, f64::max);
+            ranks.restore(saved);
+            let is_better = cost_ms < below || (best.is_some() && cost_ms == below && own < least_own);
+            if !has_room || !is_better {
+                continue;
+            }
+            let (units, places) = ([units, &[*unit]].concat(), [places, &[place]].concat());
+            if allowed(&units, &places) {
+                (below, least_own) = (cost_ms, own);
+                best = Some(Placement { units, places, cost_ms });
+            }
+        }
+    }
+    best
+}
+
+/// As [`improve`], with changes alone that lead to units at places which are `allowed`.
+fn improve_within(
     problem: &Problem<'_>,
     placement: Placement,
     order: Order,
@@ -104,7 +187,7 @@ impl<'a> State<'a> {
         moves.truncate(TRIED);
         for (_, change) in moves {
             let target = self.target(change);
-            let saved = [worst, target].map(|rank| self.ranks.saved(rank));
+            let saved = self.ranks.saved([worst, target]);
             self.apply(change);
             let costs = self.ranks.busy_ms(self.problem);
             let most = costs.iter().copied().fold(0.0, f64::max);
@@ -124,7 +207,7 @@ impl<'a> State<'a> {
                 return true;
             }
             self.undo(change, worst as u32);
-            saved.into_iter().for_each(|rank| self.ranks.restore(rank));
+            self.ranks.restore(saved);
         }
         false
     }
@@ -203,17 +286,21 @@ impl<'a> State<'a> {
 
     /// The higher cost of `from` and `to` after units `go` from one to the other and `come` back; `None` without room.
     fn estimate(&self, from: usize, go: &[Unit], come: &[Unit], to: usize) -> Option<f64> {
-        let gone = self.after(from, go, come)?;
-        let got = self.after(to, come, go)?;
+        let gone = self.after(from, go, come, 0.0)?;
+        let got = self.after(to, come, go, 0.0)?;
         Some(gone.max(got))
     }
 
     fn estimate_split(&self, from: usize, unit: Unit, half: Unit, to: usize) -> Option<f64> {
-        Some(self.after(from, &[unit], &[half])?.max(self.after(to, &[], &[half])?))
+        // Two shards are asked in place of one.
+        let [whole, part] = [unit, half].map(|unit| self.problem.priced(&unit).asking_ms);
+        let asking = 2.0 * part - whole;
+        Some(self.after(from, &[unit], &[half], asking)?.max(self.after(to, &[], &[half], asking)?))
     }
 
-    /// The cost of a rank that loses and gains units, its communication taken in proportion to what it sends.
-    fn after(&self, rank: usize, lost: &[Unit], gained: &[Unit]) -> Option<f64> {
+    /// The cost of a rank that loses and gains units and asks for so much longer, its communication taken in proportion to
+    /// what it sends.
+    fn after(&self, rank: usize, lost: &[Unit], gained: &[Unit], longer_ms: f64) -> Option<f64> {
         let problem = self.problem;
         let mut change = vec![0.0; problem.model.width()];
         let mut traffic = self.ranks.traffic[rank];
@@ -239,7 +326,7 @@ impl<'a> State<'a> {
         let asking = self.ranks.asking_ms;
         let old = self.ranks.traffic[rank];
         let ratio = if old.sum() > 0.0 { traffic.sum() / old.sum() } else { 1.0 };
-        Some(compute + asking + (self.costs[rank] - self.ranks.compute_ms[rank] - asking) * ratio)
+        Some(compute + asking + longer_ms + (self.costs[rank] - self.ranks.compute_ms[rank] - asking) * ratio)
     }
 
     fn apply(&mut self, change: Move) {
@@ -251,13 +338,13 @@ impl<'a> State<'a> {
                 self.relocate(j, from);
             }
             Move::Split(i, place) => {
-                let Some(half) = self.units[i].half() else { return };
+                let Some([stays, goes]) = self.units[i].halves() else { return };
                 let here = self.places[i];
                 self.ranks.remove(self.problem, &self.units[i], here);
-                self.ranks.add(self.problem, &half, here);
-                self.ranks.add(self.problem, &half, place);
-                self.units[i] = half;
-                self.units.push(half);
+                self.ranks.add(self.problem, &stays, here);
+                self.ranks.add(self.problem, &goes, place);
+                self.units[i] = stays;
+                self.units.push(goes);
                 self.places.push(place);
             }
         }

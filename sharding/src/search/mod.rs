@@ -4,6 +4,7 @@ pub(crate) mod beam;
 pub(crate) mod explain;
 pub(crate) mod greedy;
 pub(crate) mod local;
+pub(crate) mod packing;
 pub(crate) mod placement;
 pub(crate) mod problem;
 pub(crate) mod replan;
@@ -18,7 +19,7 @@ pub trait Search: Send + Sync {
     /// The name that a plan keeps.
     fn id(&self) -> &str;
 
-    /// A plan for `tables` on `topology`, with `batch_size` samples per rank and step.
+    /// A plan for `tables` on `topology`, with `global_batch_size` samples of a step over all ranks.
     ///
     /// # Errors
     ///
@@ -29,7 +30,7 @@ pub trait Search: Send + Sync {
         tables: &[Table],
         topology: &Topology,
         cost_model: &dyn CostModel,
-        batch_size: u64,
+        global_batch_size: u64,
     ) -> Result<Plan>;
 }
 
@@ -56,9 +57,7 @@ fn drawn_table(i: usize, dims: &'static [u64]) -> impl proptest::strategy::Strat
     let pooling = prop::sample::select(&[Pooling::Sum, Pooling::Attention][..]);
     (1u64..4000, prop::sample::select(dims), 0.0..50.0f64, 1.0..20.0f64, pooling).prop_map(
         move |(rows, dim, pooling_factor, dedupe_factor, pooling)| Table {
-            pooling_factor,
-            dedupe_factor,
-            pooling,
+            first: crate::Lookups { pooling_factor, dedupe_factor, pooling, ..crate::Lookups::default() },
             ..Table::new(format!("table_{i}"), rows, dim)
         },
     )

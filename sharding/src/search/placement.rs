@@ -81,26 +81,31 @@ impl Ranks {
         };
     }
 
-    /// What stands on a rank, to be [put back](Self::restore): a unit that comes and goes may change last bits.
-    pub(crate) fn saved(&self, rank: usize) -> SavedRank {
-        SavedRank {
+    /// The state before changes of these ranks, to be [put back](Self::restore): a unit that comes and goes may change
+    /// last bits.
+    pub(crate) fn saved(&self, ranks: impl IntoIterator<Item = usize>) -> Saved {
+        let saved = |rank: usize| SavedRank {
             rank,
             sum: self.sum(rank).to_vec(),
             bytes: self.bytes[rank],
             traffic: self.traffic[rank],
             compute_ms: self.compute_ms[rank],
             units: self.units[rank],
-        }
+        };
+        Saved { asking_ms: self.asking_ms, ranks: ranks.into_iter().map(saved).collect() }
     }
 
-    /// Makes a rank what it was.
-    pub(crate) fn restore(&mut self, saved: SavedRank) {
-        let rank = saved.rank;
-        self.sums[rank * self.width..][..self.width].copy_from_slice(&saved.sum);
-        self.bytes[rank] = saved.bytes;
-        self.traffic[rank] = saved.traffic;
-        self.compute_ms[rank] = saved.compute_ms;
-        self.units[rank] = saved.units;
+    /// Undoes all changes since, if they were of the saved ranks.
+    pub(crate) fn restore(&mut self, saved: Saved) {
+        self.asking_ms = saved.asking_ms;
+        for saved in saved.ranks {
+            let rank = saved.rank;
+            self.sums[rank * self.width..][..self.width].copy_from_slice(&saved.sum);
+            self.bytes[rank] = saved.bytes;
+            self.traffic[rank] = saved.traffic;
+            self.compute_ms[rank] = saved.compute_ms;
+            self.units[rank] = saved.units;
+        }
     }
 
     /// Takes `unit` away from `place`.
@@ -149,8 +154,13 @@ impl Ranks {
     }
 }
 
-/// A rank as it was.
-pub(crate) struct SavedRank {
+/// Ranks as they were, and what every rank did to ask.
+pub(crate) struct Saved {
+    asking_ms: f64,
+    ranks: Vec<SavedRank>,
+}
+
+struct SavedRank {
     rank: usize,
     sum: Vec<f64>,
     bytes: u64,
@@ -295,10 +305,10 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
             places.push(place);
             continue;
         }
-        let rows = Unit { kind: Kind::RowsOfAll, columns: problem.tables[unit.table].dim, ..unit };
+        let rows = problem.form(unit.table, Kind::RowsOfAll);
         let pieces = 1 + taken[unit.table].len() + waiting.iter().filter(|w| w.table == unit.table).count();
-        if let Some(half) = unit.half().filter(|_| pieces < problem.ranks) {
-            for _ in 0..2 {
+        if let Some(halves) = unit.halves().filter(|_| pieces < problem.ranks) {
+            for half in halves {
                 let bytes = problem.priced(&half).bytes;
                 let at = waiting.partition_point(|other| problem.priced(other).bytes <= bytes);
                 waiting.insert(at, half);
@@ -324,5 +334,28 @@ pub(crate) fn by_memory(problem: &Problem<'_>, units: &[Unit]) -> Result<Placeme
         None => Ok(Placement::new(problem, placed, places)),
         // What stood there before others were divided has no room any more.
         Some(rank) => Err((placed[placed.len() - 1], rank as u32, problem.topology.memory_of(rank as u32))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LearnedCost, ModelFile, Table, Topology};
+
+    #[test]
+    fn what_was_tried_leaves_nothing_behind() {
+        let tables: Vec<Table> = (0..4).map(|i| Table::new(format!("t{i}"), 10_000, 64)).collect();
+        let topology = Topology::h100(4, 1 << 30).unwrap();
+        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
+        let problem = Problem::new(&tables, &topology, &model, 256).unwrap();
+        let mut ranks = Ranks::of(&problem, &problem.whole_tables(), &[0, 1, 2, 3]);
+        let (before, unit) = (ranks.busy_ms(&problem), problem.whole(0));
+        for place in 0..4 {
+            let saved = ranks.saved(problem.ranks_of(&unit, place));
+            ranks.add(&problem, &unit, place);
+            assert_ne!(ranks.busy_ms(&problem), before);
+            ranks.restore(saved);
+            assert_eq!(ranks.busy_ms(&problem), before);
+        }
     }
 }

@@ -30,14 +30,33 @@ pub(crate) enum Kind {
 pub(crate) struct Unit {
     pub(crate) table: usize,
     pub(crate) kind: Kind,
+    /// Its first column.
+    pub(crate) start: u64,
+    /// How many columns it has, which its price depends on.
     pub(crate) columns: u64,
 }
 
 impl Unit {
     /// Both halves of a column shard, if they can be.
-    pub(crate) fn half(self) -> Option<Self> {
+    pub(crate) fn halves(self) -> Option<[Self; 2]> {
         let splits = self.kind == Kind::Columns && self.columns.is_multiple_of(2 * COLUMN_STEP);
-        splits.then_some(Self { columns: self.columns / 2, ..self })
+        let half = Self { columns: self.columns / 2, ..self };
+        splits.then_some([half, Self { start: self.start + half.columns, ..half }])
+    }
+
+    /// The first half of a column shard, if it can be halved.
+    pub(crate) fn half(self) -> Option<Self> {
+        self.halves().map(|[first, _]| first)
+    }
+
+    /// So many shards like this one, side by side.
+    pub(crate) fn repeated(self, count: usize) -> impl Iterator<Item = Self> {
+        (0..count as u64).map(move |number| Self { start: self.start + number * self.columns, ..self })
+    }
+
+    /// The columns.
+    fn range(&self) -> Range<u64> {
+        self.start..self.start + self.columns
     }
 }
 
@@ -102,6 +121,7 @@ pub(crate) struct Problem<'a> {
     pub(crate) tables: &'a [Table],
     pub(crate) topology: &'a Topology,
     pub(crate) model: &'a dyn CostModel,
+    /// Samples per rank and step.
     pub(crate) batch_size: u64,
     pub(crate) ranks: usize,
     /// Of every rank: see [`Topology::kinds`].
@@ -110,6 +130,11 @@ pub(crate) struct Problem<'a> {
     memory: Vec<u64>,
     /// By table; few units each, so that looking one up is cheaper than hashing it.
     priced: Vec<Vec<(Unit, Priced)>>,
+}
+
+/// Whether two units of a table have the same price.
+fn are_alike(a: &Unit, b: &Unit) -> bool {
+    (a.kind, a.columns) == (b.kind, b.columns)
 }
 
 impl<'a> Problem<'a> {
@@ -136,12 +161,12 @@ impl<'a> Problem<'a> {
 
     /// All units that a table can be cut into.
     fn units(&self, table: usize) -> Vec<Unit> {
-        let Table { rows, dim, .. } = self.tables[table];
+        let rows = self.tables[table].rows;
         let mut units: Vec<Unit> =
             std::iter::successors(Some(self.whole(table)), |unit| unit.half()).collect();
         let mut add = |kind, parts: u64| {
             if self.ranks > 1 && has_rows_for(rows, parts) {
-                units.push(Unit { table, kind, columns: dim });
+                units.push(self.form(table, kind));
             }
         };
         add(Kind::RowsOfAll, u64::from(self.topology.ranks));
@@ -168,14 +193,15 @@ impl<'a> Problem<'a> {
             several => self.kinds.iter().map(|kind| several[*kind]).sum::<f64>() / self.ranks as f64,
         };
         let weights = table.shard_bytes(table.rows.div_ceil(parts), unit.columns)?;
-        let buffers = load.buffers(self.topology, self.batch_size);
+        let serving = |load: &ShardLoad<'_>| load.reserved_buffers(self.topology, self.batch_size).serving;
+        let serving = self.of_blocks(&unit, &load, serving).into_iter().max().unwrap_or(0);
         Ok(Priced {
             contributions,
             traffic: self.model.traffic(&load, self.topology, self.batch_size),
-            bytes: weights.saturating_add(buffers.serving),
-            asking: self
-                .over_blocks(&unit, &load, |load| load.buffers(self.topology, self.batch_size).asking as f64)
-                as u64,
+            bytes: weights.saturating_add(serving),
+            asking: self.over_blocks(&unit, &load, |load| {
+                load.reserved_buffers(self.topology, self.batch_size).asking as f64
+            }) as u64,
             asking_ms: self
                 .over_blocks(&unit, &load, |load| self.model.asking_ms(load, self.topology, self.batch_size)),
             alone_by_kind,
@@ -197,8 +223,16 @@ impl<'a> Problem<'a> {
         if load.table.has_even_lookups() {
             return of(load) * self.ranks_of(unit, 0).len() as f64;
         }
+        self.of_blocks(unit, load, of).into_iter().sum()
+    }
+
+    /// Of each shard of a unit, of which `load` is the one that is looked up most; of even lookups of that one alone.
+    fn of_blocks<T>(&self, unit: &Unit, load: &ShardLoad<'_>, of: impl Fn(&ShardLoad<'_>) -> T) -> Vec<T> {
+        if load.table.has_even_lookups() {
+            return vec![of(load)];
+        }
         let of_rows = |rows| of(&ShardLoad { shard: &Shard { rows, ..load.shard.clone() }, ..*load });
-        row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).sum()
+        row_blocks(load.table.rows, self.row_parts(unit)).map(of_rows).collect()
     }
 
     /// The contribution of a shard to a rank of every kind, `[kinds, width]`, and what that rank computes with it alone.
@@ -225,7 +259,18 @@ impl<'a> Problem<'a> {
 
     /// A table on one rank.
     pub(crate) fn whole(&self, table: usize) -> Unit {
-        Unit { table, kind: Kind::Columns, columns: self.tables[table].dim }
+        self.form(table, Kind::Columns)
+    }
+
+    /// All columns of a table, placed in this way.
+    pub(crate) fn form(&self, table: usize, kind: Kind) -> Unit {
+        Unit { table, kind, start: 0, columns: self.tables[table].dim }
+    }
+
+    /// A table by rows, and copied, as far as it can be.
+    pub(crate) fn forms(&self, table: usize) -> impl Iterator<Item = Unit> {
+        let kinds = [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies];
+        kinds.into_iter().map(move |kind| self.form(table, kind)).filter(move |unit| self.get(unit).is_some())
     }
 
     /// Every table on one rank.
@@ -236,7 +281,7 @@ impl<'a> Problem<'a> {
     /// What `unit` adds to a rank; `None` if the table cannot be cut like this.
     pub(crate) fn get(&self, unit: &Unit) -> Option<&Priced> {
         let of_table = &self.priced[unit.table];
-        of_table.iter().find(|(other, _)| other == unit).map(|(_, priced)| priced)
+        of_table.iter().find(|(other, _)| are_alike(other, unit)).map(|(_, priced)| priced)
     }
 
     /// What a unit of this problem adds to a rank.
@@ -284,13 +329,13 @@ impl<'a> Problem<'a> {
         self.tables.iter().zip(placed).map(|(table, units)| self.table_plan(table, &units)).collect()
     }
 
-    /// The units of every table with their places, by place.
+    /// The units of every table with their places, by columns.
     pub(crate) fn placed(&self, units: &[Unit], places: &[u32]) -> Vec<Vec<(u32, Unit)>> {
         let mut of_table: Vec<Vec<(u32, Unit)>> = vec![Vec::new(); self.tables.len()];
         for (unit, place) in units.iter().zip(places) {
             of_table[unit.table].push((*place, *unit));
         }
-        of_table.iter_mut().for_each(|units| units.sort_by_key(|(place, _)| *place));
+        of_table.iter_mut().for_each(|units| units.sort_by_key(|(_, unit)| unit.start));
         of_table
     }
 
@@ -309,11 +354,10 @@ impl<'a> Problem<'a> {
                 (unit.kind.sharding_type(), shards)
             }
             _ => {
-                let mut start = 0;
-                let shard = |(rank, unit): &(u32, Unit)| {
-                    let columns = start..start + unit.columns;
-                    start = columns.end;
-                    Shard { rank: *rank, rows: 0..table.rows, columns }
+                let shard = |(rank, unit): &(u32, Unit)| Shard {
+                    rank: *rank,
+                    rows: 0..table.rows,
+                    columns: unit.range(),
                 };
                 (ShardingType::ColumnWise, units.iter().map(shard).collect())
             }

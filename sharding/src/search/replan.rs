@@ -8,15 +8,14 @@ use onefold_base::units::format_bytes;
 
 use crate::diff::moved;
 use crate::plan::row_shards;
-use crate::search::local::{GAIN, Order, improve_within};
+use crate::search::explain::reasons;
+use crate::search::local::{Order, cheapest_with, improve_forms};
 use crate::search::placement::{Placement, Ranks};
 use crate::search::problem::{Kind, Problem, Unit};
-use crate::{CostModel, Error, Plan, Result, ShardingType, Table, TablePlan, Topology};
+use crate::{Beam, CostModel, Error, Plan, Result, ShardingType, Table, TablePlan, Topology};
 
-/// Tables of the busiest rank that are tried in another form, those that cost most first.
-const TABLES: usize = 8;
-/// How often a table may change its form.
-const FORMS: usize = 8;
+/// A new plan must be cheaper than one from the old plan on by this factor, as it moves more.
+const WORTH_MOVING: f64 = 0.995;
 
 /// A plan in place of another one.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,13 +30,15 @@ pub struct Replanned {
     pub required_bytes: u64,
 }
 
-/// Plans `tables` on `topology` as a local search from `before` on, which moves no more than `budget_bytes` of weights
-/// and optimizer state between ranks. Rows that a table has gained since and tables that are new move nothing.
+/// Plans `tables` on `topology`, for steps of `global_batch_size` samples over all ranks, as a local search from `before`
+/// on, which moves no more than `budget_bytes` of weights and optimizer state between ranks. Rows that a table has
+/// gained since and tables that are new move nothing.
 ///
 /// What must move is moved first: shards of ranks that the topology does not have, rows over another number of ranks,
 /// shards that their ranks have no room for. Then shards of the busiest rank go elsewhere, change places or are
 /// halved, and tables change between whole, divided and copied, as long as that makes the plan cheaper. The search runs
-/// twice, once by the gain of a change and once by its gain for each byte moved, and the cheaper plan counts.
+/// twice, once by the gain of a change and once by its gain for each byte moved, and the cheaper plan counts. The plan that
+/// [`Beam::Full`] makes is taken if the budget allows it and it is cheaper by half a percent.
 ///
 /// # Errors
 ///
@@ -48,10 +49,10 @@ pub fn replan(
     tables: &[Table],
     topology: &Topology,
     cost_model: &dyn CostModel,
-    batch_size: u64,
+    global_batch_size: u64,
     budget_bytes: u64,
 ) -> Result<Replanned> {
-    let problem = Problem::new(tables, topology, cost_model, batch_size)?;
+    let problem = Problem::new(tables, topology, cost_model, topology.samples_per_rank(global_batch_size))?;
     let old: HashMap<&str, &TablePlan> =
         before.tables.iter().map(|table| (table.name.as_str(), table)).collect();
     let counted = RefCell::new(vec![Counted::default(); tables.len()]);
@@ -72,12 +73,25 @@ pub fn replan(
     let allowed = |units: &[Unit], places: &[u32]| {
         search.moved_bytes(units, places).is_ok_and(|moved| moved <= budget_bytes)
     };
-    let found = [Order::ByCost, Order::ByCostPerByte].map(|order| search.improve(&start, order, &allowed));
-    let best =
+    let found = [Order::ByCost, Order::ByCostPerByte]
+        .map(|order| improve_forms(&problem, start.clone(), order, &allowed));
+    let mut best =
         found.into_iter().fold(start, |best, other| if other.cost_ms < best.cost_ms { other } else { best });
+    let predict = |placement: &Placement| {
+        let placed = problem.table_plans(&placement.units, &placement.places);
+        Plan::predict("replan", tables, placed, topology, cost_model, global_batch_size)
+    };
+    let mut plan = predict(&best)?;
+    if let Ok(fresh) = Beam::Full.cheapest(&problem, predict)
+        && fresh.0.max_cost_ms < WORTH_MOVING * plan.max_cost_ms
+        && allowed(&fresh.1.units, &fresh.1.places)
+    {
+        (plan, best) = fresh;
+    }
+    for (table, reason) in plan.tables.iter_mut().zip(reasons(&problem, &best)) {
+        table.reason = reason;
+    }
     let moved_bytes = search.moved_bytes(&best.units, &best.places)?;
-    let placed = problem.table_plans(&best.units, &best.places);
-    let plan = Plan::predict("replan", tables, placed, topology, cost_model, batch_size)?;
     Ok(Replanned { plan, kept_cost_ms, moved_bytes, required_bytes })
 }
 
@@ -94,47 +108,74 @@ impl Replan<'_> {
     fn start(&self) -> Result<Placement> {
         let problem = self.problem;
         let (mut units, mut places, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+        let mut homeless = Vec::new();
         for (number, table) in problem.tables.iter().enumerate() {
             let standing = self.old.get(table.name.as_str()).and_then(|old| self.standing(number, old));
-            match standing {
-                Some(standing) => {
-                    units.extend(standing.iter().map(|(unit, _)| *unit));
-                    places.extend(standing.iter().map(|(_, place)| *place));
+            let Some(standing) = standing else {
+                waiting.push(number);
+                continue;
+            };
+            for (unit, place) in standing {
+                if (place as usize) < problem.ranks {
+                    units.push(unit);
+                    places.push(place);
+                } else {
+                    homeless.push(unit);
                 }
-                None => waiting.push(number),
+            }
+        }
+        self.make_room(&mut units, &mut places)?;
+        homeless.sort_by_key(|unit| Reverse(problem.priced(unit).bytes));
+        for unit in homeless {
+            if waiting.contains(&unit.table) {
+                continue;
+            }
+            match cheapest_with(problem, &[unit], (&units, &places), f64::INFINITY, &|_, _| true) {
+                Some(with) => Placement { units, places, .. } = with,
+                None => {
+                    // Without room for one shard, the table is placed anew.
+                    let kept = (0..units.len()).filter(|i| units[*i].table != unit.table);
+                    (units, places) = kept.map(|i| (units[i], places[i])).unzip();
+                    waiting.push(unit.table);
+                }
             }
         }
         waiting.sort_by_key(|table| Reverse(problem.priced(&problem.whole(*table)).bytes));
-        self.make_room(&mut units, &mut places)?;
         for table in waiting {
-            let with = self.cheapest_with(table, (&units, &places), f64::INFINITY, &|_, _| true);
+            let forms: Vec<Unit> =
+                std::iter::once(problem.whole(table)).chain(problem.forms(table)).collect();
+            let with = cheapest_with(problem, &forms, (&units, &places), f64::INFINITY, &|_, _| true);
             Placement { units, places, .. } = with.ok_or_else(|| self.no_room(table))?;
         }
         self.make_room(&mut units, &mut places)?;
         Ok(Placement::new(problem, units, places))
     }
 
-    /// The units of a table as it stands; `None` if it cannot stand like that any more.
+    /// The units of a table as it stands, some column shards of which may be on ranks that are gone; `None` if it cannot
+    /// stand like that any more.
     fn standing(&self, number: usize, old: &TablePlan) -> Option<Vec<(Unit, u32)>> {
         let (problem, table) = (self.problem, &self.problem.tables[number]);
-        if old.dim != table.dim || old.shards.iter().any(|shard| shard.rank as usize >= problem.ranks) {
+        if old.dim != table.dim {
             return None;
         }
-        let unit = |kind, columns| Unit { table: number, kind, columns };
+        let form = |kind| problem.form(number, kind);
         let known = |unit: Unit, place| problem.get(&unit).is_some().then_some((unit, place));
         match old.sharding_type {
             ShardingType::TableWise | ShardingType::ColumnWise => {
-                let of = |shard: &crate::Shard| known(unit(Kind::Columns, shard.column_count()), shard.rank);
+                let of = |shard: &crate::Shard| {
+                    let (start, columns) = (shard.columns.start, shard.column_count());
+                    known(Unit { start, columns, ..problem.whole(number) }, shard.rank)
+                };
                 old.shards.iter().map(of).collect()
             }
             ShardingType::DataParallel => {
                 let is_everywhere = old.shards.len() == problem.ranks;
-                is_everywhere.then(|| known(unit(Kind::Copies, table.dim), 0))?.map(|one| vec![one])
+                is_everywhere.then(|| known(form(Kind::Copies), 0))?.map(|one| vec![one])
             }
             ShardingType::RowWise => {
                 let kinds = [Kind::RowsOfAll, Kind::RowsOfNode];
                 let ways = kinds.into_iter().flat_map(|kind| {
-                    let unit = unit(kind, table.dim);
+                    let unit = form(kind);
                     (0..problem.places(&unit)).map(move |place| (unit, place))
                 });
                 let ranks = |shards: &[crate::Shard]| {
@@ -149,47 +190,6 @@ impl Replan<'_> {
                 ways.into_iter().find(same).map(|one| vec![one])
             }
         }
-    }
-
-    /// The cheapest placement of a table that is whole, divided by rows or copied beside others, of those that have room,
-    /// are `allowed` and cost less than `below`; `None` if there is none.
-    fn cheapest_with(
-        &self,
-        table: usize,
-        (units, places): (&[Unit], &[u32]),
-        mut below: f64,
-        allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
-    ) -> Option<Placement> {
-        let problem = self.problem;
-        let mut ranks = Ranks::of(problem, units, places);
-        let mut best = None;
-        for unit in std::iter::once(problem.whole(table)).chain(self.forms(table)) {
-            let capacity = problem.capacity(units.iter().chain([&unit]));
-            for place in 0..problem.places(&unit) {
-                let saved: Vec<_> = problem.ranks_of(&unit, place).map(|rank| ranks.saved(rank)).collect();
-                ranks.add(problem, &unit, place);
-                let has_room = capacity.exceeded(&ranks.bytes).is_none();
-                let cost_ms = if has_room { ranks.most_ms(problem) } else { f64::INFINITY };
-                saved.into_iter().for_each(|rank| ranks.restore(rank));
-                if !has_room || cost_ms >= below {
-                    continue;
-                }
-                let (units, places) = ([units, &[unit]].concat(), [places, &[place]].concat());
-                if allowed(&units, &places) {
-                    below = cost_ms;
-                    best = Some(Placement { units, places, cost_ms });
-                }
-            }
-        }
-        best
-    }
-
-    /// A table by rows, and copied, as far as it can be.
-    fn forms(&self, table: usize) -> impl Iterator<Item = Unit> + use<'_> {
-        let columns = self.problem.tables[table].dim;
-        let kinds = [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies];
-        let units = kinds.into_iter().map(move |kind| Unit { table, kind, columns });
-        units.filter(|unit| self.problem.get(unit).is_some())
     }
 
     /// Moves column shards from ranks that are over their memory to those with the most room.
@@ -221,8 +221,9 @@ impl Replan<'_> {
                     .then_some((i, emptiest as u32))
             };
             let Some((i, rank)) = movable.iter().find_map(|i| to(*i)) else {
-                let table = movable.first().map_or(0, |i| units[*i].table);
-                return Err(self.no_room(table));
+                let stands = |i: &usize| problem.ranks_of(&units[*i], places[*i]).contains(&full);
+                let largest = (0..units.len()).filter(stands).max_by_key(bytes);
+                return Err(self.no_room(largest.map_or(0, |i| units[i].table)));
             };
             places[i] = rank;
         }
@@ -237,41 +238,6 @@ impl Replan<'_> {
             ),
             "make a new plan with `onefold-shard plan`, or raise `memory_bytes` in the topology",
         )
-    }
-
-    fn improve(
-        &self,
-        start: &Placement,
-        order: Order,
-        allowed: &dyn Fn(&[Unit], &[u32]) -> bool,
-    ) -> Placement {
-        let mut best = improve_within(self.problem, start.clone(), order, allowed);
-        for _ in 0..FORMS {
-            let Some(other) = self.other_form(&best, allowed) else { break };
-            best = improve_within(self.problem, other, order, allowed);
-        }
-        best
-    }
-
-    /// The cheapest placement in which one table of the busiest rank has another form; `None` if all cost more.
-    fn other_form(&self, now: &Placement, allowed: &dyn Fn(&[Unit], &[u32]) -> bool) -> Option<Placement> {
-        let problem = self.problem;
-        let costs = Ranks::of(problem, &now.units, &now.places).busy_ms(problem);
-        let worst = (0..costs.len()).reduce(|a, b| if costs[b] > costs[a] { b } else { a })?;
-        let stands = |i: &usize| problem.ranks_of(&now.units[*i], now.places[*i]).contains(&worst);
-        let mut tables: Vec<usize> =
-            (0..now.units.len()).filter(stands).map(|i| now.units[i].table).collect();
-        let alone = |table: usize| problem.priced(&problem.whole(table)).alone_ms;
-        tables.sort_by(|a, b| alone(*b).total_cmp(&alone(*a)).then(a.cmp(b)));
-        tables.dedup();
-        let mut best: Option<Placement> = None;
-        for table in tables.into_iter().take(TABLES) {
-            let kept = (0..now.units.len()).filter(|i| now.units[*i].table != table);
-            let (units, places): (Vec<Unit>, Vec<u32>) = kept.map(|i| (now.units[i], now.places[i])).unzip();
-            let least = best.as_ref().map_or(now.cost_ms, |best| best.cost_ms) * (1.0 - GAIN);
-            best = self.cheapest_with(table, (&units, &places), least, allowed).or(best);
-        }
-        best
     }
 
     /// Bytes of weights and optimizer state that a rank has in a placement and has not in the old plan.
@@ -319,30 +285,35 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AnalyticCost, Beam, Greedy, LearnedCost, ModelFile, Search};
+    use crate::{AnalyticCost, Greedy, LearnedCost, ModelFile, Search};
 
     fn table(i: usize) -> impl Strategy<Value = Table> {
         let dims = prop::sample::select(vec![4u64, 8, 16, 64]);
         (1u64..2000, dims, 0.1..50.0f64).prop_map(move |(rows, dim, pooling_factor)| Table {
-            pooling_factor,
+            first: crate::Lookups::of(pooling_factor),
             ..Table::new(format!("table_{i}"), rows, dim)
         })
     }
 
+    /// Where every table stands.
+    fn shards(plan: &Plan) -> Vec<(ShardingType, Vec<crate::Shard>)> {
+        plan.tables.iter().map(|table| (table.sharding_type, table.shards.clone())).collect()
+    }
+
     proptest! {
         #![proptest_config(onefold_property::cases(64))]
-        /// A new plan is valid, never costs more than the old one, and moves what it says and no more than it may.
+        /// A new plan is valid, costs at most what another new plan costs if all may move, never costs more than the old one, and moves what it says and no more than it may.
         #[test]
         fn budgets_are_kept(
             tables in (2usize..12).prop_flat_map(|count| (0..count).map(table).collect::<Vec<_>>()),
             ranks in 2u32..6, share in 0.0..1.2f64,
         ) {
             let topology = Topology::h100(ranks, 1 << 30).unwrap();
-            let before = Greedy::Random { seed: 3 }.plan(&tables, &topology, &AnalyticCost, 256).unwrap();
+            let before = Greedy::Random { seed: 3 }.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(256)).unwrap();
             let all: u64 = tables.iter().map(|table| table.memory_bytes().unwrap()).sum();
             let budget = (all as f64 * share) as u64;
-            let found = replan(&before, &tables, &topology, &AnalyticCost, 256, budget).unwrap();
-            found.plan.check(&tables, &topology).unwrap();
+            let found = replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(256), budget).unwrap();
+            found.plan.check(&tables, &topology, found.plan.global_batch_size).unwrap();
             prop_assert!(found.moved_bytes <= budget && found.required_bytes == 0);
             prop_assert!((found.kept_cost_ms / before.max_cost_ms - 1.0).abs() < 1e-9);
             prop_assert!(found.plan.max_cost_ms <= before.max_cost_ms * (1.0 + 1e-9));
@@ -354,29 +325,39 @@ mod tests {
                 .sum();
             prop_assert_eq!(moved, found.moved_bytes);
             if budget == 0 {
-                prop_assert_eq!(&found.plan.tables, &before.tables);
+                prop_assert_eq!(shards(&found.plan), shards(&before));
             }
+            let free = replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(256), u64::MAX);
+            let new = Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(256)).unwrap();
+            prop_assert!(free.unwrap().plan.max_cost_ms <= 1.01 * new.max_cost_ms);
         }
     }
 
     fn tables() -> Vec<Table> {
-        (0..8).map(|i| Table { pooling_factor: 10.0, ..Table::new(format!("t{i}"), 10_000, 64) }).collect()
+        (0..8)
+            .map(|i| Table { first: crate::Lookups::of(10.0), ..Table::new(format!("t{i}"), 10_000, 64) })
+            .collect()
     }
 
     #[test]
     fn a_plan_with_all_on_one_rank_is_spread_as_far_as_the_budget_goes() {
         let (tables, topology) = (tables(), Topology::h100(4, 1 << 30).unwrap());
         let placed = tables.iter().map(|table| TablePlan::table_wise(table, 0)).collect();
-        let before = Plan::predict("test", &tables, placed, &topology, &AnalyticCost, 512).unwrap();
+        let before =
+            Plan::predict("test", &tables, placed, &topology, &AnalyticCost, topology.global_batch_size(512))
+                .unwrap();
         let one = tables[0].memory_bytes().unwrap();
         let cost = |budget| {
-            let found = replan(&before, &tables, &topology, &AnalyticCost, 512, budget).unwrap();
+            let found =
+                replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(512), budget)
+                    .unwrap();
             assert!(found.moved_bytes <= budget, "{found:?}");
             found.plan.max_cost_ms
         };
         let costs = [0, one, 3 * one, 5 * one, 100 * one].map(cost);
         assert!(costs.windows(2).all(|pair| pair[1] < pair[0]), "{costs:?}");
-        let new = Beam::Full.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+        let new =
+            Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(512)).unwrap();
         assert!(costs[4] <= 1.05 * new.max_cost_ms, "{costs:?} {}", new.max_cost_ms);
     }
 
@@ -385,46 +366,103 @@ mod tests {
     fn ranks_that_wait_for_others_are_given_tables() {
         let tables: Vec<Table> = (0..40)
             .map(|i| Table {
-                pooling_factor: f64::from(1 + i % 7),
+                first: crate::Lookups::of(f64::from(1 + i % 7)),
                 ..Table::new(format!("t{i}"), 10_000, 16)
             })
             .collect();
         let topology = Topology::h100(4, 1 << 30).unwrap();
         let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
-        let new = Beam::Full.plan(&tables, &topology, &model, 4096).unwrap();
+        let new = Beam::Full.plan(&tables, &topology, &model, topology.global_batch_size(4096)).unwrap();
         let placed = tables.iter().map(|table| TablePlan::table_wise(table, 0)).collect();
-        let before = Plan::predict("test", &tables, placed, &topology, &model, 4096).unwrap();
+        let before =
+            Plan::predict("test", &tables, placed, &topology, &model, topology.global_batch_size(4096))
+                .unwrap();
         assert!(before.max_cost_ms > 1.9 * new.max_cost_ms, "{} {}", before.max_cost_ms, new.max_cost_ms);
-        let found = replan(&before, &tables, &topology, &model, 4096, u64::MAX).unwrap();
+        let found =
+            replan(&before, &tables, &topology, &model, topology.global_batch_size(4096), u64::MAX).unwrap();
         let cost_ms = found.plan.max_cost_ms;
         assert!(cost_ms <= 1.05 * new.max_cost_ms, "{cost_ms} {}", new.max_cost_ms);
+    }
+
+    /// Column shards that are not in the order of their ranks move one by one.
+    #[test]
+    fn a_column_shard_that_moves_takes_no_other_with_it() {
+        let table = Table { first: crate::Lookups::of(10.0), ..Table::new("t", 10_000, 64) };
+        let topology = Topology::h100(5, 1 << 30).unwrap();
+        let batch = topology.global_batch_size(512);
+        let of = |ranks: [u32; 4]| {
+            let shard = |(number, rank): (u64, u32)| crate::Shard {
+                rank,
+                rows: 0..table.rows,
+                columns: 16 * number..16 * (number + 1),
+            };
+            let shards = (0..).zip(ranks).map(shard).collect();
+            let placed = TablePlan::new(&table, ShardingType::ColumnWise, shards);
+            let tables = std::slice::from_ref(&table);
+            Plan::predict("test", tables, vec![placed], &topology, &AnalyticCost, batch).unwrap()
+        };
+        let tables = [table.clone()];
+        let found = replan(&of([2, 1, 0, 3]), &tables, &topology, &AnalyticCost, batch, 0).unwrap();
+        assert_eq!((found.required_bytes, found.moved_bytes), (0, 0));
+        // The first shard's rank is gone: a quarter of the table moves, at least.
+        let fewer = Topology::h100(4, 1 << 30).unwrap();
+        let four = replan(&of([4, 1, 0, 3]), &tables, &fewer, &AnalyticCost, batch, 1 << 30).unwrap();
+        let quarter = table.memory_bytes().unwrap() / 4;
+        assert_eq!(four.required_bytes, quarter);
+    }
+
+    /// Tables that are new find their places by costs which earlier tries left as they were.
+    #[test]
+    fn new_tables_are_spread_over_all_ranks() {
+        let topology = Topology::h100(16, 1 << 30).unwrap();
+        let model = LearnedCost::new(ModelFile::shipped("cpu").unwrap(), &topology, true).unwrap();
+        let batch = topology.global_batch_size(4096);
+        let table = |i| Table { first: crate::Lookups::of(5.0), ..Table::new(format!("t{i}"), 50_000, 16) };
+        let mut tables: Vec<Table> = (0..32).map(table).collect();
+        let before = Beam::Full.plan(&tables, &topology, &model, batch).unwrap();
+        tables.extend((32..64).map(table));
+        let found = replan(&before, &tables, &topology, &model, batch, 0).unwrap();
+        let on_upper_half = |plan: &Plan| {
+            let new = plan.tables[32..].iter().flat_map(|table| &table.shards);
+            new.filter(|shard| shard.rank >= 8).count()
+        };
+        assert!(on_upper_half(&found.plan) >= 8, "{:?}", shards(&found.plan));
     }
 
     #[test]
     fn ranks_that_are_gone_and_tables_that_grew_must_move() {
         let (mut tables, topology) = (tables(), Topology::h100(4, 1 << 30).unwrap());
-        let before = Greedy::BySize.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+        let before =
+            Greedy::BySize.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(512)).unwrap();
         let fewer = Topology::h100(3, 1 << 30).unwrap();
         let on_last = 2 * tables[0].memory_bytes().unwrap();
-        let error = replan(&before, &tables, &fewer, &AnalyticCost, 512, 1000).unwrap_err().to_string();
+        let error = replan(&before, &tables, &fewer, &AnalyticCost, fewer.global_batch_size(512), 1000)
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("5.0 MiB must move to other ranks"), "{error}");
-        let found = replan(&before, &tables, &fewer, &AnalyticCost, 512, on_last).unwrap();
+        let found =
+            replan(&before, &tables, &fewer, &AnalyticCost, fewer.global_batch_size(512), on_last).unwrap();
         assert_eq!((found.required_bytes, found.moved_bytes), (on_last, on_last));
-        found.plan.check(&tables, &fewer).unwrap();
+        found.plan.check(&tables, &fewer, found.plan.global_batch_size).unwrap();
         // New rows and new tables are no moves.
         tables[0].rows += 500;
         tables.push(Table::new("new", 100, 16));
-        let found = replan(&before, &tables, &topology, &AnalyticCost, 512, 0).unwrap();
+        let found =
+            replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(512), 0).unwrap();
         assert_eq!((found.required_bytes, found.moved_bytes), (0, 0));
-        found.plan.check(&tables, &topology).unwrap();
+        found.plan.check(&tables, &topology, found.plan.global_batch_size).unwrap();
         // A rank without room for what it has gained gives something away.
         let topology = Topology::h100(4, 13_000_000).unwrap();
         tables[0].rows = 30_000;
-        let found = replan(&before, &tables, &topology, &AnalyticCost, 512, 1 << 30).unwrap();
+        let found =
+            replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(512), 1 << 30)
+                .unwrap();
         assert!(found.required_bytes > 0, "{found:?}");
-        found.plan.check(&tables, &topology).unwrap();
+        found.plan.check(&tables, &topology, found.plan.global_batch_size).unwrap();
         let small = Topology::h100(4, 4 << 20).unwrap();
-        let error = replan(&before, &tables, &small, &AnalyticCost, 512, 1 << 30).unwrap_err().to_string();
+        let error = replan(&before, &tables, &small, &AnalyticCost, small.global_batch_size(512), 1 << 30)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("has no room beside those that stay"), "{error}");
     }
 }

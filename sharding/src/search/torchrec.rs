@@ -45,13 +45,14 @@ impl Search for TorchrecDefault {
         tables: &[Table],
         topology: &Topology,
         cost_model: &dyn CostModel,
-        batch_size: u64,
+        global_batch_size: u64,
     ) -> Result<Plan> {
         let plain: Vec<Table> = tables.iter().map(Table::without_deduplication).collect();
+        let batch_size = topology.samples_per_rank(global_batch_size);
         let problem = Problem::new(&plain, topology, &TorchrecCost, batch_size)?;
         let best = propose(&problem, MAX_PROPOSALS).ok_or_else(|| does_not_fit(&problem))?;
         let placed = problem.table_plans(&best.units, &best.places);
-        Plan::predict(self.id(), tables, placed, topology, cost_model, batch_size)
+        Plan::predict(self.id(), tables, placed, topology, cost_model, global_batch_size)
     }
 }
 
@@ -189,14 +190,9 @@ fn choices(problem: &Problem<'_>, table: usize) -> Vec<Choice> {
             .last()
             .unwrap_or(whole);
     if narrow != whole && whole.columns / narrow.columns <= problem.ranks as u64 {
-        cuts.push(vec![narrow; (whole.columns / narrow.columns) as usize]);
+        cuts.push(narrow.repeated((whole.columns / narrow.columns) as usize).collect());
     }
-    for kind in [Kind::RowsOfAll, Kind::RowsOfNode, Kind::Copies] {
-        let unit = Unit { kind, ..whole };
-        if problem.get(&unit).is_some() {
-            cuts.push(vec![unit]);
-        }
-    }
+    cuts.extend(problem.forms(table).map(|unit| vec![unit]));
     let choice = |units: Vec<Unit>| {
         let cost = |unit: &Unit| shard_ms(problem, unit, problem.priced(unit).alone_ms);
         let sum = units.iter().map(|unit| cost(unit) * problem.ranks_of(unit, 0).len() as f64).sum::<f64>();

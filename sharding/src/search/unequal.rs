@@ -44,11 +44,11 @@ proptest! {
     /// Every search's plan passes the independent check and keeps every rank's own memory; the beam's is the cheapest.
     #[test]
     fn plans_keep_every_ranks_memory(tables in tables(), topology in topology()) {
-        let ours = Beam::Full.plan(&tables, &topology, &AnalyticCost, 64);
+        let ours = Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64));
         for search in searches(3) {
-            match search.plan(&tables, &topology, &AnalyticCost, 64) {
+            match search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)) {
                 Ok(plan) => {
-                    prop_assert!(plan.check(&tables, &topology).is_ok(), "{}", search.id());
+                    prop_assert!(plan.check(&tables, &topology, plan.global_batch_size).is_ok(), "{}", search.id());
                     prop_assert!(keeps_memory(&plan, &topology), "{}", search.id());
                     let at_most = |ours: &Plan| ours.max_cost_ms <= plan.max_cost_ms * (1.0 + 1e-9);
                     prop_assert!(search.id() == "random" || ours.as_ref().is_ok_and(at_most), "{}", search.id());
@@ -68,8 +68,8 @@ proptest! {
         let groups = [said, rest].into_iter().filter(|group| group.ranks > 0).collect();
         let grouped = Topology { groups, ..plain.clone() };
         for search in searches(3) {
-            let without = search.plan(&tables, &plain, &AnalyticCost, 64);
-            match search.plan(&tables, &grouped, &AnalyticCost, 64) {
+            let without = search.plan(&tables, &plain, &AnalyticCost, plain.global_batch_size(64));
+            match search.plan(&tables, &grouped, &AnalyticCost, grouped.global_batch_size(64)) {
                 Ok(plan) => {
                     prop_assert_eq!(Plan { topology: plain.clone(), ..plan }, without.unwrap());
                 }
@@ -82,9 +82,9 @@ proptest! {
     #[test]
     fn plans_are_changed_within_every_ranks_memory(tables in tables(), topology in topology()) {
         let plain = Topology { groups: Vec::new(), memory_bytes: 1 << 30, ..topology.clone() };
-        let before = Beam::Full.plan(&tables, &plain, &AnalyticCost, 64).unwrap();
-        if let Ok(found) = replan(&before, &tables, &topology, &AnalyticCost, 64, 1 << 24) {
-            prop_assert!(found.plan.check(&tables, &topology).is_ok());
+        let before = Beam::Full.plan(&tables, &plain, &AnalyticCost, plain.global_batch_size(64)).unwrap();
+        if let Ok(found) = replan(&before, &tables, &topology, &AnalyticCost, topology.global_batch_size(64), 1 << 24) {
+            prop_assert!(found.plan.check(&tables, &topology, found.plan.global_batch_size).is_ok());
             prop_assert!(keeps_memory(&found.plan, &topology) && found.moved_bytes <= 1 << 24);
         }
     }
@@ -95,9 +95,12 @@ proptest! {
 #[test]
 fn a_smaller_last_block_has_its_own_price() {
     let table = Table {
-        pooling_factor: 20.0,
-        dedupe_factor: 2.0,
-        pooling: crate::Pooling::Attention,
+        first: crate::Lookups {
+            pooling_factor: 20.0,
+            dedupe_factor: 2.0,
+            pooling: crate::Pooling::Attention,
+            ..crate::Lookups::default()
+        },
         ..Table::new("table_0", 1237, 4)
     };
     for step in 0..64 {
@@ -115,9 +118,10 @@ fn a_smaller_last_block_has_its_own_price() {
             ..Topology::h100(1, 1 << 20).unwrap()
         };
         let tables = [table.clone()];
-        let ours = Beam::Full.plan(&tables, &topology, &AnalyticCost, 64).unwrap();
+        let ours =
+            Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)).unwrap();
         for search in searches(3) {
-            if let Ok(plan) = search.plan(&tables, &topology, &AnalyticCost, 64) {
+            if let Ok(plan) = search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(64)) {
                 let (ours, theirs) = (ours.max_cost_ms, plan.max_cost_ms);
                 assert!(ours <= theirs * (1.0 + 1e-9), "{slowest:e} {}: {ours} {theirs}", search.id());
             }
@@ -140,17 +144,21 @@ fn fast_and_slow(memory: [u64; 2]) -> Topology {
 
 #[test]
 fn fast_ranks_get_more() {
-    let tables: Vec<Table> =
-        (0..20).map(|i| Table { pooling_factor: 10.0, ..Table::new(format!("t{i}"), 100_000, 64) }).collect();
+    let tables: Vec<Table> = (0..20)
+        .map(|i| Table { first: crate::Lookups::of(10.0), ..Table::new(format!("t{i}"), 100_000, 64) })
+        .collect();
     let topology = fast_and_slow([1 << 30, 1 << 30]);
     for search in [Beam::Neuroshard, Beam::Full] {
-        let plan = search.plan(&tables, &topology, &AnalyticCost, 512).unwrap();
+        let plan = search.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(512)).unwrap();
         let [slow, fast] = [plan.ranks[0].memory_bytes, plan.ranks[1].memory_bytes];
         assert_eq!((slow * 4, plan.ranks.len()), (fast, 2), "{plan:?}");
         assert!((plan.ranks[0].compute_ms / plan.ranks[1].compute_ms - 1.0).abs() < 0.01, "{plan:?}");
-        plan.check(&tables, &topology).unwrap();
+        plan.check(&tables, &topology, plan.global_batch_size).unwrap();
         // What stood there moves with the check: the same plan does not fit where the fast rank has less.
-        let error = plan.check(&tables, &fast_and_slow([1 << 30, 1 << 28])).unwrap_err().to_string();
+        let error = plan
+            .check(&tables, &fast_and_slow([1 << 30, 1 << 28]), plan.global_batch_size)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("rank 1 would hold") && error.contains("and has 256.0 MiB"), "{error}");
     }
 }
@@ -160,22 +168,28 @@ fn errors_name_the_rank_with_most_room_and_rows_fit_the_smallest() {
     // 26.0 MB: more than either rank.
     let tables = [Table::new("large", 100_000, 64)];
     let topology = fast_and_slow([1 << 20, 20 << 20]);
-    let error = Beam::Full.plan(&tables, &topology, &AnalyticCost, 8).unwrap_err().to_string();
+    let error = Beam::Full
+        .plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(8))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("2 ranks together have 21.0 MiB"), "{error}");
     let search = &searches(1)[1];
-    let error = search.plan(&tables, &topology, &AnalyticCost, 8).unwrap_err().to_string();
+    let error = search
+        .plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(8))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("rank 1 has the most left with 20.0 MiB of 20.0 MiB"), "{error}");
     let topology = fast_and_slow([1 << 10, 20 << 20]);
-    let small = [Table { pooling_factor: 20.0, ..Table::new("small", 1_000, 64) }];
+    let small = [Table { first: crate::Lookups::of(20.0), ..Table::new("small", 1_000, 64) }];
     for search in searches(1) {
-        let error = search.plan(&small, &topology, &AnalyticCost, 4096);
+        let error = search.plan(&small, &topology, &AnalyticCost, topology.global_batch_size(4096));
         let error = error.unwrap_err().to_string();
         assert!(error.starts_with("rank 0 has 1.0 KiB, and its buffers to ask"), "{} {error}", search.id());
     }
     let topology = fast_and_slow([1 << 20, 20 << 20]);
     // Equal halves would be over the first rank's memory; the second has room for the whole.
-    let tables = [Table { pooling_factor: 20.0, ..Table::new("large", 60_000, 64) }];
-    let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, 8).unwrap();
+    let tables = [Table { first: crate::Lookups::of(20.0), ..Table::new("large", 60_000, 64) }];
+    let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, topology.global_batch_size(8)).unwrap();
     assert_eq!((plan.tables[0].sharding_type, plan.tables[0].shards[0].rank), (ShardingType::TableWise, 1));
     let found = plan.alternatives("large", &tables, &AnalyticCost).unwrap();
     assert!(found.iter().all(|other| other.missing_bytes > 0), "{found:?}");

@@ -189,6 +189,69 @@ fn new_partitions_and_new_ids_are_learned_day_by_day() {
     assert_eq!(dir.command(&wednesday).json()["samples"], 3);
 }
 
+/// The tables of a model that goes on are those of the run, in the planner as in the trainer: new ids find rows that are
+/// there, or tables grow.
+#[test]
+fn a_model_goes_on_by_a_plan_of_its_tables() {
+    for headroom in [0, 10] {
+        let dir = Dir::new();
+        write_logs(&dir);
+        let group = "group = \"history\" }";
+        dir.edit("logs/dataset.toml", group, "group = \"history\", vocabulary = \"items\" }");
+        let config = dir.text("logs/dataset.toml");
+        dir.write("logs/dataset.toml", config + "\n[vocabularies.items]\norder = \"frequency\"\n");
+        let data = "[data]\ntrain = \"\"\nlabel = \"clicked\"\n";
+        let model = "[model]\nbottom_mlp = [8, 4]\ntop_mlp = [8, 1]\n";
+        let checkpoint = "[checkpoint]\nevery_steps = 1\n";
+        let embedding = format!("[embedding]\nheadroom = {headroom}\n");
+        dir.write(
+            "logs/train.toml",
+            format!("format_version = 1\n{data}{model}[train]\nbatch_size = 2\n{checkpoint}{embedding}"),
+        );
+        let all = "ON f.request = e.request";
+        let day = |split: &str, command: &str| {
+            dir.edit("logs/dataset.toml", all, &format!("{all} WHERE e.split = '{split}'"));
+            dir.command(&format!("onefold-ingest {command} logs/dataset.toml --out dataset")).works();
+            dir.edit("logs/dataset.toml", &format!("{all} WHERE e.split = '{split}'"), all);
+        };
+        day("holdout", "build --buckets 2");
+        let tables = "onefold-shard tables logs/train.toml --data dataset";
+        dir.command(&format!("{tables} --out monday.json")).works();
+        dir.command("onefold-shard topology --ranks 2 --memory 1GiB --out topology.json").works();
+        let plan = "onefold-shard plan --topology topology.json";
+        dir.command(&format!("{plan} --tables monday.json --out monday-plan.json")).works();
+        dir.command(&format!("{RUN} --out monday")).works();
+
+        day("train", "append");
+        let replan = "onefold-shard replan --plan monday-plan.json --budget 1MiB";
+        let ranks = "onefold-train launch --ranks 2 -- run logs/train.toml --data dataset --timeout 300";
+        dir.command(&format!("{tables} --warm-start monday --out tuesday.json")).works();
+        dir.command(&format!("{replan} --tables tuesday.json --out tuesday-plan.json")).works();
+        let warm = format!("{ranks} --warm-start monday --new-partitions --plan tuesday-plan.json");
+        dir.command(&format!("{warm} --out tuesday --max-steps 2")).works();
+
+        // The first run goes on from a checkpoint, with the dataset as it was.
+        dir.command(&format!("{RUN} --out begun --at 1 --max-steps 1")).works();
+        dir.command(&format!("{tables} --resume begun --out begun.json")).works();
+        assert_eq!(dir.text("begun.json"), dir.text("monday.json"));
+        dir.command(&format!("{tables} --warm-start nothing --out none.json")).fails(&[
+            "nothing/run.json",
+            "not a run: it is missing",
+            "onefold-train run --out",
+        ]);
+        dir.command(&format!("{tables} --at 9 --out none.json")).fails(&["9"]);
+        // Without the run the planner takes rows for the ids that there are now: the trainer says what to do.
+        dir.command(&format!("{tables} --out without.json")).works();
+        if headroom > 0 {
+            assert_ne!(dir.text("without.json"), dir.text("tuesday.json"));
+            dir.command(&format!("{plan} --tables without.json --out without-plan.json")).works();
+            let wrong = warm.replace("tuesday-plan", "without-plan");
+            dir.command(&format!("{wrong} --out wrong"))
+                .fails(&["the plan is not valid", "--warm-start RUN"]);
+        }
+    }
+}
+
 #[test]
 fn what_a_model_cannot_go_on_with_is_refused() {
     let dir = with_dataset();

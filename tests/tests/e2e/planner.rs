@@ -80,17 +80,23 @@ fn a_dataset_is_planned_checked_shown_and_exported() {
     assert_eq!(table(&statistics, "user_00")["pooling_factor"], user["pooling_factor"]);
     assert!(table(&statistics, "user_00").get("access_bins").is_none());
     assert_eq!(factor(table(&statistics, "user_00")), 1.0);
+    // With less memory fewer samples are counted.
+    dir.command(&format!("{TABLES} --memory-limit 64KiB --out less.json")).works();
+    assert_ne!(dir.text("less.json"), dir.text("tables.json"));
     dir.command(&format!("{TABLES} --dedupe-factor user_a=9 --out given.json")).works();
     assert_eq!(factor(table(&json_of(&dir, "given.json"), "user_00")), 9.0);
 
     dir.command("onefold-shard topology --ranks 4 --memory 2MiB --out topology.json").works();
     let planned = dir.command(&format!("{PLAN} --out plan.json")).json();
     assert_eq!((planned["ranks"].as_u64(), planned["cost_model"].as_str()), (Some(4), Some("analytic_v2")));
+    // The ranks divide the training's batch.
+    let batch = [&tables["global_batch_size"], &planned["global_batch_size"], &planned["samples_per_rank"]];
+    assert_eq!(batch.map(Value::as_u64), [Some(256), Some(256), Some(64)]);
     let valid =
         dir.command("onefold-shard check plan.json --tables tables.json --topology topology.json").json();
     assert_eq!(valid["valid"], true);
     let shown = dir.command("onefold-shard show plan.json --html plan.html").works();
-    assert!(shown.contains("Bottleneck: rank") && shown.contains("Why large tables stand"), "{shown}");
+    assert!(shown.contains("Bottleneck: rank") && shown.contains("Why large tables are"), "{shown}");
     let page = dir.text("plan.html");
     assert!(page.contains("user_00") && page.contains("<svg") && !page.contains("http"), "{page}");
     dir.command(&format!("{PLAN} --search greedy_by_size --out greedy.json")).works();
@@ -245,8 +251,10 @@ fn a_machine_is_measured_learned_and_planned_for() {
     let names: Vec<_> = reports.iter().map(|report| report["model"].as_str().unwrap()).collect();
     assert_eq!(names, ["compute", "forward", "backward", "gather"]);
 
-    dir.command("onefold-shard tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks")
-        .works();
+    dir.command(
+        "onefold-evaluate-plans tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks",
+    )
+    .works();
     let mut topology = json_of(&dir, "tasks/task-000/topology.json");
     topology["hardware"] = json!(machine);
     dir.write("topology.json", topology.to_string());
@@ -268,8 +276,10 @@ fn a_machine_is_measured_learned_and_planned_for() {
 #[test]
 fn a_cost_model_comes_with_the_program() {
     let dir = Dir::new();
-    dir.command("onefold-shard tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks")
-        .works();
+    dir.command(
+        "onefold-evaluate-plans tasks --tables 6 --ranks 2 --max-dim 16 --count 1 --seed 2 --out tasks",
+    )
+    .works();
     let plan = "onefold-shard plan --tables tasks/task-000/tables.json";
     let task = "--topology tasks/task-000/topology.json";
     let refused = dir.command(&format!("{plan} {task} --model cpu --out plan.json"));
@@ -294,12 +304,13 @@ fn a_cost_model_comes_with_the_program() {
 fn the_ranks_of_plans_are_measured() {
     let dir = Dir::new();
     dir.command(
-        "onefold-shard tasks --tables 5 --ranks 2 --max-dim 4 --count 2 --seed 4 --samples 512 --memory 1GiB --out tasks",
+        "onefold-evaluate-plans tasks --tables 5 --ranks 2 --max-dim 4 --count 2 --seed 4 --global-batch-size 512 --memory 1GiB --out tasks",
     )
     .works();
-    let compared = dir.command("onefold-shard compare --tasks tasks --plans plans").json();
+    let compared = dir.command("onefold-evaluate-plans compare --tasks tasks --plans plans").json();
     assert_eq!(compared["plans"], "plans");
-    dir.command("onefold-shard compare --tasks tasks --plans plans").fails(&["`plans` already exists"]);
+    dir.command("onefold-evaluate-plans compare --tasks tasks --plans plans")
+        .fails(&["`plans` already exists"]);
     let measured = dir.command("onefold-train measure-plans --tasks tasks --plans plans --threads 1").json();
     let agreement = &measured["agreement"];
     assert_eq!((agreement["tasks"].as_u64(), agreement["ranks"].as_u64()), (Some(2), Some(2 * 8 * 2)));
@@ -313,7 +324,7 @@ fn the_ranks_of_plans_are_measured() {
     dir.command(&format!("{one} plans/task-001/beam.json")).fails(&["plans/task-001/beam.json"]);
     dir.command(&format!("{one} nothing.json")).fails(&["nothing.json", "onefold-shard plan"]);
     dir.command("onefold-train measure-plans --tasks tasks --plans nothing")
-        .fails(&["nothing/task-000", "onefold-shard compare"]);
+        .fails(&["nothing/task-000", "onefold-evaluate-plans compare"]);
     let without = dir.command("onefold-train measure-plans plans/task-000/beam.json").output();
     assert_eq!(without.status.code(), Some(2));
 
@@ -337,7 +348,7 @@ fn the_ranks_of_plans_are_measured() {
 }
 
 fn file(tables: &[&str]) -> String {
-    format!(r#"{{"format_version": 1, "batch_size": 1, "tables": [{}]}}"#, tables.join(", "))
+    format!(r#"{{"format_version": 2, "global_batch_size": 2, "tables": [{}]}}"#, tables.join(", "))
 }
 
 const SMALL: &str = r#"{"name": "small", "rows": 100, "dim": 8, "pooling_factor": 1}"#;
@@ -355,7 +366,7 @@ fn tables_that_cannot_be_planned() {
                 "the tables do not fit",
                 "2 ranks together have 2.0 MiB",
                 "are missing",
-                "plan for 35 ranks or more",
+                "plan for 40 ranks or more",
             ],
         ),
         (

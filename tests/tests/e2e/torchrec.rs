@@ -44,7 +44,10 @@ fn torchrec_builds_and_trains_an_exported_plan() {
         json!({"name": name, "rows": 100, "dim": 16, "pooling_factor": 2.0, "further_features": further})
     };
     let tables: Vec<Value> = names.iter().map(shared).collect();
-    dir.write("tables.json", json!({"format_version": 1, "batch_size": 8, "tables": tables}).to_string());
+    dir.write(
+        "tables.json",
+        json!({"format_version": 2, "global_batch_size": 16, "tables": tables}).to_string(),
+    );
     dir.command("onefold-shard topology --ranks 2 --memory 1MiB --out topology.json").works();
     dir.command("onefold-shard plan --tables tables.json --topology topology.json --out plan.json").works();
     // What the search finds, and then one of each kind.
@@ -81,23 +84,23 @@ fn torchrec_builds_and_trains_an_exported_plan() {
 #[ignore = "needs TorchRec of PyPI: `make test-torchrec` installs it and runs this"]
 fn torchrecs_own_planner_places_tables_no_better() {
     let dir = Dir::new();
-    let sizes = "--tables 10-30 --ranks 4 --max-dim 256 --samples 8192 --memory 8GiB";
-    dir.command(&format!("onefold-shard tasks {sizes} --count 4 --seed 5 --out tasks")).works();
+    let sizes = "--tables 10-30 --ranks 4 --max-dim 256 --global-batch-size 8192 --memory 8GiB";
+    dir.command(&format!("onefold-evaluate-plans tasks {sizes} --count 4 --seed 5 --out tasks")).works();
     for task in 0..4 {
         let file = |name: &str| format!("tasks/task-{task:03}/{name}");
         let (tables, topology, out) = (file("tables.json"), file("topology.json"), file("placed.json"));
         let arguments = [tables.clone(), topology.clone(), "--out".to_owned(), out.clone()];
         run_script(&dir, "torchrec_planner.py", &arguments);
-        let TableFile { batch_size, tables, .. } = TableFile::load(&dir.path(tables)).unwrap();
+        let TableFile { global_batch_size, tables, .. } = TableFile::load(&dir.path(tables)).unwrap();
         let topology = Topology::load(&dir.path(topology)).unwrap();
         let written: Value = serde_json::from_str(&dir.text(out)).unwrap();
         let placed: Vec<TablePlan> = serde_json::from_value(written["tables"].clone()).unwrap();
         let theirs =
-            Plan::predict("torchrec", &tables, placed, &topology, &AnalyticCost, batch_size).unwrap();
-        theirs.check(&tables, &topology).unwrap();
+            Plan::predict("torchrec", &tables, placed, &topology, &AnalyticCost, global_batch_size).unwrap();
+        theirs.check(&tables, &topology, theirs.global_batch_size).unwrap();
         let of = |search: &dyn Search| {
-            let plan = search.plan(&tables, &topology, &AnalyticCost, batch_size).unwrap();
-            plan.check(&tables, &topology).unwrap();
+            let plan = search.plan(&tables, &topology, &AnalyticCost, global_batch_size).unwrap();
+            plan.check(&tables, &topology, plan.global_batch_size).unwrap();
             plan.max_cost_ms
         };
         let (baseline, beam) = (of(&TorchrecDefault), of(&Beam::Full));

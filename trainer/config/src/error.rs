@@ -18,7 +18,7 @@ pub enum Error {
         /// The configuration file.
         path: PathBuf,
         /// What is wrong with its tables.
-        source: onefold_sharding::Error,
+        source: Fault,
     },
 
     /// Any other error: the file does not say what it should.
@@ -42,7 +42,7 @@ impl Explain for Error {
         match self {
             Self::Io(error) => error.fault(),
             Self::Dataset(error) => error.fault(),
-            Self::Tables { path, source } => source.fault().within(&format!("`{}`", path.display())),
+            Self::Tables { path, source } => source.clone().within(&format!("`{}`", path.display())),
             Self::Fault(fault) => fault.clone(),
         }
     }

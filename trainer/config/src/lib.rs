@@ -9,16 +9,16 @@ mod model;
 mod optimizer;
 mod parameters;
 mod precision;
+mod tables;
 mod tasks;
 mod training;
+mod types;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use onefold_base::versioned::parse_toml;
 use onefold_datasets::{PartitionFilter, SESSION_COLUMN, Schema, Snapshot, suggest};
-pub use onefold_sharding::TableOptimizer;
-use onefold_sharding::{EmbeddingConfig, FeatureConfig, KnownIds, TableOverride, check_ids, resolve_tables};
 use serde::{Deserialize, Serialize};
 
 pub use self::dense::{DenseConfig, Normalization};
@@ -30,11 +30,21 @@ pub use self::optimizer::{
 };
 pub use self::parameters::ParameterCount;
 pub use self::precision::Precision;
+pub use self::tables::{
+    DEFAULT_BATCH_SIZE, EmbeddingConfig, FeatureConfig, HASH_SALT, HASHED_ROWS, IdCount, IdPolicy, KnownIds,
+    MOST_ROWS, Pooling, Rows, TableConfig, TableOverride, check_ids, check_size, resolve_tables, tables_of,
+};
 pub use self::tasks::{LossConfig, TaskConfig};
 pub use self::training::{
     CheckpointConfig, DataConfig, EarlyStoppingConfig, EvaluationConfig, ExchangeConfig, LoopConfig,
     WatchedMetric,
 };
+pub use self::types::{DataType, TableOptimizer};
+
+/// The description of a run, in its directory.
+pub const RUN_FILE: &str = "run.json";
+/// The version of [`RUN_FILE`] that the trainer writes, and the only one that is read.
+pub const RUN_FORMAT_VERSION: u32 = 2;
 
 /// The version of `train.toml` that this program reads.
 const FORMAT_VERSION: u32 = 1;

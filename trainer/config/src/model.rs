@@ -1,10 +1,9 @@
 //! `[model]`.
 
-use onefold_sharding::{FeatureConfig, Pooling};
 use serde::{Deserialize, Serialize};
 
-use super::TrainConfig;
 use super::parameters::mlp_parameters;
+use super::{FeatureConfig, Pooling, TrainConfig};
 
 /// `[model]`: a DLRM.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -1,7 +1,8 @@
 //! `[optimizer]` and `[schedule]`.
 
-use onefold_sharding::TableOptimizer;
 use serde::{Deserialize, Serialize};
+
+use super::TableOptimizer;
 
 /// `[optimizer]`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

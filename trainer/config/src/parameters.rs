@@ -1,9 +1,8 @@
 //! How large a model is.
 
-use onefold_sharding::{FeatureConfig, TableConfig, tables_of};
 use serde::Serialize;
 
-use super::{Interaction, TableOptimizer, TrainConfig};
+use super::{FeatureConfig, Interaction, TableConfig, TableOptimizer, TrainConfig, tables_of};
 
 impl TrainConfig {
     /// Parameters of the model with these sparse features and this number of dense ones.

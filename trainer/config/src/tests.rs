@@ -1,5 +1,4 @@
 use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
-use onefold_sharding::Pooling;
 
 use super::*;
 
@@ -182,8 +181,8 @@ fn parameters_are_counted() {
         dim: 4,
         pooling,
         target: None,
-        ids: onefold_sharding::IdPolicy::Checked,
-        dtype: onefold_sharding::DataType::Fp32,
+        ids: crate::IdPolicy::Checked,
+        dtype: crate::DataType::Fp32,
     };
     let other = |pooling| FeatureConfig { feature: "y".into(), ..table(pooling) };
     // Bottom 3-8-4: 32 + 36; two tables and the bottom vector: top (4 + 3)-8-1: 64 + 9.
@@ -194,7 +193,7 @@ fn parameters_are_counted() {
     let count_of_shared = config.parameters(&[table(Pooling::Sum), shared], 3);
     assert_eq!((count_of_shared.dense, count_of_shared.embedding), (32 + 36 + 64 + 9, 400));
     assert_eq!(count.bytes(), 4 * (141 + 800 + 200));
-    let narrow = FeatureConfig { dtype: onefold_sharding::DataType::Bf16, ..table(Pooling::Sum) };
+    let narrow = FeatureConfig { dtype: crate::DataType::Bf16, ..table(Pooling::Sum) };
     let count = config.parameters(&[narrow, other(Pooling::Mean)], 3);
     assert_eq!((count.embedding, count.bytes()), (800, 4 * (141 + 400 + 200) + 2 * 400));
     let mut adam = config.clone();

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use onefold_datasets::Schema;
 use onefold_ikjt::Shuffle;
-use onefold_sharding::{DEFAULT_BATCH_SIZE, DataType};
 use serde::{Deserialize, Serialize};
 
-use super::{LossConfig, Precision};
+use super::{DEFAULT_BATCH_SIZE, DataType, LossConfig, Precision};
 
 /// `[data]`.
 #[derive(Debug, Clone, Serialize, Deserialize)]

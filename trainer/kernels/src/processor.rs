@@ -1,13 +1,6 @@
-//! The processor's name and the instructions that it has for products.
+//! The instructions that the processor has for products.
 
 use super::simd::{self, WIDTH};
-
-/// Returns the processor's model name as `/proc/cpuinfo` has it, or `None` where it has none.
-pub fn name() -> Option<String> {
-    let text = fs_err::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map(|(_, name)| name.trim().to_owned())
-}
 
 /// Returns whether kernels use the processor's vectors: where they do not, libtorch's products are faster.
 pub fn has_vectors() -> bool {

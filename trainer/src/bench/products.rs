@@ -3,7 +3,6 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use onefold_kernels::processor;
 use onefold_kernels::product::{Arithmetic, Finish, Matrix, is_narrow, multiply, peak};
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
@@ -90,7 +89,7 @@ pub fn measure_products(threads: usize, rounds: usize) -> Result<ProductsReport>
             });
         }
     }
-    let processor = processor::name().unwrap_or_else(|| "unknown".to_owned());
+    let processor = onefold_base::process::processor_name().unwrap_or_else(|| "unknown".to_owned());
     Ok(ProductsReport { processor, threads, peaks: peaks.to_vec(), products })
 }
 

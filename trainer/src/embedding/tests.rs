@@ -454,8 +454,15 @@ fn a_plan_gives_shards_in_the_order_of_tables() {
     placed[0].shards[0].rows = 0..4;
     placed[0].shards.push(onefold_sharding::Shard { rank: 0, rows: 4..ROWS, columns: 0..DIM as u64 });
     let topology = Topology::h100(2, 1 << 30).unwrap();
-    let plan =
-        onefold_sharding::Plan::predict("test", &planned, placed, &topology, &AnalyticCost, 8).unwrap();
+    let plan = onefold_sharding::Plan::predict(
+        "test",
+        &planned,
+        placed,
+        &topology,
+        &AnalyticCost,
+        topology.global_batch_size(8),
+    )
+    .unwrap();
     let shard = |table, rank, rows| Shard { table, rank, rows, columns: 0..DIM as u64 };
     let expected = [shard(0, 0, 0..ROWS), shard(1, 1, 0..4), shard(1, 0, 4..ROWS)];
     assert_eq!(Shard::of_plan(&plan, &configs).unwrap(), expected);

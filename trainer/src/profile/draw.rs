@@ -67,11 +67,12 @@ pub(super) fn draw(
     let most = options.samples as f64;
     let least = most.min((LEAST_SAMPLES * u64::from(ranks)) as f64);
     let drawn = least * (most / least).powf(rng.random());
-    let ids: f64 = tables.iter().map(|table| table.pooling_factor / table.dedupe_factor).sum();
-    let batch_size = (drawn.min(MAX_IDS / ids.max(1e-9)) / f64::from(ranks)).floor().max(1.0) as u64;
+    let ids: f64 = tables.iter().map(|table| table.first.pooling_factor / table.first.dedupe_factor).sum();
+    let samples_per_rank = (drawn.min(MAX_IDS / ids.max(1e-9)) / f64::from(ranks)).floor().max(1.0) as u64;
     // Buffers need no room here.
     let topology = Topology::h100(ranks, 1 << 50).map_err(unsuitable)?;
-    let plan = Plan::predict("profile", &tables, placed, &topology, &AnalyticCost, batch_size);
+    let batch = topology.global_batch_size(samples_per_rank);
+    let plan = Plan::predict("profile", &tables, placed, &topology, &AnalyticCost, batch);
     Ok(Drawn { tables, plan: plan.map_err(unsuitable)?, exponents })
 }
 
@@ -98,12 +99,15 @@ fn table(
     let table = Table {
         dtype: [DataType::Fp32, DataType::Fp32, DataType::Bf16, DataType::Fp16][rng.random_range(0..4)],
         optimizer,
-        pooling: if rng.random_bool(0.2) { Pooling::Attention } else { Pooling::Sum },
-        pooling_factor,
-        dedupe_factor,
-        // Of fewer ids than lists, most lists are empty.
-        list_dedupe_factor: Some(dedupe_factor / pooling_factor.clamp(1e-6, 1.0)),
-        access_bins: Some(AccessBins::zipf(rows, accesses, exponent)),
+        first: Lookups {
+            pooling: if rng.random_bool(0.2) { Pooling::Attention } else { Pooling::Sum },
+            pooling_factor,
+            dedupe_factor,
+            // Of fewer ids than lists, most lists are empty.
+            list_dedupe_factor: Some(dedupe_factor / pooling_factor.clamp(1e-6, 1.0)),
+            access_bins: Some(AccessBins::zipf(rows, accesses, exponent)),
+            ..Lookups::default()
+        },
         ..Table::new(format!("table_{number}"), rows, dim)
     };
     (table, exponent)
@@ -204,14 +208,15 @@ mod tests {
         let (mut seen, mut kinds, mut optimizers) = (Vec::new(), Vec::new(), Vec::new());
         for number in 0..200 {
             let Drawn { tables, plan, exponents } = draw(&mut rng, &pool, &options, number).unwrap();
-            plan.check(&tables, &plan.topology).unwrap();
+            plan.check(&tables, &plan.topology, plan.global_batch_size).unwrap();
             let ranks = plan.topology.ranks;
             assert_eq!((tables.len(), ranks == 1 || ranks == 4), (exponents.len(), true));
-            let samples = (plan.batch_size * u64::from(ranks)) as f64;
-            let ids: f64 = tables.iter().map(|table| table.pooling_factor / table.dedupe_factor).sum();
-            assert!((ids * samples <= 1.01 * MAX_IDS || plan.batch_size == 1) && samples <= 65_536.0);
+            let samples = plan.global_batch_size as f64;
+            let ids: f64 =
+                tables.iter().map(|table| table.first.pooling_factor / table.first.dedupe_factor).sum();
+            assert!((ids * samples <= 1.01 * MAX_IDS || plan.samples_per_rank() == 1) && samples <= 65_536.0);
             seen.push(samples);
-            let plain = tables.iter().all(|table| table.dedupe_factor == 1.0);
+            let plain = tables.iter().all(|table| table.first.dedupe_factor == 1.0);
             assert!(plain || !number.is_multiple_of(PLAIN_SETS));
             kinds.extend(plan.tables.iter().map(|table| table.sharding_type));
             optimizers.push(tables[0].optimizer);
@@ -232,14 +237,17 @@ mod tests {
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         for (pooling_factor, list_dedupe_factor) in [(20.0, 2.0), (0.5, 8.0)] {
             let table = Table {
-                pooling_factor,
-                dedupe_factor: 2.0,
-                list_dedupe_factor: Some(list_dedupe_factor),
+                first: Lookups {
+                    pooling_factor,
+                    dedupe_factor: 2.0,
+                    list_dedupe_factor: Some(list_dedupe_factor),
+                    ..Lookups::default()
+                },
                 ..Table::new("t", 100, 4)
             };
             let lookups = table.lookups().next().unwrap();
             let [lists, ids] = lookups.distinct(40_000.0);
-            let (_, group) = fill(&mut rng, ("f", &table), (&lookups, 0.8), 40_000).unwrap();
+            let (_, group) = fill(&mut rng, ("f", &table), (lookups, 0.8), 40_000).unwrap();
             let feature = &group.features()[0];
             assert_eq!(feature.rows() as f64, lists);
             assert!((feature.values().len() as f64 / ids - 1.0).abs() < 0.03, "{}", feature.values().len());

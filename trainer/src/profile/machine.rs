@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use onefold_kernels::processor;
+use onefold_base::process::hardware_name;
 use onefold_sharding::Costs;
 
 use crate::device::Accelerator;
@@ -27,9 +27,7 @@ impl Machine {
         if let Some(device) = &self.device {
             return device.describe();
         }
-        let model = processor::name().unwrap_or_else(|| "unknown processor".to_owned());
-        let threads = self.threads;
-        format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })
+        hardware_name(self.threads)
     }
 
     /// Costs of this machine, of which none are measured yet.

@@ -46,14 +46,14 @@ impl PlanSet {
         let mut plans = Vec::with_capacity(files.len());
         for file in files {
             let plan = Plan::load(file).map_err(of(file))?;
-            plan.check(&table_file.tables, &plan.topology).map_err(of(file))?;
+            plan.check(&table_file.tables, &plan.topology, plan.global_batch_size).map_err(of(file))?;
             let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             plans.push((name, plan));
         }
         Ok(Self { name, tables: table_file, plans })
     }
 
-    /// The plans of the first `count` tasks in `tasks`, as `onefold-shard compare --plans` writes them: a folder of the
+    /// The plans of the first `count` tasks in `tasks`, as `onefold-evaluate-plans compare --plans` writes them: a folder of the
     /// task's name in `plans`, with a file per search.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl PlanSet {
     pub fn load_tasks(tasks: &Path, plans: &Path, count: usize) -> Result<Vec<Self>> {
         let hint = || {
             format!(
-                "make tasks with `onefold-shard tasks`, and plans with `onefold-shard compare --tasks {} --plans DIR`",
+                "make tasks with `onefold-evaluate-plans tasks`, and plans with `onefold-evaluate-plans compare --tasks {} --plans DIR`",
                 tasks.display()
             )
         };
@@ -256,7 +256,7 @@ fn times(
 
 /// By table and feature: the exponent of the Zipf law nearest to the accesses.
 fn exponents(tables: &[Table]) -> Vec<Vec<f64>> {
-    let of_feature = |table: &Table, lookups: Lookups| {
+    let of_feature = |table: &Table, lookups: &Lookups| {
         let [_, accesses] = lookups.distinct(ACCESS_BATCH as f64);
         lookups.accesses(table.rows).nearest_zipf(table.rows, accesses)
     };
@@ -375,7 +375,7 @@ fn check_memory(task: &str, name: &str, plan: &Plan, together: usize) -> Result<
             onefold_base::units::format_bytes(needed),
             onefold_base::units::format_bytes(available)
         ),
-        "measure plans of smaller tables, as `onefold-shard tasks --memory 512MiB` draws them",
+        "measure plans of smaller tables, as `onefold-evaluate-plans tasks --memory 512MiB` draws them",
     ))
 }
 
@@ -395,14 +395,16 @@ mod tests {
     use crate::distributed::Alone;
 
     fn sets() -> Vec<PlanSet> {
-        let table = |i| Table { pooling_factor: 30.0, ..Table::new(format!("t{i}"), 2_000, 32) };
+        let table = |i| Table { first: Lookups::of(30.0), ..Table::new(format!("t{i}"), 2_000, 32) };
         let tables: Vec<Table> = (0..4).map(table).collect();
-        let file = TableFile::new(256, tables.clone()).unwrap();
+        let file = TableFile::new(1280, tables.clone()).unwrap();
         let [one, five] = [1, 5].map(|ranks| Topology::h100(ranks, 1 << 30).unwrap());
         let whole = Beam::Full.plan(&tables, &one, &AnalyticCost, 1280).unwrap();
-        let spread = Greedy::BySize.plan(&tables, &five, &AnalyticCost, 256).unwrap();
+        let spread = Greedy::BySize.plan(&tables, &five, &AnalyticCost, five.global_batch_size(256)).unwrap();
         let copied = tables.iter().map(|table| TablePlan::data_parallel(table, 5)).collect();
-        let copied = Plan::predict("copied", &tables, copied, &five, &AnalyticCost, 256).unwrap();
+        let copied =
+            Plan::predict("copied", &tables, copied, &five, &AnalyticCost, five.global_batch_size(256))
+                .unwrap();
         let again = Plan { search: "another".into(), ..spread.clone() };
         let plans = [("whole", whole), ("spread", spread), ("copied", copied), ("again", again)]
             .map(|(name, plan)| (name.into(), plan));

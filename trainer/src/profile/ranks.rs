@@ -83,8 +83,8 @@ impl PlanRank {
         for (table, exponents) in workload.tables.iter().zip(workload.exponents) {
             let looked_up = table.feature_names().zip(table.lookups()).zip(exponents);
             for ((name, lookups), exponent) in looked_up {
-                let laws = (&lookups, *exponent);
-                let (config, group) = fill(&mut rng, (name, table), laws, workload.plan.batch_size)?;
+                let laws = (lookups, *exponent);
+                let (config, group) = fill(&mut rng, (name, table), laws, workload.plan.samples_per_rank())?;
                 features.push(config);
                 groups.push(group);
             }

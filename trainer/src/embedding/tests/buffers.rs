@@ -20,7 +20,19 @@ fn table(pooling: Pooling) -> (FeatureConfig, Table) {
     let table = Table::new("a", TABLE_ROWS, COLUMNS);
     // One list in nine is empty, and is not looked up.
     let list_dedupe_factor = Some(9.0 / 8.0);
-    (config, Table { pooling, pooling_factor: 4.0, list_dedupe_factor, access_bins, ..table })
+    (
+        config,
+        Table {
+            first: onefold_sharding::Lookups {
+                pooling,
+                pooling_factor: 4.0,
+                list_dedupe_factor,
+                access_bins,
+                ..table.first.clone()
+            },
+            ..table
+        },
+    )
 }
 
 fn placed(table: &Table, kind: ShardingType) -> TablePlan {
@@ -88,9 +100,16 @@ fn plans_reserve_what_ranks_exchange() {
             let topology = Topology::h100(RANKS, 1 << 30).unwrap();
             let tables = [table];
             let placed = vec![placed(&tables[0], kind)];
-            let plan = Plan::predict("test", &tables, placed, &topology, &AnalyticCost, SAMPLES as u64);
+            let plan = Plan::predict(
+                "test",
+                &tables,
+                placed,
+                &topology,
+                &AnalyticCost,
+                topology.global_batch_size(SAMPLES as u64),
+            );
             let plan = plan.unwrap();
-            plan.check(&tables, &topology).unwrap();
+            plan.check(&tables, &topology, plan.global_batch_size).unwrap();
             let reserved: u64 = plan.ranks.iter().map(|rank| rank.buffer_bytes).sum();
             // What one rank sends another receives; a request stands in each twice, as it travels and as it is looked
             // up. Of a copy every rank has the rows of all.

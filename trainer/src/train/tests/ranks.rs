@@ -163,7 +163,9 @@ impl Jobs {
         };
         let placed = tables.iter().enumerate().map(of_table).collect();
         let topology = Topology::h100(ranks, 1 << 30).unwrap();
-        let plan = Plan::predict("test", &tables, placed, &topology, &AnalyticCost, 8).unwrap();
+        let plan =
+            Plan::predict("test", &tables, placed, &topology, &AnalyticCost, topology.global_batch_size(8))
+                .unwrap();
         let path = self.folder.path().join(format!("{division:?}-{ranks}.json"));
         plan.store(&path).unwrap();
         Some(path)

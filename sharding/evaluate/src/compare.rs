@@ -1,4 +1,4 @@
-//! `onefold-shard compare`: every search on the same tasks.
+//! `compare`: every search on the same tasks.
 
 use std::fmt::Write;
 
@@ -6,11 +6,12 @@ use anyhow::Result;
 use onefold_base::units::count_of;
 use onefold_sharding::{Plan, searches};
 use onefold_sharding_benchmark::{Comparison, MethodFigures, Task, compare};
+use onefold_sharding_cli::cost_model;
 use onefold_terminal::Printer;
 use serde_json::{Value, json};
 
 use crate::cli::CompareArguments;
-use crate::{Staged, cost_model};
+use crate::staged::Staged;
 
 pub(crate) fn compare_command(arguments: &CompareArguments, printer: &Printer) -> Result<()> {
     let tasks = Task::load_all(&arguments.tasks)?;

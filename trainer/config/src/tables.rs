@@ -4,14 +4,18 @@
 mod rows;
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 
+use onefold_base::fault::{Fault, Kind, Text};
 use onefold_base::units::format_count;
 use onefold_datasets::{FeatureStatistics, Schema, SparseFeature, SparseKind, suggest};
 use serde::{Deserialize, Serialize};
 
 pub use self::rows::{HASHED_ROWS, IdCount, KnownIds, MOST_ROWS, Rows};
 use self::rows::{counts_of_tables, resolve_rows};
-use crate::{DataType, Error, Result};
+use crate::DataType;
+
+type Result<T, E = Fault> = std::result::Result<T, E>;
 
 /// The `[embedding]` section of a training configuration: the defaults of every table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -215,13 +219,18 @@ pub fn tables_of(features: &[FeatureConfig]) -> (Vec<TableConfig>, Vec<usize>) {
     (tables, numbers)
 }
 
+/// A section of a training configuration, such as `tables.history`, that does not fit the dataset.
+fn wrong_section(section: impl fmt::Display, message: String, hint: impl Into<Text>) -> Fault {
+    Fault::new(Kind::Options, format!("`[{section}]`: {message}")).hint(hint)
+}
+
 /// What every sparse feature of `schema` looks up, in schema order: the defaults of `embedding` with the `overrides` of
 /// `[tables.FEATURE]` on top. What one feature's section says of a table holds for all features that share it. `known`
 /// has the ids, for tables that have a row for each.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if an override names no sparse feature, rows or dim are zero or so large that the
+/// A fault if an override names no sparse feature, rows or dim are zero or so large that the
 /// table's `f32` weights would not be addressable, a feature that is no sequence pools as one, a feature that pools by
 /// `din` has no target or one that is itself no sum or mean, or another one has a target; if features share a table and
 /// contradict each other about it, or its name is that of a feature with a table of its own.
@@ -234,13 +243,13 @@ pub fn resolve_tables(
     if !(embedding.headroom >= 0.0 && embedding.headroom.is_finite()) {
         let message = format!("`headroom` is {}", embedding.headroom);
         let hint = "give a share of at least 0, as 0.1";
-        return Err(Error::config("embedding", message, hint));
+        return Err(wrong_section("embedding", message, hint));
     }
     for name in overrides.keys() {
         if !schema.sparse_features().any(|feature| feature.name == *name) {
             let message = format!("the dataset has no sparse feature `{name}`");
             let hint = suggest(name, schema.sparse_features().map(|feature| feature.name.as_str()));
-            return Err(Error::config(format!("tables.{name}"), message, hint));
+            return Err(wrong_section(format!("tables.{name}"), message, hint));
         }
     }
     check_names(overrides, schema)?;
@@ -261,7 +270,7 @@ fn check_names(overrides: &BTreeMap<String, TableOverride>, schema: &Schema) -> 
         if table.is_empty() || table.contains(['[', ']', '\n']) {
             let message = format!("feature `{feature}` has the table `{table}`");
             let hint = "give the table a name without brackets, or leave `table` out";
-            return Err(Error::config(section, message, hint));
+            return Err(wrong_section(section, message, hint));
         }
         let named = schema.sparse_features().any(|other| other.name == *table);
         if named && table != feature && overrides.get(table).is_none_or(|other| other.table.is_none()) {
@@ -271,7 +280,7 @@ fn check_names(overrides: &BTreeMap<String, TableOverride>, schema: &Schema) -> 
             let hint = format!(
                 "to share it, set `table = \"{table}\"` under `[tables.{table}]` too; or choose another name"
             );
-            return Err(Error::config(section, message, hint));
+            return Err(wrong_section(section, message, hint));
         }
     }
     Ok(())
@@ -314,7 +323,7 @@ fn agreed<T: Copy + PartialEq + Serialize>(
     };
     let text = |value| serde_json::to_string(&value).unwrap_or_default();
     let (expected, other) = (text(expected), text(other));
-    Err(Error::config(
+    Err(wrong_section(
         format!("tables.{feature}"),
         format!(
             "`{key}` is {other}, but {expected} under `[tables.{first}]`, whose table `{table}` is the same"
@@ -334,7 +343,7 @@ fn check_targets(tables: &[FeatureConfig], overrides: &BTreeMap<String, TableOve
         let own = overrides.get(feature).is_some_and(|own| own.pooling.is_some() || own.target.is_some());
         let wrong = |message: String, hint: String| {
             let section = if own { format!("tables.{feature}") } else { "embedding".to_owned() };
-            Err(Error::config(section, message, hint))
+            Err(wrong_section(section, message, hint))
         };
         let Some(target) = &table.target else {
             let message = format!("feature `{feature}` pools by din but has no target");
@@ -373,7 +382,7 @@ fn resolve_table(
     let resolved =
         resolve_rows(embedding, own, (known.counts.get(name).copied(), known.rows.get(name).copied()));
     let (rows, ids) = resolved.map_err(|(message, hint)| {
-        Error::config(
+        wrong_section(
             section(own.rows.is_some() || own.ids.is_some()),
             format!("the table of feature `{name}` {message}"),
             hint,
@@ -393,25 +402,29 @@ fn resolve_table(
         let overridden = own.rows.is_some() && embedding.dim > 0;
         let hint = "give `rows` and `dim` the size that the table of this feature should have";
         let message = format!("table of feature `{name}`: {message}");
-        return Err(Error::config(section(overridden), message, hint));
+        return Err(wrong_section(section(overridden), message, hint));
     }
     if own.target.is_some() && pooling != Pooling::Din {
         let message = format!("feature `{name}` pools by {} but has a target", pooling.name());
         let hint = "only `pooling = \"din\"` has a target; set that, or leave `target` out";
-        return Err(Error::config(section(true), message, hint));
+        return Err(wrong_section(section(true), message, hint));
     }
     if pooling.is_sequence() && feature.kind != SparseKind::Sequence {
         let message = format!("feature `{name}` pools by {} but is not a sequence", pooling.name());
         let hint = format!(
             "set `pooling = \"sum\"` or `\"mean\"` under `[tables.{name}]`, or build the dataset with `kind = \"sequence\"` for it"
         );
-        return Err(Error::config(section(own.pooling.is_some()), message, hint));
+        return Err(wrong_section(section(own.pooling.is_some()), message, hint));
     }
     Ok(table)
 }
 
 /// Checks that a table of `f32` can have this shape: no side is zero, and its bytes can be addressed.
-pub(crate) fn check_size(rows: u64, dim: u64) -> Result<(), String> {
+///
+/// # Errors
+///
+/// What is wrong with it, as a message.
+pub fn check_size(rows: u64, dim: u64) -> Result<(), String> {
     if rows == 0 || dim == 0 {
         return Err(format!("it has {rows} rows of dimension {dim}, both must be at least 1"));
     }
@@ -426,7 +439,7 @@ pub(crate) fn check_size(rows: u64, dim: u64) -> Result<(), String> {
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] for the first table that does not, with the rows it needs.
+/// A fault for the first table that does not, with the rows it needs.
 pub fn check_ids(tables: &[FeatureConfig], statistics: &BTreeMap<String, FeatureStatistics>) -> Result<()> {
     for table in tables.iter().filter(|table| table.ids == IdPolicy::Checked) {
         let Some(ids) = statistics.get(&table.feature) else { continue };
@@ -434,7 +447,7 @@ pub fn check_ids(tables: &[FeatureConfig], statistics: &BTreeMap<String, Feature
         let hashed = "`ids = \"hashed\"` there";
         if let Some(id) = ids.min_id.filter(|id| *id < 0) {
             let message = format!("feature `{}` has the id {id}, checked ids start at 0", table.feature);
-            return Err(Error::config(section, message, format!("set {hashed}")));
+            return Err(wrong_section(section, message, format!("set {hashed}")));
         }
         let largest = ids.max_id.and_then(|id| u64::try_from(id).ok());
         if let Some(id) = largest.filter(|id| *id >= table.rows) {
@@ -444,7 +457,7 @@ pub fn check_ids(tables: &[FeatureConfig], statistics: &BTreeMap<String, Feature
             let shared = shared.unwrap_or_default();
             let hint =
                 format!("set `rows = {}` under `[{section}]`{shared}, or {hashed}", id.saturating_add(1));
-            return Err(Error::config(section, message, hint));
+            return Err(wrong_section(section, message, hint));
         }
     }
     Ok(())

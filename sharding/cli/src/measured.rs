@@ -2,41 +2,20 @@
 
 use std::path::Path;
 
+use anyhow::Result;
 use onefold_base::progress::Reporter;
 use onefold_ikjt::hash::SigridHash;
 use onefold_ikjt::{Feature, Group, ReadRequest, Reader, Workers};
-
-use crate::tables::HASH_SALT;
-use crate::{AccessBins, FeatureConfig, IdPolicy, LookupShares, Result};
-
-/// What was counted for one feature.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MeasuredFeature {
-    /// Mean number of ids per sample.
-    pub pooling_factor: f64,
-    /// Ids of all samples ÷ ids of the batches' distinct lists, 1 or more.
-    pub dedupe_factor: f64,
-    /// Samples ÷ the batches' distinct lists that are not empty, 1 or more.
-    pub list_dedupe_factor: f64,
-    /// Standard deviation of the number of ids of the batches' distinct lists that are not empty.
-    pub list_length_deviation: f64,
-    /// Ids of the batches' distinct lists ÷ elements of the timelines that they are windows of, 1 or more.
-    pub window_factor: f64,
-    /// How often the rows were looked up, once for every distinct list of a batch; where the model pools
-    /// sequences, once for every element of their timelines.
-    pub access_bins: AccessBins,
-    /// Which share of lookups fell on which rows, likewise; `None` if they are even, as far as so many
-    /// lookups can say.
-    pub lookup_shares: Option<LookupShares>,
-}
+use onefold_sharding::{AccessBins, FeatureConfig, HASH_SALT, IdPolicy, LookupShares, Lookups};
 
 /// What was counted for all features.
 #[derive(Debug, Clone, PartialEq)]
-pub struct MeasuredFeatures {
+pub(crate) struct MeasuredFeatures {
     /// Samples that were read, in whole batches.
-    pub samples: u64,
-    /// In the order of the configurations.
-    pub features: Vec<MeasuredFeature>,
+    pub(crate) samples: u64,
+    /// In the order of the configurations. Rows are looked up once for every distinct list of a batch; where the model
+    /// pools sequences, once for every element of their timelines.
+    pub(crate) features: Vec<Lookups>,
 }
 
 /// A feature's counts while batches are read.
@@ -55,20 +34,22 @@ struct Counting<'a> {
     rows: Vec<u32>,
 }
 
+/// Of a vector that has just grown to twice its size.
+const BYTES_PER_ID: u64 = 8;
+
 /// Reads batches of `dataset` until `samples` samples are counted, or all there are; `configs` are those of the
 /// batches' features, in the same order; each is counted for itself, also where features share a table. Batches are
 /// formed, preprocessed and deduplicated as `request` says, so the factors are those that training with them has. Keeps
-/// 4 bytes for every id that is looked up.
+/// 4 bytes for every id that is looked up, in vectors that grow by doubling, and ends once they take `memory_limit` bytes.
 ///
 /// # Errors
 ///
-/// [`Error::Read`](crate::Error::Read) for what cannot be read, and for ids without a table row that
-/// `request` has the reader check.
-pub fn measure_features(
+/// Those of the reader, also for ids without a table row that `request` has it check.
+pub(crate) fn measure_features(
     dataset: &Path,
     configs: &[FeatureConfig],
     request: ReadRequest,
-    samples: u64,
+    (samples, memory_limit): (u64, u64),
     reporter: &dyn Reporter,
 ) -> Result<MeasuredFeatures> {
     let reader = Reader::open(dataset, request, &Workers::of_machine()?)?;
@@ -85,7 +66,8 @@ pub fn measure_features(
         read += batch.size() as u64;
         reporter.advance(batch.size() as u64);
         reporter.go_on()?;
-        if read >= samples {
+        let ids: usize = counts.iter().map(|count| count.rows.len()).sum();
+        if read >= samples || ids as u64 * BYTES_PER_ID >= memory_limit {
             break;
         }
     }
@@ -127,19 +109,20 @@ impl<'a> Counting<'a> {
         }
     }
 
-    fn finish(mut self, samples: u64) -> MeasuredFeature {
+    fn finish(mut self, samples: u64) -> Lookups {
         let (distinct_ids, lists) = (self.list_ids as f64, self.lists.max(1) as f64);
         let mean = distinct_ids / lists;
         self.rows.sort_unstable();
         let counts = self.rows.chunk_by(|a, b| a == b).map(|same| same.len() as u64);
-        MeasuredFeature {
+        Lookups {
+            pooling: self.config.pooling,
             pooling_factor: self.sample_ids as f64 / samples.max(1) as f64,
             dedupe_factor: if distinct_ids > 0.0 { self.sample_ids as f64 / distinct_ids } else { 1.0 }
                 .max(1.0),
-            list_dedupe_factor: (samples.max(1) as f64 / lists).max(1.0),
-            list_length_deviation: (self.squared_sizes / lists - mean * mean).max(0.0).sqrt(),
+            list_dedupe_factor: Some((samples.max(1) as f64 / lists).max(1.0)),
+            access_bins: Some(AccessBins::from_counts(counts)),
+            list_length_deviation: Some((self.squared_sizes / lists - mean * mean).max(0.0).sqrt()),
             window_factor: (distinct_ids / self.elements.max(1) as f64).max(1.0),
-            access_bins: AccessBins::from_counts(counts),
             // Rows beyond 2³² are not told apart.
             lookup_shares: (self.config.rows <= 1 << 32)
                 .then(|| LookupShares::from_lookups(&self.rows, self.config.rows))
@@ -164,11 +147,11 @@ fn elements(feature: &Feature) -> impl Iterator<Item = i64> + Clone {
 
 #[cfg(test)]
 mod tests {
+    use onefold_sharding::{DataType, Pooling, Shard, ShardLoad, ShardingType, Table, Topology};
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::{DataType, Pooling, Shard, ShardLoad, ShardingType, Table, Topology};
 
     /// Half of the samples share a list of 1,000 ids, each of the others has one id of its own.
     #[test]
@@ -179,14 +162,17 @@ mod tests {
         let feature = Feature::from_rows("f", &rows).unwrap();
         let group = Group::try_new("g", Some(inverse.into()), vec![feature]).unwrap();
         let found = found(&config(Pooling::Sum, 1024, IdPolicy::Checked), &group);
-        assert_eq!((found.pooling_factor, found.list_dedupe_factor), (500.5, 2048.0 / 1025.0));
+        assert_eq!((found.pooling_factor, found.list_dedupe_factor), (500.5, Some(2048.0 / 1025.0)));
         assert_eq!(found.dedupe_factor, 1_025_024.0 / 2024.0);
 
         // The plan expects the lists and ids that come, and has room for them.
         let table = Table {
-            pooling_factor: found.pooling_factor,
-            dedupe_factor: found.dedupe_factor,
-            list_dedupe_factor: Some(found.list_dedupe_factor),
+            first: Lookups {
+                pooling_factor: found.pooling_factor,
+                dedupe_factor: found.dedupe_factor,
+                list_dedupe_factor: found.list_dedupe_factor,
+                ..Lookups::default()
+            },
             ..Table::new("f", 1024, 64)
         };
         let (topology, shard) = (Topology::h100(2, 1 << 30).unwrap(), Shard::whole(&table, 0));
@@ -201,7 +187,8 @@ mod tests {
         let half = ((2024 + 1025) * 8 + 2 * 1025 * 64 * 4) / 2;
         assert!(buffers.serving == 0 && buffers.asking.abs_diff(half) <= 1, "{buffers:?}");
         // As if all lists had one length, 506 times fewer would be expected.
-        let alike = Table { list_dedupe_factor: None, ..table.clone() };
+        let alike =
+            Table { first: Lookups { list_dedupe_factor: None, ..table.first.clone() }, ..table.clone() };
         let load = ShardLoad { table: &alike, ..load };
         assert!(load.work(&topology, 1024).lists < 5.0);
     }
@@ -220,7 +207,7 @@ mod tests {
         }
     }
 
-    fn found(config: &FeatureConfig, group: &Group) -> MeasuredFeature {
+    fn found(config: &FeatureConfig, group: &Group) -> Lookups {
         let mut counting = Counting::new(config);
         counting.add(group, &group.features()[0]);
         counting.finish(group.samples() as u64)
@@ -236,19 +223,15 @@ mod tests {
         let [sequence, sum] = [Pooling::Attention, Pooling::Sum]
             .map(|pooling| found(&config(pooling, 16, IdPolicy::Checked), &group));
         for measured in [&sequence, &sum] {
-            assert_eq!((measured.window_factor, measured.list_length_deviation), (9.0 / 5.0, 0.0));
-            assert_eq!((measured.dedupe_factor, measured.list_dedupe_factor), (12.0 / 9.0, 5.0 / 3.0));
+            assert_eq!((measured.window_factor, measured.list_length_deviation), (9.0 / 5.0, Some(0.0)));
+            assert_eq!((measured.dedupe_factor, measured.list_dedupe_factor), (12.0 / 9.0, Some(5.0 / 3.0)));
         }
         // Five elements are looked up once each; or nine ids, of which two are in two lists and one in three.
-        assert_eq!(sequence.access_bins, AccessBins::from_counts([1, 1, 1, 1, 1]));
-        assert_eq!(sum.access_bins, AccessBins::from_counts([1, 2, 3, 2, 1]));
+        assert_eq!(sequence.access_bins, Some(AccessBins::from_counts([1, 1, 1, 1, 1])));
+        assert_eq!(sum.access_bins, Some(AccessBins::from_counts([1, 2, 3, 2, 1])));
         // Vectors of a sequence are those of its elements.
         let table = Table {
-            pooling: Pooling::Attention,
-            pooling_factor: sequence.pooling_factor,
-            dedupe_factor: sequence.dedupe_factor,
-            list_dedupe_factor: Some(sequence.list_dedupe_factor),
-            window_factor: sequence.window_factor,
+            first: Lookups { list_length_deviation: None, ..sequence.clone() },
             ..Table::new("f", 16, 64)
         };
         let (topology, shard) = (Topology::h100(1, 1 << 30).unwrap(), Shard::whole(&table, 0));
@@ -270,7 +253,7 @@ mod tests {
         let checked = found(&config(Pooling::Sum, 10_000, IdPolicy::Checked), &group);
         assert_eq!(
             (checked.pooling_factor, checked.list_length_deviation, checked.window_factor),
-            (2.0, 1.0, 1.0)
+            (2.0, Some(1.0), 1.0)
         );
         let first = rows.iter().flatten().filter(|id| **id < 2_500).count() as f64 / 40_000.0;
         let share = checked.lookup_shares.unwrap().share(&(0..2_500));

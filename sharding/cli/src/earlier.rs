@@ -1,0 +1,45 @@
+//! The run that training goes on from: what its `run.json` says of its tables and snapshot.
+
+use std::path::Path;
+
+use anyhow::Result;
+use onefold_base::fault::{Fault, Kind};
+use onefold_sharding::FeatureConfig;
+use onefold_storage::Storage;
+use onefold_train_config::{RUN_FILE, RUN_FORMAT_VERSION};
+use serde::Deserialize;
+
+/// The part of a run's description that its tables depend on.
+#[derive(Debug, Deserialize)]
+pub(crate) struct EarlierRun {
+    /// The number of the dataset's snapshot that it was trained on.
+    pub(crate) snapshot: u64,
+    /// What its features look up.
+    pub(crate) tables: Vec<FeatureConfig>,
+}
+
+impl EarlierRun {
+    /// Reads the description of the run at `location`, a path or a URL.
+    pub(crate) fn load(location: &Path) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            format_version: u32,
+        }
+        let storage = Storage::open(location).map_err(onefold_datasets::Error::from)?;
+        let shown = storage.shown(RUN_FILE);
+        let wrong = |message: String, hint: &str| Fault::of_file(Kind::Options, &shown, message).hint(hint);
+        let Some(text) = storage.read(RUN_FILE).map_err(onefold_datasets::Error::from)? else {
+            let hint =
+                "give the directory that `onefold-train run --out` wrote, or the folder of its checkpoints";
+            return Err(wrong("not a run: it is missing".to_owned(), hint).into());
+        };
+        let hint = "train again, or use the program that wrote it";
+        let malformed = |error: serde_json::Error| wrong(error.to_string(), hint);
+        let Versioned { format_version } = serde_json::from_slice(&text).map_err(malformed)?;
+        if format_version != RUN_FORMAT_VERSION {
+            let message = format!("format version {format_version}, this program reads {RUN_FORMAT_VERSION}");
+            return Err(wrong(message, hint).into());
+        }
+        Ok(serde_json::from_slice(&text).map_err(malformed)?)
+    }
+}

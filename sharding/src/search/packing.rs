@@ -1,0 +1,191 @@
+//! Room for units where a packing that never goes back finds none.
+
+use crate::search::placement::Placement;
+use crate::search::problem::{Capacity, Kind, Problem, Unit};
+
+/// Places of units that are tried in all.
+const TRIES: usize = 200_000;
+/// Units that are packed like this, at most: more have a placement that is found without going back, or take too long.
+const MOST_UNITS: usize = 256;
+
+/// A placement in which every rank has room, found by trying all places of units, of several ways to cut the tables: whole;
+/// and the largest table, the two largest, … by rows, or in halves, quarters, …. `None` if there is none among as many
+/// tries as are affordable.
+pub(crate) fn pack(problem: &Problem<'_>) -> Option<Placement> {
+    if problem.tables.len() > MOST_UNITS {
+        return None;
+    }
+    let mut tries = TRIES;
+    cuts(problem).find_map(|units| Packing::new(problem, units).placed(&mut tries))
+}
+
+/// Ways to cut the tables, whole ones first.
+fn cuts(problem: &Problem<'_>) -> impl Iterator<Item = Vec<Unit>> {
+    let mut tables: Vec<usize> = (0..problem.tables.len()).collect();
+    tables.sort_by_key(|table| std::cmp::Reverse(problem.priced(&problem.whole(*table)).bytes));
+    let parts = std::iter::successors(Some(2usize), |parts: &usize| parts.checked_mul(2))
+        .take_while(|parts| *parts <= problem.ranks);
+    let forms: Vec<Option<usize>> = std::iter::once(None).chain(parts.map(Some)).collect();
+    let count = tables.len();
+    let divided =
+        (1..=count).flat_map(move |largest| forms.clone().into_iter().map(move |form| (largest, form)));
+    std::iter::once((0, None)).chain(divided).map(move |(largest, form)| {
+        let cut = |(number, table): (usize, &usize)| -> Vec<Unit> {
+            let whole = problem.whole(*table);
+            match form {
+                _ if number >= largest => vec![whole],
+                None => {
+                    let rows = problem.form(*table, Kind::RowsOfAll);
+                    vec![if problem.get(&rows).is_some() { rows } else { whole }]
+                }
+                Some(parts) => {
+                    let (mut unit, mut pieces) = (whole, 1);
+                    while let Some(half) = unit.half().filter(|_| 2 * pieces <= parts) {
+                        (unit, pieces) = (half, 2 * pieces);
+                    }
+                    unit.repeated(pieces).collect()
+                }
+            }
+        };
+        tables.iter().enumerate().flat_map(cut).collect()
+    })
+}
+
+/// Units, the first of which have a place.
+struct Packing<'a> {
+    problem: &'a Problem<'a>,
+    units: Vec<Unit>,
+    places: Vec<u32>,
+    /// Of every rank, without what it needs to ask.
+    bytes: Vec<u64>,
+}
+
+impl<'a> Packing<'a> {
+    fn new(problem: &'a Problem<'a>, mut units: Vec<Unit>) -> Self {
+        // What is on many ranks has few places, and what is large.
+        let key = |unit: &Unit| (problem.places(unit), std::cmp::Reverse(problem.priced(unit).bytes));
+        units.sort_by_key(key);
+        Self { problem, places: Vec::with_capacity(units.len()), bytes: vec![0; problem.ranks], units }
+    }
+
+    fn placed(mut self, tries: &mut usize) -> Option<Placement> {
+        let problem = self.problem;
+        let capacity = problem.capacity(&self.units);
+        let fits = self.units.len() <= MOST_UNITS && capacity.suffices_to_ask() && self.fill(capacity, tries);
+        fits.then(|| Placement::new(problem, self.units, self.places))
+    }
+
+    /// Finds places for the units that have none; without room, all is as it was.
+    fn fill(&mut self, capacity: Capacity<'_>, tries: &mut usize) -> bool {
+        let problem = self.problem;
+        let Some(unit) = self.units.get(self.places.len()).copied() else { return true };
+        let needed = problem.priced(&unit).bytes;
+        let mut options = Vec::new();
+        let mut empty = Vec::new();
+        for place in 0..problem.places(&unit) {
+            let ranks = problem.ranks_of(&unit, place);
+            let left = |rank: usize| capacity.of(rank).checked_sub(self.bytes[rank].saturating_add(needed));
+            let Some(left) = ranks.map(left).try_fold(u64::MAX, |least, left| Some(left?.min(least))) else {
+                continue;
+            };
+            if self
+                .units
+                .iter()
+                .zip(&self.places)
+                .any(|(other, at)| other.table == unit.table && *at == place)
+            {
+                continue;
+            }
+            // Of ranks that hold nothing and have as much room, one is enough.
+            let is_empty = unit.kind == Kind::Columns && self.bytes[place as usize] == 0;
+            if is_empty && empty.contains(&left) {
+                continue;
+            }
+            if is_empty {
+                empty.push(left);
+            }
+            options.push((left, place));
+        }
+        // The fullest rank first: it keeps the others' room together.
+        options.sort_unstable();
+        for (_, place) in options {
+            if *tries == 0 {
+                return false;
+            }
+            *tries -= 1;
+            let ranks = problem.ranks_of(&unit, place);
+            ranks.clone().for_each(|rank| self.bytes[rank] += needed);
+            self.places.push(place);
+            if self.fill(capacity, tries) {
+                return true;
+            }
+            self.places.pop();
+            ranks.for_each(|rank| self.bytes[rank] -= needed);
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{AnalyticCost, Beam, Search, Table, Topology};
+
+    fn table(i: usize) -> impl Strategy<Value = Table> {
+        crate::search::drawn_table(i, &[4, 8, 12, 64])
+    }
+
+    /// Whether whole tables fit somehow, by trying all places of all.
+    fn whole_tables_fit(problem: &Problem<'_>) -> bool {
+        let units = problem.whole_tables();
+        let capacity = problem.capacity(&units);
+        (0..problem.ranks.pow(units.len() as u32)).any(|code| {
+            let mut bytes = vec![0; problem.ranks];
+            for (i, unit) in units.iter().enumerate() {
+                bytes[code / problem.ranks.pow(i as u32) % problem.ranks] += problem.priced(unit).bytes;
+            }
+            capacity.exceeded(&bytes).is_none()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(onefold_property::cases(128))]
+
+        /// Where whole tables fit, however tightly, there is a plan.
+        #[test]
+        fn a_plan_is_found_where_whole_tables_fit(
+            tables in (1usize..7).prop_flat_map(|count| (0..count).map(table).collect::<Vec<_>>()),
+            ranks in 1u32..4, spare in 1.0..1.3f64,
+        ) {
+            let roomy = Topology::h100(ranks, 1 << 40).unwrap();
+            let problem = Problem::new(&tables, &roomy, &AnalyticCost, 16).unwrap();
+            let units = problem.whole_tables();
+            let all: u64 = units.iter().map(|unit| problem.priced(unit).bytes).sum();
+            let memory_bytes = problem.capacity(&units).asking + (all as f64 / f64::from(ranks) * spare) as u64;
+            let topology = Topology { memory_bytes: memory_bytes.max(1), ..roomy.clone() };
+            let problem = Problem::new(&tables, &topology, &AnalyticCost, 16).unwrap();
+            if whole_tables_fit(&problem) {
+                prop_assert!(pack(&problem).is_some());
+                let batch = topology.global_batch_size(16);
+                let plan = Beam::Full.plan(&tables, &topology, &AnalyticCost, batch).unwrap();
+                prop_assert!(plan.check(&tables, &topology, batch).is_ok());
+            }
+        }
+    }
+
+    /// Three, three, two, two and two parts of twelve: the largest first, each where most is left, the last has no room
+    /// whole.
+    #[test]
+    fn a_perfect_packing_is_found() {
+        let table = |(i, size)| Table::new(format!("t{i}"), size * 1_000, 2);
+        let tables: Vec<Table> = [3, 3, 2, 2, 2].into_iter().enumerate().map(table).collect();
+        let all: u64 = tables.iter().map(|table| table.memory_bytes().unwrap()).sum();
+        let topology = Topology { memory_bytes: all / 2 + 2_000, ..Topology::h100(2, 1 << 30).unwrap() };
+        let problem = Problem::new(&tables, &topology, &AnalyticCost, 1).unwrap();
+        let placement = pack(&problem).unwrap();
+        assert_eq!((placement.units.len(), placement.places.len()), (5, 5));
+        Beam::Full.plan(&tables, &topology, &AnalyticCost, 2).unwrap();
+    }
+}
