@@ -16,7 +16,7 @@ use crate::config::{
 };
 use crate::error::engine_message;
 use crate::ids::wrong_item_type;
-use crate::sql::{key_kind, table};
+use crate::sql::{key_hint, key_kind, table};
 use crate::{Config, Error, Result, times};
 
 /// The columns that the steps of a configuration can use.
@@ -121,9 +121,7 @@ impl<'a> StepColumns<'a> {
         let events = self.of(&join.source);
         self.pairs("`[join].on`", &join.source, &join.on)?;
         self.source_time(&join.source, &join.time).await?;
-        for name in &join.key {
-            self.in_source("`[join].key`", &join.source, name)?;
-        }
+        self.source_key("`[join].key`", &join.source, &join.key)?;
         for (name, label) in &join.labels {
             let place = format!("`[join.labels].{name}`");
             match label {
@@ -151,9 +149,10 @@ impl<'a> StepColumns<'a> {
         let source = &timeline.source;
         self.pairs(&format!("{place}: `on`"), source, &timeline.on)?;
         self.source_time(source, &timeline.time).await?;
-        for name in timeline.order.iter().chain(&timeline.key) {
-            self.in_source(&format!("{place}: `order` or `key`"), source, name)?;
+        for name in &timeline.order {
+            self.in_source(&format!("{place}: `order`"), source, name)?;
         }
+        self.source_key(&format!("{place}: `key`"), source, &timeline.key)?;
         for (feature, column) in &timeline.columns {
             let data_type = self.in_source(&format!("{place}: `columns`"), source, column)?;
             let made = self.config.schema.sparse_features().find(|made| made.name == *feature);
@@ -234,7 +233,20 @@ impl<'a> StepColumns<'a> {
             let data_type = self.in_rows(place, name)?;
             if key_kind(data_type).is_none() {
                 let message = format!("{place} names the column `{name}`, whose type is {data_type}");
-                return Err(self.wrong(message, "a key needs numbers, text or times"));
+                return Err(self.wrong(message, &key_hint(name, data_type)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every column of a source's key exists and can be compared.
+    fn source_key(&self, place: &str, source: &str, key: &[String]) -> Result<()> {
+        for name in key {
+            let data_type = self.in_source(place, source, name)?;
+            if key_kind(data_type).is_none() {
+                let message =
+                    format!("{place} names the column `{name}` of `{source}`, whose type is {data_type}");
+                return Err(self.wrong(message, &key_hint(name, data_type)));
             }
         }
         Ok(())
@@ -349,6 +361,7 @@ fn one_type(ours: &str, our_type: &DataType, theirs: &str, their_type: &DataType
         (Some(_), Some(_)) => format!(
             "values of different types are never equal: convert `{ours}` in `[samples].query`, for example with `CAST({ours} AS VARCHAR)`, or, in CSV and JSON, give the source's column the other type: `schema = {{ {theirs} = \"VARCHAR\" }}`"
         ),
-        _ => "compare columns of numbers, texts or times".to_owned(),
+        (None, _) => key_hint(ours, our_type),
+        (_, None) => key_hint(theirs, their_type),
     }
 }

@@ -10,6 +10,7 @@
 //! found, and an error names the file in which it happened.
 
 mod csv;
+mod exact;
 mod files;
 mod formats;
 mod head;
@@ -21,6 +22,7 @@ mod sent;
 mod skipped;
 mod stores;
 mod table;
+mod text;
 mod text_store;
 
 use std::collections::BTreeMap;
@@ -67,6 +69,8 @@ pub(crate) struct Source {
     columns: SchemaRef,
     /// The columns that the files' folders make.
     folders: Fields,
+    /// The columns of text files whose types the configuration gives.
+    declared: Arc<[String]>,
     /// Rows of CSV files that were left out.
     skipped: Arc<SkippedRows>,
 }
@@ -162,7 +166,8 @@ async fn inspect_files(
         // As DataFusion reads Parquet by default: texts are not copied out of their pages.
         columns = Arc::new(transform_schema_to_view(&columns));
     }
-    Ok(Source { name: name.to_owned(), files, columns, folders, skipped: Arc::default() })
+    let declared = config.schema.iter().map(|(name, _)| name.clone()).collect();
+    Ok(Source { name: name.to_owned(), files, columns, folders, declared, skipped: Arc::default() })
 }
 
 async fn inspect_file(
@@ -254,6 +259,7 @@ impl Source {
                 compression: engine_compression(file.compression),
                 schema: FileTable::schema(columns, self.folders.clone()),
                 files: Vec::new(),
+                declared: Arc::clone(&self.declared),
                 skipped: Arc::clone(&self.skipped),
             });
             let named = PartitionedFile::new_from_meta(file.found.meta.clone())

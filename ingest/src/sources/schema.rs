@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 
 use super::files::FileError;
 use crate::config::{Format, MissingColumns, SourceConfig};
@@ -150,7 +150,7 @@ fn changed_type(
 fn widened(a: &DataType, b: &DataType, format: Format) -> Option<DataType> {
     use DataType::{
         Binary, BinaryView, Date32, Dictionary, Float64, Int64, LargeBinary, LargeList, LargeUtf8, List,
-        Null, Timestamp, UInt64, Utf8, Utf8View,
+        Null, Struct, Timestamp, UInt64, Utf8, Utf8View,
     };
     let text = format != Format::Parquet;
     let list = |a: &Field, b: &Field| {
@@ -183,8 +183,23 @@ fn widened(a: &DataType, b: &DataType, format: Format) -> Option<DataType> {
             Some(Timestamp(finer, zone.clone()))
         }
         _ if a.equals_datatype(b) => Some(a.clone()),
+        (Struct(a), Struct(b)) if text => united(a, b, format),
+        // The texts of the files say all that any of the types would.
+        _ if text && !a.is_nested() && !b.is_nested() => Some(Utf8),
         _ => None,
     }
+}
+
+/// The fields of both objects.
+fn united(a: &Fields, b: &Fields, format: Format) -> Option<DataType> {
+    let mut fields: Vec<Field> = a.iter().map(|field| Field::clone(field)).collect();
+    for field in b {
+        match fields.iter_mut().find(|known| known.name() == field.name()) {
+            Some(known) => known.set_data_type(widened(known.data_type(), field.data_type(), format)?),
+            None => fields.push(Field::clone(field)),
+        }
+    }
+    Some(DataType::Struct(fields.into_iter().map(|field| field.with_nullable(true)).collect()))
 }
 
 fn wider(a: &DataType, b: &DataType) -> Option<DataType> {
@@ -281,7 +296,19 @@ mod tests {
         ] {
             assert_eq!(two(a, b, Format::Csv).unwrap(), format!("x {wide}"), "{a} {b}");
         }
-        let error = two("Int64", "Utf8", Format::Json).unwrap_err();
+        for (a, b) in [
+            ("Int64", "Utf8"),
+            ("Float64", "Utf8"),
+            ("Boolean", "Int64"),
+            ("Date32", "Int64"),
+            ("Timestamp(us)", "Timestamp(us, \"UTC\")"),
+        ] {
+            for format in [Format::Csv, Format::Json] {
+                assert_eq!(two(a, b, format).unwrap(), "x Utf8", "{a} {b}");
+            }
+        }
+        assert_eq!(two("List(Int64)", "List(Utf8)", Format::Json).unwrap(), "x List(Utf8)");
+        let error = two("Int64", "List(Int64)", Format::Json).unwrap_err();
         assert!(error.contains("schema = { x = \"VARCHAR\" }"), "{error}");
     }
 

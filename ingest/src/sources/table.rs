@@ -38,6 +38,8 @@ pub(super) struct FileTable {
     pub(super) compression: FileCompressionType,
     pub(super) schema: TableSchema,
     pub(super) files: Vec<PartitionedFile>,
+    /// The columns of text files whose types the configuration gives.
+    pub(super) declared: Arc<[String]>,
     /// Rows of CSV files that were left out.
     pub(super) skipped: Arc<SkippedRows>,
 }
@@ -101,10 +103,10 @@ impl FileTable {
                 )
             }
         };
-        let typed = self.dialect.format != Format::Parquet;
-        let files = NamedFiles { source: self.source.clone(), store: Arc::clone(&self.store), typed };
-        let text = typed.then_some(Text { csv });
-        Arc::new(NamingSource { files: Arc::new(files), text, inner })
+        let text = self.dialect.format != Format::Parquet;
+        let files = NamedFiles { source: self.source.clone(), store: Arc::clone(&self.store), text };
+        let text = text.then(|| Text { csv, declared: Arc::clone(&self.declared) });
+        Arc::new(NamingSource { files: Arc::new(files), text, inner, batch_rows: None })
     }
 
     /// As DataFusion's own tables read Parquet: footers are decoded once for all scans.

@@ -13,3 +13,4 @@ mod shard;
 mod sources;
 mod statistics;
 mod times;
+mod types;

@@ -226,7 +226,12 @@ fn rows_that_do_not_fit_name_their_file_and_line() {
     dir.write("log/a.csv", "request,user\n1,2\n");
     dir.write("log/b.csv", format!("request,user\n{many}"));
     dir.configure("[sources]\nlog = \"log\"", &SELECT_TWO.replace("{user}", "user"));
-    dir.fails(&["source `log`", "b.csv", "'x'", "Int64", "row 2502 of the file", "schema = {"]);
+    dir.fails(&[
+        "source `log`",
+        "b.csv",
+        "line 2502: `x` in the column `user` is not the Int64",
+        "`[sources].log`, as `schema = { user = \"VARCHAR\" }`",
+    ]);
     // A declared type takes it, and then the query has to say what it is.
     dir.configure(
         "[sources]\nlog = { path = \"log\", schema = { user = \"VARCHAR\" } }",
@@ -241,7 +246,12 @@ fn rows_that_do_not_fit_name_their_file_and_line() {
     let lines = json_lines(&rows).repeat(40) + "{\"request\": \"not a number\"}\n";
     dir.write("json/a.json.gz", compressed(&lines, "gz"));
     dir.configure(&format!("[sources]\nlog = {{ path = \"json\", {TIME} }}"), SELECT);
-    dir.fails(&["source `log`", "json/a.json.gz", "not a number", "schema = {"]);
+    dir.fails(&[
+        "source `log`",
+        "json/a.json.gz",
+        "line 1601: `not a number` in the column `request`",
+        "schema = {",
+    ]);
     for ending in ["gz", "bz2", "xz", "zst"] {
         // Enough of it is there for the columns to be inferred.
         let packed = compressed(json_lines(&rows).repeat(100), ending);
