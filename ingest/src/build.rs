@@ -25,6 +25,7 @@ use crate::merge::MergeSummary;
 use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
 use crate::profile::staged;
 use crate::reading::Reading;
+use crate::row_counts::RowCounts;
 use crate::samples::SkipCounts;
 use crate::statistics::{self, BuildStatistics};
 use crate::{Config, Error, Result, sources};
@@ -68,6 +69,8 @@ pub struct BuildSummary {
     pub order: Order,
     /// The share of the sessions that was taken.
     pub share: f64,
+    /// What became of the rows of `[samples]`.
+    pub rows: RowCounts,
     /// Rows that declared steps left out or filled up.
     pub skipped: SkipCounts,
     /// Rows of CSV files that were left out, because they have fewer or more values than there are columns.
@@ -164,10 +167,14 @@ impl Pipeline<'_> {
         if expects {
             writer.expect(written.samples, written.digest);
         }
+        let rows = match &merge {
+            Some(merge) => Self::merged_rows(&reading, &merge.summary(), written.left_out.samples),
+            None => reading.row_counts(written.samples, written.left_out.samples)?,
+        };
         let output = self.commit(&reading, writer, written).await?;
         let merged = merge.map(|merge| merge.summary());
         let merged = merged.or_else(|| self.merged_into_nothing(output.samples));
-        Ok(BuildSummary { merged, ..self.summary(output, &decided, reading) })
+        Ok(BuildSummary { merged, rows, ..self.summary(output, &decided, reading) })
     }
 
     /// The schema as far as it is known before the samples are planned: groups and the types of kept columns are those
@@ -318,6 +325,7 @@ impl Pipeline<'_> {
             share: reading.share,
             source_rows: sources::total_rows(&reading.sources),
             source_bytes: sources::total_bytes(&reading.sources),
+            rows: RowCounts::default(),
             skipped: reading.planned.skipped,
             ragged_rows_skipped: sources::ragged_rows_skipped(&reading.sources),
             groups: decided.groups.clone(),

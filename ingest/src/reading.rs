@@ -12,6 +12,7 @@ use onefold_sql::Query as _;
 use crate::cluster::{ClusterOptions, Clustering, SampleTotals, kept_columns};
 use crate::engine::{self, EngineOptions};
 use crate::ids::FeatureIds;
+use crate::row_counts::{Reason, RowCounts};
 use crate::samples::{self, Samples};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, SampleOrder};
 use crate::sources::{self, Source};
@@ -41,6 +42,9 @@ pub(crate) struct Reading<'a> {
     pub(crate) sources: Vec<Source>,
     pub(crate) context: SessionContext,
     pub(crate) planned: Samples,
+    /// The samples of which those of a bucket, or of some sessions, are taken; unknown if all are taken and no step has
+    /// counted them.
+    pub(crate) candidates: Option<u64>,
     /// The share of the sessions that is taken.
     pub(crate) share: f64,
     /// The budget for the counts and texts of vocabularies.
@@ -71,13 +75,18 @@ impl<'a> Reading<'a> {
         let ids = FeatureIds::plan(config, &context, rows.schema().as_arrow(), &wanted.vocabularies, &budget);
         let ids = ids.await?;
         let mut planned = samples::plan(&context, config).await?;
+        let takes_some = wanted.only_bucket.is_some() || wanted.about_samples.is_some();
+        let candidates = match planned.expected {
+            None if takes_some => Some(planned.narrow.clone().count().await? as u64),
+            expected => expected,
+        };
         if wanted.only_bucket.is_some() {
             // Nothing has counted the samples of a bucket.
             planned.expected = None;
         }
-        let share = register_samples(config, &context, &planned, &wanted).await?;
+        let share = register_samples(config, &context, &planned, (&wanted, candidates)).await?;
         let kept = kept_columns(config, planned.wide.schema().as_arrow())?;
-        Ok(Self { config, options, wanted, sources, context, planned, share, budget, ids, kept })
+        Ok(Self { config, options, wanted, sources, context, planned, candidates, share, budget, ids, kept })
     }
 
     /// The dataset's partition columns, with the types that they have in the samples.
@@ -173,6 +182,32 @@ impl<'a> Reading<'a> {
         ))
     }
 
+    /// What became of the rows of `[samples]`, if `samples` were read, of which `others` are of partitions that are not
+    /// written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if a row is not accounted for.
+    pub(crate) fn row_counts(&self, samples: u64, others: u64) -> Result<RowCounts> {
+        let mut rows = self.rows_of(samples);
+        let reason =
+            if self.wanted.only_bucket.is_some() { Reason::OtherBucket } else { Reason::OtherSession };
+        if self.wanted.only_bucket.is_some() || self.share < 1.0 {
+            rows.leave_out(reason, self.candidates.unwrap_or(samples).saturating_sub(samples));
+        }
+        rows.leave_out(Reason::OtherPartition, others);
+        rows.written = samples.saturating_sub(others);
+        rows.check()?;
+        Ok(rows)
+    }
+
+    /// The rows that the declared steps read and left out; without steps, each row is one of the `samples`, or of those
+    /// from which they were taken.
+    pub(crate) fn rows_of(&self, samples: u64) -> RowCounts {
+        let read = self.candidates.unwrap_or(samples);
+        self.planned.rows.clone().unwrap_or(RowCounts { read, ..RowCounts::default() })
+    }
+
     /// The error that there are no samples.
     pub(crate) fn no_samples(&self) -> Error {
         let hint = "check that the logs are not empty, that the join's keys match, and the query's `WHERE`";
@@ -186,15 +221,10 @@ async fn register_samples(
     config: &Config,
     context: &SessionContext,
     planned: &Samples,
-    wanted: &ReadingOptions,
+    (wanted, candidates): (&ReadingOptions, Option<u64>),
 ) -> Result<f64> {
-    let about = wanted.about_samples;
-    let all = match (about, planned.expected) {
-        (None, _) => 0,
-        (Some(_), Some(expected)) => expected,
-        (Some(_), None) => planned.narrow.clone().count().await? as u64,
-    };
-    let (share, taken) = sessionize::taken(config, about.unwrap_or(0), all);
+    let all = candidates.filter(|_| wanted.about_samples.is_some()).unwrap_or(0);
+    let (share, taken) = sessionize::taken(config, wanted.about_samples.unwrap_or(0), all);
     let of_bucket = wanted.buckets.zip(wanted.only_bucket);
     let of_bucket = of_bucket.map(|(buckets, bucket)| sessionize::in_bucket(config, buckets, bucket));
     for (view, samples) in [(SAMPLES_VIEW, &planned.wide), (NARROW_VIEW, &planned.narrow)] {

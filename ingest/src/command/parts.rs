@@ -77,7 +77,7 @@ pub(crate) fn run_write(arguments: &WriteArguments, printer: &Printer) -> anyhow
     let sets = part.written.iter().flat_map(|bucket| &bucket.files);
     let files = sets.flat_map(|set| &set.files);
     let text = format!(
-        "wrote bucket {} of {}: {} in {}, {} ({}); {} says what to commit",
+        "wrote bucket {} of {}: {} in {}, {} ({}); {} says what to commit\n{}",
         part.bucket,
         part.buckets,
         count_of(part.samples, "sample"),
@@ -85,6 +85,7 @@ pub(crate) fn run_write(arguments: &WriteArguments, printer: &Printer) -> anyhow
         count_of(files.clone().count() as u64, "file"),
         format_bytes(files.map(|file| file.bytes_on_disk).sum()),
         arguments.out.display(),
+        part.rows.described(),
     );
     Ok(printer.summary(&text, &part)?)
 }

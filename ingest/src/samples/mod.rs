@@ -34,13 +34,14 @@ use self::check::StepColumns;
 pub use self::counts::SkipCounts;
 use self::counts::{UnfitRows, exactly};
 use self::steps::StepSql;
-use self::tables::RowState::{Future, NoKey, Past, Ragged, Usable};
+use self::tables::RowState::{Future, LeftOut, NoKey, Past, Ragged, Usable};
 use self::tables::{
     BASE, CANDIDATES, Dropped, EVENTS, LABELS, REPEATED, ROWS, RowState, attributes_in_time_table,
     attributes_table,
 };
 use crate::config::{AttributesConfig, MissingAttributes, Rows, TimeConfig};
 use crate::error::{advice, engine_message};
+use crate::row_counts::{Reason, RowCounts};
 use crate::spool::{Spool, counts, example};
 use crate::times::{self, TimeLimits, shown};
 use crate::{Config, Error, Result, timeline};
@@ -56,6 +57,8 @@ pub struct Samples {
     pub skipped: SkipCounts,
     /// How many samples there are; unknown for a query without declared steps.
     pub expected: Option<u64>,
+    /// The rows that the declared steps read and left out; unknown likewise.
+    pub(crate) rows: Option<RowCounts>,
     /// The times that samples may have; `None` where the steps have checked them.
     pub time_limits: Option<TimeLimits>,
     /// The files of the tables that the plans read.
@@ -83,6 +86,7 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
             narrow,
             skipped,
             expected: None,
+            rows: None,
             time_limits: Some(limits.of(&config.time)),
             _spool: Spool::default(),
         });
@@ -92,11 +96,13 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
     context.register_table(BASE, rows.into_view())?;
     let steps = StepSql::new(config, &columns, limits)?;
     let (spool, skipped) = (Spool::default(), SkipCounts::default());
-    let mut planner = Planner { context, config, limits, steps, spool, skipped };
+    let mut planner =
+        Planner { context, config, limits, steps, spool, skipped, counted: RowCounts::default() };
     planner.rows().await?;
     planner.events().await?;
     planner.attributes().await?;
     let expected = planner.choose().await?;
+    RowCounts { written: expected, ..planner.counted.clone() }.check()?;
     for i in 0..config.timelines.len() {
         planner.timeline(i).await?;
     }
@@ -109,6 +115,7 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
         narrow,
         skipped: planner.skipped,
         expected: Some(expected),
+        rows: Some(planner.counted),
         time_limits: None,
         _spool: planner.spool,
     })
@@ -194,6 +201,8 @@ struct Planner<'a> {
     steps: StepSql<'a>,
     spool: Spool,
     skipped: SkipCounts,
+    /// The rows of `[samples]`, so far without those that become samples.
+    counted: RowCounts,
 }
 
 impl Planner<'_> {
@@ -203,13 +212,33 @@ impl Planner<'_> {
         self.spool.table(self.context, ROWS, &self.steps.rows()?).await?;
         let count = |state: RowState| format!("count(*) FILTER (WHERE __onefold_state = {state})");
         let sql = format!(
-            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row > 1) FROM {ROWS}",
+            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row > 1), {}, count(*) \
+             FROM {ROWS}",
             count(NoKey),
             count(Future),
             count(Ragged),
             count(Past),
+            count(LeftOut),
         );
-        let [null_keys, future, ragged, past, duplicates] = exactly(counts(self.context, &sql).await?)?;
+        let [null_keys, future, ragged, past, duplicates, mut outside, rows] =
+            exactly(counts(self.context, &sql).await?)?;
+        if self.config.samples.condition.is_some() && self.config.join.is_none() {
+            // The table has none of the rows that `where` leaves out.
+            let [all] = exactly(counts(self.context, &format!("SELECT count(*) FROM {BASE}")).await?)?;
+            outside = all.saturating_sub(rows);
+            self.counted.read = outside;
+        }
+        self.counted.read += rows;
+        for (reason, rows) in [
+            (Reason::Where, outside),
+            (Reason::NullKey, null_keys),
+            (Reason::Future, future),
+            (Reason::Ragged, ragged),
+            (Reason::Past, past),
+            (Reason::Duplicate, duplicates),
+        ] {
+            self.counted.leave_out(reason, rows);
+        }
         let checks = self.config.checks.clone().unwrap_or_default();
         let nulls = UnfitRows {
             place: "`[checks].null_keys`",
@@ -342,23 +371,27 @@ impl Planner<'_> {
         let any: Vec<String> =
             (0..config.attributes.len()).map(|i| format!("__onefold_missing{i}")).collect();
         let any = if any.is_empty() { "FALSE".to_owned() } else { any.join(" OR ") };
+        let dropped = |dropped: Dropped| format!("count(*) FILTER (WHERE __onefold_dropped = {dropped})");
         let first = [
-            format!("count(*) FILTER (WHERE __onefold_dropped = {})", Dropped::Kept),
-            format!("count(*) FILTER (WHERE __onefold_dropped = {})", Dropped::SampledOut),
+            dropped(Dropped::Kept),
+            dropped(Dropped::SampledOut),
+            dropped(Dropped::NoEvent),
+            dropped(Dropped::NoAttributes),
             "count(*) FILTER (WHERE __onefold_unlabelled)".to_owned(),
             format!("count(*) FILTER (WHERE ({any}) AND __onefold_dropped <> {})", Dropped::NoEvent),
         ];
         let sql = format!("SELECT {} FROM {CANDIDATES}", [first.to_vec(), missing].concat().join(", "));
         let counted = counts(self.context, &sql).await?;
-        let [left, sampled_out, unlabelled, without] = exactly(counted[..4.min(counted.len())].to_vec())?;
+        let [left, sampled_out, no_event, no_attributes, unlabelled, without] =
+            exactly(counted[..6.min(counted.len())].to_vec())?;
         for (i, attributes) in config.attributes.iter().enumerate() {
-            if attributes.missing == MissingAttributes::Error && counted[4 + i] > 0 {
+            if attributes.missing == MissingAttributes::Error && counted[6 + i] > 0 {
                 let which = self.steps.example_without(i);
                 return Err(Error::data(
                     format!("`[[attributes]]` {}", i + 1),
                     format!(
                         "{} samples have no row of `{}`, the first with {}",
-                        counted[4 + i],
+                        counted[6 + i],
                         attributes.source,
                         example(self.context, &which).await?
                     ),
@@ -366,6 +399,9 @@ impl Planner<'_> {
                 ));
             }
         }
+        self.counted.leave_out(Reason::SampledOut, sampled_out);
+        self.counted.leave_out(Reason::NoEvent, no_event);
+        self.counted.leave_out(Reason::NoAttributes, no_attributes);
         self.skipped.sampled_out = sampled_out;
         self.skipped.samples_without_events = unlabelled;
         self.skipped.samples_without_attributes = without;

@@ -18,6 +18,7 @@ mod inspect;
 mod listing;
 mod naming;
 mod schema;
+mod segments;
 mod sent;
 mod skipped;
 mod stores;
@@ -38,6 +39,8 @@ use datafusion::datasource::physical_plan::parquet::transform_schema_to_view;
 use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use object_store::ObjectMeta;
+use xxhash_rust::xxh3::xxh3_64;
 
 use self::files::{FileError, FoundFile};
 pub(crate) use self::files::{folders, local_paths};
@@ -46,6 +49,7 @@ use self::head::damaged_hint;
 use self::inspect::SourceFile;
 use self::naming::FileName;
 use self::schema::FileColumns;
+pub(crate) use self::segments::{SEGMENTS_FILE, check_segments};
 pub(crate) use self::sent::SentScan;
 pub(crate) use self::skipped::{SkippedRowsExec, count_skipped};
 use self::stores::{SourceStore, Stores, VersionedStore};
@@ -57,6 +61,8 @@ use crate::{Config, Error, Result};
 
 /// Files that are inspected at the same time.
 const FILES_AT_A_TIME: usize = 16;
+/// Files whose hashes are listed.
+const MOST_HASHES: usize = 1024;
 /// The hint where a path leads to nothing.
 const PATH_HINT: &str = "correct the path under `[sources]`; it is relative to the configuration file";
 
@@ -300,6 +306,22 @@ pub(crate) fn total_rows(sources: &[Source]) -> Option<u64> {
 /// Bytes of all sources' files.
 pub(crate) fn total_bytes(sources: &[Source]) -> u64 {
     sources.iter().flat_map(|source| &source.files).map(|file| file.found.meta.size).sum()
+}
+
+/// Hashes by which the files of all sources are known wherever they are: of the name and the size of each, in ascending
+/// order; of many files a hash of these.
+pub(crate) fn file_hashes(sources: &[Source]) -> Vec<u64> {
+    let files = sources.iter().flat_map(|source| &source.files).map(|file| &file.found.meta);
+    let hash = |file: &ObjectMeta| {
+        xxh3_64(format!("{}/{}", file.size, file.location.filename().unwrap_or_default()).as_bytes())
+    };
+    let mut hashes: Vec<u64> = files.map(hash).collect();
+    hashes.sort_unstable();
+    if hashes.len() > MOST_HASHES {
+        let bytes: Vec<u8> = hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
+        hashes = vec![xxh3_64(&bytes)];
+    }
+    hashes
 }
 
 /// The number of CSV rows left out so far because they have fewer or more values than there are columns.
