@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! [sources] ─▶ find files ─────────▶ footers, first rows ───▶ one schema ─▶ tables of the engine
-//!              files, listing, stores  inspect, head, formats   schema        table, naming, text_store, csv
+//!              files, listing, stores  inspect, head, formats   schema        table, naming, text, text_store, csv, exact
 //! ```
 //!
-//! Before the query runs, every file is checked as far as possible: that it exists, is whole and of its format, and
-//! that its columns fit those of the other files. While the query runs, every file is read in the version that was
-//! found, and an error names the file in which it happened.
+//! Before the query runs, every file is checked as far as possible: that it exists, is whole and of its format. A column
+//! that does not fit those of the other files is an error if it is read. While the query runs, every file is read in
+//! the version that was found, and an error names the file in which it happened.
 
 mod csv;
 mod exact;
@@ -17,6 +17,7 @@ mod head;
 mod inspect;
 mod listing;
 mod naming;
+mod refused;
 mod schema;
 mod segments;
 mod sent;
@@ -40,6 +41,7 @@ use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use object_store::ObjectMeta;
+use onefold_base::fault::Explain as _;
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::files::{FileError, FoundFile};
@@ -47,8 +49,11 @@ pub(crate) use self::files::{folders, local_paths};
 use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
 use self::inspect::SourceFile;
+pub(crate) use self::inspect::int96_as_micros;
 use self::naming::FileName;
-use self::schema::FileColumns;
+pub(crate) use self::refused::function as refused_function;
+use self::refused::refused_column;
+use self::schema::{FileColumns, Refused};
 pub(crate) use self::segments::{SEGMENTS_FILE, check_segments};
 pub(crate) use self::sent::SentScan;
 pub(crate) use self::skipped::{SkippedRowsExec, count_skipped};
@@ -73,6 +78,8 @@ pub(crate) struct Source {
     files: Vec<SourceFile>,
     /// The columns of all files together.
     columns: SchemaRef,
+    /// Those that cannot be read from some files.
+    refused: Refused,
     /// The columns that the files' folders make.
     folders: Fields,
     /// The columns of text files whose types the configuration gives.
@@ -85,8 +92,8 @@ pub(crate) struct Source {
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or its
-/// columns do not fit those of the source's other files.
+/// [`Error::Fault`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or it has two
+/// columns of one name.
 pub(crate) async fn find(config: &Config) -> Result<Vec<Source>> {
     let mut stores = Stores::default();
     let mut sources = Vec::new();
@@ -167,13 +174,13 @@ async fn inspect_files(
         .iter()
         .map(|file| FileColumns { name: file.found.name.clone(), schema: file.inspection.schema.clone() })
         .collect();
-    let mut columns = schema::merge(name, config, format, &columns)?;
+    let (mut columns, refused) = schema::merge(name, config, format, &columns)?;
     if format == Format::Parquet {
         // As DataFusion reads Parquet by default: texts are not copied out of their pages.
         columns = Arc::new(transform_schema_to_view(&columns));
     }
     let declared = config.schema.iter().map(|(name, _)| name.clone()).collect();
-    Ok(Source { name: name.to_owned(), files, columns, folders, declared, skipped: Arc::default() })
+    Ok(Source { name: name.to_owned(), files, columns, refused, folders, declared, skipped: Arc::default() })
 }
 
 async fn inspect_file(
@@ -251,10 +258,16 @@ impl Source {
     fn tables<'a>(&self, files: impl IntoIterator<Item = &'a SourceFile>) -> Vec<FileTable> {
         let mut tables: BTreeMap<_, FileTable> = BTreeMap::new();
         for file in files {
+            let refused = self.refused.get(&file.found.name);
+            let is_refused = |name: &String| refused.is_some_and(|refused| refused.contains_key(name));
             // The values of a CSV row belong to columns by their position only.
             let columns = match file.dialect.format {
                 Format::Csv => self.ordered_as(&file.inspection.schema),
-                _ => self.columns.clone(),
+                _ if refused.is_none() => self.columns.clone(),
+                _ => {
+                    let fields = self.columns.fields().iter().filter(|field| !is_refused(field.name()));
+                    Arc::new(Schema::new(fields.cloned().collect::<Vec<_>>()))
+                }
             };
             let names: Vec<String> = columns.fields().iter().map(|field| field.name().clone()).collect();
             let key = (file.store.engine_url.to_string(), file.compression, file.dialect.delimiter, names);
@@ -266,6 +279,7 @@ impl Source {
                 schema: FileTable::schema(columns, self.folders.clone()),
                 files: Vec::new(),
                 declared: Arc::clone(&self.declared),
+                refused: refused.map(|refused| (file.found.name.clone(), refused.clone())),
                 skipped: Arc::clone(&self.skipped),
             });
             let named = PartitionedFile::new_from_meta(file.found.meta.clone())
@@ -283,15 +297,21 @@ impl Source {
         Arc::new(Schema::new(columns.cloned().collect::<Vec<Field>>()))
     }
 
-    /// A table with all columns of the source; those that the files lack are null.
+    /// A table with all columns of the source; those that the files lack are null, or an error for whoever reads them.
     fn aligned(&self, context: &SessionContext, table: FileTable) -> Result<DataFrame> {
         let has = table.schema.table_schema().clone();
         let whole = self.schema();
+        let refused = |name: &String| {
+            let (file, columns) = table.refused.as_ref()?;
+            let (message, hint) = columns.get(name)?.clone();
+            Some(refused_column(Error::source(&self.name, file, message, hint).fault()))
+        };
         let columns = whole.fields().iter().map(|field| -> Expr {
-            match has.field_with_name(field.name()) {
-                Ok(_) => ident(field.name()),
-                Err(_) => cast(lit(ScalarValue::Null), field.data_type().clone()).alias(field.name()),
-            }
+            let value = match has.field_with_name(field.name()) {
+                Ok(_) if refused(field.name()).is_none() => return ident(field.name()),
+                _ => refused(field.name()).unwrap_or_else(|| lit(ScalarValue::Null)),
+            };
+            cast(value, field.data_type().clone()).alias(field.name())
         });
         let columns: Vec<Expr> = columns.collect();
         Ok(context.read_table(Arc::new(table))?.select(columns)?)

@@ -1,5 +1,7 @@
 //! Files that are read alike as a table of the engine.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, RecordBatch};
@@ -28,6 +30,7 @@ use super::naming::{NamedFiles, NamingSource, Text};
 use super::stores::{SourceStore, VersionedStore};
 use super::text_store::SkippedRows;
 use crate::config::Format;
+use crate::error::MessageAndHint;
 
 /// Files of one store, format and compression, which have the same columns in the same order if they are CSV.
 #[derive(Debug, Clone)]
@@ -40,6 +43,8 @@ pub(super) struct FileTable {
     pub(super) files: Vec<PartitionedFile>,
     /// The columns of text files whose types the configuration gives.
     pub(super) declared: Arc<[String]>,
+    /// One of the files, and the columns that cannot be read from any of them, with the reasons in that file.
+    pub(super) refused: Option<(PathBuf, BTreeMap<String, MessageAndHint>)>,
     /// Rows of CSV files that were left out.
     pub(super) skipped: Arc<SkippedRows>,
 }
@@ -111,7 +116,8 @@ impl FileTable {
 
     /// As DataFusion's own tables read Parquet: footers are decoded once for all scans.
     fn parquet_source(&self, state: &dyn Session) -> ParquetSource {
-        let options = state.default_table_options().parquet;
+        let mut options = state.default_table_options().parquet;
+        options.global.coerce_int96 = Some("us".to_owned());
         let size_hint = options.global.metadata_size_hint;
         let cache = state.runtime_env().cache_manager.get_file_metadata_cache();
         let store = Arc::new(VersionedStore(Arc::clone(&self.store)));

@@ -14,3 +14,4 @@ mod sources;
 mod statistics;
 mod times;
 mod types;
+mod writers;

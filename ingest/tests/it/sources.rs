@@ -147,7 +147,13 @@ fn columns_are_found_by_name_and_widened() {
         .collect();
     let text: String = csv(&plain, ',', true).lines().map(|line| swapped(line) + "\n").collect();
     dir.write("csv/b.csv", text);
+    // Only whoever reads it needs it in every file.
     dir.configure(&format!("[sources]\nlog = {{ path = \"csv\", {TIME} }}"), SELECT_TEXT);
+    assert!(dir.build("dataset-without").1 == expected);
+    dir.configure(
+        &format!("[sources]\nlog = {{ path = \"csv\", {TIME} }}"),
+        &format!("{SELECT_TEXT} WHERE extra = 'extra'"),
+    );
     dir.fails(&["csv/a.csv", "the column `extra` is missing", "csv/b.csv", "missing_columns = \"null\""]);
     dir.configure(
         &format!("[sources]\nlog = {{ path = \"csv\", {TIME}, missing_columns = \"null\" }}"),
