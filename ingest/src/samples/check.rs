@@ -10,6 +10,7 @@ use datafusion::prelude::SessionContext;
 use onefold_datasets::suggest;
 use onefold_sql::Query as _;
 
+use super::repeatable::why_varies;
 use crate::config::{
     AttributesConfig, JoinConfig, LabelConfig, RESERVED, SamplingConfig, TimeConfig, TimelineConfig,
     missing_column,
@@ -347,7 +348,10 @@ impl<'a> StepColumns<'a> {
             let hint = format!("write one SQL expression over the columns {}", names.join(", "));
             self.wrong(format!("{place}: {}", engine_message(&error)), &hint)
         })?;
-        Ok((expression, columns))
+        match why_varies(&expression)? {
+            None => Ok((expression, columns)),
+            Some((message, hint)) => Err(self.wrong(format!("{place}: {message}"), &hint)),
+        }
     }
 
     fn wrong(&self, message: String, hint: &str) -> Error {

@@ -20,6 +20,7 @@
 mod attributes;
 mod check;
 mod counts;
+mod repeatable;
 mod steps;
 mod tables;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use onefold_sql::Query as _;
 use self::check::StepColumns;
 pub use self::counts::SkipCounts;
 use self::counts::{UnfitRows, exactly};
+use self::repeatable::why_plan_varies;
 use self::steps::StepSql;
 use self::tables::RowState::{Future, LeftOut, NoKey, Past, Ragged, Usable};
 use self::tables::{
@@ -163,7 +165,8 @@ pub(crate) async fn register_queries(context: &SessionContext, config: &Config) 
     Ok(())
 }
 
-/// Plans a query of the user over these tables, which may only read. `place` is its key.
+/// Plans a query of the user over these tables, which may only read, and must give the same rows each time. `place` is its
+/// key.
 async fn user_query(
     context: &SessionContext,
     config: &Config,
@@ -174,14 +177,18 @@ async fn user_query(
     let read_only =
         SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
     let planned = context.query_with_options(query, read_only).await;
-    planned.map_err(|error| {
+    let planned = planned.map_err(|error| {
         let message = engine_message(&error);
         let hint = advice(&message).map(str::to_owned).unwrap_or_else(|| {
             let tables = tables.map(|name| format!("`{name}`")).collect::<Vec<_>>();
             format!("write one `SELECT` in DataFusion's SQL over the tables {}", tables.join(", "))
         });
         Error::config(&config.path, format!("{place}: {message}"), hint)
-    })
+    })?;
+    match why_plan_varies(planned.logical_plan())? {
+        None => Ok(planned),
+        Some((message, hint)) => Err(Error::config(&config.path, format!("{place}: {message}"), hint)),
+    }
 }
 
 /// A table of the rows of a log, and the section that reads it.

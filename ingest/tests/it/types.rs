@@ -138,6 +138,52 @@ fn floating_point_numbers_are_no_keys() {
 }
 
 #[test]
+fn queries_that_vary_are_refused() {
+    let dir = Dir::new();
+    dir.write("log.csv", "n,at,clicked\n1,2024-06-01T12:00:00Z,0\n2,2024-06-01T12:00:01Z,1\n");
+    let with = |query: &str, sources: &str| {
+        let rest = "time = \"at\"\n[samples]\nsource = \"log\"\n[features]\nn = { kind = \"sparse\" }\n";
+        configure(&dir, &format!("\"log.csv\"\n{sources}"), rest);
+        let text = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
+        let text = text.replace("keep = [\"n\"]\n", "").replace("source = \"log\"", query);
+        dir.write("dataset.toml", text);
+    };
+    for (query, message, instead) in [
+        (
+            "query = \"SELECT * FROM log WHERE random() < 0.5\"",
+            "`[samples].query`: `random()`",
+            "`[sampling]`",
+        ),
+        (
+            "query = \"SELECT * FROM log LIMIT 1\"",
+            "`[samples].query`: `LIMIT` without `ORDER BY`",
+            "hash_id(request)",
+        ),
+        (
+            "query = \"SELECT *, row_number() OVER () AS place FROM log\"",
+            "`[samples].query`: `row_number` without `ORDER BY`",
+            "`row_number(…) OVER (ORDER BY …)`",
+        ),
+        ("source = \"log\"\nwhere = \"random() < 0.5\"", "`[samples].where`: `random()`", "`[sampling]`"),
+    ] {
+        with(query, "");
+        dir.fails(&[message, instead]);
+    }
+    with("source = \"some\"", "some = { query = \"SELECT * FROM log LIMIT 1\" }");
+    dir.fails(&["`[sources].some.query`: `LIMIT` without `ORDER BY`"]);
+    // What the hints say works.
+    for query in [
+        "SELECT * FROM log ORDER BY n LIMIT 2",
+        "SELECT * FROM log WHERE hash_id(n) % 100 < 100",
+        "SELECT *, row_number() OVER (ORDER BY n) AS place FROM log",
+    ] {
+        with(&format!("query = \"{query}\""), "");
+        let name = format!("dataset-{}", query.len());
+        assert_eq!(dir.build(&name).0["samples"], 2, "{query}");
+    }
+}
+
+#[test]
 fn offsets_of_times_count() {
     let dir = Dir::new();
     let rest = |time: &str| {
