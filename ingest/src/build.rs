@@ -124,7 +124,11 @@ pub async fn build(
 impl Pipeline<'_> {
     async fn build(&self) -> Result<BuildSummary> {
         let Self { config, out, options, .. } = *self;
-        let sources = sources::find(config).await?;
+        // A merge folds late samples in its own way, and ends with the first problem.
+        let found = match options.commit {
+            Commit::Merge => self.find_strictly().await?,
+            _ => self.find().await?,
+        };
         // Before any work: whether there may be a dataset at all.
         let mut old = self.old_snapshot()?;
         if let Some(old) = &old {
@@ -140,7 +144,7 @@ impl Pipeline<'_> {
             old = Some(base);
         }
         let target = if merges { Target::Merge } else { Target::Partitions };
-        let reading = self.plan(sources, target, old.as_ref()).await?;
+        let reading = self.plan(found, target, old.as_ref()).await?;
         // Refuses what does not fit before any work.
         writer.set_partition_columns(reading.partition_columns())?;
         let choice = options.partitions.choice(writer.partition_columns())?;

@@ -25,6 +25,9 @@ pub enum Error {
     /// An operator could not spill: the disk is full, files may not be so large, or the spill limit is reached.
     Spill(Fault),
 
+    /// Several problems of a configuration and its logs.
+    Problems(Vec<Fault>),
+
     /// Any other error.
     Fault(#[from] Fault),
 }
@@ -107,6 +110,7 @@ impl Explain for Error {
         match self {
             Self::Io(error) => error.fault(),
             Self::Dataset(error) => error.fault(),
+            Self::Problems(faults) => as_one(faults),
             Self::Spill(fault) | Self::Fault(fault) => fault.clone(),
         }
     }
@@ -145,6 +149,19 @@ impl Error {
     pub fn engine(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Failed, text!["the query failed: ", message]).hint(hint).into()
     }
+}
+
+/// All problems as one: a list of their messages and hints.
+fn as_one(faults: &[Fault]) -> Fault {
+    let mut message = format!("there are {} problems", faults.len());
+    for (number, fault) in faults.iter().enumerate() {
+        message += &format!("\n{}. {}", number + 1, fault.message);
+        fault.hints.iter().for_each(|hint| message += &format!("\n   fix: {hint}"));
+    }
+    let kind =
+        if faults.iter().all(|fault| fault.kind == Kind::Options) { Kind::Options } else { Kind::Data };
+    Fault::new(kind, message)
+        .hint("correct all of them; `onefold-ingest check` lists what is left, and writes nothing")
 }
 
 /// Wraps an error of this crate so that it can pass through the engine.

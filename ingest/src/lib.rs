@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod check;
 mod clock;
 mod cluster;
 pub mod command;
@@ -34,6 +35,7 @@ mod pipeline;
 mod planned;
 mod popularity;
 mod probe_lists;
+mod problems;
 mod profile;
 mod reading;
 pub mod remote;
@@ -53,6 +55,7 @@ pub mod timeline;
 mod times;
 
 pub use build::{BuildSummary, Part, build, commit_parts, write_part};
+pub use check::{Checked, FoundProblem, check};
 pub use compare::{Comparison, compare};
 pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy, SourceConfig,

@@ -12,6 +12,7 @@ use onefold_sql::Query as _;
 use crate::cluster::{ClusterOptions, Clustering, SampleTotals, kept_columns};
 use crate::engine::{self, EngineOptions};
 use crate::ids::FeatureIds;
+use crate::problems::Problems;
 use crate::row_counts::{Reason, RowCounts};
 use crate::samples::{self, Samples};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, SampleOrder};
@@ -40,6 +41,8 @@ pub(crate) struct Reading<'a> {
     options: &'a EngineOptions,
     wanted: ReadingOptions,
     pub(crate) sources: Vec<Source>,
+    /// Where problems go.
+    problems: Problems,
     pub(crate) context: SessionContext,
     pub(crate) planned: Samples,
     /// The samples of which those of a bucket, or of some sessions, are taken; unknown if all are taken and no step has
@@ -60,10 +63,10 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// As [`samples::plan`], and [`Error::Fault`] for a kept column of a type that is not kept.
+    /// As [`samples::plan_with`], and [`Error::Fault`] for a kept column of a type that is not kept.
     pub(crate) async fn plan(
         config: &'a Config,
-        sources: Vec<Source>,
+        (sources, problems): (Vec<Source>, Problems),
         options: &'a EngineOptions,
         wanted: ReadingOptions,
     ) -> Result<Self> {
@@ -74,7 +77,7 @@ impl<'a> Reading<'a> {
         let rows = samples::rows(&context, config).await?;
         let ids = FeatureIds::plan(config, &context, rows.schema().as_arrow(), &wanted.vocabularies, &budget);
         let ids = ids.await?;
-        let mut planned = samples::plan(&context, config).await?;
+        let mut planned = samples::plan_with(&context, config, &problems).await?;
         let takes_some = wanted.only_bucket.is_some() || wanted.about_samples.is_some();
         let candidates = match planned.expected {
             None if takes_some => Some(planned.narrow.clone().count().await? as u64),
@@ -86,7 +89,20 @@ impl<'a> Reading<'a> {
         }
         let share = register_samples(config, &context, &planned, (&wanted, candidates)).await?;
         let kept = kept_columns(config, planned.wide.schema().as_arrow())?;
-        Ok(Self { config, options, wanted, sources, context, planned, candidates, share, budget, ids, kept })
+        Ok(Self {
+            config,
+            options,
+            wanted,
+            sources,
+            problems,
+            context,
+            planned,
+            candidates,
+            share,
+            budget,
+            ids,
+            kept,
+        })
     }
 
     /// The dataset's partition columns, with the types that they have in the samples.
@@ -141,6 +157,7 @@ impl<'a> Reading<'a> {
             time_limits: self.planned.time_limits,
             ids: self.ids.clone(),
             kept: self.kept.clone(),
+            problems: self.problems.clone(),
         }
     }
 
@@ -148,13 +165,16 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Clustering::fold`], and [`Error::Fault`] if there are not as many as the declared steps counted.
+    /// As [`Clustering::fold`], all problems that were collected, and [`Error::Fault`] if there are not as many as the
+    /// declared steps counted.
     pub(crate) async fn fold<'c>(
         &self,
         clustering: &'c mut Clustering<'_>,
         reporter: &dyn Reporter,
     ) -> Result<Option<&'c mut SampleTotals>> {
-        let totals = clustering.fold(reporter).await?;
+        let totals = clustering.fold(reporter).await.map_err(|error| self.problems.and(error))?;
+        // Everything has been read.
+        self.problems.check()?;
         self.check_count(totals.as_ref().map_or(0, |totals| totals.samples), None)?;
         Ok(totals)
     }
@@ -272,8 +292,9 @@ mod tests {
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let sources = sources::find(&config).await?;
-            let mut reading = Reading::plan(&config, sources, &options, wanted).await?;
+            let problems = Problems::default();
+            let sources = sources::find(&config, &problems).await?;
+            let mut reading = Reading::plan(&config, (sources, problems), &options, wanted).await?;
             assert_eq!(reading.planned.expected, Some(3));
             reading.planned.expected = counted;
             let mut clustering = reading.clustering().await?;

@@ -130,8 +130,8 @@ impl Pipeline<'_> {
         }
         let (layout, order) = self.layout_and_order(old.as_ref());
         let target = Target::Part { bucket, buckets };
-        let found = sources::find(config).await?;
-        sources::check_segments(config, &found, place).await?;
+        let found = self.find().await?;
+        sources::check_segments(config, &found.0, place).await?;
         let reading = self.plan(found, target, old.as_ref()).await?;
         let partition_columns = reading.partition_columns();
         if let Some(old) = &old {

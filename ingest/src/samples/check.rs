@@ -17,6 +17,7 @@ use crate::config::{
 };
 use crate::error::engine_message;
 use crate::ids::wrong_item_type;
+use crate::problems::Problems;
 use crate::sql::{key_hint, key_kind, table};
 use crate::{Config, Error, Result, times};
 
@@ -40,6 +41,7 @@ impl<'a> StepColumns<'a> {
         context: &'a SessionContext,
         config: &'a Config,
         rows: ArrowSchema,
+        problems: &Problems,
     ) -> Result<Self> {
         let mut columns = Self { config, context, rows, sources: BTreeMap::new() };
         let join = config.join.iter().map(|join| &join.source);
@@ -50,19 +52,27 @@ impl<'a> StepColumns<'a> {
             columns.check_reserved(&format!("`{name}`"), schema.fields().iter().map(|field| field.name()))?;
             columns.sources.insert(name.clone(), schema);
         }
-        columns.check_rows()?;
+        // Each section may have a problem of its own.
+        let mut checked = vec![columns.check_rows()];
         if let Some(join) = &config.join {
-            columns.check_join(join).await?;
+            checked.push(columns.check_join(join).await);
         }
         for (i, attributes) in config.attributes.iter().enumerate() {
-            columns.check_attributes(&format!("`[[attributes]]` {}", i + 1), attributes).await?;
+            checked.push(columns.check_attributes(&format!("`[[attributes]]` {}", i + 1), attributes).await);
         }
         for (i, timeline) in config.timelines.iter().enumerate() {
-            columns.check_timeline(&format!("`[[timelines]]` {}", i + 1), timeline).await?;
+            checked.push(columns.check_timeline(&format!("`[[timelines]]` {}", i + 1), timeline).await);
         }
-        columns.check_made()?;
-        if let Some(sampling) = &config.sampling {
-            columns.check_sampling(sampling)?;
+        checked.push(columns.check_made());
+        checked.extend(config.sampling.as_ref().map(|sampling| columns.check_sampling(sampling)));
+        let mut has_problem = false;
+        for error in checked.into_iter().filter_map(Result::err) {
+            problems.report(error)?;
+            has_problem = true;
+        }
+        // Rows cannot be read with wrong columns.
+        if has_problem {
+            problems.check()?;
         }
         Ok(columns)
     }

@@ -43,6 +43,7 @@ use self::tables::{
 };
 use crate::config::{AttributesConfig, MissingAttributes, Rows, TimeConfig};
 use crate::error::{advice, engine_message};
+use crate::problems::Problems;
 use crate::row_counts::{Reason, RowCounts};
 use crate::spool::{Spool, counts, example};
 use crate::times::{self, TimeLimits, shown};
@@ -76,6 +77,19 @@ pub struct Samples {
 /// [`Error::Fault`] for names and types that do not fit, before anything is read, for rows that the configuration does
 /// not allow, and if a join's keys do not fit into memory.
 pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> {
+    plan_with(context, config, &Problems::default()).await
+}
+
+/// As [`plan`]; rows that the configuration does not allow are left out where `problems` are collected.
+///
+/// # Errors
+///
+/// As [`plan`].
+pub(crate) async fn plan_with(
+    context: &SessionContext,
+    config: &Config,
+    problems: &Problems,
+) -> Result<Samples> {
     context.register_udf(times::function());
     context.register_udf(timeline::class_function());
     let rows = rows(context, config).await?;
@@ -94,17 +108,20 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
         });
     }
     let columns: ArrowSchema = rows.schema().as_arrow().clone();
-    let columns = StepColumns::check(context, config, columns).await?;
+    let columns = StepColumns::check(context, config, columns, problems).await?;
     context.register_table(BASE, rows.into_view())?;
     let steps = StepSql::new(config, &columns, limits)?;
     let (spool, skipped) = (Spool::default(), SkipCounts::default());
-    let mut planner =
-        Planner { context, config, limits, steps, spool, skipped, counted: RowCounts::default() };
+    let counted = RowCounts::default();
+    let mut planner = Planner { context, config, limits, steps, spool, skipped, counted, problems };
     planner.rows().await?;
     planner.events().await?;
     planner.attributes().await?;
     let expected = planner.choose().await?;
-    RowCounts { written: expected, ..planner.counted.clone() }.check()?;
+    // Rows with a problem may have been left out, or be there twice.
+    if problems.check().is_ok() {
+        RowCounts { written: expected, ..planner.counted.clone() }.check()?;
+    }
     for i in 0..config.timelines.len() {
         planner.timeline(i).await?;
     }
@@ -210,6 +227,7 @@ struct Planner<'a> {
     skipped: SkipCounts,
     /// The rows of `[samples]`, so far without those that become samples.
     counted: RowCounts,
+    problems: &'a Problems,
 }
 
 impl Planner<'_> {
@@ -354,11 +372,11 @@ impl Planner<'_> {
                         "name the `time` from which each holds, or make them one row",
                     ),
                 };
-                return Err(Error::data(
+                self.problems.report(Error::data(
                     place,
                     format!("`{}` has {what} that differ: {twice}", attributes.source),
                     remedy,
-                ));
+                ))?;
             }
             if attributes.time.is_some() {
                 let in_time = self.steps.attributes_in_time(i, attributes);
@@ -394,7 +412,7 @@ impl Planner<'_> {
         for (i, attributes) in config.attributes.iter().enumerate() {
             if attributes.missing == MissingAttributes::Error && counted[6 + i] > 0 {
                 let which = self.steps.example_without(i);
-                return Err(Error::data(
+                self.problems.report(Error::data(
                     format!("`[[attributes]]` {}", i + 1),
                     format!(
                         "{} samples have no row of `{}`, the first with {}",
@@ -403,7 +421,7 @@ impl Planner<'_> {
                         example(self.context, &which).await?
                     ),
                     "add the rows, or write `missing = \"null\"` or `missing = \"skip\"`",
-                ));
+                ))?;
             }
         }
         self.counted.leave_out(Reason::SampledOut, sampled_out);
@@ -510,7 +528,7 @@ impl Planner<'_> {
             remedy: "fill them in",
         };
         if nulls.refused() {
-            return Err(nulls.error(""));
+            self.problems.report(nulls.error(""))?;
         }
         self.skipped.null_key_rows += count;
         Ok(())
@@ -521,6 +539,6 @@ impl Planner<'_> {
         if !unfit.refused() {
             return Ok(());
         }
-        Err(unfit.error(&example(self.context, which).await?))
+        self.problems.report(unfit.error(&example(self.context, which).await?))
     }
 }

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use arrow::array::timezone::Tz;
 use arrow::array::{
     Array, ArrayRef, AsArray, BooleanArray, GenericListArray, OffsetSizeTrait, PrimitiveArray, StringArray,
-    StructArray,
+    StructArray, new_null_array,
 };
-use arrow::compute::cast;
+use arrow::buffer::OffsetBuffer;
 use arrow::compute::kernels::cast_utils::{Parser, string_to_datetime};
+use arrow::compute::{cast, concat};
 use arrow::datatypes::{
-    ArrowPrimitiveType, DataType, Date32Type, Field, FieldRef, Float32Type, Float64Type, Int8Type, Int16Type,
-    Int32Type, Int64Type, TimeUnit, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+    ArrowNativeType, ArrowPrimitiveType, DataType, Date32Type, Field, FieldRef, Float32Type, Float64Type,
+    Int8Type, Int16Type, Int32Type, Int64Type, TimeUnit, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 use arrow::error::ArrowError;
 
@@ -68,11 +69,34 @@ pub(super) fn exact(texts: &ArrayRef, to: &DataType, guessed: bool) -> Result<Ar
     }
 }
 
+/// As [`exact`], but with null for each row whose value is wrong. Gives their number and the first text, too.
+///
+/// # Errors
+///
+/// Those of Arrow.
+pub(super) fn exact_or_null(
+    texts: &ArrayRef,
+    to: &DataType,
+    guessed: bool,
+) -> Result<(ArrayRef, u64, String), ArrowError> {
+    let (mut values, mut wrong) = (Vec::with_capacity(texts.len()), Vec::new());
+    for row in 0..texts.len() {
+        values.push(exact(&texts.slice(row, 1), to, guessed).unwrap_or_else(|text| {
+            wrong.push(text);
+            new_null_array(to, 1)
+        }));
+    }
+    let values: Vec<&dyn Array> = values.iter().map(AsRef::as_ref).collect();
+    Ok((concat(&values)?, wrong.len() as u64, wrong.into_iter().next().unwrap_or_default()))
+}
+
 fn lists<O: OffsetSizeTrait>(texts: &ArrayRef, item: &FieldRef, guessed: bool) -> Result<ArrayRef, String> {
     let texts = texts.as_list::<O>();
-    let items = exact(texts.values(), item.data_type(), guessed)?;
-    let (offsets, nulls) = (texts.offsets().clone(), texts.nulls().cloned());
-    array(GenericListArray::try_new(Arc::clone(item), offsets, items, nulls))
+    // Only the items of these lists: they may be some of an array's.
+    let (start, end) = (texts.offsets()[0].as_usize(), texts.offsets()[texts.len()].as_usize());
+    let items = exact(&texts.values().slice(start, end - start), item.data_type(), guessed)?;
+    let offsets = OffsetBuffer::from_lengths(texts.offsets().lengths());
+    array(GenericListArray::try_new(Arc::clone(item), offsets, items, texts.nulls().cloned()))
 }
 
 fn array(array: Result<impl Array + 'static, ArrowError>) -> Result<ArrayRef, String> {
@@ -196,6 +220,7 @@ fn has_offset(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use arrow::array::{ListBuilder, StringBuilder};
     use proptest::prelude::*;
 
     use super::*;
@@ -247,6 +272,23 @@ mod tests {
             assert_eq!(value("1e400", "Float64", guessed), None);
             assert_eq!(value("1e50", "Float32", guessed), None);
         }
+    }
+
+    #[test]
+    fn wrong_values_of_rows_are_null() {
+        let texts: ArrayRef =
+            Arc::new(StringArray::from(vec![Some("1"), Some("x"), None, Some("007"), Some("4")]));
+        let (values, wrong, first) = exact_or_null(&texts, &DataType::Int64, true).unwrap();
+        let values: Vec<_> = values.as_primitive::<Int64Type>().iter().collect();
+        assert_eq!((values, wrong, first.as_str()), (vec![Some(1), None, None, None, Some(4)], 2, "x"));
+        let mut lists = ListBuilder::new(StringBuilder::new());
+        lists.append_value([Some("1"), Some("2")]);
+        lists.append_value([Some("3.5")]);
+        lists.append_value([Some("4")]);
+        let lists: ArrayRef = Arc::new(lists.finish());
+        let (values, wrong, first) = exact_or_null(&lists, &"List(Int64)".parse().unwrap(), true).unwrap();
+        assert_eq!((values.null_count(), wrong, first.as_str()), (1, 1, "3.5"));
+        assert_eq!(values.as_list::<i32>().value(2).as_primitive::<Int64Type>().values(), &[4]);
     }
 
     #[test]

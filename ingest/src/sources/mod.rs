@@ -39,18 +39,17 @@ use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::parquet::transform_schema_to_view;
 use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
-use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, StreamExt, stream};
 use object_store::ObjectMeta;
 use onefold_base::fault::Explain as _;
 use xxhash_rust::xxh3::xxh3_64;
 
-use self::files::{FileError, FoundFile};
+use self::files::{FileError, FileName, FoundFile};
 pub(crate) use self::files::{folders, local_paths};
 use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
 use self::inspect::SourceFile;
 pub(crate) use self::inspect::int96_as_micros;
-use self::naming::FileName;
 pub(crate) use self::refused::function as refused_function;
 use self::refused::refused_column;
 use self::schema::{FileColumns, Refused};
@@ -62,6 +61,7 @@ use self::table::FileTable;
 use self::text_store::SkippedRows;
 use crate::config::{Compression, Format, SourceConfig};
 use crate::error::MessageAndHint;
+use crate::problems::Problems;
 use crate::{Config, Error, Result};
 
 /// Files that are inspected at the same time.
@@ -86,22 +86,39 @@ pub(crate) struct Source {
     declared: Arc<[String]>,
     /// Rows of CSV files that were left out.
     skipped: Arc<SkippedRows>,
+    /// Where problems of its files go.
+    problems: Problems,
 }
 
-/// Finds the files of every source of `config`, and reads their footers or first rows.
+/// Finds the files of every source of `config`, and reads their footers or first rows. What is found later in them goes
+/// to `problems`, too.
 ///
 /// # Errors
 ///
 /// [`Error::Fault`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or it has two
 /// columns of one name.
-pub(crate) async fn find(config: &Config) -> Result<Vec<Source>> {
+pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Source>> {
     let mut stores = Stores::default();
     let mut sources = Vec::new();
     for (name, source) in &config.sources {
-        let found = expand(config, name, source, &mut stores).await?;
-        let wrong = |(path, (message, hint)): FileError| Error::source(name, &path, message, hint);
-        sources.push(inspect_files(name, source, found).await.map_err(wrong)?);
+        let found = match expand(config, name, source, &mut stores).await {
+            Ok(found) => found,
+            Err(error) => {
+                problems.report(error)?;
+                continue;
+            }
+        };
+        match inspect_files(name, source, found).await {
+            Ok(source) => sources.push(Source { problems: problems.clone(), ..source }),
+            Err(wrong) => {
+                for (path, (message, hint)) in wrong {
+                    problems.report(Error::source(name, &path, message, hint))?;
+                }
+            }
+        }
     }
+    // Without its files a source has no columns to go on with.
+    problems.check()?;
     Ok(sources)
 }
 
@@ -150,12 +167,12 @@ async fn expand(
     Ok(found)
 }
 
-/// Reads the files' footers or first rows, and makes one table of them.
+/// Reads the files' footers or first rows, and makes one table of them. Gives all files that cannot be read.
 async fn inspect_files(
     name: &str,
     config: &SourceConfig,
     found: Vec<(FoundFile, Arc<SourceStore>)>,
-) -> Result<Source, FileError> {
+) -> Result<Source, Vec<FileError>> {
     let inspections = stream::iter(found).map(|(found, store)| async move {
         let path = found.name.clone();
         let file = AssertUnwindSafe(inspect_file(config, found, store)).catch_unwind();
@@ -164,23 +181,35 @@ async fn inspect_files(
             file.await.unwrap_or_else(|_| Err(("its footer cannot be decoded".to_owned(), damaged_hint())));
         file.map_err(|error| (path, error))
     });
-    let mut files: Vec<SourceFile> = inspections.buffered(FILES_AT_A_TIME).try_collect().await?;
-    let format = one_format(&files)?;
-    let folders = inspect::folder_columns(name, config, &files)?;
+    let inspected: Vec<_> = inspections.buffered(FILES_AT_A_TIME).collect().await;
+    let (mut files, mut wrong) = (Vec::with_capacity(inspected.len()), Vec::new());
+    for file in inspected {
+        match file {
+            Ok(file) => files.push(file),
+            Err(error) => wrong.push(error),
+        }
+    }
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    let alone = |error: FileError| vec![error];
+    let format = one_format(&files).map_err(alone)?;
+    let folders = inspect::folder_columns(name, config, &files).map_err(alone)?;
     for file in &mut files {
-        file.values = inspect::folder_values(&folders, &file.found)?;
+        file.values = inspect::folder_values(&folders, &file.found).map_err(alone)?;
     }
     let columns: Vec<FileColumns> = files
         .iter()
         .map(|file| FileColumns { name: file.found.name.clone(), schema: file.inspection.schema.clone() })
         .collect();
-    let (mut columns, refused) = schema::merge(name, config, format, &columns)?;
+    let (mut columns, refused) = schema::merge(name, config, format, &columns).map_err(alone)?;
     if format == Format::Parquet {
         // As DataFusion reads Parquet by default: texts are not copied out of their pages.
         columns = Arc::new(transform_schema_to_view(&columns));
     }
     let declared = config.schema.iter().map(|(name, _)| name.clone()).collect();
-    Ok(Source { name: name.to_owned(), files, columns, refused, folders, declared, skipped: Arc::default() })
+    let (name, skipped, problems) = (name.to_owned(), Arc::default(), Problems::default());
+    Ok(Source { name, files, columns, refused, folders, declared, skipped, problems })
 }
 
 async fn inspect_file(
@@ -279,6 +308,7 @@ impl Source {
                 schema: FileTable::schema(columns, self.folders.clone()),
                 files: Vec::new(),
                 declared: Arc::clone(&self.declared),
+                problems: self.problems.clone(),
                 refused: refused.map(|refused| (file.found.name.clone(), refused.clone())),
                 skipped: Arc::clone(&self.skipped),
             });
@@ -304,7 +334,7 @@ impl Source {
         let refused = |name: &String| {
             let (file, columns) = table.refused.as_ref()?;
             let (message, hint) = columns.get(name)?.clone();
-            Some(refused_column(Error::source(&self.name, file, message, hint).fault()))
+            Some(refused_column(Error::source(&self.name, file, message, hint).fault(), &self.problems))
         };
         let columns = whole.fields().iter().map(|field| -> Expr {
             let value = match has.field_with_name(field.name()) {

@@ -32,20 +32,19 @@ use object_store::path::Path;
 use onefold_base::process::panic_text;
 
 use super::csv::{CsvRules, RowError};
+use super::files::FileName;
 use super::head::damaged_hint;
 use super::stores::SourceStore;
 use super::text;
 use super::text_store::{SkippedRows, TextStore};
 use crate::Error;
 use crate::error::external;
+use crate::problems::Problems;
 
 /// The fewest bytes of a piece of a file that a thread reads at once, and the most pieces for each thread and for all.
 const PIECE_BYTES: u64 = 4 << 20;
 const MOST_PIECES: usize = 32;
 const MOST_PIECES_OF_ALL: usize = 1024;
-
-/// The name that errors give a file.
-pub(super) struct FileName(pub(super) PathBuf);
 
 /// A format of files whose errors name the file.
 #[derive(Clone)]
@@ -65,6 +64,8 @@ pub(super) struct Text {
     pub(super) csv: Option<(CsvRules, Arc<SkippedRows>)>,
     /// The columns whose types the configuration gives; those of the others were guessed.
     pub(super) declared: Arc<[String]>,
+    /// Where wrong values go.
+    pub(super) problems: Problems,
 }
 
 /// The files of a source that are in one store.
@@ -106,7 +107,8 @@ impl FileSource for NamingSource {
                     Some((rules, skipped)) => store.with_csv(*rules, Arc::clone(skipped)),
                     None => store,
                 };
-                text::morselizer(&self.inner, &self.files.source, store, &text.declared, self.batch_rows)?
+                let typed = (&text.declared, &text.problems);
+                text::morselizer(&self.inner, &self.files.source, store, typed, self.batch_rows)?
             }
         };
         Ok(Box::new(NamingMorselizer { files: Arc::clone(&self.files), inner }))

@@ -13,29 +13,39 @@ use onefold_base::fault::Fault;
 
 use crate::config::RESERVED;
 use crate::error::external;
+use crate::problems::Problems;
 
 /// The function, to be registered with the engine: `__onefold_refused(fault)`.
 pub(crate) fn function() -> ScalarUDF {
     // Volatile, or the planner would call it, though no query reads the column.
-    ScalarUDF::from(RefusedColumn(Signature::any(1, Volatility::Volatile), format!("{RESERVED}refused")))
+    function_of(Problems::default())
 }
 
-/// A column that is this error if it has rows.
-pub(super) fn refused_column(fault: Fault) -> Expr {
+fn function_of(problems: Problems) -> ScalarUDF {
+    let (name, signature) = (format!("{RESERVED}refused"), Signature::any(1, Volatility::Volatile));
+    ScalarUDF::from(RefusedColumn { name, signature, problems })
+}
+
+/// A column that is this error if it has rows; where problems are collected, one of them, and null.
+pub(super) fn refused_column(fault: Fault, problems: &Problems) -> Expr {
     let fault = serde_json::to_string(&fault).unwrap_or_default();
-    function().call(vec![lit(ScalarValue::from(fault))])
+    function_of(problems.clone()).call(vec![lit(ScalarValue::from(fault))])
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct RefusedColumn(Signature, String);
+struct RefusedColumn {
+    name: String,
+    signature: Signature,
+    problems: Problems,
+}
 
 impl ScalarUDFImpl for RefusedColumn {
     fn name(&self) -> &str {
-        &self.1
+        &self.name
     }
 
     fn signature(&self) -> &Signature {
-        &self.0
+        &self.signature
     }
 
     fn return_type(&self, _: &[DataType]) -> Result<DataType> {
@@ -52,6 +62,7 @@ impl ScalarUDFImpl for RefusedColumn {
         };
         let fault: Fault =
             serde_json::from_str(&fault).map_err(|error| DataFusionError::External(error.into()))?;
-        Err(external(fault.into()))
+        self.problems.report(fault.into()).map_err(external)?;
+        Ok(ColumnarValue::Array(Arc::new(NullArray::new(arguments.number_rows))))
     }
 }

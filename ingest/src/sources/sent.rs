@@ -18,12 +18,14 @@ use object_store::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
 use super::csv::{CsvRules, NO_QUOTE};
+use super::files::FileName;
 use super::formats::engine_compression;
-use super::naming::{FileName, NamedFiles, NamingSource, Text};
+use super::naming::{NamedFiles, NamingSource, Text};
 use super::stores::{SentStore, SourceStore, Stores, VersionedStore};
 use super::text_store::SkippedRows;
 use crate::config::{Compression, Ragged};
 use crate::error::external;
+use crate::problems::Problems;
 
 /// What DataFusion's own scan lacks of a scan of source files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -110,7 +112,8 @@ impl SentScan {
         let inner = self.format(&scan, &store);
         let files = NamedFiles { source: self.source.clone(), store, text: self.text };
         let csv = self.csv.map(|rules| (rules, Arc::<SkippedRows>::default()));
-        let text = self.text.then(|| Text { csv, declared: self.declared.as_slice().into() });
+        let declared = self.declared.as_slice().into();
+        let text = self.text.then(|| Text { csv, declared, problems: Problems::default() });
         let source = NamingSource { files: Arc::new(files), text, inner, batch_rows: None };
         let groups = scan.file_groups.iter().map(|group| self.named(group)).collect();
         let compression = engine_compression(self.compression);

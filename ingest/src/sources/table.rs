@@ -31,6 +31,7 @@ use super::stores::{SourceStore, VersionedStore};
 use super::text_store::SkippedRows;
 use crate::config::Format;
 use crate::error::MessageAndHint;
+use crate::problems::Problems;
 
 /// Files of one store, format and compression, which have the same columns in the same order if they are CSV.
 #[derive(Debug, Clone)]
@@ -43,6 +44,8 @@ pub(super) struct FileTable {
     pub(super) files: Vec<PartitionedFile>,
     /// The columns of text files whose types the configuration gives.
     pub(super) declared: Arc<[String]>,
+    /// Where wrong values of text files go.
+    pub(super) problems: Problems,
     /// One of the files, and the columns that cannot be read from any of them, with the reasons in that file.
     pub(super) refused: Option<(PathBuf, BTreeMap<String, MessageAndHint>)>,
     /// Rows of CSV files that were left out.
@@ -110,7 +113,8 @@ impl FileTable {
         };
         let text = self.dialect.format != Format::Parquet;
         let files = NamedFiles { source: self.source.clone(), store: Arc::clone(&self.store), text };
-        let text = text.then(|| Text { csv, declared: Arc::clone(&self.declared) });
+        let (declared, problems) = (Arc::clone(&self.declared), self.problems.clone());
+        let text = text.then_some(Text { csv, declared, problems });
         Arc::new(NamingSource { files: Arc::new(files), text, inner, batch_rows: None })
     }
 

@@ -1,11 +1,12 @@
 //! Rows of text files: decoded, converted [exactly](super::exact), and located if they are wrong.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow::array::{RecordBatch, RecordBatchOptions};
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::csv::reader::Format as CsvFormat;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
@@ -25,12 +26,17 @@ use futures::{FutureExt, StreamExt, TryStreamExt};
 use object_store::{GetOptions, GetResultPayload, ObjectStore, ObjectStoreExt};
 
 use super::csv::{Checker, RowError};
-use super::exact::{as_text, exact};
+use super::exact::{as_text, exact, exact_or_null};
+use super::files::FileName;
 use super::text_store::TextStore;
 use crate::config::Format;
+use crate::error::external;
+use crate::problems::{Problems, WrongRows};
 
 /// Bytes that are read from a local file at once.
 const CHUNK: usize = 256 << 10;
+/// The problem that a value is not of its column's type.
+const WRONG_TYPE: &str = "type";
 /// Rows of a batch if the engine does not say how many.
 const ROWS: usize = 8192;
 
@@ -45,6 +51,10 @@ struct RowReader {
     schema: SchemaRef,
     /// Those that are read.
     read: Vec<usize>,
+    columns: SchemaRef,
+    problems: Problems,
+    /// Rows with a wrong value, by the columns that are read; of one file or range, once it is opened.
+    wrong: Arc<Mutex<BTreeMap<String, u64>>>,
     /// JSON lines if `None`.
     csv: Option<CsvFormat>,
     header: bool,
@@ -60,7 +70,7 @@ pub(super) fn morselizer(
     format: &Arc<dyn FileSource>,
     source: &str,
     store: TextStore,
-    declared: &Arc<[String]>,
+    (declared, problems): (&Arc<[String]>, &Problems),
     batch_rows: Option<usize>,
 ) -> Result<Box<dyn Morselizer>> {
     let table = format.table_schema();
@@ -81,6 +91,9 @@ pub(super) fn morselizer(
         declared: Arc::clone(declared),
         schema: Arc::clone(columns),
         read: projection.file_indices.clone(),
+        columns: Arc::new(columns.project(&projection.file_indices)?),
+        problems: problems.clone(),
+        wrong: Arc::default(),
         csv,
         header,
         batch_rows: batch_rows.unwrap_or(ROWS),
@@ -90,18 +103,13 @@ pub(super) fn morselizer(
 
 impl FileOpener for RowReader {
     fn open(&self, file: PartitionedFile) -> Result<FileOpenFuture> {
-        let reader = self.clone();
+        let reader = Self { wrong: Arc::default(), ..self.clone() };
         Ok(async move {
-            let batches = reader.batches(&file, reader.batch_rows).await?;
-            let located = Arc::new((reader, file));
-            let batches = batches.then(move |batch| {
-                let located = Arc::clone(&located);
-                async move {
-                    match batch {
-                        Err(error) if is_of_row(&error) => Err(located.0.locate(&located.1, &error).await),
-                        batch => batch,
-                    }
-                }
+            let texts = reader.texts(&file, reader.batch_rows).await?;
+            let opened = Arc::new((reader, file));
+            let batches = texts.then(move |texts| {
+                let opened = Arc::clone(&opened);
+                async move { opened.0.converted(&opened.1, texts).await }
             });
             Ok(batches.boxed())
         }
@@ -110,8 +118,73 @@ impl FileOpener for RowReader {
 }
 
 impl RowReader {
-    /// The rows of a file, or of the lines that begin in its range.
-    async fn batches(
+    /// The values of rows that were decoded as text. An error says in which line it is; where problems are collected, it
+    /// is one of them, and the value is null.
+    async fn converted(&self, file: &PartitionedFile, texts: Result<RecordBatch>) -> Result<RecordBatch> {
+        let texts = match texts {
+            Err(error) if is_of_row(&error) => return Err(self.locate(file, &error).await),
+            texts => texts?,
+        };
+        match self.exactly(&texts) {
+            Err(error) if is_of_row(&error) && self.problems.collects() => self.leniently(file, &texts).await,
+            Err(error) if is_of_row(&error) => Err(self.locate(file, &error).await),
+            rows => rows,
+        }
+    }
+
+    /// As [`exactly`](Self::exactly), with null in place of each wrong value, which is a problem.
+    async fn leniently(&self, file: &PartitionedFile, texts: &RecordBatch) -> Result<RecordBatch> {
+        let mut columns = Vec::with_capacity(texts.num_columns());
+        for (place, (field, texts)) in self.columns.fields().iter().zip(texts.columns()).enumerate() {
+            let declared = self.declared.contains(field.name());
+            if let Ok(values) = exact(texts, field.data_type(), !declared) {
+                columns.push(values);
+                continue;
+            }
+            let (values, wrong, first) = exact_or_null(texts, field.data_type(), !declared)?;
+            self.collect(file, place, (wrong, &first)).await?;
+            columns.push(values);
+        }
+        self.batch(columns, texts.num_rows())
+    }
+
+    /// Adds rows with a wrong value in a column to the problems; `first` is one of them.
+    async fn collect(&self, file: &PartitionedFile, place: usize, (rows, first): (u64, &str)) -> Result<()> {
+        let column = self.columns.field(place);
+        let declared = self.declared.contains(column.name());
+        let of_file = {
+            let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+            let of_file = wrong.entry(column.name().clone()).or_default();
+            *of_file += rows;
+            *of_file
+        };
+        let source = format!("source `{}`: column `{}`", self.source, column.name());
+        let mut what = String::new();
+        if !self.problems.knows(&source, WRONG_TYPE) {
+            let read = vec![self.read[place]];
+            let columns = Arc::new(self.schema.project(&read)?);
+            let alone = Self { read, columns, ..self.clone() };
+            let line = match alone.first_wrong_row(file).await {
+                Some(row) => self.line(file, row).await,
+                None => None,
+            };
+            let line = line.map(|line| format!("line {line} of ")).unwrap_or_default();
+            let name = file.extension::<FileName>().map(|name| name.0.display().to_string());
+            let name = name.unwrap_or_else(|| file.object_meta.location.to_string());
+            let (data_type, by) = (column.data_type(), by(declared));
+            what = format!(
+                "rows have a value that does not fit {by}, {data_type}; the first is `{first}` in {line}`{name}`"
+            );
+        }
+        let range = file.range.as_ref().map_or(0, |range| range.start);
+        let part = format!("{}:{range}", file.object_meta.location);
+        let hint = self.type_hint(first, column);
+        let wrong = WrongRows { place: &source, kind: WRONG_TYPE, what: &what, hint: &hint };
+        self.problems.count(&wrong, &part, of_file).map_err(external)
+    }
+
+    /// The rows of a file, or of the lines that begin in its range, as text.
+    async fn texts(
         &self,
         file: &PartitionedFile,
         rows: usize,
@@ -136,9 +209,7 @@ impl RowReader {
                 deserialize_stream(bytes, DecoderDeserializer::new(JsonDecoder::new(decoder)))
             }
         };
-        let reader = self.clone();
-        let columns = Arc::new(self.schema.project(&self.read)?);
-        Ok(decoded.map(move |texts| reader.exactly(&texts?, &columns)).boxed())
+        Ok(decoded.map_err(DataFusionError::from).boxed())
     }
 
     async fn bytes(&self, file: &PartitionedFile) -> Result<BoxStream<'static, Result<Bytes>>> {
@@ -157,36 +228,42 @@ impl RowReader {
         })
     }
 
-    /// The `columns` of rows that were decoded as text.
-    fn exactly(&self, texts: &RecordBatch, columns: &SchemaRef) -> Result<RecordBatch> {
-        let read = columns.fields().iter().zip(texts.columns()).map(|(field, texts)| {
+    /// The columns of rows that were decoded as text.
+    fn exactly(&self, texts: &RecordBatch) -> Result<RecordBatch> {
+        let read = self.columns.fields().iter().zip(texts.columns()).map(|(field, texts)| {
             let declared = self.declared.contains(field.name());
             exact(texts, field.data_type(), !declared).map_err(|value| self.unfit(&value, field, declared))
         });
-        let read = read.collect::<Result<Vec<_>>>()?;
-        let rows = RecordBatchOptions::new().with_row_count(Some(texts.num_rows()));
-        Ok(RecordBatch::try_new_with_options(Arc::clone(columns), read, &rows)?)
+        self.batch(read.collect::<Result<Vec<_>>>()?, texts.num_rows())
+    }
+
+    fn batch(&self, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
+        let rows = RecordBatchOptions::new().with_row_count(Some(rows));
+        Ok(RecordBatch::try_new_with_options(Arc::clone(&self.columns), columns, &rows)?)
     }
 
     /// The error for a value that is not of its column's type.
     fn unfit(&self, value: &str, column: &Field, declared: bool) -> DataFusionError {
-        let (name, data_type) = (column.name(), column.data_type());
-        let by = if declared { "`schema`" } else { "the first rows" };
-        let message = format!("`{value}` in the column `{name}` is not the {data_type} that {by} make of it");
+        let (name, data_type, by) = (column.name(), column.data_type(), by(declared));
+        let message = format!("`{value}` in the column `{name}` does not fit {by}, {data_type}");
+        DataFusionError::External(Box::new(RowError { message, hint: self.type_hint(value, column) }))
+    }
+
+    /// What to do about a value that is not of its column's type.
+    fn type_hint(&self, value: &str, column: &Field) -> String {
         let is_number = value.parse::<f64>().is_ok_and(f64::is_finite) && !value.contains(['+', 'x']);
         // An integer with zeros in front, or with too many digits, names something.
         let is_fraction = is_number && value.contains(['.', 'e', 'E']) && !value.starts_with("00");
-        let wider = match data_type {
+        let wider = match column.data_type() {
             integer if integer.is_integer() && is_fraction => "DOUBLE",
             DataType::List(_) | DataType::LargeList(_) => "VARCHAR[]",
             _ => "VARCHAR",
         };
-        let hint = format!(
+        format!(
             "correct the row, or give the column's type under `[sources].{}`, as `schema = {{ {} = \"{wider}\" }}`",
             self.source,
-            toml_key(name)
-        );
-        DataFusionError::External(Box::new(RowError { message, hint }))
+            toml_key(column.name())
+        )
     }
 
     /// The error of a row, with its line.
@@ -217,10 +294,10 @@ impl RowReader {
 
     /// The first row of a file, from 0, that cannot be read: they are read one by one.
     async fn first_wrong_row(&self, file: &PartitionedFile) -> Option<u64> {
-        let mut rows = self.batches(file, 1).await.ok()?;
+        let mut rows = self.texts(file, 1).await.ok()?;
         let mut row = 0;
-        while let Some(read) = rows.next().await {
-            match read {
+        while let Some(texts) = rows.next().await {
+            match texts.and_then(|texts| self.exactly(&texts)) {
                 Ok(batch) => row += batch.num_rows() as u64,
                 Err(_) => return Some(row),
             }
@@ -228,7 +305,7 @@ impl RowReader {
         None
     }
 
-    /// The line, from 1, in which row number `row` of [`batches`](Self::batches) begins.
+    /// The line, from 1, in which row number `row` of [`texts`](Self::texts) begins.
     async fn line(&self, file: &PartitionedFile, row: u64) -> Option<u64> {
         let whole = self.store.unchecked().get(&file.object_meta.location).await.ok()?;
         let start = file.range.as_ref().map_or(0, |range| range.start.unsigned_abs());
@@ -340,6 +417,11 @@ fn is_of_row(error: &DataFusionError) -> bool {
         }
         _ => row_error(error).is_some(),
     }
+}
+
+/// Where the type of a column comes from.
+fn by(declared: bool) -> &'static str {
+    if declared { "its type in `schema`" } else { "the type of the first rows" }
 }
 
 /// A name as a key of TOML.

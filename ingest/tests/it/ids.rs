@@ -522,7 +522,7 @@ fn hints_of_errors_are_sql_that_works() {
         );
     };
     with("CAST(item AS BIGINT)", "CAST(list AS BIGINT[])", "");
-    dir.fails(&["column `list`: its lists hold 3 nulls", "`array_compact(list)`"]);
+    dir.fails(&["column `list`: 3 items of its lists are null", "`array_compact(list)`"]);
     with("CAST(item AS BIGINT)", "CAST(array_compact(list) AS BIGINT[])", "");
     run(&dir, "build", "out");
     let ids = |column: &str| read(&dir.path("out"), column).into_values().collect::<Vec<_>>();

@@ -235,7 +235,8 @@ fn rows_that_do_not_fit_name_their_file_and_line() {
     dir.fails(&[
         "source `log`",
         "b.csv",
-        "line 2502: `x` in the column `user` is not the Int64",
+        "column `user`: 1 rows have a value that does not fit the type of the first rows, Int64",
+        "the first is `x` in line 2502 of",
         "`[sources].log`, as `schema = { user = \"VARCHAR\" }`",
     ]);
     // A declared type takes it, and then the query has to say what it is.
@@ -255,7 +256,7 @@ fn rows_that_do_not_fit_name_their_file_and_line() {
     dir.fails(&[
         "source `log`",
         "json/a.json.gz",
-        "line 1601: `not a number` in the column `request`",
+        "the first is `not a number` in line 1601 of",
         "schema = {",
     ]);
     for ending in ["gz", "bz2", "xz", "zst"] {

@@ -38,7 +38,7 @@ fn zeros_in_front_are_part_of_an_id() {
     dir.write("late.csv", format!("n,zip,at,clicked\n{many}{}", row(1500, "007")));
     configure(&dir, "\"late.csv\"", ZIPS);
     let hint = "`[sources].log`, as `schema = { zip = \"VARCHAR\" }`";
-    dir.fails(&["late.csv", "line 1502: `007` in the column `zip` is not the Int64", hint]);
+    dir.fails(&["late.csv", "column `zip`: 1 rows have a value", "the first is `007` in line 1502 of", hint]);
     configure(&dir, "{ path = \"late.csv\", schema = { zip = \"VARCHAR\" } }", ZIPS);
     assert_eq!(dir.build("late").0["samples"], 1501);
     dir.write("files/a.csv", format!("n,zip,at,clicked\n{many}"));
@@ -62,8 +62,16 @@ fn json_numbers_are_not_cut_to_integers() {
     let rest = "time = \"at\"\n[samples]\nsource = \"log\"\n[features]\nprice = { kind = \"dense\" }\n\
                 ids = { kind = \"sequence\", group = \"g\" }\n";
     for (price, ids, parts) in [
-        ("0.99", "[1]", ["line 1001: `0.99` in the column `price`", "schema = { price = \"DOUBLE\" }"]),
-        ("5", "[1.9, 2.2]", ["line 1001: `1.9` in the column `ids`", "schema = { ids = \"VARCHAR[]\" }"]),
+        (
+            "0.99",
+            "[1]",
+            ["column `price`", "the first is `0.99` in line 1001 of", "schema = { price = \"DOUBLE\" }"],
+        ),
+        (
+            "5",
+            "[1.9, 2.2]",
+            ["column `ids`", "the first is `1.9` in line 1001 of", "schema = { ids = \"VARCHAR[]\" }"],
+        ),
     ] {
         dir.write("log.jsonl", format!("{many}{}", row(1000, price, ids)));
         configure(&dir, "\"log.jsonl\"", rest);
@@ -75,7 +83,7 @@ fn json_numbers_are_not_cut_to_integers() {
     assert!((price["min"].as_f64().unwrap() - 0.99).abs() < 1e-6, "{price}");
     // A declared integer has no fraction either, in no row.
     configure(&dir, "{ path = \"log.jsonl\", schema = { price = \"BIGINT\" } }", rest);
-    dir.fails(&["line 1001: `0.99` in the column `price` is not the Int64 that `schema` makes of it"]);
+    dir.fails(&["column `price`: 1 rows have a value that does not fit its type in `schema`, Int64"]);
     // What is wrong in a column that nothing reads does no harm.
     dir.write(
         "log.jsonl",
@@ -135,6 +143,79 @@ fn floating_point_numbers_are_no_keys() {
     // A feature of such numbers.
     configure(&dir, doubles, &session.replace("item", "user").replace("1 AS user", "1 AS one"));
     dir.fails(&["Float64", "`whole_id(user)`"]);
+}
+
+#[test]
+fn all_problems_are_listed_at_once() {
+    let dir = Dir::new();
+    let row = |n: usize| format!("{n},{},2024-06-01T12:00:{:02}Z,0,30,{n}\n", n % 7, n % 60);
+    let many: String = (0..1500).map(row).collect();
+    let wrong = "1500,x,2024-06-01T12:00:00Z,0,30,1\n1501,1,2024-06-01T12:00:00Z,0,,1\n1502,1,2024-06-01T12:00:00Z,0,,1\n\
+                 1503,1,1984-06-01T12:00:00Z,0,30,1\n1504,1,2024-06-01T12:00:00Z,0,30,0.5\n7,1,2024-06-01T12:00:00Z,0,30,1\n";
+    dir.write("log.csv", format!("n,shop,at,clicked,age,price\n{many}{wrong}"));
+    dir.write("shops.csv", "shop,size\n0,1\n1,2\n2,3\n3,4\n4,5\n5,6\n5,7\n");
+    let rest = "time = \"at\"\n[samples]\nsource = \"log\"\nkey = [\"n\"]\nduplicates = \"error\"\n\
+                [[attributes]]\nsource = \"shops\"\non = [\"shop\"]\ncolumns = [\"size\"]\nmissing = \"error\"\n[features]\n\
+                age = { kind = \"dense\" }\nprice = { kind = \"dense\" }\nsize = { kind = \"sparse\" }\n";
+    configure(&dir, "\"log.csv\"\nshops = \"shops.csv\"", rest);
+    let problems = [
+        "source `log`: column `shop`: 1 rows have a value",
+        "the first is `x` in line 1502 of",
+        "source `log`: column `price`: 1 rows have a value",
+        "the first is `0.5` in line 1506 of",
+        "`[checks].past`: 1 rows have a time",
+        "`[samples].duplicates`: 1 rows have the key of an earlier row, the first with n = 7",
+        "`[[attributes]]` 1: `shops` has several rows of one key that differ",
+        "samples have no row of `shops`",
+        "column `age`: 2 samples have no value",
+        "fix: ",
+    ];
+    dir.fails(&problems);
+    let output = dir.command(&["check", "dataset.toml", "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let found: Value =
+        serde_json::from_str(String::from_utf8(output.stdout).unwrap().lines().last().unwrap()).unwrap();
+    let found: Vec<String> = found["problems"].as_array().unwrap().iter().map(Value::to_string).collect();
+    for problem in &problems[..9] {
+        assert!(found.iter().any(|found| found.contains(problem)), "no {problem:?} in {found:#?}");
+    }
+
+    // The lines that they name, written.
+    dir.write("shops.csv", "shop,size\n0,1\n1,2\n2,3\n3,4\n4,5\n5,6\n");
+    let rest = rest
+        .replace("duplicates = \"error\"", "duplicates = \"skip\"")
+        .replace("missing = \"error\"", "missing = \"null\"")
+        .replace("source = \"log\"", "query = \"SELECT * REPLACE (COALESCE(age, 0) AS age) FROM log\"")
+        .replace("[features]", "[checks]\npast = \"skip\"\n[features]");
+    let log = "{ path = \"log.csv\", schema = { shop = \"VARCHAR\", price = \"DOUBLE\" } }";
+    let shops = "{ path = \"shops.csv\", schema = { shop = \"VARCHAR\" } }";
+    configure(&dir, &format!("{log}\nshops = {shops}"), &rest);
+    let output = dir.command(&["check", "dataset.toml", "--json"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (summary, _) = dir.build("dataset");
+    assert_eq!((&summary["rows"]["read"], &summary["samples"]), (&1506.into(), &1504.into()));
+    assert_eq!(summary["rows"]["left_out"].to_string(), r#"{"past":1,"duplicate":1}"#);
+}
+
+#[test]
+fn problems_of_several_files_and_sections_are_listed_together() {
+    let dir = Dir::new();
+    dir.write("log/a.csv", "");
+    dir.write("log/b.csv", "n,at\n1,2,3\n");
+    let rest =
+        "time = \"at\"\n[samples]\nsource = \"log\"\nkey = [\"nn\"]\n[features]\nn = { kind = \"sparse\" }\n";
+    configure(&dir, "\"log\"\nnothing = \"nowhere.csv\"", rest);
+    dir.fails(&[
+        "log/a.csv`: the file is empty",
+        "log/b.csv`: line 2: the row has 3 values",
+        "nowhere.csv`: there is no such file",
+    ]);
+    fs_err::remove_file(dir.path("log/a.csv")).unwrap();
+    dir.write("log/b.csv", "n,at,clicked\n1,2024-06-01T12:00:00Z,0\n");
+    let attributes =
+        "[[attributes]]\nsource = \"log\"\non = [\"n\"]\ncolumns = { size = \"sizee\" }\n[features]";
+    configure(&dir, "\"log\"", &rest.replace("[features]", attributes));
+    dir.fails(&["`[samples].key` names", "`nn`", "`[[attributes]]` 1: `columns`", "`sizee`"]);
 }
 
 #[test]
@@ -207,7 +288,8 @@ fn offsets_of_times_count() {
     dir.write("log.csv", format!("n,at,clicked\n{local}1500,2024-06-01T14:00:00+02:00,0\n"));
     dir.fails(&[
         "log.csv",
-        "line 1502: `2024-06-01T14:00:00+02:00` in the column `at`",
+        "column `at`",
+        "the first is `2024-06-01T14:00:00+02:00` in line 1502 of",
         "schema = { at = \"VARCHAR\" }",
     ]);
 }
