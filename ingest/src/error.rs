@@ -222,6 +222,12 @@ pub(crate) fn engine_message(error: &DataFusionError) -> String {
 
 /// What to do about some of the engine's messages that do not say it.
 pub(crate) fn advice(message: &str) -> Option<&'static str> {
+    if message.contains("Overflow") && (message.contains("Nanosecond") || message.contains("* 1000")) {
+        return Some(
+            "nanoseconds hold the years 1678 to 2261: use microseconds, as `arrow_cast('9999-12-31', \
+             'Timestamp(Microsecond, None)')` in place of `TIMESTAMP '9999-12-31'`",
+        );
+    }
     (message.contains("failed to match any signature") || message.contains("does not support")).then_some(
         "a function does not take values of these types; convert them, for example with `CAST(x AS BIGINT)`",
     )

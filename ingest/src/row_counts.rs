@@ -18,6 +18,8 @@ pub enum Reason {
     Past,
     /// Its time is after the limits.
     Future,
+    /// A clock shows its local time twice, or skips it.
+    ClockChange,
     /// Its parallel lists have different lengths.
     Ragged,
     /// It has the key of an earlier row.
@@ -45,6 +47,7 @@ impl Reason {
             Self::NullKey => "without a key or time",
             Self::Past => "too far in the past",
             Self::Future => "in the future",
+            Self::ClockChange => "with a local time that occurs twice or not at all",
             Self::Ragged => "with parallel lists of different lengths",
             Self::Duplicate => "as duplicates",
             Self::NoEvent => "without an event",

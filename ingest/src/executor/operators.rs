@@ -186,6 +186,7 @@ pub fn functions() -> Result<Vec<Arc<ScalarUDF>>> {
     signed_lengths::register(&context)?;
     context.register_udf(session_ids::function());
     context.register_udf(times::function());
+    context.register_udf(times::change_function());
     context.register_udf(timeline::class_function());
     ids::functions::register(&context);
     context.register_udf(refused_function());

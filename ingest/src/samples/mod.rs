@@ -36,12 +36,12 @@ pub use self::counts::SkipCounts;
 use self::counts::{UnfitRows, exactly};
 use self::repeatable::why_plan_varies;
 use self::steps::StepSql;
-use self::tables::RowState::{Future, LeftOut, NoKey, Past, Ragged, Usable};
+use self::tables::RowState::{ClockChange, Future, LeftOut, NoKey, Past, Ragged, Usable};
 use self::tables::{
     BASE, CANDIDATES, Dropped, EVENTS, LABELS, REPEATED, ROWS, RowState, attributes_in_time_table,
     attributes_table,
 };
-use crate::config::{AttributesConfig, MissingAttributes, Rows, TimeConfig};
+use crate::config::{AttributesConfig, MissingAttributes, Policy, Rows, TimeConfig};
 use crate::error::{advice, engine_message};
 use crate::problems::Problems;
 use crate::row_counts::{Reason, RowCounts};
@@ -91,6 +91,7 @@ pub(crate) async fn plan_with(
     problems: &Problems,
 ) -> Result<Samples> {
     context.register_udf(times::function());
+    context.register_udf(times::change_function());
     context.register_udf(timeline::class_function());
     let rows = rows(context, config).await?;
     times::check(config, &config.time, rows.clone()).await?;
@@ -162,6 +163,8 @@ fn has_steps(config: &Config) -> bool {
         || config.sampling.is_some()
         || !config.timelines.is_empty()
         || config.checks.is_some()
+        // Times at which clocks are changed are counted.
+        || config.time.time_zone.is_some()
 }
 
 /// Makes every source that is a query a table of `context`, which has the tables of files.
@@ -277,6 +280,7 @@ impl Planner<'_> {
             let example = self.steps.example_row(state);
             self.outside(state, count, &self.config.time, "rows", &example).await?;
         }
+        self.clock_changes().await?;
         let uneven = UnfitRows {
             place: "`[checks].ragged`",
             policy: checks.ragged,
@@ -302,6 +306,38 @@ impl Planner<'_> {
         self.skipped.ragged_samples = ragged;
         self.skipped.duplicate_samples = duplicates;
         Ok(())
+    }
+
+    /// Counts the rows whose local time a clock shows twice or skips, and those that are left out because of it.
+    async fn clock_changes(&mut self) -> Result<()> {
+        if self.config.time.time_zone.is_none() {
+            return Ok(());
+        }
+        let count = |change: u8| {
+            format!("count(*) FILTER (WHERE __onefold_change = {change} AND __onefold_state <> {LeftOut})")
+        };
+        let left_out = format!("count(*) FILTER (WHERE __onefold_state = {ClockChange})");
+        let sql = format!("SELECT {}, {}, {left_out} FROM {ROWS}", count(1), count(2));
+        let [twice, skipped, left_out] = exactly(counts(self.context, &sql).await?)?;
+        (self.skipped.repeated_times, self.skipped.skipped_times) = (twice, skipped);
+        self.counted.leave_out(Reason::ClockChange, left_out);
+        let example = self.steps.example_row(ClockChange);
+        self.at_clock_changes("rows", left_out, &example).await
+    }
+
+    /// Refuses rows whose local time a clock shows twice or skips, unless the configuration leaves them out.
+    async fn at_clock_changes(&self, rows: &str, count: u64, which: &str) -> Result<()> {
+        let policy = self.config.checks.as_ref().and_then(|checks| checks.clock_changes);
+        let what =
+            format!("{rows} have a local time that occurs twice or not at all, because clocks were changed");
+        let unfit = UnfitRows {
+            place: "`[checks].clock_changes`",
+            policy: policy.unwrap_or(Policy::Skip),
+            count,
+            what: &what,
+            remedy: "write the log with offsets or in UTC",
+        };
+        self.refuse(&unfit, which).await
     }
 
     /// Makes the labels from the event log, and counts its duplicates and the events outside of every window.
@@ -459,14 +495,18 @@ impl Planner<'_> {
         let copies =
             |state: RowState| format!("sum(__onefold_copies) FILTER (WHERE __onefold_state = {state})");
         let sql = format!(
-            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row = 1) FROM {}",
+            "SELECT {}, {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row = 1) FROM {}",
             copies(Usable),
             copies(NoKey),
             copies(Past),
             copies(Future),
+            copies(ClockChange),
             log.table,
         );
-        let [rows, nulls, past, future, distinct] = exactly(counts(self.context, &sql).await?)?;
+        let [rows, nulls, past, future, changes, distinct] = exactly(counts(self.context, &sql).await?)?;
+        let example = self.steps.example_log_row(log.table, log.on, log.time, ClockChange);
+        self.at_clock_changes(&format!("rows of `{}`", log.source), changes, &example).await?;
+        self.skipped.clock_change_rows += changes;
         self.null_rows(log.place, log.source, nulls).await?;
         for (state, count) in [(Past, past), (Future, future)] {
             let example = self.steps.example_log_row(log.table, log.on, log.time, state);
@@ -480,9 +520,12 @@ impl Planner<'_> {
     /// Counts the rows of an `[[attributes]]` that cannot be used, which may be an error.
     async fn attribute_counts(&mut self, place: &str, attributes: &AttributesConfig) -> Result<()> {
         let sql = self.steps.attribute_counts(attributes)?;
-        let [nulls, past, future] = exactly(counts(self.context, &sql).await?)?;
+        let [nulls, past, future, changes] = exactly(counts(self.context, &sql).await?)?;
         self.null_rows(place, &attributes.source, nulls).await?;
         let Some(time) = &attributes.time else { return Ok(()) };
+        let example = self.steps.example_attribute(attributes, ClockChange)?;
+        self.at_clock_changes(&format!("rows of `{}`", attributes.source), changes, &example).await?;
+        self.skipped.clock_change_rows += changes;
         for (state, count) in [(Past, past), (Future, future)] {
             let example = self.steps.example_attribute(attributes, state)?;
             self.outside(state, count, time, &format!("rows of `{}`", attributes.source), &example).await?;
