@@ -34,6 +34,16 @@ pub(crate) struct WrongRows<'a> {
 }
 
 impl Problem {
+    fn told(&self) -> Fault {
+        match &self.counted {
+            None => self.fault.clone(),
+            Some([place, _, what]) => {
+                let rows: u64 = self.rows.values().sum();
+                Fault { message: format!("{place}: {rows} {what}").into(), ..self.fault.clone() }
+            }
+        }
+    }
+
     fn is(&self, place: &str, kind: &str) -> bool {
         self.counted.as_ref().is_some_and(|[known, its_kind, _]| known == place && its_kind == kind)
     }
@@ -63,7 +73,7 @@ impl Problems {
         };
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
         for fault in faults {
-            if found.iter().all(|known| known.fault != fault) {
+            if found.iter().all(|known| known.told() != fault) {
                 found.push(Problem { fault, rows: BTreeMap::new(), counted: None });
             }
         }
@@ -120,14 +130,7 @@ impl Problems {
     pub(crate) fn check(&self) -> Result<()> {
         let Some(found) = &self.0 else { return Ok(()) };
         let found = found.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = |problem: &Problem| match &problem.counted {
-            None => problem.fault.clone(),
-            Some([place, _, what]) => {
-                let rows: u64 = problem.rows.values().sum();
-                Fault { message: format!("{place}: {rows} {what}").into(), ..problem.fault.clone() }
-            }
-        };
-        let mut faults: Vec<Fault> = found.iter().map(told).collect();
+        let mut faults: Vec<Fault> = found.iter().map(Problem::told).collect();
         match faults.len() {
             0 => Ok(()),
             1 => Err(faults.remove(0).into()),
@@ -178,6 +181,9 @@ mod tests {
             problems.report(Error::column("b", "is wrong", "mend it")).unwrap();
         }
         let all = problems.check().unwrap_err().to_string();
+        // What was reported already is no other problem.
+        let again = problems.and(problems.check().unwrap_err()).to_string();
+        assert_eq!(again, all);
         for part in [
             "there are 2 problems",
             "\n1. column `a`: 7 samples",

@@ -86,7 +86,7 @@ pub(super) fn exact_or_null(
             new_null_array(to, 1)
         }));
     }
-    let values: Vec<&dyn Array> = values.iter().map(AsRef::as_ref).collect();
+    let values: Vec<&dyn Array> = values.iter().map(|values| &**values).collect();
     Ok((concat(&values)?, wrong.len() as u64, wrong.into_iter().next().unwrap_or_default()))
 }
 
