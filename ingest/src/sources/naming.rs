@@ -257,6 +257,8 @@ impl NamedFile {
             return self.error(message.clone(), hint.clone());
         }
         let (message, hint) = match error.find_root() {
+            // It says already what is wrong, and where.
+            DataFusionError::External(cause) if cause.is::<Error>() => return error,
             cause if self.files.text || is_of_file(cause) => {
                 let cause = cause.strip_backtrace();
                 if cause.contains("CRC checksum mismatch") {
