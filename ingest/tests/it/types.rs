@@ -44,7 +44,7 @@ fn zeros_in_front_are_part_of_an_id() {
     dir.write("files/a.csv", format!("n,zip,at,clicked\n{many}"));
     dir.write("files/b.csv", format!("n,zip,at,clicked\n{}", row(1500, "007")));
     configure(&dir, "\"files\"", ZIPS);
-    assert_eq!(dir.build("files").0["samples"], 1501);
+    assert_eq!(dir.build("both").0["samples"], 1501);
     // Who says that they are numbers gets numbers.
     configure(&dir, "{ path = \"log.csv\", schema = { zip = \"BIGINT\" } }", ZIPS);
     assert_eq!(dir.build("numbers").0["skipped"]["duplicate_samples"], 2);
