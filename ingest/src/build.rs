@@ -69,7 +69,7 @@ pub struct BuildSummary {
     pub order: Order,
     /// The share of the sessions that was taken.
     pub share: f64,
-    /// What became of the rows of `[samples]`.
+    /// The rows of `[samples]`: those that were written, and the others by reason.
     pub rows: RowCounts,
     /// Rows that declared steps left out or filled up.
     pub skipped: SkipCounts,

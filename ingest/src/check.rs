@@ -13,12 +13,12 @@ use crate::row_counts::RowCounts;
 use crate::samples::SkipCounts;
 use crate::{Config, EngineOptions, Error, Result};
 
-/// What [`check`] found.
+/// The findings of [`check`].
 #[derive(Debug, Clone, Serialize)]
 pub struct Checked {
     /// All problems; a build would end with them.
     pub problems: Vec<FoundProblem>,
-    /// What would become of the rows of `[samples]`; nothing is known of it if there are problems.
+    /// The rows of `[samples]`: those that a build would write, and the others by reason; `None` if there are problems.
     pub rows: Option<RowCounts>,
     /// Rows that declared steps left out or filled up, likewise.
     pub skipped: Option<SkipCounts>,
@@ -31,7 +31,7 @@ pub struct Checked {
 pub struct FoundProblem {
     /// Where it is, in how many rows, and an example.
     pub message: String,
-    /// What to do, each a sentence without a full stop.
+    /// The ways to solve it, each a sentence without a full stop.
     pub fixes: Vec<String>,
 }
 

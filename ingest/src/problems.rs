@@ -10,7 +10,7 @@ use crate::error::bug;
 use crate::{Error, Result};
 
 /// Where problems go. By default the first one is an error; a collection keeps them until [`check`](Self::check), and
-/// whoever meets one goes on with a value in its place.
+/// the code that meets one goes on with a value in its place.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Problems(Option<Arc<Mutex<Vec<Problem>>>>);
 
@@ -27,7 +27,7 @@ struct Problem {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WrongRows<'a> {
     pub(crate) place: &'a str,
-    /// What tells the problem from others of its place.
+    /// Tells the problem from others of its place.
     pub(crate) kind: &'a str,
     pub(crate) what: &'a str,
     pub(crate) hint: &'a str,
@@ -181,7 +181,7 @@ mod tests {
             problems.report(Error::column("b", "is wrong", "mend it")).unwrap();
         }
         let all = problems.check().unwrap_err().to_string();
-        // What was reported already is no other problem.
+        // A problem that was reported already is no other one.
         let again = problems.and(problems.check().unwrap_err()).to_string();
         assert_eq!(again, all);
         for part in [

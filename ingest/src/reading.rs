@@ -202,7 +202,7 @@ impl<'a> Reading<'a> {
         ))
     }
 
-    /// What became of the rows of `[samples]`, if `samples` were read, of which `others` are of partitions that are not
+    /// The outcome for the rows of `[samples]`, if `samples` were read, of which `others` are of partitions that are not
     /// written.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What became of the rows of `[samples]`: each is written, or left out for one reason.
+//! The outcome for the rows of `[samples]`: each is written, or left out for one reason.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ impl Reason {
     }
 }
 
-/// The rows of `[samples]`, and what became of them: `read` is `written` and all of `left_out` together.
+/// The rows of `[samples]`, and the outcome for them: `read` is `written` and all of `left_out` together.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowCounts {
     /// Rows of the source or query of `[samples]`.

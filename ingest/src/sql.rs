@@ -57,7 +57,7 @@ pub(crate) fn is_float(data_type: &DataType) -> bool {
     }
 }
 
-/// What to do about a column of a type that cannot be a key.
+/// The hint about a column whose type cannot be a key.
 pub(crate) fn key_hint(column: &str, data_type: &DataType) -> String {
     if is_float(data_type) {
         return format!(

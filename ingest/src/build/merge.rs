@@ -44,7 +44,7 @@ impl<'a> Pipeline<'a> {
         Ok((writer, clustering, decided, Some(merge)))
     }
 
-    /// What became of the rows of `[samples]` that were merged into a dataset, if `others` of the late samples are of
+    /// The outcome for the rows of `[samples]` that were merged into a dataset, if `others` of the late samples are of
     /// partitions that may not change.
     pub(super) fn merged_rows(reading: &Reading<'_>, merged: &MergeSummary, others: u64) -> RowCounts {
         let known = merged.samples_added + merged.samples_skipped;

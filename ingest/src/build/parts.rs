@@ -62,7 +62,7 @@ pub struct Part {
     pub input: Vec<u64>,
     /// The samples that were written.
     pub samples: u64,
-    /// What became of the rows of `[samples]`.
+    /// The rows of `[samples]`: those that were written, and the others by reason.
     pub rows: RowCounts,
     /// Rows of CSV files that were left out, because they have fewer or more values than there are columns.
     pub ragged_rows_skipped: u64,
@@ -71,14 +71,14 @@ pub struct Part {
 }
 
 /// Writes the samples of `config` that are in `bucket` of so many buckets to the dataset at `out`, and gives the part
-/// that [`commit_parts`] needs. Samples of other buckets are left out and counted. What `options` says of buckets, groups, commits
-/// and shares does not count.
+/// that [`commit_parts`] needs. Samples of other buckets are left out and counted. The buckets, groups, commits and
+/// shares of `options` do not count.
 ///
 /// # Errors
 ///
 /// As [`build`](crate::build()); [`Error::Fault`] if `config` has vocabularies, because these are made of the samples
-/// of all buckets, the dataset has another number of buckets, or a segment is read that is not the bucket's; [`Error::Dataset`] if `out` is no dataset and holds a
-/// file that belongs to none. Files that were written are removed.
+/// of all buckets, the dataset has another number of buckets, or a segment is read that is not the bucket's;
+/// [`Error::Dataset`] if `out` is no dataset and holds a file that belongs to none. Files that were written are removed.
 pub async fn write_part(
     config: &Config,
     out: &Path,
@@ -266,8 +266,8 @@ impl Part {
 /// # Errors
 ///
 /// [`Error::Fault`] if there are none, buckets are missing or there twice, parts do not fit together or lack samples
-/// that they have read, or a file of one is not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and [`DatasetWriter::finish`]. The dataset is then
-/// as it was, and the parts can be committed later.
+/// that they have read, or a file of one is not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and
+/// [`DatasetWriter::finish`]. The dataset is then as it was, and the parts can be committed later.
 pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> Result<Written> {
     let Some((first_path, first)) = parts.first() else {
         return Err(no_part(out, "there are no parts to commit"));

@@ -161,7 +161,7 @@ impl Head {
             Field::clone(field).with_data_type(as_text(field.data_type(), dialect.format))
         };
         let texts = Arc::new(Schema::new(inferred.fields().iter().map(text).collect::<Vec<_>>()));
-        // Whoever reads the rows reports what cannot be decoded, if its column is read.
+        // The read of the rows reports values that cannot be decoded, if their column is read.
         let Ok(rows) = self.decode(&texts, dialect) else { return inferred };
         let fields = inferred.fields().iter().enumerate().map(|(column, field)| {
             let with_offsets = match field.data_type() {

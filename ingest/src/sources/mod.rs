@@ -327,7 +327,7 @@ impl Source {
         Arc::new(Schema::new(columns.cloned().collect::<Vec<Field>>()))
     }
 
-    /// A table with all columns of the source; those that the files lack are null, or an error for whoever reads them.
+    /// A table with all columns of the source; those that the files lack are null, or an error where they are read.
     fn aligned(&self, context: &SessionContext, table: FileTable) -> Result<DataFrame> {
         let has = table.schema.table_schema().clone();
         let whole = self.schema();

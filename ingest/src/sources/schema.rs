@@ -19,7 +19,7 @@ pub(super) struct FileColumns {
 }
 
 /// Why columns of files cannot be read, by file and column: the file lacks the column, or has it with a type that does
-/// not fit. That is an error for whoever reads the column.
+/// not fit. That is an error where the column is read.
 pub(super) type Refused = BTreeMap<PathBuf, BTreeMap<String, MessageAndHint>>;
 
 /// The columns of all files together, in the order in which they appear, and those of them that some files do not have

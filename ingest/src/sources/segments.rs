@@ -26,7 +26,7 @@ struct SomeSegments<'a> {
     numbers: BTreeSet<u32>,
 }
 
-/// What [`SEGMENTS_FILE`] says of the segments beside it.
+/// The content of [`SEGMENTS_FILE`] about the segments beside it.
 #[derive(Deserialize)]
 struct SegmentsOf {
     by: Vec<String>,

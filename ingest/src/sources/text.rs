@@ -249,7 +249,7 @@ impl RowReader {
         DataFusionError::External(Box::new(RowError { message, hint: self.type_hint(value, column) }))
     }
 
-    /// What to do about a value that is not of its column's type.
+    /// How to correct a value that is not of its column's type.
     fn type_hint(&self, value: &str, column: &Field) -> String {
         let is_number = value.parse::<f64>().is_ok_and(f64::is_finite) && !value.contains(['+', 'x']);
         // An integer with zeros in front, or with too many digits, names something.

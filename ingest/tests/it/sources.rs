@@ -147,7 +147,7 @@ fn columns_are_found_by_name_and_widened() {
         .collect();
     let text: String = csv(&plain, ',', true).lines().map(|line| swapped(line) + "\n").collect();
     dir.write("csv/b.csv", text);
-    // Only whoever reads it needs it in every file.
+    // It must be in every file only where it is read.
     dir.configure(&format!("[sources]\nlog = {{ path = \"csv\", {TIME} }}"), SELECT_TEXT);
     assert!(dir.build("dataset-without").1 == expected);
     dir.configure(

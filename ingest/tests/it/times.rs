@@ -379,7 +379,7 @@ fn times_at_which_clocks_are_changed_are_counted_and_left_out_if_wanted() {
     configure("[checks]\nclock_changes = \"error\"\n");
     let error = "`[checks].clock_changes`: 3 rows have a local time that occurs twice or not at all";
     dir.fails(&[error, "clock_changes = \"skip\""]);
-    // What nothing reads may be of any year.
+    // Times that nothing reads may be of any year.
     dir.write(
         "log.csv",
         format!(

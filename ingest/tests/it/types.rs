@@ -84,7 +84,7 @@ fn json_numbers_are_not_cut_to_integers() {
     // A declared integer has no fraction either, in no row.
     configure(&dir, "{ path = \"log.jsonl\", schema = { price = \"BIGINT\" } }", rest);
     dir.fails(&["column `price`: 1 rows have a value that does not fit its type in `schema`, Int64"]);
-    // What is wrong in a column that nothing reads does no harm.
+    // Wrong values in a column that nothing reads do no harm.
     dir.write(
         "log.jsonl",
         format!("{many}{}", row(1000, "5", "[1]").replace("\"other\":1000", "\"other\":\"x\"")),
@@ -252,7 +252,7 @@ fn queries_that_vary_are_refused() {
     }
     with("source = \"some\"", "some = { query = \"SELECT * FROM log LIMIT 1\" }");
     dir.fails(&["`[sources].some.query`: `LIMIT` without `ORDER BY`"]);
-    // What the hints say works.
+    // The queries of the hints work.
     for query in [
         "SELECT * FROM log ORDER BY n LIMIT 2",
         "SELECT * FROM log WHERE hash_id(n) % 100 < 100",
