@@ -25,6 +25,7 @@ use crate::merge::MergeSummary;
 use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
 use crate::profile::staged;
 use crate::reading::Reading;
+use crate::row_counts::RowCounts;
 use crate::samples::SkipCounts;
 use crate::statistics::{self, BuildStatistics};
 use crate::{Config, Error, Result, sources};
@@ -68,6 +69,8 @@ pub struct BuildSummary {
     pub order: Order,
     /// The share of the sessions that was taken.
     pub share: f64,
+    /// The rows of `[samples]`: those that were written, and the others by reason.
+    pub rows: RowCounts,
     /// Rows that declared steps left out or filled up.
     pub skipped: SkipCounts,
     /// Rows of CSV files that were left out, because they have fewer or more values than there are columns.
@@ -121,7 +124,11 @@ pub async fn build(
 impl Pipeline<'_> {
     async fn build(&self) -> Result<BuildSummary> {
         let Self { config, out, options, .. } = *self;
-        let sources = sources::find(config).await?;
+        // A merge folds late samples in its own way, and ends with the first problem.
+        let found = match options.commit {
+            Commit::Merge => self.find_strictly().await?,
+            _ => self.find().await?,
+        };
         // Before any work: whether there may be a dataset at all.
         let mut old = self.old_snapshot()?;
         if let Some(old) = &old {
@@ -137,7 +144,7 @@ impl Pipeline<'_> {
             old = Some(base);
         }
         let target = if merges { Target::Merge } else { Target::Partitions };
-        let reading = self.plan(sources, target, old.as_ref()).await?;
+        let reading = self.plan(found, target, old.as_ref()).await?;
         // Refuses what does not fit before any work.
         writer.set_partition_columns(reading.partition_columns())?;
         let choice = options.partitions.choice(writer.partition_columns())?;
@@ -164,10 +171,14 @@ impl Pipeline<'_> {
         if expects {
             writer.expect(written.samples, written.digest);
         }
+        let rows = match &merge {
+            Some(merge) => Self::merged_rows(&reading, &merge.summary(), written.left_out.samples),
+            None => reading.row_counts(written.samples, written.left_out.samples)?,
+        };
         let output = self.commit(&reading, writer, written).await?;
         let merged = merge.map(|merge| merge.summary());
         let merged = merged.or_else(|| self.merged_into_nothing(output.samples));
-        Ok(BuildSummary { merged, ..self.summary(output, &decided, reading) })
+        Ok(BuildSummary { merged, rows, ..self.summary(output, &decided, reading) })
     }
 
     /// The schema as far as it is known before the samples are planned: groups and the types of kept columns are those
@@ -318,6 +329,7 @@ impl Pipeline<'_> {
             share: reading.share,
             source_rows: sources::total_rows(&reading.sources),
             source_bytes: sources::total_bytes(&reading.sources),
+            rows: RowCounts::default(),
             skipped: reading.planned.skipped,
             ragged_rows_skipped: sources::ragged_rows_skipped(&reading.sources),
             groups: decided.groups.clone(),

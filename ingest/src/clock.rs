@@ -6,23 +6,61 @@ use chrono::{MappedLocalTime, NaiveDate, NaiveDateTime, NaiveTime, TimeDelta, Ti
 /// A time zone by name, or by its offset from UTC.
 pub(crate) type Zone = datafusion::arrow::array::timezone::Tz;
 
-/// The instant of a local time, the first where there are two; `None` if the clock skips it. Without a zone it is UTC.
-pub(crate) fn local_micros(local: NaiveDateTime, zone: Option<Zone>) -> Option<i64> {
-    let Some(zone) = zone else { return Some(local.and_utc().timestamp_micros()) };
+/// The instant that a time means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Instant {
+    /// Microseconds since 1970-01-01T00:00 UTC.
+    pub(crate) micros: i64,
+    pub(crate) change: ClockChange,
+}
+
+/// Whether a local time means one instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ClockChange {
+    /// It does.
+    None,
+    /// The clock was set back and shows it twice: the first of the two is meant.
+    Twice,
+    /// The clock was set forward and does not show it: it is read as if that had not been done.
+    Skipped,
+}
+
+impl Instant {
+    pub(crate) fn plain(micros: i64) -> Self {
+        Self { micros, change: ClockChange::None }
+    }
+}
+
+/// Hours by which clocks are set forward at most: a place that crosses the date line skips a day.
+const LONGEST_SKIP: i64 = 48;
+
+/// The instant of a local time; `None` if it is out of range. Without a zone it is UTC.
+pub(crate) fn local_instant(local: NaiveDateTime, zone: Option<Zone>) -> Option<Instant> {
+    let Some(zone) = zone else { return Some(Instant::plain(local.and_utc().timestamp_micros())) };
     match zone.from_local_datetime(&local) {
-        MappedLocalTime::Single(time) | MappedLocalTime::Ambiguous(time, _) => Some(time.timestamp_micros()),
-        MappedLocalTime::None => None,
+        MappedLocalTime::Single(time) => Some(Instant::plain(time.timestamp_micros())),
+        MappedLocalTime::Ambiguous(first, _) => {
+            Some(Instant { micros: first.timestamp_micros(), change: ClockChange::Twice })
+        }
+        MappedLocalTime::None => (1..=LONGEST_SKIP).find_map(|hours| {
+            let hours = TimeDelta::hours(hours);
+            let before = zone.from_local_datetime(&local.checked_sub_signed(hours)?).latest()?;
+            let micros = before.checked_add_signed(hours)?.timestamp_micros();
+            Some(Instant { micros, change: ClockChange::Skipped })
+        }),
     }
 }
 
 /// The instant in which a local day begins; it begins later than at midnight where the clock skips midnight.
-pub(crate) fn local_midnight(date: NaiveDate, zone: Option<Zone>) -> Option<i64> {
+pub(crate) fn local_midnight(date: NaiveDate, zone: Option<Zone>) -> Option<Instant> {
     let midnight = date.and_time(NaiveTime::MIN);
-    (0..8).find_map(|quarters| local_micros(midnight + TimeDelta::minutes(15 * quarters), zone))
+    let quarters = (0..8).map(|quarters| midnight + TimeDelta::minutes(15 * quarters));
+    let mut shown = quarters.filter_map(|local| local_instant(local, zone));
+    shown.find(|instant| instant.change != ClockChange::Skipped).map(|first| Instant::plain(first.micros))
 }
 
 /// The time of a text in a format; a text without a time of day means midnight. `None` if the text does not match.
-pub(crate) fn parse_with_format(text: &str, items: &[Item<'_>], zone: Option<Zone>) -> Option<i64> {
+pub(crate) fn parse_with_format(text: &str, items: &[Item<'_>], zone: Option<Zone>) -> Option<Instant> {
     let mut parsed = Parsed::new();
     parse(&mut parsed, text, items.iter()).ok()?;
     if parsed.offset().is_some() || parsed.timestamp().is_some() {
@@ -32,7 +70,7 @@ pub(crate) fn parse_with_format(text: &str, items: &[Item<'_>], zone: Option<Zon
             .map(|time| time.to_utc())
             .or(utc)
             .ok()
-            .map(|time| time.timestamp_micros());
+            .map(|time| Instant::plain(time.timestamp_micros()));
     }
     let date = parsed.to_naive_date().ok()?;
     if parsed.hour_div_12().is_none() && parsed.hour_mod_12().is_none() && parsed.minute().is_none() {
@@ -41,5 +79,5 @@ pub(crate) fn parse_with_format(text: &str, items: &[Item<'_>], zone: Option<Zon
     if parsed.minute().is_none() {
         parsed.set_minute(0).ok()?;
     }
-    local_micros(date.and_time(parsed.to_naive_time().ok()?), zone)
+    local_instant(date.and_time(parsed.to_naive_time().ok()?), zone)
 }

@@ -17,7 +17,7 @@ use crate::decide::has_features;
 use crate::engine::EngineOptions;
 use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::samples::SkipCounts;
-use crate::{Config, Error, Result, sources};
+use crate::{Config, Error, Result};
 
 /// What comparing found.
 #[derive(Debug, Clone, Serialize)]
@@ -111,7 +111,7 @@ impl RowGroups for Counting<'_> {
 impl Pipeline<'_> {
     async fn compare(&self, snapshot: &Snapshot) -> Result<Comparison> {
         let Self { config, out, options, reporter } = *self;
-        let reading = self.plan(sources::find(config).await?, Target::Compare, Some(snapshot)).await?;
+        let reading = self.plan(self.find_strictly().await?, Target::Compare, Some(snapshot)).await?;
         let choice = options.partitions.choice(&snapshot.partition_columns)?;
         let decided = self.decide(&reading, Some(snapshot)).await?;
         let (clustering, decided) = decided.ok_or_else(|| reading.no_samples())?;

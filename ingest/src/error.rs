@@ -25,6 +25,9 @@ pub enum Error {
     /// An operator could not spill: the disk is full, files may not be so large, or the spill limit is reached.
     Spill(Fault),
 
+    /// Several problems of a configuration and its logs.
+    Problems(Vec<Fault>),
+
     /// Any other error.
     Fault(#[from] Fault),
 }
@@ -107,6 +110,7 @@ impl Explain for Error {
         match self {
             Self::Io(error) => error.fault(),
             Self::Dataset(error) => error.fault(),
+            Self::Problems(faults) => as_one(faults),
             Self::Spill(fault) | Self::Fault(fault) => fault.clone(),
         }
     }
@@ -145,6 +149,19 @@ impl Error {
     pub fn engine(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Failed, text!["the query failed: ", message]).hint(hint).into()
     }
+}
+
+/// All problems as one: a list of their messages and hints.
+fn as_one(faults: &[Fault]) -> Fault {
+    let mut message = format!("there are {} problems", faults.len());
+    for (number, fault) in faults.iter().enumerate() {
+        message += &format!("\n{}. {}", number + 1, fault.message);
+        fault.hints.iter().for_each(|hint| message += &format!("\n   fix: {hint}"));
+    }
+    let kind =
+        if faults.iter().all(|fault| fault.kind == Kind::Options) { Kind::Options } else { Kind::Data };
+    Fault::new(kind, message)
+        .hint("correct all of them; `onefold-ingest check` lists what is left, and writes nothing")
 }
 
 /// Wraps an error of this crate so that it can pass through the engine.
@@ -205,6 +222,12 @@ pub(crate) fn engine_message(error: &DataFusionError) -> String {
 
 /// What to do about some of the engine's messages that do not say it.
 pub(crate) fn advice(message: &str) -> Option<&'static str> {
+    if message.contains("Overflow") && (message.contains("Nanosecond") || message.contains("* 1000")) {
+        return Some(
+            "nanoseconds hold the years 1678 to 2261: use microseconds, as `arrow_cast('9999-12-31', \
+             'Timestamp(Microsecond, None)')` in place of `TIMESTAMP '9999-12-31'`",
+        );
+    }
     (message.contains("failed to match any signature") || message.contains("does not support")).then_some(
         "a function does not take values of these types; convert them, for example with `CAST(x AS BIGINT)`",
     )

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod check;
 mod clock;
 mod cluster;
 pub mod command;
@@ -34,9 +35,11 @@ mod pipeline;
 mod planned;
 mod popularity;
 mod probe_lists;
+mod problems;
 mod profile;
 mod reading;
 pub mod remote;
+mod row_counts;
 mod row_digest;
 pub mod samples;
 mod session_ids;
@@ -52,6 +55,7 @@ pub mod timeline;
 mod times;
 
 pub use build::{BuildSummary, Part, build, commit_parts, write_part};
+pub use check::{Checked, FoundProblem, check};
 pub use compare::{Comparison, compare};
 pub use config::{
     Compression, Config, FeatureKind, Format, MissingColumns, ObjectStores, PartitionBy, SourceConfig,
@@ -62,5 +66,6 @@ pub use engine::EngineOptions;
 pub use error::{Error, Result};
 pub use merge::MergeSummary;
 pub use pipeline::{BuildOptions, Groups};
+pub use row_counts::{Reason, RowCounts};
 pub use statistics::{BuildStatistics, ColumnStatistics, ValueStatistics};
 pub use times::TimeLimits;

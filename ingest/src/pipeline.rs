@@ -17,8 +17,9 @@ use onefold_datasets::{Commit, Layout, Order, PartitionFilter, Snapshot};
 use crate::cluster::Clustering;
 use crate::decide::{OutputPlan, decide, vocabulary_kinds};
 use crate::engine::EngineOptions;
+use crate::problems::Problems;
 use crate::reading::{Reading, ReadingOptions, buckets_of_ranges};
-use crate::sources::Source;
+use crate::sources::{self, Source};
 use crate::{Config, Result};
 
 /// How a dataset is built.
@@ -104,14 +105,15 @@ impl<'a> Pipeline<'a> {
         (layout, self.options.order.or(old.map(|old| old.order)).unwrap_or(Order::Session))
     }
 
-    /// Plans the samples of `sources` for a target, a dataset that is new or has the snapshot `old`.
+    /// Plans the samples of the sources that were [found](Self::find) for a target, a dataset that is new or has the
+    /// snapshot `old`.
     ///
     /// # Errors
     ///
     /// As [`Reading::plan`], and [`Error::Dataset`](crate::Error::Dataset) if the dataset's vocabularies cannot be read.
     pub(crate) async fn plan(
         &self,
-        sources: Vec<Source>,
+        (sources, problems): (Vec<Source>, Problems),
         target: Target,
         old: Option<&Snapshot>,
     ) -> Result<Reading<'a>> {
@@ -131,7 +133,32 @@ impl<'a> Pipeline<'a> {
             about_samples: options.about_samples.filter(|_| part.is_none()),
             vocabularies: old.map(|old| vocabulary_kinds(self.out, old)).transpose()?.unwrap_or_default(),
         };
-        Reading::plan(config, sources, &options.engine, wanted).await
+        let reading = Reading::plan(config, (sources, problems.clone()), &options.engine, wanted).await;
+        reading.map_err(|error| problems.and(error))
+    }
+
+    /// Finds the files of the sources. Problems are collected, and reported when all samples have been folded; on a
+    /// cluster, which reports none to this process, the first one ends the run.
+    ///
+    /// # Errors
+    ///
+    /// As [`sources::find`].
+    pub(crate) async fn find(&self) -> Result<(Vec<Source>, Problems)> {
+        let problems = match self.options.engine.cluster {
+            None => Problems::collected(),
+            Some(_) => Problems::default(),
+        };
+        Ok((sources::find(self.config, &problems).await?, problems))
+    }
+
+    /// The same, where the first problem ends the run.
+    ///
+    /// # Errors
+    ///
+    /// As [`sources::find`].
+    pub(crate) async fn find_strictly(&self) -> Result<(Vec<Source>, Problems)> {
+        let problems = Problems::default();
+        Ok((sources::find(self.config, &problems).await?, problems))
     }
 
     /// Folds all samples, and decides on groups and vocabularies; those of the snapshot `known` are kept. Gives `None`

@@ -12,6 +12,8 @@ use onefold_sql::Query as _;
 use crate::cluster::{ClusterOptions, Clustering, SampleTotals, kept_columns};
 use crate::engine::{self, EngineOptions};
 use crate::ids::FeatureIds;
+use crate::problems::Problems;
+use crate::row_counts::{Reason, RowCounts};
 use crate::samples::{self, Samples};
 use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, SampleOrder};
 use crate::sources::{self, Source};
@@ -39,8 +41,13 @@ pub(crate) struct Reading<'a> {
     options: &'a EngineOptions,
     wanted: ReadingOptions,
     pub(crate) sources: Vec<Source>,
+    /// Where problems go.
+    problems: Problems,
     pub(crate) context: SessionContext,
     pub(crate) planned: Samples,
+    /// The samples of which those of a bucket, or of some sessions, are taken; unknown if all are taken and no step has
+    /// counted them.
+    pub(crate) candidates: Option<u64>,
     /// The share of the sessions that is taken.
     pub(crate) share: f64,
     /// The budget for the counts and texts of vocabularies.
@@ -56,10 +63,10 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// As [`samples::plan`], and [`Error::Fault`] for a kept column of a type that is not kept.
+    /// As [`samples::plan_with`], and [`Error::Fault`] for a kept column of a type that is not kept.
     pub(crate) async fn plan(
         config: &'a Config,
-        sources: Vec<Source>,
+        (sources, problems): (Vec<Source>, Problems),
         options: &'a EngineOptions,
         wanted: ReadingOptions,
     ) -> Result<Self> {
@@ -70,14 +77,32 @@ impl<'a> Reading<'a> {
         let rows = samples::rows(&context, config).await?;
         let ids = FeatureIds::plan(config, &context, rows.schema().as_arrow(), &wanted.vocabularies, &budget);
         let ids = ids.await?;
-        let mut planned = samples::plan(&context, config).await?;
+        let mut planned = samples::plan_with(&context, config, &problems).await?;
+        let takes_some = wanted.only_range.is_some() || wanted.about_samples.is_some();
+        let candidates = match planned.expected {
+            None if takes_some => Some(planned.narrow.clone().count().await? as u64),
+            expected => expected,
+        };
         if wanted.only_range.is_some() {
             // Nothing has counted the samples of a range.
             planned.expected = None;
         }
-        let share = register_samples(config, &context, &planned, &wanted).await?;
+        let share = register_samples(config, &context, &planned, (&wanted, candidates)).await?;
         let kept = kept_columns(config, planned.wide.schema().as_arrow())?;
-        Ok(Self { config, options, wanted, sources, context, planned, share, budget, ids, kept })
+        Ok(Self {
+            config,
+            options,
+            wanted,
+            sources,
+            problems,
+            context,
+            planned,
+            candidates,
+            share,
+            budget,
+            ids,
+            kept,
+        })
     }
 
     /// The dataset's partition columns, with the types that they have in the samples.
@@ -133,6 +158,7 @@ impl<'a> Reading<'a> {
             time_limits: self.planned.time_limits,
             ids: self.ids.clone(),
             kept: self.kept.clone(),
+            problems: self.problems.clone(),
         }
     }
 
@@ -140,13 +166,16 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Clustering::fold`], and [`Error::Fault`] if there are not as many as the declared steps counted.
+    /// As [`Clustering::fold`], all problems that were collected, and [`Error::Fault`] if there are not as many as the
+    /// declared steps counted.
     pub(crate) async fn fold<'c>(
         &self,
         clustering: &'c mut Clustering<'_>,
         reporter: &dyn Reporter,
     ) -> Result<Option<&'c mut SampleTotals>> {
-        let totals = clustering.fold(reporter).await?;
+        let totals = clustering.fold(reporter).await.map_err(|error| self.problems.and(error))?;
+        // Everything has been read.
+        self.problems.check()?;
         self.check_count(totals.as_ref().map_or(0, |totals| totals.samples), None)?;
         Ok(totals)
     }
@@ -174,6 +203,31 @@ impl<'a> Reading<'a> {
         ))
     }
 
+    /// The outcome for the rows of `[samples]`, if `samples` were read, of which `others` are of partitions that are not
+    /// written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if a row is not accounted for.
+    pub(crate) fn row_counts(&self, samples: u64, others: u64) -> Result<RowCounts> {
+        let mut rows = self.rows_of(samples);
+        let reason = if self.wanted.only_range.is_some() { Reason::OtherRange } else { Reason::OtherSession };
+        if self.wanted.only_range.is_some() || self.share < 1.0 {
+            rows.leave_out(reason, self.candidates.unwrap_or(samples).saturating_sub(samples));
+        }
+        rows.leave_out(Reason::OtherPartition, others);
+        rows.written = samples.saturating_sub(others);
+        rows.check()?;
+        Ok(rows)
+    }
+
+    /// The rows that the declared steps read and left out; without steps, each row is one of the `samples`, or of those
+    /// from which they were taken.
+    pub(crate) fn rows_of(&self, samples: u64) -> RowCounts {
+        let read = self.candidates.unwrap_or(samples);
+        self.planned.rows.clone().unwrap_or(RowCounts { read, ..RowCounts::default() })
+    }
+
     /// The error that there are no samples.
     pub(crate) fn no_samples(&self) -> Error {
         let hint = "check that the logs are not empty, that the join's keys match, and the query's `WHERE`";
@@ -196,15 +250,10 @@ async fn register_samples(
     config: &Config,
     context: &SessionContext,
     planned: &Samples,
-    wanted: &ReadingOptions,
+    (wanted, candidates): (&ReadingOptions, Option<u64>),
 ) -> Result<f64> {
-    let about = wanted.about_samples;
-    let all = match (about, planned.expected) {
-        (None, _) => 0,
-        (Some(_), Some(expected)) => expected,
-        (Some(_), None) => planned.narrow.clone().count().await? as u64,
-    };
-    let (share, taken) = sessionize::taken(config, about.unwrap_or(0), all);
+    let all = candidates.filter(|_| wanted.about_samples.is_some()).unwrap_or(0);
+    let (share, taken) = sessionize::taken(config, wanted.about_samples.unwrap_or(0), all);
     let of_range = wanted.buckets.zip(wanted.only_range);
     let of_range = of_range.map(|(buckets, range)| sessionize::in_range(config, buckets, range));
     for (view, samples) in [(SAMPLES_VIEW, &planned.wide), (NARROW_VIEW, &planned.narrow)] {
@@ -252,8 +301,9 @@ mod tests {
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let sources = sources::find(&config).await?;
-            let mut reading = Reading::plan(&config, sources, &options, wanted).await?;
+            let problems = Problems::default();
+            let sources = sources::find(&config, &problems).await?;
+            let mut reading = Reading::plan(&config, (sources, problems), &options, wanted).await?;
             assert_eq!(reading.planned.expected, Some(3));
             reading.planned.expected = counted;
             let mut clustering = reading.clustering().await?;

@@ -15,7 +15,7 @@ use onefold_datasets::{Buckets, IDENTITY_SEPARATOR, Order, PartitionColumn, Part
 
 use crate::config::{RESERVED, missing_column};
 use crate::session_ids::SESSION_ID;
-use crate::sql::{first_of_each, numbered, quote};
+use crate::sql::{first_of_each, is_float, key_hint, numbered, quote};
 use crate::{Config, Error, PartitionBy, Result, timeline, times};
 
 /// The view that holds the samples.
@@ -416,8 +416,16 @@ pub(crate) fn identity(config: &Config) -> Vec<String> {
     quoted(&identity_columns(config))
 }
 
-/// Lists cannot be compared as keys.
+/// Lists cannot be compared as keys, and one floating-point number can stand for several sessions.
 fn check_comparable(config: &Config, columns: &ArrowSchema) -> Result<()> {
+    for name in config.session_columns() {
+        if let Ok(field) = columns.field_with_name(name)
+            && is_float(field.data_type())
+        {
+            let message = format!("a session column cannot be a {}", field.data_type());
+            return Err(Error::column(name, message, key_hint(name, field.data_type())));
+        }
+    }
     let names = config.partition_columns.iter().map(String::as_str).chain(config.session_columns());
     for name in names {
         if let Some(data_type) =

@@ -35,10 +35,9 @@ use self::route::Router;
 pub(crate) use self::segment::ShardOptions;
 use self::segment::{SegmentFile, Segments};
 use crate::row_digest::RowDigester;
+use crate::sources::SEGMENTS_FILE;
 use crate::{Error, Result};
 
-/// The file that marks a directory of segments. Because of the underscore, sources do not read it as data.
-pub(crate) const SEGMENTS_FILE: &str = "_segments.json";
 /// The version of [`SEGMENTS_FILE`] that this code writes.
 const FORMAT_VERSION: u32 = 1;
 

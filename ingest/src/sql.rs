@@ -31,7 +31,8 @@ pub(crate) fn numbered(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|i| format!("{prefix}{i}")).collect()
 }
 
-/// The kind of a key's values; keys of different kinds are never equal. `None` for a type that cannot be a key.
+/// The kind of a key's values; keys of different kinds are never equal. `None` for a type that cannot be a key: several
+/// large integers are one floating-point number.
 pub(crate) fn key_kind(data_type: &DataType) -> Option<&'static str> {
     Some(match data_type {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "text",
@@ -41,10 +42,30 @@ pub(crate) fn key_kind(data_type: &DataType) -> Option<&'static str> {
         DataType::Boolean => "a boolean",
         DataType::Date32 | DataType::Date64 | DataType::Timestamp(..) => "a time",
         DataType::Dictionary(_, value) => return key_kind(value),
+        number if is_float(number) => return None,
         integer if integer.is_integer() => "an integer",
         number if number.is_numeric() => "a number",
         _ => return None,
     })
+}
+
+/// Whether values are floating-point numbers.
+pub(crate) fn is_float(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Dictionary(_, values) => is_float(values),
+        other => other.is_floating(),
+    }
+}
+
+/// The hint about a column whose type cannot be a key.
+pub(crate) fn key_hint(column: &str, data_type: &DataType) -> String {
+    if is_float(data_type) {
+        return format!(
+            "if its values are whole numbers, write `whole_id({column})` in the query, as `SELECT * REPLACE \
+             (whole_id({column}) AS {column}) FROM log`, or write the log with integers or texts"
+        );
+    }
+    "a key needs integers, texts or times".to_owned()
 }
 
 /// Whether rows can be ordered by such a column.

@@ -7,6 +7,7 @@ use crate::decide::{OutputPlan, decide};
 use crate::merge::{self, Merge, MergeSummary};
 use crate::pipeline::Pipeline;
 use crate::reading::Reading;
+use crate::row_counts::{Reason, RowCounts};
 use crate::{Error, Result};
 
 impl<'a> Pipeline<'a> {
@@ -41,6 +42,18 @@ impl<'a> Pipeline<'a> {
             decided.vocabularies.clear();
         }
         Ok((writer, clustering, decided, Some(merge)))
+    }
+
+    /// The outcome for the rows of `[samples]` that were merged into a dataset, if `others` of the late samples are of
+    /// partitions that may not change.
+    pub(super) fn merged_rows(reading: &Reading<'_>, merged: &MergeSummary, others: u64) -> RowCounts {
+        let known = merged.samples_added + merged.samples_skipped;
+        let samples = reading.candidates.unwrap_or(known + others);
+        let mut rows = reading.rows_of(samples);
+        rows.written = merged.samples_added;
+        rows.leave_out(Reason::AlreadyThere, merged.samples_skipped);
+        rows.leave_out(Reason::OtherPartition, samples.saturating_sub(known));
+        rows
     }
 
     /// What merging into a dataset that was not there did.

@@ -20,14 +20,18 @@ use onefold_datasets::{
     WrittenBucket, check_new_location,
 };
 use onefold_storage::Storage;
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::WriteSpec;
 use crate::pipeline::{BuildOptions, Pipeline, Target};
+use crate::row_counts::{Reason, RowCounts};
 use crate::{Config, Error, Result, sources};
 
 /// The version of the format of parts that this program writes and reads.
 const FORMAT_VERSION: u32 = 2;
+/// Files that are looked for at the same time.
+const FILES_AT_A_TIME: usize = 32;
 
 /// What was written of one range of buckets: everything that a commit needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -50,21 +54,31 @@ pub struct Part {
     pub partition_columns: Vec<PartitionColumn>,
     /// Whether samples have keys.
     pub sample_keys: bool,
+    /// A hash of the configuration and of the program's version.
+    pub configuration: String,
+    /// The partitions that were written, as a filter; empty if all were.
+    pub filter: String,
+    /// Hashes by which the files that were read are known.
+    pub input: Vec<u64>,
     /// The samples that were written.
     pub samples: u64,
+    /// The rows of `[samples]`: those that were written, and the others by reason.
+    pub rows: RowCounts,
+    /// Rows of CSV files that were left out, because they have fewer or more values than there are columns.
+    pub ragged_rows_skipped: u64,
     /// What was written, by partition.
     pub written: Vec<WrittenBucket>,
 }
 
-/// Writes the samples of `config` that are in `range` of so many ranges of buckets to the dataset at `out`, and gives
-/// the part that [`commit_parts`] needs. Samples of other ranges are left out. What `options` says of buckets, groups,
-/// commits and shares does not count.
+/// Writes the samples of `config` in range `place.0` of `place.1` ranges of buckets to the dataset at `out`, and gives
+/// the part that [`commit_parts`] needs. Samples of other ranges are left out and counted. The buckets, groups, commits
+/// and shares of `options` do not count.
 ///
 /// # Errors
 ///
 /// As [`build`](crate::build()); [`Error::Fault`] if `config` has vocabularies, because these are made of the samples
-/// of all ranges, or the dataset has another number of ranges; [`Error::Dataset`] if `out` is no dataset and holds a
-/// file that belongs to none. Files that were written are removed.
+/// of all ranges, the dataset has another number of ranges, or a segment is read that is not the range's;
+/// [`Error::Dataset`] if `out` is no dataset and holds a file that belongs to none. Files that were written are removed.
 pub async fn write_part(
     config: &Config,
     out: &Path,
@@ -117,7 +131,9 @@ impl Pipeline<'_> {
         }
         let (layout, order) = self.layout_and_order(old.as_ref());
         let target = Target::Part { range, ranges };
-        let reading = self.plan(sources::find(config).await?, target, old.as_ref()).await?;
+        let found = self.find().await?;
+        sources::check_segments(config, &found.0, place).await?;
+        let reading = self.plan(found, target, old.as_ref()).await?;
         let partition_columns = reading.partition_columns();
         if let Some(old) = &old {
             old.check_partition_columns(&partition_columns)?;
@@ -134,10 +150,19 @@ impl Pipeline<'_> {
             sessions: config.session.clone(),
             partition_columns,
             sample_keys,
+            configuration: config.hash(),
+            filter: options.partitions.to_string(),
+            input: sources::file_hashes(&reading.sources),
             samples: 0,
+            rows: RowCounts::default(),
+            ragged_rows_skipped: 0,
             written: Vec::new(),
         };
-        let Some((clustering, decided)) = self.decide(&reading, None).await? else { return Ok(part) };
+        let Some((clustering, decided)) = self.decide(&reading, None).await? else {
+            part.rows = reading.row_counts(0, 0)?;
+            part.ragged_rows_skipped = sources::ragged_rows_skipped(&reading.sources);
+            return Ok(part);
+        };
         let spec = WriteSpec {
             location: self.out.to_owned(),
             schema: part.schema.clone(),
@@ -154,7 +179,11 @@ impl Pipeline<'_> {
             written.push(range);
             Ok(())
         };
-        clustering.write(spec, decided.lists, reporter, &mut add).await?;
+        let read = clustering.write(spec, decided.lists, reporter, &mut add).await?;
+        let (samples, others) = read.map_or((0, 0), |read| (read.samples, read.left_out.samples));
+        part.rows = RowCounts { written: part.samples, ..reading.row_counts(samples, others)? };
+        part.rows.check()?;
+        part.ragged_rows_skipped = sources::ragged_rows_skipped(&reading.sources);
         Ok(part)
     }
 }
@@ -237,14 +266,15 @@ impl Part {
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if there are none, ranges are missing or there twice, parts do not fit together, or a file of one
-/// is not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and [`DatasetWriter::finish`]. The dataset is then
-/// as it was, and the parts can be committed later.
+/// [`Error::Fault`] if there are none, ranges are missing or there twice, parts do not fit together or lack samples
+/// that they have read, or a file of one is not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and
+/// [`DatasetWriter::finish`]. The dataset is then as it was, and the parts can be committed later.
 pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> Result<Written> {
     let Some((first_path, first)) = parts.first() else {
         return Err(no_part(out, "there are no parts to commit"));
     };
     check_parts(first_path, first, &parts)?;
+    check_rows(&parts)?;
     let storage = Storage::open(out)?;
     let mut writer = DatasetWriter::create_in(storage.clone(), first.schema.clone(), first.options(commit))?;
     writer.set_partition_columns(first.partition_columns.clone())?;
@@ -259,26 +289,91 @@ pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> 
         );
         return Err(no_part(first_path, &message));
     }
-    for (path, part) in parts {
-        for range in part.written {
-            for file in range.files.iter().flat_map(|set| &set.files) {
-                let bytes = storage.head(&file.path)?.map(|object| object.bytes);
-                if bytes != Some(file.bytes_on_disk) {
-                    let what = bytes.map_or("is not there".to_owned(), |bytes| {
-                        format!("has {bytes} bytes in place of {}", file.bytes_on_disk)
-                    });
-                    let message = format!("its file `{}` {what}", storage.shown(&file.path).display());
-                    return Err(no_part(&path, &message));
-                }
-            }
-            writer.add_part(range)?;
-        }
+    check_files(&storage, &parts)?;
+    for range in parts.into_iter().flat_map(|(_, part)| part.written) {
+        writer.add_part(range)?;
     }
     Ok(writer.finish()?)
 }
 
+/// Checks that all files of the parts are there and whole.
+fn check_files(storage: &Storage, parts: &[(PathBuf, Part)]) -> Result<()> {
+    let files = parts.iter().flat_map(|(path, part)| {
+        let sets = part.written.iter().flat_map(|range| &range.files);
+        sets.flat_map(|set| &set.files).map(move |file| (path, file))
+    });
+    let files: Vec<_> = files.collect();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(FILES_AT_A_TIME).build();
+    let pool = pool.map_err(std::io::Error::other)?;
+    pool.install(|| {
+        files.par_iter().try_for_each(|(path, file)| {
+            let bytes = storage.head(&file.path)?.map(|object| object.bytes);
+            if bytes == Some(file.bytes_on_disk) {
+                return Ok(());
+            }
+            let what = bytes.map_or("is not there".to_owned(), |bytes| {
+                format!("has {bytes} bytes in place of {}", file.bytes_on_disk)
+            });
+            let message = format!("its file `{}` {what}", storage.shown(&file.path).display());
+            Err(no_part(path, &message))
+        })
+    })
+}
+
+/// Checks that each sample that a part has read is in the part of its range.
+///
+/// Parts that read the same files left out each other's samples; parts that read different files must not have left out
+/// any. Where files overlap only in part, nothing can be said.
+fn check_rows(parts: &[(PathBuf, Part)]) -> Result<()> {
+    let mut inputs: BTreeMap<&[u64], (&Path, u64)> = BTreeMap::new();
+    let mut in_ranges = 0;
+    for (path, part) in parts {
+        let rows = &part.rows;
+        if !rows.is_complete() || rows.written != part.samples {
+            return Err(no_part(
+                path,
+                &format!("not all of its rows are accounted for: {}", rows.described()),
+            ));
+        }
+        let (first, samples) = *inputs.entry(&part.input).or_insert((path.as_path(), rows.samples()));
+        if samples != rows.samples() {
+            let message = format!(
+                "it found {} samples in the files in which `{}` found {samples}",
+                rows.samples(),
+                first.display()
+            );
+            return Err(no_part(path, &message));
+        }
+        in_ranges += samples - rows.left_out_for(Reason::OtherRange);
+    }
+    let mut owners = BTreeMap::new();
+    for (input, hashes) in inputs.keys().enumerate() {
+        for hash in *hashes {
+            if *owners.entry(hash).or_insert(input) != input {
+                return Ok(());
+            }
+        }
+    }
+    let read: u64 = inputs.values().map(|(_, samples)| samples).sum();
+    if in_ranges == read {
+        return Ok(());
+    }
+    let message = format!(
+        "{read} samples were read, but {in_ranges} belong to the range of a part that read them; the others would be \
+         lost, or there twice"
+    );
+    let hint = "each part must read all samples of its range: shard the log by the columns that `[session]` names, in their \
+                order, and give each range its segment, or let every part read the whole log; then write the parts again";
+    Err(Error::data("the parts", message, hint))
+}
+
 /// Checks that the parts are one of each range, and fit together.
 fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Result<()> {
+    if !first.buckets.is_valid() {
+        let Buckets { number, in_range } = first.buckets;
+        let message = format!("a dataset does not have {number} buckets in ranges of {in_range}");
+        return Err(no_part(first_path, &message));
+    }
     let mut by_range: BTreeMap<u32, &Path> = BTreeMap::new();
     for (path, part) in parts {
         let what = [
@@ -289,9 +384,15 @@ fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Re
             ("definition of sessions", part.sessions == first.sessions),
             ("definition of partition columns", part.partition_columns == first.partition_columns),
             ("use of sample keys", part.sample_keys == first.sample_keys),
+            ("filter of partitions", part.filter == first.filter),
+            ("configuration or version of the program", part.configuration == first.configuration),
         ];
         if let Some((what, _)) = what.iter().find(|(_, same)| !same) {
             return Err(no_part(path, &format!("it has another {what} than `{}`", first_path.display())));
+        }
+        if part.range >= part.buckets.ranges() {
+            let message = format!("there is no range {} of {}", part.range, part.buckets.ranges());
+            return Err(no_part(path, &message));
         }
         if let Some(other) = by_range.insert(part.range, path) {
             let message = format!("range {} is also in `{}`", part.range, other.display());

@@ -490,7 +490,7 @@ pub(super) async fn fold_samples(
     encoder: EncoderOptions,
     workers: Option<usize>,
 ) -> Result<Arc<FoldExec>> {
-    check_types(config, columns)?;
+    check_types(config, columns, &options.problems)?;
     let samples = context.query(&sessionize::samples(config, columns)?).await?;
     let input = OnCluster::inner(samples.create_physical_plan().await?);
     tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));

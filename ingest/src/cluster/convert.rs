@@ -18,6 +18,7 @@ use super::counts::{ColumnCounts, ListCounts, NumberCounts, union};
 use super::kept::KeptArray;
 use crate::error::arrow_bug;
 use crate::ids::{IdForm, WrongType, item_type, list_ids, scalar_ids, wrong_list_type, wrong_number_type};
+use crate::problems::{Problems, WrongRows};
 use crate::sessionize::TIME;
 use crate::times::{TimeLimits, shown};
 use crate::{Config, Error, Result};
@@ -81,6 +82,9 @@ pub(super) struct ColumnNames {
     pub(super) kept: Vec<KeptColumn>,
     /// The times that samples may have, if that is checked here.
     pub(super) time_limits: Option<TimeLimits>,
+    /// Where values go that no sample can have; the first one is an error on another machine.
+    #[serde(skip)]
+    pub(super) problems: Problems,
 }
 
 /// Converts batches of one query.
@@ -136,7 +140,7 @@ impl Converter {
         counts.times = time.iter().fold(None, |range, time| union(range, Some((*time, *time))));
         let mut floats = Vec::with_capacity(self.names.floats.len());
         for name in &self.names.floats {
-            let column = float_column(name, column(batch, name)?)?;
+            let column = float_column(name, column(batch, name)?, &self.names.problems)?;
             let values = column.as_primitive::<Float32Type>().values();
             counts.numbers.push(NumberCounts::of(values));
             floats.push(values.clone());
@@ -144,7 +148,8 @@ impl Converter {
         let mut lists = Vec::with_capacity(self.names.lists.len());
         for (name, form) in &self.names.lists {
             let column = column(batch, name)?;
-            let (_, offsets, ids, _) = list_column(name, column, form)?.into_parts();
+            let list = list_column(name, column, form, &self.names.problems)?;
+            let (_, offsets, ids, _) = list.into_parts();
             counts.lists.push(ListCounts::of(column.logical_null_count(), &offsets));
             lists.push((offsets, ids.as_primitive::<Int64Type>().values().clone()));
         }
@@ -197,7 +202,7 @@ impl Converter {
 /// # Errors
 ///
 /// [`Error::Fault`] for the first column that does not, with its type and a hint.
-pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> {
+pub(crate) fn check_types(config: &Config, columns: &ArrowSchema, problems: &Problems) -> Result<()> {
     for (name, kind) in config.feature_columns() {
         let Ok(field) = columns.field_with_name(name) else { continue };
         let data_type = field.data_type();
@@ -208,35 +213,38 @@ pub(crate) fn check_types(config: &Config, columns: &ArrowSchema) -> Result<()> 
         };
         if let Some(WrongType { message, hint }) = wrong {
             let message = format!("`[features]` makes it a {} of a column {message}", kind.described());
-            return Err(Error::column(name, message, hint));
+            problems.report(Error::column(name, message, hint))?;
         }
     }
-    Ok(())
+    // No value of these columns can be read.
+    problems.check()
 }
 
 /// A label, weight or dense feature as finite `f32`s.
-fn float_column(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
+fn float_column(name: &str, column: &ArrayRef, problems: &Problems) -> Result<ArrayRef> {
     let floats = cast(name, column, &DataType::Float32)?;
-    let hint = format!("give a value in the query, as `COALESCE({name}, 0)`, or leave the rows out");
+    let place = format!("column `{name}`");
     if floats.null_count() > 0 {
-        let message = format!("{} of {} samples have no value", floats.null_count(), floats.len());
-        return Err(Error::column(name, message, hint));
+        let hint = format!("give a value in the query, as `COALESCE({name}, 0)`, or leave the rows out");
+        let wrong = WrongRows { place: &place, kind: "null", what: "samples have no value", hint: &hint };
+        problems.count(&wrong, "", floats.null_count() as u64)?;
     }
     let not_finite =
         floats.as_primitive::<Float32Type>().values().iter().filter(|value| !value.is_finite()).count();
     if not_finite > 0 {
-        let message = format!(
-            "{not_finite} of {} samples have a value that is not a finite 32-bit number",
-            floats.len()
+        let what = "samples have a value that is not a finite 32-bit number";
+        let hint = format!(
+            "give another value in the query, as `CASE WHEN abs({name}) < 1e38 THEN {name} ELSE 0 END`, or leave the rows out"
         );
-        return Err(Error::column(name, message, hint));
+        let wrong = WrongRows { place: &place, kind: "not finite", what, hint: &hint };
+        problems.count(&wrong, "", not_finite as u64)?;
     }
     Ok(floats)
 }
 
 /// A sparse or sequence feature as lists of `i64` without nulls. A null list is an empty list, and so is a null single
 /// id.
-fn list_column(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray> {
+fn list_column(name: &str, column: &ArrayRef, form: &IdForm, problems: &Problems) -> Result<ListArray> {
     let item = Arc::new(Field::new("element", DataType::Int64, false));
     if item_type(column.data_type()).is_none() {
         let ids = scalar_ids(name, column, form)?;
@@ -249,11 +257,14 @@ fn list_column(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray
     // The lengths of null lists are 0.
     let (_, offsets, ids, _) = list_ids(name, column, form)?.into_parts();
     if ids.null_count() > 0 {
-        let message = format!("its lists hold {} nulls", ids.null_count());
+        let place = format!("column `{name}`");
         let hint = format!("remove them in the query: `array_compact({name})`");
-        return Err(Error::column(name, message, hint));
+        let wrong =
+            WrongRows { place: &place, kind: "null", what: "items of its lists are null", hint: &hint };
+        problems.count(&wrong, "", ids.null_count() as u64)?;
     }
-    ListArray::try_new(item, offsets, ids, None).map_err(arrow_bug)
+    let ids = Int64Array::new(ids.as_primitive::<Int64Type>().values().clone(), None);
+    ListArray::try_new(item, offsets, Arc::new(ids), None).map_err(arrow_bug)
 }
 
 #[cfg(test)]
@@ -268,7 +279,7 @@ mod tests {
     }
 
     fn integers(name: &str, column: &ArrayRef) -> Result<ListArray> {
-        list_column(name, column, &IdForm::Integers)
+        list_column(name, column, &IdForm::Integers, &Problems::default())
     }
 
     #[test]
@@ -299,7 +310,7 @@ mod tests {
     fn values_that_no_sample_can_have_are_refused() {
         let lists = ListArray::from_iter_primitive::<Int64Type, _, _>([Some(vec![Some(1), None])]);
         let error = integers("history", &(Arc::new(lists) as ArrayRef)).unwrap_err().to_string();
-        assert!(error.contains("column `history`: its lists hold 1 nulls"), "{error}");
+        assert!(error.contains("column `history`: 1 items of its lists are null"), "{error}");
         assert!(error.contains("`array_compact(history)`"), "{error}");
         let huge: ArrayRef = Arc::new(UInt64Array::from(vec![1, u64::MAX]));
         let error = integers("x", &huge).unwrap_err().to_string();
@@ -309,8 +320,17 @@ mod tests {
             "{error}"
         );
         let wild: ArrayRef = Arc::new(Float64Array::from(vec![1.0, f64::NAN, 1e300]));
-        assert!(float_column("age", &wild).unwrap_err().to_string().contains("2 of 3 samples"));
+        let strict = Problems::default();
+        assert!(
+            float_column("age", &wild, &strict).unwrap_err().to_string().contains("2 samples have a value")
+        );
         let missing: ArrayRef = Arc::new(Float64Array::from(vec![Some(1.0), None]));
-        assert!(float_column("age", &missing).unwrap_err().to_string().contains("COALESCE(age, 0)"));
+        let error = float_column("age", &missing, &strict).unwrap_err().to_string();
+        assert!(error.contains("COALESCE(age, 0)"), "{error}");
+        let collected = Problems::collected();
+        float_column("age", &missing, &collected).unwrap();
+        float_column("age", &wild, &collected).unwrap();
+        let all = collected.check().unwrap_err().to_string();
+        assert!(all.contains("1 samples have no value") && all.contains("2 samples have a value"), "{all}");
     }
 }

@@ -130,6 +130,7 @@ pub(crate) async fn fold_old_samples(
         positions: sessionize::position_columns(config),
         kept: kept.collect(),
         time_limits: None,
+        problems: options.problems.clone(),
     };
     let statistics = StatisticsOptions {
         vocabularies: Vec::new(),

@@ -11,6 +11,7 @@ use super::statistics::StatisticsOptions;
 use crate::Config;
 use crate::config::TimelineConfig;
 use crate::ids::FeatureIds;
+use crate::problems::Problems;
 use crate::sessionize::{self, SampleOrder};
 use crate::times::TimeLimits;
 
@@ -35,6 +36,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) ids: FeatureIds,
     /// The kept columns.
     pub(crate) kept: Vec<KeptColumn>,
+    /// Where values go that no sample can have.
+    pub(crate) problems: Problems,
 }
 
 /// How sorted records are cut into row groups.
@@ -64,6 +67,7 @@ pub(super) fn column_names(config: &Config, options: &ClusterOptions) -> ColumnN
         positions: sessionize::position_columns(config),
         kept: options.kept.clone(),
         time_limits: None,
+        problems: options.problems.clone(),
     }
 }
 

@@ -67,6 +67,7 @@ fn batch(samples: &[Sample]) -> RecordBatch {
 fn names() -> ColumnNames {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     ColumnNames {
+        problems: crate::problems::Problems::default(),
         time_limits: None,
         keys: names(&["session"]),
         identity: names(&["session"]),

@@ -246,10 +246,7 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
             count_of(merged.ranges_rewritten, "range"),
         ));
     }
-    if summary.samples_of_other_partitions > 0 {
-        let samples = count_of(summary.samples_of_other_partitions, "sample");
-        lines.push(format!("left out: {samples} of other partitions"));
-    }
+    lines.push(summary.rows.described());
     if summary.ragged_rows_skipped > 0 {
         let rows = count_of(summary.ragged_rows_skipped, "row");
         lines.push(format!("left out: {rows} of CSV files with fewer or more values than columns"));

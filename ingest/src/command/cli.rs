@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 use onefold_base::fault::Explainer;
 use onefold_terminal::{CommandLine, OutputOptions, Printer};
 
-use super::{ERRORS, build, history, parts, report, shard, vacuum, verify};
+use super::{ERRORS, build, check, history, parts, report, shard, vacuum, verify};
 
 /// Build session-clustered training datasets from raw logs
 #[derive(Debug, Parser)]
@@ -22,6 +22,10 @@ pub(crate) enum Command {
     ///
     /// Example: onefold-ingest build logs/dataset.toml --out dataset --memory-limit 8GiB
     Build(build::BuildArguments),
+    /// Read all logs of a `dataset.toml` once, and list every problem, with what to write; nothing is written
+    ///
+    /// Example: onefold-ingest check logs/dataset.toml
+    Check(check::CheckArguments),
     /// Add partitions to a dataset, or build some of its partitions again
     ///
     /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others
@@ -78,6 +82,7 @@ impl CommandLine for Cli {
     fn run(&self, printer: &Printer) -> anyhow::Result<()> {
         match &self.command {
             Command::Build(arguments) => build::run_build(arguments, None, printer),
+            Command::Check(arguments) => check::run(arguments, printer),
             Command::Append(arguments) => build::run_append(arguments, None, printer),
             Command::Write(arguments) => parts::run_write(arguments, printer),
             Command::Commit(arguments) => parts::run_commit(arguments, printer),

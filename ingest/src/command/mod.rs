@@ -1,6 +1,7 @@
 //! The commands of `onefold-ingest`: each calls the library with its arguments, and prints what was done.
 
 mod build;
+mod check;
 mod cli;
 mod history;
 mod parts;

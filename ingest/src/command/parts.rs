@@ -78,7 +78,7 @@ pub(crate) fn run_write(arguments: &WriteArguments, printer: &Printer) -> anyhow
     let sets = part.written.iter().flat_map(|range| &range.files);
     let files = sets.flat_map(|set| &set.files);
     let text = format!(
-        "wrote range {} of {}: {} in {}, {} ({}); {} says what to commit",
+        "wrote range {} of {}: {} in {}, {} ({}); {} says what to commit\n{}",
         part.range,
         part.buckets.ranges(),
         count_of(part.samples, "sample"),
@@ -86,6 +86,7 @@ pub(crate) fn run_write(arguments: &WriteArguments, printer: &Printer) -> anyhow
         count_of(files.clone().count() as u64, "file"),
         format_bytes(files.map(|file| file.bytes_on_disk).sum()),
         arguments.out.display(),
+        part.rows.described(),
     );
     Ok(printer.summary(&text, &part)?)
 }

@@ -17,6 +17,7 @@ use onefold_base::units;
 use onefold_base::versioned::parse_toml;
 use onefold_datasets::{MOST_BUCKETS, Schema, Sessions, SparseKind, suggest};
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
 
 pub use self::columns::Policy;
 use self::columns::{once, wrong};
@@ -212,6 +213,16 @@ impl Config {
             source.paths.push(path);
         }
         Ok(())
+    }
+
+    /// A hash of all that decides which samples there are and how they are stored, but not of the place of this file, of
+    /// the files of the sources, and of how stores are reached. It is the same in one version of this program only.
+    pub(crate) fn hash(&self) -> String {
+        let mut config = self.clone();
+        config.path = PathBuf::new();
+        config.object_stores = ObjectStores::default();
+        config.sources.values_mut().for_each(|source| source.paths.clear());
+        format!("{:032x}", xxh3_128(format!("{} {config:?}", env!("CARGO_PKG_VERSION")).as_bytes()))
     }
 
     /// Checks the text of a `dataset.toml` that is (or would be) at `path`.

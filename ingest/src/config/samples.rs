@@ -53,6 +53,8 @@ pub struct ChecksConfig {
     pub future: Policy,
     /// The last accepted time, likewise; the start of the build if `None`.
     pub not_after: Option<i64>,
+    /// What to do with rows of any source whose local time a clock shows twice or skips; they are kept if `None`.
+    pub clock_changes: Option<Policy>,
     /// What to do with rows without a value in their time or in a column that identifies them.
     pub null_keys: Policy,
     /// Sets of list columns whose lists have equal lengths in every row, as ids and their weights.
@@ -68,6 +70,7 @@ impl Default for ChecksConfig {
             not_before: None,
             future: Policy::Error,
             not_after: None,
+            clock_changes: None,
             null_keys: Policy::Error,
             parallel: Vec::new(),
             ragged: Policy::Error,
@@ -104,6 +107,7 @@ pub(super) struct ChecksSection {
     not_before: Option<toml::Value>,
     future: Option<Policy>,
     not_after: Option<toml::Value>,
+    clock_changes: Option<Policy>,
     null_keys: Option<Policy>,
     #[serde(default)]
     parallel: Vec<Vec<String>>,
@@ -204,6 +208,7 @@ impl ChecksSection {
             not_before,
             future: self.future.unwrap_or(default.future),
             not_after,
+            clock_changes: self.clock_changes,
             null_keys: self.null_keys.unwrap_or(default.null_keys),
             parallel: self.parallel,
             ragged: self.ragged.unwrap_or(default.ragged),

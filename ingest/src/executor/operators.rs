@@ -19,7 +19,7 @@ use crate::cluster::{FoldExec, FoldSpec, SentLists, WriteExec, WriteSpec, Writte
 use crate::ids;
 use crate::merge::{OldRowsExec, OldRowsSpec};
 use crate::remote::{Groups, ReceivedExec, SentExec, WorkRowsExec, WorkRowsSpec};
-use crate::sources::{SentScan, SkippedRowsExec};
+use crate::sources::{SentScan, SkippedRowsExec, refused_function};
 use crate::spilling_join::SpillingJoin;
 use crate::{session_ids, signed_lengths, timeline, times};
 
@@ -186,8 +186,10 @@ pub fn functions() -> Result<Vec<Arc<ScalarUDF>>> {
     signed_lengths::register(&context)?;
     context.register_udf(session_ids::function());
     context.register_udf(times::function());
+    context.register_udf(times::change_function());
     context.register_udf(timeline::class_function());
     ids::functions::register(&context);
+    context.register_udf(refused_function());
     let names = context.udfs();
     names.iter().map(|name| context.udf(name)).collect()
 }

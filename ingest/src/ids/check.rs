@@ -97,7 +97,8 @@ fn unnumbered(
     let numbers = match id_type {
         IdType::Text => {
             format!(
-                "; if the texts are integers, `CAST({column} AS {integers})` in the query turns them into numbers"
+                "; if the texts are integers, `CAST({column} AS {integers})` in the query turns them into numbers, `007` \
+                 into 7"
             )
         }
         _ => String::new(),
@@ -113,6 +114,10 @@ fn convert(column: &str, data_type: &DataType, integers: &str) -> String {
         DataType::Null => "it has no values at all; leave the feature out".to_owned(),
         time if time.is_temporal() => format!(
             "take a part of the time in the query, as `date_part('hour', {column})`, or a text, as `CAST({column} AS VARCHAR)`"
+        ),
+        number if number.is_floating() => format!(
+            "if its values are whole numbers, write `whole_id({column})` in the query; if it is a quantity, make it `kind = \
+             \"dense\"`"
         ),
         _ => format!(
             "if its values are whole numbers, write `CAST({column} AS {integers})` in the query; if it is a quantity, make it \

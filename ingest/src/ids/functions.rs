@@ -1,12 +1,14 @@
-//! SQL functions for ids: `hash_id`, `split_ids` and `split_part_each`, and those that timelines use.
+//! SQL functions for ids: `hash_id`, `whole_id`, `split_ids` and `split_part_each`, and those that timelines use.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, ListBuilder, StringArray, StringBuilder};
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, Int64Array, ListArray, ListBuilder, StringArray, StringBuilder,
+};
 use datafusion::arrow::compute::cast;
-use datafusion::arrow::datatypes::{DataType, Field, Int64Type};
+use datafusion::arrow::datatypes::{DataType, Field, Float64Type, Int64Type};
 use datafusion::common::{DataFusionError, Result, ScalarValue, exec_err, plan_err};
 use datafusion::logical_expr::{
     ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
@@ -16,11 +18,13 @@ use serde::{Deserialize, Serialize};
 
 use super::values::item_type;
 use super::{IdForm, IdType, list_ids, scalar_ids};
+use crate::Error;
 use crate::error::external;
 
 /// Makes the functions available to the SQL of `context`.
 pub(crate) fn register(context: &SessionContext) {
     context.register_udf(ScalarUDF::from(HashId(Signature::any(1, Volatility::Immutable))));
+    context.register_udf(ScalarUDF::from(WholeId(Signature::any(1, Volatility::Immutable))));
     context.register_udf(ScalarUDF::from(SplitIds(Signature::any(2, Volatility::Immutable))));
     context.register_udf(ScalarUDF::from(SplitPartEach(Signature::any(3, Volatility::Immutable))));
 }
@@ -64,6 +68,10 @@ pub(crate) fn read_timeline_function(sent: &[u8]) -> Result<ScalarUDF> {
 /// `hash_id(x)`: the hash of an id, or of each id of a list.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct HashId(Signature);
+
+/// `whole_id(x)`: the integer that a number, or each number of a list, is exactly.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct WholeId(Signature);
 
 /// `split_ids(text, separator)`: the texts between separators, trimmed, without empty ones.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -121,6 +129,72 @@ impl ScalarUDFImpl for HashId {
         // The items of lists have the name that was announced.
         result(&arguments, cast(&ids, arguments.return_type())?)
     }
+}
+
+impl ScalarUDFImpl for WholeId {
+    fn name(&self) -> &str {
+        "whole_id"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.0
+    }
+
+    fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
+        match arguments {
+            [number] if number.is_null() || is_number(number) => Ok(DataType::Int64),
+            [list] if item_type(list).is_some_and(is_number) => Ok(DataType::List(id_item())),
+            _ => plan_err!("`whole_id` takes a number or a list of numbers, not {}", shown_types(arguments)),
+        }
+    }
+
+    fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let [numbers] = arrays(&arguments)?;
+        let ids: ArrayRef = match item_type(numbers.data_type()) {
+            Some(item) => {
+                let lists =
+                    cast(&numbers, &DataType::List(Arc::new(Field::new_list_field(item.clone(), true))))?;
+                let lists = lists.as_list::<i32>();
+                let ids = Arc::new(whole_ids(lists.values())?);
+                let (offsets, nulls) = (lists.offsets().clone(), lists.nulls().cloned());
+                Arc::new(ListArray::try_new(id_item(), offsets, ids, nulls)?)
+            }
+            None => Arc::new(whole_ids(&numbers)?),
+        };
+        result(&arguments, ids)
+    }
+}
+
+fn is_number(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Dictionary(_, values) => is_number(values),
+        number => number.is_integer() || number.is_floating(),
+    }
+}
+
+/// The integers that numbers are.
+fn whole_ids(numbers: &ArrayRef) -> Result<Int64Array> {
+    let largest = match numbers.data_type() {
+        DataType::Dictionary(_, values) => return whole_ids(&cast(numbers, values)?),
+        DataType::Float16 => 1_u64 << 11,
+        DataType::Float32 => 1 << 24,
+        DataType::Float64 => 1 << 53,
+        DataType::Null => return Ok(Int64Array::new_null(numbers.len())),
+        // Integers that do not fit are an error.
+        _ => return scalar_ids("whole_id", numbers, &IdForm::Integers).map_err(external),
+    };
+    let doubles = cast(numbers, &DataType::Float64)?;
+    let id = |number: Option<f64>| match number {
+        Some(number) if number.fract() == 0.0 && number.abs() <= largest as f64 => Ok(Some(number as i64)),
+        None => Ok(None),
+        Some(number) => Err(external(Error::data(
+            "`whole_id`",
+            format!("{number} is not a whole number that its type {} holds exactly", numbers.data_type()),
+            "write the log with integers or texts, or leave the row out in the query; if different numbers may become \
+             one id, use `CAST(x AS BIGINT)`",
+        ))),
+    };
+    doubles.as_primitive::<Float64Type>().iter().map(id).collect()
 }
 
 impl ScalarUDFImpl for SplitIds {

@@ -244,6 +244,33 @@ fn hash_id_hashes_ids_of_all_types_and_lists_of_them() {
 }
 
 #[test]
+fn whole_id_takes_numbers_that_are_whole_and_exact() {
+    for (number, id) in [
+        ("7.0", "7"),
+        ("-7.0", "-7"),
+        ("9007199254740992.0", "9007199254740992"),
+        ("arrow_cast(16777216, 'Float32')", "16777216"),
+        ("9007199254740993", "9007199254740993"),
+        ("NULL", ""),
+        ("[7.0, NULL, 8.0]", "[7, , 8]"),
+    ] {
+        assert_eq!(query(&format!("SELECT whole_id({number})")).unwrap(), id, "{number}");
+    }
+    for number in [
+        "1.5",
+        "9007199254740994.0",
+        "arrow_cast(16777218, 'Float32')",
+        "'NaN'::double",
+        "'inf'::double",
+        "[7.5]",
+        "arrow_cast('18446744073709551615', 'UInt64')",
+    ] {
+        assert!(query(&format!("SELECT whole_id({number})")).is_err(), "{number}");
+    }
+    assert!(query("SELECT whole_id('7')").unwrap_err().contains("takes a number or a list of numbers"));
+}
+
+#[test]
 fn split_ids_gives_trimmed_ids_and_no_empty_ones() {
     let split =
         |text: &str, separator: &str| query(&format!("SELECT split_ids({text}, {separator})")).unwrap();

@@ -1,11 +1,12 @@
 //! The SQL of `[[attributes]]`: the rows that can be used, and for every sample the row that holds at its time.
 
 use super::steps::{StepSql, timestamp};
-use super::tables::RowState::{self, Future, NoKey, Past, Usable};
+use super::tables::RowState::{self, ClockChange, Future, NoKey, Past, Usable};
 use super::tables::{CANDIDATES, attributes_table};
 use crate::Result;
 use crate::config::AttributesConfig;
 use crate::sql::{all, list, numbered, quote, table};
+use crate::times;
 
 impl StepSql<'_> {
     /// The rows of the attributes with their key, `__onefold_from`, the time from which they hold, and
@@ -26,8 +27,11 @@ impl StepSql<'_> {
                 let limits = self.limits.of(time);
                 read.push(format!("{} AS __onefold_from", self.columns.time(schema, time)?));
                 nulls.push("__onefold_from IS NULL".to_owned());
+                let at_changes = self.at_clock_changes(time);
+                let change = times::clock_change_sql(time)?.filter(|_| !at_changes.is_empty());
+                read.extend(change.map(|change| format!("{change} AS __onefold_change")));
                 outside = format!(
-                    "WHEN {} THEN {Past} WHEN {} THEN {Future} ",
+                    "WHEN {} THEN {Past} WHEN {} THEN {Future} {at_changes}",
                     limits.is_past("__onefold_from"),
                     limits.is_future("__onefold_from")
                 );
@@ -45,11 +49,13 @@ impl StepSql<'_> {
         ))
     }
 
-    /// How many rows of the attributes lack a key or time, are from the past, and from the future.
+    /// How many rows of the attributes lack a key or time, are from the past, from the future, and from a time at which clocks
+    /// are changed.
     pub(super) fn attribute_counts(&self, attributes: &AttributesConfig) -> Result<String> {
         let count = |state: RowState| format!("count(*) FILTER (WHERE __onefold_state = {state})");
         let rows = self.attribute_rows(attributes)?;
-        Ok(format!("SELECT {}, {}, {} FROM ({rows})", count(NoKey), count(Past), count(Future)))
+        let [nulls, past, future, changes] = [NoKey, Past, Future, ClockChange].map(count);
+        Ok(format!("SELECT {nulls}, {past}, {future}, {changes} FROM ({rows})"))
     }
 
     /// The first row of a state of the attributes, for a message.

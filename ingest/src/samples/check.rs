@@ -10,13 +10,15 @@ use datafusion::prelude::SessionContext;
 use onefold_datasets::suggest;
 use onefold_sql::Query as _;
 
+use super::repeatable::why_varies;
 use crate::config::{
     AttributesConfig, JoinConfig, LabelConfig, RESERVED, SamplingConfig, TimeConfig, TimelineConfig,
     missing_column,
 };
 use crate::error::engine_message;
 use crate::ids::wrong_item_type;
-use crate::sql::{key_kind, table};
+use crate::problems::Problems;
+use crate::sql::{key_hint, key_kind, table};
 use crate::{Config, Error, Result, times};
 
 /// The columns that the steps of a configuration can use.
@@ -39,6 +41,7 @@ impl<'a> StepColumns<'a> {
         context: &'a SessionContext,
         config: &'a Config,
         rows: ArrowSchema,
+        problems: &Problems,
     ) -> Result<Self> {
         let mut columns = Self { config, context, rows, sources: BTreeMap::new() };
         let join = config.join.iter().map(|join| &join.source);
@@ -49,19 +52,27 @@ impl<'a> StepColumns<'a> {
             columns.check_reserved(&format!("`{name}`"), schema.fields().iter().map(|field| field.name()))?;
             columns.sources.insert(name.clone(), schema);
         }
-        columns.check_rows()?;
+        // Each section may have a problem of its own.
+        let mut checked = vec![columns.check_rows()];
         if let Some(join) = &config.join {
-            columns.check_join(join).await?;
+            checked.push(columns.check_join(join).await);
         }
         for (i, attributes) in config.attributes.iter().enumerate() {
-            columns.check_attributes(&format!("`[[attributes]]` {}", i + 1), attributes).await?;
+            checked.push(columns.check_attributes(&format!("`[[attributes]]` {}", i + 1), attributes).await);
         }
         for (i, timeline) in config.timelines.iter().enumerate() {
-            columns.check_timeline(&format!("`[[timelines]]` {}", i + 1), timeline).await?;
+            checked.push(columns.check_timeline(&format!("`[[timelines]]` {}", i + 1), timeline).await);
         }
-        columns.check_made()?;
-        if let Some(sampling) = &config.sampling {
-            columns.check_sampling(sampling)?;
+        checked.push(columns.check_made());
+        checked.extend(config.sampling.as_ref().map(|sampling| columns.check_sampling(sampling)));
+        let mut has_problem = false;
+        for error in checked.into_iter().filter_map(Result::err) {
+            problems.report(error)?;
+            has_problem = true;
+        }
+        // Rows cannot be read with wrong columns.
+        if has_problem {
+            problems.check()?;
         }
         Ok(columns)
     }
@@ -121,9 +132,7 @@ impl<'a> StepColumns<'a> {
         let events = self.of(&join.source);
         self.pairs("`[join].on`", &join.source, &join.on)?;
         self.source_time(&join.source, &join.time).await?;
-        for name in &join.key {
-            self.in_source("`[join].key`", &join.source, name)?;
-        }
+        self.source_key("`[join].key`", &join.source, &join.key)?;
         for (name, label) in &join.labels {
             let place = format!("`[join.labels].{name}`");
             match label {
@@ -151,9 +160,10 @@ impl<'a> StepColumns<'a> {
         let source = &timeline.source;
         self.pairs(&format!("{place}: `on`"), source, &timeline.on)?;
         self.source_time(source, &timeline.time).await?;
-        for name in timeline.order.iter().chain(&timeline.key) {
-            self.in_source(&format!("{place}: `order` or `key`"), source, name)?;
+        for name in &timeline.order {
+            self.in_source(&format!("{place}: `order`"), source, name)?;
         }
+        self.source_key(&format!("{place}: `key`"), source, &timeline.key)?;
         for (feature, column) in &timeline.columns {
             let data_type = self.in_source(&format!("{place}: `columns`"), source, column)?;
             let made = self.config.schema.sparse_features().find(|made| made.name == *feature);
@@ -234,7 +244,20 @@ impl<'a> StepColumns<'a> {
             let data_type = self.in_rows(place, name)?;
             if key_kind(data_type).is_none() {
                 let message = format!("{place} names the column `{name}`, whose type is {data_type}");
-                return Err(self.wrong(message, "a key needs numbers, text or times"));
+                return Err(self.wrong(message, &key_hint(name, data_type)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every column of a source's key exists and can be compared.
+    fn source_key(&self, place: &str, source: &str, key: &[String]) -> Result<()> {
+        for name in key {
+            let data_type = self.in_source(place, source, name)?;
+            if key_kind(data_type).is_none() {
+                let message =
+                    format!("{place} names the column `{name}` of `{source}`, whose type is {data_type}");
+                return Err(self.wrong(message, &key_hint(name, data_type)));
             }
         }
         Ok(())
@@ -335,7 +358,10 @@ impl<'a> StepColumns<'a> {
             let hint = format!("write one SQL expression over the columns {}", names.join(", "));
             self.wrong(format!("{place}: {}", engine_message(&error)), &hint)
         })?;
-        Ok((expression, columns))
+        match why_varies(&expression)? {
+            None => Ok((expression, columns)),
+            Some((message, hint)) => Err(self.wrong(format!("{place}: {message}"), &hint)),
+        }
     }
 
     fn wrong(&self, message: String, hint: &str) -> Error {
@@ -349,6 +375,7 @@ fn one_type(ours: &str, our_type: &DataType, theirs: &str, their_type: &DataType
         (Some(_), Some(_)) => format!(
             "values of different types are never equal: convert `{ours}` in `[samples].query`, for example with `CAST({ours} AS VARCHAR)`, or, in CSV and JSON, give the source's column the other type: `schema = {{ {theirs} = \"VARCHAR\" }}`"
         ),
-        _ => "compare columns of numbers, texts or times".to_owned(),
+        (None, _) => key_hint(ours, our_type),
+        (_, None) => key_hint(theirs, their_type),
     }
 }

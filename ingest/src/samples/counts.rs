@@ -15,6 +15,12 @@ pub struct SkipCounts {
     pub past_samples: u64,
     /// Rows with a time after the last allowed one (`[checks].future`).
     pub future_samples: u64,
+    /// Rows whose local time a clock shows twice, because it was set back: the first of the two was taken. Left out only with
+    /// `[checks].clock_changes`.
+    pub repeated_times: u64,
+    /// Rows whose local time a clock skips, because it was set forward: the time was taken at which an unchanged clock would
+    /// have shown it. Left out only with `[checks].clock_changes`.
+    pub skipped_times: u64,
     /// Rows whose parallel lists have different lengths (`[checks].ragged`).
     pub ragged_samples: u64,
     /// Rows with the key of an earlier row (`[samples].duplicates`).
@@ -25,6 +31,8 @@ pub struct SkipCounts {
     pub past_rows: u64,
     /// Rows of events, attributes and timelines with a time after the last allowed one (`[checks].future`).
     pub future_rows: u64,
+    /// Rows of events, attributes and timelines that `[checks].clock_changes` leaves out.
+    pub clock_change_rows: u64,
     /// Rows of the events, and of timelines over other sources, that repeat another row.
     pub duplicate_events: u64,
     /// Events after the attribution window of every sample that they belong to.
@@ -49,11 +57,17 @@ impl SkipCounts {
             ("rows with a null key or time", self.null_key_samples),
             ("rows with a time too far in the past", self.past_samples),
             ("rows with a time in the future", self.future_samples),
+            ("rows with a local time that occurs twice, of which the first was taken", self.repeated_times),
+            ("rows with a local time that does not occur, read as of an unchanged clock", self.skipped_times),
             ("rows with parallel lists of different lengths", self.ragged_samples),
             ("duplicate samples", self.duplicate_samples),
             ("rows of other sources with a null key, time or value", self.null_key_rows),
             ("rows of other sources with a time too far in the past", self.past_rows),
             ("rows of other sources with a time in the future", self.future_rows),
+            (
+                "rows of other sources with a local time that occurs twice or not at all",
+                self.clock_change_rows,
+            ),
             ("duplicate events", self.duplicate_events),
             ("late events", self.late_events),
             ("early events", self.early_events),

@@ -20,6 +20,7 @@
 mod attributes;
 mod check;
 mod counts;
+mod repeatable;
 mod steps;
 mod tables;
 #[cfg(test)]
@@ -33,14 +34,17 @@ use onefold_sql::Query as _;
 use self::check::StepColumns;
 pub use self::counts::SkipCounts;
 use self::counts::{UnfitRows, exactly};
+use self::repeatable::why_plan_varies;
 use self::steps::StepSql;
-use self::tables::RowState::{Future, NoKey, Past, Ragged, Usable};
+use self::tables::RowState::{ClockChange, Future, LeftOut, NoKey, Past, Ragged, Usable};
 use self::tables::{
     BASE, CANDIDATES, Dropped, EVENTS, LABELS, REPEATED, ROWS, RowState, attributes_in_time_table,
     attributes_table,
 };
-use crate::config::{AttributesConfig, MissingAttributes, Rows, TimeConfig};
+use crate::config::{AttributesConfig, MissingAttributes, Policy, Rows, TimeConfig};
 use crate::error::{advice, engine_message};
+use crate::problems::Problems;
+use crate::row_counts::{Reason, RowCounts};
 use crate::spool::{Spool, counts, example};
 use crate::times::{self, TimeLimits, shown};
 use crate::{Config, Error, Result, timeline};
@@ -56,6 +60,8 @@ pub struct Samples {
     pub skipped: SkipCounts,
     /// How many samples there are; unknown for a query without declared steps.
     pub expected: Option<u64>,
+    /// The rows that the declared steps read and left out; unknown likewise.
+    pub(crate) rows: Option<RowCounts>,
     /// The times that samples may have; `None` where the steps have checked them.
     pub time_limits: Option<TimeLimits>,
     /// The files of the tables that the plans read.
@@ -71,7 +77,21 @@ pub struct Samples {
 /// [`Error::Fault`] for names and types that do not fit, before anything is read, for rows that the configuration does
 /// not allow, and if a join's keys do not fit into memory.
 pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> {
+    plan_with(context, config, &Problems::default()).await
+}
+
+/// As [`plan`]; rows that the configuration does not allow are left out where `problems` are collected.
+///
+/// # Errors
+///
+/// As [`plan`].
+pub(crate) async fn plan_with(
+    context: &SessionContext,
+    config: &Config,
+    problems: &Problems,
+) -> Result<Samples> {
     context.register_udf(times::function());
+    context.register_udf(times::change_function());
     context.register_udf(timeline::class_function());
     let rows = rows(context, config).await?;
     times::check(config, &config.time, rows.clone()).await?;
@@ -83,20 +103,26 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
             narrow,
             skipped,
             expected: None,
+            rows: None,
             time_limits: Some(limits.of(&config.time)),
             _spool: Spool::default(),
         });
     }
     let columns: ArrowSchema = rows.schema().as_arrow().clone();
-    let columns = StepColumns::check(context, config, columns).await?;
+    let columns = StepColumns::check(context, config, columns, problems).await?;
     context.register_table(BASE, rows.into_view())?;
     let steps = StepSql::new(config, &columns, limits)?;
     let (spool, skipped) = (Spool::default(), SkipCounts::default());
-    let mut planner = Planner { context, config, limits, steps, spool, skipped };
+    let counted = RowCounts::default();
+    let mut planner = Planner { context, config, limits, steps, spool, skipped, counted, problems };
     planner.rows().await?;
     planner.events().await?;
     planner.attributes().await?;
     let expected = planner.choose().await?;
+    // Rows with a problem may have been left out, or be there twice.
+    if problems.check().is_ok() {
+        RowCounts { written: expected, ..planner.counted.clone() }.check()?;
+    }
     for i in 0..config.timelines.len() {
         planner.timeline(i).await?;
     }
@@ -109,6 +135,7 @@ pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> 
         narrow,
         skipped: planner.skipped,
         expected: Some(expected),
+        rows: Some(planner.counted),
         time_limits: None,
         _spool: planner.spool,
     })
@@ -136,6 +163,8 @@ fn has_steps(config: &Config) -> bool {
         || config.sampling.is_some()
         || !config.timelines.is_empty()
         || config.checks.is_some()
+        // Times at which clocks are changed are counted.
+        || config.time.time_zone.is_some()
 }
 
 /// Makes every source that is a query a table of `context`, which has the tables of files.
@@ -156,7 +185,8 @@ pub(crate) async fn register_queries(context: &SessionContext, config: &Config) 
     Ok(())
 }
 
-/// Plans a query of the user over these tables, which may only read. `place` is its key.
+/// Plans a query of the user over these tables, which may only read, and must give the same rows each time. `place` is its
+/// key.
 async fn user_query(
     context: &SessionContext,
     config: &Config,
@@ -167,14 +197,18 @@ async fn user_query(
     let read_only =
         SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
     let planned = context.query_with_options(query, read_only).await;
-    planned.map_err(|error| {
+    let planned = planned.map_err(|error| {
         let message = engine_message(&error);
         let hint = advice(&message).map(str::to_owned).unwrap_or_else(|| {
             let tables = tables.map(|name| format!("`{name}`")).collect::<Vec<_>>();
             format!("write one `SELECT` in DataFusion's SQL over the tables {}", tables.join(", "))
         });
         Error::config(&config.path, format!("{place}: {message}"), hint)
-    })
+    })?;
+    match why_plan_varies(planned.logical_plan())? {
+        None => Ok(planned),
+        Some((message, hint)) => Err(Error::config(&config.path, format!("{place}: {message}"), hint)),
+    }
 }
 
 /// A table of the rows of a log, and the section that reads it.
@@ -194,6 +228,9 @@ struct Planner<'a> {
     steps: StepSql<'a>,
     spool: Spool,
     skipped: SkipCounts,
+    /// The rows of `[samples]`, so far without those that become samples.
+    counted: RowCounts,
+    problems: &'a Problems,
 }
 
 impl Planner<'_> {
@@ -203,13 +240,33 @@ impl Planner<'_> {
         self.spool.table(self.context, ROWS, &self.steps.rows()?).await?;
         let count = |state: RowState| format!("count(*) FILTER (WHERE __onefold_state = {state})");
         let sql = format!(
-            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row > 1) FROM {ROWS}",
+            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row > 1), {}, count(*) \
+             FROM {ROWS}",
             count(NoKey),
             count(Future),
             count(Ragged),
             count(Past),
+            count(LeftOut),
         );
-        let [null_keys, future, ragged, past, duplicates] = exactly(counts(self.context, &sql).await?)?;
+        let [null_keys, future, ragged, past, duplicates, mut outside, rows] =
+            exactly(counts(self.context, &sql).await?)?;
+        if self.config.samples.condition.is_some() && self.config.join.is_none() {
+            // The table has none of the rows that `where` leaves out.
+            let [all] = exactly(counts(self.context, &format!("SELECT count(*) FROM {BASE}")).await?)?;
+            outside = all.saturating_sub(rows);
+            self.counted.read = outside;
+        }
+        self.counted.read += rows;
+        for (reason, rows) in [
+            (Reason::Where, outside),
+            (Reason::NullKey, null_keys),
+            (Reason::Future, future),
+            (Reason::Ragged, ragged),
+            (Reason::Past, past),
+            (Reason::Duplicate, duplicates),
+        ] {
+            self.counted.leave_out(reason, rows);
+        }
         let checks = self.config.checks.clone().unwrap_or_default();
         let nulls = UnfitRows {
             place: "`[checks].null_keys`",
@@ -223,6 +280,7 @@ impl Planner<'_> {
             let example = self.steps.example_row(state);
             self.outside(state, count, &self.config.time, "rows", &example).await?;
         }
+        self.clock_changes().await?;
         let uneven = UnfitRows {
             place: "`[checks].ragged`",
             policy: checks.ragged,
@@ -248,6 +306,38 @@ impl Planner<'_> {
         self.skipped.ragged_samples = ragged;
         self.skipped.duplicate_samples = duplicates;
         Ok(())
+    }
+
+    /// Counts the rows whose local time a clock shows twice or skips, and those that are left out because of it.
+    async fn clock_changes(&mut self) -> Result<()> {
+        if self.config.time.time_zone.is_none() {
+            return Ok(());
+        }
+        let count = |change: u8| {
+            format!("count(*) FILTER (WHERE __onefold_change = {change} AND __onefold_state <> {LeftOut})")
+        };
+        let left_out = format!("count(*) FILTER (WHERE __onefold_state = {ClockChange})");
+        let sql = format!("SELECT {}, {}, {left_out} FROM {ROWS}", count(1), count(2));
+        let [twice, skipped, left_out] = exactly(counts(self.context, &sql).await?)?;
+        (self.skipped.repeated_times, self.skipped.skipped_times) = (twice, skipped);
+        self.counted.leave_out(Reason::ClockChange, left_out);
+        let example = self.steps.example_row(ClockChange);
+        self.at_clock_changes("rows", left_out, &example).await
+    }
+
+    /// Refuses rows whose local time a clock shows twice or skips, unless the configuration leaves them out.
+    async fn at_clock_changes(&self, rows: &str, count: u64, which: &str) -> Result<()> {
+        let policy = self.config.checks.as_ref().and_then(|checks| checks.clock_changes);
+        let what =
+            format!("{rows} have a local time that occurs twice or not at all, because clocks were changed");
+        let unfit = UnfitRows {
+            place: "`[checks].clock_changes`",
+            policy: policy.unwrap_or(Policy::Skip),
+            count,
+            what: &what,
+            remedy: "write the log with offsets or in UTC",
+        };
+        self.refuse(&unfit, which).await
     }
 
     /// Makes the labels from the event log, and counts its duplicates and the events outside of every window.
@@ -318,11 +408,11 @@ impl Planner<'_> {
                         "name the `time` from which each holds, or make them one row",
                     ),
                 };
-                return Err(Error::data(
+                self.problems.report(Error::data(
                     place,
                     format!("`{}` has {what} that differ: {twice}", attributes.source),
                     remedy,
-                ));
+                ))?;
             }
             if attributes.time.is_some() {
                 let in_time = self.steps.attributes_in_time(i, attributes);
@@ -342,30 +432,37 @@ impl Planner<'_> {
         let any: Vec<String> =
             (0..config.attributes.len()).map(|i| format!("__onefold_missing{i}")).collect();
         let any = if any.is_empty() { "FALSE".to_owned() } else { any.join(" OR ") };
+        let dropped = |dropped: Dropped| format!("count(*) FILTER (WHERE __onefold_dropped = {dropped})");
         let first = [
-            format!("count(*) FILTER (WHERE __onefold_dropped = {})", Dropped::Kept),
-            format!("count(*) FILTER (WHERE __onefold_dropped = {})", Dropped::SampledOut),
+            dropped(Dropped::Kept),
+            dropped(Dropped::SampledOut),
+            dropped(Dropped::NoEvent),
+            dropped(Dropped::NoAttributes),
             "count(*) FILTER (WHERE __onefold_unlabelled)".to_owned(),
             format!("count(*) FILTER (WHERE ({any}) AND __onefold_dropped <> {})", Dropped::NoEvent),
         ];
         let sql = format!("SELECT {} FROM {CANDIDATES}", [first.to_vec(), missing].concat().join(", "));
         let counted = counts(self.context, &sql).await?;
-        let [left, sampled_out, unlabelled, without] = exactly(counted[..4.min(counted.len())].to_vec())?;
+        let [left, sampled_out, no_event, no_attributes, unlabelled, without] =
+            exactly(counted[..6.min(counted.len())].to_vec())?;
         for (i, attributes) in config.attributes.iter().enumerate() {
-            if attributes.missing == MissingAttributes::Error && counted[4 + i] > 0 {
+            if attributes.missing == MissingAttributes::Error && counted[6 + i] > 0 {
                 let which = self.steps.example_without(i);
-                return Err(Error::data(
+                self.problems.report(Error::data(
                     format!("`[[attributes]]` {}", i + 1),
                     format!(
                         "{} samples have no row of `{}`, the first with {}",
-                        counted[4 + i],
+                        counted[6 + i],
                         attributes.source,
                         example(self.context, &which).await?
                     ),
                     "add the rows, or write `missing = \"null\"` or `missing = \"skip\"`",
-                ));
+                ))?;
             }
         }
+        self.counted.leave_out(Reason::SampledOut, sampled_out);
+        self.counted.leave_out(Reason::NoEvent, no_event);
+        self.counted.leave_out(Reason::NoAttributes, no_attributes);
         self.skipped.sampled_out = sampled_out;
         self.skipped.samples_without_events = unlabelled;
         self.skipped.samples_without_attributes = without;
@@ -398,14 +495,18 @@ impl Planner<'_> {
         let copies =
             |state: RowState| format!("sum(__onefold_copies) FILTER (WHERE __onefold_state = {state})");
         let sql = format!(
-            "SELECT {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row = 1) FROM {}",
+            "SELECT {}, {}, {}, {}, {}, count(*) FILTER (WHERE __onefold_state = {Usable} AND __onefold_row = 1) FROM {}",
             copies(Usable),
             copies(NoKey),
             copies(Past),
             copies(Future),
+            copies(ClockChange),
             log.table,
         );
-        let [rows, nulls, past, future, distinct] = exactly(counts(self.context, &sql).await?)?;
+        let [rows, nulls, past, future, changes, distinct] = exactly(counts(self.context, &sql).await?)?;
+        let example = self.steps.example_log_row(log.table, log.on, log.time, ClockChange);
+        self.at_clock_changes(&format!("rows of `{}`", log.source), changes, &example).await?;
+        self.skipped.clock_change_rows += changes;
         self.null_rows(log.place, log.source, nulls).await?;
         for (state, count) in [(Past, past), (Future, future)] {
             let example = self.steps.example_log_row(log.table, log.on, log.time, state);
@@ -419,9 +520,12 @@ impl Planner<'_> {
     /// Counts the rows of an `[[attributes]]` that cannot be used, which may be an error.
     async fn attribute_counts(&mut self, place: &str, attributes: &AttributesConfig) -> Result<()> {
         let sql = self.steps.attribute_counts(attributes)?;
-        let [nulls, past, future] = exactly(counts(self.context, &sql).await?)?;
+        let [nulls, past, future, changes] = exactly(counts(self.context, &sql).await?)?;
         self.null_rows(place, &attributes.source, nulls).await?;
         let Some(time) = &attributes.time else { return Ok(()) };
+        let example = self.steps.example_attribute(attributes, ClockChange)?;
+        self.at_clock_changes(&format!("rows of `{}`", attributes.source), changes, &example).await?;
+        self.skipped.clock_change_rows += changes;
         for (state, count) in [(Past, past), (Future, future)] {
             let example = self.steps.example_attribute(attributes, state)?;
             self.outside(state, count, time, &format!("rows of `{}`", attributes.source), &example).await?;
@@ -467,7 +571,7 @@ impl Planner<'_> {
             remedy: "fill them in",
         };
         if nulls.refused() {
-            return Err(nulls.error(""));
+            self.problems.report(nulls.error(""))?;
         }
         self.skipped.null_key_rows += count;
         Ok(())
@@ -478,6 +582,6 @@ impl Planner<'_> {
         if !unfit.refused() {
             return Ok(());
         }
-        Err(unfit.error(&example(self.context, which).await?))
+        self.problems.report(unfit.error(&example(self.context, which).await?))
     }
 }

@@ -4,7 +4,7 @@ use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use onefold_datasets::SparseFeature;
 
 use super::check::StepColumns;
-use super::tables::RowState::{self, Future, LeftOut, NoKey, Past, Ragged, Usable};
+use super::tables::RowState::{self, ClockChange, Future, LeftOut, NoKey, Past, Ragged, Usable};
 use super::tables::{
     BASE, CANDIDATES, Dropped, EVENTS, LABELS, REPEATED, ROWS, USABLE, attributes_in_time_table,
     attributes_table,
@@ -15,7 +15,7 @@ use crate::config::{
 use crate::ids::IdType;
 use crate::ids::functions::timeline_function_name;
 use crate::sql::{all, enclosed, equal, first_of_each, is_sortable, key_kind, list, numbered, quote, table};
-use crate::times::TimeLimits;
+use crate::times::{self, TimeLimits};
 use crate::{Config, Result, timeline};
 
 /// Builds the SQL of one configuration.
@@ -81,16 +81,22 @@ impl<'a> StepSql<'a> {
         let narrow = list(&self.narrow);
         let time = self.columns.time(&self.columns.rows, &self.config.time)?;
         let limits = self.limits.of(&self.config.time);
+        let change = times::clock_change_sql(&self.config.time)?;
+        let changed = change.map_or_else(String::new, |change| format!(", {change} AS __onefold_change"));
         let inner = format!(
-            "SELECT {narrow}, {time} AS __onefold_time, {inside} AS __onefold_in, {} AS __onefold_ragged FROM {BASE}{filter}",
+            "SELECT {narrow}, {time} AS __onefold_time, {inside} AS __onefold_in, {} AS __onefold_ragged{changed} \
+             FROM {BASE}{filter}",
             self.is_ragged(),
         );
+        let change = if changed.is_empty() { "" } else { ", __onefold_change" };
         let states = format!(
-            "SELECT {narrow}, __onefold_time, CASE WHEN NOT __onefold_in THEN {LeftOut} WHEN {} THEN {NoKey} WHEN {} THEN {Past} \
-             WHEN {} THEN {Future} WHEN __onefold_ragged THEN {Ragged} ELSE {Usable} END AS __onefold_state FROM ({inner})",
+            "SELECT {narrow}, __onefold_time{change}, CASE WHEN NOT __onefold_in THEN {LeftOut} WHEN {} THEN {NoKey} \
+             WHEN {} THEN {Past} WHEN {} THEN {Future} {}WHEN __onefold_ragged THEN {Ragged} ELSE {Usable} END \
+             AS __onefold_state FROM ({inner})",
             self.is_null(),
             limits.is_past("__onefold_time"),
             limits.is_future("__onefold_time"),
+            self.at_clock_changes(&self.config.time),
         );
         let key = &self.config.samples.key;
         if key.is_empty() {
@@ -102,6 +108,16 @@ impl<'a> StepSql<'a> {
             list(key),
             self.first_by(),
         ))
+    }
+
+    /// The case of [`ClockChange`] of a state, where the column `__onefold_change` says whether there is one; empty if such
+    /// rows are kept.
+    pub(super) fn at_clock_changes(&self, time: &TimeConfig) -> String {
+        let policy = self.config.checks.as_ref().and_then(|checks| checks.clock_changes);
+        if policy.is_none() || time.time_zone.is_none() {
+            return String::new();
+        }
+        format!("WHEN __onefold_change > 0 THEN {ClockChange} ")
     }
 
     /// The order in which the first of several rows of a key is taken, in the narrow tables.
@@ -244,7 +260,11 @@ impl<'a> StepSql<'a> {
         let on = log.on.iter().enumerate().map(|(i, (_, theirs))| (quote(theirs), format!("__onefold_k{i}")));
         let time = (self.columns.time(schema, log.time)?, "__onefold_time".to_owned());
         let limits = self.limits.of(log.time);
-        let read: Vec<(String, String)> = on.chain([time]).chain(log.columns.iter().cloned()).collect();
+        let at_changes = self.at_clock_changes(log.time);
+        let change = times::clock_change_sql(log.time)?.filter(|_| !at_changes.is_empty());
+        let change = change.map(|change| (change, "__onefold_change".to_owned()));
+        let read = on.chain([time]).chain(change).chain(log.columns.iter().cloned());
+        let read: Vec<(String, String)> = read.collect();
         let named: Vec<String> = read.iter().map(|(sql, name)| format!("{sql} AS {}", quote(name))).collect();
         let joined = numbered("__onefold_k", log.on.len());
         let required = joined.iter().chain(&log.required).map(|name| quote(name));
@@ -257,7 +277,8 @@ impl<'a> StepSql<'a> {
         let filter = log.condition.map(|sql| format!(" WHERE {}", enclosed(sql))).unwrap_or_default();
         let source = table(log.source);
         let state = format!(
-            "CASE WHEN {} THEN {NoKey} WHEN {} THEN {Past} WHEN {} THEN {Future} ELSE {Usable} END AS __onefold_state",
+            "CASE WHEN {} THEN {NoKey} WHEN {} THEN {Past} WHEN {} THEN {Future} {at_changes}ELSE {Usable} END \
+             AS __onefold_state",
             nulls.join(" OR "),
             limits.is_past("__onefold_time"),
             limits.is_future("__onefold_time"),
@@ -580,6 +601,11 @@ impl<'a> StepSql<'a> {
             self.identifying().iter().map(|name| format!("{} IS NOT NULL", quote(name))).collect();
         conditions.push(format!("NOT ({})", limits.is_past(&time)));
         conditions.push(format!("NOT ({})", limits.is_future(&time)));
+        if !self.at_clock_changes(&self.config.time).is_empty()
+            && let Some(change) = times::clock_change_sql(&self.config.time)?
+        {
+            conditions.push(format!("{change} = 0"));
+        }
         conditions.push(format!("NOT {}", self.is_ragged()));
         conditions.extend(self.config.samples.condition.as_deref().map(enclosed));
         Ok(format!(

@@ -42,6 +42,8 @@ pub(super) enum RowState {
     Ragged,
     /// Its time is before the limits.
     Past,
+    /// A clock shows its local time twice, or skips it.
+    ClockChange,
 }
 
 /// Why a step drops a sample: its column `__onefold_dropped`.

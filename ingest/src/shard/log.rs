@@ -1,6 +1,7 @@
 //! Finds, inspects and reads the files of a log.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
 use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,9 +10,12 @@ use arrow::array::{ArrayRef, RecordBatch, StringArray, new_null_array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use onefold_base::process::catch_panic;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
+};
+use parquet::errors::ParquetError;
 
-use crate::sources::{folders, local_paths};
+use crate::sources::{folders, int96_as_micros, local_paths};
 use crate::{Error, Result};
 
 /// Decoded bytes that a batch should have.
@@ -121,9 +125,7 @@ impl LogFile {
     fn open(path: PathBuf) -> Result<Self> {
         let file = fs_err::File::open(&path)?;
         let bytes = file.metadata()?.len();
-        let builder = catch_panic(|| {
-            ParquetRecordBatchReaderBuilder::try_new(file.into_file()).map_err(|error| error.to_string())
-        });
+        let builder = catch_panic(|| reader(file.into_file()).map_err(|error| error.to_string()));
         let builder = builder.map_err(|error| {
             let hint = "the file is truncated, damaged or of another format; write it again";
             wrong(&path, format!("not a whole Parquet file: {error}"), hint)
@@ -154,8 +156,7 @@ impl LogFile {
         let file = fs_err::File::open(&self.path)?.into_file();
         // Decoders panic on some damaged bytes.
         let batches = catch_panic(|| {
-            let builder = ParquetRecordBatchReaderBuilder::try_new(file);
-            let batches = builder.and_then(|builder| builder.with_batch_size(batch_rows).build());
+            let batches = reader(file).and_then(|builder| builder.with_batch_size(batch_rows).build());
             batches.map_err(|error| error.to_string())
         });
         let mut batches = batches.map_err(damaged)?;
@@ -171,6 +172,34 @@ impl LogFile {
                 }
             }
         }
+    }
+}
+
+/// Reads a file, with times of type INT96 in microseconds.
+fn reader(file: File) -> Result<ParquetRecordBatchReaderBuilder<File>, ParquetError> {
+    let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::new())?;
+    let metadata = match int96_as_micros(metadata.metadata(), metadata.schema()) {
+        None => metadata,
+        Some(columns) => {
+            let options = ArrowReaderOptions::new().with_schema(columns);
+            ArrowReaderMetadata::try_new(Arc::clone(metadata.metadata()), options)?
+        }
+    };
+    Ok(ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata))
+}
+
+/// `data_type` with keys of 32 bits in dictionaries with fewer: the rows of several files can have more values than the
+/// keys of one file.
+fn with_wide_keys(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::Dictionary(keys, values) if keys.primitive_width().is_some_and(|bytes| bytes < 4) => {
+            DataType::Dictionary(Box::new(DataType::Int32), values.clone())
+        }
+        DataType::List(item) => {
+            let item_type = with_wide_keys(item.data_type());
+            DataType::List(Arc::new(Field::clone(item).with_data_type(item_type)))
+        }
+        other => other.clone(),
     }
 }
 
@@ -204,7 +233,8 @@ fn with_schema(
 /// The columns of all files: those of the first, nullable where they are in any.
 fn common_schema(files: &[LogFile]) -> Result<SchemaRef> {
     let first = &files[0];
-    let mut fields: Vec<Field> = first.schema.fields().iter().map(|field| field.as_ref().clone()).collect();
+    let wide = |field: &Arc<Field>| Field::clone(field).with_data_type(with_wide_keys(field.data_type()));
+    let mut fields: Vec<Field> = first.schema.fields().iter().map(wide).collect();
     if let Some(name) = fields.iter().map(Field::name).find(|name| is_repeated(&first.schema, name)) {
         let hint = "give every column a name of its own";
         return Err(wrong(&first.path, format!("it has two columns `{name}`"), hint));
@@ -243,7 +273,10 @@ fn different_column(first: &Schema, other: &Schema) -> Option<String> {
         other.field_with_name(field.name()),
         first.field_with_name(field.name()),
     ) {
-        (Ok(a), Ok(b)) => a.data_type().equals_datatype(b.data_type()) && !is_repeated(other, field.name()),
+        (Ok(a), Ok(b)) => {
+            with_wide_keys(a.data_type()).equals_datatype(&with_wide_keys(b.data_type()))
+                && !is_repeated(other, field.name())
+        }
         _ => false,
     };
     let mut fields = first.fields().iter().chain(other.fields());

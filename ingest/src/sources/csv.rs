@@ -32,18 +32,18 @@ pub(super) struct CsvRules {
 
 /// A row that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct CsvError {
+pub(super) struct RowError {
     pub(super) message: String,
     pub(super) hint: String,
 }
 
-impl fmt::Display for CsvError {
+impl fmt::Display for RowError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.message)
     }
 }
 
-impl std::error::Error for CsvError {}
+impl std::error::Error for RowError {}
 
 /// Where in a value the next byte is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +111,11 @@ impl Checker {
         self.rows
     }
 
+    /// The line, from 1, in which the row begins that is not whole yet.
+    pub(super) fn row_line(&self) -> u64 {
+        self.row_line
+    }
+
     /// Rows that were left out.
     pub(super) fn skipped(&self) -> u64 {
         self.skipped
@@ -121,7 +126,7 @@ impl Checker {
     /// # Errors
     ///
     /// The first row that is ambiguous, or does not have the expected number of values.
-    pub(super) fn push(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<(), CsvError> {
+    pub(super) fn push(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<(), RowError> {
         let Some(chunk) = self.without_mark(chunk) else { return Ok(()) };
         // Bytes of the chunk before this one have been passed on.
         let mut passed = 0;
@@ -156,7 +161,7 @@ impl Checker {
     /// # Errors
     ///
     /// As [`push`](Self::push), and a quote that was not closed.
-    pub(super) fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), CsvError> {
+    pub(super) fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), RowError> {
         if !self.started {
             // Fewer bytes than a byte order mark has.
             self.started = true;
@@ -197,7 +202,7 @@ impl Checker {
     }
 
     /// Takes the next byte. Returns whether it ends a row.
-    fn ends_row(&mut self, byte: u8) -> Result<bool, CsvError> {
+    fn ends_row(&mut self, byte: u8) -> Result<bool, RowError> {
         let ends_line = byte == b'\r' || (byte == b'\n' && !self.after_return);
         let pair = byte == b'\n' && self.after_return;
         self.after_return = byte == b'\r';
@@ -250,7 +255,7 @@ impl Checker {
     }
 
     /// Ends a row. Returns what is done with it.
-    fn end_row(&mut self) -> Result<Row, CsvError> {
+    fn end_row(&mut self) -> Result<Row, RowError> {
         let (values, first) = (self.values + 1, self.row_line);
         let lines = self.line - first + 1;
         self.end_line();
@@ -275,8 +280,8 @@ impl Checker {
         Ok(row)
     }
 
-    fn unclosed(&self) -> CsvError {
-        CsvError {
+    fn unclosed(&self) -> RowError {
+        RowError {
             message: format!(
                 "line {}: a quote opens a value here and is not closed before the end of the file",
                 self.quote_line
@@ -285,20 +290,20 @@ impl Checker {
         }
     }
 
-    fn too_long(&self) -> CsvError {
+    fn too_long(&self) -> RowError {
         let message =
             format!("line {}: a row of more than {} MiB begins here", self.row_line, ROW_BYTES >> 20);
         let hint = "the file has no line ends, is of another format, or has a quote that is not closed: correct it, \
                     or set `format` or `quote`";
-        CsvError { message, hint: hint.to_owned() }
+        RowError { message, hint: hint.to_owned() }
     }
 
-    fn text_after_quote(&self) -> CsvError {
+    fn text_after_quote(&self) -> RowError {
         let opened = match self.quote_line == self.line {
             true => String::new(),
             false => format!(", and the value began in line {}", self.quote_line),
         };
-        CsvError {
+        RowError {
             message: format!(
                 "line {}: a quote closes a value here, but more text follows{opened}",
                 self.line
@@ -307,9 +312,9 @@ impl Checker {
         }
     }
 
-    fn unclear(&self, first: u64, lines: u64) -> CsvError {
+    fn unclear(&self, first: u64, lines: u64) -> RowError {
         let last = first + lines - 1;
-        CsvError {
+        RowError {
             message: format!(
                 "lines {first} to {last}: with their quotes they are one row, but without them they are {lines} rows"
             ),
@@ -320,8 +325,8 @@ impl Checker {
         }
     }
 
-    fn not_utf8(&self) -> CsvError {
-        CsvError {
+    fn not_utf8(&self) -> RowError {
+        RowError {
             message: format!("line {}: it has a byte that UTF-8 does not have", self.line),
             hint: "convert the file to UTF-8, for example with `iconv`".to_owned(),
         }
@@ -344,7 +349,7 @@ enum Row {
     Skipped,
 }
 
-fn ragged_row(line: u64, values: usize, columns: usize, ragged: Ragged) -> CsvError {
+fn ragged_row(line: u64, values: usize, columns: usize, ragged: Ragged) -> RowError {
     let hint = match ragged {
         Ragged::Null => "correct the line, or set the source's `ragged = \"skip\"` to leave such rows out",
         _ if values < columns => {
@@ -358,7 +363,7 @@ fn ragged_row(line: u64, values: usize, columns: usize, ragged: Ragged) -> CsvEr
     };
     let plural = if values == 1 { "" } else { "s" };
     let message = format!("line {line}: the row has {values} value{plural}, but there are {columns} columns");
-    CsvError { message, hint: hint.to_owned() }
+    RowError { message, hint: hint.to_owned() }
 }
 
 #[cfg(test)]
@@ -377,7 +382,7 @@ mod tests {
     };
 
     /// What the checker passes on, with the file in chunks of `size` bytes, and the rows that it left out.
-    fn check(text: &str, rules: CsvRules, size: usize) -> Result<(String, u64), CsvError> {
+    fn check(text: &str, rules: CsvRules, size: usize) -> Result<(String, u64), RowError> {
         let (mut checker, mut out) = (Checker::new(rules), Vec::new());
         for chunk in text.as_bytes().chunks(size) {
             checker.push(chunk, &mut out)?;
@@ -387,7 +392,7 @@ mod tests {
     }
 
     /// The same in chunks of every size, which must make no difference.
-    fn checked(text: &str, rules: CsvRules) -> Result<(String, u64), CsvError> {
+    fn checked(text: &str, rules: CsvRules) -> Result<(String, u64), RowError> {
         let whole = check(text, rules, text.len().max(1));
         for size in 1..text.len() {
             assert_eq!(check(text, rules, size), whole, "chunks of {size} bytes of {text:?}");
@@ -462,7 +467,7 @@ mod tests {
         assert_eq!(passes("a,b\n'x,y',\"\n", single), "a,b\n'x,y',\"\n");
     }
 
-    fn check_bytes(bytes: &[u8], rules: CsvRules) -> Result<Vec<u8>, CsvError> {
+    fn check_bytes(bytes: &[u8], rules: CsvRules) -> Result<Vec<u8>, RowError> {
         let (mut checker, mut out) = (Checker::new(rules), Vec::new());
         checker.push(bytes, &mut out)?;
         checker.finish(&mut out)?;

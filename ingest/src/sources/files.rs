@@ -16,6 +16,9 @@ pub(crate) type FileError = (PathBuf, MessageAndHint);
 /// The value of Hive's folder for rows without a value.
 const NO_VALUE: &str = "__HIVE_DEFAULT_PARTITION__";
 
+/// The name that errors give a file.
+pub(super) struct FileName(pub(super) PathBuf);
+
 /// A file of a source, not yet inspected.
 #[derive(Debug, Clone)]
 pub(super) struct FoundFile {

@@ -1,13 +1,17 @@
 //! The first rows of a text file, from which its columns are inferred.
 
 use std::io::Cursor;
+use std::sync::Arc;
 
+use arrow::array::RecordBatch;
 use arrow::csv::reader::Format as CsvFormat;
-use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::error::ArrowError;
 use arrow::json::reader::infer_json_schema;
 use futures::{Stream, StreamExt};
 
 use super::csv::{Checker, NO_QUOTE};
+use super::exact::{as_text, exact};
 use super::formats::{Dialect, not_text};
 use crate::config::Format;
 use crate::error::MessageAndHint;
@@ -143,9 +147,48 @@ impl Head {
     ///
     /// If the rows are not of the format, with the line where it is known.
     pub(super) fn infer(&self, dialect: Dialect) -> Result<Schema, MessageAndHint> {
+        let inferred = match dialect.format {
+            Format::Csv => self.infer_csv(dialect)?,
+            _ => self.infer_json()?,
+        };
+        Ok(self.without_loss(inferred, dialect))
+    }
+
+    /// `inferred` with text in place of the types that do not hold every value of the rows as it is written. Times with
+    /// offsets get a type that has them.
+    fn without_loss(&self, inferred: Schema, dialect: Dialect) -> Schema {
+        let text = |field: &Arc<Field>| {
+            Field::clone(field).with_data_type(as_text(field.data_type(), dialect.format))
+        };
+        let texts = Arc::new(Schema::new(inferred.fields().iter().map(text).collect::<Vec<_>>()));
+        // The read of the rows reports values that cannot be decoded, if their column is read.
+        let Ok(rows) = self.decode(&texts, dialect) else { return inferred };
+        let fields = inferred.fields().iter().enumerate().map(|(column, field)| {
+            let with_offsets = match field.data_type() {
+                DataType::Timestamp(unit, None) => Some(DataType::Timestamp(*unit, Some("UTC".into()))),
+                _ => None,
+            };
+            let holds_all =
+                |wanted: &DataType| rows.iter().all(|rows| exact(rows.column(column), wanted, true).is_ok());
+            let found = std::iter::once(field.data_type().clone()).chain(with_offsets).find(holds_all);
+            Field::clone(field)
+                .with_data_type(found.unwrap_or_else(|| texts.field(column).data_type().clone()))
+        });
+        Schema::new(fields.collect::<Vec<_>>())
+    }
+
+    /// The rows from which types are inferred; `None` if there are none.
+    fn decode(&self, columns: &SchemaRef, dialect: Dialect) -> Result<Option<RecordBatch>, ArrowError> {
+        let (columns, bytes) = (Arc::clone(columns), Cursor::new(&self.bytes));
         match dialect.format {
-            Format::Csv => self.infer_csv(dialect),
-            _ => self.infer_json(),
+            Format::Csv => {
+                let reader = arrow::csv::ReaderBuilder::new(columns).with_format(csv_format(dialect));
+                reader.with_batch_size(ROWS).build(bytes)?.next().transpose()
+            }
+            _ => {
+                let reader = arrow::json::ReaderBuilder::new(columns).with_coerce_primitive(true);
+                reader.with_batch_size(ROWS).build(bytes)?.next().transpose()
+            }
         }
     }
 
@@ -154,9 +197,7 @@ impl Head {
             let hint = "write at least its header, or delete the file";
             return Err(("it has no rows, not even a header".to_owned(), hint.to_owned()));
         }
-        let format = CsvFormat::default().with_header(dialect.header).with_delimiter(dialect.delimiter);
-        let format = format.with_quote(dialect.quote.character().unwrap_or(NO_QUOTE));
-        let format = dialect.escape.into_iter().fold(format, CsvFormat::with_escape);
+        let format = csv_format(dialect);
         let (schema, _) = format.infer_schema(Cursor::new(&self.bytes), Some(ROWS)).map_err(|error| {
             let hint = "correct the row, or set the source's `delimiter`, `header` or `format`";
             (format!("it is not CSV: {error}"), hint.to_owned())
@@ -203,6 +244,12 @@ impl Head {
             self.bytes.iter().filter(|byte| **byte == dialect.delimiter || **byte == b',').count();
         (8 * (separators + self.rows)).max(self.bytes.len()) as u64
     }
+}
+
+fn csv_format(dialect: Dialect) -> CsvFormat {
+    let format = CsvFormat::default().with_header(dialect.header).with_delimiter(dialect.delimiter);
+    let format = format.with_quote(dialect.quote.character().unwrap_or(NO_QUOTE));
+    dialect.escape.into_iter().fold(format, CsvFormat::with_escape)
 }
 
 #[cfg(test)]
@@ -284,6 +331,22 @@ mod tests {
             fields,
             ["deep List(List(Int64))", "empty List(Null)", "ids List(Int64)", "none Null", "x Float64"]
         );
+    }
+
+    #[test]
+    fn a_type_that_loses_a_digit_or_an_offset_is_not_guessed() {
+        let csv = "zip,user,ratio,version,at,day,mixed\n02139,4873214862074861313,0.5,1.10,2024-05-01T10:00:00Z,\
+                   2024-05-01T10:00:00,2024-05-01T10:00:00Z\n2139,7.0,0.123456789012345678,1.2,2024-05-01T10:00:00+02:00,\
+                   2024-05-02T10:00:00.5,2024-05-01T10:00:00\n";
+        assert_eq!(
+            infer(csv, CSV).unwrap(),
+            "zip Utf8, user Utf8, ratio Utf8, version Float64, at Timestamp(µs, \"UTC\"), day Timestamp(µs), mixed Utf8"
+        );
+        for id in ["007", "-0", "99999999999999999999"] {
+            assert_eq!(infer(&format!("id\n1\n{id}\n"), CSV).unwrap(), "id Utf8", "{id}");
+        }
+        let json = "{\"id\": 1, \"ids\": [1, 2]}\n{\"id\": 20000000000000000001, \"ids\": [9007199254740993, 0.5]}\n";
+        assert_eq!(infer(json, JSON).unwrap(), "id Utf8, ids List(Utf8)");
     }
 
     #[test]

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use datafusion::common::ScalarValue;
+use datafusion::datasource::physical_plan::parquet::Int96Coercer;
 use datafusion::datasource::physical_plan::parquet::metadata::DFParquetMetadata;
 use datafusion::error::DataFusionError;
 use object_store::{ObjectStoreExt, path::Path};
 use onefold_datasets::suggest;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
+use parquet::file::metadata::ParquetMetaData;
 
 use super::files::{FileError, FoundFile};
 use super::formats;
@@ -139,7 +141,8 @@ async fn read_footer(
     let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
     let values: i64 = columns.map(|column| column.num_values().max(0)).fold(0, i64::saturating_add);
     let rows = u64::try_from(metadata.file_metadata().num_rows()).unwrap_or(0);
-    let fields = footer.schema().fields().iter();
+    let schema = int96_as_micros(&metadata, footer.schema());
+    let fields = schema.as_ref().unwrap_or(footer.schema()).fields().iter();
     let schema =
         Schema::new(fields.map(|field| field.as_ref().clone().with_metadata([].into())).collect::<Vec<_>>());
     Ok(Inspection {
@@ -148,6 +151,13 @@ async fn read_footer(
         counted_rows: rows,
         decoded_bytes: 8 * u64::try_from(values).unwrap_or(0),
     })
+}
+
+/// The columns of a Parquet file whose times are of type INT96, with microseconds in place of nanoseconds, which end in
+/// 2262; `None` for other files.
+pub(crate) fn int96_as_micros(metadata: &ParquetMetaData, columns: &SchemaRef) -> Option<SchemaRef> {
+    let file = metadata.file_metadata().schema_descr();
+    Int96Coercer::new(file, columns, &TimeUnit::Microsecond).coerce().map(Arc::new)
 }
 
 /// The dialect of a file whose name does not say its format: Parquet, if its first bytes are those of Parquet.

@@ -2,25 +2,29 @@
 //!
 //! ```text
 //! [sources] ─▶ find files ─────────▶ footers, first rows ───▶ one schema ─▶ tables of the engine
-//!              files, listing, stores  inspect, head, formats   schema        table, naming, text_store, csv
+//!              files, listing, stores  inspect, head, formats   schema        table, naming, text, text_store, csv, exact
 //! ```
 //!
-//! Before the query runs, every file is checked as far as possible: that it exists, is whole and of its format, and
-//! that its columns fit those of the other files. While the query runs, every file is read in the version that was
-//! found, and an error names the file in which it happened.
+//! Before the query runs, every file is checked as far as possible: that it exists, is whole and of its format. A column
+//! that does not fit those of the other files is an error if it is read. While the query runs, every file is read in
+//! the version that was found, and an error names the file in which it happened.
 
 mod csv;
+mod exact;
 mod files;
 mod formats;
 mod head;
 mod inspect;
 mod listing;
 mod naming;
+mod refused;
 mod schema;
+mod segments;
 mod sent;
 mod skipped;
 mod stores;
 mod table;
+mod text;
 mod text_store;
 
 use std::collections::BTreeMap;
@@ -35,15 +39,21 @@ use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::parquet::transform_schema_to_view;
 use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
-use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, StreamExt, stream};
+use object_store::ObjectMeta;
+use onefold_base::fault::Explain as _;
+use xxhash_rust::xxh3::xxh3_64;
 
-use self::files::{FileError, FoundFile};
+use self::files::{FileError, FileName, FoundFile};
 pub(crate) use self::files::{folders, local_paths};
 use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
 use self::inspect::SourceFile;
-use self::naming::FileName;
-use self::schema::FileColumns;
+pub(crate) use self::inspect::int96_as_micros;
+pub(crate) use self::refused::function as refused_function;
+use self::refused::refused_column;
+use self::schema::{FileColumns, Refused};
+pub(crate) use self::segments::{SEGMENTS_FILE, check_segments};
 pub(crate) use self::sent::SentScan;
 pub(crate) use self::skipped::{SkippedRowsExec, count_skipped};
 use self::stores::{SourceStore, Stores, VersionedStore};
@@ -51,10 +61,13 @@ use self::table::FileTable;
 use self::text_store::SkippedRows;
 use crate::config::{Compression, Format, SourceConfig};
 use crate::error::MessageAndHint;
+use crate::problems::Problems;
 use crate::{Config, Error, Result};
 
 /// Files that are inspected at the same time.
 const FILES_AT_A_TIME: usize = 16;
+/// Files whose hashes are listed.
+const MOST_HASHES: usize = 1024;
 /// The hint where a path leads to nothing.
 const PATH_HINT: &str = "correct the path under `[sources]`; it is relative to the configuration file";
 
@@ -65,26 +78,47 @@ pub(crate) struct Source {
     files: Vec<SourceFile>,
     /// The columns of all files together.
     columns: SchemaRef,
+    /// Those that cannot be read from some files.
+    refused: Refused,
     /// The columns that the files' folders make.
     folders: Fields,
+    /// The columns of text files whose types the configuration gives.
+    declared: Arc<[String]>,
     /// Rows of CSV files that were left out.
     skipped: Arc<SkippedRows>,
+    /// Where problems of its files go.
+    problems: Problems,
 }
 
-/// Finds the files of every source of `config`, and reads their footers or first rows.
+/// Finds the files of every source of `config`, and reads their footers or first rows. What is found later in them goes
+/// to `problems`, too.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or its
-/// columns do not fit those of the source's other files.
-pub(crate) async fn find(config: &Config) -> Result<Vec<Source>> {
+/// [`Error::Fault`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or it has two
+/// columns of one name.
+pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Source>> {
     let mut stores = Stores::default();
     let mut sources = Vec::new();
     for (name, source) in &config.sources {
-        let found = expand(config, name, source, &mut stores).await?;
-        let wrong = |(path, (message, hint)): FileError| Error::source(name, &path, message, hint);
-        sources.push(inspect_files(name, source, found).await.map_err(wrong)?);
+        let found = match expand(config, name, source, &mut stores).await {
+            Ok(found) => found,
+            Err(error) => {
+                problems.report(error)?;
+                continue;
+            }
+        };
+        match inspect_files(name, source, found).await {
+            Ok(source) => sources.push(Source { problems: problems.clone(), ..source }),
+            Err(wrong) => {
+                for (path, (message, hint)) in wrong {
+                    problems.report(Error::source(name, &path, message, hint))?;
+                }
+            }
+        }
     }
+    // Without its files a source has no columns to go on with.
+    problems.check()?;
     Ok(sources)
 }
 
@@ -133,12 +167,12 @@ async fn expand(
     Ok(found)
 }
 
-/// Reads the files' footers or first rows, and makes one table of them.
+/// Reads the files' footers or first rows, and makes one table of them. Gives all files that cannot be read.
 async fn inspect_files(
     name: &str,
     config: &SourceConfig,
     found: Vec<(FoundFile, Arc<SourceStore>)>,
-) -> Result<Source, FileError> {
+) -> Result<Source, Vec<FileError>> {
     let inspections = stream::iter(found).map(|(found, store)| async move {
         let path = found.name.clone();
         let file = AssertUnwindSafe(inspect_file(config, found, store)).catch_unwind();
@@ -147,22 +181,35 @@ async fn inspect_files(
             file.await.unwrap_or_else(|_| Err(("its footer cannot be decoded".to_owned(), damaged_hint())));
         file.map_err(|error| (path, error))
     });
-    let mut files: Vec<SourceFile> = inspections.buffered(FILES_AT_A_TIME).try_collect().await?;
-    let format = one_format(&files)?;
-    let folders = inspect::folder_columns(name, config, &files)?;
+    let inspected: Vec<_> = inspections.buffered(FILES_AT_A_TIME).collect().await;
+    let (mut files, mut wrong) = (Vec::with_capacity(inspected.len()), Vec::new());
+    for file in inspected {
+        match file {
+            Ok(file) => files.push(file),
+            Err(error) => wrong.push(error),
+        }
+    }
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    let alone = |error: FileError| vec![error];
+    let format = one_format(&files).map_err(alone)?;
+    let folders = inspect::folder_columns(name, config, &files).map_err(alone)?;
     for file in &mut files {
-        file.values = inspect::folder_values(&folders, &file.found)?;
+        file.values = inspect::folder_values(&folders, &file.found).map_err(alone)?;
     }
     let columns: Vec<FileColumns> = files
         .iter()
         .map(|file| FileColumns { name: file.found.name.clone(), schema: file.inspection.schema.clone() })
         .collect();
-    let mut columns = schema::merge(name, config, format, &columns)?;
+    let (mut columns, refused) = schema::merge(name, config, format, &columns).map_err(alone)?;
     if format == Format::Parquet {
         // As DataFusion reads Parquet by default: texts are not copied out of their pages.
         columns = Arc::new(transform_schema_to_view(&columns));
     }
-    Ok(Source { name: name.to_owned(), files, columns, folders, skipped: Arc::default() })
+    let declared = config.schema.iter().map(|(name, _)| name.clone()).collect();
+    let (name, skipped, problems) = (name.to_owned(), Arc::default(), Problems::default());
+    Ok(Source { name, files, columns, refused, folders, declared, skipped, problems })
 }
 
 async fn inspect_file(
@@ -240,10 +287,16 @@ impl Source {
     fn tables<'a>(&self, files: impl IntoIterator<Item = &'a SourceFile>) -> Vec<FileTable> {
         let mut tables: BTreeMap<_, FileTable> = BTreeMap::new();
         for file in files {
+            let refused = self.refused.get(&file.found.name);
+            let is_refused = |name: &String| refused.is_some_and(|refused| refused.contains_key(name));
             // The values of a CSV row belong to columns by their position only.
             let columns = match file.dialect.format {
                 Format::Csv => self.ordered_as(&file.inspection.schema),
-                _ => self.columns.clone(),
+                _ if refused.is_none() => self.columns.clone(),
+                _ => {
+                    let fields = self.columns.fields().iter().filter(|field| !is_refused(field.name()));
+                    Arc::new(Schema::new(fields.cloned().collect::<Vec<_>>()))
+                }
             };
             let names: Vec<String> = columns.fields().iter().map(|field| field.name().clone()).collect();
             let key = (file.store.engine_url.to_string(), file.compression, file.dialect.delimiter, names);
@@ -254,6 +307,9 @@ impl Source {
                 compression: engine_compression(file.compression),
                 schema: FileTable::schema(columns, self.folders.clone()),
                 files: Vec::new(),
+                declared: Arc::clone(&self.declared),
+                problems: self.problems.clone(),
+                refused: refused.map(|refused| (file.found.name.clone(), refused.clone())),
                 skipped: Arc::clone(&self.skipped),
             });
             let named = PartitionedFile::new_from_meta(file.found.meta.clone())
@@ -271,15 +327,21 @@ impl Source {
         Arc::new(Schema::new(columns.cloned().collect::<Vec<Field>>()))
     }
 
-    /// A table with all columns of the source; those that the files lack are null.
+    /// A table with all columns of the source; those that the files lack are null, or an error where they are read.
     fn aligned(&self, context: &SessionContext, table: FileTable) -> Result<DataFrame> {
         let has = table.schema.table_schema().clone();
         let whole = self.schema();
+        let refused = |name: &String| {
+            let (file, columns) = table.refused.as_ref()?;
+            let (message, hint) = columns.get(name)?.clone();
+            Some(refused_column(Error::source(&self.name, file, message, hint).fault(), &self.problems))
+        };
         let columns = whole.fields().iter().map(|field| -> Expr {
-            match has.field_with_name(field.name()) {
-                Ok(_) => ident(field.name()),
-                Err(_) => cast(lit(ScalarValue::Null), field.data_type().clone()).alias(field.name()),
-            }
+            let value = match has.field_with_name(field.name()) {
+                Ok(_) if refused(field.name()).is_none() => return ident(field.name()),
+                _ => refused(field.name()).unwrap_or_else(|| lit(ScalarValue::Null)),
+            };
+            cast(value, field.data_type().clone()).alias(field.name())
         });
         let columns: Vec<Expr> = columns.collect();
         Ok(context.read_table(Arc::new(table))?.select(columns)?)
@@ -294,6 +356,22 @@ pub(crate) fn total_rows(sources: &[Source]) -> Option<u64> {
 /// Bytes of all sources' files.
 pub(crate) fn total_bytes(sources: &[Source]) -> u64 {
     sources.iter().flat_map(|source| &source.files).map(|file| file.found.meta.size).sum()
+}
+
+/// Hashes by which the files of all sources are known wherever they are: of the name and the size of each, in ascending
+/// order; of many files a hash of these.
+pub(crate) fn file_hashes(sources: &[Source]) -> Vec<u64> {
+    let files = sources.iter().flat_map(|source| &source.files).map(|file| &file.found.meta);
+    let hash = |file: &ObjectMeta| {
+        xxh3_64(format!("{}/{}", file.size, file.location.filename().unwrap_or_default()).as_bytes())
+    };
+    let mut hashes: Vec<u64> = files.map(hash).collect();
+    hashes.sort_unstable();
+    if hashes.len() > MOST_HASHES {
+        let bytes: Vec<u8> = hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
+        hashes = vec![xxh3_64(&bytes)];
+    }
+    hashes
 }
 
 /// The number of CSV rows left out so far because they have fewer or more values than there are columns.

@@ -13,7 +13,6 @@ use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::{
     FileGroup, FileGroupPartitioner, FileOpener, FileScanConfig, FileSource,
@@ -32,20 +31,20 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use onefold_base::process::panic_text;
 
-use super::csv::CsvRules;
+use super::csv::{CsvRules, RowError};
+use super::files::FileName;
 use super::head::damaged_hint;
 use super::stores::SourceStore;
+use super::text;
 use super::text_store::{SkippedRows, TextStore};
 use crate::Error;
 use crate::error::external;
+use crate::problems::Problems;
 
 /// The fewest bytes of a piece of a file that a thread reads at once, and the most pieces for each thread and for all.
 const PIECE_BYTES: u64 = 4 << 20;
 const MOST_PIECES: usize = 32;
 const MOST_PIECES_OF_ALL: usize = 1024;
-
-/// The name that errors give a file.
-pub(super) struct FileName(pub(super) PathBuf);
 
 /// A format of files whose errors name the file.
 #[derive(Clone)]
@@ -54,6 +53,8 @@ pub(super) struct NamingSource {
     /// The format of text files; Parquet if `None`.
     pub(super) text: Option<Text>,
     pub(super) inner: Arc<dyn FileSource>,
+    /// Rows of a batch, once the engine has said how many.
+    pub(super) batch_rows: Option<usize>,
 }
 
 /// How files of text are read.
@@ -61,6 +62,10 @@ pub(super) struct NamingSource {
 pub(super) struct Text {
     /// The checks of CSV, with the rows that they leave out.
     pub(super) csv: Option<(CsvRules, Arc<SkippedRows>)>,
+    /// The columns whose types the configuration gives; those of the others were guessed.
+    pub(super) declared: Arc<[String]>,
+    /// Where wrong values go.
+    pub(super) problems: Problems,
 }
 
 /// The files of a source that are in one store.
@@ -68,8 +73,8 @@ pub(super) struct Text {
 pub(super) struct NamedFiles {
     pub(super) source: String,
     pub(super) store: Arc<SourceStore>,
-    /// Whether rows may not fit the types that were inferred.
-    pub(super) typed: bool,
+    /// Whether they are text.
+    pub(super) text: bool,
 }
 
 impl NamingSource {
@@ -102,9 +107,8 @@ impl FileSource for NamingSource {
                     Some((rules, skipped)) => store.with_csv(*rules, Arc::clone(skipped)),
                     None => store,
                 };
-                let mut plain = scan.clone();
-                plain.file_compression_type = FileCompressionType::UNCOMPRESSED;
-                self.inner.create_morselizer(Arc::new(store), &plain, partition)?
+                let typed = (&text.declared, &text.problems);
+                text::morselizer(&self.inner, &self.files.source, store, typed, self.batch_rows)?
             }
         };
         Ok(Box::new(NamingMorselizer { files: Arc::clone(&self.files), inner }))
@@ -115,7 +119,8 @@ impl FileSource for NamingSource {
     }
 
     fn with_batch_size(&self, rows: usize) -> Arc<dyn FileSource> {
-        self.with_inner(self.inner.with_batch_size(rows))
+        let inner = self.inner.with_batch_size(rows);
+        Arc::new(Self { inner, batch_rows: Some(rows), ..self.clone() })
     }
 
     fn filter(&self) -> Option<Arc<dyn PhysicalExpr>> {
@@ -248,16 +253,13 @@ impl NamedFile {
         if let Some((message, hint)) = self.files.store.failure(&self.location) {
             return self.error(message, hint);
         }
+        if let Some(RowError { message, hint }) = text::row_error(&error) {
+            return self.error(message.clone(), hint.clone());
+        }
         let (message, hint) = match error.find_root() {
-            DataFusionError::ArrowError(cause, _) if self.files.typed && is_unfit(cause) => (
-                with_row(&cause.to_string()),
-                format!(
-                    "the row does not fit the types of the first rows: correct it, or give its column's type under \
-                     `[sources].{}`, as `schema = {{ column = \"VARCHAR\" }}`",
-                    self.files.source
-                ),
-            ),
-            cause if self.files.typed || is_of_file(cause) => {
+            // It says already what is wrong, and where.
+            DataFusionError::External(cause) if cause.is::<Error>() => return error,
+            cause if self.files.text || is_of_file(cause) => {
                 let cause = cause.strip_backtrace();
                 if cause.contains("CRC checksum mismatch") {
                     let message =
@@ -288,22 +290,6 @@ fn is_of_file(error: &DataFusionError) -> bool {
         }
         _ => false,
     }
-}
-
-/// Arrow's reader of CSV says `at line 2`, but counts rows from 0, of which one may have many lines.
-fn with_row(message: &str) -> String {
-    let numbered = message.split_once(" at line ").and_then(|(before, rest)| {
-        let (row, after) = rest.split_once('.')?;
-        let row: u64 = row.parse().ok()?;
-        Some(format!("{before} in row {} of the file.{after}", row + 1))
-    });
-    numbered.unwrap_or_else(|| message.to_owned())
-}
-
-/// Whether bytes were read but a row does not have the columns' types.
-fn is_unfit(error: &ArrowError) -> bool {
-    use ArrowError::{CastError, CsvError, InvalidArgumentError, JsonError, ParseError};
-    matches!(error, CastError(_) | CsvError(_) | InvalidArgumentError(_) | JsonError(_) | ParseError(_))
 }
 
 #[derive(Debug)]
@@ -413,13 +399,5 @@ mod tests {
                 sizes.iter().enumerate().map(|(number, size)| (format!("part-{number}"), *size)).collect();
             assert_eq!(read, expected);
         }
-    }
-
-    #[test]
-    fn rows_are_counted_from_one() {
-        let message = with_row("Parser error: value 'x' at line 2501. Row data: '[2500,x]'");
-        assert_eq!(message, "Parser error: value 'x' in row 2502 of the file. Row data: '[2500,x]'");
-        assert_eq!(with_row("wrong at line"), "wrong at line");
-        assert_eq!(with_row("wrong at line x."), "wrong at line x.");
     }
 }

@@ -1,12 +1,15 @@
 //! One schema for all files of a source: types widened where nothing is lost, and everything else that differs refused.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, FieldRef, Fields, Schema, SchemaRef};
 
 use super::files::FileError;
 use crate::config::{Format, MissingColumns, SourceConfig};
+use crate::error::MessageAndHint;
+use crate::ids::item_type;
 
 /// The columns of a file.
 #[derive(Debug)]
@@ -15,32 +18,42 @@ pub(super) struct FileColumns {
     pub(super) schema: SchemaRef,
 }
 
-/// The columns of all files together, in the order in which they appear. Metadata are left out.
+/// Why columns of files cannot be read, by file and column: the file lacks the column, or has it with a type that does
+/// not fit. That is an error where the column is read.
+pub(super) type Refused = BTreeMap<PathBuf, BTreeMap<String, MessageAndHint>>;
+
+/// The columns of all files together, in the order in which they appear, and those of them that some files do not have
+/// in this form. Metadata are left out.
 ///
 /// # Errors
 ///
-/// The first file, by name, that lacks a column, has it twice or with a type that does not fit that of the files
-/// before it, unless the configuration says what to do.
+/// The first file, by name, that has two columns of one name, or lacks one that the configuration declares.
 pub(super) fn merge(
     source: &str,
     config: &SourceConfig,
     format: Format,
     files: &[FileColumns],
-) -> Result<SchemaRef, FileError> {
+) -> Result<(SchemaRef, Refused), FileError> {
+    let mut refused = Refused::new();
+    let mut refuse = |(file, error): FileError, column: &str| {
+        refused.entry(file).or_default().insert(column.to_owned(), error);
+    };
     let mut merged: Vec<(Field, &Path)> = Vec::new();
     for file in files {
         check_names(file)?;
         for field in file.schema.fields() {
             let given = config.schema.iter().find(|(name, _)| name == field.name());
-            let data_type = given.map_or(field.data_type(), |(_, given)| given);
+            let data_type = given.map_or_else(|| plain(field.data_type()), |(_, given)| given.clone());
             let Some((known, first)) = merged.iter_mut().find(|(known, _)| known.name() == field.name())
             else {
-                let field = Field::new(field.name(), data_type.clone(), field.is_nullable());
-                merged.push((field, &file.name));
+                merged.push((Field::new(field.name(), data_type, field.is_nullable()), &file.name));
                 continue;
             };
-            let Some(wide) = widened(known.data_type(), data_type, format) else {
-                return Err(changed_type(source, format, known, data_type, first, &file.name));
+            let Some(wide) = widened(known.data_type(), &data_type, format) else {
+                let error = changed_type(source, format, known, &data_type, first, &file.name);
+                refuse(error, field.name());
+                known.set_nullable(true);
+                continue;
             };
             // The file that the next message names is one that has a type.
             if known.data_type().is_null() {
@@ -50,14 +63,16 @@ pub(super) fn merge(
         }
     }
     for (field, first) in &mut merged {
-        let lacks = |file: &&FileColumns| file.schema.field_with_name(field.name()).is_err();
-        let Some(file) = files.iter().find(lacks) else { continue };
         let given = config.schema.iter().any(|(name, _)| name == field.name());
         // A JSON object may leave out what is null, so a column that was declared need not be in the first rows.
-        if config.missing_columns == MissingColumns::Error && !(format == Format::Json && given) {
-            return Err(missing(source, field.name(), first, &file.name));
+        let may_be_null = config.missing_columns == MissingColumns::Null || (format == Format::Json && given);
+        let name = field.name().clone();
+        for file in files.iter().filter(|file| file.schema.field_with_name(&name).is_err()) {
+            field.set_nullable(true);
+            if !may_be_null {
+                refuse(missing(source, &name, first, file), &name);
+            }
         }
-        *field = field.clone().with_nullable(true);
     }
     let mut fields: Vec<Field> = merged.into_iter().map(|(field, _)| field).collect();
     add_declared(source, config, format, files, &mut fields)?;
@@ -65,7 +80,7 @@ pub(super) fn merge(
         let data_type = without_nulls(field.data_type());
         field.with_data_type(data_type)
     });
-    Ok(Arc::new(Schema::new(typed.collect::<Vec<_>>())))
+    Ok((Arc::new(Schema::new(typed.collect::<Vec<_>>())), refused))
 }
 
 /// Columns of `schema` that no file's first rows have.
@@ -115,12 +130,17 @@ fn check_names(file: &FileColumns) -> Result<(), FileError> {
     }
 }
 
-fn missing(source: &str, column: &str, has: &Path, lacks: &Path) -> FileError {
+fn missing(source: &str, column: &str, has: &Path, lacks: &FileColumns) -> FileError {
     let message = format!("the column `{column}` is missing, which `{}` has", has.display());
-    let hint = format!(
-        "write the file again with the column, or set `missing_columns = \"null\"` under `[sources].{source}`"
-    );
-    (lacks.to_owned(), (message, hint))
+    let fields = lacks.schema.fields().iter();
+    let alike = fields.map(|field| field.name()).find(|name| name.eq_ignore_ascii_case(column));
+    let hint = match alike {
+        Some(alike) => format!("it has a column `{alike}`: write the file again with one name for both"),
+        None => format!(
+            "write the file again with the column, or set `missing_columns = \"null\"` under `[sources].{source}`"
+        ),
+    };
+    (lacks.name.clone(), (message, hint))
 }
 
 fn changed_type(
@@ -145,26 +165,37 @@ fn changed_type(
     (file.to_owned(), (message, hint))
 }
 
+/// `data_type` without dictionaries and runs: batches of several files can have more values than the keys of one have.
+fn plain(data_type: &DataType) -> DataType {
+    let inner = |field: &FieldRef| Arc::new(Field::clone(field).with_data_type(plain(field.data_type())));
+    match data_type {
+        DataType::Dictionary(_, values) => plain(values),
+        DataType::RunEndEncoded(_, values) => plain(values.data_type()),
+        DataType::List(item) => DataType::List(inner(item)),
+        DataType::LargeList(item) => DataType::LargeList(inner(item)),
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(inner).collect()),
+        other => other.clone(),
+    }
+}
+
 /// The narrowest type that holds every value of both; `None` if there is none that keeps them exactly. What the types
 /// of text files are is only guessed, so more of them go together.
 fn widened(a: &DataType, b: &DataType, format: Format) -> Option<DataType> {
     use DataType::{
-        Binary, BinaryView, Date32, Dictionary, Float64, Int64, LargeBinary, LargeList, LargeUtf8, List,
-        Null, Timestamp, UInt64, Utf8, Utf8View,
+        Binary, BinaryView, Date32, Float64, Int64, LargeBinary, LargeList, LargeUtf8, List, Null, Struct,
+        Timestamp, UInt64, Utf8, Utf8View,
     };
     let text = format != Format::Parquet;
-    let list = |a: &Field, b: &Field| {
-        Some(Arc::new(Field::new_list_field(widened(a.data_type(), b.data_type(), format)?, true)))
-    };
+    if let (Some(ours), Some(theirs)) = (item_type(a), item_type(b))
+        && a != b
+    {
+        let item = Arc::new(Field::new_list_field(widened(ours, theirs, format)?, true));
+        let is_large = |list: &DataType| matches!(list, LargeList(_) | DataType::LargeListView(_));
+        return Some(if is_large(a) || is_large(b) { LargeList(item) } else { List(item) });
+    }
     match (a, b) {
         _ if a == b => Some(a.clone()),
         (Null, other) | (other, Null) => Some(other.clone()),
-        (List(a), List(b)) => Some(List(list(a, b)?)),
-        (List(a) | LargeList(a), List(b) | LargeList(b)) => Some(LargeList(list(a, b)?)),
-        (Dictionary(_, value), other) | (other, Dictionary(_, value)) => match other {
-            Dictionary(_, other) => widened(value, other, format),
-            other => widened(value, other, format),
-        },
         (Utf8 | LargeUtf8 | Utf8View, Utf8 | LargeUtf8 | Utf8View) => Some(LargeUtf8),
         (Binary | LargeBinary | BinaryView, Binary | LargeBinary | BinaryView) => Some(LargeBinary),
         _ if a.is_signed_integer() && b.is_signed_integer() => wider(a, b),
@@ -174,17 +205,34 @@ fn widened(a: &DataType, b: &DataType, format: Format) -> Option<DataType> {
         (Int64, Float64) | (Float64, Int64) if text => Some(Float64),
         (Date32, Timestamp(..)) if text => Some(b.clone()),
         (Timestamp(..), Date32) if text => Some(a.clone()),
-        (Timestamp(a, zone), Timestamp(b, other)) if text && zone == other => {
-            let finer = if TimeUnit::Nanosecond == *a || TimeUnit::Nanosecond == *b {
-                TimeUnit::Nanosecond
-            } else {
-                TimeUnit::Microsecond
-            };
-            Some(Timestamp(finer, zone.clone()))
+        // A time that the finer unit does not hold is an error when it is read.
+        (Timestamp(a, zone), Timestamp(b, other)) if is_one_zone(zone.as_deref(), other.as_deref()) => {
+            Some(Timestamp(*a.max(b), zone.clone()))
         }
         _ if a.equals_datatype(b) => Some(a.clone()),
+        (Struct(a), Struct(b)) => united(a, b, format),
+        // The texts of the files say all that any of the types would.
+        _ if text && !a.is_nested() && !b.is_nested() => Some(Utf8),
         _ => None,
     }
+}
+
+/// Whether times of both zones are the same instants, shown alike; without a zone they are local.
+fn is_one_zone(a: Option<&str>, b: Option<&str>) -> bool {
+    let is_utc = |zone: &str| ["UTC", "Z", "+00:00", "Etc/UTC"].contains(&zone);
+    a == b || a.zip(b).is_some_and(|(a, b)| is_utc(a) && is_utc(b))
+}
+
+/// The fields of both objects.
+fn united(a: &Fields, b: &Fields, format: Format) -> Option<DataType> {
+    let mut fields: Vec<Field> = a.iter().map(|field| Field::clone(field)).collect();
+    for field in b {
+        match fields.iter_mut().find(|known| known.name() == field.name()) {
+            Some(known) => known.set_data_type(widened(known.data_type(), field.data_type(), format)?),
+            None => fields.push(Field::clone(field)),
+        }
+    }
+    Some(DataType::Struct(fields.into_iter().map(|field| field.with_nullable(true)).collect()))
 }
 
 fn wider(a: &DataType, b: &DataType) -> Option<DataType> {
@@ -194,12 +242,13 @@ fn wider(a: &DataType, b: &DataType) -> Option<DataType> {
 
 /// Text where no file has a value: another type in later rows is then an error, and no value is lost.
 fn without_nulls(data_type: &DataType) -> DataType {
+    let inner =
+        |field: &FieldRef| Arc::new(Field::clone(field).with_data_type(without_nulls(field.data_type())));
     match data_type {
         DataType::Null => DataType::Utf8,
-        DataType::List(item) => {
-            let item = Field::new(item.name(), without_nulls(item.data_type()), item.is_nullable());
-            DataType::List(item.into())
-        }
+        DataType::List(item) => DataType::List(inner(item)),
+        DataType::LargeList(item) => DataType::LargeList(inner(item)),
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(inner).collect()),
         other => other.clone(),
     }
 }
@@ -215,7 +264,12 @@ mod tests {
 
     fn merged(config: &SourceConfig, format: Format, files: &[FileColumns]) -> Result<String, String> {
         match merge("logs", config, format, files) {
-            Ok(schema) => {
+            Ok((_, refused)) if !refused.is_empty() => {
+                let (path, columns) = refused.first_key_value().unwrap();
+                let (message, hint) = columns.first_key_value().unwrap().1;
+                Err(format!("{}: {message}: {hint}", path.display()))
+            }
+            Ok((schema, _)) => {
                 let show = |field: &Arc<Field>| {
                     let null = if field.is_nullable() { "?" } else { "" };
                     format!("{} {}{null}", field.name(), field.data_type())
@@ -251,6 +305,15 @@ mod tests {
             ("LargeList(Int32)", "List(Int64)", "LargeList(Int64)"),
             ("Utf8", "LargeUtf8", "LargeUtf8"),
             ("Dictionary(Int32, Utf8)", "Utf8", "Utf8"),
+            ("Dictionary(Int8, Utf8)", "Dictionary(Int8, Utf8)", "Utf8"),
+            ("Dictionary(Int8, Utf8)", "Dictionary(Int16, LargeUtf8)", "LargeUtf8"),
+            ("List(Null)", "List(Int64)", "List(Int64)"),
+            ("List(Int64)", "List(Int64, field: 'element')", "List(Int64)"),
+            ("FixedSizeList(2 x Int64)", "List(Int32)", "List(Int64)"),
+            ("List(Dictionary(Int8, Utf8))", "LargeList(Utf8)", "LargeList(Utf8)"),
+            ("Timestamp(ms)", "Timestamp(µs)", "Timestamp(µs)"),
+            ("Timestamp(ns)", "Timestamp(µs)", "Timestamp(ns)"),
+            ("Timestamp(ms, \"UTC\")", "Timestamp(µs, \"UTC\")", "Timestamp(µs, \"UTC\")"),
         ] {
             assert_eq!(two(a, b, Format::Parquet).unwrap(), format!("x {wide}"));
         }
@@ -260,7 +323,8 @@ mod tests {
             ("Utf8", "Float64"),
             ("Int64", "List(Int64)"),
             ("List(Int64)", "List(Utf8)"),
-            ("Timestamp(ms)", "Timestamp(µs)"),
+            ("Timestamp(µs)", "Timestamp(µs, \"UTC\")"),
+            ("Timestamp(µs, \"UTC\")", "Timestamp(µs, \"America/New_York\")"),
             ("Boolean", "Int8"),
         ] {
             let error = two(a, b, Format::Parquet).unwrap_err();
@@ -281,7 +345,19 @@ mod tests {
         ] {
             assert_eq!(two(a, b, Format::Csv).unwrap(), format!("x {wide}"), "{a} {b}");
         }
-        let error = two("Int64", "Utf8", Format::Json).unwrap_err();
+        for (a, b) in [
+            ("Int64", "Utf8"),
+            ("Float64", "Utf8"),
+            ("Boolean", "Int64"),
+            ("Date32", "Int64"),
+            ("Timestamp(us)", "Timestamp(us, \"UTC\")"),
+        ] {
+            for format in [Format::Csv, Format::Json] {
+                assert_eq!(two(a, b, format).unwrap(), "x Utf8", "{a} {b}");
+            }
+        }
+        assert_eq!(two("List(Int64)", "List(Utf8)", Format::Json).unwrap(), "x List(Utf8)");
+        let error = two("Int64", "List(Int64)", Format::Json).unwrap_err();
         assert!(error.contains("schema = { x = \"VARCHAR\" }"), "{error}");
     }
 
@@ -291,10 +367,22 @@ mod tests {
             [file("a", &[("x", "Int64"), ("y", "Utf8")]), file("b", &[("z", "Utf8"), ("x", "Int32")])];
         let mut config = SourceConfig::new("p");
         let error = merged(&config, Format::Parquet, &files).unwrap_err();
-        assert!(error.starts_with("b: the column `y` is missing, which `a` has: "), "{error}");
+        assert!(error.starts_with("a: the column `z` is missing, which `b` has: "), "{error}");
         assert!(error.contains("`missing_columns = \"null\"` under `[sources].logs`"), "{error}");
         config.missing_columns = MissingColumns::Null;
         assert_eq!(merged(&config, Format::Parquet, &files).unwrap(), "x Int64, y Utf8?, z Utf8?");
+    }
+
+    #[test]
+    fn a_column_whose_name_differs_by_case_is_named() {
+        let files = [file("a", &[("item", "Int64")]), file("b", &[("Item", "Int64")])];
+        let error = merged(&SourceConfig::new("p"), Format::Parquet, &files).unwrap_err();
+        assert!(
+            error.starts_with("a: the column `Item` is missing") && error.contains("a column `item`"),
+            "{error}"
+        );
+        let (columns, refused) = merge("logs", &SourceConfig::new("p"), Format::Parquet, &files).unwrap();
+        assert_eq!((columns.fields().len(), refused.len()), (2, 2));
     }
 
     #[test]
@@ -305,7 +393,7 @@ mod tests {
             vec![("x".into(), DataType::Utf8), ("y".into(), DataType::Float64), ("z".into(), DataType::Int8)];
         assert_eq!(merged(&config, Format::Json, &files).unwrap(), "x Utf8, y Float64?, z Int8?");
         let error = merged(&config, Format::Csv, &files).unwrap_err();
-        assert!(error.starts_with("a: the column `y` is missing"), "{error}");
+        assert!(error.starts_with("a: it has no column `z`"), "{error}");
         let files = [file("a", &[("x", "Int64"), ("y", "Int64")])];
         let error = merged(&config, Format::Csv, &files).unwrap_err();
         assert!(error.starts_with("a: it has no column `z`: correct `schema`"), "{error}");

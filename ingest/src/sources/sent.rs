@@ -18,12 +18,14 @@ use object_store::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
 use super::csv::{CsvRules, NO_QUOTE};
+use super::files::FileName;
 use super::formats::engine_compression;
-use super::naming::{FileName, NamedFiles, NamingSource, Text};
+use super::naming::{NamedFiles, NamingSource, Text};
 use super::stores::{SentStore, SourceStore, Stores, VersionedStore};
 use super::text_store::SkippedRows;
 use crate::config::{Compression, Ragged};
 use crate::error::external;
+use crate::problems::Problems;
 
 /// What DataFusion's own scan lacks of a scan of source files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -33,6 +35,8 @@ pub(crate) struct SentScan {
     /// Whether the files are text; Parquet otherwise.
     text: bool,
     csv: Option<CsvRules>,
+    /// The columns of text whose types the configuration gives.
+    declared: Vec<String>,
     compression: Compression,
     files: Vec<SentFile>,
 }
@@ -73,6 +77,7 @@ impl SentScan {
             store: naming.files.store.sent(),
             text: naming.text.is_some(),
             csv: csv.map(|(rules, _)| *rules),
+            declared: naming.text.as_ref().map_or_else(Vec::new, |text| text.declared.to_vec()),
             compression: compression_of(scan.file_compression_type),
             files,
         };
@@ -105,10 +110,11 @@ impl SentScan {
             });
         }
         let inner = self.format(&scan, &store);
-        let files = NamedFiles { source: self.source.clone(), store, typed: self.text };
+        let files = NamedFiles { source: self.source.clone(), store, text: self.text };
         let csv = self.csv.map(|rules| (rules, Arc::<SkippedRows>::default()));
-        let text = self.text.then_some(Text { csv });
-        let source = NamingSource { files: Arc::new(files), text, inner };
+        let declared = self.declared.as_slice().into();
+        let text = self.text.then(|| Text { csv, declared, problems: Problems::default() });
+        let source = NamingSource { files: Arc::new(files), text, inner, batch_rows: None };
         let groups = scan.file_groups.iter().map(|group| self.named(group)).collect();
         let compression = engine_compression(self.compression);
         let scan = FileScanConfigBuilder::from(scan)

@@ -1,5 +1,7 @@
 //! Files that are read alike as a table of the engine.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, RecordBatch};
@@ -28,6 +30,8 @@ use super::naming::{NamedFiles, NamingSource, Text};
 use super::stores::{SourceStore, VersionedStore};
 use super::text_store::SkippedRows;
 use crate::config::Format;
+use crate::error::MessageAndHint;
+use crate::problems::Problems;
 
 /// Files of one store, format and compression, which have the same columns in the same order if they are CSV.
 #[derive(Debug, Clone)]
@@ -38,6 +42,12 @@ pub(super) struct FileTable {
     pub(super) compression: FileCompressionType,
     pub(super) schema: TableSchema,
     pub(super) files: Vec<PartitionedFile>,
+    /// The columns of text files whose types the configuration gives.
+    pub(super) declared: Arc<[String]>,
+    /// Where wrong values of text files go.
+    pub(super) problems: Problems,
+    /// One of the files, and the columns that cannot be read from any of them, with the reasons in that file.
+    pub(super) refused: Option<(PathBuf, BTreeMap<String, MessageAndHint>)>,
     /// Rows of CSV files that were left out.
     pub(super) skipped: Arc<SkippedRows>,
 }
@@ -101,15 +111,17 @@ impl FileTable {
                 )
             }
         };
-        let typed = self.dialect.format != Format::Parquet;
-        let files = NamedFiles { source: self.source.clone(), store: Arc::clone(&self.store), typed };
-        let text = typed.then_some(Text { csv });
-        Arc::new(NamingSource { files: Arc::new(files), text, inner })
+        let text = self.dialect.format != Format::Parquet;
+        let files = NamedFiles { source: self.source.clone(), store: Arc::clone(&self.store), text };
+        let (declared, problems) = (Arc::clone(&self.declared), self.problems.clone());
+        let text = text.then_some(Text { csv, declared, problems });
+        Arc::new(NamingSource { files: Arc::new(files), text, inner, batch_rows: None })
     }
 
     /// As DataFusion's own tables read Parquet: footers are decoded once for all scans.
     fn parquet_source(&self, state: &dyn Session) -> ParquetSource {
-        let options = state.default_table_options().parquet;
+        let mut options = state.default_table_options().parquet;
+        options.global.coerce_int96 = Some("us".to_owned());
         let size_hint = options.global.metadata_size_hint;
         let cache = state.runtime_env().cache_manager.get_file_metadata_cache();
         let store = Arc::new(VersionedStore(Arc::clone(&self.store)));

@@ -77,7 +77,7 @@ impl SkippedRows {
 }
 
 /// A store whose objects are read decompressed, and checked if they are CSV.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct TextStore {
     inner: VersionedStore,
     compression: FileCompressionType,
@@ -92,6 +92,16 @@ impl TextStore {
     /// Checks that all objects follow `rules`.
     pub(super) fn with_csv(self, rules: CsvRules, skipped: Arc<SkippedRows>) -> Self {
         Self { csv: Some((rules, skipped)), ..self }
+    }
+
+    /// The same store without the checks of CSV.
+    pub(super) fn unchecked(&self) -> Self {
+        Self { csv: None, ..self.clone() }
+    }
+
+    /// The rules that objects must follow, if they are CSV.
+    pub(super) fn csv_rules(&self) -> Option<CsvRules> {
+        self.csv.as_ref().map(|(rules, _)| *rules)
     }
 
     /// Opens an object. From remote stores, the parts after the first are requested as they are read.

@@ -10,8 +10,10 @@
 //! | text | nothing, `time_zone` | ISO 8601 |
 //! | text | `unit` | the digits of a count since 1970 |
 //!
-//! Nulls stay nulls. Where a clock is set back and shows a time twice, the first of the two is taken. Integers and
-//! timestamps that are finer than a microsecond are rounded down.
+//! Nulls stay nulls. Where a clock is set back and shows a time twice, the first of the two is taken. A time that a clock
+//! skips, because it is set forward, is read as if it had not been. The function `__onefold_clock_change(column, spec)`
+//! says which: 1 for a time that is shown twice, 2 for one that is skipped, 0 for others. Integers and timestamps that are
+//! finer than a microsecond are rounded down.
 
 use std::sync::Arc;
 
@@ -30,12 +32,14 @@ use datafusion::logical_expr::{
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::clock::{Zone, local_micros, local_midnight, parse_with_format};
+use crate::clock::{ClockChange, Instant, Zone, local_instant, local_midnight, parse_with_format};
 use crate::config::{EpochUnit, TimeConfig};
 use crate::error::external;
 
 /// The function's name.
 pub(super) const NAME: &str = "__onefold_micros";
+/// The name of the function that says whether a clock was changed.
+pub(super) const CHANGE_NAME: &str = "__onefold_clock_change";
 
 /// The settings of a time column, as the function's second argument.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -155,17 +159,27 @@ impl Reading {
 
 /// The function, to be registered with the engine.
 pub(crate) fn function() -> ScalarUDF {
-    ScalarUDF::new_from_impl(Micros { signature: Signature::any(2, Volatility::Immutable) })
+    ScalarUDF::new_from_impl(Micros { name: NAME, signature: Signature::any(2, Volatility::Immutable) })
 }
 
+/// The function that says whether a clock was changed.
+pub(crate) fn change_function() -> ScalarUDF {
+    ScalarUDF::new_from_impl(Micros {
+        name: CHANGE_NAME,
+        signature: Signature::any(2, Volatility::Immutable),
+    })
+}
+
+/// Either function: they read the same values.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Micros {
+    name: &'static str,
     signature: Signature,
 }
 
 impl ScalarUDFImpl for Micros {
     fn name(&self) -> &str {
-        NAME
+        self.name
     }
 
     fn signature(&self) -> &Signature {
@@ -178,41 +192,62 @@ impl ScalarUDFImpl for Micros {
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> EngineResult<ColumnarValue> {
         let [values, ColumnarValue::Scalar(spec)] = args.args.as_slice() else {
-            return Err(DataFusionError::Execution(format!("{NAME} takes a column and a literal")));
+            return Err(DataFusionError::Execution(format!("{} takes a column and a literal", self.name)));
         };
         let spec = spec.try_as_str().flatten().unwrap_or_default();
         let spec: Spec =
             serde_json::from_str(spec).map_err(|error| DataFusionError::External(Box::new(error)))?;
         let values = values.clone().into_array(args.number_rows)?;
-        Ok(ColumnarValue::Array(Arc::new(to_micros(&spec, &values)?)))
+        let result = match self.name {
+            NAME => to_micros(&spec, &values)?,
+            _ => to_changes(&spec, &values)?,
+        };
+        Ok(ColumnarValue::Array(Arc::new(result)))
     }
 }
 
 /// Microseconds since 1970 of the values of a column.
 fn to_micros(spec: &Spec, values: &ArrayRef) -> EngineResult<Int64Array> {
+    Ok(instants(spec, values)?.into_iter().map(|instant| instant.map(|instant| instant.micros)).collect())
+}
+
+/// Whether clocks were changed at the values of a column.
+fn to_changes(spec: &Spec, values: &ArrayRef) -> EngineResult<Int64Array> {
+    let change = |instant: Instant| match instant.change {
+        ClockChange::None => 0,
+        ClockChange::Twice => 1,
+        ClockChange::Skipped => 2,
+    };
+    Ok(instants(spec, values)?.into_iter().map(|instant| instant.map(change)).collect())
+}
+
+/// The instants that the values of a column mean.
+fn instants(spec: &Spec, values: &ArrayRef) -> EngineResult<Vec<Option<Instant>>> {
     if let DataType::Dictionary(_, value) = values.data_type() {
-        return to_micros(spec, &cast(values, value)?);
+        return instants(spec, &cast(values, value)?);
     }
     let reading = Reading::of(&spec.time(), values.data_type())
         .map_err(|unclear| DataFusionError::Execution(format!("{NAME} was not checked: {unclear:?}")))?;
     let zone: Option<Zone> = spec.time_zone.as_deref().map(str::parse).transpose()?;
     match reading {
-        Reading::Count(per_second) => each_count(spec, values, |count| micros_of(count, per_second)),
+        Reading::Count(per_second) => {
+            each_count(spec, values, |count| micros_of(count, per_second).map(Instant::plain))
+        }
         Reading::LocalCount(per_second) => each_count(spec, values, |count| {
-            local_micros(DateTime::from_timestamp_micros(micros_of(count, per_second)?)?.naive_utc(), zone)
+            local_instant(DateTime::from_timestamp_micros(micros_of(count, per_second)?)?.naive_utc(), zone)
         }),
         Reading::Days => each_count(spec, values, |days| match zone {
-            None => days.checked_mul(86_400_000_000),
+            None => days.checked_mul(86_400_000_000).map(Instant::plain),
             Some(_) => {
                 local_midnight(DateTime::from_timestamp(days.checked_mul(86_400)?, 0)?.date_naive(), zone)
             }
         }),
         Reading::Fraction(per_second) => each(spec, values, values.as_primitive::<Float64Type>(), |value| {
             let micros = (value / per_second as f64 * 1e6).round();
-            (micros.abs() < 9e18).then_some(micros as i64)
+            (micros.abs() < 9e18).then_some(Instant::plain(micros as i64))
         }),
         Reading::Digits(per_second) => {
-            each_text(spec, values, |text| micros_of(text.parse().ok()?, per_second))
+            each_text(spec, values, |text| micros_of(text.parse().ok()?, per_second).map(Instant::plain))
         }
         Reading::Formatted => {
             let items = StrftimeItems::new(spec.format.as_deref().unwrap_or_default()).parse();
@@ -223,48 +258,48 @@ fn to_micros(spec: &Spec, values: &ArrayRef) -> EngineResult<Int64Array> {
     }
 }
 
-/// `micros` of each number of a column of integers, timestamps or dates.
+/// `instant` of each number of a column of integers, timestamps or dates.
 fn each_count(
     spec: &Spec,
     values: &ArrayRef,
-    micros: impl Fn(i64) -> Option<i64>,
-) -> EngineResult<Int64Array> {
+    instant: impl Fn(i64) -> Option<Instant>,
+) -> EngineResult<Vec<Option<Instant>>> {
     let counts = match values.data_type() {
         DataType::UInt64 => {
             let counts = values.as_primitive::<UInt64Type>();
-            return each(spec, values, counts, |count| micros(i64::try_from(count).ok()?));
+            return each(spec, values, counts, |count| instant(i64::try_from(count).ok()?));
         }
         DataType::Date32 => cast(&cast(values, &DataType::Int32)?, &DataType::Int64)?,
         _ => cast(values, &DataType::Int64)?,
     };
-    each(spec, values, counts.as_primitive::<Int64Type>(), micros)
+    each(spec, values, counts.as_primitive::<Int64Type>(), instant)
 }
 
-/// `micros` of each text of a column, without the blanks around it; of integers, of their digits.
+/// `instant` of each text of a column, without the blanks around it; of integers, of their digits.
 fn each_text(
     spec: &Spec,
     values: &ArrayRef,
-    micros: impl Fn(&str) -> Option<i64>,
-) -> EngineResult<Int64Array> {
+    instant: impl Fn(&str) -> Option<Instant>,
+) -> EngineResult<Vec<Option<Instant>>> {
     let texts = cast(values, &DataType::Utf8)?;
-    each(spec, values, texts.as_string::<i32>(), |text| micros(text.trim()))
+    each(spec, values, texts.as_string::<i32>(), |text| instant(text.trim()))
 }
 
-/// `micros` of each of `items`, which are the values of a column; the first that has none is an error.
+/// `instant` of each of `items`, which are the values of a column; the first that has none is an error.
 fn each<T>(
     spec: &Spec,
     values: &ArrayRef,
     items: impl IntoIterator<Item = Option<T>>,
-    micros: impl Fn(T) -> Option<i64>,
-) -> EngineResult<Int64Array> {
-    let micros = |(row, item): (usize, Option<T>)| match item {
+    instant: impl Fn(T) -> Option<Instant>,
+) -> EngineResult<Vec<Option<Instant>>> {
+    let instant = |(row, item): (usize, Option<T>)| match item {
         None => Ok(None),
-        Some(item) => match micros(item) {
-            Some(micros) => Ok(Some(micros)),
+        Some(item) => match instant(item) {
+            Some(instant) => Ok(Some(instant)),
             None => Err(refused(spec, &array_value_to_string(values, row)?)),
         },
     };
-    items.into_iter().enumerate().map(micros).collect()
+    items.into_iter().enumerate().map(instant).collect()
 }
 
 /// The microseconds of a count since 1970, rounded down; `None` if they exceed 64 bits.
@@ -278,18 +313,21 @@ fn micros_of(count: i64, per_second: i64) -> Option<i64> {
 
 /// The time of a text in ISO 8601. A text without a zone is in `zone`, or in UTC if that is `None`. `None` for other
 /// texts.
-fn parse_iso(text: &str, zone: Option<Zone>) -> Option<i64> {
+fn parse_iso(text: &str, zone: Option<Zone>) -> Option<Instant> {
     let as_utc = string_to_datetime(&Utc, text).ok()?;
-    let Some(_) = zone else { return Some(as_utc.timestamp_micros()) };
+    let plain = Instant::plain(as_utc.timestamp_micros());
+    if zone.is_none() {
+        return Some(plain);
+    }
     // A text that names its zone is the same instant in every default zone.
     let elsewhere = FixedOffset::east_opt(3600)?;
     if string_to_datetime(&elsewhere, text).ok()? == as_utc {
-        return Some(as_utc.timestamp_micros());
+        return Some(plain);
     }
     if text.len() == 10 {
         local_midnight(as_utc.date_naive(), zone)
     } else {
-        local_micros(as_utc.naive_utc(), zone)
+        local_instant(as_utc.naive_utc(), zone)
     }
 }
 
@@ -416,8 +454,18 @@ mod tests {
         let copenhagen = spec(None, None, Some("Europe/Copenhagen"));
         // 2023-10-29 02:30 comes first in summer time, at 00:30 UTC.
         assert_eq!(micros(&copenhagen, texts(&["2023-10-29 02:30:00"])), [Some(1_698_539_400 * MICROS)]);
-        let skipped = error(&copenhagen, texts(&["2023-03-26 01:30:00", "2023-03-26 02:30:00"]));
-        assert!(skipped.contains("`2023-03-26 02:30:00` is not a time of Europe/Copenhagen"), "{skipped}");
+        // 2023-03-26 02:30 is the time at which an unchanged clock would have shown it, 01:30 UTC.
+        let spring = ["2023-03-26 01:30:00", "2023-03-26 02:30:00", "2023-03-26 03:00:00"];
+        let expected = [1_679_790_600, 1_679_794_200, 1_679_792_400].map(|second| Some(second * MICROS));
+        assert_eq!(micros(&copenhagen, texts(&spring)), expected);
+        let changes = |values: &[&str]| -> Vec<Option<i64>> {
+            to_changes(&copenhagen, &(Arc::new(texts(values)) as ArrayRef)).unwrap().iter().collect()
+        };
+        assert_eq!(changes(&spring), [Some(0), Some(2), Some(0)]);
+        assert_eq!(changes(&["2023-10-29 02:30:00", "2023-10-29 02:30:00Z"]), [Some(1), Some(0)]);
+        // Samoa had no 2011-12-30.
+        let samoa = spec(None, None, Some("Pacific/Apia"));
+        assert!(micros(&samoa, texts(&["2011-12-30 12:00:00"]))[0].is_some());
         // Midnight of 2018-11-04 did not exist in São Paulo: that day began at 01:00, 03:00 UTC.
         let day = micros(&spec(None, None, Some("America/Sao_Paulo")), texts(&["2018-11-04"]));
         assert_eq!(day, [Some(1_541_300_400 * MICROS)]);

@@ -16,8 +16,8 @@ use datafusion::functions_aggregate::expr_fn::{max, min};
 use datafusion::prelude::{DataFrame, ident};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::micros::function;
 use self::micros::{Reading, Spec, Unclear};
+pub(crate) use self::micros::{change_function, function};
 use crate::config::{EpochUnit, TimeConfig};
 use crate::sql::quote;
 use crate::{Config, Error, Result};
@@ -83,8 +83,22 @@ pub(crate) fn shown(micros: i64) -> String {
 pub(crate) fn micros_sql(config: &Config, time: &TimeConfig, schema: &ArrowSchema) -> Result<String> {
     let data_type = schema.field_with_name(&time.column).map_or(&DataType::Null, |field| field.data_type());
     Reading::of(time, data_type).map_err(|unclear| unclear.error(config, time, data_type, None))?;
+    call(micros::NAME, time)
+}
+
+/// The SQL expression that says whether a time of a time column, which was checked, is shown twice (1) by clocks of its
+/// zone, or skipped (2); `None` if the configuration does not name a zone.
+///
+/// # Errors
+///
+/// None that a checked column has.
+pub(crate) fn clock_change_sql(time: &TimeConfig) -> Result<Option<String>> {
+    time.time_zone.is_some().then(|| call(micros::CHANGE_NAME, time)).transpose()
+}
+
+fn call(function: &str, time: &TimeConfig) -> Result<String> {
     let spec = serde_json::to_string(&Spec::of(time)).map_err(std::io::Error::from)?;
-    Ok(format!("{}({}, '{}')", micros::NAME, quote(&time.column), spec.replace('\'', "''")))
+    Ok(format!("{function}({}, '{}')", quote(&time.column), spec.replace('\'', "''")))
 }
 
 /// Checks that the time column of `rows`, where there is one, has a type that says, together with the configuration,

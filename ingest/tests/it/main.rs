@@ -13,3 +13,5 @@ mod shard;
 mod sources;
 mod statistics;
 mod times;
+mod types;
+mod writers;

@@ -145,6 +145,121 @@ fn parts_that_do_not_make_a_dataset_are_refused_and_kept() {
     );
 }
 
+/// Divides the log by a column into as many segments as there are buckets.
+fn shard(dir: &Dir, by: &str) {
+    let segments = BUCKETS.to_string();
+    let shard =
+        ["shard", "log.parquet", "--by", by, "--segments", &segments, "--out", "segments", "--overwrite"];
+    assert!(dir.command(&shard).output().unwrap().status.success());
+}
+
+/// Writes a bucket from a segment.
+fn write_segment(dir: &Dir, bucket: usize, segment: usize) -> Command {
+    let mut write = write(dir, bucket, "dataset");
+    write.arg(format!("segments/segment-{segment:05}-of-{BUCKETS:05}.parquet"));
+    write
+}
+
+#[test]
+fn a_sample_that_is_in_no_part_is_not_lost_in_silence() {
+    let dir = log();
+    let commit = || dir.command(&["commit", "dataset", "dataset-parts", "--json"]);
+    // By another key than that of the sessions.
+    shard(&dir, "request");
+    for bucket in 0..BUCKETS {
+        let part = ran(write_segment(&dir, bucket, bucket));
+        let rows = &part["rows"];
+        let left_out: u64 =
+            rows["left_out"].as_object().unwrap().values().map(|rows| rows.as_u64().unwrap()).sum();
+        assert_eq!(rows["written"], part["samples"]);
+        assert_eq!(rows["read"].as_u64().unwrap(), part["samples"].as_u64().unwrap() + left_out);
+        assert!(left_out > 0, "{part}");
+    }
+    dir.fails_as(commit(), &["the parts: 40 samples were read, but", "shard the log by the columns"]);
+    // A source has the log's names, so the columns can be compared before anything is read.
+    let config = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
+    let from_source = config.replace(&format!("query = \"\"\"{SELECT}\"\"\""), "source = \"log\"");
+    assert_ne!(from_source, config);
+    dir.write("dataset.toml", from_source);
+    dir.fails_as(
+        write_segment(&dir, 0, 0),
+        &["the log was divided by `request`, and sessions are of `user`", "--by user"],
+    );
+    dir.write("dataset.toml", config);
+
+    // The segment of another range.
+    shard(&dir, "user");
+    dir.fails_as(write_segment(&dir, 2, 1), &["range 2 of 4", "segment 2 of 4, and only segment 1 is read"]);
+    for bucket in 0..BUCKETS {
+        ran(write_segment(&dir, bucket, bucket));
+    }
+    let summary = ran(commit());
+    assert_eq!(summary["samples"], ROWS);
+    let whole = ran(write(&dir, 1, "dataset"));
+    assert_eq!(whole["rows"]["read"], ROWS);
+    assert!(whole["rows"]["left_out"]["other_range"].as_u64().unwrap() > 0, "{whole}");
+}
+
+#[test]
+fn parts_of_different_configurations_are_refused() {
+    let dir = log();
+    for bucket in 0..BUCKETS {
+        ran(write(&dir, bucket, "dataset"));
+    }
+    let commit = || dir.command(&["commit", "dataset", "dataset-parts", "--json"]);
+    let config = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
+    for (old, new) in [
+        ("[session]", "where = \"request < 20\"\n[session]"),
+        ("[session]", "[checks]\nfuture = \"skip\"\n[session]"),
+        ("COALESCE(age, 0)", "COALESCE(age, 1)"),
+    ] {
+        dir.write("dataset.toml", config.replacen(old, new, 1));
+        ran(write(&dir, 3, "dataset"));
+        dir.fails_as(
+            commit(),
+            &["dataset-parts/3.json`", "it has another configuration or version of the program"],
+        );
+    }
+    dir.write("dataset.toml", &config);
+    let mut filtered = write(&dir, 3, "dataset");
+    filtered.args(["--partition", "date=2024-05-01"]);
+    // The partition column is declared for this part alone, so more than the filter differs.
+    dir.write("dataset.toml", config.replacen("[features]", "[partition]\nby = \"day\"\n[features]", 1));
+    ran(filtered);
+    dir.fails_as(commit(), &["dataset-parts/3.json`", "it has another definition of partition columns"]);
+    for bucket in 0..3 {
+        ran(write(&dir, bucket, "dataset"));
+    }
+    dir.fails_as(commit(), &["dataset-parts/3.json`", "it has another filter of partitions"]);
+    ran(write(&dir, 3, "dataset"));
+    assert_eq!(ran(commit())["samples"], ROWS);
+}
+
+#[test]
+fn parts_are_not_trusted() {
+    let dir = log();
+    for bucket in 0..BUCKETS {
+        ran(write(&dir, bucket, "dataset"));
+    }
+    let text = fs_err::read_to_string(dir.path("dataset-parts/0.json")).unwrap();
+    let commit = |change: &dyn Fn(&mut Value)| {
+        let mut part: Value = serde_json::from_str(&text).unwrap();
+        change(&mut part);
+        dir.write("dataset-parts/0.json", part.to_string());
+        dir.command(&["commit", "dataset", "dataset-parts", "--json"])
+    };
+    dir.fails_as(
+        commit(&|part| part["buckets"]["number"] = 4_000_000_000_u32.into()),
+        &["does not have 4000000000 buckets"],
+    );
+    dir.fails_as(commit(&|part| part["range"] = 4.into()), &["there is no range 4 of 4"]);
+    dir.fails_as(
+        commit(&|part| part["rows"]["read"] = 41.into()),
+        &["not all of its rows are accounted for"],
+    );
+    assert_eq!(ran(commit(&|_| ()))["samples"], ROWS);
+}
+
 #[test]
 fn what_cannot_be_written_bucket_by_bucket_is_refused() {
     let dir = log();

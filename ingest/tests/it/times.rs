@@ -339,3 +339,54 @@ fn texts_that_are_not_times_are_named() {
     write_logs(&dir, [timestamps; 3]);
     dir.fails(&["`[[timelines]]` 1: `time`", "`at` is Timestamp", "`unit` does not apply"]);
 }
+
+#[test]
+fn times_at_which_clocks_are_changed_are_counted_and_left_out_if_wanted() {
+    let dir = Dir::new();
+    // Summer time ends at 03:00 on 2023-10-29, and begins at 02:00 on 2024-03-31.
+    let rows = [
+        "1,2023-10-29 02:10:00",
+        "2,2023-10-29 02:50:00",
+        "3,2023-10-29 03:01:00",
+        "4,2024-03-31 02:30:00",
+        "5,2024-03-31 03:00:00",
+    ];
+    let rows: String = rows.iter().map(|row| format!("{row},{}\n", row.len() % 2)).collect();
+    dir.write("log.csv", format!("n,at,clicked\n{rows}"));
+    let configure = |rest: &str| {
+        dir.write(
+            "dataset.toml",
+            format!(
+                "format_version = 1\n[sources]\nlog = \"log.csv\"\n[samples]\nquery = \"SELECT * FROM log\"\n{rest}\
+                 [session]\nkey = [\"n\"]\ntime = {{ column = \"at\", time_zone = \"Europe/Copenhagen\" }}\n\
+                 [features]\nclicked = {{ kind = \"label\" }}\nn = {{ kind = \"sparse\" }}\n"
+            ),
+        );
+    };
+    configure("");
+    let (summary, _) = dir.build("kept");
+    let skipped = |summary: &Value| {
+        ["repeated_times", "skipped_times"].map(|key| summary["skipped"][key].as_i64().unwrap())
+    };
+    assert_eq!((summary["samples"].as_i64(), skipped(&summary)), (Some(5), [2, 1]));
+    assert_eq!(summary["statistics"]["first_time"], "2023-10-29T00:10:00Z");
+    assert_eq!(summary["statistics"]["last_time"], "2024-03-31T01:30:00Z");
+    configure("[checks]\nclock_changes = \"skip\"\n");
+    let (summary, _) = dir.build("left-out");
+    assert_eq!((summary["samples"].as_i64(), skipped(&summary)), (Some(2), [2, 1]));
+    assert_eq!(summary["rows"]["left_out"].to_string(), r#"{"clock_change":3}"#);
+    assert_eq!(summary["statistics"]["last_time"], "2024-03-31T01:00:00Z");
+    configure("[checks]\nclock_changes = \"error\"\n");
+    let error = "`[checks].clock_changes`: 3 rows have a local time that occurs twice or not at all";
+    dir.fails(&[error, "clock_changes = \"skip\""]);
+    // Times that nothing reads may be of any year.
+    dir.write(
+        "log.csv",
+        format!(
+            "n,at,clicked,until\n{}",
+            rows.replace(",0\n", ",0,9999-12-31\n").replace(",1\n", ",1,0001-01-01\n")
+        ),
+    );
+    configure("");
+    assert_eq!(dir.build("years").0["samples"], 5);
+}

@@ -220,12 +220,12 @@ fn values_that_cannot_be_trained_on() {
     };
     let huge = (0..REQUESTS.len()).map(|i| if i == 1 { u64::MAX } else { 1 });
     let features: Vec<(&str, ArrayRef, &[&str])> = vec![
-        ("age", floats(f64::NAN), &["column `age`", "1 of 12 samples", "not a finite", "COALESCE(age, 0)"]),
-        ("age", floats(1e300), &["column `age`", "1 of 12 samples", "not a finite"]),
+        ("age", floats(f64::NAN), &["column `age`: 1 samples", "not a finite", "CASE WHEN abs(age) < 1e38"]),
+        ("age", floats(1e300), &["column `age`: 1 samples", "not a finite"]),
         (
             "history",
             Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists)),
-            &["column `history`", "1 nulls", "array_compact(history)"],
+            &["column `history`: 1 items of its lists are null", "array_compact(history)"],
         ),
         (
             "time",

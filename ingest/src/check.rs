@@ -1,0 +1,81 @@
+//! Checks a configuration and its logs as a build does, but writes nothing: all problems at once.
+
+use std::path::Path;
+use std::time::Instant;
+
+use onefold_base::fault::{Fault, Kind};
+use onefold_base::progress::Reporter;
+use onefold_datasets::Commit;
+use serde::Serialize;
+
+use crate::pipeline::{BuildOptions, Pipeline, Target};
+use crate::row_counts::RowCounts;
+use crate::samples::SkipCounts;
+use crate::{Config, EngineOptions, Error, Result};
+
+/// The findings of [`check`].
+#[derive(Debug, Clone, Serialize)]
+pub struct Checked {
+    /// All problems; a build would end with them.
+    pub problems: Vec<FoundProblem>,
+    /// The rows of `[samples]`: those that a build would write, and the others by reason; `None` if there are problems.
+    pub rows: Option<RowCounts>,
+    /// Rows that declared steps left out or filled up, likewise.
+    pub skipped: Option<SkipCounts>,
+    /// Time that it took.
+    pub wall_seconds: f64,
+}
+
+/// A problem of a configuration or of its logs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FoundProblem {
+    /// Where it is, in how many rows, and an example.
+    pub message: String,
+    /// The ways to solve it, each a sentence without a full stop.
+    pub fixes: Vec<String>,
+}
+
+impl From<&Fault> for FoundProblem {
+    fn from(fault: &Fault) -> Self {
+        let fixes = fault.hints.iter().map(ToString::to_string).collect();
+        Self { message: fault.message.to_string(), fixes }
+    }
+}
+
+/// Reads everything that a build of `config` reads, once, and gives all problems.
+///
+/// # Errors
+///
+/// [`Error::Io`], [`Error::Spill`] and [`Error::Dataset`] for what is no problem of the configuration and its logs, and
+/// [`Error::Fault`] if the run was stopped.
+pub async fn check(config: &Config, options: &EngineOptions, reporter: &dyn Reporter) -> Result<Checked> {
+    let started = Instant::now();
+    let options = BuildOptions::new(options.clone(), Commit::Create);
+    let pipeline = Pipeline { config, out: Path::new(""), options: &options, reporter };
+    let checked = match pipeline.check().await {
+        Ok((rows, skipped)) => {
+            Checked { problems: Vec::new(), rows: Some(rows), skipped: Some(skipped), wall_seconds: 0.0 }
+        }
+        Err(Error::Problems(faults)) => Checked::of_problems(&faults),
+        Err(Error::Fault(fault)) if fault.kind != Kind::Stopped => Checked::of_problems(&[fault]),
+        Err(error) => return Err(error),
+    };
+    Ok(Checked { wall_seconds: started.elapsed().as_secs_f64(), ..checked })
+}
+
+impl Checked {
+    fn of_problems(faults: &[Fault]) -> Self {
+        let problems = faults.iter().map(FoundProblem::from).collect();
+        Self { problems, rows: None, skipped: None, wall_seconds: 0.0 }
+    }
+}
+
+impl Pipeline<'_> {
+    async fn check(&self) -> Result<(RowCounts, SkipCounts)> {
+        let reading = self.plan(self.find().await?, Target::Partitions, None).await?;
+        let mut clustering = reading.clustering().await?;
+        let samples = reading.fold(&mut clustering, self.reporter).await?.map(|totals| totals.samples);
+        let samples = samples.ok_or_else(|| reading.no_samples())?;
+        Ok((reading.row_counts(samples, 0)?, reading.planned.skipped.clone()))
+    }
+}

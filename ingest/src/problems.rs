@@ -1,0 +1,195 @@
+//! Problems of a configuration and its logs: the first one ends the run, or all are collected and reported together.
+
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use onefold_base::fault::{Explain as _, Fault, Kind};
+
+use crate::error::bug;
+use crate::{Error, Result};
+
+/// Where problems go. By default the first one is an error; a collection keeps them until [`check`](Self::check), and
+/// the code that meets one goes on with a value in its place.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Problems(Option<Arc<Mutex<Vec<Problem>>>>);
+
+#[derive(Debug)]
+struct Problem {
+    fault: Fault,
+    /// Rows that have it, by what was read of them: a part that is read again counts once.
+    rows: BTreeMap<String, u64>,
+    /// The place, the kind and the rest of the message of a problem whose rows are counted.
+    counted: Option<[String; 3]>,
+}
+
+/// Rows with one problem, which is told as `place: 3 what`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WrongRows<'a> {
+    pub(crate) place: &'a str,
+    /// Tells the problem from others of its place.
+    pub(crate) kind: &'a str,
+    pub(crate) what: &'a str,
+    pub(crate) hint: &'a str,
+}
+
+impl Problem {
+    fn told(&self) -> Fault {
+        match &self.counted {
+            None => self.fault.clone(),
+            Some([place, _, what]) => {
+                let rows: u64 = self.rows.values().sum();
+                Fault { message: format!("{place}: {rows} {what}").into(), ..self.fault.clone() }
+            }
+        }
+    }
+
+    fn is(&self, place: &str, kind: &str) -> bool {
+        self.counted.as_ref().is_some_and(|[known, its_kind, _]| known == place && its_kind == kind)
+    }
+}
+
+impl Problems {
+    /// A collection.
+    pub(crate) fn collected() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    /// Whether problems are collected.
+    pub(crate) fn collects(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Reports a problem.
+    ///
+    /// # Errors
+    ///
+    /// `error`, unless problems are collected.
+    pub(crate) fn report(&self, error: Error) -> Result<()> {
+        let Some(found) = &self.0 else { return Err(error) };
+        let faults = match error {
+            Error::Problems(faults) => faults,
+            error => vec![error.fault()],
+        };
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        for fault in faults {
+            if found.iter().all(|known| known.told() != fault) {
+                found.push(Problem { fault, rows: BTreeMap::new(), counted: None });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether such rows were counted before.
+    pub(crate) fn knows(&self, place: &str, kind: &str) -> bool {
+        let Some(found) = &self.0 else { return false };
+        let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.iter().any(|known| known.is(place, kind))
+    }
+
+    /// Reports that `rows` rows of `part` have a problem. The first report tells it. A part that has a name is read several
+    /// times, and counts with the most rows that were found in it; rows of a part without one are added.
+    ///
+    /// # Errors
+    ///
+    /// The problem, unless problems are collected.
+    pub(crate) fn count(&self, wrong: &WrongRows<'_>, part: &str, rows: u64) -> Result<()> {
+        let WrongRows { place, kind, what, hint } = *wrong;
+        let Some(found) = &self.0 else {
+            return Err(Error::data(place, format!("{rows} {what}"), hint));
+        };
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = found.iter().position(|known| known.is(place, kind)).unwrap_or(found.len());
+        if at == found.len() {
+            let fault = Fault::new(Kind::Data, "").hint(hint);
+            let counted = Some([place, kind, what].map(str::to_owned));
+            found.push(Problem { fault, rows: BTreeMap::new(), counted });
+        }
+        let of_part = found[at].rows.entry(part.to_owned()).or_default();
+        *of_part = if part.is_empty() { *of_part + rows } else { rows.max(*of_part) };
+        Ok(())
+    }
+
+    /// `error`, together with the problems that were collected before it.
+    pub(crate) fn and(&self, error: Error) -> Error {
+        // A run that was stopped, or a disk that is full, is no problem of the logs.
+        if !matches!(error.fault().kind, Kind::Data | Kind::Options | Kind::Failed) {
+            return error;
+        }
+        match self.report(error).and_then(|()| self.check()) {
+            Err(error) => error,
+            Ok(()) => bug("a problem that was collected is not there"),
+        }
+    }
+
+    /// Checks that there are no problems so far.
+    ///
+    /// # Errors
+    ///
+    /// All of them.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Some(found) = &self.0 else { return Ok(()) };
+        let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults: Vec<Fault> = found.iter().map(Problem::told).collect();
+        match faults.len() {
+            0 => Ok(()),
+            1 => Err(faults.remove(0).into()),
+            _ => Err(Error::Problems(faults)),
+        }
+    }
+}
+
+/// Functions of the engine that report problems are the same function, wherever they report them.
+impl PartialEq for Problems {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Problems {}
+
+impl Hash for Problems {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_problem_is_an_error_unless_they_are_collected() {
+        let nulls = WrongRows {
+            place: "column `a`",
+            kind: "null",
+            what: "samples have no value",
+            hint: "fill it in",
+        };
+        let strict = Problems::default();
+        assert!(strict.report(Error::column("a", "is wrong", "mend it")).is_err());
+        let error = strict.count(&nulls, "", 3).unwrap_err();
+        assert!(error.to_string().starts_with("column `a`: 3 samples have no value"), "{error}");
+
+        let problems = Problems::collected();
+        problems.check().unwrap();
+        for (part, rows) in [("part 1", 1), ("part 1", 3), ("part 1", 3), ("", 2), ("", 2)] {
+            problems.count(&nulls, part, rows).unwrap();
+        }
+        let one = problems.check().unwrap_err().to_string();
+        assert_eq!(one, "column `a`: 7 samples have no value\n  hint: fill it in");
+        assert!(problems.knows("column `a`", "null") && !problems.knows("column `a`", "type"));
+        for _ in 0..2 {
+            problems.report(Error::column("b", "is wrong", "mend it")).unwrap();
+        }
+        let all = problems.check().unwrap_err().to_string();
+        // A problem that was reported already is no other one.
+        let again = problems.and(problems.check().unwrap_err()).to_string();
+        assert_eq!(again, all);
+        for part in [
+            "there are 2 problems",
+            "\n1. column `a`: 7 samples",
+            "\n2. column `b`: is wrong\n   fix: mend it",
+        ] {
+            assert!(all.contains(part), "{all}");
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! Rows of text files: decoded, converted [exactly](super::exact), and located if they are wrong.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::csv::reader::Format as CsvFormat;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use bytes::Bytes;
+use datafusion::datasource::file_format::csv::CsvDecoder;
+use datafusion::datasource::file_format::json::JsonDecoder;
+use datafusion::datasource::listing::PartitionedFile;
+use datafusion::datasource::physical_plan::{CsvSource, FileOpener, FileSource};
+use datafusion::error::{DataFusionError, Result};
+use datafusion_datasource::boundary_stream::AlignedBoundaryStream;
+use datafusion_datasource::decoder::{DecoderDeserializer, deserialize_stream};
+use datafusion_datasource::file_stream::FileOpenFuture;
+use datafusion_datasource::morsel::{Morsel, MorselPlan, MorselPlanner, Morselizer};
+use datafusion_datasource::projection::{ProjectionOpener, SplitProjection};
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use object_store::{GetOptions, GetResultPayload, ObjectStore, ObjectStoreExt};
+
+use super::csv::{Checker, RowError};
+use super::exact::{as_text, exact, exact_or_null};
+use super::files::FileName;
+use super::text_store::TextStore;
+use crate::config::Format;
+use crate::error::external;
+use crate::problems::{Problems, WrongRows};
+
+/// Bytes that are read from a local file at once.
+const CHUNK: usize = 256 << 10;
+/// The problem that a value is not of its column's type.
+const WRONG_TYPE: &str = "type";
+/// Rows of a batch if the engine does not say how many.
+const ROWS: usize = 8192;
+
+/// How rows of the text files of a source are read.
+#[derive(Debug, Clone)]
+struct RowReader {
+    source: String,
+    store: Arc<TextStore>,
+    /// The columns whose types the configuration gives.
+    declared: Arc<[String]>,
+    /// The columns of the files.
+    schema: SchemaRef,
+    /// Those that are read.
+    read: Vec<usize>,
+    columns: SchemaRef,
+    problems: Problems,
+    /// Rows with a wrong value, by the columns that are read; of one file or range, once it is opened.
+    wrong: Arc<Mutex<BTreeMap<String, u64>>>,
+    /// JSON lines if `None`.
+    csv: Option<CsvFormat>,
+    header: bool,
+    batch_rows: usize,
+}
+
+/// Reads files as the engine's `format` of text would, but by a [`RowReader`].
+///
+/// # Errors
+///
+/// Those of the engine.
+pub(super) fn morselizer(
+    format: &Arc<dyn FileSource>,
+    source: &str,
+    store: TextStore,
+    (declared, problems): (&Arc<[String]>, &Problems),
+    batch_rows: Option<usize>,
+) -> Result<Box<dyn Morselizer>> {
+    let table = format.table_schema();
+    let columns = table.file_schema();
+    let projection = match format.projection() {
+        Some(projection) => SplitProjection::new(columns, projection),
+        None => SplitProjection::unprojected(table),
+    };
+    let csv = (format.as_ref() as &dyn Any).downcast_ref::<CsvSource>();
+    let header = csv.is_some_and(CsvSource::has_header);
+    let csv = csv.map(|csv| {
+        let format = CsvFormat::default().with_header(csv.has_header()).with_delimiter(csv.delimiter());
+        csv.escape().into_iter().fold(format.with_quote(csv.quote()), CsvFormat::with_escape)
+    });
+    let reader = RowReader {
+        source: source.to_owned(),
+        store: Arc::new(store),
+        declared: Arc::clone(declared),
+        schema: Arc::clone(columns),
+        read: projection.file_indices.clone(),
+        columns: Arc::new(columns.project(&projection.file_indices)?),
+        problems: problems.clone(),
+        wrong: Arc::default(),
+        csv,
+        header,
+        batch_rows: batch_rows.unwrap_or(ROWS),
+    };
+    Ok(Box::new(TextFiles(ProjectionOpener::try_new(projection, Arc::new(reader), columns)?)))
+}
+
+impl FileOpener for RowReader {
+    fn open(&self, file: PartitionedFile) -> Result<FileOpenFuture> {
+        let reader = Self { wrong: Arc::default(), ..self.clone() };
+        Ok(async move {
+            let texts = reader.texts(&file, reader.batch_rows).await?;
+            let opened = Arc::new((reader, file));
+            let batches = texts.then(move |texts| {
+                let opened = Arc::clone(&opened);
+                async move { opened.0.converted(&opened.1, texts).await }
+            });
+            Ok(batches.boxed())
+        }
+        .boxed())
+    }
+}
+
+impl RowReader {
+    /// The values of rows that were decoded as text. An error says in which line it is; where problems are collected, it
+    /// is one of them, and the value is null.
+    async fn converted(&self, file: &PartitionedFile, texts: Result<RecordBatch>) -> Result<RecordBatch> {
+        let texts = match texts {
+            Err(error) if is_of_row(&error) => return Err(self.locate(file, &error).await),
+            texts => texts?,
+        };
+        match self.exactly(&texts) {
+            Err(error) if is_of_row(&error) && self.problems.collects() => self.leniently(file, &texts).await,
+            Err(error) if is_of_row(&error) => Err(self.locate(file, &error).await),
+            rows => rows,
+        }
+    }
+
+    /// As [`exactly`](Self::exactly), with null in place of each wrong value, which is a problem.
+    async fn leniently(&self, file: &PartitionedFile, texts: &RecordBatch) -> Result<RecordBatch> {
+        let mut columns = Vec::with_capacity(texts.num_columns());
+        for (place, (field, texts)) in self.columns.fields().iter().zip(texts.columns()).enumerate() {
+            let declared = self.declared.contains(field.name());
+            if let Ok(values) = exact(texts, field.data_type(), !declared) {
+                columns.push(values);
+                continue;
+            }
+            let (values, wrong, first) = exact_or_null(texts, field.data_type(), !declared)?;
+            self.collect(file, place, (wrong, &first)).await?;
+            columns.push(values);
+        }
+        self.batch(columns, texts.num_rows())
+    }
+
+    /// Adds rows with a wrong value in a column to the problems; `first` is one of them.
+    async fn collect(&self, file: &PartitionedFile, place: usize, (rows, first): (u64, &str)) -> Result<()> {
+        let column = self.columns.field(place);
+        let declared = self.declared.contains(column.name());
+        let of_file = {
+            let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+            let of_file = wrong.entry(column.name().clone()).or_default();
+            *of_file += rows;
+            *of_file
+        };
+        let source = format!("source `{}`: column `{}`", self.source, column.name());
+        let mut what = String::new();
+        if !self.problems.knows(&source, WRONG_TYPE) {
+            let read = vec![self.read[place]];
+            let columns = Arc::new(self.schema.project(&read)?);
+            let alone = Self { read, columns, ..self.clone() };
+            let line = match alone.first_wrong_row(file).await {
+                Some(row) => self.line(file, row).await,
+                None => None,
+            };
+            let line = line.map(|line| format!("line {line} of ")).unwrap_or_default();
+            let name = file.extension::<FileName>().map(|name| name.0.display().to_string());
+            let name = name.unwrap_or_else(|| file.object_meta.location.to_string());
+            let (data_type, by) = (column.data_type(), by(declared));
+            what = format!(
+                "rows have a value that does not fit {by}, {data_type}; the first is `{first}` in {line}`{name}`"
+            );
+        }
+        let range = file.range.as_ref().map_or(0, |range| range.start);
+        let part = format!("{}:{range}", file.object_meta.location);
+        let hint = self.type_hint(first, column);
+        let wrong = WrongRows { place: &source, kind: WRONG_TYPE, what: &what, hint: &hint };
+        self.problems.count(&wrong, &part, of_file).map_err(external)
+    }
+
+    /// The rows of a file, or of the lines that begin in its range, as text.
+    async fn texts(
+        &self,
+        file: &PartitionedFile,
+        rows: usize,
+    ) -> Result<BoxStream<'static, Result<RecordBatch>>> {
+        let bytes = self.bytes(file).await?;
+        let format = if self.csv.is_some() { Format::Csv } else { Format::Json };
+        let text =
+            |field: &Arc<Field>| Field::clone(field).with_data_type(as_text(field.data_type(), format));
+        let texts = Schema::new(self.schema.fields().iter().map(text).collect::<Vec<_>>());
+        let decoded = match &self.csv {
+            Some(csv) => {
+                let decoder = arrow::csv::ReaderBuilder::new(Arc::new(texts)).with_format(csv.clone());
+                let decoder =
+                    decoder.with_projection(self.read.clone()).with_batch_size(rows).build_decoder();
+                deserialize_stream(bytes, DecoderDeserializer::new(CsvDecoder::new(decoder)))
+            }
+            None => {
+                let texts = Arc::new(texts.project(&self.read)?);
+                // Numbers as they are written.
+                let decoder = arrow::json::ReaderBuilder::new(texts).with_coerce_primitive(true);
+                let decoder = decoder.with_batch_size(rows).build_decoder()?;
+                deserialize_stream(bytes, DecoderDeserializer::new(JsonDecoder::new(decoder)))
+            }
+        };
+        Ok(decoded.map_err(DataFusionError::from).boxed())
+    }
+
+    async fn bytes(&self, file: &PartitionedFile) -> Result<BoxStream<'static, Result<Bytes>>> {
+        let location = &file.object_meta.location;
+        if let Some(range) = &file.range {
+            let store = Arc::clone(&self.store) as Arc<dyn ObjectStore>;
+            let (start, end) = (range.start.unsigned_abs(), range.end.unsigned_abs());
+            let size = file.object_meta.size;
+            let lines = AlignedBoundaryStream::new(store, location.clone(), start, end, size, b'\n').await?;
+            return Ok(lines.map_err(DataFusionError::from).boxed());
+        }
+        let whole = self.store.get_opts(location, GetOptions::default()).await?;
+        Ok(match whole.payload {
+            GetResultPayload::File(file, _) => stream::iter(chunks(file)).boxed(),
+            GetResultPayload::Stream(chunks) => chunks.map_err(DataFusionError::from).boxed(),
+        })
+    }
+
+    /// The columns of rows that were decoded as text.
+    fn exactly(&self, texts: &RecordBatch) -> Result<RecordBatch> {
+        let read = self.columns.fields().iter().zip(texts.columns()).map(|(field, texts)| {
+            let declared = self.declared.contains(field.name());
+            exact(texts, field.data_type(), !declared).map_err(|value| self.unfit(&value, field, declared))
+        });
+        self.batch(read.collect::<Result<Vec<_>>>()?, texts.num_rows())
+    }
+
+    fn batch(&self, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
+        let rows = RecordBatchOptions::new().with_row_count(Some(rows));
+        Ok(RecordBatch::try_new_with_options(Arc::clone(&self.columns), columns, &rows)?)
+    }
+
+    /// The error for a value that is not of its column's type.
+    fn unfit(&self, value: &str, column: &Field, declared: bool) -> DataFusionError {
+        let (name, data_type, by) = (column.name(), column.data_type(), by(declared));
+        let message = format!("`{value}` in the column `{name}` does not fit {by}, {data_type}");
+        DataFusionError::External(Box::new(RowError { message, hint: self.type_hint(value, column) }))
+    }
+
+    /// How to correct a value that is not of its column's type.
+    fn type_hint(&self, value: &str, column: &Field) -> String {
+        let is_number = value.parse::<f64>().is_ok_and(f64::is_finite) && !value.contains(['+', 'x']);
+        // An integer with zeros in front, or with too many digits, names something.
+        let is_fraction = is_number && value.contains(['.', 'e', 'E']) && !value.starts_with("00");
+        let wider = match column.data_type() {
+            integer if integer.is_integer() && is_fraction => "DOUBLE",
+            DataType::List(_) | DataType::LargeList(_) => "VARCHAR[]",
+            _ => "VARCHAR",
+        };
+        format!(
+            "correct the row, or give the column's type under `[sources].{}`, as `schema = {{ {} = \"{wider}\" }}`",
+            self.source,
+            toml_key(column.name())
+        )
+    }
+
+    /// The error of a row, with its line.
+    async fn locate(&self, file: &PartitionedFile, error: &DataFusionError) -> DataFusionError {
+        let line = match self.first_wrong_row(file).await {
+            Some(row) => self.line(file, row).await,
+            None => None,
+        };
+        let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+        let located = match row_error(error) {
+            Some(RowError { message, hint }) => {
+                RowError { message: format!("{place}{message}"), hint: hint.clone() }
+            }
+            None => {
+                let message = error.find_root().strip_backtrace();
+                let column = message.split_once("field '").and_then(|(_, rest)| rest.split_once('\''));
+                let column = column.map_or_else(|| "column".to_owned(), |(name, _)| toml_key(name));
+                let hint = format!(
+                    "the row does not fit the types of the first rows: correct it, or give its column's type under \
+                     `[sources].{}`, as `schema = {{ {column} = \"VARCHAR\" }}`",
+                    self.source
+                );
+                RowError { message: format!("{place}{message}"), hint }
+            }
+        };
+        DataFusionError::External(Box::new(located))
+    }
+
+    /// The first row of a file, from 0, that cannot be read: they are read one by one.
+    async fn first_wrong_row(&self, file: &PartitionedFile) -> Option<u64> {
+        let mut rows = self.texts(file, 1).await.ok()?;
+        let mut row = 0;
+        while let Some(texts) = rows.next().await {
+            match texts.and_then(|texts| self.exactly(&texts)) {
+                Ok(batch) => row += batch.num_rows() as u64,
+                Err(_) => return Some(row),
+            }
+        }
+        None
+    }
+
+    /// The line, from 1, in which row number `row` of [`texts`](Self::texts) begins.
+    async fn line(&self, file: &PartitionedFile, row: u64) -> Option<u64> {
+        let whole = self.store.unchecked().get(&file.object_meta.location).await.ok()?;
+        let start = file.range.as_ref().map_or(0, |range| range.start.unsigned_abs());
+        let mut lines = match self.store.csv_rules() {
+            Some(rules) => Lines::Csv { checker: Checker::new(rules), row: row + u64::from(self.header) },
+            None => Lines::Json { offset: 0, line: 1, begins: 0, blank: true, start, rows: row },
+        };
+        let mut chunks = whole.into_stream();
+        while let Some(chunk) = chunks.next().await {
+            if let Some(line) = chunk.ok()?.iter().find_map(|byte| lines.push(*byte)) {
+                return Some(line);
+            }
+        }
+        lines.last()
+    }
+}
+
+/// Finds the line of a row.
+enum Lines {
+    Csv {
+        checker: Checker,
+        /// The row, where a header is the first.
+        row: u64,
+    },
+    Json {
+        offset: u64,
+        line: u64,
+        /// Where the line begins.
+        begins: u64,
+        /// Whether nothing has come in the line.
+        blank: bool,
+        /// Lines count that begin here or later.
+        start: u64,
+        /// Rows that are before the one that is looked for.
+        rows: u64,
+    },
+}
+
+impl Lines {
+    /// Takes the next byte; gives the line if it is known then.
+    fn push(&mut self, byte: u8) -> Option<u64> {
+        match self {
+            Self::Csv { checker, row } => {
+                let line = checker.row_line();
+                checker.push(&[byte], &mut Vec::new()).ok()?;
+                (checker.rows() > *row).then_some(line)
+            }
+            Self::Json { offset, line, begins, blank, start, rows } => {
+                *offset += 1;
+                if byte == b'\n' {
+                    (*line, *begins, *blank) = (*line + 1, *offset, true);
+                } else if *blank && !byte.is_ascii_whitespace() {
+                    *blank = false;
+                    if *begins >= *start {
+                        if *rows == 0 {
+                            return Some(*line);
+                        }
+                        *rows -= 1;
+                    }
+                }
+                None
+            }
+        }
+    }
+
+    /// The line of a last row without a line end.
+    fn last(self) -> Option<u64> {
+        match self {
+            Self::Csv { mut checker, row } => {
+                let line = checker.row_line();
+                checker.finish(&mut Vec::new()).ok()?;
+                (checker.rows() > row).then_some(line)
+            }
+            Self::Json { .. } => None,
+        }
+    }
+}
+
+/// The rest of a file in chunks.
+fn chunks(mut file: impl Read) -> impl Iterator<Item = Result<Bytes>> {
+    std::iter::from_fn(move || {
+        let mut chunk = Vec::with_capacity(CHUNK);
+        match file.by_ref().take(CHUNK as u64).read_to_end(&mut chunk) {
+            Ok(0) => None,
+            Ok(_) => Some(Ok(Bytes::from(chunk))),
+            Err(error) => Some(Err(DataFusionError::IoError(error))),
+        }
+    })
+}
+
+/// The error of a row in an error of reading, if there is one.
+pub(super) fn row_error(error: &DataFusionError) -> Option<&RowError> {
+    match error.find_root() {
+        DataFusionError::External(cause) => cause.downcast_ref(),
+        _ => None,
+    }
+}
+
+/// Whether bytes were read but a row does not have the columns' types.
+fn is_of_row(error: &DataFusionError) -> bool {
+    use ArrowError::{CastError, CsvError, InvalidArgumentError, JsonError, ParseError};
+    match error.find_root() {
+        DataFusionError::ArrowError(cause, _) => {
+            let cause = cause.as_ref();
+            matches!(
+                cause,
+                CastError(_) | CsvError(_) | InvalidArgumentError(_) | JsonError(_) | ParseError(_)
+            )
+        }
+        _ => row_error(error).is_some(),
+    }
+}
+
+/// Where the type of a column comes from.
+fn by(declared: bool) -> &'static str {
+    if declared { "its type in `schema`" } else { "the type of the first rows" }
+}
+
+/// A name as a key of TOML.
+fn toml_key(name: &str) -> String {
+    let is_bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if !name.is_empty() && name.chars().all(is_bare) { name.to_owned() } else { format!("{name:?}") }
+}
+
+/// Text files that are opened by a [`FileOpener`].
+struct TextFiles(Arc<dyn FileOpener>);
+
+/// One of them.
+struct TextFile {
+    opener: Arc<dyn FileOpener>,
+    file: PartitionedFile,
+}
+
+impl fmt::Debug for TextFiles {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("TextFiles").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TextFile {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TextFile")
+            .field("file", &self.file.object_meta.location)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Morselizer for TextFiles {
+    fn plan_file(&self, file: PartitionedFile) -> Result<Box<dyn MorselPlanner>> {
+        Ok(Box::new(TextFile { opener: Arc::clone(&self.0), file }))
+    }
+}
+
+impl MorselPlanner for TextFile {
+    fn plan(self: Box<Self>) -> Result<Option<MorselPlan>> {
+        let morsel: Box<dyn Morsel> = self;
+        Ok(Some(MorselPlan::new().with_morsels(vec![morsel])))
+    }
+}
+
+impl Morsel for TextFile {
+    fn into_stream(self: Box<Self>) -> BoxStream<'static, Result<RecordBatch>> {
+        let Self { opener, file } = *self;
+        stream::once(async move { opener.open(file)?.await }).try_flatten().boxed()
+    }
+}
