@@ -105,13 +105,13 @@ impl Fetch {
         let (name, dataset) = (onefold_storage::random_name(), self.job.dataset.clone());
         let job = self.job.key();
         let state = ClientState::new(name.clone(), job.clone(), dataset);
-        let fares = Arc::new(Fares {
+        let progress = Arc::new(ProgressReport {
             service: Arc::clone(&self.service),
             began: Instant::now(),
             state: Mutex::new(state),
             waiting: self.service.waiting(),
         });
-        let running = Running { fetch: self, name, job, fares, ahead: BLOCKS_OF_WORKER, usual: None };
+        let running = Running { fetch: self, name, job, progress, ahead: BLOCKS_OF_WORKER, usual: None };
         runtime::block_on(running.run(deliver, is_gone))?
     }
 }
@@ -122,14 +122,14 @@ fn ended_early(stream: &Stream) -> Fault {
 }
 
 /// How a client fares.
-struct Fares {
+struct ProgressReport {
     service: Arc<Service>,
     began: Instant,
     state: Mutex<ClientState>,
     waiting: Waiting,
 }
 
-impl Fares {
+impl ProgressReport {
     fn state(&self) -> MutexGuard<'_, ClientState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -141,20 +141,20 @@ impl Fares {
         state.bytes += batch.memory().len() as u64;
     }
 
-    /// As the master is told.
+    /// The state to report now.
     fn now(&self) -> ClientState {
         ClientState { seconds: self.began.elapsed().as_secs_f64(), ..self.state().clone() }
     }
 
-    /// Tells the master once a second how the client fares, also while its caller evaluates or writes a checkpoint.
-    /// Whether the master hears of it matters to nobody here.
+    /// Reports to the master once a second, also while its caller evaluates or writes a checkpoint.
+    /// A report that fails is not sent again.
     async fn report(self: Arc<Self>) {
         loop {
             tokio::time::sleep(REPORT).await;
-            let of_report = Arc::clone(&self);
+            let report = Arc::clone(&self);
             tokio::spawn(async move {
-                let state = of_report.now();
-                let _ = tokio::time::timeout(REPORTED_WITHIN, of_report.service.ask_master(&state)).await;
+                let state = report.now();
+                let _ = tokio::time::timeout(REPORTED_WITHIN, report.service.ask_master(&state)).await;
             });
         }
     }
@@ -176,7 +176,7 @@ struct Running<'a> {
     name: String,
     /// The key of the job.
     job: String,
-    fares: Arc<Fares>,
+    progress: Arc<ProgressReport>,
     /// Blocks that keep all workers busy.
     ahead: usize,
     /// How long a batch that was waited for took, in the mean of the last ones.
@@ -185,21 +185,21 @@ struct Running<'a> {
 
 impl Running<'_> {
     async fn run(mut self, deliver: &mut Deliver<'_>, is_gone: &IsGone<'_>) -> Result<()> {
-        let fares = Arc::clone(&self.fares);
-        let reporting = Ending(tokio::spawn(Arc::clone(&fares).report()).abort_handle());
+        let progress = Arc::clone(&self.progress);
+        let reporting = Ending(tokio::spawn(Arc::clone(&progress).report()).abort_handle());
         let gone = async {
             while !is_gone() {
                 tokio::time::sleep(LOOK).await;
             }
         };
         let ended = tokio::select! {
-            ended = fares.waiting.watch(self.fetch_all(deliver)) => ended,
+            ended = progress.waiting.watch(self.fetch_all(deliver)) => ended,
             () = gone => Ok(()),
         };
         drop(reporting);
         // Otherwise the master would find out some seconds later.
-        let state = ClientState { ended: true, ..fares.now() };
-        let _ = tokio::time::timeout(REPORT, fares.service.ask_master(&state)).await;
+        let state = ClientState { ended: true, ..progress.now() };
+        let _ = tokio::time::timeout(REPORT, progress.service.ask_master(&state)).await;
         ended
     }
 
@@ -228,7 +228,7 @@ impl Running<'_> {
         let Fetch { service, job, epoch, .. } = self.fetch;
         let block = Block { job: self.job.clone(), epoch: *epoch, steps: block.clone() };
         let affinity = self.fetch.affinity(block.steps.start);
-        let client = Some(self.fares.now());
+        let client = Some(self.progress.now());
         let lease = Lease { key: block.key(), affinity, avoid, client, same_bytes: SAME_BYTES };
         let room = self.fetch.block_bytes.saturating_sub(u64::from(BLOCK_WINDOW));
         let ticket = Ticket { block, from, client: self.name.clone(), pass: self.fetch.pass };
@@ -246,8 +246,8 @@ impl Running<'_> {
         let mut sources = Sources { first: stream, second: None };
         let mut tries = Tries::new(PATIENCE);
         let mut step = from;
-        let (fetch, fares) = (self.fetch, Arc::clone(&self.fares));
-        let (waiting, master) = (&fares.waiting, fetch.service.master());
+        let (fetch, progress) = (self.fetch, Arc::clone(&self.progress));
+        let (waiting, master) = (&progress.waiting, fetch.service.master());
         waiting.because(sources.reason());
         // When a worker was last asked, or gave something.
         let mut since = Instant::now();
@@ -262,10 +262,10 @@ impl Running<'_> {
                     if let Some(leased) = sources.first.worker.get() {
                         self.ahead = BLOCKS_OF_WORKER * leased.workers;
                     }
-                    fares.got(&batch);
+                    progress.got(&batch);
                     step += 1;
                     let Some(waited) = deliver(batch) else { return Ok(false) };
-                    fares.state().waited_seconds = waited.as_secs_f64();
+                    progress.state().waited_seconds = waited.as_secs_f64();
                     since = Instant::now();
                     waiting.because(sources.reason());
                 }

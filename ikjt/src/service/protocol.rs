@@ -66,7 +66,7 @@ pub struct Lease {
     pub affinity: Option<String>,
     /// Workers that did not give it.
     pub avoid: Vec<String>,
-    /// The client that reads blocks, and how it fares.
+    /// The client that reads blocks, and its progress.
     pub client: Option<ClientState>,
     /// The client's [`SAME_BYTES`]: only workers with the same one are named.
     pub same_bytes: u32,
@@ -86,7 +86,7 @@ pub struct Leased {
     pub workers: usize,
 }
 
-/// To the master: how a client fares, while it has no block to ask for.
+/// To the master: the progress of a client, also while it has no block to ask for.
 impl Question for ClientState {
     const ACTION: &'static str = "client";
     type Answer = ();

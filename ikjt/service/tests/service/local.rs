@@ -99,7 +99,7 @@ fn jobs_are_listed_with_what_their_clients_get() {
     assert_eq!(jobs().json(), json!({"jobs": []}));
     let url = fleet.url("data");
     let over = AtomicBool::new(false);
-    // A client that goes on says every second how it fares; the master forgets one that it has not heard of for long.
+    // A client reports every second; the master forgets a client that has not reported for long.
     let read = |dedupe| {
         let options = ReaderOptions { dedupe, ..ReaderOptions::new(64) };
         let reader = Reader::open(Path::new(&url), options, &workers()).unwrap();
