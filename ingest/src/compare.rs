@@ -110,7 +110,7 @@ impl RowGroups for Counting<'_> {
 
 impl Pipeline<'_> {
     async fn compare(&self, snapshot: &Snapshot) -> Result<Comparison> {
-        let Self { config, out, options, reporter } = *self;
+        let Self { out, options, reporter, .. } = *self;
         let reading = self.plan(self.find_strictly().await?, Target::Compare, Some(snapshot)).await?;
         let choice = options.partitions.choice(&snapshot.partition_columns)?;
         let decided = self.decide(&reading, Some(snapshot)).await?;

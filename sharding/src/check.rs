@@ -475,7 +475,7 @@ mod tests {
             let sound = cuts.iter().all(|(a, b)| a < b && *b <= 8);
             let once = (0..8).all(|column| shards.iter().filter(|shard| shard.columns.contains(&column)).count() == 1);
             let sharding_type = ShardingType::ColumnWise;
-            let table = TablePlan { name: "t".into(), rows: 3, dim: 8, sharding_type, shards, reason: None };
+            let table = TablePlan { name: "t".into(), torchrec_name: None, rows: 3, dim: 8, sharding_type, shards, reason: None };
             prop_assert_eq!(check_shards(&table, 1).is_ok(), sound && once);
         }
 
@@ -490,7 +490,7 @@ mod tests {
             let bounds: Vec<u64> = [0].into_iter().chain(cuts).chain([40]).collect();
             let shards = bounds.windows(2).map(|pair| Shard { rank: 0, rows: pair[0]..pair[1], columns: 0..8 }).collect();
             let sharding_type = ShardingType::RowWise;
-            let mut table = TablePlan { name: "t".into(), rows: 40, dim: 8, sharding_type, shards, reason: None };
+            let mut table = TablePlan { name: "t".into(), torchrec_name: None, rows: 40, dim: 8, sharding_type, shards, reason: None };
             prop_assert!(check_shards(&table, 1).is_ok());
             let shard = pick.index(table.shards.len());
             let rows = &mut table.shards[shard].rows;

@@ -332,8 +332,11 @@ mod tests {
     #[test]
     fn labels_do_not_grow_with_clients_and_their_locations() {
         let client = |number: u64| {
-            let dataset =
-                if number % 2 == 0 { "s3://bucket/clicks".to_owned() } else { format!("/data/{number}") };
+            let dataset = if number.is_multiple_of(2) {
+                "s3://bucket/clicks".to_owned()
+            } else {
+                format!("/data/{number}")
+            };
             ClientState::new(number.to_string(), "job".to_owned(), dataset)
         };
         let status = |clients: u64| Status {

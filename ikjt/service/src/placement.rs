@@ -347,7 +347,8 @@ mod tests {
         let (mut placement, now) = (Placement::default(), Instant::now());
         placement.heard(worker("old", 1, 50), now);
         placement.heard(WorkerState { same_bytes: 2, ..worker("new", 1, 0) }, now);
-        let mut lease = |same_bytes| placement.lease(&same_bytes.to_string(), None, (&[], same_bytes), now);
+        let mut lease =
+            |same_bytes: u32| placement.lease(&same_bytes.to_string(), None, (&[], same_bytes), now);
         assert_eq!([lease(1), lease(2), lease(3)], [Some("old".to_owned()), Some("new".to_owned()), None]);
     }
 

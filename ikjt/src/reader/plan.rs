@@ -101,7 +101,7 @@ pub(super) fn sampled_counts(
             row_groups.entry(row_group).or_default().push((stream, number));
         }
     }
-    let count = |(&(file, index, first), parts): (&(usize, usize, u64), &Vec<(usize, usize)>)| -> Result<_> {
+    let counted = row_groups.par_iter().map(|(&(file, index, first), parts)| {
         let left = left(file, index, first)?;
         let before = |end: u64| left.partition_point(|row| u64::from(*row) < end) as u64;
         let counts = parts.iter().map(|&(stream, number)| {
@@ -109,8 +109,8 @@ pub(super) fn sampled_counts(
             ((stream, number), before(end) - before(start))
         });
         Ok(counts.collect::<Vec<_>>())
-    };
-    let counted: Result<Vec<_>> = pool.install(|| row_groups.par_iter().map(count).collect());
+    });
+    let counted: Result<Vec<_>> = pool.install(|| counted.collect());
     let mut counts: Counts = streams.iter().map(|parts| vec![0; parts.len()]).collect();
     for ((stream, number), samples) in counted?.into_iter().flatten() {
         counts[stream][number] = samples;

@@ -165,7 +165,7 @@ fn log(sessions: usize, seed: u64) -> Log {
 
 #[test]
 fn any_number_of_ranks_reads_a_dataset_of_any_size() {
-    for (most, partitions) in [(1, 1), (2, 1), (63, 1), (500, 2), (3000, 1), (3000, 3)] {
+    for (most, partitions) in [(1_usize, 1), (2, 1), (63, 1), (500, 2), (3000, 1), (3000, 3)] {
         for layout in [Layout::Rows, Layout::Folded] {
             let directory = tempfile::tempdir().unwrap();
             let written = write(directory.path(), log(most.div_ceil(4), 7), most, partitions, layout);

@@ -63,11 +63,11 @@ impl Source for Elsewhere {
         deliver: &mut Deliver<'_>,
         is_gone: &IsGone<'_>,
     ) -> Result<()> {
-        while self.batches == Gives::Nothing {
-            if is_gone() {
-                return Ok(());
+        if self.batches == Gives::Nothing {
+            while !is_gone() {
+                std::thread::sleep(Duration::from_millis(1));
             }
-            std::thread::sleep(Duration::from_millis(1));
+            return Ok(());
         }
         let mut asked = asked.clone();
         if self.batches == Gives::Large {

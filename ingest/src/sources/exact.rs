@@ -16,8 +16,8 @@ use arrow::buffer::OffsetBuffer;
 use arrow::compute::kernels::cast_utils::{Parser, string_to_datetime};
 use arrow::compute::{cast, concat};
 use arrow::datatypes::{
-    ArrowNativeType, ArrowPrimitiveType, DataType, Date32Type, Field, FieldRef, Float32Type, Float64Type,
-    Int8Type, Int16Type, Int32Type, Int64Type, TimeUnit, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+    ArrowPrimitiveType, DataType, Date32Type, Field, FieldRef, Float32Type, Float64Type, Int8Type, Int16Type,
+    Int32Type, Int64Type, TimeUnit, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 use arrow::error::ArrowError;
 
@@ -95,7 +95,7 @@ fn lists<O: OffsetSizeTrait>(texts: &ArrayRef, item: &FieldRef, guessed: bool) -
     // Only the items of these lists: they may be some of an array's.
     let (start, end) = (texts.offsets()[0].as_usize(), texts.offsets()[texts.len()].as_usize());
     let items = exact(&texts.values().slice(start, end - start), item.data_type(), guessed)?;
-    let offsets = OffsetBuffer::from_lengths(texts.offsets().lengths());
+    let offsets = OffsetBuffer::<O>::from_lengths(texts.offsets().lengths());
     array(GenericListArray::try_new(Arc::clone(item), offsets, items, texts.nulls().cloned()))
 }
 

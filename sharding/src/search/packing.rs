@@ -179,7 +179,7 @@ mod tests {
     /// whole.
     #[test]
     fn a_perfect_packing_is_found() {
-        let table = |(i, size)| Table::new(format!("t{i}"), size * 1_000, 2);
+        let table = |(i, size): (usize, u64)| Table::new(format!("t{i}"), size * 1_000, 2);
         let tables: Vec<Table> = [3, 3, 2, 2, 2].into_iter().enumerate().map(table).collect();
         let all: u64 = tables.iter().map(|table| table.memory_bytes().unwrap()).sum();
         let topology = Topology { memory_bytes: all / 2 + 2_000, ..Topology::h100(2, 1 << 30).unwrap() };
