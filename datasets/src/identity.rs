@@ -34,7 +34,7 @@ const INSTANCE_BITS: u32 = 63 - IDENTITY_BITS;
 const SAMPLES_OF_A_RANGE: u64 = 50_000_000;
 /// The default number of ranges is at most this.
 const MOST_DEFAULT_RANGES: u64 = 256;
-/// A dataset has at least so many buckets, unless its writer is told otherwise: so many ranks can read it.
+/// The least number of buckets by default. A dataset can be read by as many ranks as it has buckets.
 const LEAST_BUCKETS: u32 = 64;
 
 /// The id of the session with this identity and instance: never negative.
@@ -66,26 +66,26 @@ fn divide(identity: u64, buckets: u32) -> u32 {
 pub struct Buckets {
     /// The number of buckets: a multiple of the length of ranges.
     pub number: u32,
-    /// The length of a range: the samples of so many consecutive buckets of a partition share files.
+    /// The number of consecutive buckets in a range. The samples of a range and a partition share files.
     pub in_range: u32,
 }
 
 impl Buckets {
-    /// So many buckets, each of which has files of its own.
+    /// Divides into `number` buckets, each of which has files of its own.
     pub const fn with_own_files(number: u32) -> Self {
         Self { number, in_range: 1 }
     }
 
-    /// So many ranges, at least 1, of enough buckets to make 64 together.
+    /// Divides into `ranges` ranges, at least 1, with at least 64 buckets together.
     pub fn of_ranges(ranges: u32) -> Self {
         let ranges = ranges.clamp(1, MOST_BUCKETS);
         let in_range = LEAST_BUCKETS.div_ceil(ranges);
         Self { number: ranges * in_range, in_range }
     }
 
-    /// The buckets of a dataset of about so many samples, where nobody says how many: 64 in one range for up to 50
-    /// million samples. Of more samples there are as many ranges as leave that many in each, rounded up to a power of
-    /// two, at most 256.
+    /// The default division of a dataset of about `samples` samples: one range of 64 buckets for up to 50 million
+    /// samples. For more samples, the number of ranges is a power of two, at most 256, that leaves at most 50 million
+    /// samples in each.
     pub fn of_samples(samples: u64) -> Self {
         let ranges = samples.div_ceil(SAMPLES_OF_A_RANGE).max(1).next_power_of_two().min(MOST_DEFAULT_RANGES);
         Self::of_ranges(ranges as u32)

@@ -67,7 +67,7 @@ pub struct DatasetWriter {
     /// The head of the newest snapshot when the writer was created.
     base: Option<Snapshot>,
     partition_columns: Vec<PartitionColumn>,
-    /// What is written, by partition and range of buckets.
+    /// The files that are complete, by partition and range of buckets.
     written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
     vocabularies: BTreeMap<String, VocabularyFile>,
     /// Paths of all files that are complete, for the case that the writer fails.

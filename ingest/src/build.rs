@@ -49,7 +49,7 @@ pub struct BuildSummary {
     pub snapshot: u64,
     /// Whether this build committed a snapshot; `false` if the dataset had these samples already.
     pub changed: bool,
-    /// The number of buckets that the dataset's sessions are divided into: so many ranks can read it.
+    /// The number of buckets that the dataset's sessions are divided into, which is also the most ranks that can read it.
     pub buckets: u32,
     /// What a merge did; `None` for other builds.
     #[serde(flatten)]

@@ -84,7 +84,7 @@ pub(crate) enum Target {
     Partitions,
     /// They are merged into the partitions of a dataset.
     Merge,
-    /// Those of one range of buckets are written, to be committed later.
+    /// The samples of one range of buckets are written, to be committed later.
     Part { range: u32, ranges: u32 },
     /// They are compared with those of a dataset.
     Compare,

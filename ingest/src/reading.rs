@@ -235,8 +235,8 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// The buckets of a new dataset with so many ranges. In arrival order a range is one bucket: sorted by smaller ones,
-/// samples would not come as a service logs them.
+/// The buckets of a new dataset with `ranges` ranges. In arrival order a range is one bucket, because sorting by smaller
+/// buckets would change the order in which a service logs samples.
 pub(crate) fn buckets_of_ranges(order: Order, ranges: u32) -> Buckets {
     match order {
         Order::Session | Order::SessionHash => Buckets::of_ranges(ranges),

@@ -44,8 +44,8 @@ pub struct SampleOrder {
     pub buckets: Buckets,
 }
 
-/// The bucket of a session, of so many, as SQL: [`onefold_datasets::bucket_of_session`]. Of as many buckets as there are
-/// ranges, it is the range.
+/// The SQL expression for the bucket of a session in `buckets` buckets: [`onefold_datasets::bucket_of_session`]. If
+/// `buckets` is the number of ranges, it is the session's range.
 pub(crate) fn bucket(buckets: u32) -> String {
     bucket_of(SESSION, buckets)
 }

@@ -18,7 +18,7 @@ pub struct BufferBytes {
 }
 
 impl BufferBytes {
-    /// Those of two shards together.
+    /// The buffers of two shards together.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             asking: self.asking.saturating_add(other.asking),
@@ -60,7 +60,7 @@ pub(crate) fn reserved_buffers(
     buffers_above(table, sharding_type, shard, topology, (batch_size, RESERVED_DEVIATIONS))
 }
 
-/// The buffers for batches that are so many standard deviations above the mean.
+/// The buffers for batches that are `deviations` standard deviations above the mean.
 fn buffers_above(
     table: &Table,
     sharding_type: ShardingType,
@@ -86,7 +86,7 @@ fn buffers_above(
         let exchanged = words * WORD_BYTES + vectors * vector_bytes;
         return BufferBytes { serving: whole(exchanged.max(all * vector_bytes)), asking: 0 };
     }
-    // Of one rank's batch. Lists and ids have rows of the shard independently of each other, or as many as expected.
+    // For one rank's batch. Lists and ids have rows of the shard independently of each other, or as many as expected.
     let asked_by = |lookups: &Lookups, deviations: f64, of_part: f64| {
         let [all_lists, all_ids] = lookups.distinct_above(samples, deviations);
         let part = lookups.share_of(&shard.rows, table.rows);
@@ -103,7 +103,7 @@ fn buffers_above(
     let asked = |deviations: f64, of_part: f64| -> f64 {
         table.lookups().map(|lookups| asked_by(lookups, deviations, of_part)).sum()
     };
-    // Of the shards of a table one is asked for what another is not. Batches of several ranks vary less than one.
+    // Each id is asked of one shard of a table. Batches of several ranks vary less than one.
     let (mean, served) = (asked(0.0, 0.0), others - 1.0);
     let serving = served * mean + served.sqrt() * (asked(deviations, deviations) - mean);
     BufferBytes { serving: whole(serving), asking: whole(asked(deviations, 0.0)) }
@@ -214,7 +214,7 @@ mod tests {
         let bytes = |[lists, ids]: [u64; 2]| (ids + lists) * 8 + 2 * lists * 8 * 4;
         let mut sums = [0; 2];
         for _ in 0..BATCHES {
-            // Of four ranks one asks itself, and is asked by two more than that.
+            // One rank of four asks itself, and two other ranks ask it.
             let [first, second] = [batch(), batch()];
             let of_whole = [first[4], second[4]].map(bytes);
             assert!(of_whole[0] <= whole.asking && of_whole.iter().sum::<u64>() <= whole.serving);

@@ -60,7 +60,7 @@ impl Default for Lookups {
 }
 
 impl Lookups {
-    /// Sum pooling of so many ids per sample, without deduplication.
+    /// Sum pooling of `pooling_factor` ids per sample, without deduplication.
     pub fn of(pooling_factor: f64) -> Self {
         Self {
             pooling: Pooling::default(),
@@ -94,7 +94,7 @@ impl Lookups {
         [samples / self.samples_per_list(), samples * self.pooling_factor / self.dedupe_factor]
     }
 
-    /// The same, so many standard deviations above the mean: whether a sample's list is one of the distinct ones is
+    /// The same, `deviations` standard deviations above the mean: whether a sample's list is one of the distinct ones is
     /// taken to be independent of the other samples, as is its length.
     pub(crate) fn distinct_above(&self, samples: f64, deviations: f64) -> [f64; 2] {
         let [lists, ids] = self.distinct(samples);

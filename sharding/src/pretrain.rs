@@ -268,7 +268,7 @@ fn train_on<'a, 's>(
     reporter: &dyn Reporter,
 ) -> (SetModel, &'a [&'s Sample]) {
     let tenth = boundary(samples, 1, 10);
-    // Of few large sets the last one trains.
+    // If there are only a few large sets, the last one is for training.
     let last = (1..samples.len()).rev().find(|at| samples[*at].group != samples[*at - 1].group);
     let (validation, train) = samples.split_at(if tenth < samples.len() { tenth } else { last.unwrap_or(0) });
     let mut model = untrained(train, seen, rng);

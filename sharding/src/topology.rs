@@ -189,7 +189,7 @@ impl Topology {
         global_batch_size.div_ceil(u64::from(self.ranks.max(1)))
     }
 
-    /// The global batch of so many samples per rank; `u64::MAX` if it is larger.
+    /// The global batch size for `samples_per_rank` samples per rank; `u64::MAX` if it is larger.
     pub fn global_batch_size(&self, samples_per_rank: u64) -> u64 {
         samples_per_rank.saturating_mul(u64::from(self.ranks))
     }

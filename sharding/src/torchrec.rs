@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(of_cpu["plan"][""]["t_whole"]["sharding_spec"][0]["placement"], "rank:3/cpu");
     }
 
-    /// The error of a plan for two ranks with a table of 10 rows and `dim` columns that stands like this.
+    /// The error of a plan for two ranks with a table of 10 rows and `dim` columns and these shards.
     fn refused(dim: u64, sharding_type: ShardingType, shards: &[(u32, Range<u64>)]) -> Option<String> {
         let table = Table::new("t", 10, dim);
         let topology = Topology::h100(2, 1 << 30).unwrap();

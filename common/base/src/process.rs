@@ -26,7 +26,7 @@ pub fn processor_name() -> Option<String> {
     name.map(|(_, name)| name.trim().to_owned())
 }
 
-/// This machine's processor with so many threads, as topologies and cost models name it: `AMD EPYC, 2 threads`.
+/// This machine's processor with `threads` threads, as topologies and cost models name it: `AMD EPYC, 2 threads`.
 pub fn hardware_name(threads: usize) -> String {
     let model = processor_name().unwrap_or_else(|| "unknown processor".to_owned());
     format!("{model}, {threads} thread{}", if threads == 1 { "" } else { "s" })

@@ -126,7 +126,7 @@ pub struct Snapshot {
     /// The number of buckets that sessions are divided into; a session's id tells its
     /// [bucket](crate::bucket_of_session).
     pub buckets: u32,
-    /// The buckets of a range: so many consecutive ones, from 0 on, share files.
+    /// The number of consecutive buckets in a range, whose samples share files. Range 0 begins with bucket 0.
     pub buckets_in_range: u32,
     /// What makes a session; `None` if the writer did not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

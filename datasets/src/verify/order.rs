@@ -10,7 +10,7 @@ fn wrong_succession(order: Order, before: i64, now: i64) -> Option<String> {
         .then(|| format!("session {now} follows session {before}; sessions are ordered by their ids"))
 }
 
-/// What is wrong with session `now` coming after session `before` of another bucket, if anything is.
+/// The problem if session `now` follows session `before` and its bucket comes before that of `before`; else `None`.
 fn wrong_bucket(buckets: Buckets, before: i64, now: i64) -> Option<String> {
     let [first, second] = [before, now].map(|session| buckets.bucket_of(session));
     (second < first)

@@ -48,7 +48,7 @@ pub(super) struct DataFileWriter {
     path: String,
     full_path: PathBuf,
     format: Arc<Format>,
-    /// Those of the dataset.
+    /// The division of the dataset's sessions into buckets.
     buckets: Buckets,
     /// Decoded bytes of the rows in the file.
     pub(super) bytes: usize,

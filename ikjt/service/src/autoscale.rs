@@ -25,7 +25,7 @@ const MOST_GROWTH: f64 = 4.0;
 /// Fewer workers are wanted if so large a part of them would do.
 const SHRINKS_BELOW: f64 = 0.75;
 
-/// Fewer workers are wanted after so many decisions that agree: three minutes.
+/// The number of consecutive decisions for fewer workers after which the service has fewer: those of three minutes.
 const LOW_FOR: usize = 36;
 
 /// Clients must get more by this factor for workers that were added to stay.
@@ -60,7 +60,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    /// What the rates of a service come to.
+    /// Sums the rates of a service's workers and clients.
     pub(crate) fn of(status: &Status) -> Self {
         let (workers, clients) = (&status.worker_rates, &status.client_rates);
         let mut delivered_by_job = BTreeMap::<String, f64>::new();

@@ -37,7 +37,7 @@ struct State {
     figures: WorkerFigures,
 }
 
-/// What is needed to compute a block, and to keep it.
+/// The values that are needed to compute a block and to keep it.
 #[derive(Debug, Clone)]
 pub(crate) struct OfBlock {
     pub(crate) reader: Arc<Reader>,

@@ -46,9 +46,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Limits of a worker's memory, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Of what runs read with.
+    /// Bytes that all runs may use for reading.
     pub(crate) reading: u64,
-    /// Of batches.
+    /// Bytes of batches that wait for clients.
     pub(crate) batches: u64,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Request<T> {
     pub(crate) pass: u64,
     /// The bytes that computing the block takes.
     pub(crate) reading: u64,
-    /// What is handed back with actions that concern the block.
+    /// A value of the caller, which actions for the block hand back.
     pub(crate) of_block: T,
     /// All of its batches, if the cache had them.
     pub(crate) cached: Option<Vec<Message>>,
@@ -75,7 +75,7 @@ pub(crate) struct Request<T> {
 pub(crate) enum Action<T> {
     /// Compute the batches of a run from a step on, up to the horizon.
     Start { run: u64, of_block: T, epoch: u64, from: u64, horizon: Horizon },
-    /// Those who wait for batches of a block try again.
+    /// Wakes the clients that wait for batches of a block.
     Wake(Arc<Notify>),
     /// A run that waits for room offers its batch again: it is to end.
     Close,
@@ -84,7 +84,7 @@ pub(crate) enum Action<T> {
     Keep { of_block: T, block: Block, batches: Vec<Message>, made: Option<Duration> },
 }
 
-/// What becomes of a batch that was computed.
+/// The decision about a batch that was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// There is room for it: [`Schedule::add`] it.
@@ -102,7 +102,7 @@ pub(crate) enum Taken {
     Failed(Status),
     /// It tries again when it is woken.
     Wait(Arc<Notify>),
-    /// There is none after the last one.
+    /// The block has no further batch.
     End,
 }
 
@@ -262,7 +262,7 @@ impl<T: Clone> Schedule<T> {
         }
     }
 
-    /// What the events since the last call make the caller do, in order.
+    /// Takes the actions that the events since the last call require, in order.
     pub(crate) fn take_actions(&mut self) -> Vec<Action<T>> {
         std::mem::take(&mut self.actions)
     }
@@ -503,7 +503,7 @@ impl<T: Clone> Schedule<T> {
         for (id, _) in run.entries {
             let running = |entry: &&mut Entry<T>| matches!(entry.progress, Progress::Running);
             let Some(entry) = self.entries.get_mut(&id).filter(running) else { continue };
-            // What is wrong with one block need not be wrong with the next.
+            // The failure of one block does not concern the next one.
             match failed.take() {
                 None => entry.progress = Progress::Waiting,
                 Some(status) => {
@@ -523,7 +523,7 @@ impl<T: Clone> Schedule<T> {
         self.clock
     }
 
-    /// Those who wait for batches of a job's blocks try again.
+    /// Wakes the clients that wait for batches of a job's blocks.
     fn wake(&mut self, job: &str) {
         let entries = self.entries.values().filter(|entry| entry.is_of(job) && !entry.takers.is_empty());
         self.actions.extend(entries.map(|entry| Action::Wake(Arc::clone(&entry.more))));
@@ -633,7 +633,7 @@ impl<T: Clone> Schedule<T> {
     /// The block of a run whose next batch is that of a step; `None` if nobody wants it any more.
     fn entry_of(&mut self, run: u64, step: u64) -> Option<u64> {
         let entries = &mut self.runs.get_mut(&run)?.entries;
-        // Those before it are complete.
+        // The entries before it are complete.
         while entries.front().is_some_and(|(_, end)| *end <= step) {
             entries.pop_front();
         }

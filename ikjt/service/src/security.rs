@@ -41,7 +41,7 @@ pub(crate) struct SecurityArguments {
 /// What a process proves itself with, and knows others by.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Proof {
-    /// What it shows as a client of the master.
+    /// Certificates and token that a worker shows as a client of the master.
     pub(crate) security: Security,
     /// Whether connections use TLS.
     pub(crate) secure: bool,
@@ -128,7 +128,7 @@ impl Proof {
     }
 }
 
-/// Whose token a request has.
+/// The role of a request's sender, by its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
     /// It reads datasets.

@@ -56,7 +56,7 @@ pub(crate) struct Message {
     pub(crate) samples: u64,
 }
 
-/// What a client gets.
+/// A message to a client.
 #[derive(Debug)]
 pub(crate) enum Sent {
     Batch(Message),

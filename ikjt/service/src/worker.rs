@@ -235,7 +235,7 @@ enum Allowed {
     /// The master has not said it yet.
     Unknown,
     Any,
-    /// Those at these locations.
+    /// Datasets at or below these locations.
     These(Vec<String>),
 }
 
@@ -386,7 +386,7 @@ fn warn(warnings: &Warnings, status: &Status) {
     }
 }
 
-/// The share of an epoch of so many steps that comes before a block, from 0 to 1.
+/// The share of an epoch's steps that come before a block, from 0 to 1.
 ///
 /// # Errors
 ///

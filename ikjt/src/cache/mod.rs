@@ -33,8 +33,8 @@ const LEAST_READS: f64 = 0.25;
 /// When memory is needed, this part of the limit is freed in addition, so that not every item causes a search.
 const FREED_TOGETHER: u64 = 32;
 
-/// Of more items than this, one of every few is looked at when something has to go: to compare all of them would take long,
-/// and nobody else could use the cache meanwhile.
+/// The most items that are compared when one has to be evicted. Of more items, a sample of this size is compared:
+/// comparing all of them under the lock would block other users of the cache for long.
 const COMPARED: usize = 4096;
 
 /// What waits to be written to disk takes at most the limit divided by this, and one item.

@@ -119,7 +119,7 @@ pub(super) fn sampled_counts(
 }
 
 /// The parts of every stream: row group by row group within a partition, partition by partition. Streams are read from
-/// files of a dataset that divides its sessions into so many `buckets`.
+/// files of a dataset that divides its sessions into `buckets` buckets.
 pub(super) fn stream_parts(chosen: &[Chosen], buckets: u32, streams: usize) -> Vec<Vec<Part>> {
     let of_streams: Vec<_> = (0..streams).map(|stream| buckets_of_stream(stream, streams, buckets)).collect();
     let mut ordered: Vec<usize> = (0..chosen.len()).collect();

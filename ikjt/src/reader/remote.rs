@@ -21,7 +21,7 @@ use crate::{Batch, Error, PackedBatch, Result};
 /// only a part.
 const ROW_GROUPS_IN_BLOCK: u64 = 4;
 
-/// The steps of a block, for streams that are read in these orders and give `each` so many samples to a step.
+/// The number of steps in a block, for streams that are read in these orders. `each` has the samples of a step by stream.
 pub(super) fn block_steps(orders: &[StreamOrder], each: &[u64], shuffle: Option<Shuffle>) -> u64 {
     let mixed = shuffle.map_or(0, |shuffle| shuffle.row_groups as u64);
     let of_stream = |(order, each): (&StreamOrder, &u64)| {

@@ -359,7 +359,7 @@ impl Sources {
         }
     }
 
-    /// What is waited for.
+    /// The reason for waiting, for people.
     fn reason(&self) -> String {
         match self.first.worker() {
             Some(worker) => format!("the worker `{worker}` has not given the next batch yet"),
@@ -374,13 +374,13 @@ impl Sources {
     }
 }
 
-/// What a worker sends: batches with their steps.
+/// A message of a worker: a batch with its step, or a notice.
 enum Came {
     Batch(u64, PackedBatch),
     Notice(Notice),
 }
 
-/// What a worker sends, or why it sends nothing.
+/// A message of a worker, or the failure that ended the connection.
 type Received = Result<Came, Failure>;
 
 /// Batches on their way from one worker.

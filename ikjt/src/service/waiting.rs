@@ -1,4 +1,4 @@
-//! What a client waits for, which it says on stderr once it has waited for long.
+//! Reports on stderr why a client waits, if it waits for long.
 
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -51,7 +51,7 @@ impl Waiting {
         *self.now() = None;
     }
 
-    /// What is to be said at a time.
+    /// The line to print at a time, if any.
     fn line(&self, at: Instant) -> Option<String> {
         let mut now = self.now();
         let wait = now.as_mut()?;

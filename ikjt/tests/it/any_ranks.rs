@@ -134,7 +134,7 @@ fn check_ranks(directory: &Path, written: &[Written], ranks: usize, size: usize)
     assert_eq!(numbers, (0..written.len() as i64).collect::<Vec<_>>());
 }
 
-/// Reads a dataset in so many streams with different numbers of ranks, also from the middle on.
+/// Reads a dataset in `options.streams` streams with different numbers of ranks, also from the middle on.
 fn check_streams(directory: &Path, options: &ReaderOptions, taken: prop::sample::Index) {
     let streams = options.streams.unwrap();
     let reader = of_rank(directory, options, Rank::default());

@@ -108,7 +108,7 @@ impl Log {
         (0..self.sessions).map(&mut session).collect()
     }
 
-    /// The same in so many buckets, each of which has files of its own, a session in the bucket of its number.
+    /// The same in `buckets` buckets, each of which has files of its own. A session is in the bucket of its number.
     pub(crate) fn write_buckets(self, directory: &Path, layout: Layout, buckets: u32) -> Vec<Sample> {
         self.write_divided(directory, layout, Buckets::with_own_files(buckets))
     }

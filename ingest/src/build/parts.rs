@@ -33,7 +33,7 @@ const FORMAT_VERSION: u32 = 2;
 /// Files that are looked for at the same time.
 const FILES_AT_A_TIME: usize = 32;
 
-/// What was written of one range of buckets: everything that a commit needs.
+/// The description of the files that were written for one range of buckets: everything that a commit needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     /// The version of this format.
@@ -108,7 +108,7 @@ pub async fn write_part(
 }
 
 impl Pipeline<'_> {
-    /// Writes the samples of a range of so many, which is `written` then. Gives the part without it.
+    /// Writes the samples of range `place.0` of `place.1` ranges, and adds the files to `written`. Gives the part without them.
     async fn part(&self, place: (u32, u32), written: &mut Vec<WrittenBucket>) -> Result<Part> {
         let Self { config, options, reporter, .. } = *self;
         let (range, ranges) = place;

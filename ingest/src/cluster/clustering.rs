@@ -7,7 +7,7 @@
 //!
 //! One process finds the sessions beside the records. On a cluster, each machine folds its parts of the log for itself.
 //! After the exchange, all records of a user are in one partition, so sessions are found from the records. The slices of
-//! timelines go through an exchange of the same kind, so that whoever writes a range has its slices. A cluster does all
+//! timelines go through an exchange of the same kind, so that the task that writes a range has its slices. A cluster does all
 //! of this in one job. Where something has to be learned of all samples before any is written, there are two:
 //!
 //! ```text

@@ -53,7 +53,7 @@ pub struct ChecksConfig {
     pub future: Policy,
     /// The last accepted time, likewise; the start of the build if `None`.
     pub not_after: Option<i64>,
-    /// What to do with rows of any source whose local time a clock shows twice or skips; they are kept if `None`.
+    /// The policy for rows of any source whose local time a clock shows twice or skips; they are kept if `None`.
     pub clock_changes: Option<Policy>,
     /// What to do with rows without a value in their time or in a column that identifies them.
     pub null_keys: Policy,

@@ -71,7 +71,7 @@ impl OldDataset {
         (spec, self.columns(config, read))
     }
 
-    /// The files of some ranges of partitions, dealt out to so many readers.
+    /// The files of some ranges of partitions, divided among several readers.
     ///
     /// # Errors
     ///

@@ -29,7 +29,7 @@ const OF_ORDER: [&str; 9] = [
 ///
 /// # Errors
 ///
-/// Those of walking the plan.
+/// The engine's errors from walking the plan.
 pub(super) fn why_plan_varies(plan: &LogicalPlan) -> Result<Option<MessageAndHint>> {
     let mut found = None;
     plan.apply_with_subqueries(|node| {
@@ -49,7 +49,7 @@ pub(super) fn why_plan_varies(plan: &LogicalPlan) -> Result<Option<MessageAndHin
 ///
 /// # Errors
 ///
-/// Those of walking the expression.
+/// The engine's errors from walking the expression.
 pub(super) fn why_varies(expression: &Expr) -> Result<Option<MessageAndHint>> {
     let mut found = None;
     expression.apply(|part| {

@@ -45,7 +45,7 @@ pub(super) fn as_text(data_type: &DataType, format: Format) -> DataType {
     }
 }
 
-/// The values of type `to` that a column of the type [`as_text`] stands for. If the type was `guessed`, each text must be
+/// The values of type `to` of a column that was read as text, as [`as_text`] gives its type. If the type was `guessed`, each text must be
 /// the one that its value has.
 ///
 /// # Errors
@@ -73,7 +73,7 @@ pub(super) fn exact(texts: &ArrayRef, to: &DataType, guessed: bool) -> Result<Ar
 ///
 /// # Errors
 ///
-/// Those of Arrow.
+/// Arrow's errors.
 pub(super) fn exact_or_null(
     texts: &ArrayRef,
     to: &DataType,

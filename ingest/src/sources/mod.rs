@@ -78,7 +78,7 @@ pub(crate) struct Source {
     files: Vec<SourceFile>,
     /// The columns of all files together.
     columns: SchemaRef,
-    /// Those that cannot be read from some files.
+    /// The columns that cannot be read from some files.
     refused: Refused,
     /// The columns that the files' folders make.
     folders: Fields,

@@ -49,7 +49,7 @@ struct RowReader {
     declared: Arc<[String]>,
     /// The columns of the files.
     schema: SchemaRef,
-    /// Those that are read.
+    /// The indices of the columns that are read.
     read: Vec<usize>,
     columns: SchemaRef,
     problems: Problems,
@@ -65,7 +65,7 @@ struct RowReader {
 ///
 /// # Errors
 ///
-/// Those of the engine.
+/// The engine's errors.
 pub(super) fn morselizer(
     format: &Arc<dyn FileSource>,
     source: &str,

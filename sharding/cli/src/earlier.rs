@@ -14,7 +14,7 @@ use serde::Deserialize;
 pub(crate) struct EarlierRun {
     /// The number of the dataset's snapshot that it was trained on.
     pub(crate) snapshot: u64,
-    /// What its features look up.
+    /// The tables that its features look up.
     pub(crate) tables: Vec<FeatureConfig>,
 }
 

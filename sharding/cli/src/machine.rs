@@ -1,4 +1,4 @@
-//! What the present machine's ranks move in a second, for topologies of ranks on its processor.
+//! Measures the bandwidths of this machine, for topologies of ranks on its processor.
 
 use std::hint::black_box;
 use std::io::{self, Read, Write};
@@ -27,7 +27,7 @@ pub(crate) struct MeasuredMachine {
 }
 
 impl MeasuredMachine {
-    /// Measures this machine for so many ranks on its processor: memory by reading it on all cores, links by messages
+    /// Measures this machine for `ranks` ranks on its processor: memory by reading it on all cores, links by messages
     /// through the loopback interface, as ranks on one machine exchange them.
     pub(crate) fn measure(ranks: u32) -> io::Result<Self> {
         let (cores, ranks) = (available_threads(), ranks.max(1));
@@ -40,7 +40,7 @@ impl MeasuredMachine {
     }
 }
 
-/// Of all cores together.
+/// Bytes per second that all cores read together.
 fn memory_bandwidth(cores: usize) -> f64 {
     let buffers: Vec<Vec<u64>> = (0..cores).map(|_| vec![1; WORDS]).collect();
     let started = Instant::now();
@@ -56,7 +56,7 @@ fn memory_bandwidth(cores: usize) -> f64 {
     per_second(cores * PASSES * WORDS * size_of::<u64>(), started)
 }
 
-/// Of all connections together.
+/// Bytes per second that all connections send together.
 fn exchange_bandwidth(connections: u32) -> io::Result<f64> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let address = listener.local_addr()?;

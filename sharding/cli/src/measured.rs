@@ -34,7 +34,7 @@ struct Counting<'a> {
     rows: Vec<u32>,
 }
 
-/// Of a vector that has just grown to twice its size.
+/// Bytes of an id in a vector that has just grown to twice its size.
 const BYTES_PER_ID: u64 = 8;
 
 /// Reads batches of `dataset` until `samples` samples are counted, or all there are; `configs` are those of the
@@ -44,7 +44,7 @@ const BYTES_PER_ID: u64 = 8;
 ///
 /// # Errors
 ///
-/// Those of the reader, also for ids without a table row that `request` has it check.
+/// The reader's errors, also for ids without a table row that `request` has it check.
 pub(crate) fn measure_features(
     dataset: &Path,
     configs: &[FeatureConfig],

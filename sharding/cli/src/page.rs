@@ -53,7 +53,7 @@ fn summary(plan: &Plan) -> String {
     text
 }
 
-/// What ranks have and are: `80.0 GiB each for tables and buffers`, or that of each group.
+/// The memory and kind of the ranks: `80.0 GiB each for tables and buffers`, or the same for each group.
 fn hardware(topology: &Topology) -> String {
     let of = |rank: u32| {
         let memory = format_bytes(topology.memory_of(rank));

@@ -364,7 +364,7 @@ fn a_topology_may_be_of_the_present_machine() {
     let h100 = Topology::h100(1, 1).unwrap();
     assert_ne!(here.memory_bandwidth_bytes_per_second, h100.memory_bandwidth_bytes_per_second);
     assert_ne!(here.intra_node_bandwidth_bytes_per_second, h100.intra_node_bandwidth_bytes_per_second);
-    // What is given is not measured.
+    // Values that are given are not measured.
     let text = dir.run(&format!("{measured} --overwrite --memory-bandwidth 2TB --hardware mine")).succeeded();
     assert!(text.contains("measured on mine"), "{text}");
     assert_eq!(Topology::load(&dir.path("here.json")).unwrap().memory_bandwidth_bytes_per_second, 2e12);

@@ -206,7 +206,7 @@ fn a_model_that_learned_nothing_is_not_blessed() {
         dir.fails("pretrain few.parquet --out model.json")
             .contains("there are 20 samples for the compute model")
     );
-    // Of one exchange of many ranks nothing is left to test on.
+    // One exchange of many ranks leaves nothing to test on.
     let rank = |i: u32| ExchangeRank { bytes: f64::from(i) * 1e5, start_ms: 0.0, ms: f64::from(i) };
     let one = ExchangeSample { direction: Direction::Forward, ranks: (1..65).map(rank).collect() };
     Costs { exchanges: vec![one], ..measured(600, false) }.store(&dir.path("one.parquet")).unwrap();

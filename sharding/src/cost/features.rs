@@ -232,7 +232,7 @@ impl ShardFeatures {
         ACCESS_BINS..ACCESS_BINS + NEUROSHARD.len() + AMOUNTS
     }
 
-    /// What a learned model sees, not yet normalised.
+    /// The inputs of a learned model, not yet normalised.
     pub fn encoded(&self) -> Vec<f64> {
         let mut values = self.access_bins.0.to_vec();
         values.extend([self.columns, self.pooling_factor, self.rows, self.lists * self.dedupe_factor]);

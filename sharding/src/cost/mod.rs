@@ -85,7 +85,7 @@ impl ShardLoad<'_> {
         self.shard.row_count() as f64 * self.shard.column_count() as f64 * ACTIVATION_BYTES
     }
 
-    /// What ranks need to exchange ids, vectors and gradients of the shard, on average.
+    /// The buffers in which ranks exchange ids, vectors and gradients of the shard, on average.
     pub fn buffers(&self, topology: &Topology, batch_size: u64) -> BufferBytes {
         exchange_buffers(self.table, self.sharding_type, self.shard, topology, batch_size)
     }

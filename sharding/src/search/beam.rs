@@ -109,7 +109,7 @@ impl Beam {
         found.extend(baselines.iter().cloned());
         let mut finalists: Vec<Placement> =
             found.into_par_iter().map(|placement| improve(problem, placement)).collect();
-        // What other forms of tables are worth is tried where that is no more effort than the beam's.
+        // Other forms of tables are tried where that takes no more effort than the beam.
         if (problem.ranks as f64).powi(2) * FORM_TRIES <= EFFORT {
             let best = finalists.iter().cloned().reduce(better);
             finalists.extend(best.map(|best| improve_forms(problem, best, Order::ByCost, &|_, _| true)));
@@ -179,7 +179,7 @@ impl Beam {
 
 /// The first units by bytes and by cost, each once.
 fn candidates(problem: &Problem<'_>, units: &[Unit]) -> Vec<usize> {
-    // Of a table's units with as many columns, one is enough.
+    // One of a table's units with equally many columns is enough.
     let mut seen = std::collections::HashSet::new();
     let mut order: Vec<usize> =
         (0..units.len()).filter(|i| seen.insert(Unit { start: 0, ..units[*i] })).collect();

@@ -69,8 +69,9 @@ fn other_form(
 ) -> Option<Placement> {
     let costs = Ranks::of(problem, &now.units, &now.places).busy_ms(problem);
     let worst = (0..costs.len()).reduce(|a, b| if costs[b] > costs[a] { b } else { a })?;
-    let stands = |i: &usize| problem.ranks_of(&now.units[*i], now.places[*i]).contains(&worst);
-    let mut tables: Vec<usize> = (0..now.units.len()).filter(stands).map(|i| now.units[i].table).collect();
+    let is_on_worst = |i: &usize| problem.ranks_of(&now.units[*i], now.places[*i]).contains(&worst);
+    let mut tables: Vec<usize> =
+        (0..now.units.len()).filter(is_on_worst).map(|i| now.units[i].table).collect();
     let alone = |table: usize| problem.priced(&problem.whole(table)).alone_ms;
     tables.sort_by(|a, b| alone(*b).total_cmp(&alone(*a)).then(a.cmp(b)));
     tables.dedup();
@@ -106,9 +107,9 @@ pub(crate) fn cheapest_with(
             ranks.add(problem, unit, place);
             let has_room = capacity.exceeded(&ranks.bytes).is_none();
             let cost_ms = if has_room { ranks.most_ms(problem) } else { f64::INFINITY };
-            // Of places that another rank's cost makes equal, the one whose ranks do least.
-            let stands_on = problem.ranks_of(unit, place);
-            let own = stands_on.map(|rank| ranks.compute_ms[rank]).fold(0.0, f64::max);
+            // Among places of equal cost, the one whose ranks compute least is best.
+            let its_ranks = problem.ranks_of(unit, place);
+            let own = its_ranks.map(|rank| ranks.compute_ms[rank]).fold(0.0, f64::max);
             ranks.restore(saved);
             let is_better = cost_ms < below || (best.is_some() && cost_ms == below && own < least_own);
             if !has_room || !is_better {

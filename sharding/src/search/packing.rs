@@ -56,13 +56,13 @@ struct Packing<'a> {
     problem: &'a Problem<'a>,
     units: Vec<Unit>,
     places: Vec<u32>,
-    /// Of every rank, without what it needs to ask.
+    /// Bytes of every rank, without its buffers for asking other ranks.
     bytes: Vec<u64>,
 }
 
 impl<'a> Packing<'a> {
     fn new(problem: &'a Problem<'a>, mut units: Vec<Unit>) -> Self {
-        // What is on many ranks has few places, and what is large.
+        // Large units and units on many ranks have few possible places, so they come first.
         let key = |unit: &Unit| (problem.places(unit), std::cmp::Reverse(problem.priced(unit).bytes));
         units.sort_by_key(key);
         Self { problem, places: Vec::with_capacity(units.len()), bytes: vec![0; problem.ranks], units }
@@ -96,7 +96,7 @@ impl<'a> Packing<'a> {
             {
                 continue;
             }
-            // Of ranks that hold nothing and have as much room, one is enough.
+            // One of the empty ranks with equal room is enough.
             let is_empty = unit.kind == Kind::Columns && self.bytes[place as usize] == 0;
             if is_empty && empty.contains(&left) {
                 continue;

@@ -226,7 +226,7 @@ impl<'a> Problem<'a> {
         self.of_blocks(unit, load, of).into_iter().sum()
     }
 
-    /// Of each shard of a unit, of which `load` is the one that is looked up most; of even lookups of that one alone.
+    /// Applies `of` to each shard of a unit, whose most loaded shard is `load`; with even lookups, to that shard alone.
     fn of_blocks<T>(&self, unit: &Unit, load: &ShardLoad<'_>, of: impl Fn(&ShardLoad<'_>) -> T) -> Vec<T> {
         if load.table.has_even_lookups() {
             return vec![of(load)];

@@ -151,8 +151,8 @@ impl Replan<'_> {
         Ok(Placement::new(problem, units, places))
     }
 
-    /// The units of a table as it stands, some column shards of which may be on ranks that are gone; `None` if it cannot
-    /// stand like that any more.
+    /// The units of a table with the ranks of the old plan, some of which may be gone; `None` if the table cannot keep
+    /// its shards.
     fn standing(&self, number: usize, old: &TablePlan) -> Option<Vec<(Unit, u32)>> {
         let (problem, table) = (self.problem, &self.problem.tables[number]);
         if old.dim != table.dim {
@@ -221,8 +221,8 @@ impl Replan<'_> {
                     .then_some((i, emptiest as u32))
             };
             let Some((i, rank)) = movable.iter().find_map(|i| to(*i)) else {
-                let stands = |i: &usize| problem.ranks_of(&units[*i], places[*i]).contains(&full);
-                let largest = (0..units.len()).filter(stands).max_by_key(bytes);
+                let is_on_full = |i: &usize| problem.ranks_of(&units[*i], places[*i]).contains(&full);
+                let largest = (0..units.len()).filter(is_on_full).max_by_key(bytes);
                 return Err(self.no_room(largest.map_or(0, |i| units[i].table)));
             };
             places[i] = rank;
@@ -295,7 +295,7 @@ mod tests {
         })
     }
 
-    /// Where every table stands.
+    /// The sharding type and the shards of every table.
     fn shards(plan: &Plan) -> Vec<(ShardingType, Vec<crate::Shard>)> {
         plan.tables.iter().map(|table| (table.sharding_type, table.shards.clone())).collect()
     }

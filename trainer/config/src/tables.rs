@@ -423,7 +423,7 @@ fn resolve_table(
 ///
 /// # Errors
 ///
-/// What is wrong with it, as a message.
+/// A message about a size that is wrong.
 pub fn check_size(rows: u64, dim: u64) -> Result<(), String> {
     if rows == 0 || dim == 0 {
         return Err(format!("it has {rows} rows of dimension {dim}, both must be at least 1"));

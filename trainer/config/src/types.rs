@@ -46,7 +46,7 @@ pub enum TableOptimizer {
 }
 
 impl TableOptimizer {
-    /// Values that it keeps for a row of so many columns; `None` if they cannot be counted.
+    /// The number of values that it keeps for a row of `columns` columns; `None` if they cannot be counted.
     pub fn state_values(self, columns: u64) -> Option<u64> {
         match self {
             Self::Sgd => Some(0),

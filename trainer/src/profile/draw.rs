@@ -103,7 +103,7 @@ fn table(
             pooling: if rng.random_bool(0.2) { Pooling::Attention } else { Pooling::Sum },
             pooling_factor,
             dedupe_factor,
-            // Of fewer ids than lists, most lists are empty.
+            // If there are fewer ids than lists, most lists are empty.
             list_dedupe_factor: Some(dedupe_factor / pooling_factor.clamp(1e-6, 1.0)),
             access_bins: Some(AccessBins::zipf(rows, accesses, exponent)),
             ..Lookups::default()

@@ -102,7 +102,7 @@ fn a_drained_worker_ends_and_is_not_missed() {
     });
 }
 
-/// What was drained is a process, and not whatever comes to its address later.
+/// Draining concerns a process, not another one that gets its address later.
 #[test]
 fn another_process_takes_the_address_of_a_drained_one() {
     let dir = dataset();

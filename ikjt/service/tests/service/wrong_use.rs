@@ -78,7 +78,7 @@ fn a_master_refuses_two_datasets_of_one_name() {
     ]);
 }
 
-/// What a worker's storage refuses is said at once, by the client and by the worker.
+/// An access that a worker's storage refuses is reported at once, by the client and by the worker.
 #[test]
 fn denied_storage_and_missing_workers_are_told() {
     let dir = dataset();
@@ -93,7 +93,7 @@ fn denied_storage_and_missing_workers_are_told() {
     nobody.command(&read).fails(&["has no worker", " has waited for ", "onefold-serve status"]);
 }
 
-/// A worker reads only what its master names, whoever asks it.
+/// A worker reads only locations that its master names, for all clients.
 #[test]
 fn workers_read_only_named_datasets() {
     let dir = dataset();
