@@ -53,6 +53,7 @@ use crate::error::bug;
 use crate::profile::stage;
 use crate::remote::{Cluster, OnCluster, WrittenRows, cluster_of, write_rows};
 use crate::sessionize::{self, TOTALS};
+use crate::sources;
 use crate::spilling_join::once_each;
 use crate::{Config, Error, Result};
 
@@ -492,6 +493,7 @@ pub(super) async fn fold_samples(
 ) -> Result<Arc<FoldExec>> {
     check_types(config, columns, &options.problems)?;
     let samples = context.query(&sessionize::samples(config, columns)?).await?;
+    sources::report_refused_columns(&samples, &options.problems)?;
     let input = OnCluster::inner(samples.create_physical_plan().await?);
     tracing::debug!("samples:\n{}", displayable(input.as_ref()).indent(false));
     let spec = FoldSpec {

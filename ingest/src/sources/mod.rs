@@ -50,8 +50,8 @@ use self::formats::{Dialect, endings_of, engine_compression};
 use self::head::damaged_hint;
 use self::inspect::SourceFile;
 pub(crate) use self::inspect::int96_as_micros;
-pub(crate) use self::refused::function as refused_function;
 use self::refused::refused_column;
+pub(crate) use self::refused::{function as refused_function, report_refused_columns};
 use self::schema::{FileColumns, Refused};
 pub(crate) use self::segments::{SEGMENTS_FILE, check_segments};
 pub(crate) use self::sent::SentScan;
@@ -287,7 +287,10 @@ impl Source {
     fn tables<'a>(&self, files: impl IntoIterator<Item = &'a SourceFile>) -> Vec<FileTable> {
         let mut tables: BTreeMap<_, FileTable> = BTreeMap::new();
         for file in files {
-            let refused = self.refused.get(&file.found.name);
+            let refused = self
+                .refused
+                .get(&file.found.name)
+                .filter(|_| file.inspection.rows.is_none_or(|rows| rows > 0));
             let is_refused = |name: &String| refused.is_some_and(|refused| refused.contains_key(name));
             // The values of a CSV row belong to columns by their position only.
             let columns = match file.dialect.format {
