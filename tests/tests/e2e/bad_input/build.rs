@@ -94,7 +94,7 @@ fn dataset_configurations_that_do_not_fit() {
         (
             "age = { kind = \"dense\" }",
             "age = { kind = \"sparse\" }",
-            &["column `age`", "Float64", "ids are integers, texts", "CAST", "kind = \"dense\""],
+            &["column `age`", "Float64", "ids are integers, texts", "whole_id(age)", "kind = \"dense\""],
         ),
         ("age = { kind = \"dense\" }", "history = { kind = \"dense\" }", &[config, "duplicate key"]),
         (

@@ -215,8 +215,8 @@ fn plans_that_cannot_be_run() {
     let one = plan(1);
     let cases: &[(String, &[&str])] = &[
         (
-            replaced(&one, "\"format_version\": 1", "\"format_version\": 2"),
-            &["plan.json", "format version 2", "onefold-shard plan"],
+            replaced(&one, "\"format_version\": 2", "\"format_version\": 3"),
+            &["plan.json", "format version 3", "onefold-shard plan"],
         ),
         (one[..one.len() / 2].to_owned(), &["plan.json", "EOF", "onefold-shard plan"]),
         (
