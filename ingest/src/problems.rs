@@ -64,9 +64,13 @@ impl Problems {
     ///
     /// # Errors
     ///
-    /// `error`, unless problems are collected.
+    /// `error`, unless problems are collected. A store that does not answer is no problem of the logs: its error is
+    /// returned in any case.
     pub(crate) fn report(&self, error: Error) -> Result<()> {
         let Some(found) = &self.0 else { return Err(error) };
+        if error.fault().kind == Kind::Storage {
+            return Err(error);
+        }
         let faults = match error {
             Error::Problems(faults) => faults,
             error => vec![error.fault()],

@@ -41,7 +41,7 @@ use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, stream};
 use object_store::ObjectMeta;
-use onefold_base::fault::Explain as _;
+use onefold_base::fault::{Explain as _, Fault, Kind};
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::files::{FileError, FileName, FoundFile};
@@ -137,8 +137,9 @@ async fn expand(
             let shown = PathBuf::from(path);
             let (store, pattern) =
                 stores.open(path, &config.object_stores).map_err(|error| wrong(shown.clone(), error))?;
-            let objects =
-                listing::expand(&store, pattern).await.map_err(|error| wrong(shown.clone(), error))?;
+            let objects = listing::expand(&store, pattern).await.map_err(|error| {
+                Error::from(Fault { kind: Kind::Storage, ..wrong(shown.clone(), error).fault() })
+            })?;
             let files = objects.into_iter().map(|meta| FoundFile {
                 name: PathBuf::from(format!("{}/{}", store.url, meta.location)),
                 folders: files::folders(meta.location.as_ref()),

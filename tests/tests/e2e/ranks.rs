@@ -167,7 +167,7 @@ fn features_share_a_table() {
     assert_eq!(dir.command(checked).json()["valid"], true);
     dir.command("onefold-shard export plan.json --torchrec --module ebc --out torchrec.json").works();
     let torchrec: Value = serde_json::from_str(&dir.text("torchrec.json")).unwrap();
-    assert!(torchrec["plan"]["ebc"]["things"].is_object(), "{torchrec}");
+    assert!(torchrec["plan"]["ebc"]["t_things"].is_object(), "{torchrec}");
 
     let local = dir.command(&format!("onefold-train {RUN} --out local --max-steps 30 --threads 1")).json();
     let launch = format!("onefold-train launch --ranks 2 -- {RUN} --out run --plan plan.json");
