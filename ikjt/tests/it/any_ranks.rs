@@ -2,15 +2,14 @@
 
 use std::path::Path;
 
-use onefold_datasets::digest::Digest;
 use onefold_datasets::{
     Buckets, DatasetWriter, Layout, PartitionColumn, PartitionKey, PartitionType, Snapshot, WriterOptions,
     bucket_of_session, session_id,
 };
-use onefold_ikjt::{Position, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest};
+use onefold_ikjt::{Position, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Step, Tail, Within};
 use proptest::prelude::*;
 
-use crate::dataset::{Log, Sample, columns, open, options, samples_of, schema};
+use crate::dataset::{Log, Sample, columns, open, options, samples_of, schema, step_digests};
 
 const RANKS: [usize; 8] = [1, 2, 3, 5, 6, 7, 12, 64];
 const BUCKETS: usize = 64;
@@ -101,17 +100,6 @@ fn steps_by_rank(directory: &Path, options: &ReaderOptions, ranks: usize, from: 
         steps
     };
     (0..ranks).map(read).collect()
-}
-
-/// The digests of the global batches.
-fn step_digests(steps: &[Vec<Step>], reader: &Reader) -> Vec<Digest> {
-    assert!(steps.iter().all(|of_rank| of_rank.len() == steps[0].len()), "all ranks take equally many steps");
-    let of_step = |step: usize| {
-        let mut sum = Digest::default();
-        steps.iter().for_each(|of_rank| sum.merge(digest(&of_rank[step].batch, reader.schema())));
-        sum
-    };
-    (0..steps[0].len()).map(of_step).collect()
 }
 
 /// Reads a dataset with as many streams as ranks, and compares each batch with the definition.

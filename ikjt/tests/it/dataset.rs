@@ -7,11 +7,12 @@ use arrow::array::{
     ArrayRef, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, TimestampMicrosecondArray,
 };
 use arrow::datatypes::Int64Type;
+use onefold_datasets::digest::Digest;
 use onefold_datasets::{
     Buckets, DatasetWriter, FeatureGroup, KeptColumn, KeptKind, Layout, Order, PartitionColumn, PartitionKey,
     PartitionType, Schema, Snapshot, SparseFeature, SparseKind, WriterOptions, bucket_of_session,
 };
-use onefold_ikjt::{Batch, Batches, Error, ReadRequest, Reader, Workers};
+use onefold_ikjt::{Batch, Batches, Error, ReadRequest, Reader, Step, Workers, digest};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -237,4 +238,15 @@ pub(crate) fn read(directory: &Path, request: impl Into<ReadRequest>) -> Vec<Bat
 /// A dataset's data files.
 pub(crate) fn files(directory: &Path) -> Vec<std::path::PathBuf> {
     Snapshot::load(directory).unwrap().file_paths().map(|path| directory.join(path)).collect()
+}
+
+/// The digests of the global batches, from the steps of each rank.
+pub(crate) fn step_digests(steps: &[Vec<Step>], reader: &Reader) -> Vec<Digest> {
+    assert!(steps.iter().all(|of_rank| of_rank.len() == steps[0].len()), "all ranks take equally many steps");
+    let of_step = |step: usize| {
+        let mut sum = Digest::default();
+        steps.iter().for_each(|of_rank| sum.merge(digest(&of_rank[step].batch, reader.schema())));
+        sum
+    };
+    (0..steps[0].len()).map(of_step).collect()
 }

@@ -3,15 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use onefold_datasets::digest::Digest;
 use onefold_datasets::{Buckets, Layout, Snapshot};
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{
-    Batch, Position, Rank, ReadRequest, Reader, ReaderOptions, Shuffle, Step, Tail, Within, digest,
-};
+use onefold_ikjt::{Batch, Position, Rank, ReadRequest, ReaderOptions, Shuffle, Step, Tail, Within};
 use proptest::prelude::*;
 
-use crate::dataset::{Log, Sample, collect, files, open, open_with, read, samples_of};
+use crate::dataset::{Log, Sample, collect, files, open, open_with, read, samples_of, step_digests};
 
 const LOG: Log = Log { sessions: 80, session_size: 8.0, repeat: 0.7, seed: 3 };
 
@@ -98,17 +95,6 @@ fn steps_by_rank(
         reader.resume(from).unwrap().map(Result::unwrap).collect()
     };
     (0..world_size).map(of_rank).collect()
-}
-
-/// The digests of the global batches.
-fn step_digests(steps: &[Vec<Step>], reader: &Reader) -> Vec<Digest> {
-    assert!(steps.iter().all(|of_rank| of_rank.len() == steps[0].len()), "all ranks take equally many steps");
-    let of_step = |step: usize| {
-        let mut sum = Digest::default();
-        steps.iter().for_each(|of_rank| sum.merge(digest(&of_rank[step].batch, reader.schema())));
-        sum
-    };
-    (0..steps[0].len()).map(of_step).collect()
 }
 
 fn orders() -> impl Strategy<Value = Option<Shuffle>> {
