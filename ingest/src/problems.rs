@@ -68,12 +68,12 @@ impl Problems {
     /// returned in any case.
     pub(crate) fn report(&self, error: Error) -> Result<()> {
         let Some(found) = &self.0 else { return Err(error) };
-        if error.fault().kind == Kind::Storage {
-            return Err(error);
-        }
         let faults = match error {
             Error::Problems(faults) => faults,
-            error => vec![error.fault()],
+            error => match error.fault() {
+                fault if fault.kind == Kind::Storage => return Err(error),
+                fault => vec![fault],
+            },
         };
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
         for fault in faults {
