@@ -83,7 +83,7 @@ impl Error {
     }
 
     /// All tables together, with the `buffers` of all ranks, are larger than the `capacity` of all `ranks`, in bytes.
-    /// `enough` ranks have room; `None` if no number of ranks is known to have it.
+    /// `enough` ranks have room; `None` if it is not known how many are needed.
     pub(crate) fn no_room(tables: u64, buffers: u64, capacity: u64, ranks: u32, enough: Option<u32>) -> Self {
         let have = match ranks {
             1 => "1 rank has".to_owned(),

@@ -162,7 +162,7 @@ impl Topology {
         own.unwrap_or(self.memory_bandwidth_bytes_per_second)
     }
 
-    /// What a rank is, if the topology says it.
+    /// The hardware of a rank, if the topology states it.
     pub fn hardware_of(&self, rank: u32) -> Option<&str> {
         let own = self.group_of(rank).and_then(|group| group.hardware.as_deref());
         own.or(self.hardware.as_deref())

@@ -282,7 +282,7 @@ fn parameter_sharding(plan: &Plan, table: &TablePlan, device: &str) -> Result<Va
 }
 
 /// The sharding type of a table by rows, whose shards are in the order of their rows: TorchRec finds a row's rank by
-/// dividing by the size of a block, so blocks are equal and stand on all ranks, or those of one machine, in order.
+/// dividing by the size of a block, so blocks have equal sizes and are on all ranks, or on those of one machine, in order.
 fn row_wise(plan: &Plan, table: &TablePlan, shards: &[&Shard]) -> Result<&'static str> {
     let topology = &plan.topology;
     let first = shards.first().map_or(0, |shard| shard.rank);

@@ -1,5 +1,6 @@
-//! Threads and subscriptions around the [schedule](crate::schedule) of a worker's blocks: it decides, and here is done what
-//! it says. A block that nobody reads any more goes to the [cache](onefold_ikjt::cache), which has what memory is left.
+//! Threads and subscriptions around the [schedule](crate::schedule) of a worker's blocks: it decides, and this
+//! module carries out its actions. A block that no client reads any more goes to the [cache](onefold_ikjt::cache), which
+//! uses the remaining memory.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 /// The most jobs that are remembered. A client whose job was forgotten sends it again.
 const MOST_JOBS: usize = 256;
 
-/// A job that nobody has asked for for so long is forgotten, with what is known of its files.
+/// The time without requests after which a job and the metadata of its files are dropped.
 const IDLE: Duration = Duration::from_secs(300);
 
 /// The option `memory_limit` of a reader, in the words of a worker's operator.

@@ -630,7 +630,7 @@ impl<T: Clone> Schedule<T> {
         }
     }
 
-    /// The block of a run whose next batch is that of a step; `None` if nobody wants it any more.
+    /// The block of a run whose next batch is that of a step; `None` if no client reads it any more.
     fn entry_of(&mut self, run: u64, step: u64) -> Option<u64> {
         let entries = &mut self.runs.get_mut(&run)?.entries;
         // The entries before it are complete.

@@ -145,8 +145,8 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// The role of somebody who sends this; `None` if he is not answered. One token alone is that of both roles; without
-    /// a token of clients, everybody is one.
+    /// The role of a sender with this `authorization` header; `None` if the request is refused. If only one token is
+    /// set, it is valid for both roles. If clients have no token, every sender is a client.
     pub(crate) fn role(&self, authorization: Option<&str>) -> Option<Role> {
         let has =
             |token: &str| authorization.is_some_and(|found| is_same(found.as_bytes(), token.as_bytes()));

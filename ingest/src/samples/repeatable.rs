@@ -1,7 +1,7 @@
 //! Which queries give the same rows each time that they are evaluated.
 //!
 //! A query is evaluated several times: for the sessions, for the samples, and when a dataset is compared with its logs.
-//! Rows that differ from one time to the next belong to wrong sessions, and nobody could build the dataset again.
+//! Rows that differ from one time to the next belong to wrong sessions, and the dataset could not be built again.
 
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::error::Result;

@@ -333,7 +333,7 @@ pub(crate) struct TopologyArguments {
     /// machine, or an H100's: 5e10]
     #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth)]
     pub(crate) inter_node_bandwidth: Option<f64>,
-    /// What a rank is, as `onefold-train profile` names it; learned cost models ask for it [default: as measured]
+    /// The hardware of a rank, as `onefold-train profile` names it; learned cost models need it [default: as measured]
     #[arg(long, value_name = "NAME")]
     pub(crate) hardware: Option<String>,
     #[command(flatten)]

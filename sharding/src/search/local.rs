@@ -87,7 +87,7 @@ fn other_form(
 }
 
 /// The cheapest placement of one of `candidates` beside other units, of those that have room, are `allowed` and cost less
-/// than `below`; `None` if there is none. Shards of one table never share a rank.
+/// than `below`; `None` if no place is left. Shards of one table never share a rank.
 pub(crate) fn cheapest_with(
     problem: &Problem<'_>,
     candidates: &[Unit],

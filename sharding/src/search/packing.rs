@@ -8,9 +8,9 @@ const TRIES: usize = 200_000;
 /// Units that are packed like this, at most: more have a placement that is found without going back, or take too long.
 const MOST_UNITS: usize = 256;
 
-/// A placement in which every rank has room, found by trying all places of units, of several ways to cut the tables: whole;
-/// and the largest table, the two largest, … by rows, or in halves, quarters, …. `None` if there is none among as many
-/// tries as are affordable.
+/// A placement that fits into the memory of every rank. The search tries all places of units, for several ways to cut the
+/// tables: whole; then the largest table, the two largest, … by rows, or in halves, quarters, …. `None` if it finds no
+/// placement before its limit of tries.
 pub(crate) fn pack(problem: &Problem<'_>) -> Option<Placement> {
     if problem.tables.len() > MOST_UNITS {
         return None;

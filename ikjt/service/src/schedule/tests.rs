@@ -196,7 +196,7 @@ impl World {
         self.pass(1);
     }
 
-    /// All clients but those that stand still read to the end.
+    /// All clients except the paused ones, `still`, read to the end.
     fn finish(&mut self, still: &BTreeSet<usize>) {
         let others: Vec<usize> = (0..self.readers.len()).filter(|number| !still.contains(number)).collect();
         for _ in 0..20_000 {
@@ -240,8 +240,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 proptest! {
     #![proptest_config(onefold_property::cases(500))]
 
-    /// Whatever clients do: memory stays within its limits, every batch comes once and in order, and all who go on get
-    /// all of theirs, also beside those who stand still.
+    /// Whatever clients do: memory stays within its limits, every batch comes once and in order, and all clients
+    /// that go on get all of their batches, also beside paused clients.
     #[test]
     fn everybody_goes_on_within_the_memory(
         batches in 0_u64..40,

@@ -59,7 +59,7 @@ fn check_peak(fleet: &Fleet, what: &str) {
     assert!(peak <= LIMIT / 10 * 11, "{what}: {} MiB", peak >> 20);
 }
 
-/// Jobs that stand still, one that runs beside them, and then nobody.
+/// Measures a worker with paused jobs, with a running job beside them, and without any.
 #[test]
 fn the_memory_of_a_worker_does_not_grow_with_jobs() {
     let dir = dataset();
