@@ -17,8 +17,9 @@ pub enum Dedupe {
     Off,
     /// Every distinct row of a deduplicated group once per batch: IKJTs.
     Exact,
-    /// Rows that overlap share their ids: partial IKJTs. From `rows`, every distinct row once, and whatever slides from
-    /// one distinct row to the next; from `folded`, a row for every change within a session, and sequences slide.
+    /// Every distinct row once per batch, as with `Exact`, and rows that overlap share their ids: partial IKJTs. There
+    /// are never more rows or ids than with `Exact`. From `folded`, rows share the ids that they share in the file;
+    /// from `rows`, each distinct row is compared with the one before it.
     Window,
 }
 
