@@ -30,7 +30,7 @@ pub enum Dedupe {
 /// ```
 /// use onefold_ikjt::{Dedupe, ReadRequest, ReaderOptions};
 ///
-/// let request = ReadRequest::from(ReaderOptions { dedupe: Dedupe::Window, ..ReaderOptions::new(2048) });
+/// let request = ReadRequest::from(ReaderOptions { dedupe: Dedupe::Exact, ..ReaderOptions::new(2048) });
 /// assert!(request.checks.verify && request.rank.world_size == 1);
 /// ```
 #[derive(Debug, Clone)]
@@ -145,14 +145,14 @@ pub struct ReaderOptions {
 }
 
 impl ReaderOptions {
-    /// Everything in file order, deduplicated exactly.
+    /// Everything in file order, every distinct row once, and rows that overlap share their ids.
     pub fn new(global_batch_size: usize) -> Self {
         Self {
             global_batch_size,
             streams: None,
             tail: Tail::default(),
             shuffle: None,
-            dedupe: Dedupe::Exact,
+            dedupe: Dedupe::Window,
             snapshot: None,
             partitions: PartitionFilter::default(),
             features: None,
