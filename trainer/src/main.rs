@@ -249,7 +249,7 @@ struct ExportArguments {
 #[derive(Debug, clap::Args)]
 struct SharedArguments {
     /// Whether batches are deduplicated; the losses are the same
-    #[arg(long, value_enum, default_value_t = DedupeArgument::Exact)]
+    #[arg(long, value_enum, default_value_t = DedupeArgument::Window)]
     dedupe: DedupeArgument,
     #[command(flatten)]
     device: DeviceOption,
