@@ -25,7 +25,10 @@ pub(crate) fn infer(
     mut take: impl FnMut(&Batch, &[f32]) -> Result<()>,
 ) -> Result<bool> {
     let (mut read, collectives) = (0, model.embeddings.collectives());
-    for step in reader.batches()? {
+    let mut batches = collectives.agree_on(|| reader.batches().map_err(Error::from))?;
+    loop {
+        model.wait_for_batch(|limit| batches.wait(limit))?;
+        let Some(step) = batches.next() else { break };
         let batch = step.map(|step| step.batch).map_err(Error::from);
         let flags = if stop.is_raised() { STOP } else { 0 };
         let (batch, mut input) = model.request_or_fail(batch, flags)?;

@@ -16,8 +16,6 @@ use crate::{Error, Result, shim};
 
 /// A rank wishes that training ends after the step that it is in.
 pub(crate) const STOP: i64 = 1;
-/// A rank has failed, and makes no further steps.
-pub(crate) const FAILED: i64 = 2;
 /// A rank wishes for a checkpoint after the step that it is in.
 pub(crate) const CHECKPOINT: i64 = 4;
 
@@ -26,7 +24,7 @@ const WORKING: i64 = 0;
 const SUCCEEDED: i64 = 1;
 const BROKEN: i64 = 2;
 /// How long ranks that wait for another's work say nothing.
-const BEAT: Duration = Duration::from_millis(500);
+pub(crate) const BEAT: Duration = Duration::from_millis(500);
 
 impl dyn Collectives + '_ {
     /// `result`, if every rank has succeeded; otherwise an error on all ranks: its own on the lowest rank that failed,
@@ -167,7 +165,7 @@ pub(crate) fn reported_by(rank: usize) -> Error {
 ///
 /// [`Error::ReportedElsewhere`] if a rank has failed.
 pub(crate) fn go_on(statuses: &[Status]) -> Result<bool> {
-    match statuses.iter().position(|status| status.flags & FAILED != 0) {
+    match statuses.iter().position(|status| status.flags & Status::FAILED != 0) {
         Some(rank) => Err(reported_by(rank)),
         None => Ok(statuses.iter().all(|status| status.flags & STOP == 0)),
     }

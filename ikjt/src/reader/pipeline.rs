@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -95,6 +95,8 @@ pub struct Step<T = Batch> {
 #[derive(Debug)]
 pub struct Batches<T = Batch> {
     queue: Option<Receiver<Promise<Delivery<T>>>>,
+    /// The next step, if [`wait`](Self::wait) has taken it from the queue.
+    promised: Option<Promise<Delivery<T>>>,
     scheduler: Option<JoinHandle<()>>,
     account: Arc<Account>,
     stages: Arc<Stages>,
@@ -198,12 +200,47 @@ impl<T: Send + 'static> Batches<T> {
         let thread =
             std::thread::Builder::new().name(name.to_owned()).spawn(move || run(sender, of_thread))?;
         let (queue, scheduler) = (Some(queue), Some(thread));
-        Ok(Self { queue, scheduler, account, stages, position, steps, waited })
+        Ok(Self { queue, promised: None, scheduler, account, stages, position, steps, waited })
     }
 }
 
 impl<T> Batches<T> {
-    /// How long [`next`](Iterator::next) has waited for batches so far.
+    /// Waits for the next step, at most for `limit`. Returns whether [`next`](Iterator::next) need not wait any more:
+    /// the step is there, there is an error, or the epoch has no step left.
+    pub fn wait(&mut self, limit: Duration) -> bool {
+        let started = Instant::now();
+        let arrived = self.position.step >= self.steps || self.arrives_within(limit);
+        self.waited.add(started.elapsed());
+        arrived
+    }
+
+    fn arrives_within(&mut self, limit: Duration) -> bool {
+        let Some(queue) = &self.queue else { return true };
+        let started = Instant::now();
+        let left = || limit.saturating_sub(started.elapsed());
+        let promise = match self.promised.take() {
+            Some(promise) => promise,
+            None => match queue.recv_timeout(left()) {
+                Ok(promise) => promise,
+                Err(error) => return error == RecvTimeoutError::Disconnected,
+            },
+        };
+        match promise.recv_timeout(left()) {
+            Ok(delivery) => {
+                let (sender, arrived) = sync_channel(1);
+                // The receiver exists, and the channel has room.
+                let _ = sender.send(delivery);
+                self.promised = Some(arrived);
+                true
+            }
+            Err(error) => {
+                self.promised = Some(promise);
+                error == RecvTimeoutError::Disconnected
+            }
+        }
+    }
+
+    /// How long [`next`](Iterator::next) and [`wait`](Self::wait) have waited for batches so far.
     pub fn waited(&self) -> Duration {
         self.waited.get()
     }
@@ -232,7 +269,8 @@ impl<T> Iterator for Batches<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let started = Instant::now();
-        let delivered = self.queue.as_ref()?.recv().ok();
+        let queue = self.queue.as_ref()?;
+        let delivered = self.promised.take().or_else(|| queue.recv().ok());
         let step = match delivered {
             Some(promise) => Some(fulfilled(&promise).map(|(batch, _, _)| {
                 self.position.step += 1;

@@ -404,12 +404,12 @@ impl<'a> Prepared<'a> {
         if ended != Ending::Stopped {
             let (trained, state) = training.to_complete()?;
             run.complete(training.model(), state, (training.model_step(), trained), out)?;
-            let completed = directory.map_or(Ok(()), |directory| {
+            let complete = |directory: &mut RunDirectory| {
                 let json = serde_json::to_string_pretty(&summary).map_err(std::io::Error::other)?;
                 fs_err::write(out.join("summary.json"), json + "\n")?;
                 directory.complete()
-            });
-            collectives.agree(completed)?;
+            };
+            collectives.agree_on(|| directory.map_or(Ok(()), complete))?;
         }
         failed.map_or(Ok(summary), Err)
     }

@@ -143,6 +143,7 @@ impl<'a> Stepper<'a> {
 
     /// Fetches a batch, and begins its input.
     fn request(&self, batches: &mut Batches, stop: &Stop) -> Result<Option<(Step, Input)>> {
+        self.model.wait_for_batch(|limit| self.recorder().during(Activity::Input, || batches.wait(limit)))?;
         let step = match self.recorder().during(Activity::Input, || batches.next()) {
             None => return Ok(None),
             Some(step) => step.map_err(Error::from),

@@ -88,8 +88,9 @@ impl<'a> Training<'a> {
         // The reader reads while the tables are filled.
         let unfinished =
             progress.partition < parts.len() && progress.position.epoch < u64::from(config.train.epochs);
-        let ahead = unfinished.then(|| reader.resume(&progress.position)).transpose();
-        let ahead = options.collectives.agree(ahead.map_err(Error::from))?;
+        let resume =
+            || unfinished.then(|| reader.resume(&progress.position)).transpose().map_err(Error::from);
+        let ahead = options.collectives.agree_on(resume)?;
         let (placement, device) = (&prepared.placement, options.device.as_ref());
         let mut model =
             options.collectives.agree_on(|| run.initial_model(placement, options.threads, device))?;
@@ -109,7 +110,8 @@ impl<'a> Training<'a> {
             newest.iter().try_for_each(|checkpoint| checkpoint.restore_metrics(directory))?;
             Log::open(directory, progress.metrics_bytes, first_step)
         };
-        let log = options.collectives.agree((options.collectives.rank() == 0).then(open_log).transpose())?;
+        let log =
+            options.collectives.agree_on(|| (options.collectives.rank() == 0).then(open_log).transpose())?;
         let stepper = Stepper::new(prepared, evaluation, directory, model, optimizer);
         Ok(Self {
             config,
@@ -191,11 +193,9 @@ impl<'a> Training<'a> {
     ) -> Result<Option<Ending>> {
         let (reader, epochs) = (Arc::clone(&self.reader), u64::from(self.config.train.epochs));
         while self.progress.position.epoch < epochs {
-            let batches = match self.ahead.take() {
-                Some(batches) => Ok(batches),
-                None => reader.resume(&self.progress.position).map_err(Error::from),
-            };
-            let mut batches = self.collectives().agree(batches)?;
+            let (ahead, position) = (self.ahead.take(), &self.progress.position);
+            let resume = || ahead.map_or_else(|| reader.resume(position).map_err(Error::from), Ok);
+            let mut batches = self.collectives().agree_on(resume)?;
             self.stepper.begin(&mut batches, self.stop)?;
             loop {
                 if self.stepper.stops() {
@@ -218,8 +218,8 @@ impl<'a> Training<'a> {
     fn next_part(&mut self) -> Result<()> {
         self.progress.partition += 1;
         if self.progress.partition < self.parts.len() {
-            let opened = self.parts.open(self.progress.partition);
-            self.reader = self.collectives().agree(opened)?;
+            let open = || self.parts.open(self.progress.partition);
+            self.reader = self.collectives().agree_on(open)?;
             self.progress.position = self.reader.position(0);
         }
         Ok(())
@@ -237,7 +237,7 @@ impl<'a> Training<'a> {
             return Ok(None);
         }
         let started = Instant::now();
-        let reader = self.collectives().agree(self.parts.open_ahead(progress.partition))?;
+        let reader = self.collectives().agree_on(|| self.parts.open_ahead(progress.partition))?;
         let evaluated = self.evaluation.run(&self.stepper.model, &reader, self.stop, reporter)?;
         let Some(Evaluated { summary, metrics }) = evaluated else { return Ok(Some(Ending::Stopped)) };
         self.clock.evaluation += started.elapsed();
@@ -510,7 +510,9 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         let started = Instant::now();
-        self.progress.metrics_bytes = self.log.as_mut().map_or(Ok(0), Log::sync)?;
+        let collectives = Arc::clone(self.stepper.model.embeddings.collectives());
+        let sync = || self.log.as_mut().map_or(Ok(0), Log::sync);
+        self.progress.metrics_bytes = collectives.agree_on(sync)?;
         let kept_step = self.best_step();
         let Stepper { model, optimizer, .. } = &self.stepper;
         let mut dense = dense_entries(model);
