@@ -4,6 +4,7 @@ use onefold_base::fault::{Fault, Kind};
 use onefold_base::progress::Reporter;
 use onefold_ikjt::{Batch, Reader};
 
+use crate::device::guarded;
 use crate::lockstep::{self, STOP};
 use crate::metrics::Task;
 use crate::model::Model;
@@ -36,7 +37,9 @@ pub(crate) fn infer(
             reporter.end();
             return Ok(false);
         }
-        let logits = tensors::to_vec(&tch::no_grad(|| model.forward(&batch, input))?.logits);
+        let logits = guarded(model.device(), || {
+            Ok(tensors::to_vec(&tch::no_grad(|| model.forward(&batch, input))?.logits))
+        })?;
         collectives.agree(check_finite(&logits, tasks, read))?;
         read += batch.size() as u64;
         take(&batch, &logits)?;

@@ -37,7 +37,7 @@ impl dyn Collectives + '_ {
         if self.size() == 1 {
             return result;
         }
-        let failed = Tensor::from_slice(&[i64::from(result.is_err())]);
+        let failed = Tensor::f_from_slice(&[i64::from(result.is_err())])?;
         let all = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, tch::Device::Cpu))?;
         self.all_gather(&all, &failed)?.wait()?;
         let failed = Vec::<i64>::try_from(&all)?.into_iter().position(|failed| failed != 0);
@@ -86,7 +86,7 @@ impl dyn Collectives + '_ {
                 *wait.unwrap_or_else(PoisonError::into_inner).0
             };
             let all = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, tch::Device::Cpu))?;
-            self.all_gather(&all, &Tensor::from_slice(&[own]))?.wait()?;
+            self.all_gather(&all, &Tensor::f_from_slice(&[own])?)?.wait()?;
             let states = Vec::<i64>::try_from(&all)?;
             if states.iter().all(|state| *state != WORKING) {
                 return Ok(states.iter().position(|state| *state == BROKEN));
@@ -136,7 +136,7 @@ impl dyn Collectives + '_ {
         if self.size() == 1 {
             return Ok(vec![values.to_vec()]);
         }
-        let own = Tensor::from_slice(values);
+        let own = Tensor::f_from_slice(values)?;
         let count = i64::from(self.size()) * values.len() as i64;
         let all = Tensor::f_zeros([count], (Kind::Double, tch::Device::Cpu))?;
         self.all_gather(&all, &own)?.wait()?;

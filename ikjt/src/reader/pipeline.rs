@@ -7,13 +7,14 @@
 //! slow caller stops the scheduler, and with it the decoding.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onefold_base::fault::{option, text};
+use onefold_base::fault::{Fault, option, text};
 use onefold_base::units::{format_bytes, format_least_bytes};
 
 use super::budget::{Account, Budget, Granted, Reservation};
@@ -66,8 +67,11 @@ fn promised<T: Send + 'static>(
 ) -> (impl FnOnce() + Send + 'static, Promise<T>) {
     let (sender, promise) = sync_channel(1);
     let task = move || {
+        // A machine without more memory or threads is no bug, and the caller learns of it.
+        let result = catch_unwind(AssertUnwindSafe(work));
+        let result = result.unwrap_or_else(|panic| Err(Fault::of_panic(&*panic).into()));
         // The caller may have gone.
-        let _ = sender.send(work());
+        let _ = sender.send(result);
     };
     (task, promise)
 }
@@ -77,7 +81,7 @@ fn fulfilled<T>(promise: &Promise<T>) -> Result<T> {
     promise.recv().unwrap_or_else(|_| Err(ended()))
 }
 
-/// The error for a thread that panicked, and so dropped its end of a promise.
+/// The error for a thread that ended, and so dropped its end of a promise.
 pub(super) fn ended() -> Error {
     Error::invariant("reader", "a reader thread ended without a result")
 }
@@ -253,7 +257,7 @@ impl<T> Batches<T> {
     /// What the scheduler's end was: a panic there must not look like the end of the epoch.
     fn ended(&mut self) -> Result<()> {
         match self.scheduler.take().map(JoinHandle::join) {
-            Some(Err(_)) => Err(Error::invariant("reader", "the scheduler ended before the epoch did")),
+            Some(Err(panic)) => Err(Fault::of_panic(&*panic).into()),
             Some(Ok(())) | None => Ok(()),
         }
     }
@@ -532,4 +536,18 @@ fn batch_too_large(batch_size: usize, bytes: u64, budget: &Budget) -> Error {
         ),
         text!["raise ", option("memory_limit"), ", or take smaller batches"],
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_a_task_is_its_result() {
+        let (task, promise) =
+            promised::<()>(|| panic!("failed to spawn thread: Resource temporarily unavailable"));
+        task();
+        let error = fulfilled(&promise).unwrap_err().to_string();
+        assert!(error.contains("pids.max") && !error.contains("bug"), "{error}");
+    }
 }

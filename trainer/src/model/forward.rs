@@ -141,7 +141,8 @@ impl Model {
     /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Fault`](crate::Error::Fault) if
     /// the device does.
     pub fn request(&self, batch: Option<&Batch>, status: Status) -> Result<Input> {
-        self.profile.measure(Stage::Lookup, || self.embeddings.request_batch(batch, status)).map(Input)
+        let request = || self.profile.measure(Stage::Lookup, || self.embeddings.request_batch(batch, status));
+        guarded(self.device(), request).map(Input)
     }
 
     /// Waits until `is_ready`, which waits for as long as it is told, finds this rank's next batch. The other ranks

@@ -21,6 +21,7 @@ use super::{Ending, Prepared, Progress, ProgressiveSummary, RowCounts, TrainSumm
 use crate::checkpoint::tensor_file::Entry;
 use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints};
 use crate::config::ParameterCount;
+use crate::device::guarded;
 use crate::distributed::Collectives;
 use crate::evaluate::{Evaluated, Evaluation, EvaluationSummary, by_task, merged};
 use crate::metrics::{Figures, Metrics, TaskMetrics};
@@ -94,7 +95,8 @@ impl<'a> Training<'a> {
         let (placement, device) = (&prepared.placement, options.device.as_ref());
         let mut model =
             options.collectives.agree_on(|| run.initial_model(placement, options.threads, device))?;
-        let mut optimizer = DenseOptimizer::of(&model, &config.optimizer.dense, options.threads)?;
+        let optimizer = || DenseOptimizer::of(&model, &config.optimizer.dense, options.threads);
+        let mut optimizer = guarded(model.device(), optimizer)?;
         let mut sums = Sums::new(&evaluation.tasks);
         if let Some(checkpoint) = &newest {
             let restore = || restore(checkpoint, &mut model, &mut optimizer, &mut sums);
