@@ -64,6 +64,11 @@ impl Preprocessing {
         self.config.clone().without_sampling()
     }
 
+    /// The steps that decide which samples are trained on, and what they weigh.
+    pub(crate) fn of_labels(&self) -> PreprocessConfig {
+        self.config.clone().only_sampling()
+    }
+
     /// The schema of the batches.
     pub(crate) fn schema(preprocessing: Option<&Self>, dataset: &Schema) -> Result<Schema> {
         match preprocessing {

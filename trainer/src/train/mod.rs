@@ -10,6 +10,7 @@
 mod clock;
 mod diverged;
 mod early_stopping;
+mod labels;
 mod log;
 mod loss_watch;
 mod model_state;
@@ -36,6 +37,7 @@ use onefold_ikjt::{Dedupe, ReadRequest, Reader, ReaderOptions, Workers, load_sna
 use onefold_sharding::{FeatureConfig, Plan};
 use onefold_storage::{Created, Storage};
 
+use self::labels::{LabelReading, check_labels};
 use self::parts::{Day, Progressive};
 use self::run_directory::{RunDirectory, check_shared};
 use self::training::Training;
@@ -112,6 +114,8 @@ pub struct Prepared<'a> {
     schema: Schema,
     features: Vec<FeatureConfig>,
     normalizers: Normalizers,
+    /// How the labels are read that a new model begins with; one that goes on has learned them.
+    labels: Option<LabelReading>,
     placement: Placement,
     size: ModelSize,
 }
@@ -165,28 +169,6 @@ fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
         "let `train` and `eval` under `[data]` choose different partitions, as `split=train` and `split=holdout`, or set \
          `allow_overlap = true` there",
     ))
-}
-
-/// Reads the labels of samples that are evaluated on once. One that the loss does not take, or a file that is damaged,
-/// is so an error before the first step.
-fn check_labels(
-    dataset: &Path,
-    snapshot: &Snapshot,
-    evaluation: &ReadRequest,
-    workers: &Workers,
-) -> Result<()> {
-    let mut request = evaluation.clone().with(|options| ReaderOptions {
-        features: Some(Vec::new()),
-        kept: Vec::new(),
-        preprocess: None,
-        dedupe: Dedupe::Off,
-        ..options
-    });
-    request.checks.table_rows.clear();
-    for step in open_whatever_size(dataset, snapshot, request, workers)?.batches()? {
-        step?;
-    }
-    Ok(())
 }
 
 /// Where the tables are: as the plan says, or every table whole on one rank.
@@ -279,6 +261,10 @@ impl<'a> Prepared<'a> {
         let memory_limit = if evaluates { size.reader_bytes / 2 } else { size.reader_bytes };
         let workers = Workers::new(options.threads.div_ceil(2), memory_limit)?;
         let reader = Arc::new(open_whatever_size(dataset, &snapshot, training.clone(), &workers)?);
+        let labels = earlier.is_none().then(|| {
+            let partitions = first_day.unwrap_or_else(|| training.options.partitions.clone());
+            LabelReading::new(&training, partitions, preprocessing.as_ref(), &workers)
+        });
         let progressive = days.map(|days| Progressive {
             days,
             training: (training, workers.clone()),
@@ -306,6 +292,7 @@ impl<'a> Prepared<'a> {
             schema,
             features,
             normalizers,
+            labels,
             placement,
             size,
         })
@@ -367,6 +354,9 @@ impl<'a> Prepared<'a> {
         reporter: &dyn Reporter,
     ) -> Result<TrainSummary> {
         let collectives = &*self.options.collectives;
+        let bias = serde_json::to_vec(&run.output_bias).map_err(std::io::Error::other)?;
+        let bias = collectives.broadcast_bytes(&bias, 0)?;
+        run.output_bias = serde_json::from_slice(&bias).map_err(std::io::Error::other)?;
         check_shared(&collectives.agree(run.files(out))?, collectives)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
@@ -467,8 +457,15 @@ impl<'a> Prepared<'a> {
             // A model that is there stays usable until there is a better one.
             Some(begun) => {
                 (run.completed, run.steps, run.trained) = (begun.completed, begun.steps, begun.trained);
+                run.output_bias = begun.output_bias;
             }
-            None => self.begin(run, directory)?,
+            None => {
+                let data = (self.dataset.as_path(), self.reader.snapshot());
+                let tasks = Task::of(self.config, &self.schema)?;
+                let logits = self.labels.as_ref().map(|labels| labels.logits(data, &tasks));
+                run.output_bias = logits.transpose()?.flatten();
+                self.begin(run, directory)?;
+            }
         }
         let text = toml::to_string(self.config).map_err(std::io::Error::other)?;
         fs_err::write(out.join("train.toml"), text)?;
