@@ -33,6 +33,7 @@ use std::sync::Arc;
 use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
+use onefold_ikjt::preprocess::Preprocessor;
 use onefold_ikjt::{Dedupe, ReadRequest, Reader, ReaderOptions, Workers, load_snapshot};
 use onefold_sharding::{FeatureConfig, Plan};
 use onefold_storage::{Created, Storage};
@@ -208,10 +209,11 @@ impl<'a> Prepared<'a> {
     pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
         let snapshot = load_snapshot(dataset, options.snapshot)?;
         let preprocessing = Preprocessing::of(config)?;
-        let schema = Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?;
+        let preprocessor = Preprocessing::preprocessor(preprocessing.as_ref(), &snapshot.schema)?;
+        let schema = preprocessor.as_ref().map_or(&snapshot.schema, Preprocessor::schema).clone();
         let earlier = options.warm_start.as_ref().map(Earlier::load).transpose()?;
         let before = earlier.as_ref().map_or(&[][..], |earlier| &earlier.run.tables);
-        let features = config.tables(&snapshot, &schema, before)?;
+        let features = config.tables(&snapshot, preprocessor.as_ref(), before)?;
         if let Some(earlier) = &earlier {
             let data = (dataset, &snapshot);
             earlier.check(config, data, &schema, &features, preprocessing.as_ref())?;
