@@ -248,6 +248,16 @@ impl<'a> Prepared<'a> {
         };
         let chosen = snapshot.select(&partitions).map_err(onefold_ikjt::Error::from)?;
         let keys: Vec<PartitionKey> = chosen.into_iter().map(|partition| partition.key.clone()).collect();
+        if eval.is_some()
+            && config.data.train.is_empty()
+            && !config.data.allow_overlap
+            && options.collectives.rank() == 0
+        {
+            let (chosen, all) = (keys.len(), snapshot.partitions.len());
+            tracing::info!(
+                "training on {chosen} of {all} partitions: none that `eval` under `[data]` chooses"
+            );
+        }
         let days = options.progressive.then(|| Day::of_partitions(keys.iter().cloned()));
         // A model that is evaluated on days to come knows nothing of them.
         let first_day = days.as_ref().and_then(|days| days.first()).map(Day::filter);
