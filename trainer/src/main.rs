@@ -437,7 +437,7 @@ fn train(
     device: Option<Accelerator>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
-    let config = collectives.agree(TrainConfig::load(&arguments.config).map_err(Into::into))?;
+    let config = collectives.agree_on(|| Ok(TrainConfig::load(&arguments.config)?))?;
     let existing = match (arguments.overwrite, arguments.resume) {
         (true, _) => Existing::Overwrite,
         (false, true) => Existing::Resume,
