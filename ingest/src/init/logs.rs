@@ -221,7 +221,11 @@ async fn with_header(
             |text: &str| text.starts_with(|c: char| c.is_ascii_digit()) && text.contains(['-', '/', ':']);
         Ok(column.present().any(|text| is_number(text) || is_time(text)))
     };
-    let are_values = columns.fields().iter().enumerate().map(is_value).collect::<Result<Vec<bool>>>()?;
+    let of_files = |(_, field): &(usize, &Arc<Field>)| {
+        source.folder_columns().iter().all(|folder| folder.name() != field.name())
+    };
+    let fields = columns.fields().iter().enumerate().filter(of_files);
+    let are_values = fields.map(is_value).collect::<Result<Vec<bool>>>()?;
     if are_values.contains(&true) {
         return Ok((found_source(out, &bare).await?, bare));
     }
