@@ -55,7 +55,7 @@ impl TextLists {
     }
 
     fn split<'t>(&self, text: &'t str) -> Vec<&'t str> {
-        let text = if self.brackets { text.trim_matches(|c| c == '[' || c == ']') } else { text };
+        let text = if self.brackets { text.trim_matches(['[', ']']) } else { text };
         text.split(self.separator).map(str::trim).filter(|item| !item.is_empty()).collect()
     }
 
