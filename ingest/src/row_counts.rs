@@ -145,7 +145,7 @@ mod tests {
             "1,010 rows read: 1,000 written, left out 3 as duplicates, 7 of other ranges"
         );
         let text = serde_json::to_string(&rows).unwrap();
-        assert_eq!(text, r#"{"read":1010,"written":1000,"left_out":{"duplicate":3,"other_bucket":7}}"#);
+        assert_eq!(text, r#"{"read":1010,"written":1000,"left_out":{"duplicate":3,"other_range":7}}"#);
         assert_eq!(serde_json::from_str::<RowCounts>(&text).unwrap(), rows);
     }
 }
