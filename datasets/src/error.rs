@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use onefold_base::fault::{Explain, Fault, Kind, Text, explained, option, text};
+use onefold_base::fault::{Explain, Fault, Kind, Text, explained, option, text, unexpected};
 use onefold_base::units::{format_bytes, format_count};
 use onefold_storage::write_hint;
 use parquet::errors::ParquetError;
@@ -96,8 +96,11 @@ impl Explain for Error {
             Self::Decoding(error) => {
                 explained::<Self>(&**error).unwrap_or_else(|| Fault::new(Kind::Failed, error.to_string()))
             }
-            Self::Internal(error) => Fault::new(Kind::Failed, format!("internal error: {error}"))
-                .hint("this is a bug in Onefold; please report it with the command line"),
+            Self::Internal(error) => {
+                let message = format!("internal error: {error}");
+                let hint = unexpected(&message);
+                Fault::new(Kind::Failed, message).hint(hint)
+            }
         }
     }
 }

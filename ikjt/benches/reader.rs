@@ -3,6 +3,9 @@
 //! `cargo bench -p onefold-ikjt --bench reader`. 20,000 samples in sessions of 16 with a group of eight features of 20
 //! ids, a group of two windows of 50, and one item feature; files are not verified. What a sample costs should follow
 //! the ids stored for it: from `folded`, it falls as d rises; from `rows`, it does not.
+//!
+//! `read visits` compares `exact` and `window` where rows come back: 40 users with sessions of 4 samples, so that a
+//! batch has a dozen sessions of each user. There `window` should read at least as fast as `exact`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,9 +24,19 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const SAMPLES: usize = 20_000;
-const SESSION: usize = 16;
+/// Every session is of another user.
+const SESSIONS: Sessions = Sessions { samples: 16, users: SAMPLES };
+/// Every user has a dozen sessions in a batch.
+const VISITS: Sessions = Sessions { samples: 4, users: 40 };
 const USER: [&str; 8] = ["u0", "u1", "u2", "u3", "u4", "u5", "u6", "u7"];
 const WINDOWS: [&str; 2] = ["w0", "w1"];
+
+/// Sessions of so many samples each, of these users in turns.
+#[derive(Clone, Copy)]
+struct Sessions {
+    samples: usize,
+    users: usize,
+}
 
 fn schema() -> Schema {
     let group = |name: &str, deduplicated, kind, features: &[&str]| FeatureGroup {
@@ -64,7 +77,7 @@ impl Lists {
     }
 }
 
-fn rows(d: f64) -> RecordBatch {
+fn rows(d: f64, sessions: Sessions) -> RecordBatch {
     let mut random = ChaCha8Rng::seed_from_u64(1);
     let mut ids =
         |count: usize| -> Vec<i64> { (0..count).map(|_| random.random_range(0..200_000)).collect() };
@@ -72,11 +85,13 @@ fn rows(d: f64) -> RecordBatch {
     let mut user: Vec<Lists> = USER.iter().map(|_| Lists::default()).collect();
     let mut windows: Vec<Lists> = WINDOWS.iter().map(|_| Lists::default()).collect();
     let mut item = Lists::default();
-    let mut current: Vec<Vec<i64>> = Vec::new();
+    // By user: the lists of the sample before. A user who comes back begins with them.
+    let mut users: Vec<Vec<Vec<i64>>> = vec![Vec::new(); sessions.users];
     for sample in 0..SAMPLES {
-        if sample % SESSION == 0 {
-            current = (0..10).map(|i| ids(if i < 8 { 20 } else { 50 })).collect();
-        } else if !coin.random_bool(d) {
+        let current = &mut users[sample / sessions.samples % sessions.users];
+        if current.is_empty() {
+            *current = (0..10).map(|i| ids(if i < 8 { 20 } else { 50 })).collect();
+        } else if sample % sessions.samples != 0 && !coin.random_bool(d) {
             for list in &mut current[..8] {
                 *list = ids(20);
             }
@@ -85,7 +100,7 @@ fn rows(d: f64) -> RecordBatch {
                 list.extend(ids(1));
             }
         }
-        for (lists, list) in user.iter_mut().chain(&mut windows).zip(&current) {
+        for (lists, list) in user.iter_mut().chain(&mut windows).zip(current.iter()) {
             lists.push(list);
         }
         item.push(&ids(2));
@@ -94,7 +109,10 @@ fn rows(d: f64) -> RecordBatch {
     let floats =
         || -> ArrayRef { Arc::new(Float32Array::from_iter_values((0..count).map(|i| (i % 7) as f32))) };
     let mut columns: Vec<(&str, ArrayRef)> = vec![
-        ("session_id", Arc::new(Int64Array::from_iter_values((0..count).map(|i| i / SESSION as i64)))),
+        (
+            "session_id",
+            Arc::new(Int64Array::from_iter_values((0..count).map(|i| i / sessions.samples as i64))),
+        ),
         ("timestamp", Arc::new(TimestampMicrosecondArray::from_iter_values(0..count))),
         ("clicked", floats()),
         ("age", floats()),
@@ -124,7 +142,7 @@ fn benches(criterion: &mut Criterion) {
     let mut benches = criterion.benchmark_group("read");
     benches.throughput(Throughput::Elements(SAMPLES as u64)).sample_size(10);
     for d in [0.0, 0.5, 0.8, 0.9, 0.95] {
-        let rows = rows(d);
+        let rows = rows(d, SESSIONS);
         for (layout, dedupe) in
             [(Layout::Rows, Dedupe::Off), (Layout::Rows, Dedupe::Exact), (Layout::Folded, Dedupe::Window)]
         {
@@ -134,6 +152,22 @@ fn benches(criterion: &mut Criterion) {
             benches.bench_function(BenchmarkId::new(name, format!("d={d}")), |bencher| {
                 bencher.iter(|| assert_eq!(read(directory.path(), dedupe, &workers), SAMPLES));
             });
+        }
+    }
+    benches.finish();
+    let mut benches = criterion.benchmark_group("read visits");
+    benches.throughput(Throughput::Elements(SAMPLES as u64)).sample_size(10);
+    for d in [0.5, 0.95] {
+        let rows = rows(d, VISITS);
+        for layout in [Layout::Rows, Layout::Folded] {
+            let directory = tempfile::tempdir().unwrap();
+            write(directory.path(), layout, &rows);
+            for dedupe in [Dedupe::Exact, Dedupe::Window] {
+                let name = format!("{layout:?} {dedupe:?}").to_lowercase();
+                benches.bench_function(BenchmarkId::new(name, format!("d={d}")), |bencher| {
+                    bencher.iter(|| assert_eq!(read(directory.path(), dedupe, &workers), SAMPLES));
+                });
+            }
         }
     }
     benches.finish();

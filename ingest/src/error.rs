@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use datafusion::arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
-use onefold_base::fault::{Explain, Fault, Kind, Text, option, text};
+use onefold_base::fault::{Explain, Fault, Kind, Text, option, text, unexpected};
 
 /// The message of an error and its hint, before the error says where it happened.
 pub(crate) type MessageAndHint = (String, String);
@@ -171,7 +171,7 @@ pub(crate) fn external(error: Error) -> DataFusionError {
 
 /// The error for a state that no input leads to.
 pub(crate) fn bug(message: &str) -> Error {
-    Error::engine(message, "this is a bug in Onefold; please report it")
+    Error::engine(message, unexpected(message))
 }
 
 /// Reports an Arrow error on columns that were checked before as a bug.

@@ -27,6 +27,7 @@ mod exchanges;
 pub mod executor;
 mod groups;
 mod ids;
+mod init;
 mod late_lists;
 mod memory;
 mod merge;
@@ -64,6 +65,7 @@ pub use config::{
 pub use decide::GroupSummary;
 pub use engine::EngineOptions;
 pub use error::{Error, Result};
+pub use init::{InitSource, InitSummary, init};
 pub use merge::MergeSummary;
 pub use pipeline::{BuildOptions, Groups};
 pub use row_counts::{Reason, RowCounts};

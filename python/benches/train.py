@@ -35,7 +35,7 @@ from torchrec_dlrm import Trainer, make_model  # noqa: E402
 
 def with_onefold(dataset, deduplicated):
     """Dense features, sparse features and labels of all batches of this package."""
-    for batch in onefold.Dataset(dataset, global_batch_size=BATCH):
+    for batch in onefold.Dataset(dataset, global_batch_size=BATCH, dedupe="exact"):
         batch = batch.to_torch()
         yield batch.dense, to_kjt(batch, deduplicated=deduplicated), batch.labels[:, :1]
 

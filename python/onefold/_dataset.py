@@ -33,7 +33,8 @@ class Dataset:
     - `shuffle`: whether each epoch has an order of its own, which `seed` determines, or that of the files.
       `shuffle_within="partition"` lets partitions follow one another. Sessions are spread over `shuffle_row_groups` row
       groups.
-    - `dedupe`: "exact" (each distinct row once), "window" (and lists that overlap share ids) or "off".
+    - `dedupe`: "window" (each distinct row once, and lists that overlap share ids), "exact" (distinct rows one after
+      the other) or "off".
     - `preprocess`: the path of a `preprocess.toml` that every batch goes through.
     - `features`: the sparse features to read; all if None.
     - `keep`: the columns that batches carry beside the features, as `batch.kept`: some that `keep` in the dataset's
@@ -64,7 +65,7 @@ class Dataset:
         seed: int = 0,
         shuffle_row_groups: int = 4,
         shuffle_within: Literal["epoch", "partition"] = "epoch",
-        dedupe: Literal["off", "exact", "window"] = "exact",
+        dedupe: Literal["off", "exact", "window"] = "window",
         preprocess: str | os.PathLike[str] | None = None,
         features: Iterable[str] | None = None,
         keep: Iterable[str] | None = None,

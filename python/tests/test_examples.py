@@ -30,7 +30,7 @@ def test_dataframes_restore_every_list(dataset, monkeypatch):
 
     # A range's file after the other, as one stream reads them.
     files = [samples.path for samples in onefold.files(dataset)]
-    batches = [batch.expand() for batch in onefold.Dataset(dataset, dedupe="window")]
+    batches = [batch.expand() for batch in onefold.Dataset(dataset)]
     samples = sum(map(len, batches))
 
     def lists(name):

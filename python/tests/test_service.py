@@ -53,7 +53,7 @@ def service(dataset: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"shuffle": True, "seed": 3, "dedupe": "window"}, {"dedupe": "off", "timestamps": True}]
+    "options", [{}, {"shuffle": True, "seed": 3, "dedupe": "exact"}, {"dedupe": "off", "timestamps": True}]
 )
 def test_batches_by_url_are_those_of_the_files(dataset: Path, options: dict) -> None:
     with service(dataset) as url:

@@ -321,7 +321,8 @@ class Onefold:
             file.write_text(to_toml(config))
             busy = processor_seconds(resource.RUSAGE_CHILDREN)
             summary = run(self.options.bin / "onefold-train", "run", file, "--data", self.dataset,
-                          "--out", file.parent / "run", "--threads", self.options.threads, "--quiet", "--json")
+                          "--out", file.parent / "run", "--threads", self.options.threads, "--dedupe", "exact", "--quiet",
+                          "--json")
             busy = processor_seconds(resource.RUSAGE_CHILDREN) - busy
         own = summary["eval"]
         result = {"auc": own["auc"], "loss": own["loss"], "ne": ne_of(own["loss"], own["base_rate"])}

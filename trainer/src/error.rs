@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use onefold_base::fault::{Explain, Fault, Kind, Text, exhausted, text};
+use onefold_base::fault::{Explain, Fault, Kind, Text, text, unexpected};
 
 /// What can go wrong while a model is configured, trained, stored or evaluated.
 #[derive(Debug, thiserror::Error)]
@@ -77,14 +77,11 @@ impl Explain for Error {
             }
             Self::Torch(error) => {
                 let text = error.to_string();
-                let fault = Fault::new(Kind::Failed, format!("libtorch: {text}"));
-                fault.hint(exhausted(&text).unwrap_or(BUG))
+                Fault::new(Kind::Failed, format!("libtorch: {text}")).hint(unexpected(&text))
             }
         }
     }
 }
-
-const BUG: &str = "this is a bug in Onefold; please report it with the command line";
 
 impl Error {
     /// `train.toml`, or another configuration, does not say what it should.
@@ -117,7 +114,7 @@ impl Error {
     /// An operation of all ranks that was called wrongly, or differently on different ranks.
     pub fn collective(operation: &str, message: impl fmt::Display) -> Self {
         let message = format!("`{operation}`: {message}");
-        let hint = exhausted(&message).unwrap_or(BUG);
+        let hint = unexpected(&message);
         Self::Collective(Fault::new(Kind::Failed, message).hint(hint))
     }
 

@@ -250,7 +250,7 @@ impl Evaluation<'_> {
         let mut observed = Observed::new(self);
         let collectives = model.embeddings.collectives();
         let finished = infer(model, reader, &self.tasks, stop, reporter, |batch, logits| {
-            collectives.agree(observed.add(batch, logits))?;
+            collectives.agree_on(|| observed.add(batch, logits))?;
             Ok(())
         })?;
         if !finished {

@@ -4,6 +4,7 @@ use onefold_base::fault::{Fault, Kind};
 use onefold_base::progress::Reporter;
 use onefold_ikjt::{Batch, Reader};
 
+use crate::device::guarded;
 use crate::lockstep::{self, STOP};
 use crate::metrics::Task;
 use crate::model::Model;
@@ -25,7 +26,10 @@ pub(crate) fn infer(
     mut take: impl FnMut(&Batch, &[f32]) -> Result<()>,
 ) -> Result<bool> {
     let (mut read, collectives) = (0, model.embeddings.collectives());
-    for step in reader.batches()? {
+    let mut batches = collectives.agree_on(|| reader.batches().map_err(Error::from))?;
+    loop {
+        model.wait_for_batch(|limit| batches.wait(limit))?;
+        let Some(step) = batches.next() else { break };
         let batch = step.map(|step| step.batch).map_err(Error::from);
         let flags = if stop.is_raised() { STOP } else { 0 };
         let (batch, mut input) = model.request_or_fail(batch, flags)?;
@@ -33,7 +37,9 @@ pub(crate) fn infer(
             reporter.end();
             return Ok(false);
         }
-        let logits = tensors::to_vec(&tch::no_grad(|| model.forward(&batch, input))?.logits);
+        let logits = guarded(model.device(), || {
+            Ok(tensors::to_vec(&tch::no_grad(|| model.forward(&batch, input))?.logits))
+        })?;
         collectives.agree(check_finite(&logits, tasks, read))?;
         read += batch.size() as u64;
         take(&batch, &logits)?;

@@ -16,8 +16,6 @@ use crate::{Error, Result, shim};
 
 /// A rank wishes that training ends after the step that it is in.
 pub(crate) const STOP: i64 = 1;
-/// A rank has failed, and makes no further steps.
-pub(crate) const FAILED: i64 = 2;
 /// A rank wishes for a checkpoint after the step that it is in.
 pub(crate) const CHECKPOINT: i64 = 4;
 
@@ -26,7 +24,7 @@ const WORKING: i64 = 0;
 const SUCCEEDED: i64 = 1;
 const BROKEN: i64 = 2;
 /// How long ranks that wait for another's work say nothing.
-const BEAT: Duration = Duration::from_millis(500);
+pub(crate) const BEAT: Duration = Duration::from_millis(500);
 
 impl dyn Collectives + '_ {
     /// `result`, if every rank has succeeded; otherwise an error on all ranks: its own on the lowest rank that failed,
@@ -39,7 +37,7 @@ impl dyn Collectives + '_ {
         if self.size() == 1 {
             return result;
         }
-        let failed = Tensor::from_slice(&[i64::from(result.is_err())]);
+        let failed = Tensor::f_from_slice(&[i64::from(result.is_err())])?;
         let all = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, tch::Device::Cpu))?;
         self.all_gather(&all, &failed)?.wait()?;
         let failed = Vec::<i64>::try_from(&all)?.into_iter().position(|failed| failed != 0);
@@ -88,7 +86,7 @@ impl dyn Collectives + '_ {
                 *wait.unwrap_or_else(PoisonError::into_inner).0
             };
             let all = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, tch::Device::Cpu))?;
-            self.all_gather(&all, &Tensor::from_slice(&[own]))?.wait()?;
+            self.all_gather(&all, &Tensor::f_from_slice(&[own])?)?.wait()?;
             let states = Vec::<i64>::try_from(&all)?;
             if states.iter().all(|state| *state != WORKING) {
                 return Ok(states.iter().position(|state| *state == BROKEN));
@@ -138,7 +136,7 @@ impl dyn Collectives + '_ {
         if self.size() == 1 {
             return Ok(vec![values.to_vec()]);
         }
-        let own = Tensor::from_slice(values);
+        let own = Tensor::f_from_slice(values)?;
         let count = i64::from(self.size()) * values.len() as i64;
         let all = Tensor::f_zeros([count], (Kind::Double, tch::Device::Cpu))?;
         self.all_gather(&all, &own)?.wait()?;
@@ -167,7 +165,7 @@ pub(crate) fn reported_by(rank: usize) -> Error {
 ///
 /// [`Error::ReportedElsewhere`] if a rank has failed.
 pub(crate) fn go_on(statuses: &[Status]) -> Result<bool> {
-    match statuses.iter().position(|status| status.flags & FAILED != 0) {
+    match statuses.iter().position(|status| status.flags & Status::FAILED != 0) {
         Some(rank) => Err(reported_by(rank)),
         None => Ok(statuses.iter().all(|status| status.flags & STOP == 0)),
     }

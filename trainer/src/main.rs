@@ -249,7 +249,7 @@ struct ExportArguments {
 #[derive(Debug, clap::Args)]
 struct SharedArguments {
     /// Whether batches are deduplicated; the losses are the same
-    #[arg(long, value_enum, default_value_t = DedupeArgument::Exact)]
+    #[arg(long, value_enum, default_value_t = DedupeArgument::Window)]
     dedupe: DedupeArgument,
     #[command(flatten)]
     device: DeviceOption,
@@ -437,7 +437,7 @@ fn train(
     device: Option<Accelerator>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
-    let config = collectives.agree(TrainConfig::load(&arguments.config).map_err(Into::into))?;
+    let config = collectives.agree_on(|| Ok(TrainConfig::load(&arguments.config)?))?;
     let existing = match (arguments.overwrite, arguments.resume) {
         (true, _) => Existing::Overwrite,
         (false, true) => Existing::Resume,

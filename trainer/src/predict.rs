@@ -75,11 +75,12 @@ pub fn predict(
         let own = record_batch(batch, logits, tasks)?;
         let all = gathered(own, &**collectives)?;
         samples += all.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
-        let written = file.iter_mut().try_for_each(|file| all.iter().try_for_each(|batch| file.write(batch)));
-        collectives.agree(written)
+        collectives.agree_on(|| {
+            file.iter_mut().try_for_each(|file| all.iter().try_for_each(|batch| file.write(batch)))
+        })
     })?;
     collectives.agree(check_complete(samples, opened.samples))?;
-    let finished = collectives.agree(file.map(File::finish).transpose())?;
+    let finished = collectives.agree_on(|| file.map(File::finish).transpose())?;
     let (columns, bytes_on_disk) = finished.unwrap_or_default();
     let wall_seconds = started.elapsed().as_secs_f64();
     let samples_per_second = samples as f64 / wall_seconds;

@@ -64,12 +64,23 @@ impl Preprocessing {
         self.config.clone().without_sampling()
     }
 
+    /// The steps that decide which samples are trained on, and what they weigh.
+    pub(crate) fn of_labels(&self) -> PreprocessConfig {
+        self.config.clone().only_sampling()
+    }
+
+    /// What batches of a dataset with this schema go through, if anything.
+    pub(crate) fn preprocessor(
+        preprocessing: Option<&Self>,
+        dataset: &Schema,
+    ) -> Result<Option<Preprocessor>> {
+        Ok(preprocessing.map(|this| Preprocessor::try_new(&this.config, dataset)).transpose()?)
+    }
+
     /// The schema of the batches.
     pub(crate) fn schema(preprocessing: Option<&Self>, dataset: &Schema) -> Result<Schema> {
-        match preprocessing {
-            None => Ok(dataset.clone()),
-            Some(this) => Ok(Preprocessor::try_new(&this.config, dataset)?.schema().clone()),
-        }
+        let preprocessor = Self::preprocessor(preprocessing, dataset)?;
+        Ok(preprocessor.as_ref().map_or(dataset, Preprocessor::schema).clone())
     }
 
     /// Everything that the steps depend on: their file, and the files that it names, which in the text are renamed to

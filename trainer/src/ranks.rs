@@ -16,8 +16,8 @@ use crate::{Cli, Command};
 /// Options of commands that run on several ranks.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RankOptions {
-    /// Seconds that a rank waits for the others in one operation before the job ends: more than reading a batch ever
-    /// takes
+    /// Seconds that a rank waits for the others in one operation before the job ends; a rank that reads, allocates or
+    /// writes a checkpoint says so meanwhile, and is waited for
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
 }

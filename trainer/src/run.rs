@@ -52,6 +52,10 @@ pub struct Run {
     /// How dense features are normalized, by name; those that are not named stay as they are.
     #[serde(default, skip_serializing_if = "Normalizers::is_empty")]
     pub normalizers: Normalizers,
+    /// By task, the logit that predicts the mean of the training labels: the model begins with it. A run that goes on
+    /// with the model of another one has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_bias: Option<Vec<f32>>,
     /// The dataset's vocabularies, by name.
     pub vocabularies: BTreeMap<String, VocabularyIdentity>,
     /// What every feature looks up, in the schema's order.
@@ -121,6 +125,7 @@ impl Run {
             vocabularies: BTreeMap::new(),
             schema,
             normalizers: Normalizers::new(),
+            output_bias: None,
             tables,
             streams: 0,
             partitions: BTreeMap::new(),
@@ -428,7 +433,10 @@ impl Run {
         let evicts = self.config.embedding.evict_after.is_some();
         let embeddings = if evicts { embeddings.storing_usage() } else { embeddings };
         let place = device.map_or(tch::Device::Cpu, Accelerator::torch);
-        let model = guarded(place, || Model::new(&self.config, &self.schema, embeddings))?;
+        let model = guarded(place, || {
+            let model = Model::new(&self.config, &self.schema, embeddings)?;
+            self.output_bias.iter().try_fold(model, |model, bias| model.starting_at(bias))
+        })?;
         Ok(model.normalized_by(&self.schema, &self.normalizers))
     }
 

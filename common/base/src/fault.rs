@@ -206,19 +206,27 @@ pub fn exhausted(message: &str) -> Option<&'static str> {
                           raise the limit (`ulimit -v`, a container's limit)";
     const FILES: &str = "this process may not open more files: raise the limit (`ulimit -n`)";
     const SPACE: &str = "free some space, or choose another disk";
-    const SIGNS: [(&str, &str); 9] = [
+    const SIGNS: [(&str, &str); 12] = [
         ("failed to spawn thread", THREADS),
         ("resource temporarily unavailable", THREADS),
         ("cannot allocate memory", MEMORY),
         ("can't allocate memory", MEMORY),
         ("out of memory", MEMORY),
         ("bad_alloc", MEMORY),
+        ("memory allocation of", MEMORY),
+        ("failed to allocate", MEMORY),
+        ("not enough memory", MEMORY),
         ("too many open files", FILES),
         ("no space left on device", SPACE),
         ("quota exceeded", SPACE),
     ];
     let message = message.to_lowercase();
     SIGNS.iter().find(|(sign, _)| message.contains(sign)).map(|(_, hint)| *hint)
+}
+
+/// The hint for an error that only a bug explains, unless its message says that something is [used up](exhausted).
+pub fn unexpected(message: &str) -> &'static str {
+    exhausted(message).unwrap_or("this is a bug in Onefold; please report it with the command line")
 }
 
 impl fmt::Display for Fault {
@@ -300,6 +308,16 @@ mod tests {
             assert_eq!(fault.kind, Kind::Failed, "{message}");
             let text = fault.to_string();
             assert!(text.contains(hint) && !text.contains("bug") && !text.contains("frame"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_used_up_is_no_bug() {
+        assert!(unexpected("a tensor of 3 dimensions").contains("bug"));
+        for message in
+            ["std::bad_alloc", "Failed to allocate 8 bytes", "writing: No space left on device (os error 28)"]
+        {
+            assert!(!unexpected(message).contains("bug"), "{message}");
         }
     }
 

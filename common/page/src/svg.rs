@@ -230,7 +230,13 @@ pub fn curves(label: &str, axes: Axes<'_>, lines: &[Line<'_>], diagonal: bool) -
     let y = |value: f64| BOTTOM - HEIGHT * ((value - low) / height).clamp(0.0, 1.0);
     let mut svg = scales(label, (LEFT, RIGHT), (axes.x, axes.y), &y_ticks, y);
     if axes.places.is_empty() {
-        for tick in ticks_between(left, right, 4).into_iter().filter(|tick| (left..=right).contains(tick)) {
+        let round = ticks_between(left, right, 4).into_iter().filter(|tick| (left..=right).contains(tick));
+        let mut places: Vec<f64> = round.collect();
+        // A single point need not be at a round number.
+        if places.is_empty() {
+            places.push(left);
+        }
+        for tick in places {
             svg.text(x(tick), BOTTOM + LINE, Anchor::Middle, "tick", &number_of_tick(tick));
         }
     } else {
@@ -295,6 +301,16 @@ pub fn number_of_tick(tick: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_axes_of_a_single_point_have_ticks() {
+        let axes = Axes { x: "x", y: "y", from_zero: false, places: &[] };
+        for x in [34.0, 0.123_456] {
+            let plot = curves("a", axes, &[Line { name: "n", class: "c0", points: vec![(x, 0.5)] }], false);
+            let tick = format!(r#"text-anchor="middle" class="tick">{}</text>"#, number_of_tick(x));
+            assert!(plot.contains(&tick), "{plot}");
+        }
+    }
 
     #[test]
     fn scales_have_round_numbers_up_to_the_largest() {

@@ -3,6 +3,8 @@
 //! RecD's InverseKeyedJaggedTensor (Zhao et al., MLSys 2023) from a plain one. Data clustered by session repeats
 //! mostly from one sample to the next, so a row is first compared with the one before it, which costs one
 //! comparison and no hash; only where a list changes is the row looked up among the distinct ones of the batch.
+//! Rows of a folded row group have been compared with the one before already: each is looked up once, however many
+//! samples have it, and they go on sharing the ids that they share.
 
 use crate::{Feature, Group, Result};
 
@@ -22,30 +24,61 @@ pub fn deduplicate(group: &Group) -> Group {
 
 /// [`deduplicate`], to be compacted later (see [`Feature::select`]), with an error instead of the panic.
 pub(crate) fn deduplicate_shared(group: &Group) -> Result<Group> {
-    let features = group.features();
-    // Most rows that differ do so in a few places of every list. Where they do not, the whole rows are hashed.
-    let few = group.samples() / 8 + 8;
-    let (inverse, distinct) = distinct_rows(group, few, |row| hash_row(features, row, sampled))
-        .or_else(|| distinct_rows(group, usize::MAX, |row| hash_row(features, row, <[i64]>::iter)))
-        .expect("the second time has no limit");
+    let (features, samples) = (group.features(), group.samples());
+    let rows = (0..samples).map(|sample| group.row_of(sample));
+    let (inverse, distinct) = distinct_rows(features, rows, group.rows().min(samples));
     let rows = features.iter().map(|feature| feature.select(distinct.iter().copied()));
     let (name, rows) = (group.shared_name(), rows.collect::<Result<_>>()?);
     Ok(Group::trusted(name, Some(inverse.into()), distinct.len(), rows))
 }
 
-/// The number of each sample's distinct row, and the distinct rows; `None` after more than `limit` hash
-/// collisions.
-fn distinct_rows(group: &Group, limit: usize, hash: impl Fn(usize) -> u64) -> Option<(Vec<i32>, Vec<usize>)> {
-    let (samples, features) = (group.samples(), group.features());
-    let mut inverse: Vec<i32> = Vec::with_capacity(samples);
+/// [`deduplicate`] for rows that share ids: they go on sharing them. Ids that no distinct row uses are dropped, so the
+/// rest are never more than those of the distinct rows one after the other.
+///
+/// `group` is as [`Group::slice`] leaves it: it has no row without a sample, rows are numbered in the order of their
+/// first use, and every id is used. Its rows are searched and not its samples, which are several times as many in data
+/// clustered by session. A group in which no row repeats keeps its buffers.
+pub(crate) fn deduplicate_windows(group: &Group) -> Group {
+    let rows = group.rows();
+    let (numbers, distinct) = distinct_rows(group.features(), 0..rows, rows);
+    let inverse = match group.inverse() {
+        Some(_) if distinct.len() == rows => return group.clone(),
+        Some(inverse) => inverse.iter().map(|row| numbers[*row as usize]).collect(),
+        None => numbers.into(),
+    };
+    // A group has at most `i32::MAX` rows, which `Feature` checks.
+    group.of_rows(inverse, distinct.iter().map(|row| *row as i32).collect())
+}
+
+/// The number of each row's distinct row, and the distinct rows, at most `most`, in the order in which they occur.
+fn distinct_rows(
+    features: &[Feature],
+    rows: impl ExactSizeIterator<Item = usize> + Clone,
+    most: usize,
+) -> (Vec<i32>, Vec<usize>) {
+    // Most rows that differ do so in a few places of every list. Where they do not, the whole rows are hashed.
+    let few = rows.len() / 8 + 8;
+    number_rows(features, rows.clone(), (most, few), |row| hash_row(features, row, sampled))
+        .or_else(|| {
+            number_rows(features, rows, (most, usize::MAX), |row| hash_row(features, row, <[i64]>::iter))
+        })
+        .expect("the second time has no limit")
+}
+
+/// [`distinct_rows`] by one hash; `None` after more than `limit` collisions.
+fn number_rows(
+    features: &[Feature],
+    rows: impl ExactSizeIterator<Item = usize>,
+    (most, limit): (usize, usize),
+    hash: impl Fn(usize) -> u64,
+) -> Option<(Vec<i32>, Vec<usize>)> {
+    let mut numbers: Vec<i32> = Vec::with_capacity(rows.len());
     let mut distinct: Vec<usize> = Vec::new();
-    let mut index = Index::with_capacity(group.rows().min(samples));
-    let mut collisions = 0;
-    for sample in 0..samples {
-        let row = group.row_of(sample);
-        let before = sample.checked_sub(1).map(|before| group.row_of(before));
-        let slot = match before {
-            Some(before) if before == row || equal_rows(features, before, row) => inverse[sample - 1],
+    let mut index = Index::with_capacity(most);
+    let (mut before, mut collisions) = (None, 0);
+    for row in rows {
+        let number = match before {
+            Some((other, number)) if other == row || equal_rows(features, other, row) => number,
             _ => index.find_or_insert(hash(row), &mut distinct, row, |other| {
                 let is_equal = equal_rows(features, other, row);
                 collisions += usize::from(!is_equal);
@@ -55,9 +88,10 @@ fn distinct_rows(group: &Group, limit: usize, hash: impl Fn(usize) -> u64) -> Op
         if collisions > limit {
             return None;
         }
-        inverse.push(slot);
+        numbers.push(number);
+        before = Some((row, number));
     }
-    Some((inverse, distinct))
+    Some((numbers, distinct))
 }
 
 fn equal_rows(features: &[Feature], a: usize, b: usize) -> bool {
@@ -124,11 +158,12 @@ impl Index {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::{BTreeSet, HashMap};
 
     use proptest::prelude::*;
 
     use super::*;
+    use crate::batch::arbitrary;
 
     /// The definition, as slow as it is plain.
     fn naive(group: &Group) -> (Vec<i32>, Vec<Vec<Vec<i64>>>) {
@@ -178,6 +213,47 @@ mod tests {
             prop_assert_eq!(folded.expand(), group);
             prop_assert_eq!(deduplicate(&folded), folded);
         }
+
+        #[test]
+        fn windows_have_the_rows_of_exact_and_every_id_of_them_once(group in arbitrary::groups()) {
+            let group = group.slice(0..group.samples());
+            let (exact, windows) = (deduplicate(&group), deduplicate_windows(&group));
+            prop_assert_eq!(&windows, &exact);
+            prop_assert_eq!(windows.expand(), group.expand());
+            let rows: Vec<Vec<&[i64]>> =
+                (0..group.rows()).map(|row| group.features().iter().map(|f| f.row(row)).collect()).collect();
+            let is_new = |row: &usize| !rows[..*row].contains(&rows[*row]);
+            for (i, feature) in group.features().iter().enumerate() {
+                let spans = (0..group.rows()).filter(is_new).map(|row| feature.span(row));
+                let used: BTreeSet<usize> = spans.flatten().collect();
+                let stored = windows.features()[i].values().len();
+                prop_assert_eq!(stored, used.len());
+                prop_assert!(stored <= exact.features()[i].values().len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_session_that_comes_back_costs_nothing_and_windows_stay() {
+        // Two sessions of one user with another user's between them, as a folded row group stores them.
+        let values = vec![1_i64, 2, 3, 4, 8, 9, 1, 2, 3, 4];
+        let feature = Feature::try_new("w", values, vec![0, 1, 4, 6, 7], vec![3, 3, 2, 3, 3]).unwrap();
+        let inverse = vec![0, 1, 1, 2, 3, 4, 4];
+        let group = Group::try_new("g", Some(inverse.into()), vec![feature]).unwrap();
+        let windows = deduplicate_windows(&group);
+        assert_eq!(windows.inverse().unwrap()[..], [0, 1, 1, 2, 0, 1, 1]);
+        assert_eq!(windows.features()[0].values()[..], [1, 2, 3, 4, 8, 9]);
+        assert_eq!(windows.features()[0].offsets()[..], [0, 1, 4]);
+        assert_eq!(windows.expand(), group.expand());
+    }
+
+    #[test]
+    fn rows_of_which_none_repeats_are_shared() {
+        let feature = Feature::try_new("w", vec![1_i64, 2, 3, 4], vec![0, 1], vec![3, 3]).unwrap();
+        let group = Group::try_new("g", Some(vec![0, 1, 1].into()), vec![feature]).unwrap();
+        let windows = deduplicate_windows(&group);
+        assert_eq!(windows.features()[0].values().as_ptr(), group.features()[0].values().as_ptr());
+        assert_eq!(windows, group);
     }
 
     #[test]
@@ -185,7 +261,9 @@ mod tests {
         // Sampled ids are equal in all of them; so many collisions lead to hashes of whole rows.
         let rows: Vec<Vec<i64>> = (0..200).map(|i| [vec![7], vec![i % 100], vec![7; 30]].concat()).collect();
         let group = Group::try_new("g", None, vec![Feature::from_rows("x", &rows).unwrap()]).unwrap();
-        assert!(distinct_rows(&group, 33, |row| hash_row(group.features(), row, sampled)).is_none());
+        let features = group.features();
+        let sampled = number_rows(features, 0..200, (200, 33), |row| hash_row(features, row, sampled));
+        assert!(sampled.is_none());
         let folded = deduplicate(&group);
         assert_eq!(folded.rows(), 100);
         assert_eq!(folded.expand(), group);

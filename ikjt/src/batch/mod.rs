@@ -20,7 +20,7 @@ use onefold_datasets::Schema;
 pub use self::batch_digest::digest;
 pub(crate) use self::builder::rebased;
 pub use self::dedupe::deduplicate;
-pub(crate) use self::dedupe::deduplicate_shared;
+pub(crate) use self::dedupe::{deduplicate_shared, deduplicate_windows};
 pub use self::feature::Feature;
 pub(crate) use self::feature::starts;
 pub use self::group::Group;

@@ -40,7 +40,7 @@ pub(crate) enum Command {
     },
     /// Read everything once and report the rate, where the time went, the dedupe factors and the memory
     ///
-    /// Example: onefold-read bench dataset --batch-size 2048 --dedupe window --threads 2 --json
+    /// Example: onefold-read bench dataset --batch-size 2048 --threads 2 --json
     Bench {
         #[command(flatten)]
         reading: Reading,
@@ -50,7 +50,7 @@ pub(crate) enum Command {
     /// Layout, deduplication, threads, memory and shuffling change no digest; the digests of all ranks add up, also
     /// step by step. Of a whole dataset without preprocessing, with the columns that it keeps, it is the digest that `onefold-ingest verify` prints.
     ///
-    /// Example: onefold-read digest dataset --dedupe window --by-step --json
+    /// Example: onefold-read digest dataset --by-step --json
     Digest {
         #[command(flatten)]
         reading: Reading,
@@ -81,7 +81,7 @@ pub(crate) struct Reading {
     #[arg(long, value_enum, default_value_t = TailArgument::Short)]
     tail: TailArgument,
     /// Whether rows are deduplicated
-    #[arg(long, value_enum, default_value_t = DedupeArgument::Exact)]
+    #[arg(long, value_enum, default_value_t = DedupeArgument::Window)]
     dedupe: DedupeArgument,
     /// A pipeline that every batch goes through
     #[arg(long, value_name = "FILE")]
@@ -121,7 +121,7 @@ enum DedupeArgument {
     Off,
     /// Every distinct row of a feature group once per batch
     Exact,
-    /// Rows that overlap share their ids
+    /// The same, and rows that overlap share their ids
     Window,
 }
 

@@ -48,6 +48,9 @@ struct Source {
     /// Whether the `sampling` steps of the text are left out.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     without_sampling: bool,
+    /// Whether only they are there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    only_sampling: bool,
 }
 
 impl TryFrom<Source> for PreprocessConfig {
@@ -55,7 +58,8 @@ impl TryFrom<Source> for PreprocessConfig {
 
     fn try_from(source: Source) -> Result<Self> {
         let config = Self::from_parts(source.path, source.text, TableFiles::known(source.files))?;
-        Ok(if source.without_sampling { config.without_sampling() } else { config })
+        let config = if source.without_sampling { config.without_sampling() } else { config };
+        Ok(if source.only_sampling { config.only_sampling() } else { config })
     }
 }
 
@@ -244,7 +248,8 @@ impl PreprocessConfig {
             parse_step(Arc::clone(&shared), &mut files, (index + 1, line), step.into_inner())
         });
         let steps = steps.collect::<Result<_>>()?;
-        let source = Source { path, text, files: files.into_texts(), without_sampling: false };
+        let source =
+            Source { path, text, files: files.into_texts(), without_sampling: false, only_sampling: false };
         Ok(Self { steps, source: Arc::new(source) })
     }
 
@@ -253,6 +258,14 @@ impl PreprocessConfig {
     pub fn without_sampling(mut self) -> Self {
         self.steps.retain(|step| !matches!(step.op, Op::Sampling(_)));
         Arc::make_mut(&mut self.source).without_sampling = true;
+        self
+    }
+
+    /// The steps that drop samples, without all others.
+    #[must_use]
+    pub fn only_sampling(mut self) -> Self {
+        self.steps.retain(|step| matches!(step.op, Op::Sampling(_)));
+        Arc::make_mut(&mut self.source).only_sampling = true;
         self
     }
 }
@@ -418,17 +431,20 @@ mod tests {
     }
 
     #[test]
-    fn sampling_is_left_out_on_other_hosts_too() {
+    fn sampling_is_left_out_or_alone_on_other_hosts_too() {
         let config = parse("op = 'sampling'\nrate = 0.5").unwrap();
         let operators = |config: &PreprocessConfig| -> Vec<String> {
             config.steps.iter().map(|step| step.location.op.to_string()).collect()
         };
         assert_eq!(operators(&config), ["log1p", "sampling"]);
-        let config = config.without_sampling();
-        let sent = serde_json::to_string(&config).unwrap();
-        let received: PreprocessConfig = serde_json::from_str(&sent).unwrap();
-        for config in [&config, &received] {
-            assert_eq!(operators(config), ["log1p"]);
+        for (config, left) in
+            [(config.clone().without_sampling(), "log1p"), (config.only_sampling(), "sampling")]
+        {
+            let sent = serde_json::to_string(&config).unwrap();
+            let received: PreprocessConfig = serde_json::from_str(&sent).unwrap();
+            for config in [&config, &received] {
+                assert_eq!(operators(config), [left]);
+            }
         }
     }
 

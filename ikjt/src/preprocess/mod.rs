@@ -45,6 +45,7 @@ pub(crate) use sampling::Sampler;
 use onefold_datasets::Schema;
 
 use crate::{Batch, Error, Result};
+use layout::SparseAt;
 use plan::Plan;
 use run::Running;
 
@@ -81,6 +82,17 @@ impl Preprocessor {
         let changed = |at: usize| self.plan.actions.iter().any(|(_, action)| action.changes_dense(at));
         let names = self.input.dense.iter().enumerate();
         names.filter(|(at, _)| !changed(*at)).map(|(_, name)| name.clone()).collect()
+    }
+
+    /// The sparse features whose lists come out as they came in, in order. `sampling` changes no list.
+    pub fn unchanged_sparse(&self) -> Vec<String> {
+        let changed = |at: SparseAt| self.plan.actions.iter().any(|(_, action)| action.changes_sparse(at));
+        let groups = self.input.groups.iter().enumerate();
+        let features = groups.flat_map(|(group, of_group)| {
+            let features = of_group.features.iter().enumerate();
+            features.map(move |(feature, sparse)| (SparseAt { group, feature }, &sparse.name))
+        });
+        features.filter(|(at, _)| !changed(*at)).map(|(_, name)| name.clone()).collect()
     }
 
     /// Whether the batches that come in must have timestamps.

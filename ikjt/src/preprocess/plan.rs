@@ -84,6 +84,20 @@ impl Action {
             | Self::List { .. } => false,
         }
     }
+
+    /// Whether it changes the sparse feature `at` of the batches that come in.
+    pub(super) fn changes_sparse(&self, at: SparseAt) -> bool {
+        match self {
+            Self::Chain { at: changed, .. } | Self::PerRow { at: changed, .. } => *changed == at,
+            Self::Copy { .. }
+            | Self::CopyDense { .. }
+            | Self::Dense { .. }
+            | Self::ToId { .. }
+            | Self::LocalHour { .. }
+            | Self::List { .. }
+            | Self::Score { .. } => false,
+        }
+    }
 }
 
 /// A list from two lists.
@@ -442,6 +456,23 @@ mod tests {
             })
             .collect();
         assert_eq!(kinds, ["chain 0", "copy 0", "chain 0", "chain 2"]);
+    }
+
+    #[test]
+    fn only_steps_in_place_change_a_feature() {
+        let changes = |steps: &str| {
+            let user_id = SparseAt { group: 0, feature: 0 };
+            plan(steps).actions.iter().any(|(_, action)| action.changes_sparse(user_id))
+        };
+        let hash = "[[step]]\nop = 'sigrid_hash'\ninputs = ['user_id']\nmax = 100\n";
+        assert!(changes(hash));
+        for other in ["output = 'x'\n", ""] {
+            let inputs = if other.is_empty() { "['item_id']" } else { "['user_id']" };
+            let step = format!("[[step]]\nop = 'firstx'\ninputs = {inputs}\ncount = 1\n{other}");
+            assert!(!changes(&step), "{step}");
+        }
+        assert!(!changes("[[step]]\nop = 'log1p'\ninputs = ['age']"));
+        assert!(!changes("[[step]]\nop = 'sampling'\nrate = 0.5"));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use onefold_base::fault::unexpected;
+
 use crate::Error;
 
 /// An error without its location, which [`StepLocation::error`] adds, and a hint.
@@ -23,7 +25,9 @@ impl Problem {
 /// A tensor that an operator built wrongly.
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        Self::new(error.to_string(), "this is a bug in Onefold; please report it with the `preprocess.toml`")
+        let message = error.to_string();
+        let hint = unexpected(&message);
+        Self::new(message, hint)
     }
 }
 

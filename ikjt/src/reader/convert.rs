@@ -11,7 +11,7 @@ use super::checks::Checks;
 use super::decode::{Decoded, Ids};
 use super::options::Dedupe;
 use super::stages::Stages;
-use crate::batch::deduplicate_shared;
+use crate::batch::{deduplicate_shared, deduplicate_windows};
 use crate::error::Origin;
 use crate::preprocess::Preprocessor;
 use crate::{Batch, BatchParts, Feature, Group, KeptValues, Result, fold_windows};
@@ -47,11 +47,8 @@ impl Conversion {
             all.distinct += ids.distinct;
             all.stored += ids.stored;
         }
-        let deduplicates = match (self.layout, self.dedupe) {
-            (Layout::Rows, Dedupe::Exact | Dedupe::Window) | (Layout::Folded, Dedupe::Exact) => 1,
-            (Layout::Rows, Dedupe::Off) | (Layout::Folded, Dedupe::Off | Dedupe::Window) => 0,
-        };
         // As cut, as deduplicated, and as preprocessed.
+        let deduplicates = u64::from(self.dedupe != Dedupe::Off);
         let copies = copies + 1 + deduplicates + u64::from(self.preprocessor.is_some());
         let ids = match (self.layout, self.dedupe) {
             (_, Dedupe::Off) => all.expanded,
@@ -123,7 +120,9 @@ impl Conversion {
         Ok(match self.dedupe {
             Dedupe::Off if is_folded => group.expand_shared()?,
             Dedupe::Exact if deduplicated => deduplicate_shared(group)?,
-            Dedupe::Window if deduplicated && !is_folded => fold_windows(&deduplicate_shared(group)?),
+            // Rows of the folded layout share ids already; to compare them again would cost more than it finds.
+            Dedupe::Window if is_folded => deduplicate_windows(group),
+            Dedupe::Window if deduplicated => fold_windows(&deduplicate_shared(group)?),
             _ => group.clone(),
         })
     }

@@ -17,8 +17,9 @@ pub enum Dedupe {
     Off,
     /// Every distinct row of a deduplicated group once per batch: IKJTs.
     Exact,
-    /// Rows that overlap share their ids: partial IKJTs. From `rows`, every distinct row once, and whatever slides from
-    /// one distinct row to the next; from `folded`, a row for every change within a session, and sequences slide.
+    /// Every distinct row once per batch, as with `Exact`, and rows that overlap share their ids: partial IKJTs. There
+    /// are never more rows or ids than with `Exact`. From `folded`, rows share the ids that they share in the file;
+    /// from `rows`, each distinct row is compared with the one before it.
     Window,
 }
 
@@ -29,7 +30,7 @@ pub enum Dedupe {
 /// ```
 /// use onefold_ikjt::{Dedupe, ReadRequest, ReaderOptions};
 ///
-/// let request = ReadRequest::from(ReaderOptions { dedupe: Dedupe::Window, ..ReaderOptions::new(2048) });
+/// let request = ReadRequest::from(ReaderOptions { dedupe: Dedupe::Exact, ..ReaderOptions::new(2048) });
 /// assert!(request.checks.verify && request.rank.world_size == 1);
 /// ```
 #[derive(Debug, Clone)]
@@ -144,14 +145,14 @@ pub struct ReaderOptions {
 }
 
 impl ReaderOptions {
-    /// Everything in file order, deduplicated exactly.
+    /// Everything in file order, every distinct row once, and rows that overlap share their ids.
     pub fn new(global_batch_size: usize) -> Self {
         Self {
             global_batch_size,
             streams: None,
             tail: Tail::default(),
             shuffle: None,
-            dedupe: Dedupe::Exact,
+            dedupe: Dedupe::Window,
             snapshot: None,
             partitions: PartitionFilter::default(),
             features: None,

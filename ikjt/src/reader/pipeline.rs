@@ -7,13 +7,14 @@
 //! slow caller stops the scheduler, and with it the decoding.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onefold_base::fault::{option, text};
+use onefold_base::fault::{Fault, option, text};
 use onefold_base::units::{format_bytes, format_least_bytes};
 
 use super::budget::{Account, Budget, Granted, Reservation};
@@ -66,8 +67,11 @@ fn promised<T: Send + 'static>(
 ) -> (impl FnOnce() + Send + 'static, Promise<T>) {
     let (sender, promise) = sync_channel(1);
     let task = move || {
+        // A machine without more memory or threads is no bug, and the caller learns of it.
+        let result = catch_unwind(AssertUnwindSafe(work));
+        let result = result.unwrap_or_else(|panic| Err(Fault::of_panic(&*panic).into()));
         // The caller may have gone.
-        let _ = sender.send(work());
+        let _ = sender.send(result);
     };
     (task, promise)
 }
@@ -77,7 +81,7 @@ fn fulfilled<T>(promise: &Promise<T>) -> Result<T> {
     promise.recv().unwrap_or_else(|_| Err(ended()))
 }
 
-/// The error for a thread that panicked, and so dropped its end of a promise.
+/// The error for a thread that ended, and so dropped its end of a promise.
 pub(super) fn ended() -> Error {
     Error::invariant("reader", "a reader thread ended without a result")
 }
@@ -95,6 +99,8 @@ pub struct Step<T = Batch> {
 #[derive(Debug)]
 pub struct Batches<T = Batch> {
     queue: Option<Receiver<Promise<Delivery<T>>>>,
+    /// The next step, if [`wait`](Self::wait) has taken it from the queue.
+    promised: Option<Promise<Delivery<T>>>,
     scheduler: Option<JoinHandle<()>>,
     account: Arc<Account>,
     stages: Arc<Stages>,
@@ -198,12 +204,47 @@ impl<T: Send + 'static> Batches<T> {
         let thread =
             std::thread::Builder::new().name(name.to_owned()).spawn(move || run(sender, of_thread))?;
         let (queue, scheduler) = (Some(queue), Some(thread));
-        Ok(Self { queue, scheduler, account, stages, position, steps, waited })
+        Ok(Self { queue, promised: None, scheduler, account, stages, position, steps, waited })
     }
 }
 
 impl<T> Batches<T> {
-    /// How long [`next`](Iterator::next) has waited for batches so far.
+    /// Waits for the next step, at most for `limit`. Returns whether [`next`](Iterator::next) need not wait any more:
+    /// the step is there, there is an error, or the epoch has no step left.
+    pub fn wait(&mut self, limit: Duration) -> bool {
+        let started = Instant::now();
+        let arrived = self.position.step >= self.steps || self.arrives_within(limit);
+        self.waited.add(started.elapsed());
+        arrived
+    }
+
+    fn arrives_within(&mut self, limit: Duration) -> bool {
+        let Some(queue) = &self.queue else { return true };
+        let started = Instant::now();
+        let left = || limit.saturating_sub(started.elapsed());
+        let promise = match self.promised.take() {
+            Some(promise) => promise,
+            None => match queue.recv_timeout(left()) {
+                Ok(promise) => promise,
+                Err(error) => return error == RecvTimeoutError::Disconnected,
+            },
+        };
+        match promise.recv_timeout(left()) {
+            Ok(delivery) => {
+                let (sender, arrived) = sync_channel(1);
+                // The receiver exists, and the channel has room.
+                let _ = sender.send(delivery);
+                self.promised = Some(arrived);
+                true
+            }
+            Err(error) => {
+                self.promised = Some(promise);
+                error == RecvTimeoutError::Disconnected
+            }
+        }
+    }
+
+    /// How long [`next`](Iterator::next) and [`wait`](Self::wait) have waited for batches so far.
     pub fn waited(&self) -> Duration {
         self.waited.get()
     }
@@ -216,7 +257,7 @@ impl<T> Batches<T> {
     /// What the scheduler's end was: a panic there must not look like the end of the epoch.
     fn ended(&mut self) -> Result<()> {
         match self.scheduler.take().map(JoinHandle::join) {
-            Some(Err(_)) => Err(Error::invariant("reader", "the scheduler ended before the epoch did")),
+            Some(Err(panic)) => Err(Fault::of_panic(&*panic).into()),
             Some(Ok(())) | None => Ok(()),
         }
     }
@@ -232,7 +273,8 @@ impl<T> Iterator for Batches<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let started = Instant::now();
-        let delivered = self.queue.as_ref()?.recv().ok();
+        let queue = self.queue.as_ref()?;
+        let delivered = self.promised.take().or_else(|| queue.recv().ok());
         let step = match delivered {
             Some(promise) => Some(fulfilled(&promise).map(|(batch, _, _)| {
                 self.position.step += 1;
@@ -494,4 +536,18 @@ fn batch_too_large(batch_size: usize, bytes: u64, budget: &Budget) -> Error {
         ),
         text!["raise ", option("memory_limit"), ", or take smaller batches"],
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_a_task_is_its_result() {
+        let (task, promise) =
+            promised::<()>(|| panic!("failed to spawn thread: Resource temporarily unavailable"));
+        task();
+        let error = fulfilled(&promise).unwrap_err().to_string();
+        assert!(error.contains("pids.max") && !error.contains("bug"), "{error}");
+    }
 }

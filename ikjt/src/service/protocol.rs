@@ -26,7 +26,7 @@ pub const PROTOCOL_KEY: &str = "onefold-protocol";
 /// The version of what decides the bytes of batches: the order of samples, deduplication, the operators of
 /// preprocessing, the packed form. Raise it with every change of the bytes of any batch. The batches of an epoch come
 /// from workers with the client's own version, so a service can be upgraded one worker after the other.
-pub const SAME_BYTES: u32 = 1;
+pub const SAME_BYTES: u32 = 2;
 
 /// The most bytes of a message, and so of a batch: gRPC itself ends at 2 GiB.
 pub const MOST_MESSAGE_BYTES: usize = 1 << 30;

@@ -1,12 +1,16 @@
 //! What batches hold: the samples that were written, whatever the layout and the options.
 
+use std::collections::HashSet;
+
 use onefold_datasets::Layout;
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Checks, Dedupe, Feature, ReadRequest, ReaderOptions};
-
+use onefold_ikjt::{Checks, Dedupe, Feature, Group, ReadRequest, ReaderOptions};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use proptest::prelude::*;
 
-use crate::dataset::{Log, Sample, collect, files, open, open_with, read, samples_of};
+use crate::dataset::{
+    Log, Sample, collect, files, open, open_with, options, read, samples_of, write_sessions,
+};
 
 const LOG: Log = Log { sessions: 60, session_size: 9.0, repeat: 0.8, seed: 7 };
 const DEDUPES: [Dedupe; 3] = [Dedupe::Off, Dedupe::Exact, Dedupe::Window];
@@ -73,8 +77,7 @@ fn batches_hold_what_their_form_promises() {
             exact_rows < all * 3 / 4 && exact < plain * 3 / 4,
             "{exact_rows} of {all}, {exact} of {plain}"
         );
-        // From `folded`, a row that comes back is there again.
-        assert!((exact_rows..=exact_rows * 11 / 10).contains(&window_rows), "{window_rows}, {exact_rows}");
+        assert_eq!(window_rows, exact_rows);
         assert!(windows < exact / 2, "{windows} of {exact}");
         let batch = read(directory.path(), ReaderOptions { dedupe: Dedupe::Off, ..ReaderOptions::new(64) });
         assert!(batch.iter().all(|batch| batch.groups().iter().all(|group| group.inverse().is_none())));
@@ -228,11 +231,67 @@ fn used(feature: &Feature) -> usize {
     used.into_iter().filter(|used| *used).count()
 }
 
-/// Deduplicated exactly, a batch is the same from either layout: a row that comes back is the row that it was.
+/// A batch has the same rows from either layout, also with windows: a row that comes back is the row that it was.
 #[test]
-fn exact_means_the_same_in_both_layouts() {
+fn both_layouts_give_the_same_rows() {
     let (rows, folded) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     LOG.write(rows.path(), Layout::Rows);
     LOG.write(folded.path(), Layout::Folded);
-    assert_eq!(read(rows.path(), ReaderOptions::new(300)), read(folded.path(), ReaderOptions::new(300)));
+    let of = |directory: &tempfile::TempDir, dedupe| {
+        read(directory.path(), ReaderOptions { dedupe, ..ReaderOptions::new(300) })
+    };
+    let exact = of(&rows, Dedupe::Exact);
+    assert_eq!(of(&folded, Dedupe::Exact), exact);
+    assert_eq!(of(&rows, Dedupe::Window), exact);
+    assert_eq!(of(&folded, Dedupe::Window), exact);
+}
+
+/// The values that the features of a group store.
+fn stored(group: &Group) -> Vec<usize> {
+    group.features().iter().map(|feature| feature.values().len()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 30, ..onefold_property::cases(24) })]
+
+    /// Four users come back in many sessions, with the lists that they had at some time.
+    #[test]
+    fn windows_have_the_rows_of_exact_and_no_more_ids(
+        seed in 0_u64..1000,
+        visits in prop::collection::vec((0_usize..4, 0_usize..8, 1_usize..8), 1..40),
+        batch_size in 1_usize..150,
+    ) {
+        let users = Log { sessions: 4, session_size: 6.0, repeat: 0.6, seed }.samples();
+        let mut number = 0_u16;
+        let sessions = visits.into_iter().map(|(user, first, samples)| {
+            let first = first % users[user].len();
+            let mut visit: Vec<Sample> = users[user].iter().skip(first).take(samples).cloned().collect();
+            for sample in &mut visit {
+                sample.dense[1] = f32::from(number);
+                number += 1;
+            }
+            visit
+        });
+        let sessions: Vec<Vec<Sample>> = sessions.collect();
+        for layout in [Layout::Rows, Layout::Folded] {
+            let directory = tempfile::tempdir().unwrap();
+            let samples = write_sessions(&sessions, directory.path(), options(layout)).len();
+            let [off, exact, windows] = DEDUPES.map(|dedupe| {
+                read(directory.path(), ReaderOptions { dedupe, ..ReaderOptions::new(batch_size.min(samples)) })
+            });
+            for ((off, exact), windows) in off.iter().zip(&exact).zip(&windows) {
+                prop_assert_eq!(&windows.expand(), off);
+                let groups = off.groups().iter().zip(exact.groups()).zip(windows.groups());
+                for ((off, exact), windows) in groups.filter(|(_, windows)| windows.inverse().is_some()) {
+                    let lists = |sample: usize| -> Vec<&[i64]> {
+                        off.features().iter().map(|feature| feature.row(sample)).collect()
+                    };
+                    let distinct: HashSet<Vec<&[i64]>> = (0..off.samples()).map(lists).collect();
+                    prop_assert_eq!((windows.rows(), exact.rows()), (distinct.len(), distinct.len()));
+                    let fewer = stored(windows).iter().zip(stored(exact)).all(|(ours, exact)| *ours <= exact);
+                    prop_assert!(fewer, "{:?} of {:?}", stored(windows), stored(exact));
+                }
+            }
+        }
+    }
 }

@@ -132,24 +132,32 @@ impl Log {
     }
 
     fn write_as(self, directory: &Path, options: WriterOptions) -> Vec<Sample> {
-        let buckets = options.buckets.number;
-        let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
-        writer.set_partition_columns(vec![PartitionColumn::new("split", PartitionType::Text)]).unwrap();
-        let sessions = self.samples();
-        let (first, second) = sessions.split_at(sessions.len() / 2);
-        let mut written = Vec::new();
-        for (split, sessions) in [("a", first), ("b", second)] {
-            let key = PartitionKey::new(vec![("split".to_owned(), split.to_owned())]);
-            let samples = in_buckets(sessions, buckets);
-            // Batches that end anywhere, also within sessions.
-            for part in samples.chunks(37) {
-                writer.write(&key, &columns(part)).unwrap();
-            }
-            written.extend(samples.into_iter().map(|(_, sample)| sample.clone()));
-        }
-        writer.finish().unwrap();
-        written
+        write_sessions(&self.samples(), directory, options)
     }
+}
+
+/// Writes sessions to `directory`, in two partitions; gives their samples in the dataset's order.
+pub(crate) fn write_sessions(
+    sessions: &[Vec<Sample>],
+    directory: &Path,
+    options: WriterOptions,
+) -> Vec<Sample> {
+    let buckets = options.buckets.number;
+    let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
+    writer.set_partition_columns(vec![PartitionColumn::new("split", PartitionType::Text)]).unwrap();
+    let (first, second) = sessions.split_at(sessions.len() / 2);
+    let mut written = Vec::new();
+    for (split, sessions) in [("a", first), ("b", second)] {
+        let key = PartitionKey::new(vec![("split".to_owned(), split.to_owned())]);
+        let samples = in_buckets(sessions, buckets);
+        // Batches that end anywhere, also within sessions.
+        for part in samples.chunks(37) {
+            writer.write(&key, &columns(part)).unwrap();
+        }
+        written.extend(samples.into_iter().map(|(_, sample)| sample.clone()));
+    }
+    writer.finish().unwrap();
+    written
 }
 
 /// The samples of a partition with their sessions, in the order of a dataset of so many buckets. A session is in the

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
 use onefold_datasets::{Buckets, Layout, Snapshot};
 use onefold_ikjt::preprocess::PreprocessConfig;
@@ -253,6 +254,24 @@ fn a_reader_resumes_at_the_exact_next_batch() {
             }
         }
     }
+}
+
+#[test]
+fn a_step_that_was_waited_for_is_the_next_one() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write_buckets(directory.path(), Layout::Rows, 2);
+    let reader = open(directory.path(), ReaderOptions::new(32)).unwrap();
+    let expected = collect(reader.epoch(0).unwrap());
+    let mut batches = reader.epoch(0).unwrap();
+    let mut found = Vec::new();
+    loop {
+        // It may be asked again, also when the step is there.
+        while !(batches.wait(Duration::from_millis(1)) && batches.wait(Duration::ZERO)) {}
+        let Some(step) = batches.next() else { break };
+        found.push(step.unwrap().batch);
+    }
+    assert_eq!(found, expected);
+    assert!(batches.wait(Duration::ZERO), "no step is left to wait for");
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn row_groups_of_several_files_have_the_samples_of_one() {
         let shuffle = Some(Shuffle { seed: 3, row_groups: 2, within: Within::Epoch });
         let options = [
             ReaderOptions::new(40),
-            ReaderOptions { dedupe: Dedupe::Window, ..ReaderOptions::new(17) },
+            ReaderOptions { dedupe: Dedupe::Exact, ..ReaderOptions::new(17) },
             ReaderOptions { shuffle, ..ReaderOptions::new(40) },
             ReaderOptions { features: Some(vec!["views".to_owned()]), ..ReaderOptions::new(40) },
             ReaderOptions { features: Some(vec!["city".to_owned()]), ..ReaderOptions::new(40) },

@@ -106,7 +106,7 @@ fn batches_from_elsewhere_are_those_of_a_local_reader() {
     let four = || ReaderOptions { streams: Some(4), ..ReaderOptions::new(16) };
     for request in [
         ReadRequest::from(four()),
-        ReadRequest { rank, ..ReaderOptions { dedupe: Dedupe::Window, shuffle, ..four() }.into() },
+        ReadRequest { rank, ..ReaderOptions { dedupe: Dedupe::Exact, shuffle, ..four() }.into() },
         ReadRequest { rank, ..ReaderOptions { preprocess, ..four() }.into() },
     ] {
         let local = open(directory.path(), request.clone()).unwrap();

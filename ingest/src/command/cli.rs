@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 use onefold_base::fault::Explainer;
 use onefold_terminal::{CommandLine, OutputOptions, Printer};
 
-use super::{ERRORS, build, check, history, parts, report, shard, vacuum, verify};
+use super::{ERRORS, build, check, history, init, parts, report, shard, vacuum, verify};
 
 /// Build session-clustered training datasets from raw logs
 #[derive(Debug, Parser)]
@@ -18,6 +18,11 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Look at the first rows of logs, and write a `dataset.toml` that builds a dataset of them
+    ///
+    /// Comments say what each choice rests on, and what to check.
+    /// Example: onefold-ingest init 'logs/*.csv' --out dataset.toml
+    Init(init::InitArguments),
     /// Build a dataset from the raw logs that a `dataset.toml` names
     ///
     /// Example: onefold-ingest build logs/dataset.toml --out dataset --memory-limit 8GiB
@@ -81,6 +86,7 @@ impl CommandLine for Cli {
 
     fn run(&self, printer: &Printer) -> anyhow::Result<()> {
         match &self.command {
+            Command::Init(arguments) => init::run(arguments, printer),
             Command::Build(arguments) => build::run_build(arguments, None, printer),
             Command::Check(arguments) => check::run(arguments, printer),
             Command::Append(arguments) => build::run_append(arguments, None, printer),

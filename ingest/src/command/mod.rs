@@ -4,6 +4,7 @@ mod build;
 mod check;
 mod cli;
 mod history;
+mod init;
 mod parts;
 mod report;
 mod shard;

@@ -284,6 +284,21 @@ impl Source {
         FileTable::schema(self.columns.clone(), self.folders.clone()).table_schema().clone()
     }
 
+    /// The files by name, with the columns of each.
+    pub(crate) fn columns_of_files(&self) -> impl Iterator<Item = (&Path, &Schema)> {
+        self.files.iter().map(|file| (file.found.name.as_path(), file.inspection.schema.as_ref()))
+    }
+
+    /// The format of its files.
+    pub(crate) fn format(&self) -> Format {
+        self.files[0].dialect.format
+    }
+
+    /// The columns that the folders of its files make.
+    pub(crate) fn folder_columns(&self) -> &Fields {
+        &self.folders
+    }
+
     /// The files as tables; a table has files that are read in the same way.
     fn tables<'a>(&self, files: impl IntoIterator<Item = &'a SourceFile>) -> Vec<FileTable> {
         let mut tables: BTreeMap<_, FileTable> = BTreeMap::new();

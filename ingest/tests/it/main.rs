@@ -2,6 +2,7 @@
 
 mod examples;
 mod ids;
+mod init;
 mod keep;
 mod logs;
 mod merge;

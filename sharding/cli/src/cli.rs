@@ -273,7 +273,7 @@ pub(crate) struct TablesArguments {
     #[arg(long, value_name = "GROUP=FACTOR", value_parser = GroupFactor::parse, conflicts_with = "torchrec")]
     pub(crate) dedupe_factor: Vec<GroupFactor>,
     /// How the training deduplicates batches: its own option `--dedupe`
-    #[arg(long, value_enum, default_value_t = DedupeArgument::Exact, conflicts_with = "torchrec")]
+    #[arg(long, value_enum, default_value_t = DedupeArgument::Window, conflicts_with = "torchrec")]
     pub(crate) dedupe: DedupeArgument,
     /// Samples to read, to count how often rows are looked up and how much is deduplicated; with 0 only the dataset's
     /// statistics are used

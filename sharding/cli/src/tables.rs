@@ -115,12 +115,11 @@ impl<'a> Training<'a> {
         let steps = config.data.preprocess.as_ref();
         let steps = steps.map(|path| PreprocessConfig::load(&config.directory().join(path)));
         let steps = steps.transpose()?;
-        let schema = match &steps {
-            None => snapshot.schema.clone(),
-            Some(steps) => Preprocessor::try_new(steps, &snapshot.schema)?.schema().clone(),
-        };
+        let preprocessor = steps.as_ref().map(|steps| Preprocessor::try_new(steps, &snapshot.schema));
+        let preprocessor = preprocessor.transpose()?;
+        let schema = preprocessor.as_ref().map_or(&snapshot.schema, Preprocessor::schema).clone();
         let before = earlier.as_ref().map_or(&[][..], |run| &run.tables);
-        let configs = config.features(&snapshot, &schema, before)?;
+        let configs = config.features(&snapshot, preprocessor.as_ref(), before)?;
         let filter = config.train_partitions(&snapshot).with_context(in_config)?;
         Ok(Self { config_path, data, config, snapshot, filter, steps, schema, configs })
     }

@@ -26,6 +26,7 @@ const COMMANDS: &[(&str, &str, Takes)] = &[
     ("onefold-data", "fetch", Nothing("it writes logs")),
     ("onefold-data", "import", Nothing("it reads and writes logs")),
     ("onefold-data", "generate", Nothing("it writes logs")),
+    ("onefold-ingest", "init", Nothing("it reads logs, and writes a configuration")),
     ("onefold-ingest", "build", Dataset("logs/dataset.toml --out DATASET")),
     ("onefold-ingest", "check", Nothing("it reads logs")),
     ("onefold-ingest", "append", Dataset("logs/dataset.toml --out DATASET")),

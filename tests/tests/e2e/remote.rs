@@ -54,7 +54,7 @@ pub(crate) fn whole_path(location: &str, run: &str, command: &dyn Fn(&str) -> Te
     let overwritten = ingest(&format!("build more/dataset.toml --out {location} --threads 2 --overwrite"));
     let snapshots = [&built, &appended, &overwritten].map(|summary| summary["snapshot"].clone());
     let pinned = read(" --at 1 --shuffle 3");
-    let newest = read(" --dedupe window");
+    let newest = read(" --dedupe exact");
     // Training goes on with the snapshot that it began with.
     let resumed = train(8, " --resume");
     let vacuumed = ingest(&format!("vacuum {location} --keep 2 --older-than 0s"));

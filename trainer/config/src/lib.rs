@@ -18,7 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use onefold_base::versioned::parse_toml;
-use onefold_datasets::{PartitionFilter, SESSION_COLUMN, Schema, Snapshot, suggest};
+use onefold_datasets::{PartitionFilter, SESSION_COLUMN, Snapshot, suggest};
+use onefold_ikjt::preprocess::Preprocessor;
 use serde::{Deserialize, Serialize};
 
 pub use self::dense::{DenseConfig, Normalization};
@@ -171,10 +172,10 @@ impl TrainConfig {
         Ok(self.data.eval.as_deref().map(PartitionFilter::parse).transpose()?)
     }
 
-    /// Checks the configuration against a dataset, whose batches have `schema`, and gives what its features look up, in
-    /// schema order. `earlier` are those of the model that goes on, if one does. Allocates nothing. The ids that the
-    /// dataset is known to hold are checked against the tables unless batches are preprocessed; the reader checks them
-    /// all.
+    /// Checks the configuration against a dataset, whose batches go through `preprocessor` if there is one, and gives
+    /// what their features look up, in the order of the batches' schema. `earlier` are those of the model that goes on,
+    /// if one does. Allocates nothing. The ids that the dataset is known to hold are checked against the tables, but not
+    /// those of features that preprocessing changes or makes; the reader checks them all.
     ///
     /// # Errors
     ///
@@ -185,9 +186,10 @@ impl TrainConfig {
     pub fn tables(
         &self,
         snapshot: &Snapshot,
-        schema: &Schema,
+        preprocessor: Option<&Preprocessor>,
         earlier: &[FeatureConfig],
     ) -> Result<Vec<FeatureConfig>> {
+        let schema = preprocessor.map_or(&snapshot.schema, Preprocessor::schema);
         let wrong = |message: String, hint: String| Error::config(&self.path, message, hint);
         self.tasks_of(schema)?;
         if schema.groups.is_empty() {
@@ -218,7 +220,7 @@ impl TrainConfig {
         if let Some(eval) = self.eval_partitions()? {
             snapshot.select(&eval)?;
         }
-        let tables = self.features(snapshot, schema, earlier)?;
+        let tables = self.features(snapshot, preprocessor, earlier)?;
         if let Some(table) = tables.iter().find(|table| u32::try_from(table.rows).is_err()) {
             return Err(wrong(
                 format!("`[tables.{}]` has {} rows", table.feature, table.rows),
@@ -238,7 +240,7 @@ impl TrainConfig {
         Ok(tables)
     }
 
-    /// What the features of `schema`, which batches of the dataset have, look up, in schema order; as
+    /// What the features of batches of the dataset look up, in the order of the batches' schema; as
     /// [`tables`](Self::tables), for whoever does not train.
     ///
     /// # Errors
@@ -247,21 +249,23 @@ impl TrainConfig {
     pub fn features(
         &self,
         snapshot: &Snapshot,
-        schema: &Schema,
+        preprocessor: Option<&Preprocessor>,
         earlier: &[FeatureConfig],
     ) -> Result<Vec<FeatureConfig>> {
         let refused = |source| Error::Tables { path: self.path.clone(), source };
-        // Of ids that preprocessing gives nothing is known.
-        let known = match &self.data.preprocess {
-            None => KnownIds::of_snapshot(snapshot),
-            Some(_) => KnownIds::default(),
-        };
-        let rows = earlier.iter().map(|table| (table.feature.clone(), table.rows)).collect();
-        let known = KnownIds { rows, ..known };
-        let tables = resolve_tables(&self.embedding, &self.tables, schema, &known).map_err(refused)?;
-        if self.data.preprocess.is_none() {
-            check_ids(&tables, &snapshot.statistics.features).map_err(refused)?;
+        let schema = preprocessor.map_or(&snapshot.schema, Preprocessor::schema);
+        let mut counts = KnownIds::of_snapshot(snapshot).counts;
+        let mut statistics = snapshot.statistics.features.clone();
+        // Nothing is known of ids that preprocessing gives.
+        if let Some(preprocessor) = preprocessor {
+            let unchanged = preprocessor.unchanged_sparse();
+            counts.retain(|name, _| unchanged.contains(name));
+            statistics.retain(|name, _| unchanged.contains(name));
         }
+        let rows = earlier.iter().map(|table| (table.feature.clone(), table.rows)).collect();
+        let known = KnownIds { counts, rows };
+        let tables = resolve_tables(&self.embedding, &self.tables, schema, &known).map_err(refused)?;
+        check_ids(&tables, &statistics).map_err(refused)?;
         Ok(tables)
     }
 }

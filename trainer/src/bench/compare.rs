@@ -57,7 +57,7 @@ pub fn compare(dataset: &Path, options: &CompareOptions, reporter: &dyn Reporter
     // device as well.
     config.optimizer.dense.learning_rate *= GENTLE;
     config.optimizer.tables.learning_rate *= GENTLE as f32;
-    let tables = config.tables(&snapshot, &snapshot.schema, &[])?;
+    let tables = config.tables(&snapshot, None, &[])?;
     let batches = read(
         dataset,
         &config,

@@ -122,7 +122,7 @@ pub fn bench(dataset: &Path, options: &BenchOptions, reporter: &dyn Reporter) ->
     config.train.precision = options.precision;
     let torch_device = options.device.as_ref().map_or(tch::Device::Cpu, Accelerator::torch);
     check_precision(&config, torch_device)?;
-    let tables = config.tables(&snapshot, &snapshot.schema, &[])?;
+    let tables = config.tables(&snapshot, None, &[])?;
     let batches = read(dataset, &config, options)?;
     tch::set_num_threads(i32::try_from(options.threads).unwrap_or(i32::MAX));
     let embeddings = embeddings(&config, &tables, options.threads, options.device.as_ref())?;

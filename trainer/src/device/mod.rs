@@ -336,10 +336,9 @@ pub(crate) fn guarded<T>(device: Device, work: impl FnOnce() -> Result<T>) -> Re
     let message = text[at..].split(['\n', '"']).next().unwrap_or_default();
     let message = message.split("\\n").next().unwrap_or_default();
     let hint = if message.contains("out of memory") {
-        let window = option("dedupe").set_to("window");
-        text!["lower `[train].batch_size`, use ", window, ", or end what else uses the GPU"]
+        "lower `[train].batch_size`, or end what else uses the GPU"
     } else {
-        "run again with CUDA_LAUNCH_BLOCKING=1 to see which operation failed, and report it".into()
+        "run again with CUDA_LAUNCH_BLOCKING=1 to see which operation failed, and report it"
     };
     Err(failed(device, message, hint))
 }

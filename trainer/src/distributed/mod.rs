@@ -120,7 +120,7 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     ///
     /// Those of all operations.
     fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let length = Tensor::from_slice(&[bytes.len() as i64]).f_to_device(self.device())?;
+        let length = Tensor::f_from_slice(&[bytes.len() as i64])?.f_to_device(self.device())?;
         let lengths = Tensor::f_zeros([i64::from(self.size())], (Kind::Int64, self.device()))?;
         self.all_gather(&lengths, &length)?.wait()?;
         let lengths = Vec::<i64>::try_from(&lengths)?;
@@ -128,7 +128,7 @@ pub trait Collectives: fmt::Debug + Send + Sync {
 
         let mut padded = bytes.to_vec();
         padded.resize(longest as usize, 0);
-        let padded = Tensor::from_slice(&padded).f_to_device(self.device())?;
+        let padded = Tensor::f_from_slice(&padded)?.f_to_device(self.device())?;
         let total = longest * i64::from(self.size());
         let gathered = Tensor::f_zeros([total], (Kind::Uint8, self.device()))?;
         self.all_gather(&gathered, &padded)?.wait()?;
@@ -146,11 +146,11 @@ pub trait Collectives: fmt::Debug + Send + Sync {
     ///
     /// Those of all operations.
     fn broadcast_bytes(&self, bytes: &[u8], root: u32) -> Result<Vec<u8>> {
-        let length = Tensor::from_slice(&[bytes.len() as i64]).f_to_device(self.device())?;
+        let length = Tensor::f_from_slice(&[bytes.len() as i64])?.f_to_device(self.device())?;
         self.broadcast(&length, root)?.wait()?;
         let mut message = if self.rank() == root { bytes.to_vec() } else { Vec::new() };
         message.resize(i64::try_from(&length)? as usize, 0);
-        let message = Tensor::from_slice(&message).f_to_device(self.device())?;
+        let message = Tensor::f_from_slice(&message)?.f_to_device(self.device())?;
         self.broadcast(&message, root)?.wait()?;
         Ok(Vec::<u8>::try_from(&message)?)
     }

@@ -59,10 +59,17 @@ use crate::{Error, Result};
 /// What a rank tells the others with every request.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Status {
-    /// Bits whose meaning the training loop knows.
+    /// [`FAILED`](Self::FAILED), [`WAITING`](Self::WAITING), and bits whose meaning the training loop knows.
     pub flags: i64,
     /// The sum of the weights of the batch's samples.
     pub weight: f64,
+}
+
+impl Status {
+    /// The rank has failed, and makes no further steps: nothing is exchanged.
+    pub const FAILED: i64 = 2;
+    /// The rank has no batch yet: all ranks announce their requests once more.
+    pub const WAITING: i64 = 8;
 }
 
 /// The gradients of what was looked up for one group.
@@ -388,6 +395,16 @@ impl Embeddings {
             // Of several errors the first group's.
             lookups.into_iter().collect()
         })
+    }
+
+    /// Tells all ranks, in place of a request, that this one has no batch yet. Returns their statuses, by rank. A request
+    /// follows, or this once more, unless a rank has failed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`] if another rank fails.
+    pub fn say_waiting(&self) -> Result<Vec<Status>> {
+        self.exchange.say_waiting()
     }
 
     /// Waits until all ranks have made their requests. Returns their statuses.

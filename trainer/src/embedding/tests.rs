@@ -9,6 +9,7 @@ use crate::tensors;
 
 mod buffers;
 mod device;
+mod waiting;
 
 type Lists = Vec<Vec<i64>>;
 

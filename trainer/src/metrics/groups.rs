@@ -147,7 +147,7 @@ impl GroupedScores {
     ) -> Result<Rankings> {
         let mut sums = Sums::new(self.tasks.len(), top, kept);
         for number in 0..PARTS {
-            let own = collectives.agree(self.take_part(number).map_err(crate::Error::from))?;
+            let own = collectives.agree_on(|| self.take_part(number).map_err(crate::Error::from))?;
             let of_ranks = match collectives.size() {
                 1 => vec![own],
                 _ => collectives.gather_bytes(&own)?,

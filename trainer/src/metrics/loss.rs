@@ -57,6 +57,21 @@ impl Loss {
         }
     }
 
+    /// The logit that predicts the mean of the labels of `samples` samples. Where that has no finite logit, as that of
+    /// labels that are all 0, it is as if half a sample had another label.
+    pub fn logit_of(self, mean: f64, samples: u64) -> f32 {
+        let least = 0.5 / (samples + 1) as f64;
+        let logit = match self {
+            Self::BinaryCrossEntropy => {
+                let mean = mean.clamp(least, 1.0 - least);
+                (mean / (1.0 - mean)).ln()
+            }
+            Self::SquaredError | Self::Huber { .. } => mean,
+            Self::Poisson => mean.max(least).ln(),
+        };
+        logit as f32
+    }
+
     /// The loss of one sample.
     pub fn of_sample(self, logit: f32, label: f32) -> f64 {
         let (logit, label) = (f64::from(logit), f64::from(label));
@@ -74,6 +89,23 @@ impl Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mean_has_a_logit() {
+        for mean in [0.006, 0.5, 0.9] {
+            for loss in
+                [Loss::BinaryCrossEntropy, Loss::SquaredError, Loss::Huber { delta: 1.0 }, Loss::Poisson]
+            {
+                let found = loss.prediction(loss.logit_of(mean, 1000));
+                assert!((found - mean).abs() < 1e-6, "{loss:?}: {found}, not {mean}");
+            }
+        }
+        for (mean, expected) in [(0.0, 0.5 / 11.0), (1.0, 10.5 / 11.0)] {
+            let found = Loss::BinaryCrossEntropy.prediction(Loss::BinaryCrossEntropy.logit_of(mean, 10));
+            assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
+        }
+        assert!(Loss::Poisson.logit_of(0.0, 10).is_finite());
+    }
 
     /// Reference, torch 2.11: `torch.nn.functional` of the names above, `reduction="none"`, in double precision.
     #[test]

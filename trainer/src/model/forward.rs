@@ -13,6 +13,8 @@
 //! below the top MLP is [`Passed`]: here for tables in memory, in [`on_device`](super::on_device) for those on a
 //! device.
 
+use std::time::Duration;
+
 use onefold_ikjt::Batch;
 use onefold_kernels::interaction::Source;
 use tch::{Device, Kind, Tensor};
@@ -25,7 +27,7 @@ use crate::device::guarded;
 use crate::embedding::{
     Embeddings, HostEmbeddings, Lookup, LookupGradients, Lookups, Request, SentGradients, Status,
 };
-use crate::lockstep::FAILED;
+use crate::lockstep::{self, BEAT};
 use crate::{Result, shim, tensors};
 
 /// What one forward pass gives, and what its backward pass and its update go on with.
@@ -139,7 +141,25 @@ impl Model {
     /// [`Error::RankLost`](crate::Error::RankLost) if another rank fails, [`Error::Fault`](crate::Error::Fault) if
     /// the device does.
     pub fn request(&self, batch: Option<&Batch>, status: Status) -> Result<Input> {
-        self.profile.measure(Stage::Lookup, || self.embeddings.request_batch(batch, status)).map(Input)
+        let request = || self.profile.measure(Stage::Lookup, || self.embeddings.request_batch(batch, status));
+        guarded(self.device(), request).map(Input)
+    }
+
+    /// Waits until `is_ready`, which waits for as long as it is told, finds this rank's next batch. The other ranks
+    /// hear meanwhile that this one reads, so that a slow store does not make it a lost rank. A request follows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankLost`](crate::Error::RankLost) if another rank is lost,
+    /// [`Error::ReportedElsewhere`](crate::Error::ReportedElsewhere) if it has failed.
+    pub fn wait_for_batch(&self, mut is_ready: impl FnMut(Duration) -> bool) -> Result<()> {
+        if self.embeddings.collectives().size() == 1 {
+            return Ok(());
+        }
+        while !is_ready(BEAT) {
+            lockstep::go_on(&self.embeddings.say_waiting()?)?;
+        }
+        Ok(())
     }
 
     /// As [`request`](Self::request) with the weight of the batch as its status. If there is an error instead of a
@@ -157,7 +177,7 @@ impl Model {
         if let Err(error) = &requested
             && error.is_own()
         {
-            let mut failed = self.request(None, Status { flags: FAILED, weight: 0.0 })?;
+            let mut failed = self.request(None, Status { flags: Status::FAILED, weight: 0.0 })?;
             self.statuses(&mut failed)?;
         }
         requested

@@ -29,6 +29,11 @@ impl Mlp {
         Self { layers, activate_last, compute: compute.clone() }
     }
 
+    /// The bias of the last layer.
+    pub(super) fn last_bias(&self) -> Option<&Tensor> {
+        self.layers.last()?.bs.as_ref()
+    }
+
     /// `[B, input]` to `[B, last width]`.
     pub(super) fn forward(&self, input: &Tensor) -> Tensor {
         let layers: Vec<_> = self.layers.iter().map(layer).collect();

@@ -123,6 +123,19 @@ impl Model {
         Ok(model)
     }
 
+    /// The same model, before its first step, whose logits begin around these, one for each task.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Torch`](crate::Error::Torch) if there is another number of logits than of tasks.
+    pub(crate) fn starting_at(self, logits: &[f32]) -> Result<Self> {
+        if let Some(bias) = self.top.last_bias() {
+            let logits = Tensor::f_from_slice(logits)?;
+            tch::no_grad(|| bias.shallow_clone().f_copy_(&logits))?;
+        }
+        Ok(self)
+    }
+
     /// The same model, which normalizes the dense features of `schema` first.
     #[must_use]
     pub fn normalized_by(self, schema: &Schema, normalizers: &Normalizers) -> Self {

@@ -10,6 +10,7 @@
 mod clock;
 mod diverged;
 mod early_stopping;
+mod labels;
 mod log;
 mod loss_watch;
 mod model_state;
@@ -32,10 +33,12 @@ use std::sync::Arc;
 use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
+use onefold_ikjt::preprocess::Preprocessor;
 use onefold_ikjt::{Dedupe, ReadRequest, Reader, ReaderOptions, Workers, load_snapshot};
 use onefold_sharding::{FeatureConfig, Plan};
 use onefold_storage::{Created, Storage};
 
+use self::labels::{LabelReading, check_labels};
 use self::parts::{Day, Progressive};
 use self::run_directory::{RunDirectory, check_shared};
 use self::training::Training;
@@ -112,6 +115,8 @@ pub struct Prepared<'a> {
     schema: Schema,
     features: Vec<FeatureConfig>,
     normalizers: Normalizers,
+    /// How the labels are read that a new model begins with; one that goes on has learned them.
+    labels: Option<LabelReading>,
     placement: Placement,
     size: ModelSize,
 }
@@ -167,28 +172,6 @@ fn check_overlap(config: &TrainConfig, snapshot: &Snapshot) -> Result<()> {
     ))
 }
 
-/// Reads the labels of samples that are evaluated on once. One that the loss does not take, or a file that is damaged,
-/// is so an error before the first step.
-fn check_labels(
-    dataset: &Path,
-    snapshot: &Snapshot,
-    evaluation: &ReadRequest,
-    workers: &Workers,
-) -> Result<()> {
-    let mut request = evaluation.clone().with(|options| ReaderOptions {
-        features: Some(Vec::new()),
-        kept: Vec::new(),
-        preprocess: None,
-        dedupe: Dedupe::Off,
-        ..options
-    });
-    request.checks.table_rows.clear();
-    for step in open_whatever_size(dataset, snapshot, request, workers)?.batches()? {
-        step?;
-    }
-    Ok(())
-}
-
 /// Where the tables are: as the plan says, or every table whole on one rank.
 fn placement(config: &TrainConfig, options: &TrainOptions, features: &[FeatureConfig]) -> Result<Placement> {
     let collectives = Arc::clone(&options.collectives);
@@ -226,10 +209,11 @@ impl<'a> Prepared<'a> {
     pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
         let snapshot = load_snapshot(dataset, options.snapshot)?;
         let preprocessing = Preprocessing::of(config)?;
-        let schema = Preprocessing::schema(preprocessing.as_ref(), &snapshot.schema)?;
+        let preprocessor = Preprocessing::preprocessor(preprocessing.as_ref(), &snapshot.schema)?;
+        let schema = preprocessor.as_ref().map_or(&snapshot.schema, Preprocessor::schema).clone();
         let earlier = options.warm_start.as_ref().map(Earlier::load).transpose()?;
         let before = earlier.as_ref().map_or(&[][..], |earlier| &earlier.run.tables);
-        let features = config.tables(&snapshot, &schema, before)?;
+        let features = config.tables(&snapshot, preprocessor.as_ref(), before)?;
         if let Some(earlier) = &earlier {
             let data = (dataset, &snapshot);
             earlier.check(config, data, &schema, &features, preprocessing.as_ref())?;
@@ -264,6 +248,16 @@ impl<'a> Prepared<'a> {
         };
         let chosen = snapshot.select(&partitions).map_err(onefold_ikjt::Error::from)?;
         let keys: Vec<PartitionKey> = chosen.into_iter().map(|partition| partition.key.clone()).collect();
+        if eval.is_some()
+            && config.data.train.is_empty()
+            && !config.data.allow_overlap
+            && options.collectives.rank() == 0
+        {
+            let (chosen, all) = (keys.len(), snapshot.partitions.len());
+            tracing::info!(
+                "training on {chosen} of {all} partitions: none that `eval` under `[data]` chooses"
+            );
+        }
         let days = options.progressive.then(|| Day::of_partitions(keys.iter().cloned()));
         // A model that is evaluated on days to come knows nothing of them.
         let first_day = days.as_ref().and_then(|days| days.first()).map(Day::filter);
@@ -279,6 +273,10 @@ impl<'a> Prepared<'a> {
         let memory_limit = if evaluates { size.reader_bytes / 2 } else { size.reader_bytes };
         let workers = Workers::new(options.threads.div_ceil(2), memory_limit)?;
         let reader = Arc::new(open_whatever_size(dataset, &snapshot, training.clone(), &workers)?);
+        let labels = earlier.is_none().then(|| {
+            let partitions = first_day.unwrap_or_else(|| training.options.partitions.clone());
+            LabelReading::new(&training, partitions, preprocessing.as_ref(), &workers)
+        });
         let progressive = days.map(|days| Progressive {
             days,
             training: (training, workers.clone()),
@@ -306,6 +304,7 @@ impl<'a> Prepared<'a> {
             schema,
             features,
             normalizers,
+            labels,
             placement,
             size,
         })
@@ -367,6 +366,9 @@ impl<'a> Prepared<'a> {
         reporter: &dyn Reporter,
     ) -> Result<TrainSummary> {
         let collectives = &*self.options.collectives;
+        let bias = serde_json::to_vec(&run.output_bias).map_err(std::io::Error::other)?;
+        let bias = collectives.broadcast_bytes(&bias, 0)?;
+        run.output_bias = serde_json::from_slice(&bias).map_err(std::io::Error::other)?;
         check_shared(&collectives.agree(run.files(out))?, collectives)?;
         tch::set_num_threads(i32::try_from(self.options.threads).unwrap_or(i32::MAX));
         let evaluation =
@@ -404,12 +406,12 @@ impl<'a> Prepared<'a> {
         if ended != Ending::Stopped {
             let (trained, state) = training.to_complete()?;
             run.complete(training.model(), state, (training.model_step(), trained), out)?;
-            let completed = directory.map_or(Ok(()), |directory| {
+            let complete = |directory: &mut RunDirectory| {
                 let json = serde_json::to_string_pretty(&summary).map_err(std::io::Error::other)?;
                 fs_err::write(out.join("summary.json"), json + "\n")?;
                 directory.complete()
-            });
-            collectives.agree(completed)?;
+            };
+            collectives.agree_on(|| directory.map_or(Ok(()), complete))?;
         }
         failed.map_or(Ok(summary), Err)
     }
@@ -467,8 +469,15 @@ impl<'a> Prepared<'a> {
             // A model that is there stays usable until there is a better one.
             Some(begun) => {
                 (run.completed, run.steps, run.trained) = (begun.completed, begun.steps, begun.trained);
+                run.output_bias = begun.output_bias;
             }
-            None => self.begin(run, directory)?,
+            None => {
+                let data = (self.dataset.as_path(), self.reader.snapshot());
+                let tasks = Task::of(self.config, &self.schema)?;
+                let logits = self.labels.as_ref().map(|labels| labels.logits(data, &tasks));
+                run.output_bias = logits.transpose()?.flatten();
+                self.begin(run, directory)?;
+            }
         }
         let text = toml::to_string(self.config).map_err(std::io::Error::other)?;
         fs_err::write(out.join("train.toml"), text)?;

@@ -23,7 +23,7 @@ use tch::Tensor;
 
 use super::{Prepared, Progress, diverged};
 use crate::config::TableOptimizerConfig;
-use crate::device::{Learned, Verdict};
+use crate::device::{Learned, Verdict, guarded};
 use crate::embedding::SentBytes;
 use crate::evaluate::Evaluation;
 use crate::lockstep::{self, Bucket, CHECKPOINT, STOP};
@@ -143,6 +143,7 @@ impl<'a> Stepper<'a> {
 
     /// Fetches a batch, and begins its input.
     fn request(&self, batches: &mut Batches, stop: &Stop) -> Result<Option<(Step, Input)>> {
+        self.model.wait_for_batch(|limit| self.recorder().during(Activity::Input, || batches.wait(limit)))?;
         let step = match self.recorder().during(Activity::Input, || batches.next()) {
             None => return Ok(None),
             Some(step) => step.map_err(Error::from),
@@ -178,6 +179,7 @@ impl<'a> Stepper<'a> {
         stop: &Stop,
     ) -> Result<Option<Taken>> {
         let Some((Step { batch, position }, mut input)) = self.upcoming.take() else { return Ok(None) };
+        let device = self.model.device();
         self.model.embeddings.collectives().set_step(progress.steps + 1);
         self.recorder().begin(Activity::Forward);
         let weight = self.model.statuses(&mut input)?.iter().map(|status| status.weight).sum();
@@ -199,11 +201,11 @@ impl<'a> Stepper<'a> {
         })?;
         rest.start(&**model.embeddings.collectives())?;
         model.embeddings.recorder().turn_to(Activity::SendGradients);
-        model.send_gradients(&mut forward)?;
+        guarded(model.device(), || model.send_gradients(&mut forward))?;
         // The memory that this batch came in stays in use until the next one has its own.
         let next = (!waits).then_some((batches, stop));
-        let Updated { told, values, norm, logits } =
-            self.update(&batch, (&mut forward, &loss), progress.steps, next)?;
+        let update = || self.update(&batch, (&mut forward, &loss), progress.steps, next);
+        let Updated { told, values, norm, logits } = guarded(device, update)?;
         let evicted_rows = self.evict()?;
         self.hear()?;
         let (loss, samples) =

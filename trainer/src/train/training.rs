@@ -21,6 +21,7 @@ use super::{Ending, Prepared, Progress, ProgressiveSummary, RowCounts, TrainSumm
 use crate::checkpoint::tensor_file::Entry;
 use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints};
 use crate::config::ParameterCount;
+use crate::device::guarded;
 use crate::distributed::Collectives;
 use crate::evaluate::{Evaluated, Evaluation, EvaluationSummary, by_task, merged};
 use crate::metrics::{Figures, Metrics, TaskMetrics};
@@ -88,12 +89,14 @@ impl<'a> Training<'a> {
         // The reader reads while the tables are filled.
         let unfinished =
             progress.partition < parts.len() && progress.position.epoch < u64::from(config.train.epochs);
-        let ahead = unfinished.then(|| reader.resume(&progress.position)).transpose();
-        let ahead = options.collectives.agree(ahead.map_err(Error::from))?;
+        let resume =
+            || unfinished.then(|| reader.resume(&progress.position)).transpose().map_err(Error::from);
+        let ahead = options.collectives.agree_on(resume)?;
         let (placement, device) = (&prepared.placement, options.device.as_ref());
         let mut model =
             options.collectives.agree_on(|| run.initial_model(placement, options.threads, device))?;
-        let mut optimizer = DenseOptimizer::of(&model, &config.optimizer.dense, options.threads)?;
+        let optimizer = || DenseOptimizer::of(&model, &config.optimizer.dense, options.threads);
+        let mut optimizer = guarded(model.device(), optimizer)?;
         let mut sums = Sums::new(&evaluation.tasks);
         if let Some(checkpoint) = &newest {
             let restore = || restore(checkpoint, &mut model, &mut optimizer, &mut sums);
@@ -109,7 +112,8 @@ impl<'a> Training<'a> {
             newest.iter().try_for_each(|checkpoint| checkpoint.restore_metrics(directory))?;
             Log::open(directory, progress.metrics_bytes, first_step)
         };
-        let log = options.collectives.agree((options.collectives.rank() == 0).then(open_log).transpose())?;
+        let log =
+            options.collectives.agree_on(|| (options.collectives.rank() == 0).then(open_log).transpose())?;
         let stepper = Stepper::new(prepared, evaluation, directory, model, optimizer);
         Ok(Self {
             config,
@@ -191,11 +195,9 @@ impl<'a> Training<'a> {
     ) -> Result<Option<Ending>> {
         let (reader, epochs) = (Arc::clone(&self.reader), u64::from(self.config.train.epochs));
         while self.progress.position.epoch < epochs {
-            let batches = match self.ahead.take() {
-                Some(batches) => Ok(batches),
-                None => reader.resume(&self.progress.position).map_err(Error::from),
-            };
-            let mut batches = self.collectives().agree(batches)?;
+            let (ahead, position) = (self.ahead.take(), &self.progress.position);
+            let resume = || ahead.map_or_else(|| reader.resume(position).map_err(Error::from), Ok);
+            let mut batches = self.collectives().agree_on(resume)?;
             self.stepper.begin(&mut batches, self.stop)?;
             loop {
                 if self.stepper.stops() {
@@ -218,8 +220,8 @@ impl<'a> Training<'a> {
     fn next_part(&mut self) -> Result<()> {
         self.progress.partition += 1;
         if self.progress.partition < self.parts.len() {
-            let opened = self.parts.open(self.progress.partition);
-            self.reader = self.collectives().agree(opened)?;
+            let open = || self.parts.open(self.progress.partition);
+            self.reader = self.collectives().agree_on(open)?;
             self.progress.position = self.reader.position(0);
         }
         Ok(())
@@ -237,7 +239,7 @@ impl<'a> Training<'a> {
             return Ok(None);
         }
         let started = Instant::now();
-        let reader = self.collectives().agree(self.parts.open_ahead(progress.partition))?;
+        let reader = self.collectives().agree_on(|| self.parts.open_ahead(progress.partition))?;
         let evaluated = self.evaluation.run(&self.stepper.model, &reader, self.stop, reporter)?;
         let Some(Evaluated { summary, metrics }) = evaluated else { return Ok(Some(Ending::Stopped)) };
         self.clock.evaluation += started.elapsed();
@@ -510,7 +512,9 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         let started = Instant::now();
-        self.progress.metrics_bytes = self.log.as_mut().map_or(Ok(0), Log::sync)?;
+        let collectives = Arc::clone(self.stepper.model.embeddings.collectives());
+        let sync = || self.log.as_mut().map_or(Ok(0), Log::sync);
+        self.progress.metrics_bytes = collectives.agree_on(sync)?;
         let kept_step = self.best_step();
         let Stepper { model, optimizer, .. } = &self.stepper;
         let mut dense = dense_entries(model);

@@ -81,7 +81,7 @@ fn every_way_of_reading_gives_the_same_bytes() {
     let cases = [
         options.clone(),
         ReaderOptions { dedupe: Dedupe::Off, preprocess: preprocess("steps.toml"), ..options.clone() },
-        ReaderOptions { dedupe: Dedupe::Window, timestamps: true, ..options.clone() },
+        ReaderOptions { dedupe: Dedupe::Exact, timestamps: true, ..options.clone() },
         ReaderOptions { dedupe: Dedupe::Window, shuffle: shuffle(Within::Epoch), ..options.clone() },
         ReaderOptions {
             preprocess: preprocess("sampling.toml"),
@@ -155,7 +155,7 @@ fn commands_read_by_url() {
         digest
     };
     let named = format!("grpc://{}/clicks", fleet.address());
-    for more in ["", "--dedupe off --preprocess steps.toml", "--dedupe window --shuffle 3"] {
+    for more in ["", "--dedupe off --preprocess steps.toml", "--dedupe exact --shuffle 3"] {
         assert_eq!(digest(&named, more), digest("data", more), "{more}");
     }
     let head = |dataset: &str| fleet.command(&format!("onefold-read head {dataset} --batch 2")).works();

@@ -34,7 +34,7 @@ fn jobs_of_other_features_share_what_was_decoded() {
         ReaderOptions { features: features(&["user_00", "user_01", "item_00"]), ..ReaderOptions::new(64) },
         ReaderOptions { features: features(&["user_01", "item_00", "item_01"]), ..ReaderOptions::new(64) },
         ReaderOptions { dedupe: Dedupe::Off, features: features(&["user_01"]), ..ReaderOptions::new(128) },
-        ReaderOptions { dedupe: Dedupe::Window, ..ReaderOptions::new(96) },
+        ReaderOptions { dedupe: Dedupe::Exact, ..ReaderOptions::new(96) },
     ];
     let steps = |job: &ReaderOptions| {
         Reader::open(&dir.path("data"), job.clone(), &workers()).unwrap().steps(0).unwrap()

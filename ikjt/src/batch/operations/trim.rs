@@ -1,5 +1,7 @@
 //! Canonical batches: no value that no row uses.
 
+use arrow::buffer::ScalarBuffer;
+
 use super::concat::slice_feature;
 use super::used::UsedRows;
 use crate::{Feature, Group};
@@ -16,6 +18,14 @@ impl Group {
     pub fn trim(&self) -> Self {
         let features = self.features().iter().map(Feature::trim).collect();
         Self::trusted(self.shared_name(), self.inverse().cloned(), self.rows(), features)
+    }
+
+    /// The rows `rows`, to which `inverse` leads, without the values that none of them uses. Rows that overlap go on
+    /// overlapping.
+    pub(crate) fn of_rows(&self, inverse: ScalarBuffer<i32>, rows: Vec<i32>) -> Self {
+        let rows = UsedRows::Listed(rows);
+        let features = self.features().iter().map(|feature| slice_feature(feature, &rows)).collect();
+        Self::trusted(self.shared_name(), Some(inverse), rows.len(), features)
     }
 }
 

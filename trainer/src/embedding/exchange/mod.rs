@@ -96,6 +96,8 @@ pub(super) struct Encoded {
 #[derive(Debug)]
 pub(super) struct Request {
     encoded: Encoded,
+    /// This rank's.
+    status: Status,
     state: State,
     statuses: Vec<Status>,
 }
@@ -258,33 +260,66 @@ impl Exchange {
 
     /// Begins to send a request, and this rank's status.
     pub(super) fn request(&self, encoded: Encoded, status: Status) -> Result<Request> {
-        let splits = &encoded.splits;
-        let header = splits.iter().flat_map(|&length| [length, status.flags, status.weight.to_bits() as i64]);
-        let header = Tensor::from_slice(&header.collect::<Vec<i64>>());
-        let received = Tensor::zeros([(HEADER * splits.len()) as i64], (Element::Int64, Device::Cpu));
-        let even = vec![HEADER as i64; splits.len()];
-        let pending = self.collectives.all_to_all(&received, &even, &header, &even)?;
-        Ok(Request { encoded, state: State::Announced(pending, received), statuses: Vec::new() })
+        let state = self.send_header(&encoded.splits, status)?;
+        Ok(Request { encoded, status, state, statuses: Vec::new() })
     }
 
-    /// Waits until it is known what all ranks send, and begins to send it. Returns the ranks' statuses.
+    /// Begins to tell each rank the length of this one's request to it, and this one's status.
+    fn send_header(&self, lengths: &[i64], status: Status) -> Result<State> {
+        let header =
+            lengths.iter().flat_map(|&length| [length, status.flags, status.weight.to_bits() as i64]);
+        let header = Tensor::f_from_slice(&header.collect::<Vec<i64>>())?;
+        let received = Tensor::f_zeros([(HEADER * lengths.len()) as i64], (Element::Int64, Device::Cpu))?;
+        let even = vec![HEADER as i64; lengths.len()];
+        let pending = self.collectives.all_to_all(&received, &even, &header, &even)?;
+        Ok(State::Announced(pending, received))
+    }
+
+    /// Waits for the headers of all ranks: their statuses, and the lengths of their requests to this one.
+    fn read_header(&self, pending: Pending, received: &Tensor) -> Result<(Vec<Status>, Vec<i64>)> {
+        self.recorder.during(Activity::Requests, || pending.wait())?;
+        let header = Vec::<i64>::try_from(received)?;
+        let (header, _) = header.as_chunks::<HEADER>();
+        let status = |[_, flags, weight]: &[i64; HEADER]| Status {
+            flags: *flags,
+            weight: f64::from_bits(*weight as u64),
+        };
+        let lengths: Vec<i64> = header.iter().map(|[length, ..]| *length).collect();
+        if lengths.iter().any(|length| !(0..=i64::from(i32::MAX)).contains(length)) {
+            return Err(self.internal("a rank announced a request of an impossible length"));
+        }
+        Ok((header.iter().map(status).collect(), lengths))
+    }
+
+    /// Tells all ranks, in place of a request, that this one has no batch yet. Returns their statuses.
+    pub(super) fn say_waiting(&self) -> Result<Vec<Status>> {
+        let status = Status { flags: Status::WAITING, weight: 0.0 };
+        let State::Announced(pending, received) = self.send_header(&vec![0; self.ranks()], status)? else {
+            unreachable!("only a header was sent")
+        };
+        Ok(self.read_header(pending, &received)?.0)
+    }
+
+    /// Waits until it is known what all ranks send, and begins to send it. Returns the ranks' statuses. While a rank
+    /// has no batch yet, all announce their requests again, so that each operation ends in time. If a rank has failed,
+    /// nothing is sent.
     pub(super) fn announce<'a>(&self, request: &'a mut Request) -> Result<&'a [Status]> {
-        if let State::Announced(pending, received) = &mut request.state {
+        while let State::Announced(pending, received) = &mut request.state {
             let pending = std::mem::replace(pending, Pending::done());
-            self.recorder.during(Activity::Requests, || pending.wait())?;
-            let header = Vec::<i64>::try_from(&*received)?;
-            let (header, _) = header.as_chunks::<HEADER>();
-            let status = |[_, flags, weight]: &[i64; HEADER]| Status {
-                flags: *flags,
-                weight: f64::from_bits(*weight as u64),
-            };
-            request.statuses = header.iter().map(status).collect();
-            let splits: Vec<i64> = header.iter().map(|[length, ..]| *length).collect();
-            if splits.iter().any(|length| !(0..=i64::from(i32::MAX)).contains(length)) {
-                return Err(self.internal("a rank announced a request of an impossible length"));
-            }
-            let words = Tensor::empty([splits.iter().sum::<i64>()], (Element::Int, Device::Cpu));
+            let (statuses, splits) = self.read_header(pending, received)?;
+            request.statuses = statuses;
+            let said = |flag: i64| request.statuses.iter().any(|status| status.flags & flag != 0);
             let own = &request.encoded;
+            if said(Status::FAILED) {
+                let nothing = Tensor::f_zeros([0], (Element::Int, Device::Cpu))?;
+                request.state = State::Sent(Pending::done(), nothing, vec![0; self.ranks()]);
+                break;
+            }
+            if said(Status::WAITING) {
+                request.state = self.send_header(&own.splits, request.status)?;
+                continue;
+            }
+            let words = Tensor::f_empty([splits.iter().sum::<i64>()], (Element::Int, Device::Cpu))?;
             let pending = self.collectives.all_to_all(&words, &splits, &own.words, &own.splits)?;
             self.count(&self.sent.requests, &own.splits, 4);
             request.state = State::Sent(pending, words, splits);

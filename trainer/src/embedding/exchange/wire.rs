@@ -102,7 +102,7 @@ impl Exchange {
     ) -> Result<Arriving> {
         let (sent, received) = (outgoing.splits.clone(), splits(received));
         let outgoing = outgoing.on_wire(self.dtype);
-        let values = Tensor::empty([received.iter().sum::<i64>()], (outgoing.kind(), Device::Cpu));
+        let values = Tensor::f_empty([received.iter().sum::<i64>()], (outgoing.kind(), Device::Cpu))?;
         let pending = self.collectives.all_to_all(&values, &received, &outgoing, &sent)?;
         self.count(counter, &sent, self.dtype.bytes());
         Ok(Arriving { pending, vectors: Arrived { values, dtype: self.dtype } })
@@ -112,7 +112,7 @@ impl Exchange {
     pub(super) fn gather(&self, outgoing: Outgoing, counter: &AtomicU64) -> Result<Arriving> {
         let outgoing = outgoing.on_wire(self.dtype);
         let (ranks, length) = (self.collectives.size() as usize, outgoing.numel());
-        let values = Tensor::empty([(ranks * length) as i64], (outgoing.kind(), Device::Cpu));
+        let values = Tensor::f_empty([(ranks * length) as i64], (outgoing.kind(), Device::Cpu))?;
         let pending = self.collectives.all_gather(&values, &outgoing)?;
         self.count(counter, &vec![length as i64; ranks], self.dtype.bytes());
         Ok(Arriving { pending, vectors: Arrived { values, dtype: self.dtype } })

@@ -631,6 +631,28 @@ fn a_loss_that_is_no_number_ends_all_on(on_device: bool) {
     assert!(jobs.folder.path().join("run/diverged/batch.arrow").is_file());
 }
 
+/// A new model predicts the means of its labels, the same to the bit whatever the ranks.
+#[test]
+fn a_new_model_begins_at_the_means_of_its_labels() {
+    let jobs = Jobs::new();
+    let [one, three] = [1, 3].map(|ranks| {
+        let name = format!("of-{ranks}");
+        jobs.summary(&name, &job(ranks, Division::Even, Dedupe::Exact));
+        Run::load(&jobs.folder.path().join(name)).unwrap()
+    });
+    let bias = one.output_bias.clone().unwrap();
+    let item = |i: usize| i * 7 % 13;
+    for (logit, divisor) in bias.iter().zip([3, 2]) {
+        let mean = (0..130).filter(|&i| item(i) % divisor == 0).count() as f64 / 130.0;
+        let found = 1.0 / (1.0 + f64::from(-logit).exp());
+        assert!((found - mean).abs() < 1e-6, "{found}, not {mean}");
+    }
+    assert_eq!(bias.len(), 2);
+    assert_eq!(three.output_bias, one.output_bias);
+    let model = one.initial_model(&Placement::alone(&one.tables), 1, None).unwrap();
+    assert_eq!(crate::tensors::to_vec(&model.named_dense_parameters()["top.1.bias"]), bias);
+}
+
 /// Every rank keeps a timeline of the steps that it is told to trace, and the log compares the ranks.
 #[test]
 fn ranks_are_watched() {

@@ -1,0 +1,276 @@
+//! The names and the first values of a column: what its role follows from.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{DataType, Field};
+use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
+
+use crate::Result;
+use crate::error::arrow_bug;
+use crate::ids::item_type;
+
+/// Items of a list that are looked at.
+pub(super) const MOST_ITEMS: usize = 32;
+/// Characters of a value that comments show.
+const MOST_SHOWN: usize = 32;
+/// Words for things that have ids: `itemid` is the id of an item.
+const NOUNS: [&str; 33] = [
+    "user",
+    "visitor",
+    "item",
+    "product",
+    "article",
+    "news",
+    "session",
+    "request",
+    "transaction",
+    "order",
+    "event",
+    "category",
+    "customer",
+    "device",
+    "track",
+    "song",
+    "artist",
+    "hotel",
+    "city",
+    "query",
+    "search",
+    "impression",
+    "campaign",
+    "page",
+    "video",
+    "movie",
+    "member",
+    "client",
+    "author",
+    "shop",
+    "store",
+    "brand",
+    "country",
+];
+
+/// The type of values, as far as roles depend on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Type {
+    /// Integers that fit into 64 bits with a sign.
+    Integer,
+    /// Unsigned 64-bit integers.
+    Unsigned,
+    /// Floats of 64 bits, and other numbers.
+    Number,
+    /// Smaller floats.
+    Float32,
+    Boolean,
+    Text,
+    /// Timestamps and dates.
+    Time,
+    /// Structs, bytes, lists of lists, and columns without a value.
+    Other,
+}
+
+impl Type {
+    fn of(data_type: &DataType) -> Self {
+        match data_type {
+            DataType::Dictionary(_, values) => Self::of(values),
+            DataType::Boolean => Self::Boolean,
+            DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Self::Text,
+            DataType::Date32 | DataType::Date64 | DataType::Timestamp(..) => Self::Time,
+            DataType::UInt64 => Self::Unsigned,
+            integer if integer.is_integer() => Self::Integer,
+            DataType::Float16 | DataType::Float32 => Self::Float32,
+            number if number.is_numeric() => Self::Number,
+            _ => Self::Other,
+        }
+    }
+
+    /// Whether values are integers.
+    pub(super) fn is_integer(self) -> bool {
+        matches!(self, Self::Integer | Self::Unsigned)
+    }
+
+    /// Whether values are numbers with fractions.
+    pub(super) fn is_float(self) -> bool {
+        matches!(self, Self::Number | Self::Float32)
+    }
+}
+
+/// A column, and its values in the first rows as text.
+#[derive(Debug, Clone)]
+pub(super) struct Column {
+    pub(super) name: String,
+    /// The type of its values, or of the items of its lists.
+    pub(super) kind: Type,
+    pub(super) is_list: bool,
+    /// Whether `name=value` folders make it.
+    pub(super) is_folder: bool,
+    /// Whether the log has no header, so that the name says nothing.
+    pub(super) is_unnamed: bool,
+    /// Single values; empty if the column has lists.
+    pub(super) values: Vec<Option<String>>,
+    /// The first items of each list, and the list's length; empty if the column has single values.
+    pub(super) lists: Vec<Option<(Vec<String>, usize)>>,
+    /// Whether a list has an item that is null.
+    pub(super) has_null_items: bool,
+}
+
+impl Column {
+    /// Column `index` of `rows`, batches with the same columns.
+    ///
+    /// # Errors
+    ///
+    /// Those of Arrow.
+    pub(super) fn of(name: &str, data_type: &DataType, rows: &[RecordBatch], index: usize) -> Result<Self> {
+        let item = item_type(data_type);
+        let mut column = Self {
+            name: name.to_owned(),
+            kind: Type::of(item.unwrap_or(data_type)),
+            is_list: item.is_some(),
+            is_folder: false,
+            is_unnamed: false,
+            values: Vec::new(),
+            lists: Vec::new(),
+            has_null_items: false,
+        };
+        for batch in rows {
+            match item {
+                None => column.values.extend(texts(batch.column(index))?),
+                Some(item) => column.add_lists(batch.column(index), item)?,
+            }
+        }
+        Ok(column)
+    }
+
+    fn add_lists(&mut self, column: &ArrayRef, item: &DataType) -> Result<()> {
+        let field = Arc::new(Field::new("element", item.clone(), true));
+        let lists = cast(column, &DataType::List(field)).map_err(arrow_bug)?;
+        let lists = lists.as_list::<i32>();
+        for row in 0..lists.len() {
+            if lists.is_null(row) {
+                self.lists.push(None);
+                continue;
+            }
+            let items = lists.value(row);
+            self.has_null_items |= items.null_count() > 0;
+            let first = texts(&items.slice(0, items.len().min(MOST_ITEMS)))?;
+            self.lists.push(Some((first.into_iter().flatten().collect(), items.len())));
+        }
+        Ok(())
+    }
+
+    /// The values that are there.
+    pub(super) fn present(&self) -> impl Iterator<Item = &str> {
+        self.values.iter().flatten().map(String::as_str)
+    }
+
+    /// Rows without a value.
+    pub(super) fn nulls(&self) -> usize {
+        let lists = self.lists.iter().filter(|list| list.is_none()).count();
+        self.values.iter().filter(|value| value.is_none()).count() + lists
+    }
+
+    /// Whether no row has a value.
+    pub(super) fn is_empty(&self) -> bool {
+        self.present().next().is_none() && self.lists.iter().all(Option::is_none)
+    }
+
+    pub(super) fn distinct(&self) -> BTreeSet<&str> {
+        self.present().collect()
+    }
+
+    /// Whether every row has a value, and no two have the same.
+    pub(super) fn is_unique(&self) -> bool {
+        self.values.len() > 1 && self.distinct().len() == self.values.len()
+    }
+
+    /// The values as numbers; `None` if one is no number.
+    pub(super) fn numbers(&self) -> Option<Vec<f64>> {
+        self.present().map(|value| value.parse().ok()).collect()
+    }
+
+    /// Whether all values are 0 or 1.
+    pub(super) fn is_binary(&self) -> bool {
+        let is_bit = |value: &str| matches!(value, "0" | "1" | "0.0" | "1.0");
+        let is_number = self.kind.is_integer() || self.kind.is_float();
+        let bits = self.kind == Type::Boolean || (is_number && self.present().all(is_bit));
+        !self.is_list && !self.is_empty() && bits
+    }
+
+    /// Whether the name has one of the words, also as in `itemid` and `items`.
+    pub(super) fn says(&self, words: &[&str]) -> bool {
+        let is_said = |token: &String| {
+            let stems = ["ids", "id", "s"].map(|end| token.strip_suffix(end));
+            words.contains(&token.as_str()) || stems.into_iter().flatten().any(|stem| words.contains(&stem))
+        };
+        !self.is_unnamed && tokens(&self.name).iter().any(is_said)
+    }
+
+    /// Whether the name is that of an id.
+    pub(super) fn is_id(&self) -> bool {
+        let is_id = |token: &String| {
+            let stem = token.strip_suffix("ids").or_else(|| token.strip_suffix("id"));
+            ["id", "ids", "uid", "uuid", "guid"].contains(&token.as_str())
+                || stem.is_some_and(|stem| NOUNS.contains(&stem))
+        };
+        !self.is_unnamed && tokens(&self.name).iter().any(is_id)
+    }
+
+    /// Some values, for a comment.
+    pub(super) fn examples(&self) -> String {
+        let mut shown: Vec<String> = Vec::new();
+        let lists = self.lists.iter().flatten().filter(|(items, _)| !items.is_empty());
+        let lists = lists.map(|(items, length)| {
+            let more = if *length > 3 { ", …" } else { "" };
+            format!("[{}{more}]", items.iter().take(3).cloned().collect::<Vec<_>>().join(", "))
+        });
+        for value in self.present().map(str::to_owned).chain(lists) {
+            let value = in_comment(&value);
+            if !shown.contains(&value) {
+                shown.push(value);
+            }
+            if shown.len() == 3 {
+                break;
+            }
+        }
+        if shown.is_empty() { "no value".to_owned() } else { shown.join(", ") }
+    }
+}
+
+/// The words of a name: `userId` and `user_id` are `user` and `id`.
+pub(super) fn tokens(name: &str) -> Vec<String> {
+    let (mut tokens, mut was_lower) = (vec![String::new()], false);
+    for character in name.chars() {
+        if !character.is_alphanumeric() || (character.is_uppercase() && was_lower) {
+            tokens.push(String::new());
+        }
+        was_lower = character.is_lowercase() || character.is_numeric();
+        if character.is_alphanumeric()
+            && let Some(token) = tokens.last_mut()
+        {
+            token.extend(character.to_lowercase());
+        }
+    }
+    tokens.retain(|token| !token.is_empty());
+    tokens
+}
+
+/// A value as a comment can have it: on one line, and not long.
+pub(super) fn in_comment(value: &str) -> String {
+    let mut shown: String = value.chars().take(MOST_SHOWN).flat_map(char::escape_debug).collect();
+    if value.chars().nth(MOST_SHOWN).is_some() {
+        shown.push('…');
+    }
+    // Quotes are no harm in a comment.
+    shown.replace("\\\"", "\"").replace("\\'", "'")
+}
+
+fn texts(column: &ArrayRef) -> Result<Vec<Option<String>>> {
+    let options = FormatOptions::default();
+    let formatter = ArrayFormatter::try_new(column.as_ref(), &options).map_err(arrow_bug)?;
+    let nulls = column.logical_nulls();
+    let is_null = |row: usize| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
+    Ok((0..column.len()).map(|row| (!is_null(row)).then(|| formatter.value(row).to_string())).collect())
+}

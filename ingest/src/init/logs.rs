@@ -1,0 +1,332 @@
+//! The logs that paths lead to: found and read as sources are. Files with the same columns are one log.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::{Field, SchemaRef};
+use onefold_base::fault::{Fault, Kind};
+use onefold_storage::is_url;
+
+use super::columns::{Column, tokens};
+use crate::config::{Format, MissingColumns, Quote, SourceConfig};
+use crate::error::bug;
+use crate::problems::Problems;
+use crate::sources::{self, Source};
+use crate::{Config, EngineOptions, Error, Result, engine};
+
+/// The rows of a log whose values are looked at.
+pub(super) const ROWS: usize = 1000;
+/// The name of a log before it has one.
+const PROBED: &str = "log";
+/// Endings of names that say the format.
+const ENDINGS: [&str; 6] = [".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson"];
+
+/// A log, which becomes a source.
+#[derive(Debug, Clone)]
+pub(super) struct Log {
+    /// The name of the source.
+    pub(super) name: String,
+    /// Where its files are, and how they are read.
+    pub(super) source: SourceConfig,
+    pub(super) format: Format,
+    /// The number of its files.
+    pub(super) files: usize,
+    pub(super) columns: Vec<Column>,
+    /// The rows that were read.
+    pub(super) rows: usize,
+}
+
+/// Finds the logs at `paths`, for a configuration at `out`, and reads their first rows.
+///
+/// # Errors
+///
+/// [`Error::Fault`] for a path that leads to nothing, and files that cannot be read or have no rows.
+pub(super) async fn read(paths: &[String], out: &Path, options: &EngineOptions) -> Result<Vec<Log>> {
+    let folder = match out.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    // Relative paths of the configuration start there.
+    let folder = fs_err::canonicalize(folder)?;
+    let mut found: Vec<(Vec<String>, SourceConfig)> = Vec::new();
+    for path in paths {
+        let path = from_folder(path, &folder)?;
+        let (source, config) = probed(out, &path, options).await?;
+        for (columns, paths) in by_columns(&source, &path, out) {
+            let config = SourceConfig { paths, ..config.clone() };
+            let is_same = |known: &SourceConfig| {
+                SourceConfig { paths: config.paths.clone(), ..known.clone() } == config
+            };
+            match found.iter_mut().find(|(known, other)| *known == columns && is_same(other)) {
+                Some((_, known)) => known.paths.extend(config.paths),
+                None => found.push((columns, config)),
+            }
+        }
+    }
+    let mut logs: Vec<Log> = Vec::new();
+    for (_, source) in found {
+        let log = read_log(out, source, &logs, options).await?;
+        logs.push(log);
+    }
+    Ok(logs)
+}
+
+/// A path as the configuration in `folder` has it: relative to it where that is possible.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if a local path leads to nothing.
+fn from_folder(path: &str, folder: &Path) -> Result<String> {
+    if is_url(Path::new(path)) {
+        return Ok(path.to_owned());
+    }
+    let unreadable = |place: &Path, (message, hint): (String, String)| {
+        Error::from(Fault::of_file(Kind::Storage, place, message).hint(hint))
+    };
+    let found =
+        sources::local_paths(Path::new(""), path).map_err(|(place, error)| unreadable(&place, error))?;
+    if found.is_empty() {
+        let hint = "correct the path; a path is a file, a folder, a URL, or a glob in quotes";
+        return Err(unreadable(Path::new(path), ("there is no such file".to_owned(), hint.to_owned())));
+    }
+    let absolute = std::path::absolute(path)?;
+    let whole = match (absolute.parent().map(fs_err::canonicalize), absolute.file_name()) {
+        (Some(Ok(parent)), Some(name)) => parent.join(name),
+        (_, None) => fs_err::canonicalize(&absolute)?,
+        // A glob may have its stars in the folder.
+        _ => absolute,
+    };
+    let common =
+        whole.components().zip(folder.components()).take_while(|(ours, theirs)| ours == theirs).count();
+    let up = folder.components().count() - common;
+    // Beside the root alone, an absolute path is clearer.
+    let relative: PathBuf = match common {
+        0 | 1 => whole,
+        _ => {
+            let below = whole.components().skip(common).map(|part| part.as_os_str());
+            std::iter::repeat_n(OsStr::new(".."), up).chain(below).collect()
+        }
+    };
+    let relative = if relative.as_os_str().is_empty() { PathBuf::from(".") } else { relative };
+    relative.into_os_string().into_string().map_err(|path| {
+        let message = "it is not UTF-8 text";
+        Fault::of_file(Kind::Options, PathBuf::from(path), message).hint("rename it").into()
+    })
+}
+
+/// A configuration with this source alone.
+fn probe(out: &Path, source: &SourceConfig) -> Result<Config> {
+    let text = "format_version = 1\n[sources]\nlog = \"log\"\n[samples]\nsource = \"log\"\n[session]\nkey = [\"key\"]\n\
+                time = \"time\"\n[features]\nlabel = { kind = \"label\" }\nfeature = { kind = \"dense\" }\n";
+    let config = Config::parse(out, text)?;
+    Ok(Config { sources: BTreeMap::from([(PROBED.to_owned(), source.clone())]), ..config })
+}
+
+/// The files of a source, inspected.
+async fn found_source(out: &Path, source: &SourceConfig) -> Result<Source> {
+    let mut found = sources::find(&probe(out, source)?, &Problems::default()).await?;
+    found.pop().ok_or_else(|| bug("a source was not found"))
+}
+
+/// The first rows of a source. Values that do not have the type of the first rows are null.
+async fn first_rows(
+    out: &Path,
+    source: &SourceConfig,
+    rows: usize,
+    options: &EngineOptions,
+) -> Result<(SchemaRef, Vec<RecordBatch>)> {
+    let config = probe(out, source)?;
+    let context = engine::context(&config, options)?;
+    let found = sources::find(&config, &Problems::collected()).await?;
+    sources::register(&context, &found).await?;
+    let table = context.table(PROBED).await?.limit(0, Some(rows))?;
+    let columns = SchemaRef::from(table.schema().as_arrow().clone());
+    Ok((columns, table.collect().await?))
+}
+
+/// How the files of a path are read: as their names say or, where this fails or gives a single column, in another way
+/// that works.
+///
+/// # Errors
+///
+/// Those of the first way, if none works.
+async fn probed(out: &Path, path: &str, options: &EngineOptions) -> Result<(Source, SourceConfig)> {
+    let plain = SourceConfig::new(path);
+    let first = found_source(out, &plain).await;
+    let is_csv = |source: &Source| source.format() == Format::Csv;
+    let is_narrow =
+        |source: &Source| source.columns_of_files().all(|(_, columns)| columns.fields().len() < 2);
+    match first {
+        // Neither is a store asked again that does not answer, nor is Parquet read as text.
+        Err(error) if is_url(Path::new(path)) || !may_be_csv(path) => return Err(error),
+        Ok(source) if !is_csv(&source) => return Ok((source, plain)),
+        Ok(source) if !is_narrow(&source) => return with_header(out, source, plain, options).await,
+        _ => {}
+    }
+    for other in other_ways(path) {
+        if let Ok(source) = found_source(out, &other).await
+            && (!is_csv(&source) || !is_narrow(&source))
+        {
+            return with_header(out, source, other, options).await;
+        }
+    }
+    Ok((first?, plain))
+}
+
+/// Whether the name of a file says no other format than CSV.
+fn may_be_csv(path: &str) -> bool {
+    let path = path.to_lowercase();
+    ENDINGS.iter().all(|ending| [".csv", ".tsv"].contains(ending) || !path.contains(ending))
+}
+
+/// Other ways in which files may be read.
+fn other_ways(path: &str) -> Vec<SourceConfig> {
+    let plain = SourceConfig::new(path);
+    let is_named = ENDINGS.iter().any(|ending| path.to_lowercase().contains(ending));
+    let csv = SourceConfig { format: (!is_named).then_some(Format::Csv), ..plain.clone() };
+    let mut ways = Vec::new();
+    for quote in [Quote::Guarded, Quote::None] {
+        for header in [true, false] {
+            for delimiter in [None, Some(b'\t'), Some(b';'), Some(b'|')] {
+                ways.push(SourceConfig { delimiter, header, quote, ..csv.clone() });
+            }
+        }
+    }
+    if !is_named {
+        ways.push(SourceConfig { format: Some(Format::Json), ..plain });
+    }
+    ways
+}
+
+/// The source, without a header if the first row of its CSV files looks like values.
+async fn with_header(
+    out: &Path,
+    source: Source,
+    config: SourceConfig,
+    options: &EngineOptions,
+) -> Result<(Source, SourceConfig)> {
+    if source.format() != Format::Csv || !config.header {
+        return Ok((source, config));
+    }
+    let bare = SourceConfig { header: false, ..config.clone() };
+    let Ok((columns, rows)) = first_rows(out, &bare, 1, options).await else { return Ok((source, config)) };
+    let is_value = |(index, field): (usize, &Arc<Field>)| -> Result<bool> {
+        let column = Column::of(field.name(), field.data_type(), &rows, index)?;
+        let is_number =
+            |text: &str| text.parse::<f64>().is_ok() && text.contains(|c: char| c.is_ascii_digit());
+        let is_time =
+            |text: &str| text.starts_with(|c: char| c.is_ascii_digit()) && text.contains(['-', '/', ':']);
+        Ok(column.present().any(|text| is_number(text) || is_time(text)))
+    };
+    let of_files = |(_, field): &(usize, &Arc<Field>)| {
+        source.folder_columns().iter().all(|folder| folder.name() != field.name())
+    };
+    let fields = columns.fields().iter().enumerate().filter(of_files);
+    let are_values = fields.map(is_value).collect::<Result<Vec<bool>>>()?;
+    if are_values.contains(&true) {
+        return Ok((found_source(out, &bare).await?, bare));
+    }
+    Ok((source, config))
+}
+
+/// The files of `path` by the names of their columns. Where all have the same, the path stands for them; JSON leaves out
+/// what is null, so its files are one log in any case.
+fn by_columns(source: &Source, path: &str, out: &Path) -> Vec<(Vec<String>, Vec<String>)> {
+    let base = out.parent().unwrap_or(Path::new(""));
+    let mut groups: Vec<(Vec<String>, Vec<String>)> = Vec::new();
+    for (file, columns) in source.columns_of_files() {
+        let mut names: Vec<String> = columns.fields().iter().map(|field| field.name().clone()).collect();
+        names.sort_unstable();
+        let file = file.strip_prefix(base).unwrap_or(file).to_string_lossy().into_owned();
+        match groups.iter_mut().find(|(known, _)| *known == names) {
+            Some((_, files)) => files.push(file),
+            None => groups.push((names, vec![file])),
+        }
+    }
+    match groups.len() {
+        1 => groups.into_iter().map(|(names, _)| (names, vec![path.to_owned()])).collect(),
+        _ if source.format() == Format::Json => vec![(Vec::new(), vec![path.to_owned()])],
+        _ => groups,
+    }
+}
+
+/// Reads the first rows of a log. `others` are the logs that have names already.
+async fn read_log(out: &Path, source: SourceConfig, others: &[Log], options: &EngineOptions) -> Result<Log> {
+    let mut source = source;
+    let mut found = found_source(out, &source).await?;
+    if found.format() == Format::Json {
+        source.missing_columns = MissingColumns::Null;
+        found = found_source(out, &source).await?;
+    }
+    let (fields, batches) = first_rows(out, &source, ROWS, options).await?;
+    let rows = batches.iter().map(RecordBatch::num_rows).sum();
+    if rows == 0 {
+        let message = "its files have no rows";
+        let hint = "write some rows, or leave it out";
+        return Err(Fault::of_file(Kind::Data, source.paths.join(", "), message).hint(hint).into());
+    }
+    let folders = found.folder_columns();
+    let column = |(index, field): (usize, &Arc<Field>)| -> Result<Column> {
+        Ok(Column {
+            is_folder: folders.iter().any(|folder| folder.name() == field.name()),
+            is_unnamed: !source.header,
+            ..Column::of(field.name(), field.data_type(), &batches, index)?
+        })
+    };
+    let columns = fields.fields().iter().enumerate().map(column).collect::<Result<Vec<_>>>()?;
+    let (format, files) = (found.format(), found.columns_of_files().count());
+    Ok(Log { name: name_of(&source.paths, others), source, format, files, columns, rows })
+}
+
+/// A name for the source of these paths that no other one has: one that SQL takes without quotes.
+fn name_of(paths: &[String], others: &[Log]) -> String {
+    let words = |path: &String| -> Vec<String> {
+        // The last part that is a name, without its ending and without patterns.
+        let parts =
+            path.trim_end_matches('/').rsplit('/').map(|part| part.split('.').next().unwrap_or_default());
+        let named = parts.map(tokens).find(|words| !words.is_empty());
+        named.unwrap_or_default()
+    };
+    let all: Vec<Vec<String>> = paths.iter().map(words).collect();
+    let first = all.first().cloned().unwrap_or_default();
+    // What the names of all files begin or end with.
+    let begin = |other: &Vec<String>| first.iter().zip(other).take_while(|(one, other)| one == other).count();
+    let end = |other: &Vec<String>| {
+        first.iter().rev().zip(other.iter().rev()).take_while(|(one, other)| one == other).count()
+    };
+    let common = match all.iter().map(begin).min().unwrap_or(0) {
+        0 => &first[first.len() - all.iter().map(end).min().unwrap_or(0)..],
+        begin => &first[..begin],
+    };
+    let is_plain = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
+    let plain: String = common.join("_").chars().filter(is_plain).collect();
+    let plain = plain.trim_matches('_');
+    let name = match plain.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        true => plain.to_owned(),
+        false => "log".to_owned(),
+    };
+    let is_free = |name: &String| others.iter().all(|log| log.name != *name);
+    let numbered = (2..).map(|number| format!("{name}_{number}"));
+    std::iter::once(name.clone()).chain(numbered).find(is_free).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn paths_give_names() {
+        let name =
+            |paths: &[&str]| name_of(&paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>(), &[]);
+        assert_eq!(name(&["logs/events.csv"]), "events");
+        assert_eq!(name(&["features/*.parquet"]), "features");
+        assert_eq!(name(&["s3://bucket/My-Log/"]), "my_log");
+        assert_eq!(name(&["a/trace-AR.parquet", "a/trace-SE.parquet"]), "trace");
+        assert_eq!(name(&["train_behaviors.parquet", "validation_behaviors.parquet"]), "behaviors");
+        assert_eq!(name(&["2024.csv"]), "log");
+        assert_eq!(name(&["*.csv"]), "log");
+    }
+}

@@ -1,0 +1,107 @@
+//! Writes a `dataset.toml` for logs that nobody has described yet.
+//!
+//! ```text
+//! paths ─▶ logs ─────────────────▶ columns ─▶ roles ─────────────────────────▶ text
+//!          files of the same        evidence   time, session, label, features   dataset.toml, with the
+//!          columns, as `sources`    of the     (times, lists)                   evidence in comments
+//!          reads them               first rows
+//! ```
+//!
+//! Every choice rests on names of columns and on values of the first rows, and a comment has both. Where they do not
+//! decide, the file has a line that builds, marked with `CHECK`.
+
+mod columns;
+mod file;
+mod lists;
+mod logs;
+mod roles;
+#[cfg(test)]
+mod tests;
+mod times;
+
+use std::path::Path;
+
+use onefold_base::fault::{Fault, Kind, option, text};
+use onefold_storage::commit::write_atomically;
+use onefold_storage::is_url;
+use serde::Serialize;
+
+use crate::error::bug;
+use crate::{Config, EngineOptions, Result};
+
+/// What [`init`] has written.
+#[derive(Debug, Clone, Serialize)]
+pub struct InitSummary {
+    /// The sources of the configuration, in the order in which they were given.
+    pub sources: Vec<InitSource>,
+    /// The source whose rows become samples.
+    pub samples: String,
+    /// Decisions that names and values did not make, each as a sentence: the file has them at `CHECK`.
+    pub to_check: Vec<String>,
+}
+
+/// A source of a new configuration.
+#[derive(Debug, Clone, Serialize)]
+pub struct InitSource {
+    /// Its name.
+    pub name: String,
+    /// The number of its files.
+    pub files: usize,
+    /// The number of its columns, with those of folders.
+    pub columns: usize,
+    /// The rows whose values were looked at.
+    pub rows_seen: usize,
+}
+
+/// Looks at the first rows of logs, and writes a configuration to the file `out`. `paths` are files, folders, globs and
+/// URLs; relative ones start at the working directory. The file has them relative to its folder.
+///
+/// # Errors
+///
+/// [`Error::Fault`](crate::Error::Fault) if there is a file at `out` and `overwrite` is false, a path leads to no file,
+/// a file cannot be read, or files have no rows; [`Error::Io`](crate::Error::Io) if the configuration cannot be written.
+pub async fn init(
+    paths: &[String],
+    out: &Path,
+    overwrite: bool,
+    options: &EngineOptions,
+) -> Result<InitSummary> {
+    check_free(out, overwrite)?;
+    // One thread reads files in their order, so the first rows are always the same ones.
+    let options = EngineOptions { threads: 1, ..options.clone() };
+    let logs = logs::read(paths, out, &options).await?;
+    let (main, plan) = roles::decide(&logs);
+    let text = file::written(&logs, main, &plan, out);
+    Config::parse(out, &text)
+        .map_err(|error| bug(&format!("the written configuration is invalid: {error}")))?;
+    check_free(out, overwrite)?;
+    write_atomically(out, text.as_bytes())?;
+    let source = |log: &logs::Log| InitSource {
+        name: log.name.clone(),
+        files: log.files,
+        columns: log.columns.len(),
+        rows_seen: log.rows,
+    };
+    Ok(InitSummary {
+        sources: logs.iter().map(source).collect(),
+        samples: logs[main].name.clone(),
+        to_check: plan.to_check(),
+    })
+}
+
+/// Checks that the configuration can be written to `out`.
+fn check_free(out: &Path, overwrite: bool) -> Result<()> {
+    if is_url(out) {
+        let message = "a configuration is a local file";
+        return Err(Fault::of_file(Kind::Options, out, message).hint("write it to a path").into());
+    }
+    if out.is_dir() {
+        let hint = format!("name a file in it, as `{}`", out.join("dataset.toml").display());
+        return Err(Fault::of_file(Kind::Options, out, "it is a folder").hint(hint).into());
+    }
+    if !overwrite && out.symlink_metadata().is_ok() {
+        let hint = text!["choose another name, or replace the file with ", option("overwrite")];
+        return Err(Fault::of_file(Kind::Options, out, "it exists").hint(hint).into());
+    }
+    Ok(())
+}

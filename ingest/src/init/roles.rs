@@ -1,0 +1,536 @@
+//! What each column of a log is for: time, session, label, feature, or nothing.
+
+mod labels;
+
+use onefold_datasets::{SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
+
+use super::columns::{Column, Type, in_comment, tokens};
+use super::lists::TextLists;
+use super::logs::Log;
+use super::times;
+use crate::config::RESERVED;
+use crate::sql::quote;
+
+/// Words for sessions, users and keys of samples.
+const SESSIONS: [&str; 4] = ["session", "visit", "sess", "sessionkey"];
+const USERS: [&str; 14] = [
+    "user", "visitor", "uid", "userid", "customer", "member", "client", "account", "device", "cookie",
+    "person", "player", "reader", "listener",
+];
+const KEYS: [&str; 12] = [
+    "request",
+    "impression",
+    "event",
+    "search",
+    "query",
+    "log",
+    "row",
+    "view",
+    "uuid",
+    "guid",
+    "srch",
+    "record",
+];
+/// Words for integers that are numbers, and no ids.
+const NUMBERS: [&str; 33] = [
+    "count",
+    "cnt",
+    "num",
+    "number",
+    "price",
+    "amount",
+    "age",
+    "duration",
+    "length",
+    "len",
+    "seconds",
+    "minutes",
+    "ms",
+    "score",
+    "rate",
+    "rank",
+    "position",
+    "pos",
+    "size",
+    "quantity",
+    "qty",
+    "total",
+    "width",
+    "height",
+    "distance",
+    "percent",
+    "percentage",
+    "clicks",
+    "views",
+    "usd",
+    "eur",
+    "cost",
+    "dwell",
+];
+/// Words for lists whose order matters.
+const SEQUENCES: [&str; 12] = [
+    "history",
+    "hist",
+    "seq",
+    "sequence",
+    "past",
+    "recent",
+    "last",
+    "previous",
+    "prev",
+    "behaviors",
+    "timeline",
+    "trail",
+];
+
+/// Names of columns that datasets have in any case.
+const OWN_NAMES: [&str; 3] = [SESSION_COLUMN, TIME_COLUMN, SAMPLE_KEY_COLUMN];
+
+/// A value of the samples: its name, and its SQL expression over the columns of the step before.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Expression {
+    pub(super) name: String,
+    pub(super) sql: String,
+}
+
+/// A line of `[features]`.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Feature {
+    pub(super) name: String,
+    /// The kind, as `[features]` has it.
+    pub(super) kind: &'static str,
+    pub(super) group: Option<String>,
+    pub(super) hash: bool,
+    pub(super) evidence: String,
+    /// What to check.
+    pub(super) check: Option<String>,
+}
+
+/// A choice with its evidence, and what to check of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Choice {
+    pub(super) columns: Vec<String>,
+    pub(super) evidence: String,
+    pub(super) check: Option<String>,
+}
+
+/// The samples of a log.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Plan {
+    /// The columns that the samples take from the log.
+    pub(super) taken: Vec<Expression>,
+    /// Lists of which each item makes a sample, all together, and the names of the items.
+    pub(super) unnested: Vec<(String, String)>,
+    /// Expressions over these.
+    pub(super) made: Vec<Expression>,
+    pub(super) rows: Choice,
+    pub(super) key: Choice,
+    /// The time: its column, and the keys beside it.
+    pub(super) time: Choice,
+    pub(super) time_keys: Vec<String>,
+    /// The columns of the session's key.
+    pub(super) session: Choice,
+    /// Whether the session is a user's, and ends with a pause.
+    pub(super) by_gap: bool,
+    pub(super) partition: Choice,
+    /// Whether samples are partitioned by day.
+    pub(super) by_day: bool,
+    /// Lines of `[checks]`, each with its reason.
+    pub(super) checks: Vec<(String, String)>,
+    pub(super) features: Vec<Feature>,
+    /// Columns that are for nothing, and why.
+    pub(super) unused: Vec<(String, String)>,
+}
+
+impl Plan {
+    /// Whatever is to be checked.
+    pub(super) fn to_check(&self) -> Vec<String> {
+        let choices = [&self.rows, &self.key, &self.time, &self.session, &self.partition];
+        let choices = choices.into_iter().filter_map(|choice| choice.check.clone());
+        choices.chain(self.features.iter().filter_map(|feature| feature.check.clone())).collect()
+    }
+
+    fn take(&mut self, column: &str) {
+        let expression = Expression { name: column.to_owned(), sql: quote(column) };
+        if self.taken.iter().all(|taken| taken.name != column) {
+            self.taken.push(expression);
+        }
+    }
+
+    fn take_as(&mut self, name: &str, sql: String) {
+        self.taken.push(Expression { name: name.to_owned(), sql });
+    }
+}
+
+/// The log whose rows become samples, by its place, and their plan.
+pub(super) fn decide(logs: &[Log]) -> (usize, Plan) {
+    let plans = logs.iter().map(|log| Roles::new(log).plan());
+    let score = |plan: &Plan| {
+        let is_certain = |choice: &Choice| u32::from(choice.check.is_none());
+        let has_label =
+            plan.features.iter().any(|feature| feature.kind == "label" && feature.check.is_none());
+        2 * is_certain(&plan.time) + 2 * is_certain(&plan.session) + 3 * u32::from(has_label)
+    };
+    let scored = plans.enumerate().map(|(place, plan)| (score(&plan), place, plan));
+    let best = scored.reduce(|best, other| if other.0 > best.0 { other } else { best });
+    best.map_or_else(Default::default, |(_, place, plan)| (place, plan))
+}
+
+/// The columns of a log that have no role yet.
+struct Roles<'a> {
+    log: &'a Log,
+    /// Those that can be used.
+    free: Vec<Column>,
+    plan: Plan,
+}
+
+impl<'a> Roles<'a> {
+    fn new(log: &'a Log) -> Self {
+        let mut roles = Self { log, free: Vec::new(), plan: Plan::default() };
+        for column in &log.columns {
+            let lengths_of = |other: &Column| column.name == format!("{}.length", other.name);
+            let reason = if column.name.is_empty() || column.name.starts_with(RESERVED) {
+                "a name that no feature can have"
+            } else if log.columns.iter().any(lengths_of) {
+                "a name that the dataset has for the lengths of lists"
+            } else if !column.is_folder && column.is_empty() {
+                "no value in the first rows"
+            } else if column.kind == Type::Other {
+                "no number, text, time or list of these"
+            } else {
+                roles.free.push(column.clone());
+                continue;
+            };
+            roles.plan.unused.push((column.name.clone(), reason.to_owned()));
+        }
+        roles
+    }
+
+    fn plan(mut self) -> Plan {
+        self.time();
+        self.folders();
+        self.session();
+        self.text_lists();
+        self.key();
+        self.labels();
+        self.features();
+        self.plan
+    }
+
+    /// A name that no column has.
+    fn unused_name(&self, name: &str) -> String {
+        let columns = self.log.columns.iter().map(|column| &column.name);
+        let made = self.plan.made.iter().map(|made| &made.name);
+        let items = self.plan.unnested.iter().map(|(_, item)| item);
+        let taken: Vec<String> = columns.chain(made).chain(items).map(|name| name.to_lowercase()).collect();
+        let mut free = name.to_owned();
+        while taken.contains(&free.to_lowercase()) || OWN_NAMES.contains(&free.as_str()) {
+            free.push('_');
+        }
+        free
+    }
+
+    /// Removes a column from those without a role.
+    fn remove(&mut self, name: &str) {
+        self.free.retain(|column| column.name != name);
+    }
+
+    fn leave_out(&mut self, name: &str, reason: impl Into<String>) {
+        self.remove(name);
+        self.plan.unused.push((name.to_owned(), reason.into()));
+    }
+
+    fn time(&mut self) {
+        let chosen = times::choose(&self.free).map(|(column, found)| (column.clone(), found));
+        let Some((column, found)) = chosen else {
+            let name = self.unused_name("time");
+            self.plan.take_as(&name, "TIMESTAMP '2000-01-01T00:00:00'".to_owned());
+            let check = "no column is a time, so all samples have the same: name the column, or keep this if time does \
+                         not matter";
+            self.plan.time =
+                Choice { columns: vec![name], check: Some(check.to_owned()), ..Choice::default() };
+            return;
+        };
+        self.plan.time = Choice {
+            columns: vec![column.name.clone()],
+            evidence: found.evidence(&column),
+            check: found.doubt.clone(),
+        };
+        self.plan.by_day = true;
+        match column.kind {
+            Type::Float32 => {
+                self.plan.take_as(&column.name, format!("CAST({} AS DOUBLE)", quote(&column.name)))
+            }
+            _ => self.plan.take(&column.name),
+        }
+        let (has_past, has_future) = found.is_past_and_future();
+        if has_past {
+            let reason = "some times are before 1990; these rows are left out and counted";
+            self.plan.checks.push(("past = \"skip\"".to_owned(), reason.to_owned()));
+        }
+        if has_future {
+            let reason = "some times are after now; these rows are left out and counted";
+            self.plan.checks.push(("future = \"skip\"".to_owned(), reason.to_owned()));
+        }
+        self.allow_nulls(&column);
+        self.plan.time_keys = found.keys;
+        self.remove(&column.name);
+        for other in self.free.clone() {
+            let is_time = times::read(&other).is_some_and(|found| found.doubt.is_none());
+            if other.kind == Type::Time || is_time {
+                let reason =
+                    format!("another time ({}); a number made of it may be a feature", other.examples());
+                self.leave_out(&other.name, reason);
+            }
+        }
+    }
+
+    /// Has rows without a value left out, if there are some.
+    fn allow_nulls(&mut self, column: &Column) {
+        let nulls = column.nulls();
+        if nulls > 0 && self.plan.checks.iter().all(|(line, _)| !line.starts_with("null_keys")) {
+            let name = in_comment(&column.name);
+            let reason = format!(
+                "{nulls} of {} rows have no `{name}`; such rows are left out and counted",
+                self.log.rows
+            );
+            self.plan.checks.push(("null_keys = \"skip\"".to_owned(), reason));
+        }
+    }
+
+    /// Columns of folders are partitions.
+    fn folders(&mut self) {
+        let folders: Vec<String> =
+            self.free.iter().filter(|column| column.is_folder).map(|column| column.name.clone()).collect();
+        let evidence = match folders.is_empty() {
+            false => "folders `name=value` of the log",
+            true => "the day, in UTC, on which a session begins",
+        };
+        for name in &folders {
+            self.plan.take(name);
+            self.remove(name);
+        }
+        self.plan.by_day &= folders.is_empty();
+        if self.plan.by_day {
+            // Partitions have a column of that name.
+            self.free.iter().filter(|column| column.name == "date").for_each(|column| {
+                self.plan.unused.push((column.name.clone(), "a name that partitions have".to_owned()));
+            });
+            self.remove("date");
+        }
+        self.plan.partition = Choice { columns: folders, evidence: evidence.to_owned(), check: None };
+    }
+
+    /// The session's key, or the user.
+    fn session(&mut self) {
+        let is_key = |column: &&Column| {
+            !column.is_list && (column.kind.is_integer() || column.kind == Type::Text) && !column.is_binary()
+        };
+        // Of a user's columns the one with an id; `device_type` is none.
+        let is_identity = |column: &&Column| {
+            let other = [
+                "type", "age", "agent", "name", "country", "city", "category", "location", "count", "time",
+                "score",
+            ];
+            is_key(column) && !column.says(&other) && 2 * column.nulls() <= column.values.len()
+        };
+        let named = |words: &[&str]| {
+            let mut candidates: Vec<&Column> =
+                self.free.iter().filter(is_identity).filter(|column| column.says(words)).collect();
+            candidates.sort_by_key(|column| !(column.is_id() || tokens(&column.name).len() == 1));
+            candidates.first().map(|column| (*column).clone())
+        };
+        let (session, user) = (named(&SESSIONS), named(&USERS).filter(|user| !user.says(&SESSIONS)));
+        let repeats = |column: &&Column| is_key(column) && column.nulls() == 0 && !column.is_unique();
+        // Without names, a column whose values come back, but not the same few.
+        let unnamed =
+            self.free.iter().filter(|column| column.is_unnamed && column.distinct().len() > 1).find(repeats);
+        let (columns, check) = match (&session, &user, unnamed) {
+            (Some(session), Some(user), _) => (vec![user.clone(), session.clone()], None),
+            (Some(session), None, _) => (vec![session.clone()], None),
+            (None, Some(user), _) => (vec![user.clone()], None),
+            (None, None, Some(column)) => {
+                let check = "the log has no header, and this column may be another one than the user";
+                (vec![column.clone()], Some(check.to_owned()))
+            }
+            (None, None, None) => {
+                let name = self.unused_name("session");
+                self.plan.take_as(&name, "0".to_owned());
+                let check =
+                    "no column names a session or a user, so all samples are one session: name the column";
+                self.plan.session =
+                    Choice { columns: vec![name], check: Some(check.to_owned()), ..Choice::default() };
+                return;
+            }
+        };
+        self.plan.by_gap = session.is_none();
+        let shown = columns.iter().map(|column| {
+            format!(
+                "`{}`: {}, {} distinct in {} rows",
+                in_comment(&column.name),
+                column.examples(),
+                column.distinct().len(),
+                self.log.rows
+            )
+        });
+        let evidence = shown.collect::<Vec<_>>().join("; ");
+        for column in &columns {
+            self.allow_nulls(column);
+            self.plan.take(&column.name);
+        }
+        let user = columns
+            .iter()
+            .find(|column| session.as_ref().is_none_or(|session| session.name != column.name))
+            .cloned();
+        let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
+        for name in &names {
+            self.remove(name);
+        }
+        self.plan.session = Choice { columns: names, evidence, check };
+        if let Some(user) = user
+            && !OWN_NAMES.contains(&user.name.as_str())
+        {
+            self.plan.features.push(Feature {
+                kind: "sparse",
+                group: Some("user".to_owned()),
+                hash: user.kind != Type::Integer,
+                evidence: user.examples(),
+                check: None,
+                name: user.name,
+            });
+        }
+    }
+
+    /// Takes texts that are lists for lists.
+    fn text_lists(&mut self) {
+        for column in &mut self.free {
+            if let Some(lists) = TextLists::of(column) {
+                let sql = lists.sql(&quote(&column.name));
+                self.plan.taken.push(Expression { name: column.name.clone(), sql });
+                *column = lists.apply(column);
+                if let Some(mark) = lists.pairs {
+                    // The item and its label are told apart once each has a row.
+                    self.plan.rows.columns = vec![column.name.clone(), mark.to_string()];
+                }
+            } else if column.is_list {
+                let name = quote(&column.name);
+                let sql = if column.has_null_items { format!("array_compact({name})") } else { name };
+                self.plan.taken.push(Expression { name: column.name.clone(), sql });
+            }
+        }
+    }
+
+    /// The column that identifies a row.
+    fn key(&mut self) {
+        let is_key = |column: &&Column| {
+            let is_named = column.says(&KEYS) || tokens(&column.name) == ["id"];
+            !column.is_list
+                && (column.kind.is_integer() || column.kind == Type::Text)
+                && column.is_unique()
+                && (is_named && (column.is_id() || tokens(&column.name).len() == 1))
+        };
+        let Some(key) = self.free.iter().find(is_key).cloned() else { return };
+        let evidence = format!("{}: one of its own in each of {} rows", key.examples(), self.log.rows);
+        self.plan.take(&key.name);
+        self.remove(&key.name);
+        self.plan.key = Choice { columns: vec![key.name], evidence, check: None };
+    }
+
+    /// The other columns are features where their types allow it.
+    fn features(&mut self) {
+        for column in std::mem::take(&mut self.free) {
+            match self.feature(&column) {
+                Ok(feature) => self.plan.features.push(feature),
+                Err(reason) => {
+                    self.plan.taken.retain(|taken| taken.name != column.name);
+                    self.plan.unused.push((column.name, reason));
+                }
+            }
+        }
+        let has_features = self.plan.features.iter().any(|feature| feature.kind != "label");
+        if !has_features {
+            let name = self.unused_name("constant");
+            self.plan.take_as(&name, "1".to_owned());
+            let check = "no column is a feature, and a dataset needs one: write a column or an expression in its place";
+            self.plan.features.push(Feature {
+                name,
+                kind: "dense",
+                group: None,
+                hash: false,
+                evidence: String::new(),
+                check: Some(check.to_owned()),
+            });
+        }
+    }
+
+    /// The feature of a column, or why it is none.
+    fn feature(&mut self, column: &Column) -> Result<Feature, String> {
+        let name = column.name.clone();
+        if OWN_NAMES.contains(&name.as_str()) {
+            return Err("a name that the dataset has for another column".to_owned());
+        }
+        let evidence = column.examples();
+        // Of one row with many samples, all that is not an item's repeats together.
+        let group = (!self.plan.unnested.is_empty()).then(|| "row".to_owned());
+        let sparse = |hash| Feature {
+            name: name.clone(),
+            kind: "sparse",
+            group: group.clone(),
+            hash,
+            evidence: evidence.clone(),
+            check: None,
+        };
+        let dense = || Feature { kind: "dense", group: None, ..sparse(false) };
+        if column.is_list {
+            if column.kind.is_float() || column.kind == Type::Time {
+                return Err(format!("lists of numbers with fractions, or of times, are no ids: {evidence}"));
+            }
+            let hash = matches!(column.kind, Type::Text | Type::Unsigned);
+            return Ok(match column.says(&SEQUENCES) {
+                true => Feature { kind: "sequence", group: Some(format!("{name}_list")), ..sparse(hash) },
+                false => sparse(hash),
+            });
+        }
+        let quoted = quote(&name);
+        match column.kind {
+            Type::Boolean => {
+                self.plan.take(&name);
+                Ok(sparse(false))
+            }
+            Type::Integer | Type::Unsigned if column.says(&NUMBERS) && !column.is_id() => {
+                self.plan.take_as(&name, format!("coalesce({quoted}, 0)"));
+                Ok(dense())
+            }
+            Type::Integer | Type::Unsigned => {
+                self.plan.take(&name);
+                Ok(sparse(column.kind == Type::Unsigned))
+            }
+            Type::Number | Type::Float32 => {
+                let numbers = column.numbers().unwrap_or_default();
+                let are_whole = numbers.iter().all(|number| number.fract() == 0.0 && number.abs() < 1e7);
+                if column.is_id() && are_whole {
+                    self.plan.take_as(&name, format!("whole_id({quoted})"));
+                    return Ok(sparse(false));
+                }
+                let is_finite = numbers.iter().all(|number| number.is_finite());
+                let value = match is_finite {
+                    true => quoted,
+                    // NaN is what some writers have for no value.
+                    false => format!("nanvl(CAST({quoted} AS DOUBLE), 0)"),
+                };
+                self.plan.take_as(&name, format!("coalesce({value}, 0)"));
+                Ok(dense())
+            }
+            Type::Text => {
+                let is_long = |text: &str| text.chars().count() > 64 || text.split_whitespace().count() > 6;
+                let long = column.present().filter(|text| is_long(text)).count();
+                if 10 * long > column.values.len() {
+                    return Err(format!("texts, not names: {evidence}"));
+                }
+                self.plan.take(&name);
+                Ok(sparse(true))
+            }
+            Type::Time | Type::Other => Err(format!("neither a number nor an id: {evidence}")),
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The labels of samples, and the items that have one each.
+
+use super::super::columns::{Column, Type, in_comment};
+use super::super::lists::{are_parallel, is_among, repeats};
+use super::{Choice, Expression, Feature, NUMBERS, Roles};
+use crate::sql::quote;
+
+/// Words for labels.
+const LABELS: [&str; 24] = [
+    "label",
+    "target",
+    "click",
+    "clicked",
+    "clk",
+    "purchase",
+    "purchased",
+    "buy",
+    "bought",
+    "book",
+    "booked",
+    "booking",
+    "conversion",
+    "converted",
+    "convert",
+    "like",
+    "liked",
+    "ordered",
+    "chosen",
+    "selected",
+    "skipped",
+    "played",
+    "watched",
+    "y",
+];
+/// Words for what happened, and the values that are a success.
+const EVENTS: [&str; 7] = ["event", "action", "behavior", "behaviour", "type", "kind", "interaction"];
+const SUCCESSES: [&str; 10] =
+    ["click", "cart", "buy", "purchase", "transaction", "order", "like", "convert", "book", "save"];
+const RATINGS: [&str; 4] = ["rating", "stars", "score", "grade"];
+
+impl Roles<'_> {
+    /// The labels: columns of 0 and 1, items among those shown, events of some kinds, or ratings.
+    pub(super) fn labels(&mut self) {
+        let pairs = std::mem::take(&mut self.plan.rows.columns);
+        if let [shown, mark] = pairs.as_slice() {
+            return self.pairs(shown, mark);
+        }
+        if self.chosen() || self.binary() || self.events() || self.ratings() {
+            return;
+        }
+        let name = self.unused_name("label");
+        self.plan.take_as(&name, "0".to_owned());
+        let check = "no column is a label, so all are 0: write the column or an expression in its place";
+        self.label(&name, String::new(), Some(check.to_owned()));
+    }
+
+    fn label(&mut self, name: &str, evidence: String, check: Option<String>) {
+        let name = name.to_owned();
+        self.plan.features.push(Feature { name, kind: "label", group: None, hash: false, evidence, check });
+    }
+
+    /// Samples of the items of a list, each with its label behind it.
+    fn pairs(&mut self, shown: &str, mark: &str) {
+        let Some(column) = self.free.iter().find(|column| column.name == shown).cloned() else { return };
+        let pair = self.unnest(&column);
+        let (item, label) = (self.unused_name(&format!("{shown}_id")), self.unused_name("label"));
+        let quoted = quote(&pair);
+        // The last mark: an item may have others.
+        let id = format!("substr({quoted}, 1, character_length({quoted}) - 2)");
+        self.plan.made.push(Expression { name: item.clone(), sql: id });
+        let positive = format!("CASE WHEN {quoted} LIKE '%{mark}1' THEN 1 ELSE 0 END");
+        self.plan.made.push(Expression { name: label.clone(), sql: positive });
+        self.plan.rows.evidence =
+            format!("a sample for each item of `{}`: {}", in_comment(shown), column.examples());
+        self.label(&label, format!("1 where `{}` has `{mark}1` behind the item", in_comment(shown)), None);
+        self.item(&item, true, format!("the items of `{}`", in_comment(shown)));
+        self.key_with(&item, repeats(&column));
+        self.remove(shown);
+    }
+
+    /// Makes a row of each item. Gives its name.
+    fn unnest(&mut self, column: &Column) -> String {
+        let singular = column.name.strip_suffix('s').filter(|name| !name.is_empty());
+        let item = singular.filter(|name| self.unused_name(name) == *name).map(str::to_owned);
+        let item = item.unwrap_or_else(|| self.unused_name(&format!("{}_item", column.name)));
+        self.plan.unnested.push((column.name.clone(), item.clone()));
+        item
+    }
+
+    fn item(&mut self, name: &str, hash: bool, evidence: String) {
+        let name = name.to_owned();
+        self.plan.features.push(Feature { name, kind: "sparse", group: None, hash, evidence, check: None });
+    }
+
+    /// Rows have a key: their items' samples have one of both.
+    fn key_with(&mut self, item: &str, item_repeats: bool) {
+        if item_repeats {
+            self.plan.key = Choice::default();
+        } else if !self.plan.key.columns.is_empty() {
+            self.plan.key.columns.push(item.to_owned());
+        }
+    }
+
+    /// Samples of the items of a list, whose labels are another column: the item that was chosen, or those.
+    fn chosen(&mut self) -> bool {
+        let labels = self.free.iter().filter(|column| column.says(&LABELS) && !column.is_binary());
+        let pair =
+            labels.filter(|column| column.is_list || column.kind != Type::Boolean).find_map(|chosen| {
+                let mut lists = self.free.iter().filter(|shown| shown.is_list && shown.name != chosen.name);
+                let shown = lists.find(|shown| shown.kind == chosen.kind && is_among(chosen, shown))?;
+                Some((chosen.clone(), shown.clone()))
+            });
+        let Some((chosen, shown)) = pair else { return false };
+        let item = self.unnest(&shown);
+        let name = self.unused_name("label");
+        let condition = match chosen.is_list {
+            true => format!("array_has({}, {})", quote(&chosen.name), quote(&item)),
+            false => {
+                self.plan.take(&chosen.name);
+                format!("{} = {}", quote(&chosen.name), quote(&item))
+            }
+        };
+        let sql = format!("CASE WHEN {condition} THEN 1 ELSE 0 END");
+        self.plan.made.push(Expression { name: name.clone(), sql });
+        let (chosen_name, shown_name) = (in_comment(&chosen.name), in_comment(&shown.name));
+        self.plan.rows.evidence = format!(
+            "a sample for each item of `{shown_name}`; all of `{chosen_name}` are among them in the first rows"
+        );
+        self.label(&name, format!("1 where the item is in `{chosen_name}`: {}", chosen.examples()), None);
+        self.item(
+            &item,
+            shown.kind != Type::Integer,
+            format!("the items of `{shown_name}`: {}", shown.examples()),
+        );
+        self.key_with(&item, repeats(&shown));
+        self.remove(&chosen.name);
+        self.remove(&shown.name);
+        self.parallel(&shown);
+        true
+    }
+
+    /// Lists that go along with those whose items have rows.
+    fn parallel(&mut self, shown: &Column) {
+        for column in self.free.clone().iter().filter(|column| column.is_list && are_parallel(shown, column))
+        {
+            let item = self.unnest(column);
+            let items = column.lists.iter().flatten().flat_map(|(items, _)| items);
+            let are_numbers = items.clone().all(|item| item.parse::<f64>().is_ok());
+            let have_fractions = are_numbers && items.clone().any(|item| item.contains('.'));
+            let are_floats =
+                column.kind.is_float() || have_fractions || (are_numbers && column.says(&NUMBERS));
+            let evidence =
+                format!("as long as `{}` in each row: {}", in_comment(&shown.name), column.examples());
+            if are_floats {
+                let name = self.unused_name(&format!("{item}_value"));
+                let sql = format!("coalesce(CAST({} AS DOUBLE), 0)", quote(&item));
+                self.plan.made.push(Expression { name: name.clone(), sql });
+                self.plan.features.push(Feature {
+                    name,
+                    kind: "dense",
+                    group: None,
+                    hash: false,
+                    evidence,
+                    check: None,
+                });
+            } else {
+                self.item(&item, column.kind != Type::Integer, evidence);
+            }
+            self.remove(&column.name);
+        }
+    }
+
+    fn binary(&mut self) -> bool {
+        let is_label = |column: &&Column| column.is_binary() && column.says(&LABELS);
+        let labels: Vec<Column> = self.free.iter().filter(is_label).cloned().collect();
+        for column in &labels {
+            let (name, nulls) = (&column.name, column.nulls());
+            let default = if column.kind == Type::Boolean { "false" } else { "0" };
+            self.plan.take_as(name, format!("coalesce({}, {default})", quote(name)));
+            let check = format!(
+                "{nulls} of {} rows have no `{}`, and are taken for 0",
+                self.log.rows,
+                in_comment(name)
+            );
+            self.label(name, column.examples(), (nulls > 0).then_some(check));
+            self.remove(name);
+        }
+        !labels.is_empty()
+    }
+
+    fn events(&mut self) -> bool {
+        let is_success = |value: &&str| SUCCESSES.iter().any(|word| value.to_lowercase().contains(word));
+        let found = self.free.iter().find_map(|column| {
+            if column.is_list
+                || column.kind != Type::Text
+                || !column.says(&EVENTS)
+                || column.distinct().len() > 12
+            {
+                return None;
+            }
+            let values: Vec<String> =
+                column.distinct().into_iter().filter(is_success).map(str::to_owned).collect();
+            (!values.is_empty() && values.len() < column.distinct().len()).then(|| (column.clone(), values))
+        });
+        let Some((column, values)) = found else { return false };
+        let listed =
+            values.iter().map(|value| format!("'{}'", value.replace('\'', "''"))).collect::<Vec<_>>();
+        let sql = format!("CASE WHEN {} IN ({}) THEN 1 ELSE 0 END", quote(&column.name), listed.join(", "));
+        let name = self.unused_name("label");
+        self.plan.take_as(&name, sql);
+        let all: Vec<String> = column.distinct().into_iter().map(in_comment).collect();
+        let check =
+            "each row is a sample, and its own event the label; `[join]` makes labels of later events";
+        self.label(
+            &name,
+            format!("`{}` is one of {}", in_comment(&column.name), all.join(", ")),
+            Some(check.to_owned()),
+        );
+        self.leave_out(&column.name, "the label is made of it");
+        true
+    }
+
+    fn ratings(&mut self) -> bool {
+        let is_number = |column: &&Column| column.kind.is_integer() || column.kind.is_float();
+        let rating =
+            self.free.iter().filter(is_number).find(|column| !column.is_list && column.says(&RATINGS));
+        let Some(column) = rating.cloned() else { return false };
+        let most = column
+            .numbers()
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|number| number.is_finite())
+            .fold(0.0, f64::max);
+        let least = (0.8 * most).floor();
+        let name = self.unused_name("label");
+        self.plan.take_as(&name, format!("CASE WHEN {} >= {least} THEN 1 ELSE 0 END", quote(&column.name)));
+        let check = format!("ratings from {least} of {most} are positive");
+        self.label(&name, format!("`{}`: {}", in_comment(&column.name), column.examples()), Some(check));
+        self.leave_out(&column.name, "the label is made of it");
+        true
+    }
+}

@@ -1,0 +1,190 @@
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use onefold_property::cases;
+use proptest::prelude::*;
+
+use super::columns::{Column, Type};
+use super::logs::Log;
+use super::{file, roles};
+use crate::Config;
+use crate::config::{FeatureKind, Format, SourceConfig};
+
+fn column(name: &str, kind: Type, values: &[&str]) -> Column {
+    Column {
+        name: name.to_owned(),
+        kind,
+        is_list: false,
+        is_folder: false,
+        is_unnamed: false,
+        values: values.iter().map(|value| (!value.is_empty()).then(|| (*value).to_owned())).collect(),
+        lists: Vec::new(),
+        has_null_items: false,
+    }
+}
+
+fn list(name: &str, kind: Type, values: &[&[&str]]) -> Column {
+    let items = |items: &&[&str]| {
+        let owned: Vec<String> = items.iter().map(|item| (*item).to_owned()).collect();
+        Some((owned, items.len()))
+    };
+    Column { is_list: true, lists: values.iter().map(items).collect(), ..column(name, kind, &[]) }
+}
+
+fn log(columns: Vec<Column>) -> Log {
+    let rows = columns.first().map_or(0, |column| column.values.len().max(column.lists.len()));
+    let source = SourceConfig::new("log.csv");
+    Log { name: "log".to_owned(), source, format: Format::Csv, files: 1, columns, rows }
+}
+
+/// The text of a log's configuration, and what the parser makes of it.
+fn written(log: Log) -> (String, Config) {
+    let logs = [log];
+    let (main, plan) = roles::decide(&logs);
+    let text = file::written(&logs, main, &plan, Path::new("dataset.toml"));
+    let config =
+        Config::parse(Path::new("dataset.toml"), &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    (text, config)
+}
+
+fn kinds(config: &Config) -> Vec<(String, FeatureKind)> {
+    config.feature_columns().map(|(name, kind)| (name.to_owned(), kind)).collect()
+}
+
+#[test]
+fn times_users_and_labels_are_found_with_their_evidence() {
+    let (text, config) = written(log(vec![
+        column("timestamp", Type::Integer, &["1541599523", "1541599599", "1541600000"]),
+        column("userId", Type::Integer, &["7", "7", "8"]),
+        column("clicked", Type::Boolean, &["true", "false", "true"]),
+        column("price", Type::Number, &["0.5", "NaN", ""]),
+    ]));
+    assert!(text.contains("# 1541599523: seconds, 2018-11-07T14:05:23Z to 2018-11-07T14:13:20Z"), "{text}");
+    assert_eq!(config.time.column, "timestamp");
+    assert_eq!(config.session_columns(), ["userId"]);
+    let expected =
+        [("clicked", FeatureKind::Label), ("price", FeatureKind::Dense), ("userId", FeatureKind::Sparse)];
+    assert_eq!(kinds(&config), expected.map(|(name, kind)| (name.to_owned(), kind)));
+    assert!(!text.contains("# CHECK") && text.contains("nanvl"), "{text}");
+}
+
+#[test]
+fn what_is_not_known_is_to_be_checked() {
+    let (text, config) = written(log(vec![column("weather", Type::Text, &["sun", "rain"])]));
+    for part in ["no column is a time", "no column names a session", "no column is a label"] {
+        assert!(text.contains(&format!("# CHECK: {part}")), "{text}");
+    }
+    assert_eq!(config.session_columns(), ["session"]);
+}
+
+#[test]
+fn items_that_were_shown_become_samples() {
+    let (text, _) = written(log(vec![
+        column("time", Type::Time, &["2024-05-01T10:00:00", "2024-05-01T10:00:01"]),
+        column("session_id", Type::Integer, &["1", "1"]),
+        list("inview", Type::Integer, &[&["1", "2", "3"], &["4", "5"]]),
+        list("clicked", Type::Integer, &[&["2"], &["4"]]),
+        list("prices", Type::Number, &[&["0.5", "1.5", "2.5"], &["1.0", "2.0"]]),
+    ]));
+    for part in ["unnest(\"inview\")", "array_has(\"clicked\"", "unnest(\"prices\") AS \"price\""] {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+    let (text, _) = written(log(vec![
+        column("time", Type::Text, &["11/15/2019 8:55:22 AM", "11/15/2019 8:56:22 PM"]),
+        column("user", Type::Text, &["U13", "U13"]),
+        column("shown", Type::Text, &["N123-1 N456-0", "N9-0"]),
+        column("history", Type::Text, &["N55 N3", ""]),
+    ]));
+    for part in ["%m/%d/%Y %I:%M:%S %p", "split_ids(\"shown\", ' ')", "LIKE '%-1'", "kind = \"sequence\""] {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+}
+
+const NAMES: [&str; 22] = [
+    "session_id",
+    "timestamp",
+    "sample_key",
+    "date",
+    "hour",
+    "user_id",
+    "label",
+    "time",
+    "session",
+    "clicked",
+    "request_id",
+    "history",
+    "history.length",
+    "event",
+    "rating",
+    "ungrouped",
+    "__onefold_time",
+    "constant",
+    "ts",
+    "inview",
+    "prices",
+    "select",
+];
+const VALUES: [&str; 16] = [
+    "",
+    "0",
+    "1",
+    "7",
+    "1541599523",
+    "20240601",
+    "2024-06-01T10:00:00",
+    "06/01/2024",
+    "a|b",
+    "N1-1 N2-0",
+    "[1, 2]",
+    "view",
+    "click",
+    "it's \"it\"\\\n\u{7f}",
+    "NaN",
+    "0.5",
+];
+const TYPES: [Type; 8] = [
+    Type::Integer,
+    Type::Unsigned,
+    Type::Number,
+    Type::Float32,
+    Type::Boolean,
+    Type::Text,
+    Type::Time,
+    Type::Other,
+];
+
+fn columns() -> impl Strategy<Value = Vec<Column>> {
+    let name = prop_oneof![
+        prop::sample::select(NAMES.to_vec()).prop_map(str::to_owned),
+        "[a-zA-Z_\"\\\\'. \n\r#=\u{e9}-]{0,8}",
+    ];
+    let rows = prop::collection::vec(prop::sample::select(VALUES.to_vec()), 3);
+    let column =
+        (name, prop::sample::select(TYPES.to_vec()), rows, 0..4_u8).prop_map(|(name, kind, values, form)| {
+            let single = column(&name, kind, &values);
+            match form {
+                0 => {
+                    let items: Vec<&[&str]> = values.chunks(1).collect();
+                    list(&name, kind, &items)
+                }
+                1 => Column { is_folder: true, kind: Type::Text, ..single },
+                2 => Column { is_unnamed: true, ..single },
+                _ => single,
+            }
+        });
+    prop::collection::vec(column, 1..8)
+}
+
+proptest! {
+    #![proptest_config(cases(512))]
+
+    /// Whatever the columns are, the configuration is valid.
+    #[test]
+    fn every_configuration_parses(columns in columns()) {
+        let mut names = BTreeSet::new();
+        let columns: Vec<Column> = columns.into_iter().filter(|column| names.insert(column.name.clone())).collect();
+        let (text, config) = written(log(columns));
+        prop_assert!(text.starts_with("# Written by"));
+        prop_assert!(config.feature_columns().any(|(_, kind)| kind == FeatureKind::Label));
+    }
+}

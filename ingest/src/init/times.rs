@@ -1,0 +1,239 @@
+//! Which column is the time of a log, and how its values are read.
+
+use chrono::Utc;
+use chrono::format::StrftimeItems;
+use datafusion::arrow::compute::kernels::cast_utils::string_to_datetime;
+
+use super::columns::{Column, Type, in_comment, tokens};
+use crate::clock::parse_with_format;
+use crate::config::EpochUnit;
+use crate::times::shown;
+
+/// 1990-01-01T00:00 UTC: where builds begin to accept times.
+const FIRST_PLAUSIBLE: i64 = 7_305 * 86_400 * 1_000_000;
+/// The formats that texts may have; of those that fit, the first counts.
+const FORMATS: [&str; 17] = [
+    "%m/%d/%Y %I:%M:%S %p",
+    "%m/%d/%Y %H:%M:%S",
+    "%d/%m/%Y %H:%M:%S",
+    "%m/%d/%Y %H:%M",
+    "%d/%m/%Y %H:%M",
+    "%d.%m.%Y %H:%M:%S",
+    "%d.%m.%Y %H:%M",
+    "%Y/%m/%d %H:%M:%S",
+    "%Y-%m-%d %H:%M",
+    "%Y-%m-%dT%H:%M",
+    "%d/%b/%Y:%H:%M:%S %z",
+    "%a %b %d %H:%M:%S %Y",
+    "%a, %d %b %Y %H:%M:%S %z",
+    "%Y/%m/%d",
+    "%m/%d/%Y",
+    "%d/%m/%Y",
+    "%d.%m.%Y",
+];
+/// Words for times.
+const TIMES: [&str; 9] = ["timestamp", "time", "ts", "datetime", "when", "at", "utc", "date", "day"];
+/// Words for times that are not those of the row.
+const OTHER_TIMES: [&str; 26] = [
+    "birth",
+    "birthday",
+    "end",
+    "expires",
+    "expiry",
+    "updated",
+    "modified",
+    "publish",
+    "published",
+    "release",
+    "released",
+    "checkin",
+    "checkout",
+    "ci",
+    "co",
+    "last",
+    "next",
+    "click",
+    "clicked",
+    "valid",
+    "signup",
+    "registered",
+    "purchased",
+    "bought",
+    "until",
+    "dwell",
+];
+/// The words that a name has alone if it is the time since the beginning of a log.
+const RELATIVE: [&str; 11] =
+    ["timestamp", "time", "ts", "start", "event", "t", "offset", "elapsed", "datetime", "seconds", "date"];
+
+/// How a column is read as a time.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Found {
+    /// Keys beside `column`, as TOML.
+    pub(super) keys: Vec<String>,
+    /// The times of the first rows, in microseconds since 1970.
+    micros: Vec<i64>,
+    /// Why it is read so.
+    how: String,
+    /// What to check, if it is not certain.
+    pub(super) doubt: Option<String>,
+}
+
+impl Found {
+    fn new(keys: &[String], micros: Vec<i64>, how: impl Into<String>) -> Option<Self> {
+        let keys = keys.to_vec();
+        (!micros.is_empty()).then(|| Self { keys, micros, how: how.into(), doubt: None })
+    }
+
+    /// The choice and its evidence, for a comment.
+    pub(super) fn evidence(&self, column: &Column) -> String {
+        let first = self.micros.iter().min().copied().unwrap_or_default();
+        let last = self.micros.iter().max().copied().unwrap_or_default();
+        let value = column.present().next().unwrap_or_default();
+        let (first, last) = (in_comment(&shown(first)), in_comment(&shown(last)));
+        format!("{}: {}, {first} to {last}", in_comment(value), self.how)
+    }
+
+    /// Whether a time is before those that builds accept, and whether one is after now.
+    pub(super) fn is_past_and_future(&self) -> (bool, bool) {
+        let now = Utc::now().timestamp_micros();
+        let has_limit = self.keys.iter().any(|key| key.starts_with("not_before"));
+        let is_past = |micros: &i64| *micros < FIRST_PLAUSIBLE;
+        (!has_limit && self.micros.iter().any(is_past), self.micros.iter().any(|micros| *micros > now))
+    }
+}
+
+/// The column that is most likely the time of the rows.
+pub(super) fn choose(columns: &[Column]) -> Option<(&Column, Found)> {
+    let candidates = columns.iter().filter_map(|column| {
+        let found = read(column)?;
+        Some((score(column, &found), column, found))
+    });
+    // The first of equals.
+    let best = candidates.reduce(|best, other| if other.0 > best.0 { other } else { best });
+    best.map(|(_, column, found)| (column, found))
+}
+
+fn score(column: &Column, found: &Found) -> i32 {
+    let mut score = match column.kind {
+        Type::Time => 30,
+        Type::Text => 25,
+        _ => 20,
+    };
+    let says = |words: &[&str]| i32::from(column.says(words));
+    score += 20 * says(&TIMES[..7]) + 10 * says(&TIMES[7..]);
+    score += 5 * says(&[
+        "event",
+        "impression",
+        "request",
+        "search",
+        "log",
+        "shown",
+        "searched",
+        "view",
+        "created",
+    ]);
+    score -= 40 * says(&OTHER_TIMES);
+    if found.doubt.is_some() {
+        score -= 30;
+    }
+    // Times of rows are always there.
+    score - 40 * i32::from(2 * column.nulls() > column.values.len()) - 10 * i32::from(column.nulls() > 0)
+}
+
+/// How the values of a column are times; `None` if they are not, or nothing says so.
+pub(super) fn read(column: &Column) -> Option<Found> {
+    if column.is_list || column.is_folder || column.is_empty() {
+        return None;
+    }
+    let is_named = column.says(&TIMES);
+    match column.kind {
+        Type::Time => Found::new(&[], all(column, iso)?, "a timestamp"),
+        Type::Text => of_texts(column),
+        kind if kind.is_integer() || kind.is_float() => {
+            let numbers = column.numbers()?;
+            if kind.is_integer()
+                && is_named
+                && let Some(micros) =
+                    all(column, |text| (text.len() == 8).then(|| by_format(text, "%Y%m%d")).flatten())
+            {
+                return Found::new(&["format = \"%Y%m%d\"".to_owned()], micros, "digits of a date");
+            }
+            if column.is_binary() || (column.is_id() && !is_named) {
+                return None;
+            }
+            by_unit(column, &numbers, is_named).or_else(|| relative(column, &numbers))
+        }
+        _ => None,
+    }
+}
+
+fn all(column: &Column, micros: impl Fn(&str) -> Option<i64>) -> Option<Vec<i64>> {
+    column.present().map(micros).collect()
+}
+
+fn iso(text: &str) -> Option<i64> {
+    string_to_datetime(&Utc, text).ok().map(|time| time.timestamp_micros())
+}
+
+fn by_format(text: &str, format: &str) -> Option<i64> {
+    let items = StrftimeItems::new(format).parse().ok()?;
+    parse_with_format(text.trim(), &items, None).map(|instant| instant.micros)
+}
+
+fn of_texts(column: &Column) -> Option<Found> {
+    if let Some(micros) = all(column, |text| if text.len() < 10 { None } else { iso(text) }) {
+        return Found::new(&[], micros, "a text in ISO 8601");
+    }
+    let fits = |format: &&str| all(column, |text| by_format(text, format)).is_some();
+    let fitting: Vec<&str> = FORMATS.into_iter().filter(fits).collect();
+    let format = *fitting.first()?;
+    let found = Found::new(
+        &[format!("format = \"{format}\"")],
+        all(column, |text| by_format(text, format))?,
+        "without a zone, so UTC",
+    )?;
+    // Both orders of day and month fit the first rows.
+    let doubt = fitting.iter().any(|other| other.starts_with("%d/%m")) && format.starts_with("%m/%d");
+    Some(Found {
+        doubt: doubt.then(|| "day and month may be the other way round, as `%d/%m/%Y`".to_owned()),
+        ..found
+    })
+}
+
+/// Counts since 1970: the unit in which all values are between 1990 and now.
+fn by_unit(column: &Column, numbers: &[f64], is_named: bool) -> Option<Found> {
+    let now = Utc::now().timestamp_micros() as f64;
+    let in_unit = |unit: EpochUnit| -> Option<Vec<i64>> {
+        let micros = numbers.iter().map(|number| number * 1e6 / unit.per_second() as f64);
+        micros
+            .map(|micros| (FIRST_PLAUSIBLE as f64..=now).contains(&micros).then_some(micros as i64))
+            .collect()
+    };
+    let (unit, micros) = EpochUnit::ALL.into_iter().find_map(|unit| Some((unit, in_unit(unit)?)))?;
+    let name = match unit {
+        EpochUnit::Second => "seconds",
+        EpochUnit::Millisecond => "milliseconds",
+        EpochUnit::Microsecond => "microseconds",
+        EpochUnit::Nanosecond => "nanoseconds",
+    };
+    let found = Found::new(&[format!("unit = \"{unit}\"")], micros, name)?;
+    let doubt = (!is_named)
+        .then(|| format!("nothing but its values says that `{}` is a time", in_comment(&column.name)));
+    Some(Found { doubt, ..found })
+}
+
+/// Counts since the beginning of the log, whose unit nothing says.
+fn relative(column: &Column, numbers: &[f64]) -> Option<Found> {
+    let words = tokens(&column.name);
+    let is_named = !words.is_empty() && words.iter().all(|word| RELATIVE.contains(&word.as_str()));
+    let is_short = numbers.iter().all(|number| (0.0..=1e9).contains(number));
+    if column.is_unnamed || !is_named || !is_short || column.nulls() > 0 {
+        return None;
+    }
+    let keys = ["unit = \"s\"".to_owned(), "not_before = 1970-01-01".to_owned()];
+    let micros = numbers.iter().map(|number| (number * 1e6) as i64).collect();
+    let found =
+        Found::new(&keys, micros, "no time since 1970, so perhaps seconds since the beginning of the log")?;
+    Some(Found { doubt: Some("the unit may be another one: `s`, `ms`, `us` or `ns`".to_owned()), ..found })
+}
