@@ -7,6 +7,7 @@ mod logs;
 mod merge;
 mod partitions;
 mod parts;
+mod rows;
 mod s3;
 mod samples;
 mod shard;
