@@ -55,7 +55,7 @@ impl<'a> StepSql<'a> {
         let ours =
             |pairs: &[(String, String)]| pairs.iter().map(|(ours, _)| ours.clone()).collect::<Vec<_>>();
         let mut keys = config.samples.key.clone();
-        keys.push(config.time.column.clone());
+        keys.extend(config.time.columns().map(str::to_owned));
         keys.extend(config.join.iter().flat_map(|join| ours(&join.on)));
         keys.extend(config.attributes.iter().flat_map(|attributes| ours(&attributes.on)));
         keys.extend(config.timelines.iter().flat_map(|timeline| ours(&timeline.on)));
@@ -147,7 +147,8 @@ impl<'a> StepSql<'a> {
     /// The columns of the log that may not be null: key, session and time.
     pub(super) fn identifying(&self) -> Vec<String> {
         let session = self.config.session_columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
-        let all = self.config.samples.key.iter().chain(&session).chain([&self.config.time.column]);
+        let time: Vec<String> = self.config.time.columns().map(str::to_owned).collect();
+        let all = self.config.samples.key.iter().chain(&session).chain(&time);
         first_of_each(all.filter(|name| self.narrow.contains(name)))
     }
 

@@ -112,7 +112,10 @@ pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Sou
             }
         };
         match inspect_files(config, name, source, found).await {
-            Ok(source) => sources.push(Source { problems: problems.clone(), ..source }),
+            Ok(source) => {
+                source.check_place(config).or_else(|error| problems.report(error))?;
+                sources.push(Source { problems: problems.clone(), ..source });
+            }
             Err(wrong) => {
                 for (path, (message, hint)) in wrong {
                     problems.report(Error::source(name, &path, message, hint))?;
@@ -287,6 +290,20 @@ pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Re
 }
 
 impl Source {
+    /// Refuses files whose rows cannot be told apart, if the order of these rows stands for times.
+    fn check_place(&self, config: &Config) -> Result<()> {
+        let time = &config.time;
+        let is_place = config.samples.by_rows && self.row_number.as_ref() == Some(&time.column);
+        match self.files.as_slice() {
+            [_, second, ..] if is_place && time.file.is_none() => {
+                let message = "it is not the only file, and the numbers of its rows are those of another file's rows, too";
+                let hint = format!("add `file_number = \"part\"` to `[sources].{}`", self.name);
+                Err(Error::source(&self.name, &second.found.name, message.to_owned(), hint))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The columns of the files, and those that are made for them.
     fn schema(&self) -> SchemaRef {
         let format = self.files[0].dialect.format;

@@ -1,14 +1,17 @@
-//! Columns that say where a row of a log is: its file, and its number in the file.
+//! Columns that say where a row of a log is (its file, and its number in the file), and logs that have nothing else to
+//! say in which order their rows are.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use arrow::datatypes::{Float32Type, Int64Type};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use serde_json::Value;
 
 use crate::logs::{Dir, compressed, statistics_of};
+use crate::samples::read;
 
 /// Rows of the three files of a log. The first two are read by several threads where their format allows that.
 const FILES: [i64; 3] = [150_000, 150_000, 7];
@@ -153,4 +156,139 @@ fn columns_that_files_have_are_not_replaced() {
     let folders = whole.replace("log/part-0.parquet", "log/day=1").replace("\"k\" }", "\"day\" }");
     dir.write("dataset.toml", folders);
     dir.fails(&["day=1/part-1.csv", "a column `day` of its own", "give `file_number`"]);
+}
+
+/// Rows of each of the files of [`write_order`].
+const ROWS: usize = 300;
+
+/// A log of three files whose lines are a user and an item. Gives the users and items in order.
+fn write_order(dir: &Dir) -> Vec<(i64, i64)> {
+    let rows: Vec<(i64, i64)> =
+        (0..3 * ROWS as i64).map(|row| (noise(row).rem_euclid(17), noise(-row).rem_euclid(1000))).collect();
+    for (file, rows) in rows.chunks(ROWS).enumerate() {
+        let lines: String = rows.iter().map(|(user, item)| format!("{user} {item}\n")).collect();
+        dir.write(format!("log/part-{file}.txt"), lines);
+    }
+    rows
+}
+
+/// A configuration for these files. The label of a sample is the number of its row in the whole log.
+fn ordered(source: &str, sections: &str) -> String {
+    format!(
+        "format_version = 1\n[sources]\nlog = {{ path = \"log\", format = \"csv\", delimiter = \" \", header = false, \
+         schema = {{ user = \"BIGINT\", item = \"BIGINT\" }}, {source} }}\n[samples]\norder = \"rows\"\n\
+         query = \"SELECT *, 300 * part + place AS number FROM log\"\n{sections}\n\
+         [features]\nnumber = {{ kind = \"label\" }}\nitem = {{ kind = \"sparse\" }}\n"
+    )
+}
+
+const PLACE: &str = "row_number = \"place\", file_number = \"part\"";
+const HISTORY: &str = "[session]\nkey = [\"user\"]\n[[timelines]]\nsource = \"log\"\non = [\"user\"]\nlength = 5\n\
+     columns = { history = \"item\" }";
+
+#[test]
+fn an_order_of_rows_is_enough() {
+    let dir = Dir::new();
+    let rows = write_order(&dir);
+    let history = "history = { kind = \"sequence\", group = \"history\" }\n";
+    dir.write("dataset.toml", ordered(PLACE, HISTORY) + history);
+    for threads in ["1", "4"] {
+        let out = format!("dataset-{threads}");
+        let arguments = [
+            "build",
+            "dataset.toml",
+            "--out",
+            out.as_str(),
+            "--threads",
+            threads,
+            "--layout",
+            "rows",
+            "--json",
+        ];
+        let (summary, _) = dir.works(dir.command(&arguments), &out);
+        assert_eq!(summary["samples"], rows.len());
+        assert!(summary["statistics"]["first_time"].is_null(), "{summary}");
+        let samples = read(&dir.path(&out));
+        let places = samples.column_by_name("number").unwrap().as_primitive::<Float32Type>();
+        let places: Vec<usize> = places.values().iter().map(|place| *place as usize).collect();
+        let histories = samples.column_by_name("history").unwrap().as_list::<i32>();
+        let (mut seen, mut last) = (vec![false; rows.len()], [None; 17]);
+        for (sample, place) in places.into_iter().enumerate() {
+            let user = rows[place].0;
+            assert!(
+                last[user as usize].replace(place) < Some(place),
+                "the samples of a user are not in order"
+            );
+            seen[place] = true;
+            let before: Vec<i64> =
+                rows[..place].iter().filter(|row| row.0 == user).map(|row| row.1).collect();
+            let before = &before[before.len().saturating_sub(5)..];
+            let history = histories.value(sample);
+            assert_eq!(&history.as_primitive::<Int64Type>().values()[..], before, "row {place}");
+        }
+        assert!(seen.into_iter().all(|seen| seen));
+        dir.works(dir.command(&["verify", out.as_str(), "--against", "dataset.toml", "--json"]), &out);
+    }
+}
+
+#[test]
+fn without_a_session_each_row_is_one() {
+    let dir = Dir::new();
+    let rows = write_order(&dir);
+    dir.write("dataset.toml", ordered(PLACE, ""));
+    let summary = built(&dir, "dataset", "2");
+    assert_eq!((&summary["samples"], &summary["sessions"]), (&rows.len().into(), &rows.len().into()));
+    let append = ["append", "dataset.toml", "--out", "dataset", "--merge"];
+    dir.fails_as(dir.command(&append), &["samples without times cannot be merged"]);
+    // One file needs no number.
+    dir.write("dataset.toml", ordered("row_number = \"place\"", "").replace("300 * part + place", "place"));
+    dir.fails(&[
+        "log/part-1.txt",
+        "it is not the only file",
+        "add `file_number = \"part\"` to `[sources].log`",
+    ]);
+    for file in ["log/part-1.txt", "log/part-2.txt"] {
+        fs_err::remove_file(dir.path(file)).unwrap();
+    }
+    assert_eq!(built(&dir, "one", "2")["sessions"], ROWS);
+}
+
+#[test]
+fn what_needs_times_is_refused_where_there_are_none() {
+    let dir = Dir::new();
+    write_order(&dir);
+    let join = "[join]\nsource = \"log\"\non = [\"user\"]\ntime = \"place\"\nwindow = \"1h\"\n\
+                [join.labels]\nnext = { when = \"item > 3\" }";
+    let attributes =
+        "[[attributes]]\nsource = \"log\"\non = [\"user\"]\ntime = \"place\"\ncolumns = { known = \"item\" }";
+    for (sections, key) in [
+        ("[session]\nkey = [\"user\"]\ntime = \"place\"", "`[session].time`"),
+        ("[session]\nuser = \"user\"\ngap = \"30m\"", "`[session].gap`"),
+        ("[partition]\nby = \"day\"", "`[partition].by`"),
+        ("[checks]\nnot_before = 2024-01-01", "`[checks].not_before`"),
+        (join, "`[join]`"),
+        (attributes, "the `time` of `[[attributes]]`"),
+    ] {
+        dir.write("dataset.toml", ordered(PLACE, sections));
+        dir.fails(&[key, "needs times, but `[samples].order` is \"rows\""]);
+    }
+    let history = "history = { kind = \"sequence\", group = \"history\" }\n";
+    for key in ["time = \"place\"", "delay = \"1h\"", "max_age = \"1h\""] {
+        let timeline = HISTORY.replace("length = 5", &format!("length = 5\n{key}"));
+        dir.write("dataset.toml", ordered(PLACE, &timeline) + history);
+        dir.fails(&["`[[timelines]]` 1: `", "needs times"]);
+    }
+    dir.write("dataset.toml", ordered("file_number = \"part\"", ""));
+    dir.fails(&["does not number its rows", "row_number = \"place\""]);
+    // A query that does not pass the numbers on.
+    dir.write(
+        "dataset.toml",
+        ordered(PLACE, "").replace("SELECT *, 300 * part + place AS", "SELECT user, item, item AS"),
+    );
+    dir.fails(&["`[samples].order` names the column `part`"]);
+    dir.write(
+        "dataset.toml",
+        ordered(PLACE, "").replace("order = \"rows\"\n", "") + "[session]\nkey = [\"user\"]\n",
+    );
+    dir.fails(&["`[session]` has no `time`", "order = \"rows\""]);
 }
