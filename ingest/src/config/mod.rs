@@ -23,7 +23,7 @@ use xxhash_rust::xxh3::xxh3_128;
 pub use self::columns::Policy;
 use self::columns::{once, wrong};
 pub use self::features::VocabularyConfig;
-pub use self::joins::{AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
+pub use self::joins::{AttributesConfig, Credit, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
 pub use self::samples::{ChecksConfig, Rows, SamplesConfig, SamplingConfig};
 pub(crate) use self::sources::credentials_hint;
 pub use self::sources::{Compression, Format, MissingColumns, ObjectStores, Quote, Ragged, SourceConfig};

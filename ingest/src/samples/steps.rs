@@ -10,7 +10,8 @@ use super::tables::{
     attributes_table,
 };
 use crate::config::{
-    JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig, TimelineConfig,
+    Credit, JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig,
+    TimelineConfig,
 };
 use crate::ids::IdType;
 use crate::ids::functions::timeline_function_name;
@@ -189,12 +190,7 @@ impl<'a> StepSql<'a> {
     /// The events that `[join]` reads.
     pub(super) fn events(&self, join: &JoinConfig) -> Result<String> {
         let schema = self.columns.of(&join.source);
-        let mut read = Vec::new();
-        for (_, label) in &join.labels {
-            let (LabelConfig::When(sql) | LabelConfig::Value { aggregate: sql, .. }) = label;
-            read.extend(self.columns.read_by(schema, sql)?);
-        }
-        let read = first_of_each(&read);
+        let read = self.read_by_labels(join)?;
         let sortable =
             |name: &&String| schema.field_with_name(name).is_ok_and(|field| is_sortable(field.data_type()));
         self.log(&Log {
@@ -207,6 +203,16 @@ impl<'a> StepSql<'a> {
             columns: read.into_iter().map(|name| (quote(&name), name)).collect(),
             required: Vec::new(),
         })
+    }
+
+    /// The columns of the events that the labels are made of.
+    fn read_by_labels(&self, join: &JoinConfig) -> Result<Vec<String>> {
+        let mut read = Vec::new();
+        for (_, label) in &join.labels {
+            let (LabelConfig::When(sql) | LabelConfig::Value { aggregate: sql, .. }) = label;
+            read.extend(self.columns.read_by(self.columns.of(&join.source), sql)?);
+        }
+        Ok(first_of_each(&read))
     }
 
     /// An id of a timeline from its column number `place`, BIGINT: integers as they are, others by the function of
@@ -382,7 +388,62 @@ impl<'a> StepSql<'a> {
     }
 
     /// The labels by key and time of a sample, from the events in its window.
-    pub(super) fn labels(&self, join: &JoinConfig) -> String {
+    pub(super) fn labels(&self, join: &JoinConfig) -> Result<String> {
+        match join.credit {
+            Credit::Every => Ok(self.labels_of_every(join)),
+            Credit::Last => self.labels_of_one(join, "max"),
+            Credit::First => self.labels_of_one(join, "min"),
+        }
+    }
+
+    /// The labels as aggregates over events.
+    fn label_columns(join: &JoinConfig) -> String {
+        let labels = join.labels.iter().map(|(name, label)| match label {
+            LabelConfig::When(sql) => {
+                format!("max(CASE WHEN {} THEN 1 ELSE 0 END) AS {}", enclosed(sql), quote(name))
+            }
+            LabelConfig::Value { aggregate, .. } => {
+                format!("CAST({} AS DOUBLE) AS {}", enclosed(aggregate), quote(name))
+            }
+        });
+        labels.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The [`labels`](Self::labels) where an event belongs to one of the samples in whose windows it falls: that with the
+    /// largest or the smallest time. Events and samples pass together through one sort.
+    fn labels_of_one(&self, join: &JoinConfig, which: &str) -> Result<String> {
+        let keys = numbered("__onefold_k", join.on.len());
+        let ours: Vec<String> =
+            join.on.iter().zip(&keys).map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
+        let (keys, ours) = (keys.join(", "), ours.join(", "));
+        let read: Vec<String> = self.read_by_labels(join)?.iter().map(|name| quote(name)).collect();
+        let read_of = |value: &dyn Fn(&String) -> String| -> String {
+            read.iter().map(|name| format!(", {} AS {name}", value(name))).collect()
+        };
+        let events = format!(
+            "SELECT {keys}, __onefold_time AS __onefold_at, 1 AS __onefold_kind{} FROM {EVENTS} WHERE {USABLE}",
+            read_of(&String::clone)
+        );
+        let samples = format!(
+            "SELECT {ours}, __onefold_time AS __onefold_at, 0 AS __onefold_kind{} FROM ({})",
+            read_of(&|_| "NULL".to_owned()),
+            self.distinct()
+        );
+        let credited = format!(
+            "SELECT *, {which}(CASE WHEN __onefold_kind = 0 THEN __onefold_at END) OVER (PARTITION BY {keys} \
+             ORDER BY __onefold_at RANGE BETWEEN {} PRECEDING AND CURRENT ROW) AS __onefold_credited \
+             FROM ({events} UNION ALL {samples})",
+            join.window_micros
+        );
+        Ok(format!(
+            "SELECT {keys}, __onefold_credited AS __onefold_at, count(*) AS __onefold_events, {} FROM ({credited}) \
+             WHERE __onefold_kind = 1 AND __onefold_credited IS NOT NULL GROUP BY {keys}, __onefold_credited",
+            Self::label_columns(join)
+        ))
+    }
+
+    /// The [`labels`](Self::labels) where an event belongs to all samples in whose windows it falls.
+    fn labels_of_every(&self, join: &JoinConfig) -> String {
         let keys = numbered("__onefold_k", join.on.len());
         let samples: Vec<String> = (0..join.on.len()).map(|i| format!("__onefold_s{i}")).collect();
         let ours: Vec<String> = join
@@ -395,18 +456,6 @@ impl<'a> StepSql<'a> {
         let key = &self.config.samples.key;
         let alone = !key.is_empty() && key.iter().all(|name| join.on.iter().any(|(ours, _)| ours == name));
         let distinct = if alone { "" } else { "DISTINCT " };
-        let labels: Vec<String> = join
-            .labels
-            .iter()
-            .map(|(name, label)| match label {
-                LabelConfig::When(sql) => {
-                    format!("max(CASE WHEN {} THEN 1 ELSE 0 END) AS {}", enclosed(sql), quote(name))
-                }
-                LabelConfig::Value { aggregate, .. } => {
-                    format!("CAST({} AS DOUBLE) AS {}", enclosed(aggregate), quote(name))
-                }
-            })
-            .collect();
         let named: Vec<String> =
             samples.iter().zip(&keys).map(|(sample, key)| format!("{sample} AS {key}")).collect();
         format!(
@@ -414,7 +463,7 @@ impl<'a> StepSql<'a> {
              JOIN (SELECT {distinct}{}, __onefold_time AS __onefold_at FROM ({})) ON {} AND __onefold_time >= __onefold_at \
              AND __onefold_time <= __onefold_at + {} GROUP BY {}, __onefold_at",
             named.join(", "),
-            labels.join(", "),
+            Self::label_columns(join),
             ours.join(", "),
             self.distinct(),
             equal(keys.iter().zip(&samples)),
