@@ -241,8 +241,10 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
             .push(format!("wrote {samples} in {}", count_of(summary.partitions_written as u64, "partition")));
     }
     if let Some(merged) = &summary.merged {
+        let earlier =
+            if commit == Commit::Merge { "" } else { " to earlier partitions, where their sessions began" };
         lines.push(format!(
-            "added {}, skipped {} that were there already; rewrote {}",
+            "added {}{earlier}, skipped {} that were there already; rewrote {}",
             count_of(merged.samples_added, "sample"),
             format_count(merged.samples_skipped),
             count_of(merged.ranges_rewritten, "range"),
