@@ -20,6 +20,7 @@
 mod attributes;
 mod check;
 mod counts;
+mod labels;
 mod repeatable;
 mod steps;
 mod tables;
