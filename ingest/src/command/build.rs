@@ -194,9 +194,11 @@ impl HowArguments {
 fn describe_samples(summary: &BuildSummary) -> Vec<String> {
     let statistics = &summary.statistics;
     let mut lines = Vec::new();
-    if let (Some(first), Some(last)) = (&statistics.first_time, &statistics.last_time) {
-        lines.push(format!("{} read, from {first} to {last}", count_of(statistics.samples, "sample")));
-    }
+    let read = count_of(statistics.samples, "sample");
+    lines.push(match (&statistics.first_time, &statistics.last_time) {
+        (Some(first), Some(last)) => format!("{read} read, from {first} to {last}"),
+        _ => format!("{read} read"),
+    });
     lines.extend(table(statistics).into_iter().map(|line| format!("  {line}")));
     lines.extend(summary.warnings.iter().map(|warning| format!("warning: {warning}")));
     lines
@@ -239,8 +241,10 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
             .push(format!("wrote {samples} in {}", count_of(summary.partitions_written as u64, "partition")));
     }
     if let Some(merged) = &summary.merged {
+        let earlier =
+            if commit == Commit::Merge { "" } else { " to earlier partitions, where their sessions began" };
         lines.push(format!(
-            "added {}, skipped {} that were there already; rewrote {}",
+            "added {}{earlier}, skipped {} that were there already; rewrote {}",
             count_of(merged.samples_added, "sample"),
             format_count(merged.samples_skipped),
             count_of(merged.ranges_rewritten, "range"),

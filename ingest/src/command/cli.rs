@@ -35,7 +35,8 @@ pub(crate) enum Command {
     ///
     /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others
     /// stay. Running it again changes nothing. Layout, order and buckets are those of the dataset; features and
-    /// sessions must be, too. A dataset that does not exist is created. Example: onefold-ingest append
+    /// sessions must be, too. A dataset that does not exist is created. Where samples have keys, those after midnight
+    /// are added to the partition in which their session began. Example: onefold-ingest append
     /// logs/dataset.toml --out dataset --partition date=2024-06-01
     ///
     /// With `--merge`, partitions keep their samples, and samples of the logs that they lack are added: late ones, and

@@ -90,6 +90,11 @@ pub(crate) struct Merge<'a> {
 /// [`Error::Fault`] if the dataset does not have what tells late samples from those that are there.
 pub(crate) fn check(config: &Config, snapshot: &Snapshot) -> Result<()> {
     let wrong = |message: String, hint: &str| Err(Error::config(&config.path, message, hint));
+    if config.samples.by_rows {
+        let message =
+            "samples without times cannot be merged: the number of a row is another one in other logs";
+        return wrong(message.to_owned(), "append or replace whole partitions, or give the samples times");
+    }
     let keyed = !config.samples.key.is_empty();
     if keyed && !snapshot.sample_keys {
         let message =

@@ -8,6 +8,7 @@ mod logs;
 mod merge;
 mod partitions;
 mod parts;
+mod rows;
 mod s3;
 mod samples;
 mod shard;
