@@ -64,8 +64,9 @@ pub use schema::{
     SparseKind, TIME_COLUMN,
 };
 pub use snapshot::{
-    Commit, DataFile, FeatureStatistics, FileSet, Layout, ManifestEntry, Operation, Order, Partition,
-    RowGroup, SampleStatistics, Sessions, Snapshot, SnapshotEntry, Statistics, WrittenBucket, history,
+    ColumnChanges, Commit, DataFile, FeatureStatistics, FileSet, Layout, MISSING_DENSE, ManifestEntry,
+    Operation, Order, Partition, RowGroup, SampleStatistics, Sessions, Snapshot, SnapshotEntry, Statistics,
+    WrittenBucket, history, missing_column,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,

@@ -14,6 +14,7 @@
 //! reference to each of their manifests). Opening a dataset reads the manifests, and no data file.
 
 mod bucket;
+mod changes;
 mod commit;
 #[cfg(test)]
 pub(crate) mod editing;
@@ -33,6 +34,7 @@ use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
 pub use self::bucket::WrittenBucket;
+pub use self::changes::{ColumnChanges, MISSING_DENSE, missing_column};
 pub(crate) use self::commit::{Changes, commit, utc};
 pub use self::files::{DataFile, FileSet, Partition, RowGroup};
 pub use self::manifests::ManifestEntry;
@@ -133,6 +135,10 @@ pub struct Snapshot {
     pub sessions: Option<Sessions>,
     /// The columns.
     pub schema: Schema,
+    /// The snapshots since which features exist, by feature, of those that were added to the dataset later. Only files
+    /// that were written before may lack [columns](ColumnChanges::lacks) of them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub features_since: BTreeMap<String, u64>,
     /// Whether the data files have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sample_keys: bool,
@@ -206,7 +212,7 @@ impl Snapshot {
         Buckets { number: self.buckets, in_range: self.buckets_in_range }
     }
 
-    /// The columns of the data files.
+    /// The columns of data files that are written under this schema.
     pub fn file_columns(&self) -> SchemaRef {
         with_sample_keys(self.layout.to_arrow(&self.schema), self.sample_keys)
     }
@@ -405,6 +411,7 @@ impl Snapshot {
             let (buckets, in_range) = (self.buckets, self.buckets_in_range);
             return Err(format!("it has {buckets} buckets in ranges of {in_range}"));
         }
+        self.check_changes()?;
         let manifests = self.manifests.iter().map(|entry| entry.path.as_str());
         check_paths(manifests.chain(self.file_paths()))?;
         for feature in self.schema.sparse_features() {

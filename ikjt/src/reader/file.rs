@@ -37,6 +37,8 @@ pub(super) struct OpenFiles {
     pub(super) path: Arc<PathBuf>,
     /// The files with columns that are read, and the first one in any case.
     pub(super) files: Vec<OpenFile>,
+    /// Columns that are wanted, and that the files lack because their features were added later.
+    pub(super) lacking: Vec<FieldRef>,
 }
 
 /// A data file whose footer agrees with the snapshot.
@@ -69,7 +71,8 @@ impl WantedColumns {
 }
 
 impl OpenFiles {
-    /// Checks the sizes, row groups and columns of files against the snapshot.
+    /// Checks the sizes, row groups and columns of files against the snapshot. The files do not have the columns that
+    /// are `lacking`.
     ///
     /// # Errors
     ///
@@ -77,7 +80,7 @@ impl OpenFiles {
     /// [`Error::Corrupt`] if a footer is not the one that was written.
     pub(super) fn open(
         storage: &Storage,
-        set: &FileSet,
+        (set, lacking): (&FileSet, &[FieldRef]),
         columns: &WantedColumns,
         known: &KnownFiles,
     ) -> Result<Self> {
@@ -87,8 +90,9 @@ impl OpenFiles {
         if let Some(twice) = names().find(|name| !seen.insert(name.as_str())) {
             return Err(mismatch(format!("it has the column `{twice}` twice")));
         }
-        if let Some(missing) = columns.all.fields().iter().find(|field| !seen.contains(field.name().as_str()))
-        {
+        let is_missing =
+            |field: &&FieldRef| !seen.contains(field.name().as_str()) && !lacking.contains(*field);
+        if let Some(missing) = columns.all.fields().iter().find(is_missing) {
             let found: Vec<_> = names().map(|name| format!("`{name}`")).collect();
             let message = format!("it has no column `{}`, it has {}", missing.name(), found.join(", "));
             return Err(mismatch(message));
@@ -99,7 +103,8 @@ impl OpenFiles {
         let files = set.files.iter().enumerate().filter(is_read);
         let files = files.map(|(number, _)| OpenFile::open(storage, (set, number), columns, known));
         let files = files.collect::<Result<Vec<_>>>()?;
-        Ok(Self { storage: storage.clone(), path: Arc::new(storage.shown(set.path())), files })
+        let lacking = lacking.iter().filter(|field| columns.wanted.contains(field.name())).cloned().collect();
+        Ok(Self { storage: storage.clone(), path: Arc::new(storage.shown(set.path())), files, lacking })
     }
 
     /// Memory that the footers take.

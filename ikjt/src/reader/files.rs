@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arrow::datatypes::FieldRef;
 use onefold_datasets::{FileSet, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
 use onefold_storage::Storage;
 
@@ -20,6 +21,8 @@ const FOOTERS_SHARE: u64 = 16;
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) set: FileSet,
+    /// Columns of the dataset that the files lack.
+    pub(super) lacking: Vec<FieldRef>,
     /// Its partition, in order.
     pub(super) partition: usize,
     /// Number of its first sample among the chosen samples of the dataset.
@@ -32,7 +35,7 @@ pub(super) fn choose(snapshot: &Snapshot, options: &ReaderOptions) -> Result<Vec
     let mut first = 0_u64;
     for (partition, chosen) in snapshot.select(&options.partitions)?.into_iter().enumerate() {
         for set in &chosen.files {
-            files.push(Chosen { set: set.clone(), partition, first });
+            files.push(Chosen { set: set.clone(), lacking: snapshot.lacking(set), partition, first });
             first = first.saturating_add(set.samples);
         }
     }
@@ -128,7 +131,8 @@ impl Files {
         if let Some(open) = self.footers.get(file) {
             return Ok(open);
         }
-        let open = OpenFiles::open(&self.storage, &self.files[file].set, &self.columns, &self.known)?;
+        let Chosen { set, lacking, .. } = &self.files[file];
+        let open = OpenFiles::open(&self.storage, (set, &lacking[..]), &self.columns, &self.known)?;
         let open = Arc::new(open);
         self.footers.add(file, Arc::clone(&open));
         Ok(open)
