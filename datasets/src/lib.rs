@@ -28,6 +28,7 @@ mod conform;
 mod dense;
 pub mod digest;
 mod error;
+mod extension;
 pub mod folded;
 pub mod footer;
 mod identity;

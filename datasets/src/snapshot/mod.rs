@@ -180,11 +180,13 @@ pub enum Commit {
     /// The whole dataset is replaced.
     Overwrite,
     /// The partitions written replace those of the same key, which must not have more samples; the others are kept. Its
-    /// schema, layout, order and definition of sessions must be those of the writer. No dataset there: it is created.
+    /// schema, layout, order and definition of sessions must be those of the writer, which may have further features. No
+    /// dataset there: it is created.
     Append,
     /// As `Append`, but a partition may lose samples.
     Replace,
-    /// As `Append`, but of a partition only the ranges of buckets written are replaced.
+    /// As `Append`, but of a partition only the ranges of buckets written are replaced, and there are no further
+    /// features.
     Merge,
 }
 
