@@ -18,7 +18,11 @@ pub(crate) fn misfit(old: &Schema, new: &Schema) -> Option<(String, String)> {
     let removed = old.further_features(new);
     if !removed.is_empty() {
         let message = format!("the samples do not have its features {}", quoted(&removed));
-        return Some((message, format!("declare them under `[features]`, or {SAME_CONFIGURATION}")));
+        let hint = format!(
+            "declare them under `[features]`, or drop them with `onefold-ingest drop-features DATASET {}`",
+            removed.join(" ")
+        );
+        return Some((message, hint));
     }
     let different = |what: &str| Some((format!("the {what} are others"), SAME_CONFIGURATION.to_owned()));
     if old.labels != new.labels || old.weight != new.weight {

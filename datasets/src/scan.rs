@@ -24,8 +24,8 @@ use crate::folded::{UnfoldedGroup, unfold_group};
 use crate::footer::{Footer, check_counts, decoding_bytes, find, same_field};
 use crate::lists::Lists;
 use crate::{
-    DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, Snapshot, SparseFeature,
-    missing_column, schema,
+    ColumnChanges, DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, Snapshot,
+    SparseFeature, missing_column, schema, with_name,
 };
 
 /// The files of some row groups, whose footers were read.
@@ -39,6 +39,7 @@ pub struct OpenFiles {
     rows: Vec<usize>,
     /// Columns of the dataset that the files lack.
     lacking: Vec<FieldRef>,
+    changes: ColumnChanges,
     /// The bytes of all columns of the row groups that were fetched, by file.
     fetched: Mutex<HashMap<usize, Vec<Ranges>>>,
 }
@@ -144,6 +145,7 @@ impl OpenFiles {
             // The footers have as many rows, which fit into 31 bits.
             rows: set.row_groups.iter().map(|row_group| row_group.samples as usize).collect(),
             lacking: snapshot.lacking(set),
+            changes: set.changes.clone(),
             fetched: Mutex::default(),
         })
     }
@@ -220,7 +222,8 @@ impl OpenFiles {
         all
     }
 
-    /// Checks that the files have the columns of `expected`, each in one of them, in any order, and no others.
+    /// Checks that the files have the columns of `expected`, each in one of them, in any order, and no others but those of
+    /// features that were dropped.
     ///
     /// # Errors
     ///
@@ -234,20 +237,28 @@ impl OpenFiles {
                 let message = if found.is_empty() { "it is missing" } else { "it is there twice" };
                 return wrong(&self.path, field.name(), message.to_owned());
             };
-            let found = &file.fields()[root];
-            if !same_field(found, field) {
-                let message = format!("it should be {}, but is {}", describe(field), describe(found));
+            let found = with_name(&file.fields()[root], field.name());
+            if !same_field(&found, field) {
+                let message = format!("it should be {}, but is {}", describe(field), describe(&found));
                 return wrong(&file.object.path, field.name(), message);
             }
         }
         for file in &self.files {
-            let mut fields = file.fields().iter();
-            if let Some(strange) = fields.find(|field| expected.field_with_name(field.name()).is_err()) {
+            let is_strange = |field: &&FieldRef| {
+                let name = self.changes.in_schema(field.name());
+                name.is_some_and(|name| expected.field_with_name(name).is_err())
+            };
+            if let Some(strange) = file.fields().iter().find(is_strange) {
                 let message = "the schema has no such column".to_owned();
                 return wrong(&file.object.path, strange.name(), message);
             }
         }
         Ok(())
+    }
+
+    /// Whether the digest and the number of ids of a row group are those of the columns that are read.
+    pub(crate) fn are_as_digested(&self) -> bool {
+        self.changes.are_only_additions()
     }
 
     /// Whether the files lack a column of the dataset.
@@ -257,6 +268,7 @@ impl OpenFiles {
 
     /// The files that have a column, and its number in each.
     fn places(&self, name: &str) -> impl Iterator<Item = (&OpenFile, usize)> {
+        let name = self.changes.in_files(name);
         self.files.iter().filter_map(move |file| {
             let root = file.fields().iter().position(|field| field.name() == name)?;
             Some((file, root))
@@ -287,7 +299,7 @@ impl OpenFiles {
         let rows = self.rows[row_group];
         let column = catch_panic(|| file.decode(row_group, root, rows, ranges));
         let column = column.map_err(|error| wrong(format!("it cannot be decoded: {error}")))?;
-        Ok((Arc::clone(&file.fields()[root]), column))
+        Ok((with_name(&file.fields()[root], name), column))
     }
 
     /// Decodes the columns `names` of a row group.

@@ -406,6 +406,10 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             check_appendable(storage, &base, schema, options)?;
             Ok(Some(base))
         }
+        (Some(_), Commit::Alter) => {
+            let hint = "use `append`, `replace` or `merge`";
+            Err(Error::schema("a writer of samples does not alter features", hint))
+        }
         (None, _) => check_new_location(storage).map(|()| None),
     }
 }

@@ -1,6 +1,6 @@
 //! Features that changed after files were written, and what stands for the columns that the files do not have.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float32Array, Int32Array, Int64Array, ListArray};
@@ -22,6 +22,12 @@ pub struct ColumnChanges {
     /// an empty list, or [`MISSING_DENSE`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
+    /// By column of the schema, the name that it has in the files, of columns whose feature was renamed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub renamed: BTreeMap<String, String>,
+    /// Columns of the files whose features were dropped. Another feature may have the name again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unused: Vec<String>,
 }
 
 impl ColumnChanges {
@@ -35,14 +41,69 @@ impl ColumnChanges {
         self.lacks.iter().any(|lacking| lacking == feature)
     }
 
+    /// Whether the digest of a row group, taken when it was written, covers the columns that it is read with: no feature
+    /// was dropped or renamed since.
+    pub fn are_only_additions(&self) -> bool {
+        self.renamed.is_empty() && self.unused.is_empty()
+    }
+
+    /// The name in the files of a column of the schema that they do not lack.
+    pub fn in_files<'n>(&'n self, column: &'n str) -> &'n str {
+        self.renamed.get(column).map_or(column, String::as_str)
+    }
+
+    /// The column of the schema that a column of the files is; `None` if its feature was dropped.
+    pub fn in_schema<'n>(&'n self, column: &'n str) -> Option<&'n str> {
+        if self.unused.iter().any(|unused| unused == column) {
+            return None;
+        }
+        let renamed = self.renamed.iter().find(|(_, in_files)| *in_files == column);
+        Some(renamed.map_or(column, |(name, _)| name))
+    }
+
+    /// Drops a feature with these columns.
+    pub(super) fn drop_feature(&mut self, name: &str, columns: &[String]) {
+        if self.lacks(name) {
+            self.lacks.retain(|lacking| lacking != name);
+            return;
+        }
+        for column in columns {
+            let in_files = self.renamed.remove(column).unwrap_or_else(|| column.clone());
+            self.unused.push(in_files);
+        }
+    }
+
+    /// Renames a feature with these columns, given by their new and old names.
+    pub(super) fn rename_feature(&mut self, (old, new): (&str, &str), columns: &[(String, String)]) {
+        if self.lacks(old) {
+            self.lacks.retain(|lacking| lacking != old);
+            self.lacks.push(new.to_owned());
+            return;
+        }
+        for (new, old) in columns {
+            let in_files = self.renamed.remove(old).unwrap_or_else(|| old.clone());
+            if in_files != *new {
+                self.renamed.insert(new.clone(), in_files);
+            }
+        }
+    }
+
     /// Adds features that the dataset has from now on.
     pub(super) fn add_features(&mut self, added: &[String]) {
         self.lacks.extend(added.iter().cloned());
     }
 }
 
+/// A field with another name.
+pub fn with_name(field: &FieldRef, name: &str) -> FieldRef {
+    match field.name() == name {
+        true => Arc::clone(field),
+        false => Arc::new(Field::clone(field).with_name(name)),
+    }
+}
+
 impl Snapshot {
-    /// The columns that the files of `set` have together.
+    /// The columns of the dataset that the files of `set` have together, under the names of the schema.
     pub fn columns_of(&self, set: &FileSet) -> SchemaRef {
         match set.changes.is_none() {
             true => self.file_columns(),
@@ -81,11 +142,17 @@ impl Snapshot {
             }
         }
         let mut lacking = self.manifests.iter().flat_map(|entry| &entry.changes.lacks);
-        match lacking.find(|feature| !self.features_since.contains_key(*feature)) {
+        if let Some(feature) = lacking.find(|feature| !self.features_since.contains_key(*feature)) {
+            return Err(format!("files lack `{feature}`, which is not a feature that was added later"));
+        }
+        let mut renamed = self.manifests.iter().flat_map(|entry| entry.changes.renamed.keys()).peekable();
+        if renamed.peek().is_none() {
+            return Ok(());
+        }
+        let columns = self.file_columns();
+        match renamed.find(|column| columns.field_with_name(column).is_err()) {
             None => Ok(()),
-            Some(feature) => {
-                Err(format!("files lack `{feature}`, which is not a feature that was added later"))
-            }
+            Some(column) => Err(format!("files have another name for `{column}`, which is not a column")),
         }
     }
 }

@@ -106,11 +106,7 @@ fn commit_manifest(
     let mut base = base.cloned();
     loop {
         let next = apply(storage, base.as_ref(), changes, manifest)?;
-        let mut text = serde_json::to_vec_pretty(&next).map_err(std::io::Error::other)?;
-        text.push(b'\n');
-        if storage.create(&snapshot_path(next.snapshot), text)? == Created::Yes {
-            // Only a hint: whoever looks for the newest snapshot lists what comes after it.
-            let _ = storage.replace(HINT, format!("{}\n", next.snapshot).into_bytes());
+        if create(storage, &next)? {
             return Ok(next);
         }
         let since = heads_after(storage, base.as_ref().map_or(0, |base| base.snapshot))?;
@@ -119,6 +115,18 @@ fn commit_manifest(
         }
         base = since.into_iter().last().or(base);
     }
+}
+
+/// Creates a snapshot, given without its partitions; `false` if there is one of its number.
+pub(super) fn create(storage: &Storage, snapshot: &Snapshot) -> Result<bool> {
+    let mut text = serde_json::to_vec_pretty(snapshot).map_err(std::io::Error::other)?;
+    text.push(b'\n');
+    if storage.create(&snapshot_path(snapshot.snapshot), text)? != Created::Yes {
+        return Ok(false);
+    }
+    // Only a hint: whoever looks for the newest snapshot lists what comes after it.
+    let _ = storage.replace(HINT, format!("{}\n", snapshot.snapshot).into_bytes());
+    Ok(true)
 }
 
 /// The error that `changes`, made for `base`, cannot be applied after `other`; `None` if they can.

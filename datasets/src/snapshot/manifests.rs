@@ -357,10 +357,11 @@ fn places<'f>(
 ) -> Result<Vec<Option<usize>>, String> {
     let place = |feature: &str| match changes.lacks(feature) {
         true => Some(None),
-        false => known.iter().position(|name| name == feature).map(Some),
+        false => known.iter().position(|name| name == changes.in_files(feature)).map(Some),
     };
     let places: Option<Vec<_>> = features.map(place).collect();
-    let places = places.filter(|places| places.iter().flatten().count() == known.len());
+    let used = known.iter().filter(|name| changes.in_schema(name).is_some()).count();
+    let places = places.filter(|places| places.iter().flatten().count() == used);
     places.ok_or_else(|| OTHER_FEATURES.to_owned())
 }
 

@@ -13,6 +13,7 @@
 //! A commit writes one manifest, of what it wrote, so that its cost does not grow with the commits before it (but for a
 //! reference to each of their manifests). Opening a dataset reads the manifests, and no data file.
 
+mod alter;
 mod bucket;
 mod changes;
 mod commit;
@@ -33,8 +34,9 @@ use arrow::datatypes::SchemaRef;
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
+pub use self::alter::{drop_features, rename_feature};
 pub use self::bucket::WrittenBucket;
-pub use self::changes::{ColumnChanges, MISSING_DENSE, missing_column};
+pub use self::changes::{ColumnChanges, MISSING_DENSE, missing_column, with_name};
 pub(crate) use self::commit::{Changes, commit, utc};
 pub use self::files::{DataFile, FileSet, Partition, RowGroup};
 pub use self::manifests::ManifestEntry;
@@ -188,12 +190,14 @@ pub enum Commit {
     /// As `Append`, but of a partition only the ranges of buckets written are replaced, and there are no further
     /// features.
     Merge,
+    /// Features were dropped or renamed. A snapshot records it, and no writer is told it.
+    Alter,
 }
 
 impl Commit {
     /// Whether partitions that are not written are kept.
     pub fn keeps_others(self) -> bool {
-        matches!(self, Self::Append | Self::Replace | Self::Merge)
+        matches!(self, Self::Append | Self::Replace | Self::Merge | Self::Alter)
     }
 
     /// The name that people read.
@@ -204,6 +208,7 @@ impl Commit {
             Self::Append => "append",
             Self::Replace => "replace",
             Self::Merge => "merge",
+            Self::Alter => "alter",
         }
     }
 }

@@ -137,11 +137,16 @@ impl<'a> ExpectedSamples<'a> {
 
     fn difference(&self, partition: &Partition) -> Option<String> {
         let (of_dataset, written) = (partition.samples, partition.digest);
+        let is_digested = partition.files.iter().all(|set| set.changes.are_only_additions());
         match self.partitions.get(&partition.key) {
             None => Some(format!("the dataset has {of_dataset} samples of it, the sources have none")),
             Some((samples, _)) if *samples != of_dataset => {
                 Some(format!("the sources have {samples} samples, the dataset has {of_dataset}"))
             }
+            Some(_) if !is_digested => Some(format!(
+                "its {of_dataset} samples cannot be compared: they were digested with features that were dropped or \
+                 renamed since; append the partition again"
+            )),
             Some((_, digest)) if *digest != written => Some(format!(
                 "its {of_dataset} samples are not those of the sources: their digests are {written} and {digest}"
             )),

@@ -7,11 +7,11 @@ use std::time::Instant;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, RecordBatchReader};
 use arrow::buffer::ScalarBuffer;
 use arrow::compute::concat_batches;
-use arrow::datatypes::{Float32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
+use arrow::datatypes::{FieldRef, Float32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
 use onefold_datasets::folded::{UnfoldedFeature, unfold_group};
 use onefold_datasets::footer::decoding_bytes;
 use onefold_datasets::{
-    FeatureGroup, KeptColumn, Layout, SESSION_COLUMN, Schema, TIME_COLUMN, missing_column,
+    FeatureGroup, KeptColumn, Layout, SESSION_COLUMN, Schema, TIME_COLUMN, missing_column, with_name,
 };
 use onefold_storage::{RANGE_GAP, Ranges};
 use parquet::arrow::ProjectionMask;
@@ -152,7 +152,7 @@ impl RowGroup {
         }
         let started = Instant::now();
         let columns = match self.decode_gathered(gathered, decoding, stages) {
-            Ok(columns) => self.with_lacking(columns)?,
+            Ok(columns) => self.in_schema(columns)?,
             Err(error @ Error::Corrupt { column: None, .. }) => {
                 return Err(self.find_damage().unwrap_or(error));
             }
@@ -232,14 +232,16 @@ impl RowGroup {
             .map_err(|error| Error::invariant("decoded columns", error.to_string()))
     }
 
-    /// The columns, and those that are wanted and that the files lack.
-    fn with_lacking(&self, columns: RecordBatch) -> Result<RecordBatch> {
-        let lacking = &self.files.lacking;
-        if lacking.is_empty() {
+    /// The columns under the names of the schema, and those that are wanted and that the files lack.
+    fn in_schema(&self, columns: RecordBatch) -> Result<RecordBatch> {
+        let OpenFiles { lacking, changes, .. } = &*self.files;
+        if changes.is_none() {
             return Ok(columns);
         }
         let rows = columns.num_rows();
-        let (mut fields, mut arrays) = (columns.schema().fields().to_vec(), columns.columns().to_vec());
+        let named = |field: &FieldRef| with_name(field, changes.in_schema(field.name()).unwrap_or_default());
+        let mut fields: Vec<FieldRef> = columns.schema_ref().fields().iter().map(named).collect();
+        let mut arrays = columns.columns().to_vec();
         fields.extend(lacking.iter().cloned());
         arrays.extend(lacking.iter().map(|field| missing_column(field, rows)));
         let options = RecordBatchOptions::new().with_row_count(Some(rows));

@@ -99,6 +99,47 @@ fn appended_partitions_may_have_further_features() {
 }
 
 #[test]
+fn features_are_dropped_and_renamed_without_writing_files() {
+    let dir = log();
+    let numbered = MORE.replace("\"sparse\", group", "\"sparse\", vocabulary = \"frequency\", group");
+    dir.write("more.toml", format!("{FIRST}{numbered}"));
+    works(&dir, &["build", "more.toml", "--out", "dataset"]);
+    let data = || -> Vec<String> {
+        let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+        snapshot.file_paths().filter(|path| path.starts_with("data/")).map(str::to_owned).collect()
+    };
+    let before = data();
+    fails(&dir, &["drop-features", "dataset", "shops"], &["no feature `shops`", "did you mean `shop`?"]);
+    works(&dir, &["rename-feature", "dataset", "shop", "store"]);
+    let altered = works(&dir, &["drop-features", "dataset", "price"]);
+    assert_eq!(altered["snapshot"], 3);
+    assert_eq!(data(), before);
+    let renamed = numbered.lines().next().unwrap().replace("shop = ", "store = ");
+    dir.write("now.toml", format!("{}{renamed}\n", FIRST.replace("AS shop", "AS store")));
+    works(&dir, &["build", "now.toml", "--out", "whole"]);
+    let digest = |dataset: &str| works(&dir, &["verify", dataset])["digest"].clone();
+    assert_eq!(digest("dataset"), digest("whole"));
+    fails(
+        &dir,
+        &["append", "more.toml", "--out", "dataset"],
+        &["features `store`", "drop-features DATASET store"],
+    );
+    fails(&dir, &["verify", "dataset", "--against", "now.toml"], &["has 2 problems"]);
+    // Written again, its files are those of the schema of now, and the others are not needed.
+    works(&dir, &["append", "now.toml", "--out", "dataset"]);
+    works(&dir, &["verify", "dataset", "--against", "now.toml"]);
+    works(&dir, &["vacuum", "dataset", "--keep", "1", "--older-than", "0s"]);
+    assert!(before.iter().all(|path| !dir.path("dataset").join(path).exists()));
+    works(&dir, &["verify", "dataset"]);
+    // A dropped vocabulary is gone with its feature.
+    works(&dir, &["drop-features", "dataset", "store"]);
+    assert!(Snapshot::load(&dir.path("dataset")).unwrap().vocabularies.is_empty());
+    works(&dir, &["append", "first.toml", "--out", "dataset"]);
+    works(&dir, &["build", "first.toml", "--out", "small"]);
+    assert_eq!(digest("dataset"), digest("small"));
+}
+
+#[test]
 fn groups_that_were_found_stay_and_further_features_get_their_own() {
     let dir = log();
     let auto = ["--groups", "auto"];
