@@ -128,8 +128,8 @@ impl OpenFile {
 }
 
 impl OpenFiles {
-    /// Reads the footers of the files of `set`, one of the snapshot, and compares them with what it says. Of columns that
-    /// the files lack, because their features were added later, all rows have the missing value.
+    /// Reads the footers of the files of `set`, one of the snapshot, and compares them with what it says. Of columns
+    /// that the files lack, because their features were added later, all rows have the missing value.
     ///
     /// # Errors
     ///
@@ -222,8 +222,8 @@ impl OpenFiles {
         all
     }
 
-    /// Checks that the files have the columns of `expected`, each in one of them, in any order, and no others but those of
-    /// features that were dropped.
+    /// Checks that the files have the columns of `expected`, each in one of them, in any order, and no others but those
+    /// of features that were dropped.
     ///
     /// # Errors
     ///

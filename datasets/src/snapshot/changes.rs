@@ -41,8 +41,8 @@ impl ColumnChanges {
         self.lacks.iter().any(|lacking| lacking == feature)
     }
 
-    /// Whether the digest of a row group, taken when it was written, covers the columns that it is read with: no feature
-    /// was dropped or renamed since.
+    /// Whether no feature of the files was dropped or renamed: the digest of a row group, taken when it was written,
+    /// covers the columns that are read.
     pub fn are_only_additions(&self) -> bool {
         self.renamed.is_empty() && self.unused.is_empty()
     }

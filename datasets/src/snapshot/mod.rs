@@ -182,8 +182,8 @@ pub enum Commit {
     /// The whole dataset is replaced.
     Overwrite,
     /// The partitions written replace those of the same key, which must not have more samples; the others are kept. Its
-    /// schema, layout, order and definition of sessions must be those of the writer, which may have further features. No
-    /// dataset there: it is created.
+    /// schema, layout, order and definition of sessions must be those of the writer, which may have further features.
+    /// No dataset there: it is created.
     Append,
     /// As `Append`, but a partition may lose samples.
     Replace,

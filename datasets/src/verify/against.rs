@@ -1,6 +1,6 @@
 //! The samples of another place, the sources say, compared with those of a dataset: partition by partition, by their
-//! number and their digest. Features that the files of a partition lack are not compared. Nothing of the dataset is read but its snapshot and manifests, whose digests
-//! [`verify`](super::verify()) compares with the files.
+//! number and their digest. Features that the files of a partition lack are not compared. Nothing of the dataset is read
+//! but its snapshot and manifests, whose digests [`verify`](super::verify()) compares with the files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -187,8 +187,8 @@ impl Samples {
     }
 }
 
-/// Whether the new partitions have the samples of the old ones. Digests of files whose features changed since say nothing:
-/// another feature may have a former name and its values.
+/// Whether the new partitions have the samples of the old ones. Digests of files whose features changed since say
+/// nothing: another feature may have a former name and its values.
 fn same_samples(old: &BTreeMap<PartitionKey, Partition>, new: &BTreeMap<&PartitionKey, Samples>) -> bool {
     new.iter().all(|(key, new)| match old.get(*key) {
         Some(old) => {
