@@ -138,7 +138,7 @@ pub struct Snapshot {
     /// The columns.
     pub schema: Schema,
     /// The snapshots since which features exist, by feature, of those that were added to the dataset later. Only files
-    /// that were written before may lack [columns](ColumnChanges::lacks) of them.
+    /// that were written before may lack [columns](ColumnChanges) of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub features_since: BTreeMap<String, u64>,
     /// Whether the data files have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN).

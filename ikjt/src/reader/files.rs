@@ -5,7 +5,7 @@ use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow::datatypes::FieldRef;
-use onefold_datasets::{FileSet, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
+use onefold_datasets::{ColumnChanges, FileSet, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
 use onefold_storage::Storage;
 
 use super::file::{KnownFiles, OpenFiles, WantedColumns};
@@ -33,9 +33,16 @@ pub(super) struct Chosen {
 pub(super) fn choose(snapshot: &Snapshot, options: &ReaderOptions) -> Result<Vec<Chosen>> {
     let mut files = Vec::new();
     let mut first = 0_u64;
+    // Consecutive files mostly lack the same columns.
+    let mut last: Option<(&ColumnChanges, Vec<FieldRef>)> = None;
     for (partition, chosen) in snapshot.select(&options.partitions)?.into_iter().enumerate() {
         for set in &chosen.files {
-            files.push(Chosen { set: set.clone(), lacking: snapshot.lacking(set), partition, first });
+            let lacking = match &last {
+                Some((changes, lacking)) if **changes == set.changes => lacking.clone(),
+                _ => snapshot.lacking(set),
+            };
+            last = Some((&set.changes, lacking.clone()));
+            files.push(Chosen { set: set.clone(), lacking, partition, first });
             first = first.saturating_add(set.samples);
         }
     }
