@@ -19,7 +19,7 @@ use serde::Serialize;
 pub use self::parts::{Part, commit_parts, write_part};
 
 use crate::cluster::{Clustering, LeftOut, WriteSpec, WrittenSamples};
-use crate::decide::{GroupSummary, OutputPlan, has_features};
+use crate::decide::{GroupSummary, OutputPlan, extended, has_features, keeps_features};
 use crate::engine;
 use crate::merge::MergeSummary;
 use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
@@ -246,7 +246,11 @@ impl Pipeline<'_> {
         let known = |name: &String| old?.schema.kept.iter().find(|column| column.name == *name).cloned();
         let unknown = |name: &String| KeptColumn { name: name.clone(), kind: KeptKind::Integer };
         let kept = config.keep.iter().map(|name| known(name).unwrap_or_else(|| unknown(name)));
-        Schema { kept: kept.collect(), ..config.schema.clone() }
+        let schema = Schema { kept: kept.collect(), ..config.schema.clone() };
+        match old.filter(|old| options.groups == Groups::Auto && keeps_features(&old.schema, config)) {
+            Some(old) => extended(&old.schema, &schema),
+            None => schema,
+        }
     }
 
     /// Whether what is written has the digest of what was read: the same samples, and neither ids that vocabularies

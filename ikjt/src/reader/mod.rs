@@ -492,7 +492,11 @@ impl Reader {
         // Of every stream, the row group that it is in and those that a shuffle mixes with it.
         let mixed = self.options.shuffle.map_or(0, |shuffle| shuffle.row_groups);
         let still_needed = (mixed as f32 + 0.5) * orders.len() as f32 / shares.len().max(1) as f32;
-        Interest::new(shares, files.columns.wanted.clone(), self.repeats(), still_needed)
+        // A cache knows columns by the names that they have in the files.
+        let mut columns = files.columns.wanted.clone();
+        let renamed = self.chosen.iter().flat_map(|chosen| chosen.set.changes.renamed.values());
+        columns.extend(renamed.cloned());
+        Interest::new(shares, columns, self.repeats(), still_needed)
     }
 
     /// Whether all epochs have the same batches.

@@ -160,6 +160,7 @@ impl<'a> Merge<'a> {
         reporter: &dyn Reporter,
     ) -> Result<LateSamples> {
         self.find_near().await?;
+        self.check_comparable()?;
         let near = self.near.clone();
         self.read_old(sql::OLD_TIMES, &near, Read::Times, &[]).await?;
         self.keep(sql::OLD_SESSIONS, &self.sql.old_sessions()).await?;
@@ -265,6 +266,20 @@ impl<'a> Merge<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Checks that samples that could be there already can be told from others: without keys they are compared by all
+    /// features, also those that were added after samples of the dataset were written.
+    fn check_comparable(&self) -> Result<()> {
+        let sets = self.near.iter().flat_map(|(number, _)| &self.old.snapshot.partitions[*number].files);
+        let lacking = sets.flat_map(|set| &set.changes.lacks).next();
+        let Some(feature) = lacking.filter(|_| self.config.samples.key.is_empty()) else { return Ok(()) };
+        let message = format!(
+            "samples of the dataset lack the feature `{feature}`, which was added later, so late samples without a key \
+             cannot be compared with them"
+        );
+        let hint = "append all samples of these partitions, without a merge, which gives them the feature";
+        Err(Error::config(&self.config.path, message, hint))
     }
 
     /// Whether a session of samples of these `times`, the first of which would lie in the partition `key`, could lie in

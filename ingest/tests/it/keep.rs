@@ -47,7 +47,7 @@ fn kept(dir: &Dir, dataset: &str) -> BTreeMap<i64, Vec<Option<String>>> {
     let (storage, snapshot) = (Storage::open(&path).unwrap(), Snapshot::load(&path).unwrap());
     let mut all = BTreeMap::new();
     for file in snapshot.partitions.iter().flat_map(|partition| &partition.files) {
-        let open = OpenFiles::open(&storage, file).unwrap();
+        let open = OpenFiles::open(&storage, &snapshot, file).unwrap();
         for group in 0..open.row_groups() {
             let x = open.numbers::<Float32Type>(group, "x").unwrap();
             let columns = snapshot.schema.kept.iter().map(|column| open.kept(group, column).unwrap());

@@ -1,6 +1,7 @@
 //! Raw logs of every kind, in folders and in an S3 server, and what `onefold-ingest` makes of them.
 
 mod examples;
+mod features;
 mod ids;
 mod init;
 mod keep;

@@ -251,7 +251,7 @@ fn read_file(
     set: &FileSet,
     samples: &mut Vec<Sample>,
 ) {
-    let open = OpenFiles::open(storage, set).unwrap();
+    let open = OpenFiles::open(storage, snapshot, set).unwrap();
     for group in 0..open.row_groups() {
         let sessions = open.numbers::<Int64Type>(group, SESSION_COLUMN).unwrap();
         let times = open.numbers::<TimestampMicrosecondType>(group, TIME_COLUMN).unwrap();
