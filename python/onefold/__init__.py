@@ -18,6 +18,7 @@ from . import _processor
 
 _processor.check()
 
+from ._arrow import ArrowStream
 from ._batch import Batch, Feature, Group
 from ._commands import (
     append,
@@ -42,6 +43,7 @@ from ._onefold import __version__
 from ._trainer import evaluate, export, predict, report_runs, train
 
 __all__ = [
+    "ArrowStream",
     "Batch",
     "BatchIterator",
     "DataError",

@@ -13,8 +13,10 @@ from typing import Any, Literal
 
 from . import _onefold, _ranks
 from ._arguments import integer, switch
+from ._arrow import ArrowStream
 from ._batch import Batch
 from ._errors import OnefoldError, OptionsError
+from ._html import table
 from ._onefold import Reader
 
 STATE_VERSION = 1
@@ -225,6 +227,21 @@ class Dataset:
         self._reader.check(position)
         self._next, self._current = _Start(state["position"]["epoch"], position), None
 
+    def to_arrow(self) -> ArrowStream:
+        """The samples of the next epoch as an Arrow stream, a row for each: `duckdb.sql`, `polars.DataFrame` and others read it.
+
+        A label, a dense feature, the weight and a kept column is a column by its name; a sparse feature is one of
+        `list<int64>`, in whichever layout the dataset is. `timestamp` is there if the dataset has `timestamps`. The
+        stream has this rank's samples, and consumes no epoch. It needs pyarrow.
+        """
+        return ArrowStream(self)
+
+    def _copy(self, **options: Any) -> Dataset:
+        """The dataset with other options, at the next epoch."""
+        copy = Dataset(self._location, **{**self._options, **options})
+        copy.set_epoch(self.epoch)
+        return copy
+
     def close(self) -> None:
         """Ends all iterations and gives the dataset up."""
         for held in self._iterators:
@@ -254,6 +271,20 @@ class Dataset:
         options = {key: value for key, value in self._options.items() if value not in (None, {}, "")}
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         return f"onefold.Dataset({self._location!r}, {given})"
+
+    def _repr_html_(self) -> str:
+        if self._closed:
+            return table(repr(self), ["closed"], [])
+        rank, world_size = self._rank
+        title = f"{self._location}, snapshot {self.snapshot}: {self.samples:,} samples of rank {rank} of {world_size}"
+        schema = self.schema
+        rows = [("label", name, "") for name in schema["labels"]]
+        rows += [("weight", schema["weight"], "")] if schema.get("weight") else []
+        rows += [("dense", name, "") for name in schema["dense"]]
+        rows += [("kept", name, "") for name in self._options["keep"] or []]
+        for group in schema["groups"]:
+            rows += [("sparse", feature["name"], group["name"]) for feature in group["features"]]
+        return table(title, ["column", "name", "group"], rows)
 
 
 def configure(threads: int | None = None, memory_limit: int | str | None = None) -> None:
