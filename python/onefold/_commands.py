@@ -60,7 +60,7 @@ def _function(name, program, command):
             return json.loads(_run(program, command, given, progress))
 
     function.__name__ = function.__qualname__ = name
-    function.__module__ = "onefold"
+    function.__module__ = "onefold.cli"
     function.__signature__ = signature
     described = [f"{keyword}: {text}" for keyword, *_, text in keywords] + [_PROGRESS]
     arguments = "\n    ".join(described)

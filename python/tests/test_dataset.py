@@ -111,7 +111,7 @@ def test_a_bool_is_no_integer(dataset, boolean):
     for call in calls:
         with pytest.raises(TypeError, match="takes an integer, not bool"):
             call()
-    for command in (onefold.digest, onefold.verify):
+    for command in (onefold.cli.digest, onefold.cli.verify):
         with pytest.raises(TypeError, match="not bool"):
             command(dataset, threads=boolean)
 

@@ -15,7 +15,7 @@ TABLES = ("features", "events")
 
 
 def digest(dataset, **options):
-    return onefold.digest(dataset, progress=False, **options)["digest"]
+    return onefold.cli.digest(dataset, progress=False, **options)["digest"]
 
 
 def reader(folder):
