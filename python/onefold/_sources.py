@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ._errors import DataError
+from ._errors import DataError, StorageError
 from ._optional import optional
 
 _ROW_GROUP_BYTES = 64 << 20
@@ -26,10 +26,27 @@ def as_files(sources: Mapping[str, Any], folder: str | os.PathLike[str] | None) 
             if not hasattr(source, "__arrow_c_stream__"):
                 continue
             if directory is None:
-                directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="onefold-sources-", dir=folder))
+                with _storage_errors():
+                    temporary = tempfile.TemporaryDirectory(prefix="onefold-sources-", dir=folder)
+                directory = stack.enter_context(temporary)
             paths[name] = os.path.join(directory, f"{number}.parquet")
-            _write(name, source, paths[name])
+            with _storage_errors():
+                _write(name, source, paths[name])
         yield paths
+
+
+@contextlib.contextmanager
+def _storage_errors() -> Iterator[None]:
+    """An error of the operating system becomes one of this package."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"an Arrow stream cannot be written to a file: {error}\n"
+            "  hint: `spill_directory` must be a folder that exists and has room for it"
+        ) from error
 
 
 def _write(name: str, source: Any, path: str) -> None:

@@ -1,7 +1,5 @@
 """Builds from Arrow streams: the datasets are those that files make."""
 
-import os
-
 import duckdb
 import polars
 import pyarrow
@@ -55,8 +53,8 @@ def test_a_build_from_streams_is_that_from_files(logs, from_files, tmp_path, lib
     built = onefold.build(logs / "dataset.toml", out=tmp_path / "data", sources=sources, spill_directory=tmp_path)
     assert built["samples"] == from_files[0]["samples"] == 6000
     assert digest(tmp_path / "data") == from_files[1]
-    # Nothing else is left where the streams were spilled.
-    assert os.listdir(tmp_path) == ["data"]
+    # Nothing is left where the streams were written.
+    assert not list(tmp_path.glob("onefold-sources-*"))
 
 
 def test_streams_and_files_go_together_and_append_too(logs, from_files, tmp_path):
@@ -70,7 +68,7 @@ def test_the_checks_are_those_of_files(logs, tmp_path):
     def refused(sources, kind, message):
         with pytest.raises(kind, match=message) as error:
             onefold.build(logs / "dataset.toml", out=tmp_path / "data", sources=sources, spill_directory=tmp_path)
-        assert os.listdir(tmp_path) == []
+        assert not list(tmp_path.glob("onefold-sources-*"))
         return error.value
 
     events = pyarrow.parquet.read_table(logs / "events")
@@ -85,6 +83,10 @@ def test_the_checks_are_those_of_files(logs, tmp_path):
 
     stream = pyarrow.RecordBatchReader.from_batches(events.schema, failing())
     refused({"events": stream}, onefold.DataError, "stream of the source `events` cannot be read.*connection is lost")
+    with pytest.raises(onefold.StorageError, match="no-folder"):
+        onefold.build(
+            logs / "dataset.toml", out=tmp_path / "data", sources={"events": events}, spill_directory=tmp_path / "no-folder"
+        )
     for wrong in (events, "events.parquet", [("events", events)]):
         with pytest.raises(TypeError, match="'sources' takes paths or Arrow streams by name"):
             onefold.build(logs / "dataset.toml", out=tmp_path / "data", sources=wrong)

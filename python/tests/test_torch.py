@@ -124,7 +124,7 @@ def test_workers_give_the_batches_of_every_epoch_in_their_order(dataset, torch, 
                 assert [samples_of(batch) for batch in loader] == epoch
 
 
-@pytest.mark.parametrize("workers", [0, 1, 20])
+@pytest.mark.parametrize("workers", [0, 1, 13])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_any_number_of_workers_gives_the_same(dataset, torch, workers):
     epochs = epochs_of(dataset, 3)
