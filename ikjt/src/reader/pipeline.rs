@@ -156,6 +156,11 @@ impl Turns {
     pub(super) fn has(self, step: u64) -> bool {
         (step - self.first).is_multiple_of(self.every)
     }
+
+    /// The step after the last one of the process, in an epoch of `steps` steps.
+    fn end(self, steps: u64) -> u64 {
+        if steps > self.first { steps - (steps - 1 - self.first) % self.every } else { steps }
+    }
 }
 
 /// The step before which reading ends. It may be moved on while batches are read: those who read ahead go on if they
@@ -196,7 +201,8 @@ impl<T: Send + 'static> Batches<T> {
         let Steps { streams, range, every, horizon } = steps;
         let Range { start, end } = range;
         let turns = Turns { first: start, every };
-        let scheduler = Scheduler { work, opener, streams, step: start, steps: end, turns, horizon, packing };
+        let steps = turns.end(end);
+        let scheduler = Scheduler { work, opener, streams, step: start, steps, turns, horizon, packing };
         Self::of_thread("onefold-schedule", room, (account, stages), (position, every), end, |queue, _| {
             scheduler.run(&queue)
         })
@@ -285,7 +291,7 @@ struct Scheduler {
     streams: Vec<Stream>,
     /// The next step.
     step: u64,
-    /// The step after the last one.
+    /// The step after the last one that is delivered.
     steps: u64,
     turns: Turns,
     horizon: Horizon,
