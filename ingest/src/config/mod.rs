@@ -38,6 +38,18 @@ const FORMAT_VERSION: u32 = 1;
 /// The prefix of the tables, columns and functions that the ETL makes. Users' names may not have it.
 pub(crate) const RESERVED: &str = "__onefold_";
 
+/// A URL, or an absolute path: a relative one starts at the working directory.
+fn from_here(path: &str) -> Result<String> {
+    if onefold_storage::is_url(Path::new(path)) {
+        return Ok(path.to_owned());
+    }
+    let path = std::path::absolute(path)?.into_os_string().into_string().map_err(|path| {
+        let message = format!("`{}` is not UTF-8 text", path.display());
+        std::io::Error::new(std::io::ErrorKind::InvalidInput, message)
+    })?;
+    Ok(path)
+}
+
 /// A checked `dataset.toml`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -203,16 +215,23 @@ impl Config {
                 "name the files in the configuration",
             ));
         };
-        source.paths.clear();
-        for path in paths {
-            let is_url = onefold_storage::is_url(Path::new(path));
-            let path = if is_url { path.into() } else { std::path::absolute(path)? };
-            let path = path.into_os_string().into_string().map_err(|path| {
-                let message = format!("`{}` is not UTF-8 text", path.display());
-                std::io::Error::new(std::io::ErrorKind::InvalidInput, message)
-            })?;
-            source.paths.push(path);
-        }
+        source.paths = paths.iter().map(|path| from_here(path)).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// Makes a source read the files at `path`: a file, folder, pattern or URL, as a source without other keys does. A
+    /// relative path starts at the working directory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if no source of files has the name; [`Error::Io`] if there is no working directory, or its path is
+    /// not UTF-8 text.
+    pub fn set_source(&mut self, name: &str, path: &str) -> Result<()> {
+        let Some(source) = self.sources.get_mut(name) else {
+            let hint = suggest(name, self.sources.keys().map(String::as_str));
+            return Err(Error::config(&self.path, format!("`[sources]` names no files `{name}`"), hint));
+        };
+        *source = SourceConfig::new(from_here(path)?);
         Ok(())
     }
 

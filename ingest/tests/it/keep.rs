@@ -89,6 +89,11 @@ fn texts_and_integers_are_kept_with_their_samples() {
     works(&dir, &["build", "dataset.toml", "--out", "csv", "--popularity", "popular.csv"]);
     assert_eq!(kept(&dir, "csv"), expected);
     works(&dir, &["report", "csv", "--html", "report.html"]);
+    // And with the files of the source from the command line.
+    works(&dir, &["build", "dataset.toml", "--out", "other", "--sources", "log=log.parquet"]);
+    assert_eq!(kept(&dir, "other"), expected);
+    let command = dir.command(&["build", "dataset.toml", "--out", "none", "--sources", "logs=log.parquet"]);
+    dir.fails_as(command, &["`[sources]` names no files `logs`", "did you mean `log`?"]);
 }
 
 #[test]
