@@ -24,6 +24,7 @@
 
 pub mod bench;
 pub mod checkpoint;
+pub mod command;
 mod cuda_library;
 pub mod device;
 pub mod distributed;

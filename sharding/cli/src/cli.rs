@@ -55,7 +55,7 @@ pub(crate) enum Command {
     Tables(TablesArguments),
     /// Train a cost model on measured costs
     ///
-    /// Reads `costs.parquet` of `onefold-train profile`, trains NeuroShard's networks (computation, and both directions
+    /// Reads `costs.parquet` of `onefold-train-tools profile`, trains NeuroShard's networks (computation, and both directions
     /// of exchange where they were measured), and reports their errors on held-out samples beside a line through the
     /// same features. A model that does not beat the line is not written.
     Pretrain(PretrainArguments),
@@ -167,7 +167,7 @@ fn parse_model(text: &str) -> Result<ModelChoice, String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct PretrainArguments {
-    /// Measured costs (`onefold-train profile` writes the file)
+    /// Measured costs (`onefold-train-tools profile` writes the file)
     pub(crate) costs: PathBuf,
     /// Passes over the training samples
     #[arg(long, default_value_t = 300, value_parser = parse_count)]
@@ -333,7 +333,7 @@ pub(crate) struct TopologyArguments {
     /// machine, or an H100's: 5e10]
     #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth)]
     pub(crate) inter_node_bandwidth: Option<f64>,
-    /// What a rank is, as `onefold-train profile` names it; learned cost models ask for it [default: as measured]
+    /// What a rank is, as `onefold-train-tools profile` names it; learned cost models ask for it [default: as measured]
     #[arg(long, value_name = "NAME")]
     pub(crate) hardware: Option<String>,
     #[command(flatten)]

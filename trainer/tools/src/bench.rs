@@ -1,4 +1,4 @@
-//! `onefold-train bench`.
+//! `onefold-train-tools bench`.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -7,11 +7,9 @@ use onefold_base::process::available_threads;
 use onefold_base::units::{format_bytes, format_count};
 use onefold_raw_logs::generate::Workload;
 use onefold_terminal::Printer;
-use onefold_trainer::bench::{BenchOptions, BenchReport, bench};
-
 use onefold_trainer::Precision;
-
-use crate::{DedupeArgument, DeviceOption};
+use onefold_trainer::bench::{BenchOptions, BenchReport, bench};
+use onefold_trainer::command::{DedupeArgument, DeviceOption};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArguments {
