@@ -17,7 +17,8 @@
 //!
 //! [`trace`] watches the ranks of a job; [`report`] draws what runs came to.
 //!
-//! [`profile`](mod@profile) measures what tables cost, for the planner's cost model.
+//! [`profile`](mod@profile) measures what tables cost, for the planner's cost model. [`command`] is what the programs
+//! `onefold-train` and `onefold-train-tools` share.
 //!
 //! Upstream are `onefold-ikjt` (batches), `onefold-train-config` (`train.toml`) and `onefold-kernels`; `onefold-sharding`
 //! gives the tables' configuration and the plan.
