@@ -6,9 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use onefold_base::fault::{Explainer, Fault, Kind, explained, option, text};
-use onefold_ikjt::Dedupe;
 
 use crate::Error;
 use crate::device::{Accelerator, DeviceName};
@@ -162,28 +161,6 @@ impl DeviceOption {
     /// [`Error::Fault`] if it cannot be opened.
     pub fn open(&self) -> crate::Result<Option<Accelerator>> {
         Accelerator::open(self.device)
-    }
-}
-
-/// What is deduplicated.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum DedupeArgument {
-    /// Every sample carries and computes its lists
-    Off,
-    /// Every distinct row of a feature group once per batch
-    Exact,
-    /// The same, and what sliding windows share once
-    Window,
-}
-
-impl DedupeArgument {
-    /// As the reader takes it.
-    pub fn of_reader(self) -> Dedupe {
-        match self {
-            Self::Off => Dedupe::Off,
-            Self::Exact => Dedupe::Exact,
-            Self::Window => Dedupe::Window,
-        }
     }
 }
 

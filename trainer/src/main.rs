@@ -18,7 +18,7 @@ use onefold_datasets::PartitionFilter;
 use onefold_ikjt::Dedupe;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;
-use onefold_trainer::command::{self, DedupeArgument, DeviceOption, LaunchArguments, RankOptions, Ranks};
+use onefold_trainer::command::{self, DeviceOption, LaunchArguments, RankOptions, Ranks};
 use onefold_trainer::device::Accelerator;
 use onefold_trainer::distributed::Collectives;
 use onefold_trainer::run::{Run, WarmStarted, absolute};
@@ -205,8 +205,8 @@ struct ExportArguments {
 #[derive(Debug, clap::Args)]
 struct SharedArguments {
     /// Whether batches are deduplicated; the losses are the same
-    #[arg(long, value_enum, default_value_t = DedupeArgument::Exact)]
-    dedupe: DedupeArgument,
+    #[arg(long, value_enum, default_value_t = Dedupe::Exact)]
+    dedupe: Dedupe,
     #[command(flatten)]
     device: DeviceOption,
     /// Threads [default: all that the machine has, divided by the ranks on it]
@@ -215,10 +215,6 @@ struct SharedArguments {
 }
 
 impl SharedArguments {
-    fn dedupe(&self) -> Dedupe {
-        self.dedupe.of_reader()
-    }
-
     fn threads(&self) -> usize {
         let own = || (available_threads() / command::ranks_here()).max(1);
         self.threads.map_or_else(own, usize::from)
@@ -349,7 +345,7 @@ fn train(
     };
     let resumed = resumed(arguments, &**collectives)?;
     let options = TrainOptions {
-        dedupe: arguments.shared.dedupe(),
+        dedupe: arguments.shared.dedupe,
         threads: arguments.shared.threads(),
         snapshot: arguments.at.or(resumed.snapshot),
         streams: resumed.streams,
@@ -383,7 +379,7 @@ fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
 impl EvalArguments {
     fn options(&self, collectives: &Arc<dyn Collectives>, device: Option<Accelerator>) -> EvaluateOptions {
         EvaluateOptions {
-            dedupe: self.shared.dedupe(),
+            dedupe: self.shared.dedupe,
             threads: self.shared.threads(),
             checkpoint: self.checkpoint,
             collectives: Arc::clone(collectives),

@@ -10,15 +10,18 @@ use crate::preprocess::PreprocessConfig;
 use crate::{Error, Result};
 
 /// Whether rows are deduplicated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Dedupe {
     /// Every sample carries its lists: plain KJTs.
+    #[value(help = "Every sample carries and computes its lists")]
     Off,
     /// Every distinct row of a deduplicated group once per batch: IKJTs.
+    #[value(help = "Every distinct row of a feature group once per batch")]
     Exact,
     /// Rows that overlap share their ids: partial IKJTs. From `rows`, every distinct row once, and whatever slides from
     /// one distinct row to the next; from `folded`, a row for every change within a session, and sequences slide.
+    #[value(help = "The same, and what sliding windows share once")]
     Window,
 }
 

@@ -273,8 +273,8 @@ pub(crate) struct TablesArguments {
     #[arg(long, value_name = "GROUP=FACTOR", value_parser = GroupFactor::parse, conflicts_with = "torchrec")]
     pub(crate) dedupe_factor: Vec<GroupFactor>,
     /// How the training deduplicates batches: its own option `--dedupe`
-    #[arg(long, value_enum, default_value_t = DedupeArgument::Exact, conflicts_with = "torchrec")]
-    pub(crate) dedupe: DedupeArgument,
+    #[arg(long, value_enum, default_value_t = Dedupe::Exact, conflicts_with = "torchrec")]
+    pub(crate) dedupe: Dedupe,
     /// Samples to read, to count how often rows are looked up and how much is deduplicated; with 0 only the dataset's
     /// statistics are used
     #[arg(long, value_name = "N", default_value_t = onefold_sharding::ACCESS_BATCH, conflicts_with = "torchrec")]
@@ -284,26 +284,6 @@ pub(crate) struct TablesArguments {
     pub(crate) memory_limit: u64,
     #[command(flatten)]
     pub(crate) output: OutputFile,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum DedupeArgument {
-    /// Every sample carries and computes its lists
-    Off,
-    /// Every distinct row of a feature group once per batch
-    Exact,
-    /// The same, and what sliding windows share once
-    Window,
-}
-
-impl DedupeArgument {
-    pub(crate) fn of_reader(self) -> Dedupe {
-        match self {
-            Self::Off => Dedupe::Off,
-            Self::Exact => Dedupe::Exact,
-            Self::Window => Dedupe::Window,
-        }
-    }
 }
 
 #[derive(Debug, Args)]
