@@ -111,8 +111,8 @@ impl DenseOptimizer {
         };
         let parameter = |(name, tensor): (String, Tensor)| -> Result<Parameter> {
             let (length, options) = (tensor.numel() as i64, (Kind::Float, tensor.device()));
-            let zeros = state_names.iter().map(|_| Ok(Tensor::f_zeros([length], options)?));
-            let state = zeros.collect::<Result<Vec<_>>>()?;
+            let zeros = |_: &&str| -> Result<Tensor> { Ok(Tensor::f_zeros([length], options)?) };
+            let state = state_names.iter().map(zeros).collect::<Result<Vec<_>>>()?;
             Ok(Parameter { name, tensor, state })
         };
         let parameters = parameters.into_iter().map(parameter).collect::<Result<Vec<_>>>()?;
