@@ -28,8 +28,12 @@ requirements: ## Check that this machine can build Onefold; `make` does this bef
 test test-rust test-python test-random: REQUIREMENTS := --tests
 
 .PHONY: build
-build: requirements ## Build all binaries into $(TARGET)/release
-	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace --bins
+build: requirements ## Build all binaries of users into $(TARGET)/release
+	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace --exclude onefold-trainer-tools --bins
+
+.PHONY: tools
+tools: requirements ## Build onefold-train-tools, which measures the trainer and checks GPUs
+	@$(WITH_LIBTORCH) $(CARGO) build --locked --release --workspace --bin onefold-train-tools
 
 DEMO_BINARIES := onefold-data onefold-ingest onefold-shard onefold-train onefold-demo
 
@@ -42,11 +46,11 @@ demo: requirements ## MovieLens-100K from ratings to a trained model; figures in
 WITH_TESTS = $(WITH_LIBTORCH) ONEFOLD_NVRTC="$$(trainer/nvrtc.sh)" && export ONEFOLD_NVRTC &&
 
 .PHONY: test
-test: build ## Run the tests of Rust and Python; a summary at the end
+test: build tools ## Run the tests of Rust and Python; a summary at the end
 	@$(WITH_TESTS) tests/run.py
 
 .PHONY: test-rust
-test-rust: build ## Run the tests of the workspace
+test-rust: build tools ## Run the tests of the workspace
 	@$(WITH_TESTS) tests/run.py rust
 
 .PHONY: test-python
@@ -60,7 +64,7 @@ SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 PROPERTY_TESTS = $$(tests/property/names.py)
 
 .PHONY: test-random
-test-random: build ## Run property tests with new cases: SEED=… (random), TIMES=100 as many
+test-random: build tools ## Run property tests with new cases: SEED=… (random), TIMES=100 as many
 	@echo "property tests with SEED=$(SEED) TIMES=$(TIMES)"
 	@$(WITH_TESTS) export PROPTEST_RNG_SEED=$(SEED) PROPTEST_CASES=$$((256 * $(TIMES))) && \
 	    export PROPTEST_MAX_GLOBAL_REJECTS=$$((1024 * $(TIMES))) PROPTEST_MAX_LOCAL_REJECTS=$$((65536 * $(TIMES))) && \

@@ -50,6 +50,14 @@ impl DenseStatistics {
         statistics
     }
 
+    /// The statistics of as many `samples` with the same value.
+    pub(crate) fn repeated(value: f32, samples: u64) -> Self {
+        let values = vec![value; MOST_TIMES];
+        let (whole, rest) = (samples / MOST_TIMES as u64, samples % MOST_TIMES as u64);
+        let whole = std::iter::repeat_n(&values[..], usize::try_from(whole).unwrap_or(usize::MAX));
+        Self::of(whole.chain([&values[..rest as usize]]))
+    }
+
     /// Adds the statistics of other samples: the result is that of all samples together.
     pub fn merge(&mut self, other: &Self) {
         self.not_finite = self.not_finite.saturating_add(other.not_finite);

@@ -143,6 +143,11 @@ impl SampleDigest {
         self.0 = self.0.wrapping_add(part);
     }
 
+    /// Adds the parts of further columns.
+    pub fn merge(&mut self, others: Self) {
+        self.add(others.0);
+    }
+
     /// What the sample adds to a [`Digest`], when all its columns are added: a number that tells samples apart.
     pub fn number(self) -> u128 {
         mix(self.0)

@@ -28,6 +28,7 @@ mod conform;
 mod dense;
 pub mod digest;
 mod error;
+mod extension;
 pub mod folded;
 pub mod footer;
 mod identity;
@@ -64,8 +65,9 @@ pub use schema::{
     SparseKind, TIME_COLUMN,
 };
 pub use snapshot::{
-    Commit, DataFile, FeatureStatistics, FileSet, Layout, ManifestEntry, Operation, Order, Partition,
-    RowGroup, SampleStatistics, Sessions, Snapshot, SnapshotEntry, Statistics, WrittenBucket, history,
+    ColumnChanges, Commit, DataFile, FeatureStatistics, FileSet, Layout, MISSING_DENSE, ManifestEntry,
+    Operation, Order, Partition, RowGroup, SampleStatistics, Sessions, Snapshot, SnapshotEntry, Statistics,
+    WrittenBucket, drop_features, history, missing_column, rename_feature, with_name,
 };
 pub use vocabulary::{
     CountBudget, IdMap, OriginalKind, TextIds, Vocabulary, VocabularyCounter, VocabularyFile,

@@ -23,7 +23,10 @@ use parquet::file::reader::ChunkReader;
 use crate::folded::{UnfoldedGroup, unfold_group};
 use crate::footer::{Footer, check_counts, decoding_bytes, find, same_field};
 use crate::lists::Lists;
-use crate::{DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, SparseFeature, schema};
+use crate::{
+    ColumnChanges, DataFile, FeatureGroup, FileSet, KeptColumn, Layout, Problem, Result, Snapshot,
+    SparseFeature, missing_column, schema, with_name,
+};
 
 /// The files of some row groups, whose footers were read.
 #[derive(Debug)]
@@ -34,6 +37,9 @@ pub struct OpenFiles {
     files: Vec<OpenFile>,
     /// The rows of each row group.
     rows: Vec<usize>,
+    /// Columns of the dataset that the files lack.
+    lacking: Vec<FieldRef>,
+    changes: ColumnChanges,
     /// The bytes of all columns of the row groups that were fetched, by file.
     fetched: Mutex<HashMap<usize, Vec<Ranges>>>,
 }
@@ -122,13 +128,14 @@ impl OpenFile {
 }
 
 impl OpenFiles {
-    /// Reads the footers of the files, and compares them with what the snapshot says.
+    /// Reads the footers of the files of `set`, one of the snapshot, and compares them with what it says. Of columns
+    /// that the files lack, because their features were added later, all rows have the missing value.
     ///
     /// # Errors
     ///
     /// [`Error::Damaged`](crate::Error::Damaged) if they are not what the snapshot says, and as
     /// [`Storage::read_ranges`].
-    pub fn open(storage: &Storage, set: &FileSet) -> Result<Self> {
+    pub fn open(storage: &Storage, snapshot: &Snapshot, set: &FileSet) -> Result<Self> {
         let files = set.files.iter().enumerate();
         let files = files.map(|(number, file)| OpenFile::open(storage, set, number, file));
         Ok(Self {
@@ -137,6 +144,8 @@ impl OpenFiles {
             files: files.collect::<Result<_>>()?,
             // The footers have as many rows, which fit into 31 bits.
             rows: set.row_groups.iter().map(|row_group| row_group.samples as usize).collect(),
+            lacking: snapshot.lacking(set),
+            changes: set.changes.clone(),
             fetched: Mutex::default(),
         })
     }
@@ -213,7 +222,8 @@ impl OpenFiles {
         all
     }
 
-    /// Checks that the files have the columns of `expected`, each in one of them, in any order, and no others.
+    /// Checks that the files have the columns of `expected`, each in one of them, in any order, and no others but those
+    /// of features that were dropped.
     ///
     /// # Errors
     ///
@@ -227,15 +237,18 @@ impl OpenFiles {
                 let message = if found.is_empty() { "it is missing" } else { "it is there twice" };
                 return wrong(&self.path, field.name(), message.to_owned());
             };
-            let found = &file.fields()[root];
-            if !same_field(found, field) {
-                let message = format!("it should be {}, but is {}", describe(field), describe(found));
+            let found = with_name(&file.fields()[root], field.name());
+            if !same_field(&found, field) {
+                let message = format!("it should be {}, but is {}", describe(field), describe(&found));
                 return wrong(&file.object.path, field.name(), message);
             }
         }
         for file in &self.files {
-            let mut fields = file.fields().iter();
-            if let Some(strange) = fields.find(|field| expected.field_with_name(field.name()).is_err()) {
+            let is_strange = |field: &&FieldRef| {
+                let name = self.changes.in_schema(field.name());
+                name.is_some_and(|name| expected.field_with_name(name).is_err())
+            };
+            if let Some(strange) = file.fields().iter().find(is_strange) {
                 let message = "the schema has no such column".to_owned();
                 return wrong(&file.object.path, strange.name(), message);
             }
@@ -243,8 +256,19 @@ impl OpenFiles {
         Ok(())
     }
 
+    /// Whether the digest and the number of ids of a row group are those of the columns that are read.
+    pub(crate) fn are_as_digested(&self) -> bool {
+        self.changes.are_only_additions()
+    }
+
+    /// Whether the files lack a column of the dataset.
+    pub(crate) fn lacks(&self, name: &str) -> bool {
+        self.lacking.iter().any(|field| field.name() == name)
+    }
+
     /// The files that have a column, and its number in each.
     fn places(&self, name: &str) -> impl Iterator<Item = (&OpenFile, usize)> {
+        let name = self.changes.in_files(name);
         self.files.iter().filter_map(move |file| {
             let root = file.fields().iter().position(|field| field.name() == name)?;
             Some((file, root))
@@ -259,6 +283,9 @@ impl OpenFiles {
 
     /// Decodes a column of a row group.
     fn column(&self, row_group: usize, name: &str) -> Result<(FieldRef, ArrayRef)> {
+        if let Some(field) = self.lacking.iter().find(|field| field.name() == name) {
+            return Ok((Arc::clone(field), missing_column(field, self.rows[row_group])));
+        }
         let wrong = |message: String| self.problem(row_group, name, message);
         let (file, root) = self.places(name).next().ok_or_else(|| wrong("it is missing".to_owned()))?;
         let number = self.files.iter().position(|other| std::ptr::eq(other, file)).unwrap_or(0);
@@ -272,7 +299,7 @@ impl OpenFiles {
         let rows = self.rows[row_group];
         let column = catch_panic(|| file.decode(row_group, root, rows, ranges));
         let column = column.map_err(|error| wrong(format!("it cannot be decoded: {error}")))?;
-        Ok((Arc::clone(&file.fields()[root]), column))
+        Ok((with_name(&file.fields()[root], name), column))
     }
 
     /// Decodes the columns `names` of a row group.
@@ -456,7 +483,7 @@ fn describe(field: &Field) -> String {
 mod tests {
     use super::*;
     use crate::folded::samples::{Sample, rows, schema};
-    use crate::{DatasetWriter, Order, PartitionKey, Snapshot, WriterOptions};
+    use crate::{DatasetWriter, Order, PartitionKey, WriterOptions};
 
     #[test]
     fn lists_of_both_layouts_are_those_that_were_written() {
@@ -470,7 +497,7 @@ mod tests {
             writer.finish().unwrap();
             let snapshot = Snapshot::load(directory.path()).unwrap();
             let storage = Storage::open(directory.path()).unwrap();
-            let file = OpenFiles::open(&storage, &snapshot.partitions[0].files[0]).unwrap();
+            let file = OpenFiles::open(&storage, &snapshot, &snapshot.partitions[0].files[0]).unwrap();
             file.check_columns(&layout.to_arrow(&schema())).unwrap();
             let features = schema().groups.into_iter().flat_map(|group| {
                 let features = group.features.clone();

@@ -155,6 +155,16 @@ impl Schema {
         self.kept.iter().map(|column| column.name.as_str())
     }
 
+    /// The dense and sparse features that an `older` schema does not have.
+    pub fn further_features(&self, older: &Self) -> Vec<String> {
+        let names = |schema: &Self| -> Vec<String> {
+            let sparse = schema.sparse_features().map(|feature| feature.name.clone());
+            schema.dense.iter().cloned().chain(sparse).collect()
+        };
+        let known = names(older);
+        names(self).into_iter().filter(|name| !known.contains(name)).collect()
+    }
+
     /// The columns of a `rows` data file: [`SESSION_COLUMN`], [`TIME_COLUMN`], the [`f32`
     /// columns](Self::float_columns), the [kept](Self::kept) columns, then a `List<Int64>` for every sparse feature.
     /// Only the kept columns are nullable.

@@ -48,6 +48,7 @@ pub use self::location::check_new_location;
 pub use self::options::WriterOptions;
 use crate::conform::conform;
 use crate::digest::Digest;
+use crate::extension::{SAME_CONFIGURATION, misfit as misfit_of_schemas};
 use crate::lists::Lists;
 use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::partition_column::misfit;
@@ -89,7 +90,8 @@ struct OpenRange {
 }
 
 impl DatasetWriter {
-    /// Starts writing to the dataset at `location`, a local path or a URL.
+    /// Starts writing to the dataset at `location`, a local path or a URL. Samples that are appended may have further
+    /// features: those that are there have the missing values of these.
     ///
     /// # Errors
     ///
@@ -404,6 +406,10 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             check_appendable(storage, &base, schema, options)?;
             Ok(Some(base))
         }
+        (Some(_), Commit::Alter) => {
+            let hint = "use `append`, `replace` or `merge`";
+            Err(Error::schema("a writer of samples does not alter features", hint))
+        }
         (None, _) => check_new_location(storage).map(|()| None),
     }
 }
@@ -416,10 +422,13 @@ fn check_appendable(
     options: &WriterOptions,
 ) -> Result<()> {
     let location = storage.location().display();
-    let differs = |what: &str| {
-        let message = format!("`{location}` has another {what} than the samples to append");
-        let hint = "append with the configuration that the dataset was built with, or build the dataset anew";
+    let refused = |what: &str, hint: String| {
+        let message = format!("`{location}` has another {what}");
         Err(Error::schema(message, hint))
+    };
+    let differs = |what: &str| {
+        let what = format!("{what} than the samples to append");
+        refused(&what, SAME_CONFIGURATION.to_owned())
     };
     if base.layout != options.layout {
         return differs("layout");
@@ -432,8 +441,15 @@ fn check_appendable(
     {
         return differs("`[session]` (key, or user and gap)");
     }
-    if base.schema != *schema {
-        return differs("schema");
+    if let Some((difference, hint)) = misfit_of_schemas(&base.schema, schema) {
+        return refused(&format!("schema than the samples to append: {difference}"), hint);
+    }
+    let added = schema.further_features(&base.schema);
+    if options.commit == Commit::Merge && !added.is_empty() {
+        let difference = format!("the samples have the further features `{}`", added.join("`, `"));
+        let hint =
+            "a merge adds no features: append a partition that has them first, or merge samples without them";
+        return refused(&format!("schema than the samples to merge: {difference}"), hint.to_owned());
     }
     Ok(())
 }

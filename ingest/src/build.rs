@@ -11,15 +11,15 @@ use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
 use onefold_base::units::count_of;
 use onefold_datasets::{
-    Commit, DatasetWriter, KeptColumn, KeptKind, Layout, Order, PartitionFilter, Schema, Snapshot,
-    WriterOptions, Written,
+    Commit, DatasetWriter, KeptColumn, KeptKind, Layout, Order, PartitionFilter, PartitionKey, Schema,
+    Snapshot, WriterOptions, Written,
 };
 use serde::Serialize;
 
 pub use self::parts::{Part, commit_parts, write_part};
 
 use crate::cluster::{Clustering, LeftOut, WriteSpec, WrittenSamples};
-use crate::decide::{GroupSummary, OutputPlan, has_features};
+use crate::decide::{GroupSummary, OutputPlan, extended, has_features, keeps_features};
 use crate::engine;
 use crate::merge::MergeSummary;
 use crate::pipeline::{BuildOptions, Groups, Pipeline, Target};
@@ -51,7 +51,7 @@ pub struct BuildSummary {
     pub changed: bool,
     /// The number of buckets that the dataset's sessions are divided into, which is also the most ranks that can read it.
     pub buckets: u32,
-    /// What a merge did; `None` for other builds.
+    /// What a merge did: one that was asked for, or that of an append into earlier partitions; `None` for other builds.
     #[serde(flatten)]
     pub merged: Option<MergeSummary>,
     /// Samples of partitions that were not to be written.
@@ -99,7 +99,36 @@ pub struct BuildSummary {
     pub peak_rss_bytes: Option<u64>,
 }
 
+impl BuildSummary {
+    /// The summary of a run that then merged samples into the partitions in which their sessions began.
+    fn with_merged(self, merge: Self) -> Self {
+        let added = merge.merged.map_or(0, |merged| merged.samples_added);
+        let mut rows = self.rows;
+        rows.write_later(added);
+        Self {
+            samples: merge.samples,
+            sessions: merge.sessions,
+            samples_per_session: merge.samples_per_session,
+            partitions: merge.partitions,
+            partitions_written: self.partitions_written + merge.partitions_written,
+            samples_written: self.samples_written + added,
+            snapshot: merge.snapshot,
+            changed: self.changed || merge.changed,
+            merged: merge.merged,
+            samples_of_other_partitions: self.samples_of_other_partitions.saturating_sub(added),
+            files: merge.files,
+            bytes_on_disk: merge.bytes_on_disk,
+            rows,
+            vocabularies: merge.vocabularies,
+            ..self
+        }
+    }
+}
+
 /// Builds the dataset of `config` at `out`, a local path or a URL. Nothing of it is visible before it is complete.
+///
+/// An append to a dataset whose samples have keys also adds samples to earlier partitions, if sessions that began there
+/// have samples in the partitions that it writes. That is a commit of its own.
 ///
 /// # Errors
 ///
@@ -115,6 +144,16 @@ pub async fn build(
     let started = Instant::now();
     let pipeline = Pipeline { config, out, options, reporter };
     let mut summary = staged("plan and commit", pipeline.build()).await?;
+    let earlier = pipeline.earlier_partitions(&summary)?;
+    if !earlier.is_empty() {
+        summary
+            .samples_of_earlier_sessions
+            .retain(|began, _| earlier.iter().all(|key| key.to_string() != *began));
+        let partitions = PartitionFilter::of_keys(earlier);
+        let options = BuildOptions { commit: Commit::Merge, partitions, ..options.clone() };
+        let merge = Pipeline { config, out, options: &options, reporter };
+        summary = summary.with_merged(staged("plan and commit", merge.build()).await?);
+    }
     summary.wall_seconds = started.elapsed().as_secs_f64();
     summary.samples_per_second = summary.samples_written as f64 / summary.wall_seconds;
     summary.peak_rss_bytes = peak_rss_bytes();
@@ -181,6 +220,19 @@ impl Pipeline<'_> {
         Ok(BuildSummary { merged, rows, ..self.summary(output, &decided, reading) })
     }
 
+    /// The partitions of the dataset in which sessions began that have samples in the partitions which an append wrote.
+    /// None if samples have no keys: those that are there could not be told from the others.
+    fn earlier_partitions(&self, summary: &BuildSummary) -> Result<Vec<PartitionKey>> {
+        let began = &summary.samples_of_earlier_sessions;
+        let appends = matches!(self.options.commit, Commit::Append | Commit::Replace);
+        if !appends || began.is_empty() || self.config.samples.key.is_empty() {
+            return Ok(Vec::new());
+        }
+        let snapshot = Snapshot::load(self.out)?;
+        let keys = snapshot.partitions.into_iter().map(|partition| partition.key);
+        Ok(keys.filter(|key| snapshot.sample_keys && began.contains_key(&key.to_string())).collect())
+    }
+
     /// The schema as far as it is known before the samples are planned: groups and the types of kept columns are those
     /// of the dataset that has the snapshot `old`, where it has the configuration's columns.
     fn first_schema(&self, old: Option<&Snapshot>) -> Schema {
@@ -194,7 +246,11 @@ impl Pipeline<'_> {
         let known = |name: &String| old?.schema.kept.iter().find(|column| column.name == *name).cloned();
         let unknown = |name: &String| KeptColumn { name: name.clone(), kind: KeptKind::Integer };
         let kept = config.keep.iter().map(|name| known(name).unwrap_or_else(|| unknown(name)));
-        Schema { kept: kept.collect(), ..config.schema.clone() }
+        let schema = Schema { kept: kept.collect(), ..config.schema.clone() };
+        match old.filter(|old| options.groups == Groups::Auto && keeps_features(&old.schema, config)) {
+            Some(old) => extended(&old.schema, &schema),
+            None => schema,
+        }
     }
 
     /// Whether what is written has the digest of what was read: the same samples, and neither ids that vocabularies

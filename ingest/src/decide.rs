@@ -67,7 +67,8 @@ impl OutputPlan {
 }
 
 /// Makes the plan from the statistics of the samples, and takes the counts of ids out of them, so that their memory
-/// becomes free. A dataset that is appended to (`old`, in `root`) keeps its groups and the numbers of its vocabularies.
+/// becomes free. A dataset that is appended to (`old`, in `root`) keeps its groups and the numbers of its vocabularies;
+/// further features get groups of their own.
 ///
 /// # Errors
 ///
@@ -89,6 +90,9 @@ pub(crate) async fn decide(
     let (schema, groups) = match (old, &statistics.changes) {
         (_, None) => (config.schema.clone(), Vec::new()),
         (Some((_, old)), Some(_)) if has_features(&old.schema, config) => (old.schema.clone(), Vec::new()),
+        (Some((_, old)), Some(_)) if keeps_features(&old.schema, config) => {
+            extended_groups(&old.schema, chosen_groups(config, statistics))
+        }
         _ => chosen_groups(config, statistics),
     };
     let schema = Schema { kept: reading.kept.clone(), ..schema };
@@ -112,6 +116,56 @@ pub(crate) fn has_features(schema: &Schema, config: &Config) -> bool {
         (schema.labels.clone(), schema.weight.clone(), schema.dense.clone(), all)
     };
     features(schema) == features(&config.schema)
+}
+
+/// Whether a configuration has the sparse features of a schema, and maybe further ones.
+pub(crate) fn keeps_features(schema: &Schema, config: &Config) -> bool {
+    let configured: Vec<&SparseFeature> = config.schema.sparse_features().collect();
+    schema.sparse_features().all(|feature| configured.contains(&feature))
+}
+
+/// The schema `new` with the groups of the `old` one, and the further features of `new` in groups of their own. Further
+/// features that are not deduplicated may be in the group of those that are not.
+pub(crate) fn extended(old: &Schema, new: &Schema) -> Schema {
+    let further = new.further_features(old);
+    let mut groups = old.groups.clone();
+    for group in &new.groups {
+        let features = group.features.iter().filter(|feature| further.contains(&feature.name));
+        let features: Vec<SparseFeature> = features.cloned().collect();
+        if features.is_empty() {
+            continue;
+        }
+        let is_same = |known: &FeatureGroup| known.name == group.name && !known.deduplicated;
+        if !group.deduplicated
+            && let Some(known) = groups.iter_mut().find(|known| is_same(known))
+        {
+            known.features.extend(features);
+            continue;
+        }
+        let numbered = (2..).map(|number| format!("{}_{number}", group.name));
+        let mut names = std::iter::once(group.name.clone()).chain(numbered);
+        let is_free = |name: &String| groups.iter().all(|known| known.name != *name);
+        let name = names.find(is_free).unwrap_or_default();
+        groups.push(FeatureGroup { name, features, ..group.clone() });
+    }
+    Schema { groups, ..new.clone() }
+}
+
+/// The groups that the data suggests for further features, beside those of the `old` schema.
+fn extended_groups(
+    old: &Schema,
+    (chosen, mut summaries): (Schema, Vec<GroupSummary>),
+) -> (Schema, Vec<GroupSummary>) {
+    let (further, schema) = (chosen.further_features(old), extended(old, &chosen));
+    for summary in &mut summaries {
+        summary.features.retain(|feature| further.contains(feature));
+        let group = schema.groups.iter().find(|group| {
+            group.features.iter().any(|feature| summary.features.first() == Some(&feature.name))
+        });
+        summary.name = group.map(|group| group.name.clone()).unwrap_or_default();
+    }
+    summaries.retain(|summary| !summary.features.is_empty());
+    (schema, summaries)
 }
 
 /// The kinds of the originals of a dataset's vocabularies.

@@ -80,6 +80,15 @@ impl RowCounts {
         }
     }
 
+    /// Makes rows that were left out of other partitions written ones: a later step has written them.
+    pub(crate) fn write_later(&mut self, rows: u64) {
+        let others = self.left_out_for(Reason::OtherPartition);
+        let rows = rows.min(others);
+        self.written += rows;
+        self.left_out.insert(Reason::OtherPartition, others - rows);
+        self.left_out.retain(|_, rows| *rows > 0);
+    }
+
     /// The rows that were left out for a reason.
     pub(crate) fn left_out_for(&self, reason: Reason) -> u64 {
         self.left_out.get(&reason).copied().unwrap_or(0)
@@ -144,6 +153,12 @@ mod tests {
             rows.described(),
             "1,010 rows read: 1,000 written, left out 3 as duplicates, 7 of other ranges"
         );
+        let mut later = RowCounts { read: 10, written: 4, ..RowCounts::default() };
+        later.leave_out(Reason::OtherPartition, 6);
+        later.write_later(2);
+        assert_eq!((later.written, later.left_out_for(Reason::OtherPartition)), (6, 4));
+        later.write_later(5);
+        assert_eq!((later.read, later.written, later.left_out.len()), (10, 10, 0));
         let text = serde_json::to_string(&rows).unwrap();
         assert_eq!(text, r#"{"read":1010,"written":1000,"left_out":{"duplicate":3,"other_range":7}}"#);
         assert_eq!(serde_json::from_str::<RowCounts>(&text).unwrap(), rows);

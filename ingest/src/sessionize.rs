@@ -457,9 +457,9 @@ fn check_names(config: &Config, columns: &ArrowSchema) -> Result<()> {
     let session = config.session_columns().into_iter().map(|name| ("`[session]`", name));
     let order = config.order.iter().map(|name| ("`[session].order`", name.as_str()));
     let partition = config.partition_columns.iter().map(|name| ("`[partition].columns`", name.as_str()));
-    let time = [("`[session].time`", config.time.column.as_str())];
+    let time = config.time.columns().map(|name| (config.time.place.as_str(), name));
     let kept = config.keep.iter().map(|name| ("`keep`", name.as_str()));
-    for (place, name) in features.chain(session).chain(order).chain(partition).chain(time).chain(kept) {
+    for (place, name) in features.chain(time).chain(session).chain(order).chain(partition).chain(kept) {
         if !known.contains(&name) {
             return Err(missing_column(config, place, name, &known));
         }

@@ -8,8 +8,8 @@
         batch.groups["user"].inverse                  # int32 [B]: the row of every sample
         batch.groups["user"].features["history"].row(0)
 
-`onefold.build` and the like are the commands as functions, `onefold.train` and the like those of the wheel
-`onefold-train`. `onefold.torch` has the dataset for PyTorch's loaders, and
+`onefold.build` and `onefold.append` make datasets, from files or Arrow streams. `onefold.cli` has all commands as
+functions, also those of the wheel `onefold-train`. `onefold.torch` has the dataset for PyTorch's loaders, and
 `onefold.torchrec` turns batches into TorchRec's KeyedJaggedTensor. `onefold.files` lists a dataset's Parquet files for
 other engines.
 """
@@ -18,30 +18,17 @@ from . import _processor
 
 _processor.check()
 
+from . import cli
+from ._arrow import ArrowStream
 from ._batch import Batch, Feature, Group
-from ._commands import (
-    append,
-    build,
-    digest,
-    fetch,
-    generate,
-    history,
-    import_logs,
-    plan,
-    replan,
-    report,
-    tables,
-    topology,
-    vacuum,
-    verify,
-)
+from ._commands import append, build
 from ._dataset import BatchIterator, Dataset, configure
 from ._errors import DataError, MissingPackageError, OnefoldError, OptionsError, ProcessError, StorageError
 from ._files import FileSet, files
 from ._onefold import __version__
-from ._trainer import evaluate, export, predict, report_runs, train
 
 __all__ = [
+    "ArrowStream",
     "Batch",
     "BatchIterator",
     "DataError",
@@ -57,23 +44,7 @@ __all__ = [
     "__version__",
     "append",
     "build",
+    "cli",
     "configure",
-    "digest",
-    "evaluate",
-    "export",
-    "fetch",
     "files",
-    "generate",
-    "history",
-    "import_logs",
-    "plan",
-    "predict",
-    "replan",
-    "report",
-    "report_runs",
-    "tables",
-    "topology",
-    "train",
-    "vacuum",
-    "verify",
 ]

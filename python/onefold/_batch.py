@@ -10,6 +10,7 @@ import numpy
 
 from ._arguments import integer
 from ._errors import OptionsError
+from ._html import table
 from ._onefold import Block
 from ._optional import optional
 
@@ -295,6 +296,16 @@ class Batch(Generic[Array]):
     def __repr__(self) -> str:
         groups = ", ".join(f"{name}: {group.rows} rows" for name, group in self.groups.items())
         return f"onefold.Batch({len(self)} samples, {groups})"
+
+    def _repr_html_(self) -> str:
+        widths = f"{self._spec['dense_width']} dense features, {self._spec['label_width']} labels"
+        rows = [
+            (name, group.name, feature.rows, feature._spec["values"], "yes" if group.inverse is not None else "no")
+            for group in self.groups.values()
+            for name, feature in group.features.items()
+        ]
+        title = f"{len(self):,} samples, {widths}, {self.nbytes:,} bytes"
+        return table(title, ["feature", "group", "rows", "ids", "deduplicated"], rows)
 
 
 def _unpickled(data: Any, spec: dict[str, Any], position: str | None) -> Batch[Any]:

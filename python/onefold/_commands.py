@@ -6,6 +6,7 @@ with the message and the hint that the command prints. `_commands.pyi` says the 
 it to this.
 """
 
+import contextlib
 import inspect
 import json
 import sys
@@ -13,6 +14,7 @@ import time
 
 from . import _onefold
 from ._arguments import refuse_unknown, texts
+from ._sources import as_files
 
 COMMANDS = {
     "fetch": ("onefold-data", "fetch"),
@@ -50,12 +52,15 @@ def _function(name, program, command):
         except TypeError as error:
             raise TypeError(f"{name}(): {error}") from None
         progress = given.pop("progress", None)
-        words = [(keyword, texts(keyword, kinds[keyword], value)) for keyword, value in given.items()]
-        given = [(keyword, values) for keyword, values in words if values is not None]
-        return json.loads(_run(program, command, given, progress))
+        with contextlib.ExitStack() as files:
+            if given.get("sources") is not None:
+                given["sources"] = files.enter_context(as_files(given["sources"], given.get("spill_directory")))
+            words = [(keyword, texts(keyword, kinds[keyword], value)) for keyword, value in given.items()]
+            given = [(keyword, values) for keyword, values in words if values is not None]
+            return json.loads(_run(program, command, given, progress))
 
     function.__name__ = function.__qualname__ = name
-    function.__module__ = "onefold"
+    function.__module__ = "onefold.cli"
     function.__signature__ = signature
     described = [f"{keyword}: {text}" for keyword, *_, text in keywords] + [_PROGRESS]
     arguments = "\n    ".join(described)

@@ -1,11 +1,16 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 _Path: TypeAlias = str | os.PathLike[str]
 """A path, or the URL of an object store where a command takes one."""
 _Size: TypeAlias = int | str
 """A number of bytes, or text such as `"512MiB"`."""
+class _Stream(Protocol):
+    """An Arrow stream: a table or a reader of pyarrow, Polars, pandas, DuckDB, pyiceberg, deltalake or another library."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
 _Progress: TypeAlias = Callable[[str, int, int | None, str], object] | Literal[False] | None
 """Called with stage, done, total and unit. None: a line on stderr, if that is a terminal. False: nothing."""
 _Summary: TypeAlias = dict[str, Any]
@@ -49,6 +54,7 @@ def build(
     config: _Path,
     *,
     out: _Path,
+    sources: Mapping[str, _Path | _Stream] | None = None,
     groups: Literal["given", "auto"] = "given",
     profile: _Path | None = None,
     layout: Literal["rows", "folded"] | None = None,
@@ -69,6 +75,7 @@ def append(
     config: _Path,
     *,
     out: _Path,
+    sources: Mapping[str, _Path | _Stream] | None = None,
     groups: Literal["given", "auto"] = "given",
     profile: _Path | None = None,
     layout: Literal["rows", "folded"] | None = None,

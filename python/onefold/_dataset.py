@@ -8,25 +8,30 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.context import get_spawning_popen
 from typing import Any, Literal
 
-from . import _onefold
+from . import _onefold, _ranks
 from ._arguments import integer, switch
+from ._arrow import ArrowStream
 from ._batch import Batch
 from ._errors import OnefoldError, OptionsError
+from ._html import table
 from ._onefold import Reader
 
 STATE_VERSION = 1
 
 
 class Dataset:
-    """A dataset as an iterable of batches: every `iter()` gives the batches of the next epoch.
+    """A dataset as an iterable of batches. `iter()` gives the batches of an epoch; once they are taken, those of the next.
 
     `location` is a path or a URL (`s3://…`, or `grpc://HOST:PORT/…` of a preprocessing service). All threads are
     inside: there is nothing to gain from worker processes.
 
     - `global_batch_size`: samples of a step over all ranks.
-    - `rank`, `world_size`: which of the processes that read the dataset together this one is.
+    - `rank`, `world_size`: which of the processes that read the dataset together this one is. By default those of
+      `torch.distributed` if it is initialised when an iteration starts, or of the variables `RANK` and `WORLD_SIZE`,
+      which torchrun sets.
     - `streams`: into how many parts the dataset's buckets are divided, at most as many as there are (64 or more); the
       steps and the state depend on it and not on `world_size`, which may be any number up to it. By default
       `world_size`.
@@ -58,8 +63,8 @@ class Dataset:
         location: str | os.PathLike[str],
         *,
         global_batch_size: int = 2048,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         streams: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
@@ -80,8 +85,8 @@ class Dataset:
         self._location = os.fspath(location)
         self._options: dict[str, Any] = dict(
             global_batch_size=integer("global_batch_size", global_batch_size),
-            rank=integer("rank", rank),
-            world_size=integer("world_size", world_size),
+            rank=None if rank is None else integer("rank", rank),
+            world_size=None if world_size is None else integer("world_size", world_size),
             streams=None if streams is None else integer("streams", streams),
             shuffle=switch("shuffle", shuffle, "; a seed is given as `shuffle=True, seed=1`"),
             seed=integer("seed", seed),
@@ -100,12 +105,11 @@ class Dataset:
             pin_memory=switch("pin_memory", pin_memory),
         )
         self._reader_of: Reader | None = None
-        self._process: int | None = None
+        # The process that opened the reader, and its rank then.
+        self._opened_by: tuple[int, tuple[int, int]] | None = None
         self._closed = False
         self._steps: dict[int, int] = {}
-        # The epoch of the next iteration, and where it begins if not at its first step.
-        self._epoch = 0
-        self._resume: str | None = None
+        self._next = _Start(0)
         # The progress of the iterator whose batches were taken last.
         self._current: _Progress | None = None
         self._iterators: list[weakref.ref[BatchIterator]] = []
@@ -114,17 +118,22 @@ class Dataset:
 
     @property
     def _reader(self) -> Reader:
-        """The reader of this process: a forked one opens its own."""
+        """The reader of this process and its rank: a forked process opens its own, and so does one that got its rank."""
         if self._closed:
             raise OptionsError("the dataset is closed\n  hint: open it again")
-        if self._reader_of is None or self._process != os.getpid():
-            options = {**self._options}
+        rank, world_size = self._rank
+        opened_by = os.getpid(), (rank, world_size)
+        if self._reader_of is None or self._opened_by != opened_by:
+            options = {**self._options, "rank": rank, "world_size": world_size}
             del options["pin_memory"]
             seed = options.pop("seed")
             options["shuffle"] = seed if options["shuffle"] else None
-            self._reader_of = Reader(self._location, **options)
-            self._process = os.getpid()
+            self._reader_of, self._opened_by, self._steps = Reader(self._location, **options), opened_by, {}
         return self._reader_of
+
+    @property
+    def _rank(self) -> tuple[int, int]:
+        return _ranks.current(self._options["rank"], self._options["world_size"])
 
     @property
     def location(self) -> str:
@@ -139,12 +148,12 @@ class Dataset:
     @property
     def rank(self) -> int:
         """This process, from 0."""
-        return self._options["rank"]
+        return self._rank[0]
 
     @property
     def world_size(self) -> int:
         """All processes."""
-        return self._options["world_size"]
+        return self._rank[1]
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -158,28 +167,37 @@ class Dataset:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._epoch
+        """The epoch of the next iteration: that of the last one, until all its batches are taken."""
+        return self._next.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Lets the next iteration be of epoch `epoch`, from its first step."""
-        self._epoch, self._resume, self._current = integer("epoch", epoch), None, None
+        self._next, self._current = _Start(integer("epoch", epoch)), None
 
     def plan(self, epoch: int | None = None) -> dict[str, Any]:
         """What an epoch reads as a dict: `steps`, and by stream its `samples` and `splits`."""
-        return json.loads(self._reader.plan(self._epoch if epoch is None else integer("epoch", epoch)))
+        return json.loads(self._reader.plan(self.epoch if epoch is None else integer("epoch", epoch)))
 
     def __len__(self) -> int:
         """The steps of the next epoch, the same on all ranks."""
-        if self._epoch not in self._steps:
-            self._steps = {self._epoch: self._reader.steps(self._epoch)}
-        return self._steps[self._epoch]
+        return self._steps_of(self.epoch)
+
+    def _steps_of(self, epoch: int) -> int:
+        reader = self._reader
+        if epoch not in self._steps:
+            self._steps = {epoch: reader.steps(epoch)}
+        return self._steps[epoch]
+
+    def _position(self, start: _Start) -> str:
+        return start.position or self._reader.position(start.epoch)
 
     def __iter__(self) -> BatchIterator:
-        reader = self._reader
-        position = self._resume or reader.position(self._epoch)
-        iterator = BatchIterator(self, reader.resume(position), position)
-        self._epoch, self._resume = iterator.epoch + 1, None
+        return self._iterate(1)
+
+    def _iterate(self, every: int) -> BatchIterator:
+        """The next batch, and every `every`-th after it."""
+        position = self._position(self._next)
+        iterator = BatchIterator(self, self._reader.resume(position, every), position)
         self._current = iterator._progress
         self._iterators = [held for held in self._iterators if held() is not None] + [weakref.ref(iterator)]
         return iterator
@@ -188,28 +206,48 @@ class Dataset:
         """Where to go on after the batches that were taken, as a dict that JSON can hold.
 
         It is valid for every `world_size` up to `streams`. Where several iterators are used at once, it is
-        that of the one that gave a batch last.
+        that of the one that began or gave a batch last.
         """
         current = self._current
         if current is not None and not current.exhausted:
             position = current.position
         else:
-            position = self._resume or self._reader.position(self._epoch)
+            position = self._position(self._next)
         return {"version": STATE_VERSION, "position": json.loads(position)}
 
+    def _state_at(self, epoch: int, step: int) -> dict[str, Any]:
+        """The state before a step."""
+        position = json.loads(self._reader.position(epoch))
+        return {"version": STATE_VERSION, "position": {**position, "step": step}}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets the next iteration go on where `state` was taken."""
+        """Lets the next iterations go on where `state` was taken, until one of them has taken the rest of the epoch."""
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION or "position" not in state:
             raise OptionsError("this is no state of a dataset\n  hint: give what `state_dict()` returned")
         position = json.dumps(state["position"])
         self._reader.check(position)
-        self._epoch, self._resume, self._current = state["position"]["epoch"], position, None
+        self._next, self._current = _Start(state["position"]["epoch"], position), None
+
+    def to_arrow(self) -> ArrowStream:
+        """The samples of the next epoch as an Arrow stream, a row for each: `duckdb.sql`, `polars.DataFrame` and others read it.
+
+        A label, a dense feature, the weight and a kept column is a column by its name; a sparse feature is one of
+        `list<int64>`, in whichever layout the dataset is. `timestamp` is there if the dataset has `timestamps`. The
+        stream has this rank's samples, and consumes no epoch. It needs pyarrow.
+        """
+        return ArrowStream(self)
+
+    def _copy(self, **options: Any) -> Dataset:
+        """The dataset with other options, at the next epoch."""
+        copy = Dataset(self._location, **{**self._options, **options})
+        copy.set_epoch(self.epoch)
+        return copy
 
     def close(self) -> None:
         """Ends all iterations and gives the dataset up."""
-        for held in self._iterators if self._process == os.getpid() else []:
+        for held in self._iterators:
             iterator = held()
-            if iterator is not None:
+            if iterator is not None and iterator._process == os.getpid():
                 iterator.close()
         self._closed, self._reader_of, self._current = True, None, None
 
@@ -220,7 +258,11 @@ class Dataset:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"location": self._location, "options": self._options, "state": self.state_dict()}
+        options = self._options
+        if get_spawning_popen() is not None:
+            # A child process that is being started has the rank of this one, and perhaps no process group.
+            options = {**options, **dict(zip(("rank", "world_size"), self._rank, strict=True))}
+        return {"location": self._location, "options": options, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Dataset.__init__(self, state["location"], **state["options"])
@@ -230,6 +272,20 @@ class Dataset:
         options = {key: value for key, value in self._options.items() if value not in (None, {}, "")}
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         return f"onefold.Dataset({self._location!r}, {given})"
+
+    def _repr_html_(self) -> str:
+        if self._closed:
+            return table(repr(self), ["closed"], [])
+        rank, world_size = self._rank
+        title = f"{self._location}, snapshot {self.snapshot}: {self.samples:,} samples of rank {rank} of {world_size}"
+        schema = self.schema
+        rows = [("label", name, "") for name in schema["labels"]]
+        rows += [("weight", schema["weight"], "")] if schema.get("weight") else []
+        rows += [("dense", name, "") for name in schema["dense"]]
+        rows += [("kept", name, "") for name in self._options["keep"] or []]
+        for group in schema["groups"]:
+            rows += [("sparse", feature["name"], group["name"]) for feature in group["features"]]
+        return table(title, ["column", "name", "group"], rows)
 
 
 def configure(threads: int | None = None, memory_limit: int | str | None = None) -> None:
@@ -249,6 +305,15 @@ def _names(option: str, names: Iterable[str] | None) -> list[str] | None:
         # Its characters would be the names.
         raise OptionsError(f"`{option}` is the text `{names}`\n  hint: give a list of names, as [\"{names}\"]")
     return None if names is None else list(names)
+
+
+class _Start:
+    """Where the next iteration begins: at the first step of an epoch, or at a position."""
+
+    def __init__(self, epoch: int, position: str | None = None) -> None:
+        self.epoch = epoch
+        self.position = position
+        """The position as JSON."""
 
 
 class _Progress:
@@ -271,7 +336,9 @@ class BatchIterator:
         self._batches: Iterator[Batch[Any]] = _pinned(blocks) if self._pins else map(Batch.of, blocks)
         self._failed = False
         self._progress = _Progress(position)
-        self.epoch: int = json.loads(position)["epoch"]
+        self._start = dataset._next
+        self._process = os.getpid()
+        self.epoch: int = self._start.epoch
 
     def __iter__(self) -> BatchIterator:
         return self
@@ -281,6 +348,9 @@ class BatchIterator:
             batch = next(self._batches)
         except StopIteration:
             self._progress.exhausted = not self._failed
+            # Unless another iterator, `set_epoch` or `load_state_dict` has already said where to go on.
+            if self._progress.exhausted and self._dataset._next is self._start:
+                self._dataset._next = _Start(self.epoch + 1)
             raise
         except BaseException as error:
             # An interrupt, as by Ctrl-C, ends `_pinned` too.

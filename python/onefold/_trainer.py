@@ -56,7 +56,7 @@ def _command(function: Callable[_Parameters, _Summary]) -> Callable[_Parameters,
         refuse_unknown(name, signature, kwargs)
         return _run(COMMANDS[name], signature, function(*args, **kwargs))
 
-    call.__module__ = "onefold"
+    call.__module__ = "onefold.cli"
     return call
 
 
@@ -102,7 +102,7 @@ def train(
         device: where to compute: "cpu", or a GPU as "cuda:0"
         threads: by default all that the machine has, divided by the ranks on it
         max_steps: end after this many steps, those before a resumption included
-        plan: a plan of `onefold.plan` for as many ranks as there are
+        plan: a plan of `onefold.cli.plan` for as many ranks as there are
         trace_steps: the steps, counted from 1, of which every rank keeps a timeline, as "10..20"
         overwrite: replace the run that is at `out`, once the new one is complete
         resume: go on from the newest checkpoint of the run that is at `out`, or begin if there is none
@@ -144,7 +144,7 @@ def evaluate(
         at: the number of the dataset's snapshot; by default the newest
         partitions: which partitions, as "split=holdout"; by default those that the run's configuration names
         checkpoint: a checkpoint in place of the run's model: "latest", or a step
-        dedupe, device, threads, timeout, ranks, progress: as for `onefold.train`
+        dedupe, device, threads, timeout, ranks, progress: as for `onefold.cli.train`
     """
     return locals()
 
@@ -182,7 +182,7 @@ def predict(
         at: the number of the dataset's snapshot; by default the newest
         partitions: which partitions, as "split=holdout"; by default those that the run's configuration names
         checkpoint: a checkpoint in place of the run's model: "latest", or a step
-        dedupe, device, threads, timeout, ranks, progress: as for `onefold.train`
+        dedupe, device, threads, timeout, ranks, progress: as for `onefold.cli.train`
     """
     return locals()
 
@@ -205,7 +205,7 @@ def export(
         out: directory of the exported model
         checkpoint: a checkpoint in place of the run's model: "latest", or a step
         overwrite: replace the exported model that is at `out`
-        progress: as for `onefold.train`
+        progress: as for `onefold.cli.train`
     """
     return locals()
 
@@ -214,12 +214,12 @@ def export(
 def report_runs(runs: _Path | Iterable[_Path], *, html: _Path, progress: _Progress = None) -> _Summary:
     """Draw what runs came to, side by side: curves, calibration, days, segments. A run may go on meanwhile.
 
-    The command `onefold-train report`; `onefold.report` is about a dataset.
+    The command `onefold-train report`; `onefold.cli.report` is about a dataset.
 
     Arguments:
         runs: directory of a run, complete or not, or of several
         html: the page to write
-        progress: as for `onefold.train`
+        progress: as for `onefold.cli.train`
     """
     return locals()
 

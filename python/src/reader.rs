@@ -174,12 +174,13 @@ impl Reader {
         self.get(py)?.check(&position).map_err(|error| of_library(py, &error))
     }
 
-    /// The batches after a position.
-    fn resume(&self, py: Python<'_>, position: &str) -> PyResult<BatchIterator> {
+    /// The first batch after a position, and every `every`-th after it.
+    fn resume(&self, py: Python<'_>, position: &str, every: u64) -> PyResult<BatchIterator> {
         let position = to_position(py, position)?;
         let reader = self.get(py)?;
-        let batches =
-            py.detach(|| reader.resume_packed(&position)).map_err(|error| of_library(py, &error))?;
+        let batches = py
+            .detach(|| reader.resume_packed_every(every, &position))
+            .map_err(|error| of_library(py, &error))?;
         let steps = batches.steps();
         let feed = Feed::start(batches).map_err(|error| of_library(py, &error))?;
         Ok(BatchIterator { feed: OfProcess::new(Mutex::new(Some(feed))), steps })

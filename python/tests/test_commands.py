@@ -15,7 +15,7 @@ import pytest
 from scripts import script
 
 import onefold
-from onefold import _commands, _onefold
+from onefold import _commands, _onefold, _trainer
 
 # Figures of a run rather than of what was done.
 OF_THE_RUN = {"wall_seconds", "samples_per_second", "plan_seconds", "peak_rss_bytes", "committed", "id"}
@@ -31,7 +31,7 @@ def alike(summary):
 @pytest.fixture
 def small(tmp_path):
     """Raw logs of few samples."""
-    onefold.generate(workload="rm3", samples=500, seed=5, out=tmp_path / "logs")
+    onefold.cli.generate(workload="rm3", samples=500, seed=5, out=tmp_path / "logs")
     return tmp_path / "logs"
 
 
@@ -44,7 +44,11 @@ def call_script(name, *arguments, **options):
 
 
 def test_all_commands_are_exported_and_described():
-    assert set(_commands.COMMANDS) <= set(onefold.__all__)
+    assert {*_commands.COMMANDS, *_trainer.COMMANDS} == set(onefold.cli.__all__)
+    # Of the commands, the package itself has those that make datasets; and a star import shadows no other package.
+    assert set(onefold.cli.__all__) & set(onefold.__all__) == {"build", "append"}
+    assert onefold.build is onefold.cli.build and onefold.build.__module__ == "onefold.cli"
+    assert not {"torch", "torchrec"} & set(onefold.__all__)
     assert "memory_limit: " in onefold.build.__doc__ and "`onefold-ingest build`" in onefold.build.__doc__
 
 
@@ -61,7 +65,7 @@ def test_summaries_are_those_of_the_commands(run, tmp_path, monkeypatch):
 
     given = {"workload": "rm1", "samples": 5000, "seed": 1, "out": Path("logs")}
     generated = both(
-        onefold.generate, given,
+        onefold.cli.generate, given,
         "onefold-data", "generate", "--workload", "rm1", "--samples", 5000, "--seed", 1, "--out", "logs",
     )  # fmt: skip
     assert generated["samples"] == 5000
@@ -75,40 +79,40 @@ def test_summaries_are_those_of_the_commands(run, tmp_path, monkeypatch):
     given = {"config": "logs/dataset.toml", "out": "data"}
     appended = both(onefold.append, given, "onefold-ingest", "append", "logs/dataset.toml", "--out", "data")
     assert not appended["changed"]
-    verified = both(onefold.verify, {"dataset": "data"}, "onefold-ingest", "verify", "data")
+    verified = both(onefold.cli.verify, {"dataset": "data"}, "onefold-ingest", "verify", "data")
     assert verified["samples"] == 5000 and not verified["problems"]
     digested = both(
-        onefold.digest, {"dataset": "data", "features": ["user_00", "item_00"], "by_step": True, "global_batch_size": 512},
+        onefold.cli.digest, {"dataset": "data", "features": ["user_00", "item_00"], "by_step": True, "global_batch_size": 512},
         "onefold-read", "digest", "data", "--features", "user_00,item_00", "--by-step", "--global-batch-size", 512,
     )  # fmt: skip
     assert len(digested["step_digests"]) == digested["steps"] == 10
     given = {"dataset": "data", "html": "report.html"}
-    both(onefold.report, given, "onefold-ingest", "report", "data", "--html", "report.html")
+    both(onefold.cli.report, given, "onefold-ingest", "report", "data", "--html", "report.html")
     assert (tmp_path / "function/report.html").is_file()
     both(
-        onefold.tables,
+        onefold.cli.tables,
         {"config": "logs/train.toml", "data": "data", "out": "tables.json", "dedupe_factor": {"user_a": 4.5}},
         "onefold-shard", "tables", "logs/train.toml", "--data", "data", "--out", "tables.json",
         "--dedupe-factor", "user_a=4.5",
     )  # fmt: skip
     both(
-        onefold.topology, {"ranks": 2, "memory": "4GiB", "out": "topology.json"},
+        onefold.cli.topology, {"ranks": 2, "memory": "4GiB", "out": "topology.json"},
         "onefold-shard", "topology", "--ranks", 2, "--memory", "4GiB", "--out", "topology.json",
     )  # fmt: skip
     planned = both(
-        onefold.plan, {"tables": "tables.json", "topology": "topology.json", "out": "plan.json"},
+        onefold.cli.plan, {"tables": "tables.json", "topology": "topology.json", "out": "plan.json"},
         "onefold-shard", "plan", "--tables", "tables.json", "--topology", "topology.json", "--out", "plan.json",
     )  # fmt: skip
     assert planned["ranks"] == 2 and planned["max_cost_ms"] > 0
     again = both(
-        onefold.replan, {"plan": "plan.json", "tables": "tables.json", "budget": "1GiB", "out": "again.json"},
+        onefold.cli.replan, {"plan": "plan.json", "tables": "tables.json", "budget": "1GiB", "out": "again.json"},
         "onefold-shard", "replan", "--plan", "plan.json", "--tables", "tables.json", "--budget", "1GiB",
         "--out", "again.json",
     )  # fmt: skip
     assert again["max_cost_ms"] <= planned["max_cost_ms"] * (1 + 1e-9)
-    history = both(onefold.history, {"dataset": "data"}, "onefold-ingest", "history", "data")
+    history = both(onefold.cli.history, {"dataset": "data"}, "onefold-ingest", "history", "data")
     assert len(history["snapshots"]) == 1
-    assert both(onefold.vacuum, {"dataset": "data"}, "onefold-ingest", "vacuum", "data")["files_removed"] == 0
+    assert both(onefold.cli.vacuum, {"dataset": "data"}, "onefold-ingest", "vacuum", "data")["files_removed"] == 0
 
 
 # Errors
@@ -142,7 +146,7 @@ def test_a_damaged_dataset_raises_with_what_was_found(small, tmp_path):
     damaged = next((tmp_path / "data").rglob("*.parquet"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
     with pytest.raises(onefold.OnefoldError, match="has a problem") as caught:
-        onefold.verify(tmp_path / "data")
+        onefold.cli.verify(tmp_path / "data")
     assert "onefold-ingest build" in caught.value.hint
     (problem,) = caught.value.summary["problems"]
     assert damaged.name in json.dumps(problem)
@@ -164,10 +168,10 @@ def test_wrong_values_are_refused_with_the_names_of_keywords(tmp_path):
     with pytest.raises(onefold.OptionsError, match="`replace`|`merge`"):
         onefold.append("dataset.toml", out=tmp_path / "data", merge=True, replace=True)
     with pytest.raises(onefold.OptionsError, match="`half` is not a condition") as caught:
-        onefold.verify(tmp_path, partition="half")
+        onefold.cli.verify(tmp_path, partition="half")
     assert str(caught.value).count("hint: ") == 1 and "split=train" in caught.value.hint
     with pytest.raises(onefold.OnefoldError, match="`from_logs=") as caught:
-        onefold.report()
+        onefold.cli.report()
     assert "--" not in str(caught.value)
 
 
@@ -204,7 +208,7 @@ def test_an_exception_of_the_progress_ends_the_command(tmp_path):
 
     began = time.monotonic()
     with pytest.raises(LookupError, match="enough"):
-        onefold.generate(workload="rm1", samples=10_000_000, seed=1, out=tmp_path / "logs", progress=progress)
+        onefold.cli.generate(workload="rm1", samples=10_000_000, seed=1, out=tmp_path / "logs", progress=progress)
     # All 10,000,000 samples would leave a folder.
     assert time.monotonic() - began < 600
     assert len(calls) == 1
@@ -226,13 +230,13 @@ def interrupt_at_first_progress():
 def test_an_interrupt_ends_generating(tmp_path):
     progress, at = interrupt_at_first_progress()
     with pytest.raises(KeyboardInterrupt):
-        onefold.generate(workload="rm1", samples=10_000_000, seed=1, out=tmp_path / "logs", progress=progress)
+        onefold.cli.generate(workload="rm1", samples=10_000_000, seed=1, out=tmp_path / "logs", progress=progress)
     assert time.monotonic() - at[0] < 300
     assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupt_ends_a_build_and_the_next_one_succeeds(tmp_path):
-    onefold.generate(workload="rm1", samples=40_000, seed=1, out=tmp_path / "logs")
+    onefold.cli.generate(workload="rm1", samples=40_000, seed=1, out=tmp_path / "logs")
     given = {"config": tmp_path / "logs" / "dataset.toml", "out": tmp_path / "data", "threads": 2}
     progress, at = interrupt_at_first_progress()
     with pytest.raises(KeyboardInterrupt):
@@ -241,7 +245,7 @@ def test_an_interrupt_ends_a_build_and_the_next_one_succeeds(tmp_path):
     # A dataset without a snapshot is none.
     assert not list(tmp_path.glob("data/snapshots/*"))
     assert onefold.build(**given)["samples"] == 40_000
-    assert onefold.verify(tmp_path / "data")["samples"] == 40_000
+    assert onefold.cli.verify(tmp_path / "data")["samples"] == 40_000
 
 
 def test_other_threads_run_while_a_command_does(tmp_path):
@@ -249,7 +253,7 @@ def test_other_threads_run_while_a_command_does(tmp_path):
     ended = threading.Event()
 
     def work():
-        onefold.generate(workload="rm1", samples=20_000, seed=1, out=tmp_path / "logs")
+        onefold.cli.generate(workload="rm1", samples=20_000, seed=1, out=tmp_path / "logs")
         ended.set()
 
     thread = threading.Thread(target=work)
@@ -262,7 +266,7 @@ def test_other_threads_run_while_a_command_does(tmp_path):
 
 def in_child(results):
     try:
-        onefold.generate(workload="rm3", samples=100, seed=1, out="unused")
+        onefold.cli.generate(workload="rm3", samples=100, seed=1, out="unused")
         results.put("no error")
     except onefold.ProcessError as error:
         results.put(str(error))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections import Counter
 
 import numpy
@@ -110,7 +111,7 @@ def test_a_bool_is_no_integer(dataset, boolean):
     for call in calls:
         with pytest.raises(TypeError, match="takes an integer, not bool"):
             call()
-    for command in (onefold.digest, onefold.verify):
+    for command in (onefold.cli.digest, onefold.cli.verify):
         with pytest.raises(TypeError, match="not bool"):
             command(dataset, threads=boolean)
 
@@ -150,6 +151,111 @@ def test_ranks_share_global_batches_and_take_equal_steps(dataset):
         assert set(empty.groups) == set(whole[0].groups)
     dropped = onefold.Dataset(dataset, global_batch_size=B, streams=8, tail="drop")
     assert {len(batch) for batch in dropped} == {B} and len(dropped) < len(whole)
+
+
+def distributed(rank, world_size, initialized=True):
+    """What `torch.distributed` says of a process."""
+    return types.SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: initialized,
+        get_rank=lambda: rank,
+        get_world_size=lambda: world_size,
+    )
+
+
+@pytest.fixture
+def no_ranks(monkeypatch):
+    """Nothing says which rank this process is."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed(0, 1, initialized=False))
+
+
+def test_ranks_come_from_the_launcher_when_an_iteration_starts(dataset, monkeypatch, no_ranks):
+    options = dict(global_batch_size=B, streams=4)
+    reader = onefold.Dataset(dataset, **options)
+    given = onefold.Dataset(dataset, rank=1, world_size=2, **options)
+    assert (reader.rank, reader.world_size, reader.samples) == (0, 1, 6000)
+    parts = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        reader.set_epoch(0)
+        parts += all_samples(reader)
+        assert (reader.rank, reader.world_size) == (rank, 4) and (given.rank, given.world_size) == (1, 2)
+    assert Counter(parts) == Counter(all_samples(onefold.Dataset(dataset, world_size=1, **options)))
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed(3, 4))
+    assert reader.rank == 3
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed(2, 3))
+    assert (reader.rank, reader.world_size) == (2, 3)
+
+
+def test_a_rank_that_contradicts_another_is_refused(dataset, monkeypatch, no_ranks):
+    reader = onefold.Dataset(dataset, global_batch_size=B)
+    for rank, world_size, message in [
+        ("1", "", "WORLD_SIZE is missing"),
+        ("", "4", "RANK is missing"),
+        ("one", "4", "RANK is `one`, which is no number"),
+        ("-1", "4", "RANK is `-1`, which is no number"),
+        ("4", "4", "RANK=4 and WORLD_SIZE=4 name a rank that does not exist"),
+    ]:
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+        with pytest.raises(onefold.OptionsError, match=message) as refused:
+            iter(reader)
+        assert "give `rank` and `world_size`" in refused.value.hint
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed(0, 1))
+    with pytest.raises(onefold.OptionsError, match="rank 0 of 1, and the environment variables RANK=1 and WORLD_SIZE=4"):
+        iter(reader)
+    assert onefold.Dataset(dataset, rank=0, world_size=1, global_batch_size=B).world_size == 1
+    for given, missing in [("rank", "world_size"), ("world_size", "rank")]:
+        with pytest.raises(onefold.OptionsError, match=f"`{given}` is given without `{missing}`"):
+            onefold.Dataset(dataset, **{given: 2})
+
+
+def test_an_iterator_that_is_not_exhausted_does_not_consume_the_epoch(dataset):
+    options = dict(global_batch_size=B, shuffle=True, seed=5)
+    expected = onefold.Dataset(dataset, **options)
+    epochs = [all_samples(expected) for _ in range(3)]
+    reader = onefold.Dataset(dataset, **options)
+    iter(reader)
+    assert samples_of(next(iter(reader))) == epochs[0][:B]
+    for batch in reader:
+        break
+    assert reader.epoch == 0 and len(reader) == 12
+    assert all_samples(reader) == epochs[0] and reader.epoch == 1
+    # Two iterators of one epoch consume it once, and one of an epoch that was left, nothing.
+    first, second = iter(reader), iter(reader)
+    assert all_samples(first) == all_samples(second) == epochs[1] and reader.epoch == 2
+    left = iter(reader)
+    reader.set_epoch(0)
+    assert all_samples(left) == epochs[2] and reader.epoch == 0
+    # Nor does it consume the rest of an epoch.
+    reader.load_state_dict(batch.state_dict())
+    next(iter(reader))
+    assert all_samples(reader) == epochs[0][B:] and reader.epoch == 1
+
+
+def test_a_state_is_unchanged_after_it_is_loaded(dataset):
+    reader = onefold.Dataset(dataset, global_batch_size=B, shuffle=True, seed=5)
+    states = [reader.state_dict()]
+    for _ in range(2):
+        for _ in reader:
+            states.append(reader.state_dict())
+        states.append(reader.state_dict())
+    again = onefold.Dataset(dataset, global_batch_size=B, shuffle=True, seed=5)
+    for state in states:
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        batches = iter(again)
+        assert again.state_dict() == state
+        assert pickle.loads(pickle.dumps(again)).state_dict() == state
+        # An iterator takes what is left of its epoch: nothing after the last batch.
+        position = state["position"]
+        assert len(list(batches)) == 12 - position["step"] and again.epoch == position["epoch"] + 1
 
 
 def test_a_state_goes_on_with_another_number_of_ranks(dataset):

@@ -13,7 +13,7 @@ import onefold
 def halves(tmp_path):
     """Logs, and a dataset whose sessions are in two partitions."""
     logs, data = tmp_path / "logs", tmp_path / "data"
-    onefold.generate(workload="rm3", samples=400, seed=5, out=logs)
+    onefold.cli.generate(workload="rm3", samples=400, seed=5, out=logs)
     text = (logs / "dataset.toml").read_text()
     assert "SELECT f.*," in text and 'by = "hour"' in text
     text = text.replace("SELECT f.*,", "SELECT f.*, CAST(f.session_id % 2 AS VARCHAR) AS half,")

@@ -104,7 +104,7 @@ def test_a_block(reader, block):
 
 def test_the_block_that_trains(reader, trainer):
     reader.follow(LOGS_AND_DATASET)
-    (text,) = (text for _, text, _ in BLOCKS if "onefold.train(" in text)
+    (text,) = (text for _, text, _ in BLOCKS if "onefold.cli.train(" in text)
     assert reader.run_python(text).startswith("20,001 samples, normalized entropy 0.")
     assert 0.7 < reader.names["normalized_entropy"] < 0.92
     # Whoever follows the whole page trains there himself.

@@ -1,11 +1,13 @@
 """PyTorch's and torchdata's loaders."""
 
-import json
-from collections import Counter
+import contextlib
+import os
+import subprocess
+import sys
+import warnings
 
-import numpy
 import pytest
-from samples import all_samples, full_batch, samples_of
+from samples import all_samples, samples_of
 
 import onefold
 
@@ -19,12 +21,6 @@ def torch():
     import torch
 
     return torch
-
-
-def parts(batches, workers):
-    """Steps from the parts of a loader's workers."""
-    batches = list(batches)
-    return [batches[i : i + workers] for i in range(0, len(batches), workers)]
 
 
 def test_tensors_are_views(dataset, torch):
@@ -67,8 +63,6 @@ def test_what_is_written_into_a_tensor_is_expanded(dataset, torch):
 
 
 def test_a_batch_is_expanded_on_its_device_and_keeps_its_position(dataset, torch, monkeypatch):
-    import onefold.torch
-
     batch = next(iter(onefold.Dataset(dataset, **OPTIONS)))
     moved = batch.to("meta")
     # This device has no bytes; those of the CPU take their place where they are expanded.
@@ -78,25 +72,6 @@ def test_a_batch_is_expanded_on_its_device_and_keeps_its_position(dataset, torch
     assert {group.inverse for group in expanded.groups.values()} == {None}
     for other in (moved, expanded, moved.writable(), batch.to_torch().expand()):
         assert other.state_dict() == batch.state_dict()
-    assert onefold.torch.collate_parts([moved])["dense"].device.type == "meta"
-
-
-def test_parts_are_put_together_with_all_that_they_have(torch):
-    import onefold.torch
-
-    parts = [full_batch(10), full_batch(20).to_torch()]
-    whole = onefold.torch.collate_parts(parts)
-    assert whole["dense"].tolist() == [[10], [11], [20], [21]] and whole["labels"].tolist() == [[0], [1]] * 2
-    assert whole["weights"].tolist() == [12, 13, 22, 23] and whole["timestamps"].tolist() == [14, 15, 24, 25]
-    values, lengths = whole["features"]["ids"]
-    assert values.tolist() == [18, 19, 20] * 2 + [28, 29, 30] * 2 and lengths.tolist() == [3] * 4
-    assert isinstance(whole["kept"]["request"], numpy.ma.MaskedArray)
-    assert {name: values.tolist() for name, values in whole["kept"].items()} == {
-        "request": [16, 17, 26, 27],
-        "country": [None, "0010", None, "0020"],
-    }
-    with pytest.raises(onefold.OptionsError, match="no batches to put together"):
-        onefold.torch.collate_parts([{"dense": 1}])
 
 
 def test_pinned_memory_needs_a_gpu_and_says_so(dataset, torch):
@@ -110,94 +85,199 @@ def test_pinned_memory_needs_a_gpu_and_says_so(dataset, torch):
             next(batches)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")
-def test_a_loader_gives_the_global_batches_whatever_its_workers(dataset, torch, workers):
+def loader_of(location, torch, workers, **options):
+    """PyTorch's loader of a dataset, and the dataset."""
     import onefold.torch
 
-    expected = list(onefold.Dataset(dataset, **OPTIONS))
-    loader = torch.utils.data.DataLoader(
-        onefold.torch.Dataset(dataset, **OPTIONS), batch_size=None, num_workers=workers
-    )
-    steps = parts(loader, max(workers, 1))
-    assert len(steps) == len(expected)
-    for step, batch in zip(steps, expected, strict=True):
-        assert Counter(all_samples(step)) == Counter(samples_of(batch))
-    whole = onefold.torch.collate_parts(steps[0])
-    assert whole["dense"].shape == (B, 13) and len(whole["features"]["user_01"][1]) == B
-    assert whole["weights"] is None and whole["timestamps"] is None
-    assert whole["kept"] == {}
+    reader = onefold.torch.Dataset(location, **OPTIONS)
+    return torch.utils.data.DataLoader(reader, batch_size=None, num_workers=workers, **options), reader
+
+
+@contextlib.contextmanager
+def no_warnings():
+    """A loader warns of nothing, but that there are more workers than processors, which the tests want."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        yield
+
+
+def epochs_of(location, count):
+    """The samples of the first epochs, by epoch and step."""
+    reader = onefold.Dataset(location, **OPTIONS)
+    return [[samples_of(batch) for batch in reader] for _ in range(count)]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_give_the_batches_of_every_epoch_in_their_order(dataset, torch, method, persistent):
+    epochs = epochs_of(dataset, 3)
+    assert epochs[0] != epochs[1]
+    # 12 steps: three workers take four each, and five do not take equally many.
+    options = dict(multiprocessing_context=method, persistent_workers=persistent)
+    for workers in (3, 5):
+        with no_warnings():
+            loader, _ = loader_of(dataset, torch, workers, **options)
+            assert len(loader) == len(epochs[0]) == 12
+            for epoch in epochs:
+                assert [samples_of(batch) for batch in loader] == epoch
+
+
+@pytest.mark.parametrize("workers", [0, 1, 13])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_any_number_of_workers_gives_the_same(dataset, torch, workers):
+    epochs = epochs_of(dataset, 3)
+    with no_warnings():
+        loader, reader = loader_of(dataset, torch, workers)
+        for epoch in epochs[:2]:
+            assert [samples_of(batch) for batch in loader] == epoch
+    # The third epoch is next, also for the dataset itself, no matter which processes have read the others.
+    assert [samples_of(batch) for batch in reader] == epochs[2]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_that_are_kept_hear_of_an_epoch_that_is_set(dataset, torch):
+    epochs = epochs_of(dataset, 3)
+    loader, reader = loader_of(dataset, torch, 2, persistent_workers=True)
+    for epoch in (0, 2, 1):
+        reader.set_epoch(epoch)
+        assert [samples_of(batch) for batch in loader] == epochs[epoch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_loader_that_is_left_does_not_consume_the_epoch(dataset, torch, workers):
+    epochs = epochs_of(dataset, 2)
+    loader, reader = loader_of(dataset, torch, workers)
+    for _ in range(2):
+        assert samples_of(next(iter(loader))) == epochs[0][0]
+    for epoch in epochs:
+        assert [samples_of(batch) for batch in loader] == epoch
+    assert reader.state_dict()["position"]["epoch"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_batch_of_a_worker_says_where_to_go_on(dataset, torch):
+    epochs = epochs_of(dataset, 1)
+    loader, _ = loader_of(dataset, torch, 3)
+    for batch, _ in zip(loader, range(5), strict=False):
+        state = batch.state_dict()
+    for workers in (0, 2):
+        again, reader = loader_of(dataset, torch, workers)
+        reader.load_state_dict(state)
+        assert [samples_of(batch) for batch in again] == epochs[0][state["position"]["step"] :]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_read_from_a_store(dataset, stored, torch, method):
-    import onefold.torch
-
-    loader = torch.utils.data.DataLoader(
-        onefold.torch.Dataset(stored, **OPTIONS), batch_size=None, num_workers=2, multiprocessing_context=method
-    )
-    expected = all_samples(onefold.Dataset(dataset, **OPTIONS))
-    assert Counter(all_samples(loader)) == Counter(expected)
+    loader, _ = loader_of(stored, torch, 2, multiprocessing_context=method)
+    assert [samples_of(batch) for batch in loader] == epochs_of(dataset, 1)[0]
 
 
-def test_spawned_workers_read_too(dataset, torch):
-    import onefold.torch
-
-    reader = onefold.torch.Dataset(dataset, **OPTIONS)
-    loader = torch.utils.data.DataLoader(
-        reader, batch_size=None, num_workers=2, multiprocessing_context="spawn"
-    )
-    expected = all_samples(onefold.Dataset(dataset, **OPTIONS))
-    assert Counter(all_samples(loader)) == Counter(expected)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_workers_that_cannot_share_the_streams_are_refused(dataset, torch):
-    import onefold.torch
-
-    loader = torch.utils.data.DataLoader(
-        onefold.torch.Dataset(dataset, **OPTIONS | {"streams": 2}), batch_size=None, num_workers=3
-    )
-    with pytest.raises(Exception, match="2 streams cannot be divided among 1 ranks of 3 workers"):
-        next(iter(loader))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")
-def test_a_stateful_loader_goes_on_where_it_was(dataset, torch, workers):
+def stateful(location, workers, persistent=False):
+    """torchdata's loader of a dataset, and the dataset."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     import onefold.torch
 
-    def loader():
-        return StatefulDataLoader(
-            onefold.torch.Dataset(dataset, **OPTIONS), batch_size=None, num_workers=workers
-        )
-
-    whole = [samples_of(batch) for batch in loader()]
-    first = loader()
-    batches = iter(first)
-    taken = [samples_of(next(batches)) for _ in range(5)]
-    state = first.state_dict()
-    if workers == 0:
-        state = json.loads(json.dumps(state))
-    del batches
-    again = loader()
-    again.load_state_dict(state)
-    assert taken + [samples_of(batch) for batch in again] == whole
+    reader = onefold.torch.Dataset(location, **OPTIONS)
+    options = dict(batch_size=None, num_workers=workers, persistent_workers=persistent)
+    return StatefulDataLoader(reader, **options), reader
 
 
-def test_ranks_come_from_torch_distributed(dataset, torch, tmp_path):
-    import onefold.torch
+def take(loader, count):
+    """The samples of so many batches, in as many epochs as they are in; the last epoch is not begun anew."""
+    taken = []
+    while len(taken) < count:
+        for batch in loader:
+            taken.append(samples_of(batch))
+            if len(taken) == count:
+                break
+    return taken
 
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, False), (2, True), (5, False)])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_stateful_loader_goes_on_where_it_was(dataset, torch, workers, persistent):
+    whole = [batch for epoch in epochs_of(dataset, 3) for batch in epoch]
+    # Before the first batch, within an epoch, after its last batch, and within the next one.
+    for first, second in [(0, 3), (5, 4), (5, 7), (12, 1), (13, 2)]:
+        loader, _ = stateful(dataset, workers, persistent)
+        taken = take(loader, first)
+        for count in (second, len(whole) - first - second):
+            # Its only epoch is the one that the state is of.
+            state = loader.state_dict()
+            loader, _ = stateful(dataset, workers, persistent)
+            loader.load_state_dict(state)
+            taken += take(loader, count)
+        assert taken == whole, (first, second)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_stateful_loader_goes_on_between_epochs(dataset, torch, workers):
+    epochs = epochs_of(dataset, 3)
+    loader, _ = stateful(dataset, workers)
+    assert [samples_of(batch) for batch in loader] == epochs[0]
+    state = loader.state_dict()
+    loader, _ = stateful(dataset, workers)
+    loader.load_state_dict(state)
+    for epoch in epochs[1:]:
+        assert [samples_of(batch) for batch in loader] == epoch
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_state_of_a_loader_goes_on_with_other_numbers_of_workers(dataset, torch):
+    whole = [batch for epoch in epochs_of(dataset, 2) for batch in epoch]
+    for before, after, count in [(3, 2, 5), (2, 0, 7), (0, 3, 4), (5, 2, 11), (2, 3, 12)]:
+        loader, _ = stateful(dataset, before)
+        taken = take(loader, count)
+        state = loader.state_dict()
+        loader, reader = stateful(dataset, after)
+        reader.load_state_dict(state)
+        assert taken + take(loader, len(whole) - count) == whole, (before, after)
+    for wrong in ({}, {"_snapshot": None}, {"_snapshot": {"_worker_snapshots": {}}, "_steps_since_snapshot": 0}):
+        with pytest.raises(onefold.OptionsError, match="no state of a dataset"):
+            reader.load_state_dict(wrong)
+
+
+RANK = """
+import sys
+sys.path[:0] = {path!r}
+import torch
+import onefold.torch
+
+def whole(reader):
+    return sum(len(batch) for batch in reader)
+
+if __name__ == "__main__":
+    early = onefold.torch.Dataset(sys.argv[1], global_batch_size=64, streams=2)
+    rank = int(sys.argv[2])
+    torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[3], rank=rank, world_size=2)
+    loader = torch.utils.data.DataLoader(early, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    counts = [whole(early), whole(loader), whole(onefold.Dataset(sys.argv[1], global_batch_size=64))]
+    assert (early.dataset.rank, early.dataset.world_size) == (rank, 2)
+    print(*counts)
+"""
+
+
+def test_a_dataset_that_was_opened_before_the_process_group_reads_its_ranks_part(dataset, torch, tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text(RANK.format(path=sys.path))
+    command = [sys.executable, script, dataset]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    ranks = [
+        subprocess.Popen([*command, str(rank), tmp_path / "store"], env=environment, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
     try:
-        reader = onefold.torch.Dataset(dataset, global_batch_size=B)
-        assert (reader.dataset.rank, reader.dataset.world_size) == (0, 1)
-        assert len(reader) == 12
+        printed = [rank.communicate(timeout=600)[0].split() for rank in ranks]
     finally:
-        torch.distributed.destroy_process_group()
-    assert onefold.torch.Dataset(dataset, global_batch_size=B, rank=3, world_size=4).dataset.rank == 3
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    # Each has a part, and together they have every sample once.
+    assert [sum(map(int, counts)) for counts in zip(*printed, strict=True)] == [6000] * 3
+    assert all(0 < int(count) < 6000 for counts in printed for count in counts)

@@ -53,7 +53,7 @@ ids = "hashed"
 def examples(tmp_path_factory):
     """Logs of rm3 whose dataset keeps the request, a small model of them, and the dataset."""
     folder = tmp_path_factory.mktemp("training")
-    onefold.generate(workload="rm3", samples=3000, seed=5, out=folder / "logs")
+    onefold.cli.generate(workload="rm3", samples=3000, seed=5, out=folder / "logs")
     (folder / "train.toml").write_text(CONFIG)
     config = folder / "logs/dataset.toml"
     config.write_text('keep = ["request_id"]\n' + config.read_text())
@@ -70,9 +70,8 @@ def given(examples, trainer):
 # Functions and the commands that they call
 
 
-def test_all_functions_are_exported():
-    assert set(_trainer.COMMANDS) <= set(onefold.__all__)
-    assert onefold.train.__module__ == "onefold" and "`onefold-train run`" in onefold.train.__doc__
+def test_functions_name_their_command():
+    assert onefold.cli.train.__module__ == "onefold.cli" and "`onefold-train run`" in onefold.cli.train.__doc__
 
 
 @pytest.mark.parametrize("name", _trainer.COMMANDS)
@@ -80,7 +79,7 @@ def test_arguments_are_those_of_the_command(name, run):
     shown = run("onefold-train", _trainer.COMMANDS[name], "--help")
     flags = dict(re.findall(r"^ +(?:-\w, |    )?--([a-z-]+)( <[^>]+>)?", shown, re.MULTILINE))
     places = re.findall(r"^  [<\[]([A-Z]+)[>\]]", shown, re.MULTILINE)
-    parameters = inspect.signature(getattr(onefold, name)).parameters
+    parameters = inspect.signature(getattr(onefold.cli, name)).parameters
     expected = {flag.replace("-", "_") for flag in flags.keys() - OF_TERMINALS}
     expected |= {"runs" if name == "report_runs" else place.lower() for place in places}
     assert parameters.keys() - OF_FUNCTIONS == expected
@@ -90,21 +89,21 @@ def test_arguments_are_those_of_the_command(name, run):
             assert isinstance(parameters[flag.replace("-", "_")].default, bool) == (not value), flag
     # Every argument is described.
     for keyword in parameters:
-        assert re.search(rf"^        .*\b{keyword}\b.*: ", getattr(onefold, name).__doc__, re.MULTILINE), keyword
+        assert re.search(rf"^        .*\b{keyword}\b.*: ", getattr(onefold.cli, name).__doc__, re.MULTILINE), keyword
     # Defaults are those of the command.
     for flag, default in re.findall(r"--([a-z-]+) <[^>]+>(?:(?!\n\n|--).)*?\[default: (\w+)\]", shown, re.DOTALL):
         assert str(parameters[flag.replace("-", "_")].default) == default
 
 
 def test_a_model_is_trained_evaluated_and_used(given, examples, tmp_path):
-    trained = onefold.train(**given, out=tmp_path / "monday")
+    trained = onefold.cli.train(**given, out=tmp_path / "monday")
     assert trained["samples"] == 3000 and trained["steps"] == 12
     assert (tmp_path / "monday/run.json").is_file()
 
-    evaluated = onefold.evaluate(tmp_path / "monday", data=given["data"], threads=2)
+    evaluated = onefold.cli.evaluate(tmp_path / "monday", data=given["data"], threads=2)
     assert evaluated["samples"] == 3000 and evaluated["loss"] < trained["loss"]
     given_too = {"data": given["data"], "out": tmp_path / "all.parquet", "keep": ["request_id"]}
-    predicted = onefold.predict(tmp_path / "monday", **given_too)
+    predicted = onefold.cli.predict(tmp_path / "monday", **given_too)
     assert predicted["columns"] == ["request_id", "prediction", "logit"] and predicted["samples"] == 3000
     # The labels come from the dataset, by the key that it keeps.
     labels = {}
@@ -116,17 +115,17 @@ def test_a_model_is_trained_evaluated_and_used(given, examples, tmp_path):
     loss = numpy.maximum(logit, 0) - logit * label + numpy.log1p(numpy.exp(-abs(logit)))
     assert math.isclose(loss.mean(), evaluated["loss"], abs_tol=1e-9)
 
-    further = onefold.train(**given, out=tmp_path / "tuesday", warm_start=tmp_path / "monday")
+    further = onefold.cli.train(**given, out=tmp_path / "tuesday", warm_start=tmp_path / "monday")
     assert further["loss"] < trained["loss"] and further["steps"] == 12
-    exported = onefold.export(tmp_path / "tuesday", out=tmp_path / "exported")
+    exported = onefold.cli.export(tmp_path / "tuesday", out=tmp_path / "exported")
     assert exported["steps"] > 0 and (tmp_path / "exported/model.safetensors").is_file()
     runs = [tmp_path / "monday", tmp_path / "tuesday"]
-    drawn = onefold.report_runs(runs, html=tmp_path / "runs.html")
+    drawn = onefold.cli.report_runs(runs, html=tmp_path / "runs.html")
     assert len(drawn["runs"]) == 2 and "tuesday" in (tmp_path / "runs.html").read_text()
 
 
 def test_the_summary_is_that_of_the_command(given, run, tmp_path):
-    trained = onefold.train(**given, out=tmp_path / "run", max_steps=3, memory_limit=1 << 30)
+    trained = onefold.cli.train(**given, out=tmp_path / "run", max_steps=3, memory_limit=1 << 30)
     line = ["run", given["config"], "--data", given["data"], "--out", tmp_path / "other", "--threads", 2]
     printed = json.loads(run("onefold-train", *line, "--max-steps", 3, "--json").splitlines()[-1])
     assert trained.keys() == printed.keys()
@@ -135,14 +134,14 @@ def test_the_summary_is_that_of_the_command(given, run, tmp_path):
 
 def test_several_ranks_train_together(given, run, tmp_path):
     given.pop("threads")
-    together = onefold.train(**given, out=tmp_path / "together", ranks=2, threads=1, timeout=300)
+    together = onefold.cli.train(**given, out=tmp_path / "together", ranks=2, threads=1, timeout=300)
     line = ["launch", "--ranks", 2, "--", "run", given["config"], "--data", given["data"], "--out", tmp_path / "other"]
     printed = json.loads(run("onefold-train", *line, "--threads", 1, "--timeout", 300, "--json").splitlines()[-1])
     assert together["ranks"] == 2 and together["losses"] == printed["losses"]
-    evaluated = onefold.evaluate(tmp_path / "together", data=given["data"], ranks=2, threads=1, timeout=300)
+    evaluated = onefold.cli.evaluate(tmp_path / "together", data=given["data"], ranks=2, threads=1, timeout=300)
     assert evaluated["samples"] == 3000
     with pytest.raises(onefold.OnefoldError, match="already exists") as caught:
-        onefold.train(**given, out=tmp_path / "together", ranks=2, threads=1)
+        onefold.cli.train(**given, out=tmp_path / "together", ranks=2, threads=1)
     assert "`overwrite=True`" in caught.value.hint
 
 
@@ -150,17 +149,17 @@ def test_several_ranks_train_together(given, run, tmp_path):
 
 
 def test_errors_are_those_of_the_command_with_the_names_of_keywords(given, tmp_path, capfd):
-    onefold.train(**given, out=tmp_path / "run", max_steps=1)
+    onefold.cli.train(**given, out=tmp_path / "run", max_steps=1)
     with pytest.raises(onefold.OnefoldError, match="already exists") as caught:
-        onefold.train(**given, out=tmp_path / "run")
+        onefold.cli.train(**given, out=tmp_path / "run")
     assert "`overwrite=True`" in caught.value.hint and "--" not in str(caught.value)
     with pytest.raises(onefold.StorageError, match=r"none\.toml") as caught:
-        onefold.train(tmp_path / "none.toml", data=given["data"], out=tmp_path / "other")
+        onefold.cli.train(tmp_path / "none.toml", data=given["data"], out=tmp_path / "other")
     assert "check the path" in caught.value.hint and isinstance(caught.value, OSError)
     with pytest.raises(onefold.OnefoldError, match="not a run"):
-        onefold.evaluate(tmp_path, data=given["data"])
+        onefold.cli.evaluate(tmp_path, data=given["data"])
     with pytest.raises(onefold.OnefoldError, match="no checkpoints|checkpoint"):
-        onefold.predict(tmp_path / "run", data=given["data"], out=tmp_path / "predictions", checkpoint=7)
+        onefold.cli.predict(tmp_path / "run", data=given["data"], out=tmp_path / "predictions", checkpoint=7)
     assert not (tmp_path / "predictions").exists()
     # An error is raised, and not printed too.
     assert capfd.readouterr() == ("", "")
@@ -168,38 +167,38 @@ def test_errors_are_those_of_the_command_with_the_names_of_keywords(given, tmp_p
 
 def test_wrong_values_are_refused_with_the_names_of_keywords(given, tmp_path):
     with pytest.raises(onefold.OptionsError, match="for `dedupe`") as caught:
-        onefold.train(**given, out=tmp_path / "run", dedupe="exactly")
+        onefold.cli.train(**given, out=tmp_path / "run", dedupe="exactly")
     assert isinstance(caught.value, ValueError) and "'exact'" in caught.value.hint
     with pytest.raises(onefold.OptionsError, match="`overwrite` cannot be used with `resume`"):
-        onefold.train(**given, out=tmp_path / "run", overwrite=True, resume=True)
+        onefold.cli.train(**given, out=tmp_path / "run", overwrite=True, resume=True)
     with pytest.raises(onefold.OptionsError, match="`max_steps`.*invalid digit"):
-        onefold.train(**given, out=tmp_path / "run", max_steps="many")
+        onefold.cli.train(**given, out=tmp_path / "run", max_steps="many")
     with pytest.raises(onefold.OptionsError, match="`warm_start`"):
-        onefold.train(**given, out=tmp_path / "run", new_partitions=True)
+        onefold.cli.train(**given, out=tmp_path / "run", new_partitions=True)
     with pytest.raises(onefold.OptionsError, match="`ranks`"):
-        onefold.train(**given, out=tmp_path / "run", ranks=0)
+        onefold.cli.train(**given, out=tmp_path / "run", ranks=0)
     assert not list(tmp_path.glob("run*"))
 
 
 def test_wrong_arguments_are_type_errors(tmp_path):
     with pytest.raises(TypeError, match="train.. has no argument 'max_step'; did you mean 'max_steps'"):
-        onefold.train("train.toml", data="data", out=tmp_path, max_step=1)
+        onefold.cli.train("train.toml", data="data", out=tmp_path, max_step=1)
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'out'"):
-        onefold.train("train.toml", data="data")
+        onefold.cli.train("train.toml", data="data")
     with pytest.raises(TypeError, match="'threads' takes text, a path or a number, not bool"):
-        onefold.train("train.toml", data="data", out=tmp_path, threads=True)
+        onefold.cli.train("train.toml", data="data", out=tmp_path, threads=True)
     with pytest.raises(TypeError, match="'out' takes one value, not list"):
-        onefold.train("train.toml", data="data", out=["a", "b"])
+        onefold.cli.train("train.toml", data="data", out=["a", "b"])
     with pytest.raises(TypeError, match="'resume' takes True or False, not str"):
-        onefold.train("train.toml", data="data", out=tmp_path, resume="yes")
+        onefold.cli.train("train.toml", data="data", out=tmp_path, resume="yes")
     with pytest.raises(TypeError, match="'progress' takes None or False, not function"):
-        onefold.train("train.toml", data="data", out=tmp_path, progress=lambda *_: None)
+        onefold.cli.train("train.toml", data="data", out=tmp_path, progress=lambda *_: None)
 
 
 def test_without_the_program_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onefold_train", None)
     with pytest.raises(onefold.MissingPackageError, match="onefold-train") as caught:
-        onefold.train("train.toml", data="data", out=tmp_path)
+        onefold.cli.train("train.toml", data="data", out=tmp_path)
     assert caught.value.hint == "install it: pip install onefold-train" and isinstance(caught.value, ImportError)
 
 
@@ -208,7 +207,7 @@ def test_without_torch_the_error_says_what_to_install(train_wheel, torch_librari
     (torch_libraries / "version.py").write_text("__version__ = '2.10.0'\n")
     monkeypatch.syspath_prepend(torch_libraries.parent)
     with pytest.raises(onefold.MissingPackageError, match="is torch 2.10.0") as caught:
-        onefold.train("train.toml", data="data", out=tmp_path / "run")
+        onefold.cli.train("train.toml", data="data", out=tmp_path / "run")
     assert caught.value.hint == "install it with `pip install torch==2.11.0`"
 
 
@@ -263,16 +262,16 @@ def test_an_interrupt_ends_the_training_with_a_checkpoint(endless, ranks, tmp_pa
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        onefold.train(**options)
+        onefold.cli.train(**options)
     thread.join()
     assert not programs(out)
-    resumed = onefold.train(**options, resume=True, max_steps=1)
+    resumed = onefold.cli.train(**options, resume=True, max_steps=1)
     assert resumed["resumed_from_step"] > 0
 
 
 def test_the_training_ends_with_the_process_that_called_it(endless, tmp_path):
     out = tmp_path / "run"
-    call = f"import sys; sys.path[:0] = {sys.path!r}; import onefold; onefold.train({str(endless['config'])!r}, "
+    call = f"import sys; sys.path[:0] = {sys.path!r}; import onefold; onefold.cli.train({str(endless['config'])!r}, "
     call += f"data={str(endless['data'])!r}, out={str(out)!r}, threads=1)"
     process = subprocess.Popen([sys.executable, "-c", call])
     try:
@@ -282,13 +281,13 @@ def test_the_training_ends_with_the_process_that_called_it(endless, tmp_path):
         process.kill()
         process.wait()
     wait_for(lambda: not programs(out))
-    assert onefold.train(**{**endless, "threads": 1}, out=out, resume=True, max_steps=1)["resumed_from_step"] > 0
+    assert onefold.cli.train(**{**endless, "threads": 1}, out=out, resume=True, max_steps=1)["resumed_from_step"] > 0
 
 
 @pytest.mark.parametrize("progress", ["None", "False"])
 def test_progress_is_shown_on_a_terminal(given, progress, tmp_path):
     call = f"import sys; sys.path[:0] = {sys.path!r}; import onefold\n"
-    call += f"for _ in range(2): onefold.train({str(given['config'])!r}, data={str(given['data'])!r}, "
+    call += f"for _ in range(2): onefold.cli.train({str(given['config'])!r}, data={str(given['data'])!r}, "
     call += f"out={str(tmp_path / 'run')!r}, progress={progress})"
     ours, theirs = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", call], stderr=theirs, stdout=subprocess.PIPE)

@@ -25,11 +25,11 @@ for batch in dataset:
     reveal_type(batch.numpy().groups["user"].inverse)
 summary = onefold.build("dataset.toml", out="dataset")
 reveal_type(summary)
-reveal_type(onefold.train("train.toml", data="dataset", out="run"))
+reveal_type(onefold.cli.train("train.toml", data="dataset", out="run"))
 dataset = onefold.Dataset("dataset", dedupe="all")
 dataset = onefold.Dataset("dataset", shuffle=1)
 reveal_type([file.path for file in onefold.files("dataset")])
-onefold.train("train.toml", data="dataset", out="run", max_step=1)
+onefold.cli.train("train.toml", data="dataset", out="run", max_step=1)
 '''
 
 

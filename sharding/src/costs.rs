@@ -221,7 +221,7 @@ impl Costs {
     ///
     /// [`Error::Fault`] if it is missing, is no such Parquet file, or a row holds what cannot be (with its number).
     pub fn load(path: &Path) -> Result<Self> {
-        let hint = "measure the costs again with `onefold-train profile --out costs.parquet`";
+        let hint = "measure the costs again with `onefold-train-tools profile --out costs.parquet`";
         let wrong = |message: String| Error::file(path, message, hint);
         let file = match fs_err::File::open(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

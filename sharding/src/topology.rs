@@ -46,7 +46,7 @@ pub struct Topology {
     /// Bandwidth between two ranks of different machines.
     #[serde(deserialize_with = "bandwidth")]
     pub inter_node_bandwidth_bytes_per_second: f64,
-    /// The hardware of a rank, as `onefold-train profile` names it; learned cost models are for one.
+    /// The hardware of a rank, as `onefold-train-tools profile` names it; learned cost models are for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hardware: Option<String>,
     /// Ranks that differ, in the order of their numbers; empty if all are alike.

@@ -372,7 +372,7 @@ fn binary(name: &str) -> PathBuf {
     let candidates: Vec<_> =
         folders.map(|folder| folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX))).collect();
     let found = candidates.iter().find(|path| path.is_file()).cloned();
-    found.unwrap_or_else(|| panic!("`{name}` is in none of {candidates:?}; run `make build` first"))
+    found.unwrap_or_else(|| panic!("`{name}` is in none of {candidates:?}; run `make build tools` first"))
 }
 
 #[cfg(test)]
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "run `make build` first")]
+    #[should_panic(expected = "run `make build tools` first")]
     fn a_missing_binary_says_what_to_run() {
         Dir::new().command("onefold-nothing");
     }

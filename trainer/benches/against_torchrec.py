@@ -1,4 +1,4 @@
-"""The reference models of rm1, rm2 and rm3 in TorchRec on the CPU: what `onefold-train bench` is compared with.
+"""The reference models of rm1, rm2 and rm3 in TorchRec on the CPU: what `onefold-train-tools bench` is compared with.
 
     export PYTHONPATH=$(sharding/torchrec.sh)       # installs TorchRec 1.6.1 once; pyarrow is needed too
     onefold-ingest build rm1/dataset.toml --out rm1-rows --layout rows

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training steps of ours and of TorchRec on the same data, in float32 and in bfloat16, in one go.
 
-Runs `onefold-train bench` once for each precision and `against_torchrec.py` once for all of them, workload
+Runs `onefold-train-tools bench` once for each precision and `against_torchrec.py` once for all of them, workload
 after workload, then everything again in the opposite order, and so on. Prints a Markdown table: of every
 workload and precision the samples per second of ours (`off`, `exact`, `window`) and of TorchRec (plain, and
 with user rows deduplicated by hand), the best of ours divided by the best of TorchRec's, and the mean
@@ -91,7 +91,7 @@ def ours(options, workload, precision):
     """Samples per second and loss by (precision, variant)."""
     # A binary from before bfloat16 has no such option, and can still be measured in float32.
     chosen = [] if precision == "fp32" else ["--precision", precision]
-    report = run([options.bin / "onefold-train", "bench", *shared(options, workload), *chosen,
+    report = run([options.bin / "onefold-train-tools", "bench", *shared(options, workload), *chosen,
                   "--data", options.data / f"{workload}-dataset", "--dedupe", ",".join(OURS), "--json"])
     variants = zip(OURS, report["variants"], strict=True)
     return {(precision, name): (found["samples_per_second"], found["loss"]) for name, found in variants}

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Checks a GPU against the CPU and measures it, on a host that has one. Nothing is built: the binary is carried there.
+# Checks a GPU against the CPU and measures it, on a host that has one. Nothing is built: the binaries are carried there.
 #
 #   trainer/benches/device.sh TARGET/release OUT [DEVICE]
 #
-# TARGET/release holds onefold-data, onefold-ingest, onefold-shard and onefold-train; OUT is where the evidence goes, as
-# JSON; DEVICE is cuda:0 unless given. The host needs `python3` with torch 2.11.0+cu130, whose libraries the binary runs
-# with, and a C++ compiler, with which ../cuda.sh builds what ranks and graphs need, or ONEFOLD_CUDA with that library.
+# TARGET/release holds onefold-data, onefold-ingest, onefold-shard, onefold-train and onefold-train-tools (`make build
+# tools`); OUT is where the evidence goes, as JSON; DEVICE is cuda:0 unless given. The host needs `python3` with torch
+# 2.11.0+cu130, whose libraries the binaries run with, and a C++ compiler, with which ../cuda.sh builds what ranks and
+# graphs need, or ONEFOLD_CUDA with that library.
 # SAMPLES (60000), STEPS (50), ROUNDS (30) and SETS (500) make it longer or shorter: it takes a few minutes, most of them on
 # the CPU. Ranks are tried on one GPU, and on all that the host has.
 set -euo pipefail
 
 say() { printf '== %s\n' "$*" >&2; }
-[ $# -ge 2 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 1; }
+[ $# -ge 2 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 1; }
 trainer=$(cd "$(dirname "$0")/.." && pwd)
 bin=$(cd "$1" && pwd); mkdir -p "$2"; out=$(cd "$2" && pwd); device=${3:-cuda:0}
 samples=${SAMPLES:-60000} steps=${STEPS:-50} rounds=${ROUNDS:-30} sets=${SETS:-500}
@@ -60,12 +61,12 @@ jobs=1; [ "$gpus" -gt 1 ] && jobs="1 $gpus"
 # With ONEFOLD_CUDA a job of one rank goes through NCCL as well.
 if ONEFOLD_CUDA=$("$trainer/cuda.sh" "$(dirname "$torch")"); then export ONEFOLD_CUDA; else failed=1; jobs=; fi
 for ranks in $jobs; do
-    measure "check-nccl-$ranks" "$bin/onefold-train" launch --ranks "$ranks" -- check-device --device cuda --seeds 5
+    measure "check-nccl-$ranks" "$bin/onefold-train-tools" launch --ranks "$ranks" -- check-device --device cuda --seeds 5
 done
 
-measure check-kernels "$bin/onefold-train" check-device --device "$device" --seeds 200
+measure check-kernels "$bin/onefold-train-tools" check-device --device "$device" --seeds 200
 # What `onefold-shard pretrain` makes a cost model of this GPU from.
-measure profile "$bin/onefold-train" profile --device "$device" --sets "$sets" --out "$out/costs.parquet" --overwrite
+measure profile "$bin/onefold-train-tools" profile --device "$device" --sets "$sets" --out "$out/costs.parquet" --overwrite
 for workload in rm1 rm2 rm3; do
     say "$workload: $samples samples"
     "$bin/onefold-data" generate --workload "$workload" --samples "$samples" --seed 1 --out "$work/$workload" >/dev/null
@@ -74,15 +75,15 @@ for workload in rm1 rm2 rm3; do
     data=$work/$workload-dataset
     # B = 2,048: as many steps as there are batches, at most.
     most=$((samples / 2048)); most=$((most < steps ? most : steps))
-    measure "check-$workload" "$bin/onefold-train" check-device --device "$device" --seeds 1 \
+    measure "check-$workload" "$bin/onefold-train-tools" check-device --device "$device" --seeds 1 \
         --workload "$workload" --data "$data" --steps "$most"
-    measure "bench-$workload-device" "$bin/onefold-train" bench --workload "$workload" --data "$data" \
+    measure "bench-$workload-device" "$bin/onefold-train-tools" bench --workload "$workload" --data "$data" \
         --device "$device" --rounds "$rounds"
     for precision in tf32 bf16; do
-        measure "bench-$workload-device-$precision" "$bin/onefold-train" bench --workload "$workload" --data "$data" \
+        measure "bench-$workload-device-$precision" "$bin/onefold-train-tools" bench --workload "$workload" --data "$data" \
             --device "$device" --rounds "$rounds" --precision "$precision"
     done
-    measure "bench-$workload-cpu" "$bin/onefold-train" bench --workload "$workload" --data "$data" --rounds 5
+    measure "bench-$workload-cpu" "$bin/onefold-train-tools" bench --workload "$workload" --data "$data" --rounds 5
     for dedupe in off exact window; do
         measure "run-$workload-$dedupe" "$bin/onefold-train" run "$work/$workload/train.toml" --data "$data" \
             --device "$device" --dedupe "$dedupe" --out "$work/run-$workload-$dedupe"

@@ -93,7 +93,7 @@ def main():
     options = arguments()
     options.work.mkdir(parents=True, exist_ok=True)
     tasks, plans = make(options)
-    measured = run(options, "onefold-train", "launch", "--ranks", options.ranks, "--", "measure-plans", "--tasks", tasks, "--plans", plans,
+    measured = run(options, "onefold-train-tools", "launch", "--ranks", options.ranks, "--", "measure-plans", "--tasks", tasks, "--plans", plans,
                    "--count", options.tasks, "--steps", options.steps, "--timeout", 600, "--json")
     (options.work / "measured.json").write_text(json.dumps(measured))
     predicted = lambda plan: max(rank["predicted_ms"] + rank["communication_ms"] for rank in plan["ranks"])

@@ -17,13 +17,15 @@
 //!
 //! [`trace`] watches the ranks of a job; [`report`] draws what runs came to.
 //!
-//! [`profile`](mod@profile) measures what tables cost, for the planner's cost model.
+//! [`profile`](mod@profile) measures what tables cost, for the planner's cost model. [`command`] is what the programs
+//! `onefold-train` and `onefold-train-tools` share.
 //!
 //! Upstream are `onefold-ikjt` (batches), `onefold-train-config` (`train.toml`) and `onefold-kernels`; `onefold-sharding`
 //! gives the tables' configuration and the plan.
 
 pub mod bench;
 pub mod checkpoint;
+pub mod command;
 mod cuda_library;
 pub mod device;
 pub mod distributed;

@@ -1,11 +1,6 @@
 //! `onefold-train`: trains and evaluates DLRMs.
 
-mod bench_command;
-mod check_command;
 mod describe;
-mod measure_command;
-mod products_command;
-mod ranks;
 mod report_command;
 mod trace_command;
 
@@ -14,8 +9,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{Parser, Subcommand, ValueEnum};
-use onefold_base::fault::{Explainer, explained};
+use clap::{Parser, Subcommand};
+use onefold_base::fault::Explainer;
 use onefold_base::process::available_threads;
 use onefold_base::progress::{Reporter, Silent};
 use onefold_base::units::{format_bytes, format_count, parse_bytes};
@@ -23,7 +18,8 @@ use onefold_datasets::PartitionFilter;
 use onefold_ikjt::Dedupe;
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;
-use onefold_trainer::device::{Accelerator, DeviceName};
+use onefold_trainer::command::{self, DeviceOption, LaunchArguments, RankOptions, Ranks};
+use onefold_trainer::device::Accelerator;
 use onefold_trainer::distributed::Collectives;
 use onefold_trainer::run::{Run, WarmStarted, absolute};
 use onefold_trainer::{
@@ -31,8 +27,6 @@ use onefold_trainer::{
     predict,
 };
 use serde::{Deserialize, Serialize};
-
-use self::ranks::{RankOptions, Ranks};
 
 onefold_allocator::use_jemalloc!(onefold_allocator::KEEPING);
 
@@ -64,7 +58,7 @@ enum Command {
     /// machines start the ranks with `torchrun --no-python`.
     ///
     /// Example: onefold-train launch --ranks 4 -- run logs/train.toml --data dataset --out run --plan plan.json
-    Launch(ranks::LaunchArguments),
+    Launch(LaunchArguments),
     /// Evaluate a trained model on a dataset's held-out partitions
     ///
     /// Example: onefold-train eval run --data dataset --partitions split=holdout
@@ -94,44 +88,6 @@ enum Command {
     ///
     /// Example: onefold-train trace run --html timeline.html --chrome timeline.json
     Trace(trace_command::TraceArguments),
-    /// Measure training steps of a workload's reference model, with deduplication off and on
-    ///
-    /// Example: onefold-train bench --workload rm1 --data rm1-session --threads 2
-    Bench(bench_command::BenchArguments),
-    /// Measure the products of the reference models' layers: our kernels beside libtorch's, and the processor's peak
-    ///
-    /// Example: onefold-train products --threads 2
-    Products(products_command::ProductsArguments),
-    /// Check a GPU against the CPU: every kernel, then the losses of training steps
-    ///
-    /// Kernels are compared with their definitions in double precision, on random numbers. With a workload's dataset
-    /// its reference model also takes the same steps on both. On ranks (`launch --ranks N -- check-device --device
-    /// cuda`, one rank included) each one checks its GPU, and all check NCCL together. The exit status is 1 where a
-    /// difference is too large.
-    ///
-    /// Example: onefold-train check-device --device cuda:0 --workload rm1 --data rm1-session
-    CheckDevice(check_command::CheckArguments),
-    /// Measure what tables cost on this machine, for `onefold-shard pretrain`
-    ///
-    /// Divides random sets of tables among one to eight ranks, which take turns on this machine, lets them take steps
-    /// with the code that trains, and writes what each rank took to `costs.parquet`. With `--collectives`, ranks that
-    /// `launch` or `torchrun` started measure the exchange between them; without it a model takes bytes ÷ bandwidth.
-    ///
-    /// Example: onefold-train profile --sets 500 --out costs.parquet
-    ///
-    /// Example: onefold-train launch --ranks 4 -- profile --collectives --out costs.parquet --append
-    Profile(measure_command::ProfileArguments),
-    /// Measure plans' ranks, or whole steps, beside what was predicted
-    ///
-    /// Fills the ranks' shards, lets the ranks take steps with the code that trains, each when it is its turn on this
-    /// machine, and says whether the plans rank as predicted. As many ranks as the plans have, started by `launch` or
-    /// `torchrun`, also measure the exchange between them, and so whole steps.
-    ///
-    /// Example: onefold-evaluate-plans compare --tasks tasks --plans plans; onefold-train measure-plans --tasks tasks --plans
-    /// plans
-    ///
-    /// Example: onefold-train launch --ranks 4 -- measure-plans plan.json even.json --tables tables.json
-    MeasurePlans(measure_command::MeasurePlansArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -249,8 +205,8 @@ struct ExportArguments {
 #[derive(Debug, clap::Args)]
 struct SharedArguments {
     /// Whether batches are deduplicated; the losses are the same
-    #[arg(long, value_enum, default_value_t = DedupeArgument::Window)]
-    dedupe: DedupeArgument,
+    #[arg(long, value_enum, default_value_t = Dedupe::Window)]
+    dedupe: Dedupe,
     #[command(flatten)]
     device: DeviceOption,
     /// Threads [default: all that the machine has, divided by the ranks on it]
@@ -258,75 +214,20 @@ struct SharedArguments {
     threads: Option<u16>,
 }
 
-/// Where a model computes.
-#[derive(Debug, clap::Args)]
-struct DeviceOption {
-    /// Where to compute: `cpu`, or a GPU as `cuda:0`, which needs libtorch's CUDA part (`pip install torch==2.11.0`, or
-    /// ONEFOLD_LIBTORCH_CUDA=FOLDER). With `cuda` each of several ranks takes the GPU of its number on its host
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
-    device: DeviceName,
-}
-
-impl DeviceOption {
-    fn open(&self) -> onefold_trainer::Result<Option<Accelerator>> {
-        Accelerator::open(self.device)
-    }
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum DedupeArgument {
-    /// Every sample carries and computes its lists
-    Off,
-    /// Every distinct row of a feature group once per batch
-    Exact,
-    /// The same, and what sliding windows share once
-    Window,
-}
-
-impl DedupeArgument {
-    fn of_reader(self) -> Dedupe {
-        match self {
-            Self::Off => Dedupe::Off,
-            Self::Exact => Dedupe::Exact,
-            Self::Window => Dedupe::Window,
-        }
-    }
-}
-
 impl SharedArguments {
-    fn dedupe(&self) -> Dedupe {
-        self.dedupe.of_reader()
-    }
-
     fn threads(&self) -> usize {
-        let own = || (available_threads() / ranks::on_this_machine()).max(1);
+        let own = || (available_threads() / command::ranks_here()).max(1);
         self.threads.map_or_else(own, usize::from)
     }
 }
 
 fn main() -> ExitCode {
-    // libtorch's OpenMP threads spin while they wait for each other, which takes the processor from the threads that
-    // read and look up, and makes training many times slower on a machine that does anything else. To sleep at once
-    // costs a wake-up at every operation: GNU's spin for as long as there is between two.
-    let passive = [("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "20000")];
-    // The ranks look after NCCL themselves: c10d must not end the process.
-    let nccl =
-        ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"]
-            .map(|variable| (variable, "0"));
-    onefold_terminal::restart_with(&[&passive[..], &nccl[..]].concat());
-    // Somebody else has set the first ones.
-    onefold_terminal::restart_with(&nccl);
+    command::set_environment();
     Program::of::<Cli>().main(std::env::args_os())
 }
 
 impl CommandLine for Cli {
-    const ERRORS: &'static [Explainer] = &[
-        explained::<Error>,
-        explained::<onefold_train_config::Error>,
-        explained::<onefold_sharding::Error>,
-        explained::<onefold_ikjt::Error>,
-        explained::<onefold_datasets::Error>,
-    ];
+    const ERRORS: &'static [Explainer] = command::ERRORS;
 
     fn output(&self) -> OutputOptions {
         self.output
@@ -335,7 +236,11 @@ impl CommandLine for Cli {
     fn run(&self, printer: &Printer) -> anyhow::Result<()> {
         match &self.command {
             Command::Run(arguments) => run(arguments, printer),
-            Command::Launch(arguments) => ranks::launch(arguments),
+            Command::Launch(arguments) => {
+                command::launch(arguments, "`run`, `eval` and `predict`", |cli: &Self| {
+                    matches!(cli.command, Command::Run(_) | Command::Eval(_) | Command::Predict(_))
+                })
+            }
             Command::Eval(arguments) => eval(arguments, printer),
             Command::Predict(arguments) => predictions(arguments, printer),
             Command::Export(arguments) => {
@@ -353,11 +258,6 @@ impl CommandLine for Cli {
             }
             Command::Report(arguments) => report_command::run(arguments, printer),
             Command::Trace(arguments) => trace_command::run(arguments, printer),
-            Command::Bench(arguments) => bench_command::run(arguments, printer),
-            Command::Products(arguments) => products_command::run(arguments, printer),
-            Command::CheckDevice(arguments) => check_command::run(arguments, printer),
-            Command::Profile(arguments) => measure_command::profile_machine(arguments, printer),
-            Command::MeasurePlans(arguments) => measure_command::measure(arguments, printer),
         }
     }
 }
@@ -445,7 +345,7 @@ fn train(
     };
     let resumed = resumed(arguments, &**collectives)?;
     let options = TrainOptions {
-        dedupe: arguments.shared.dedupe(),
+        dedupe: arguments.shared.dedupe,
         threads: arguments.shared.threads(),
         snapshot: arguments.at.or(resumed.snapshot),
         streams: resumed.streams,
@@ -479,7 +379,7 @@ fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {
 impl EvalArguments {
     fn options(&self, collectives: &Arc<dyn Collectives>, device: Option<Accelerator>) -> EvaluateOptions {
         EvaluateOptions {
-            dedupe: self.shared.dedupe(),
+            dedupe: self.shared.dedupe,
             threads: self.shared.threads(),
             checkpoint: self.checkpoint,
             collectives: Arc::clone(collectives),

@@ -1,21 +1,19 @@
-//! Optimizers of the dense part, fused: one pass over a parameter, its gradient and its state per step.
+//! Optimizers of the dense part: libtorch's fused kernels, one call for all parameters per step.
 //!
-//! libtorch's C interface has no Adagrad, and its other optimizers go through a kernel per operation. On a GPU the pass
-//! is a kernel of ours, and the gradient's norm stays there: nothing waits for it before the step is enqueued.
+//! tch has no bindings of these kernels, so they are called through `shim.cpp`. The gradient's norm is ours: its order of
+//! summation does not depend on the number of threads. On a GPU the norm stays on the device, and the kernels read from
+//! there whether the step may be taken, so that the host does not wait.
 
-use std::borrow::Cow;
-
-use onefold_kernels::simd::{Lanes, dispatched};
 use rayon::prelude::*;
 use tch::{Kind, Tensor};
 
 use crate::config::{DenseOptimizerConfig, DenseOptimizerKind};
-use crate::device::{Accelerator, DenseRule, DenseUpdate, Learned, Verdict};
+use crate::device::{Accelerator, Learned, Verdict};
 use crate::model::Model;
-use crate::shim::set_gradient;
+use crate::shim::{FusedOptimizer, FusedTensors, fused_step, set_gradient};
 use crate::{Result, tensors};
 
-/// Parameters that one thread updates at a time.
+/// Values of a gradient that one thread squares at a time.
 const CHUNK: usize = 1 << 15;
 
 /// Updates the dense part's parameters in place. The outcome does not depend on the number of threads.
@@ -23,38 +21,21 @@ const CHUNK: usize = 1 << 15;
 pub struct DenseOptimizer {
     config: DenseOptimizerConfig,
     parameters: Vec<Parameter>,
-    /// Buffers of state, each with a value for every parameter, one parameter's after the other's.
-    state: Vec<(&'static str, Vec<f32>)>,
+    /// PyTorch's names of the tensors that each parameter has as state.
+    state_names: &'static [&'static str],
     steps: u64,
     threads: rayon::ThreadPool,
     /// Where the parameters are, if not in memory.
-    flat: Option<Flat>,
+    device: Option<Accelerator>,
 }
 
 #[derive(Debug)]
 struct Parameter {
     name: String,
     tensor: Tensor,
-    /// Where its state begins; on a device, where all of it begins in [`Flat`].
-    start: usize,
-    length: usize,
-}
-
-/// The parameters on a device, one after the other, each from a multiple of [`ALIGNMENT`] on: a step on all of them is one
-/// kernel.
-#[derive(Debug)]
-struct Flat {
-    device: Accelerator,
-    /// The parameters share its memory.
-    weights: Tensor,
-    /// As long each.
+    /// One tensor per name, each with a value for every value of the parameter, in one dimension.
     state: Vec<Tensor>,
-    /// Zeros, for what is between gradients.
-    gap: Tensor,
 }
-
-/// Values that a parameter on a device begins at a multiple of: products of matrices that stand on 256 bytes are faster.
-const ALIGNMENT: usize = 64;
 
 /// The L2 norm of a gradient. A device has found it when all that was enqueued before is done, and decides by it whether
 /// a step is taken.
@@ -64,8 +45,7 @@ pub struct Norm(Found);
 #[derive(Debug)]
 enum Found {
     InMemory(f64),
-    /// With the gradients of [`Flat::gradients`].
-    OnDevice(Verdict, Vec<(usize, Tensor)>),
+    OnDevice(Verdict),
 }
 
 /// What has to be finite for a step on a device to be taken, beside the dense gradient.
@@ -82,7 +62,7 @@ impl Norm {
     pub fn known(&self) -> Option<f64> {
         match &self.0 {
             Found::InMemory(norm) => Some(*norm),
-            Found::OnDevice(..) => None,
+            Found::OnDevice(_) => None,
         }
     }
 
@@ -90,7 +70,7 @@ impl Norm {
     pub(crate) fn learn(&self, logits: &Tensor) -> Learned {
         match &self.0 {
             Found::InMemory(norm) => Learned { norm: *norm, logits: tensors::to_vec(logits), outcome: None },
-            Found::OnDevice(verdict, _) => verdict.read(logits),
+            Found::OnDevice(verdict) => verdict.read(logits),
         }
     }
 
@@ -98,18 +78,19 @@ impl Norm {
     pub(crate) fn verdict(&self) -> Option<&Verdict> {
         match &self.0 {
             Found::InMemory(_) => None,
-            Found::OnDevice(verdict, _) => Some(verdict),
+            Found::OnDevice(verdict) => Some(verdict),
         }
     }
 }
 
 impl DenseOptimizer {
-    /// An optimizer of a model's dense part, with state of zero where the parameters are; `threads` update those in
-    /// memory.
+    /// An optimizer of a model's dense part, with state of zero where the parameters are; `threads` add up the norms of
+    /// gradients in memory.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if threads cannot be started.
+    /// [`Error::Io`](crate::Error::Io) if threads cannot be started, [`Error::Torch`](crate::Error::Torch) if the state
+    /// cannot be allocated.
     pub fn of(model: &Model, config: &DenseOptimizerConfig, threads: usize) -> Result<Self> {
         let device = model.embeddings.on_device().map(|embeddings| embeddings.store.accelerator().clone());
         Self::at(device, config, model.named_dense_parameters(), threads)
@@ -122,30 +103,25 @@ impl DenseOptimizer {
         parameters: impl IntoIterator<Item = (String, Tensor)>,
         threads: usize,
     ) -> Result<Self> {
-        // PyTorch's names.
-        let names: &[&'static str] = match config.kind {
+        let state_names: &'static [&'static str] = match config.kind {
             DenseOptimizerKind::Adagrad => &["sum"],
             DenseOptimizerKind::Sgd if config.momentum > 0.0 => &["momentum_buffer"],
             DenseOptimizerKind::Sgd => &[],
             DenseOptimizerKind::Adam | DenseOptimizerKind::AdamW => &["exp_avg", "exp_avg_sq"],
         };
-        let alignment = if device.is_some() { ALIGNMENT } else { 1 };
-        let mut total = 0;
-        let parameters = parameters.into_iter().map(|(name, tensor)| {
-            let (start, length) = (total, tensor.numel());
-            total += length.next_multiple_of(alignment);
-            Parameter { name, tensor, start, length }
-        });
-        let mut parameters = parameters.collect::<Vec<_>>();
-        let flat = device.map(|device| Flat::new(device, &mut parameters, total, names.len())).transpose()?;
-        let in_memory = if flat.is_none() { total } else { 0 };
-        let state = names.iter().map(|name| (*name, vec![0.0; in_memory])).collect();
+        let parameter = |(name, tensor): (String, Tensor)| -> Result<Parameter> {
+            let (length, options) = (tensor.numel() as i64, (Kind::Float, tensor.device()));
+            let zeros = |_: &&str| -> Result<Tensor> { Ok(Tensor::f_zeros([length], options)?) };
+            let state = state_names.iter().map(zeros).collect::<Result<Vec<_>>>()?;
+            Ok(Parameter { name, tensor, state })
+        };
+        let parameters = parameters.into_iter().map(parameter).collect::<Result<Vec<_>>>()?;
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|i| format!("onefold-dense-{i}"))
             .build()
             .map_err(std::io::Error::other)?;
-        Ok(Self { config: config.clone(), parameters, state, steps: 0, threads, flat })
+        Ok(Self { config: config.clone(), parameters, state_names, steps: 0, threads, device })
     }
 
     /// Steps taken so far, which Adam's bias correction depends on.
@@ -155,14 +131,10 @@ impl DenseOptimizer {
 
     /// The state for a checkpoint: the name of a parameter, the name of its state, and the values, in the parameter's
     /// order.
-    pub fn state(&self) -> impl Iterator<Item = (&str, &'static str, Cow<'_, [f32]>)> {
-        let of_parameter = |parameter: &'_ Parameter, i: usize| match &self.flat {
-            Some(flat) => Cow::Owned(tensors::to_vec(&parameter.part_of(&flat.state[i]))),
-            None => Cow::Borrowed(&self.state[i].1[parameter.start..parameter.start + parameter.length]),
-        };
+    pub fn state(&self) -> impl Iterator<Item = (&str, &'static str, Vec<f32>)> {
         self.parameters.iter().flat_map(move |parameter| {
-            let states = self.state.iter().enumerate();
-            states.map(move |(i, (name, _))| (parameter.name.as_str(), *name, of_parameter(parameter, i)))
+            let state = self.state_names.iter().zip(&parameter.state);
+            state.map(move |(name, values)| (parameter.name.as_str(), *name, tensors::to_vec(values)))
         })
     }
 
@@ -178,19 +150,10 @@ impl DenseOptimizer {
     ) -> Result<()> {
         self.steps = steps;
         for parameter in &mut self.parameters {
-            for (i, (name, values)) in self.state.iter_mut().enumerate() {
-                match &self.flat {
-                    Some(flat) => {
-                        let mut host = vec![0.0; parameter.length];
-                        fill(&parameter.name, name, &mut host)?;
-                        let mut values = parameter.part_of(&flat.state[i]);
-                        values.copy_(&tensors::from_f32(&host, &values.size()));
-                    }
-                    None => {
-                        let range = parameter.start..parameter.start + parameter.length;
-                        fill(&parameter.name, name, &mut values[range])?;
-                    }
-                }
+            for (name, state) in self.state_names.iter().zip(&mut parameter.state) {
+                let mut values = vec![0.0; state.numel()];
+                fill(&parameter.name, name, &mut values)?;
+                state.copy_(&Tensor::from_slice(&values));
             }
         }
         Ok(())
@@ -208,8 +171,8 @@ impl DenseOptimizer {
 
     /// The same; on a device the step is taken if the conditions hold as well.
     pub(crate) fn judge(&self, conditions: Conditions<'_>) -> Result<Norm> {
-        let Some(flat) = &self.flat else {
-            let gradients = self.parameters.iter().filter_map(Parameter::gradient).collect::<Vec<_>>();
+        let gradients = self.parameters.iter().filter_map(Parameter::gradient).collect::<Vec<_>>();
+        let Some(device) = &self.device else {
             // SAFETY: the backward pass that wrote the gradients is over.
             let chunks =
                 gradients.iter().flat_map(|gradient| unsafe { tensors::as_slice(gradient) }.chunks(CHUNK));
@@ -219,12 +182,11 @@ impl DenseOptimizer {
                 .install(|| chunks.par_iter().with_max_len(1).map(|chunk| sum_of_squares(chunk)).collect());
             return Ok(Norm(Found::InMemory(squares.iter().sum::<f64>().sqrt())));
         };
-        let gradients = flat.gradients(&self.parameters)?;
-        let all = gradients.iter().map(|(_, gradient)| gradient.shallow_clone()).collect::<Vec<_>>();
-        let squares = flat.device.sum_of_squares(&all)?;
+        // One kernel copies all of them, and one squares them.
+        let all = if gradients.is_empty() { Vec::new() } else { vec![Tensor::f_cat(&gradients, 0)?] };
+        let squares = device.sum_of_squares(&all)?;
         let Conditions { loss, squares: others } = conditions;
-        let verdict = flat.device.judge(loss, &squares, others, self.config.max_grad_norm)?;
-        Ok(Norm(Found::OnDevice(verdict, gradients)))
+        Ok(Norm(Found::OnDevice(device.judge(loss, &squares, others, self.config.max_grad_norm)?)))
     }
 
     /// One step at `learning_rate` with the gradients that `backward` left and whose norm is `norm`; afterwards there are
@@ -235,117 +197,40 @@ impl DenseOptimizer {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if the device fails.
-    ///
-    /// # Panics
-    ///
-    /// If the norm is one of elsewhere.
+    /// [`Error::Torch`](crate::Error::Torch) if libtorch fails.
     pub fn step(&mut self, learning_rate: f64, norm: &Norm) -> Result<()> {
         self.steps += 1;
-        let update = DenseUpdate::new(&self.config, learning_rate, self.steps);
-        match (&self.flat, &norm.0) {
-            (Some(flat), Found::OnDevice(verdict, gradients)) => {
-                gradients.iter().try_for_each(|(start, own)| flat.step(&update, *start, own, verdict))?;
+        let mut own = FusedTensors::default();
+        for parameter in &self.parameters {
+            let Some(gradient) = parameter.gradient() else { continue };
+            own.parameters.push(parameter.tensor.detach().view(-1));
+            own.gradients.push(gradient);
+            for (states, state) in own.states.iter_mut().zip(&parameter.state) {
+                states.push(state.shallow_clone());
             }
-            (None, Found::InMemory(norm)) => self.step_in_memory(update, *norm),
-            _ => panic!("the norm of a gradient that is elsewhere"),
+        }
+        let optimizer = FusedOptimizer::new(&self.config, learning_rate);
+        match &norm.0 {
+            Found::InMemory(norm) => {
+                let divisor = self.config.max_grad_norm.map(|max| (norm + 1e-6) / max);
+                let divisor = divisor.filter(|divisor| *divisor > 1.0).map(|d| Tensor::from(d as f32));
+                fused_step(&optimizer, self.steps, &own, divisor.as_ref(), None)?;
+            }
+            Found::OnDevice(verdict) => {
+                fused_step(&optimizer, self.steps, &own, Some(verdict.divisor()), Some(verdict.refused()))?;
+            }
         }
         // The next gradient takes this one's place, and is not added to zeros.
         self.parameters.iter().for_each(|parameter| set_gradient(&parameter.tensor, None));
         Ok(())
     }
-
-    fn step_in_memory(&mut self, update: DenseUpdate, norm: f64) {
-        let scale = self.config.max_grad_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0)) as f32;
-        let Self { parameters, state, threads, .. } = self;
-        let gradients: Vec<Option<Tensor>> = parameters.iter().map(Parameter::gradient).collect();
-        let mut state = state.iter_mut().map(|(_, values)| &mut values[..]);
-        let mut state = [state.next().unwrap_or_default(), state.next().unwrap_or_default()];
-        let mut jobs = Vec::new();
-        for (parameter, gradient) in parameters.iter_mut().zip(&gradients) {
-            // Without state there is nothing to split.
-            let own = state.each_mut().map(|rest| {
-                let length = parameter.length.min(rest.len());
-                rest.split_off_mut(..length).unwrap_or_default()
-            });
-            let Some(gradient) = gradient else { continue };
-            // SAFETY: the update is given the weights, the gradient, whose storage is another one, and vectors of
-            // ours. Whoever else has a handle of the parameter, as the model does, computes before a step or after
-            // it, on this thread.
-            let (weights, gradient) =
-                unsafe { (tensors::as_mut_slice(&mut parameter.tensor), tensors::as_slice(gradient)) };
-            let [first, second] = own;
-            let mut states = [first.chunks_mut(CHUNK), second.chunks_mut(CHUNK)];
-            for (weights, gradient) in weights.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK)) {
-                let state = states.each_mut().map(|chunks| chunks.next().unwrap_or_default());
-                jobs.push((weights, gradient, state));
-            }
-        }
-        let update = |(weights, gradient, state)| apply(update, weights, gradient, scale, state);
-        threads.install(|| jobs.into_par_iter().with_max_len(1).for_each(update));
-    }
 }
 
 impl Parameter {
-    /// Its gradient, if it has one.
+    /// Its gradient, if it has one, in one dimension: tensors of a fused step must have equal strides.
     fn gradient(&self) -> Option<Tensor> {
         let gradient = self.tensor.grad();
-        gradient.defined().then(|| gradient.contiguous())
-    }
-
-    /// Its part of one of [`Flat`]'s tensors, in its shape.
-    fn part_of(&self, flat: &Tensor) -> Tensor {
-        flat.narrow(0, self.start as i64, self.length as i64).view(self.tensor.size().as_slice())
-    }
-}
-
-impl Flat {
-    /// Moves the parameters into one tensor of `total` values, beside `states` tensors of zeros.
-    fn new(device: Accelerator, parameters: &mut [Parameter], total: usize, states: usize) -> Result<Self> {
-        let zeros = |length: usize| device.zeros(&[length as i64], Kind::Float);
-        let flat = Self {
-            weights: zeros(total)?,
-            state: (0..states).map(|_| zeros(total)).collect::<Result<_>>()?,
-            gap: zeros(ALIGNMENT)?,
-            device,
-        };
-        tch::no_grad(|| {
-            for parameter in parameters {
-                let mut place = parameter.part_of(&flat.weights);
-                place.copy_(&parameter.tensor);
-                // The model's handles of the parameter lead to the same tensor.
-                parameter.tensor.set_data(&place);
-            }
-        });
-        Ok(flat)
-    }
-
-    /// The gradients, with the same gaps as the parameters, and where each run of them begins: what has no gradient ends
-    /// a run.
-    fn gradients(&self, parameters: &[Parameter]) -> Result<Vec<(usize, Tensor)>> {
-        let mut runs: Vec<(usize, Vec<Tensor>)> = Vec::new();
-        let mut is_run = false;
-        for parameter in parameters {
-            let gradient = parameter.gradient();
-            if let Some(gradient) = &gradient {
-                if !is_run {
-                    runs.push((parameter.start, Vec::new()));
-                }
-                let gap = (parameter.length.next_multiple_of(ALIGNMENT) - parameter.length) as i64;
-                let (_, run) = runs.last_mut().expect("a run was begun");
-                run.push(gradient.view(-1));
-                run.extend((gap > 0).then(|| self.gap.narrow(0, 0, gap)));
-            }
-            is_run = gradient.is_some();
-        }
-        runs.into_iter().map(|(start, run)| Ok((start, Tensor::f_cat(&run, 0)?))).collect()
-    }
-
-    /// One step of the parameters from `start` on, as many as there are gradients.
-    fn step(&self, update: &DenseUpdate, start: usize, gradient: &Tensor, verdict: &Verdict) -> Result<()> {
-        let part = |flat: &Tensor| flat.narrow(0, start as i64, gradient.numel() as i64);
-        let state = self.state.iter().map(part).collect::<Vec<_>>();
-        self.device.dense_update(update, &part(&self.weights), gradient, &state, verdict)
+        gradient.defined().then(|| gradient.contiguous().view(-1))
     }
 }
 
@@ -360,85 +245,6 @@ fn sum_of_squares(values: &[f32]) -> f64 {
         }
     }
     rest + sums.iter().sum::<f64>()
-}
-
-impl DenseUpdate {
-    /// One step's rule, with all numbers that do not depend on the parameter.
-    fn new(config: &DenseOptimizerConfig, rate: f64, steps: u64) -> Self {
-        let eps = config.eps as f32;
-        let decoupled = config.kind == DenseOptimizerKind::AdamW;
-        let penalty = if decoupled { 0.0 } else { config.weight_decay as f32 };
-        let plain = |rule| Self { rule, rate: rate as f32, penalty };
-        match config.kind {
-            DenseOptimizerKind::Adagrad => plain(DenseRule::Adagrad { eps }),
-            DenseOptimizerKind::Sgd if config.momentum > 0.0 => {
-                plain(DenseRule::Momentum { momentum: config.momentum as f32 })
-            }
-            DenseOptimizerKind::Sgd => plain(DenseRule::Sgd),
-            DenseOptimizerKind::Adam | DenseOptimizerKind::AdamW => {
-                let correct = |beta: f64| 1.0 - beta.powf(steps as f64);
-                let rule = DenseRule::Adam {
-                    keep: if decoupled { (1.0 - rate * config.weight_decay) as f32 } else { 1.0 },
-                    // In double precision first: 1 - 0.999 has three digits less.
-                    new: config.betas.map(|beta| (1.0 - beta) as f32),
-                    beta2: config.betas[1] as f32,
-                    correction: correct(config.betas[1]).sqrt() as f32,
-                    eps,
-                };
-                Self { rule, rate: (rate / correct(config.betas[0])) as f32, penalty }
-            }
-        }
-    }
-}
-
-dispatched! {
-    /// Updates some weights, whose gradient is taken times `scale`; slices of state that the rule does not have are
-    /// empty.
-    fn apply(
-        update: DenseUpdate, weights: &mut [f32], gradient: &[f32], scale: f32, state: [&mut [f32]; 2],
-    ) = wide apply_with
-}
-
-/// The loops are compiled for the processor's vectors, whose operations are those on numbers.
-#[inline(always)]
-#[allow(clippy::extra_unused_type_parameters, reason = "`dispatched!` calls it with a type of vectors")]
-fn apply_with<L: Lanes<N>, const N: usize>(
-    DenseUpdate { rule, rate, penalty }: DenseUpdate,
-    weights: &mut [f32],
-    gradient: &[f32],
-    scale: f32,
-    [first, second]: [&mut [f32]; 2],
-) {
-    let penalised = move |w: f32, g: f32| scale * g + penalty * w;
-    let pairs = weights.iter_mut().zip(gradient);
-    match rule {
-        DenseRule::Sgd => {
-            for (w, g) in pairs {
-                *w -= rate * penalised(*w, *g);
-            }
-        }
-        DenseRule::Momentum { momentum } => {
-            for ((w, g), b) in pairs.zip(first) {
-                *b = momentum * *b + penalised(*w, *g);
-                *w -= rate * *b;
-            }
-        }
-        DenseRule::Adagrad { eps } => {
-            for ((w, g), sum) in pairs.zip(first) {
-                let g = penalised(*w, *g);
-                *sum += g * g;
-                *w -= rate * g / (sum.sqrt() + eps);
-            }
-        }
-        DenseRule::Adam { keep, new, beta2, correction, eps } => {
-            for ((w, g), (mean, square)) in pairs.zip(first.iter_mut().zip(second)) {
-                let g = penalised(*w, *g);
-                *mean += new[0] * (g - *mean);
-                *square = beta2 * *square + new[1] * g * g;
-                *w = keep * *w - rate * *mean / (square.sqrt() / correction + eps);
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -532,7 +338,9 @@ mod tests {
     #[test]
     fn threads_change_nothing() {
         let config = config(DenseOptimizerKind::Adam);
-        let run = |threads| {
+        let before = tch::get_num_threads();
+        let run = |threads: usize| {
+            tch::set_num_threads(threads as i32);
             let values: Vec<f32> =
                 (0..3 * CHUNK as i32 + 7).map(|i| (i % 1000) as f32 / 500.0 - 1.0).collect();
             let parameter = Tensor::from_slice(&values).set_requires_grad(true);
@@ -546,7 +354,9 @@ mod tests {
             }
             Vec::<f32>::try_from(parameter.detach()).unwrap()
         };
-        assert!(run(1) == run(3));
+        let results = [1, 3].map(run);
+        tch::set_num_threads(before);
+        assert!(results[0] == results[1]);
     }
 
     #[test]
@@ -569,7 +379,7 @@ mod tests {
         step(&parameter, &mut optimizer);
         let copy = parameter.detach().copy().set_requires_grad(true);
         let mut resumed = new(&copy);
-        let state: Vec<_> = optimizer.state().map(|(_, name, values)| (name, values.to_vec())).collect();
+        let state: Vec<_> = optimizer.state().map(|(_, name, values)| (name, values)).collect();
         let mut state = state.into_iter();
         let fill = |_: &str, name: &'static str, values: &mut [f32]| {
             let (stored, from) = state.next().unwrap();
@@ -604,7 +414,7 @@ mod tests {
             optimizer.step(0.1, &norm).unwrap();
             let learned = norm.learn(&Tensor::from_slice(&[0.25_f32]));
             let (loss, others_are_finite) = learned.outcome.unwrap();
-            let state = optimizer.state().flat_map(|(_, _, values)| values.to_vec()).collect::<Vec<_>>();
+            let state = optimizer.state().flat_map(|(_, _, values)| values).collect::<Vec<_>>();
             let weights = Vec::<f32>::try_from(parameter.detach()).unwrap();
             let finite = [learned.norm.is_finite(), loss.is_finite(), others_are_finite];
             assert_eq!(finite, [0, 1, 2].map(|own| own != place), "{place} {wrong}");

@@ -1,5 +1,5 @@
 // What `shim.rs` calls of libtorch: an autograd node whose gradients Rust computes, a backward pass from a given gradient, the
-// place of a leaf's gradient, and the flag that allows TF32.
+// place of a leaf's gradient, fused optimizers, and the flag that allows TF32.
 //
 // A function that can fail returns null, or a message that `onefold_text_free` frees. No exception leaves this file.
 // Tensors are `at::Tensor*`, as tch holds them.
@@ -8,11 +8,16 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adagrad.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -62,6 +67,12 @@ struct RustNode : public torch::autograd::Node {
   Free free;
 };
 
+// As in `shim.rs`.
+struct FusedOptimizer {
+  int32_t kind;
+  double learning_rate, weight_decay, momentum, beta1, beta2, eps;
+};
+
 }  // namespace
 
 extern "C" {
@@ -109,6 +120,55 @@ char* onefold_set_gradient(at::Tensor* leaf, const at::Tensor* gradient) noexcep
 char* onefold_backward(const at::Tensor* output, const at::Tensor* gradient) noexcept {
   try {
     torch::autograd::backward({*output}, {*gradient});
+    return nullptr;
+  } catch (const std::exception& error) {
+    return strdup(error.what());
+  }
+}
+
+// A step of an optimizer: `tensors` has `count` parameters, then as many gradients, then as many of each state. Gradients
+// are divided by `divisor`, if it is given; nothing changes if `refused` is given and 1.
+char* onefold_fused_step(
+    const FusedOptimizer* optimizer, const at::Tensor* const* tensors, size_t count, const at::Tensor* steps,
+    const at::Tensor* divisor, const at::Tensor* refused) noexcept {
+  try {
+    const at::NoGradGuard no_grad;
+    const auto list = [&](size_t number) {
+      std::vector<at::Tensor> found;
+      for (size_t i = 0; i < count; i++) {
+        found.push_back(*tensors[number * count + i]);
+      }
+      return found;
+    };
+    const auto optional = [](const at::Tensor* tensor) {
+      return tensor != nullptr ? std::optional<at::Tensor>(*tensor) : std::nullopt;
+    };
+    const std::vector<at::Tensor> parameters = list(0), gradients = list(1), none{};
+    const std::vector<at::Tensor> all_steps(count, *steps);
+    const auto scale = optional(divisor), infinite = optional(refused);
+    const FusedOptimizer& o = *optimizer;
+    switch (o.kind) {
+      case 0:
+        at::_fused_adagrad_(
+            parameters, gradients, list(2), all_steps, o.learning_rate, /*lr_decay=*/0.0, o.weight_decay, o.eps,
+            /*maximize=*/false, scale, infinite);
+        break;
+      case 1:
+        // Momentum begins with zeros, so that the first step is as all others.
+        at::_fused_sgd_(
+            parameters, gradients, o.momentum > 0.0 ? list(2) : none, o.weight_decay, o.momentum, o.learning_rate,
+            /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/false, scale, infinite);
+        break;
+      case 2:
+        at::_fused_adam_(
+            parameters, gradients, list(2), list(3), none, all_steps, o.learning_rate, o.beta1, o.beta2,
+            o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false, scale, infinite);
+        break;
+      default:
+        at::_fused_adamw_(
+            parameters, gradients, list(2), list(3), none, all_steps, o.learning_rate, o.beta1, o.beta2,
+            o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false, scale, infinite);
+    }
     return nullptr;
   } catch (const std::exception& error) {
     return strdup(error.what());

@@ -1,12 +1,14 @@
 //! What the crate needs of libtorch beyond tch's interface, through `shim.cpp`: a tensor becomes the result of a function
 //! whose gradients this crate computes, a backward pass begins with a given gradient, a leaf's gradient is put in its
-//! place, and products on a GPU may use TF32.
+//! place, fused optimizers take a step, and products on a GPU may use TF32.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tch::Tensor;
+use tch::{Kind, TchError, Tensor};
 use torch_sys::C_tensor;
+
+use crate::config::{DenseOptimizerConfig, DenseOptimizerKind};
 
 /// From the gradient of an output to those of the inputs, `None` for one that needs none.
 type Backward = Box<dyn FnOnce(&Tensor) -> Vec<Option<Tensor>> + Send>;
@@ -23,6 +25,14 @@ unsafe extern "C" {
     ) -> *mut c_char;
     fn onefold_set_gradient(leaf: *mut C_tensor, gradient: *const C_tensor) -> *mut c_char;
     fn onefold_backward(output: *const C_tensor, gradient: *const C_tensor) -> *mut c_char;
+    fn onefold_fused_step(
+        optimizer: *const FusedOptimizer,
+        tensors: *const *const C_tensor,
+        count: usize,
+        steps: *const C_tensor,
+        divisor: *const C_tensor,
+        refused: *const C_tensor,
+    ) -> *mut c_char;
     fn onefold_allow_tf32(allowed: bool) -> *mut c_char;
     #[cfg(test)]
     fn onefold_tf32_is_allowed() -> bool;
@@ -89,6 +99,99 @@ pub(crate) fn set_gradient(parameter: &Tensor, gradient: Option<&Tensor>) {
 pub(crate) fn backward(output: &Tensor, gradient: &Tensor) {
     // SAFETY: both are tensors that are alive.
     check(unsafe { onefold_backward(output.as_ptr(), gradient.as_ptr()) });
+}
+
+/// One of libtorch's fused optimizers, as `shim.cpp` takes it. What an algorithm does not have is ignored.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct FusedOptimizer {
+    /// 0 is Adagrad, 1 SGD, 2 Adam, 3 AdamW.
+    kind: i32,
+    learning_rate: f64,
+    weight_decay: f64,
+    momentum: f64,
+    beta1: f64,
+    beta2: f64,
+    eps: f64,
+}
+
+impl FusedOptimizer {
+    /// The one that the configuration names, at this learning rate.
+    pub(crate) fn new(config: &DenseOptimizerConfig, learning_rate: f64) -> Self {
+        let kind = match config.kind {
+            DenseOptimizerKind::Adagrad => 0,
+            DenseOptimizerKind::Sgd => 1,
+            DenseOptimizerKind::Adam => 2,
+            DenseOptimizerKind::AdamW => 3,
+        };
+        let DenseOptimizerConfig { weight_decay, momentum, betas: [beta1, beta2], eps, .. } = *config;
+        Self { kind, learning_rate, weight_decay, momentum, beta1, beta2, eps }
+    }
+
+    /// How many tensors of state a parameter has.
+    fn states(&self) -> usize {
+        match self.kind {
+            0 => 1,
+            1 => usize::from(self.momentum > 0.0),
+            _ => 2,
+        }
+    }
+}
+
+/// The tensors of a fused step: in each list one for each parameter, in the same order, contiguous, of one dimension and
+/// of 32-bit floats.
+#[derive(Debug, Default)]
+pub(crate) struct FusedTensors {
+    pub(crate) parameters: Vec<Tensor>,
+    /// A step with a divisor leaves them divided.
+    pub(crate) gradients: Vec<Tensor>,
+    /// As many lists as the optimizer has states; the others are empty.
+    pub(crate) states: [Vec<Tensor>; 2],
+}
+
+/// Step number `steps` of an optimizer, counted from 1, in place. Gradients are divided by `divisor` first; nothing
+/// changes if `refused` is 1. Both have one float, where the parameters are.
+///
+/// # Errors
+///
+/// [`TchError::Torch`] if libtorch fails.
+pub(crate) fn fused_step(
+    optimizer: &FusedOptimizer,
+    steps: u64,
+    tensors: &FusedTensors,
+    divisor: Option<&Tensor>,
+    refused: Option<&Tensor>,
+) -> Result<(), TchError> {
+    let FusedTensors { parameters, gradients, states } = tensors;
+    let Some(first) = parameters.first() else { return Ok(()) };
+    let count = parameters.len();
+    let states = &states[..optimizer.states()];
+    let lists = [parameters, gradients].into_iter().chain(states);
+    let fits = |list: &Vec<Tensor>| {
+        let mut pairs = list.iter().zip(parameters);
+        let are_alike = |(tensor, parameter): (&Tensor, &Tensor)| {
+            tensor.kind() == Kind::Float && tensor.is_contiguous() && tensor.size() == parameter.size()
+        };
+        list.len() == count && pairs.all(are_alike)
+    };
+    assert!(lists.clone().all(fits), "a tensor of its size for every parameter");
+    let pointers: Vec<*const C_tensor> = lists.flatten().map(Tensor::as_ptr).collect();
+    // Every kernel of libtorch reads the number of the step from a tensor, which all parameters share here.
+    let steps = Tensor::f_full([0_i64; 0], steps as f64, (Kind::Float, first.device()))?;
+    let pointer = |tensor: Option<&Tensor>| tensor.map_or(std::ptr::null(), Tensor::as_ptr);
+    // SAFETY: all pointers are null or of tensors that are alive, and `pointers` has `count` of them for the parameters,
+    // for the gradients and for each of the optimizer's states, all of equal sizes.
+    let message = unsafe {
+        onefold_fused_step(
+            optimizer,
+            pointers.as_ptr(),
+            count,
+            steps.as_ptr(),
+            pointer(divisor),
+            pointer(refused),
+        )
+    };
+    said(message).map_err(TchError::Torch)
 }
 
 /// Whether products of 32-bit floats on GPUs may have the mantissa of TF32, in all of the process.

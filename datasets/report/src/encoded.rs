@@ -72,7 +72,7 @@ impl Encoder {
         let storage = Storage::open(&self.directory)?;
         let snapshot = Snapshot::load_from(&storage, None)?;
         let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
-        let files = files.map(|set| OpenFiles::open(&storage, set)).collect::<Result<Vec<_>>>()?;
+        let files = files.map(|set| OpenFiles::open(&storage, &snapshot, set)).collect::<Result<Vec<_>>>()?;
         let lengths = length_columns(&self.schema, self.layout);
         let mut encoded = Encoded { samples: snapshot.statistics.samples, ..Encoded::default() };
         for (column, bytes) in files.iter().flat_map(OpenFiles::column_bytes) {

@@ -69,7 +69,7 @@ fn measure(
     reporter: &dyn Reporter,
 ) -> Result<Measured> {
     let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
-    let open = |set| OpenFiles::open(storage, set);
+    let open = |set| OpenFiles::open(storage, snapshot, set);
     let files = files.map(open).collect::<Result<Vec<_>>>()?;
     let row_groups = row_groups(snapshot, &files);
     let choice = choose(snapshot, &row_groups, options.memory)?;

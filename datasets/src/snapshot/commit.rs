@@ -16,8 +16,8 @@ use onefold_storage::{Created, Storage, random_name};
 use super::bucket::{WrittenBucket, manifest};
 use super::manifests::{self, Listed, checksum};
 use super::{
-    Commit, FORMAT_VERSION, FileSet, Layout, ManifestEntry, Operation, Order, Sessions, Snapshot, Statistics,
-    heads_after,
+    ColumnChanges, Commit, FORMAT_VERSION, FileSet, Layout, ManifestEntry, Operation, Order, Sessions,
+    Snapshot, Statistics, heads_after,
 };
 use crate::names::{HINT, manifest_file, snapshot_path};
 use crate::{Buckets, Error, PartitionColumn, PartitionKey, Result, Schema, VocabularyFile};
@@ -90,6 +90,7 @@ fn write_manifest(storage: &Storage, changes: &Changes) -> Result<Option<Manifes
         first,
         last,
         rows: vec![(0, rows)],
+        changes: ColumnChanges::default(),
     };
     storage.create(&entry.path, encoded.bytes)?;
     Ok(Some(entry))
@@ -105,11 +106,7 @@ fn commit_manifest(
     let mut base = base.cloned();
     loop {
         let next = apply(storage, base.as_ref(), changes, manifest)?;
-        let mut text = serde_json::to_vec_pretty(&next).map_err(std::io::Error::other)?;
-        text.push(b'\n');
-        if storage.create(&snapshot_path(next.snapshot), text)? == Created::Yes {
-            // Only a hint: whoever looks for the newest snapshot lists what comes after it.
-            let _ = storage.replace(HINT, format!("{}\n", next.snapshot).into_bytes());
+        if create(storage, &next)? {
             return Ok(next);
         }
         let since = heads_after(storage, base.as_ref().map_or(0, |base| base.snapshot))?;
@@ -118,6 +115,18 @@ fn commit_manifest(
         }
         base = since.into_iter().last().or(base);
     }
+}
+
+/// Creates a snapshot, given without its partitions; `false` if there is one of its number.
+pub(super) fn create(storage: &Storage, snapshot: &Snapshot) -> Result<bool> {
+    let mut text = serde_json::to_vec_pretty(snapshot).map_err(std::io::Error::other)?;
+    text.push(b'\n');
+    if storage.create(&snapshot_path(snapshot.snapshot), text)? != Created::Yes {
+        return Ok(false);
+    }
+    // Only a hint: whoever looks for the newest snapshot lists what comes after it.
+    let _ = storage.replace(HINT, format!("{}\n", snapshot.snapshot).into_bytes());
+    Ok(true)
 }
 
 /// The error that `changes`, made for `base`, cannot be applied after `other`; `None` if they can.
@@ -135,6 +144,8 @@ fn conflict(
         "replaced the whole dataset".to_owned()
     } else if other.partition_columns != changes.partition_columns {
         "changed the partition columns".to_owned()
+    } else if base.is_some_and(|base| ![&base.schema, &changes.schema].contains(&&other.schema)) {
+        "changed the features".to_owned()
     } else if let Some(key) = other.operation.partitions.iter().find(|key| changes.written.contains_key(*key))
     {
         if key.columns().is_empty() {
@@ -176,6 +187,11 @@ fn apply(
 ) -> Result<Snapshot> {
     let kept = base.filter(|_| !changes.replaces_everything());
     let Left { mut manifests, mut statistics, removed } = left_of(storage, kept, changes)?;
+    let number = base.map_or(0, |base| base.snapshot) + 1;
+    let mut features_since = kept.map(|base| base.features_since.clone()).unwrap_or_default();
+    let added = kept.map(|base| changes.schema.further_features(&base.schema)).unwrap_or_default();
+    manifests.iter_mut().for_each(|entry| entry.changes.add_features(&added));
+    features_since.extend(added.into_iter().map(|feature| (feature, number)));
     manifests.extend(manifest.cloned());
     add_written(&mut statistics, changes);
     if removed {
@@ -190,7 +206,7 @@ fn apply(
     Ok(Snapshot {
         format_version: FORMAT_VERSION,
         dataset: base.map_or_else(random_name, |base| base.dataset.clone()),
-        snapshot: base.map_or(0, |base| base.snapshot) + 1,
+        snapshot: number,
         committed: utc(SystemTime::now()),
         operation: Operation {
             kind: changes.kind,
@@ -203,6 +219,7 @@ fn apply(
         buckets_in_range: changes.division.in_range,
         sessions: changes.sessions.clone(),
         schema: changes.schema.clone(),
+        features_since,
         sample_keys: changes.sample_keys,
         partition_columns: changes.partition_columns.clone(),
         manifests,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::ColumnChanges;
 use crate::digest::Digest;
 use crate::{Buckets, PartitionKey};
 
@@ -19,7 +20,7 @@ pub struct Partition {
     pub samples: u64,
     /// Sessions in the partition.
     pub sessions: u64,
-    /// The digest of the samples.
+    /// The digest of the samples, of the columns that their files have.
     pub digest: Digest,
     /// The time of the last sample, in microseconds since 1970; `None` without samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,6 +42,9 @@ pub struct FileSet {
     pub row_groups: Vec<RowGroup>,
     /// The files, at least one. Each has some of the columns.
     pub files: Vec<DataFile>,
+    /// How the columns of the files differ from those of the schema.
+    #[serde(default, skip_serializing_if = "ColumnChanges::is_none")]
+    pub changes: ColumnChanges,
 }
 
 /// One Parquet file of a dataset.
@@ -89,7 +93,7 @@ pub struct RowGroup {
     pub values: u64,
     /// Compressed size of all columns.
     pub bytes_on_disk: u64,
-    /// The digest of the samples.
+    /// The digest of the samples, of the columns that the files have.
     pub digest: Digest,
 }
 

@@ -10,8 +10,11 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::manifest::{ManifestFile, Names, Parts, Row, StatisticsRow};
-use super::{DataFile, FileSet, Partition, RowGroup, RowGroupStatistics, SampleStatistics};
+use super::manifest::{ManifestFile, Parts, Row, StatisticsRow};
+use super::{
+    ColumnChanges, DataFile, FileSet, MISSING_DENSE, Partition, RowGroup, RowGroupStatistics,
+    SampleStatistics,
+};
 use crate::digest::Digest;
 use crate::{DenseStatistics, Error, PartitionKey, Result, Schema};
 
@@ -38,6 +41,9 @@ pub struct ManifestEntry {
     pub last: PartitionKey,
     /// The rows of these row groups: start and end of each range, in ascending order.
     pub rows: Vec<(u32, u32)>,
+    /// How the columns of the files of these row groups differ from those of the schema.
+    #[serde(default, skip_serializing_if = "ColumnChanges::is_none")]
+    pub changes: ColumnChanges,
 }
 
 /// Row groups that a manifest describes.
@@ -128,7 +134,7 @@ impl ManifestEntry {
             })?;
             end = range.end;
             for (number, row) in range.zip(rows) {
-                add(&mut listed, number, row, &columns)?;
+                add(&mut listed, number, row, (&columns[..], &self.changes))?;
             }
         }
         Ok(listed)
@@ -136,7 +142,12 @@ impl ManifestEntry {
 }
 
 /// Adds the row group in row `number`: to the last set if it is in the same files.
-fn add(listed: &mut Vec<Listed>, number: usize, row: &Row, columns: &[Arc<[String]>]) -> Result<(), String> {
+fn add(
+    listed: &mut Vec<Listed>,
+    number: usize,
+    row: &Row,
+    (columns, changes): (&[Arc<[String]>], &ColumnChanges),
+) -> Result<(), String> {
     let paths = || row.files.iter().map(|file| file.path.as_str());
     let follows = |last: &Listed| {
         let known = last.set.files.iter().map(|file| file.path.as_str());
@@ -157,7 +168,8 @@ fn add(listed: &mut Vec<Listed>, number: usize, row: &Row, columns: &[Arc<[Strin
             })
         });
         let files = files.collect::<Result<Vec<_>, String>>()?;
-        let set = FileSet { bucket: row.bucket, samples: 0, row_groups: Vec::new(), files };
+        let (row_groups, changes) = (Vec::new(), changes.clone());
+        let set = FileSet { bucket: row.bucket, samples: 0, row_groups, files, changes };
         listed.push(Listed { key, row: number, set });
     }
     let Some(Listed { set, .. }) = listed.last_mut() else { return Ok(()) };
@@ -248,6 +260,11 @@ pub(crate) fn rows_of_sets(
 pub(crate) struct RowStatistics<'a> {
     entry: &'a ManifestEntry,
     storage: &'a Storage,
+    schema: &'a Schema,
+    /// Where the manifest has the schema's sparse features; `None` for those that the files lack.
+    sparse: Vec<Option<usize>>,
+    /// The same of dense features.
+    dense: Vec<Option<usize>>,
     file: ManifestFile,
     parts: Parts<StatisticsRow>,
     /// Rows that are decoded, and their numbers.
@@ -256,35 +273,24 @@ pub(crate) struct RowStatistics<'a> {
 }
 
 impl<'a> RowStatistics<'a> {
-    /// Reads a manifest.
+    /// Reads a manifest of a snapshot with this schema.
     ///
     /// # Errors
     ///
-    /// As [`ManifestEntry::listed`].
-    pub(crate) fn open(storage: &'a Storage, entry: &'a ManifestEntry) -> Result<Self> {
+    /// As [`ManifestEntry::listed`], and [`Error::Snapshot`] if the statistics are of other features.
+    pub(crate) fn open(storage: &'a Storage, entry: &'a ManifestEntry, schema: &'a Schema) -> Result<Self> {
+        let wrong = |message: String| entry.wrong(storage, message);
         let file = entry.open(storage, true)?;
-        let parts = file.statistics().map_err(|message| entry.wrong(storage, message))?;
-        Ok(Self { entry, storage, file, parts, rows: Vec::new(), numbers: 0..0 })
+        let parts = file.statistics().map_err(wrong)?;
+        let sparse = schema.sparse_features().map(|feature| feature.name.as_str());
+        let sparse = places(sparse, &file.names().features, &entry.changes).map_err(wrong)?;
+        let dense = schema.dense.iter().map(String::as_str);
+        let dense = places(dense, &file.names().dense, &entry.changes).map_err(wrong)?;
+        Ok(Self { entry, storage, schema, sparse, dense, file, parts, rows: Vec::new(), numbers: 0..0 })
     }
 
-    fn names(&self) -> &Names {
-        self.file.names()
-    }
-
-    /// Checks that the statistics are those of the features of `schema`, in their order.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Snapshot`] if they are of others.
-    pub(crate) fn check_names(&self, schema: &Schema) -> Result<()> {
-        let sparse = schema.sparse_features().map(|feature| &feature.name);
-        match self.names().features.iter().eq(sparse) && self.names().dense == schema.dense {
-            true => Ok(()),
-            false => Err(self.entry.wrong(self.storage, "it has statistics of other features".to_owned())),
-        }
-    }
-
-    /// The statistics of the row group in row `number`, of dense features only if they are wanted.
+    /// The statistics of the row group in row `number`, in the order of the schema; of dense features only if they are
+    /// wanted. Of features that the files lack, they are those of no samples.
     ///
     /// # Errors
     ///
@@ -307,25 +313,56 @@ impl<'a> RowStatistics<'a> {
         let row = &self.rows[number - self.numbers.start];
         let names = self.file.names();
         if (row.features.len(), row.dense.len()) != (names.features.len(), names.dense.len()) {
-            return Err("it has statistics of other features".to_owned());
+            return Err(OTHER_FEATURES.to_owned());
         }
-        let of_dense = row.dense.iter().filter(|_| dense);
-        let of_dense = of_dense.map(|text| DenseStatistics::try_from(text.clone()));
-        Ok(RowGroupStatistics { features: row.features.clone(), dense: of_dense.collect::<Result<_, _>>()? })
+        let sparse = self.sparse.iter();
+        let sparse = sparse.map(|place| place.map_or_else(Default::default, |place| row.features[place]));
+        let of_dense = |place: &Option<usize>| match place {
+            Some(place) => DenseStatistics::try_from(row.dense[*place].clone()),
+            None => Ok(DenseStatistics::default()),
+        };
+        let of_dense = self.dense.iter().filter(|_| dense).map(of_dense);
+        Ok(RowGroupStatistics { features: sparse.collect(), dense: of_dense.collect::<Result<_, _>>()? })
     }
 
-    /// The sum over row groups.
-    fn sum(&mut self, numbers: impl Iterator<Item = usize>, dense: bool) -> Result<SampleStatistics> {
-        let mut sum = RowGroupStatistics::default();
-        for number in numbers {
-            sum.merge(self.get(number, dense)?);
+    /// The sum over all row groups of these sets.
+    fn sum<'l>(&mut self, listed: impl Iterator<Item = &'l Listed>, dense: bool) -> Result<SampleStatistics> {
+        let (mut sum, mut samples) = (RowGroupStatistics::default(), 0_u64);
+        for set in listed {
+            samples = samples.saturating_add(set.set.samples);
+            for number in set.rows() {
+                sum.merge(self.get(number, dense)?);
+            }
         }
-        let Names { features, dense, .. } = self.names();
+        for (statistics, place) in sum.dense.iter_mut().zip(&self.dense) {
+            if place.is_none() {
+                *statistics = DenseStatistics::repeated(MISSING_DENSE, samples);
+            }
+        }
+        let sparse = self.schema.sparse_features().map(|feature| feature.name.clone());
         Ok(SampleStatistics {
-            features: features.iter().cloned().zip(sum.features).collect(),
-            dense: dense.iter().cloned().zip(sum.dense).collect(),
+            features: sparse.zip(sum.features).collect(),
+            dense: self.schema.dense.iter().cloned().zip(sum.dense).collect(),
         })
     }
+}
+
+const OTHER_FEATURES: &str = "it has statistics of other features";
+
+/// The places of features among the `known` ones; `None` for those that the files lack.
+fn places<'f>(
+    features: impl Iterator<Item = &'f str>,
+    known: &[String],
+    changes: &ColumnChanges,
+) -> Result<Vec<Option<usize>>, String> {
+    let place = |feature: &str| match changes.lacks(feature) {
+        true => Some(None),
+        false => known.iter().position(|name| name == changes.in_files(feature)).map(Some),
+    };
+    let places: Option<Vec<_>> = features.map(place).collect();
+    let used = known.iter().filter(|name| changes.in_schema(name).is_some()).count();
+    let places = places.filter(|places| places.iter().flatten().count() == used);
+    places.ok_or_else(|| OTHER_FEATURES.to_owned())
 }
 
 /// The statistics of all samples in the partitions that `is_wanted` chooses; of dense features only if they are wanted.
@@ -338,11 +375,11 @@ pub(super) fn statistics(
 ) -> Result<SampleStatistics> {
     let all = Mutex::new(SampleStatistics::none(schema));
     of_each(entries, |entry| {
-        let mut statistics = RowStatistics::open(storage, entry)?;
+        let mut statistics = RowStatistics::open(storage, entry, schema)?;
         let listed = entry.list(&statistics.file).map_err(|message| entry.wrong(storage, message))?;
         let mut wanted = listed.iter().filter(|listed| is_wanted(&listed.key)).peekable();
         if wanted.peek().is_some() {
-            let sum = statistics.sum(wanted.flat_map(Listed::rows), dense)?;
+            let sum = statistics.sum(wanted, dense)?;
             all.lock().unwrap_or_else(PoisonError::into_inner).merge(&sum);
         }
         Ok(())

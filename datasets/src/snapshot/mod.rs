@@ -13,7 +13,9 @@
 //! A commit writes one manifest, of what it wrote, so that its cost does not grow with the commits before it (but for a
 //! reference to each of their manifests). Opening a dataset reads the manifests, and no data file.
 
+mod alter;
 mod bucket;
+mod changes;
 mod commit;
 #[cfg(test)]
 pub(crate) mod editing;
@@ -32,7 +34,9 @@ use arrow::datatypes::SchemaRef;
 use onefold_storage::Storage;
 use serde::{Deserialize, Serialize};
 
+pub use self::alter::{drop_features, rename_feature};
 pub use self::bucket::WrittenBucket;
+pub use self::changes::{ColumnChanges, MISSING_DENSE, missing_column, with_name};
 pub(crate) use self::commit::{Changes, commit, utc};
 pub use self::files::{DataFile, FileSet, Partition, RowGroup};
 pub use self::manifests::ManifestEntry;
@@ -133,6 +137,10 @@ pub struct Snapshot {
     pub sessions: Option<Sessions>,
     /// The columns.
     pub schema: Schema,
+    /// The snapshots since which features exist, by feature, of those that were added to the dataset later. Only files
+    /// that were written before may lack [columns](ColumnChanges) of them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub features_since: BTreeMap<String, u64>,
     /// Whether the data files have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sample_keys: bool,
@@ -174,18 +182,22 @@ pub enum Commit {
     /// The whole dataset is replaced.
     Overwrite,
     /// The partitions written replace those of the same key, which must not have more samples; the others are kept. Its
-    /// schema, layout, order and definition of sessions must be those of the writer. No dataset there: it is created.
+    /// schema, layout, order and definition of sessions must be those of the writer, which may have further features.
+    /// No dataset there: it is created.
     Append,
     /// As `Append`, but a partition may lose samples.
     Replace,
-    /// As `Append`, but of a partition only the ranges of buckets written are replaced.
+    /// As `Append`, but of a partition only the ranges of buckets written are replaced, and there are no further
+    /// features.
     Merge,
+    /// Features were dropped or renamed. A snapshot records it, and no writer is told it.
+    Alter,
 }
 
 impl Commit {
     /// Whether partitions that are not written are kept.
     pub fn keeps_others(self) -> bool {
-        matches!(self, Self::Append | Self::Replace | Self::Merge)
+        matches!(self, Self::Append | Self::Replace | Self::Merge | Self::Alter)
     }
 
     /// The name that people read.
@@ -196,6 +208,7 @@ impl Commit {
             Self::Append => "append",
             Self::Replace => "replace",
             Self::Merge => "merge",
+            Self::Alter => "alter",
         }
     }
 }
@@ -206,7 +219,7 @@ impl Snapshot {
         Buckets { number: self.buckets, in_range: self.buckets_in_range }
     }
 
-    /// The columns of the data files.
+    /// The columns of data files that are written under this schema.
     pub fn file_columns(&self) -> SchemaRef {
         with_sample_keys(self.layout.to_arrow(&self.schema), self.sample_keys)
     }
@@ -405,6 +418,7 @@ impl Snapshot {
             let (buckets, in_range) = (self.buckets, self.buckets_in_range);
             return Err(format!("it has {buckets} buckets in ranges of {in_range}"));
         }
+        self.check_changes()?;
         let manifests = self.manifests.iter().map(|entry| entry.path.as_str());
         check_paths(manifests.chain(self.file_paths()))?;
         for feature in self.schema.sparse_features() {

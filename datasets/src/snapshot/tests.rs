@@ -85,6 +85,16 @@ fn snapshots_that_contradict_themselves_are_refused() {
 }
 
 #[test]
+fn a_snapshot_says_nothing_of_features_that_never_changed() {
+    let directory = tempfile::tempdir().unwrap();
+    let written = write(directory.path(), Commit::Create, "split=a", 3);
+    let text = fs_err::read_to_string(directory.path().join("snapshots/00000001.json")).unwrap();
+    assert!(!text.contains("features_since") && !text.contains("changes"), "{text}");
+    let sets = serde_json::to_string(&written.partitions[0].files).unwrap();
+    assert!(!sets.contains("changes"), "{sets}");
+}
+
+#[test]
 fn manifests_that_are_not_those_of_the_snapshot_are_refused() {
     let manifest = |root: &Path| root.join(&Snapshot::load_head(root).unwrap().manifests[0].path);
     assert!(refused(|root| fs_err::remove_file(manifest(root)).unwrap()).contains("it is missing"));

@@ -1,6 +1,6 @@
 //! The samples of another place, the sources say, compared with those of a dataset: partition by partition, by their
-//! number and their digest. Nothing of the dataset is read but its snapshot and manifests, whose digests
-//! [`verify`](super::verify()) compares with the files.
+//! number and their digest. Features that the files of a partition lack are not compared. Nothing of the dataset is read
+//! but its snapshot and manifests, whose digests [`verify`](super::verify()) compares with the files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ pub struct ExpectedSamples<'a> {
     storage: Storage,
     snapshot: &'a Snapshot,
     columns: SchemaRef,
-    counter: Counter,
+    /// By the features that the files of a partition lack.
+    counters: BTreeMap<Vec<String>, Counter>,
     threads: rayon::ThreadPool,
     partitions: BTreeMap<PartitionKey, (u64, Digest)>,
     /// By partition of the dataset, the highest ids of the features, by name.
@@ -41,7 +42,7 @@ impl<'a> ExpectedSamples<'a> {
             storage: storage.clone(),
             snapshot,
             columns: snapshot.schema.to_arrow(),
-            counter: Counter::new(&snapshot.schema),
+            counters: BTreeMap::new(),
             threads: pool.map_err(|error| Error::Io(std::io::Error::other(error)))?,
             partitions: BTreeMap::new(),
             highest: BTreeMap::new(),
@@ -62,11 +63,24 @@ impl<'a> ExpectedSamples<'a> {
         if has_vocabulary && self.snapshot.partitions.iter().any(|partition| partition.key == *key) {
             samples = self.as_known_to(key, &samples)?;
         }
-        let counts = self.threads.install(|| self.counter.count(std::slice::from_ref(&samples)));
+        let (schema, lacks) = (&self.snapshot.schema, self.lacks(key));
+        let counter = self.counters.entry(lacks).or_insert_with_key(|lacks| Counter::without(schema, lacks));
+        let counts = self.threads.install(|| counter.count(std::slice::from_ref(&samples)));
         let (number, digest) = self.partitions.entry(key.clone()).or_default();
         *number += samples.num_rows() as u64;
         digest.merge(counts.digest);
         Ok(())
+    }
+
+    /// The features that the files of a partition lack. Files of one partition that lack others than these have other
+    /// samples than the sources.
+    fn lacks(&self, key: &PartitionKey) -> Vec<String> {
+        if self.snapshot.features_since.is_empty() {
+            return Vec::new();
+        }
+        let partition = self.snapshot.partitions.iter().find(|partition| partition.key == *key);
+        let set = partition.and_then(|partition| partition.files.first());
+        set.map(|set| set.changes.lacks.clone()).unwrap_or_default()
     }
 
     /// The samples with the ids that vocabularies had when the partition was written. A vocabulary only grows, so what
@@ -123,11 +137,16 @@ impl<'a> ExpectedSamples<'a> {
 
     fn difference(&self, partition: &Partition) -> Option<String> {
         let (of_dataset, written) = (partition.samples, partition.digest);
+        let is_digested = partition.files.iter().all(|set| set.changes.are_only_additions());
         match self.partitions.get(&partition.key) {
             None => Some(format!("the dataset has {of_dataset} samples of it, the sources have none")),
             Some((samples, _)) if *samples != of_dataset => {
                 Some(format!("the sources have {samples} samples, the dataset has {of_dataset}"))
             }
+            Some(_) if !is_digested => Some(format!(
+                "its {of_dataset} samples cannot be compared: they were digested with features that were dropped or \
+                 renamed since; append the partition again"
+            )),
             Some((_, digest)) if *digest != written => Some(format!(
                 "its {of_dataset} samples are not those of the sources: their digests are {written} and {digest}"
             )),

@@ -85,10 +85,11 @@ pub struct Verification {
     pub sessions: u64,
     /// Size of all data files in the snapshot.
     pub bytes_on_disk: u64,
-    /// Partitions whose samples could all be read, and were compared with the digest taken when they were written.
+    /// Partitions whose samples could all be read, and were compared with the digest taken when they were written, of
+    /// the columns that they were written with.
     pub digests: usize,
-    /// The digest of the samples that were read, which does not depend on their order; `None` if some could not be
-    /// read.
+    /// The digest of the samples that were read, with the missing values of features that were added later. It does not
+    /// depend on their order. `None` if some could not be read.
     pub digest: Option<Digest>,
     /// Row groups that begin inside a session, because the session does not fit into one.
     pub row_groups_inside_sessions: u64,
@@ -241,10 +242,9 @@ impl<'a> Work<'a> {
         found: &mut Found<'a>,
     ) -> Result<()> {
         let Self { storage, snapshot, pool, memory, reporter } = *self;
-        let columns = snapshot.file_columns();
         let open_files = |set: &FileSet| -> Result<OpenFiles> {
-            let files = OpenFiles::open(storage, set)?;
-            files.check_columns(&columns)?;
+            let files = OpenFiles::open(storage, snapshot, set)?;
+            files.check_columns(&snapshot.columns_of(set))?;
             Ok(files)
         };
         // The first error of the storage ends the work.

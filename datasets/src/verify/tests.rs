@@ -144,7 +144,7 @@ impl Dataset {
     fn ids(&self) -> Vec<u64> {
         let snapshot = Snapshot::load(self.root()).unwrap();
         let storage = Storage::open(self.root()).unwrap();
-        let files = OpenFiles::open(&storage, &snapshot.partitions[0].files[0]).unwrap();
+        let files = OpenFiles::open(&storage, &snapshot, &snapshot.partitions[0].files[0]).unwrap();
         let ids = |index: usize| {
             let features = snapshot.schema.groups.iter().flat_map(|g| g.features.iter().map(move |f| (g, f)));
             let lists = features.map(|(group, feature)| files.lists(index, snapshot.layout, group, feature));
@@ -302,11 +302,11 @@ fn a_small_limit_finds_the_same() {
     for layout in [Layout::Rows, Layout::Folded] {
         let dataset = Dataset::new(layout, Order::Session);
         let storage = Storage::open(dataset.root()).unwrap();
+        let snapshot = Snapshot::load(dataset.root()).unwrap();
         let needed = |set: &FileSet| {
-            let files = OpenFiles::open(&storage, set).unwrap();
+            let files = OpenFiles::open(&storage, &snapshot, set).unwrap();
             (0..files.row_groups()).map(|index| files.checking_bytes(index)).max().unwrap()
         };
-        let snapshot = Snapshot::load(dataset.root()).unwrap();
         let most =
             snapshot.partitions.iter().flat_map(|partition| &partition.files).map(needed).max().unwrap();
         for threads in [1, 4] {

@@ -45,9 +45,7 @@ impl<'a> Expected<'a> {
             Some(open) => open,
             None => {
                 let entry = self.snapshot.manifests.iter().find(|entry| *entry.path == *path);
-                let open = RowStatistics::open(self.storage, entry.ok_or_else(missing)?)?;
-                open.check_names(&self.snapshot.schema)?;
-                open
+                RowStatistics::open(self.storage, entry.ok_or_else(missing)?, &self.snapshot.schema)?
             }
         };
         self.path = path;

@@ -377,9 +377,8 @@ fn keys_of_samples_are_no_part_of_their_digest() {
             &onefold_base::progress::Silent,
         );
         assert_eq!(verified.unwrap().problems, []);
-        let file =
-            crate::scan::OpenFiles::open(&Storage::open(&root).unwrap(), &snapshot.partitions[0].files[0]);
-        let file = file.unwrap();
+        let (storage, set) = (Storage::open(&root).unwrap(), &snapshot.partitions[0].files[0]);
+        let file = crate::scan::OpenFiles::open(&storage, &snapshot, set).unwrap();
         let keys = file.numbers::<Int64Type>(0, crate::SAMPLE_KEY_COLUMN).unwrap();
         assert_eq!(keys.to_vec(), [100, 101, 102, 103, 104]);
         // A dataset that is appended to keeps having them, whatever the writer says.

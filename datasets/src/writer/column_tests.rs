@@ -169,7 +169,7 @@ fn kept_columns_come_back_and_are_part_of_the_digest() {
         let expected = rows(&samples);
         let mut first = 0;
         for file in &snapshot.partitions[0].files {
-            let open = OpenFiles::open(&storage, file).unwrap();
+            let open = OpenFiles::open(&storage, &snapshot, file).unwrap();
             for group in 0..open.row_groups() {
                 for column in &schema().kept {
                     let values = open.kept(group, column).unwrap();

@@ -32,10 +32,17 @@ pub(crate) struct Counts {
 
 impl Counter {
     pub(crate) fn new(schema: &Schema) -> Self {
+        Self::without(schema, &[])
+    }
+
+    /// Counts samples as files have them that lack some features.
+    pub(crate) fn without(schema: &Schema, lacks: &[String]) -> Self {
         let columns = schema.to_arrow();
-        let seed = |name: &str| (name != SESSION_COLUMN).then(|| ColumnSeed::new(name));
+        let is_counted = |name: &String| name != SESSION_COLUMN && !lacks.contains(name);
+        let seed = |name: &String| is_counted(name).then(|| ColumnSeed::new(name));
         let seeds = columns.fields().iter().map(|field| seed(field.name())).collect();
-        Self { seeds, features: schema.sparse_features().count() }
+        let features = schema.sparse_features().filter(|feature| is_counted(&feature.name)).count();
+        Self { seeds, features }
     }
 
     /// Of no samples.

@@ -39,7 +39,7 @@ use super::{session_ids, times};
 use crate::conform::conform;
 use crate::footer::checksums_entry;
 use crate::snapshot::RowGroupStatistics;
-use crate::{Buckets, DataFile, DenseStatistics, Error, FileSet, Result, RowGroup};
+use crate::{Buckets, ColumnChanges, DataFile, DenseStatistics, Error, FileSet, Result, RowGroup};
 
 /// A data file that row groups are appended to.
 #[derive(Debug)]
@@ -178,7 +178,8 @@ impl DataFileWriter {
         };
         let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
         let bucket = row_groups.first().map_or(0, |row_group| row_group.bucket);
-        let set = FileSet { bucket, samples, row_groups, files: vec![file] };
+        let set =
+            FileSet { bucket, samples, row_groups, files: vec![file], changes: ColumnChanges::default() };
         Ok((set, std::mem::take(&mut self.statistics)))
     }
 

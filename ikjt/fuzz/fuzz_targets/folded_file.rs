@@ -56,7 +56,13 @@ fn described(file: &DataFile, bytes: &[u8]) -> Option<FileSet> {
     }
     let samples = row_groups.iter().try_fold(0_u64, |sum, row_group| sum.checked_add(row_group.samples))?;
     let has_samples = !row_groups.is_empty() && row_groups.iter().all(|row_group| row_group.samples > 0);
-    has_samples.then(|| FileSet { bucket: 0, samples, row_groups, files: vec![file] })
+    has_samples.then(|| FileSet {
+        bucket: 0,
+        samples,
+        row_groups,
+        files: vec![file],
+        changes: Default::default(),
+    })
 }
 
 /// A dataset of the files of `set` alone.

@@ -81,8 +81,8 @@ pub(crate) struct Reading {
     #[arg(long, value_enum, default_value_t = TailArgument::Short)]
     tail: TailArgument,
     /// Whether rows are deduplicated
-    #[arg(long, value_enum, default_value_t = DedupeArgument::Window)]
-    dedupe: DedupeArgument,
+    #[arg(long, value_enum, default_value_t = Dedupe::Window)]
+    dedupe: Dedupe,
     /// A pipeline that every batch goes through
     #[arg(long, value_name = "FILE")]
     preprocess: Option<PathBuf>,
@@ -113,16 +113,6 @@ pub(crate) struct Reading {
     /// Do not compare the bytes of columns with their checksums
     #[arg(long)]
     no_verify: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum DedupeArgument {
-    /// Every sample carries its lists
-    Off,
-    /// Every distinct row of a feature group once per batch
-    Exact,
-    /// The same, and rows that overlap share their ids
-    Window,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -161,11 +151,7 @@ impl Reading {
     fn request(&self) -> anyhow::Result<ReadRequest> {
         let preprocess = self.preprocess.as_deref().map(PreprocessConfig::load).transpose()?;
         let options = ReaderOptions {
-            dedupe: match self.dedupe {
-                DedupeArgument::Off => Dedupe::Off,
-                DedupeArgument::Exact => Dedupe::Exact,
-                DedupeArgument::Window => Dedupe::Window,
-            },
+            dedupe: self.dedupe,
             streams: self.streams,
             tail: match self.tail {
                 TailArgument::Short => Tail::Short,

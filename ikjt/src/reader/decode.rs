@@ -7,10 +7,12 @@ use std::time::Instant;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, RecordBatchReader};
 use arrow::buffer::ScalarBuffer;
 use arrow::compute::concat_batches;
-use arrow::datatypes::{Float32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
+use arrow::datatypes::{FieldRef, Float32Type, Int64Type, Schema as ArrowSchema, TimestampMicrosecondType};
 use onefold_datasets::folded::{UnfoldedFeature, unfold_group};
 use onefold_datasets::footer::decoding_bytes;
-use onefold_datasets::{FeatureGroup, KeptColumn, Layout, SESSION_COLUMN, Schema, TIME_COLUMN};
+use onefold_datasets::{
+    FeatureGroup, KeptColumn, Layout, SESSION_COLUMN, Schema, TIME_COLUMN, missing_column, with_name,
+};
 use onefold_storage::{RANGE_GAP, Ranges};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -101,6 +103,10 @@ impl RowGroup {
             // Offsets and sizes, or the interleaved floats, take 12 bytes a row at most.
             bytes = bytes.saturating_add(decoding_bytes(column)).saturating_add(rows.saturating_mul(12));
         }
+        // Columns that files lack take no more: lists without ids, or floats.
+        let lacking = self.files.lacking.len() as u64;
+        let rows = self.files.files.first().map_or(0, |file| natural(file.row_group(self.index).num_rows()));
+        bytes = bytes.saturating_add(rows.saturating_mul(12).saturating_mul(lacking));
         bytes.saturating_add(compressed.min(all_compressed))
     }
 
@@ -146,7 +152,7 @@ impl RowGroup {
         }
         let started = Instant::now();
         let columns = match self.decode_gathered(gathered, decoding, stages) {
-            Ok(columns) => columns,
+            Ok(columns) => self.in_schema(columns)?,
             Err(error @ Error::Corrupt { column: None, .. }) => {
                 return Err(self.find_damage().unwrap_or(error));
             }
@@ -224,6 +230,23 @@ impl RowGroup {
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         RecordBatch::try_new_with_options(Arc::new(ArrowSchema::new(fields)), arrays, &options)
             .map_err(|error| Error::invariant("decoded columns", error.to_string()))
+    }
+
+    /// The columns under the names of the schema, and those that are wanted and that the files lack.
+    fn in_schema(&self, columns: RecordBatch) -> Result<RecordBatch> {
+        let OpenFiles { lacking, changes, .. } = &*self.files;
+        if changes.is_none() {
+            return Ok(columns);
+        }
+        let rows = columns.num_rows();
+        let named = |field: &FieldRef| with_name(field, changes.in_schema(field.name()).unwrap_or_default());
+        let mut fields: Vec<FieldRef> = columns.schema_ref().fields().iter().map(named).collect();
+        let mut arrays = columns.columns().to_vec();
+        fields.extend(lacking.iter().cloned());
+        arrays.extend(lacking.iter().map(|field| missing_column(field, rows)));
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        RecordBatch::try_new_with_options(Arc::new(ArrowSchema::new(fields)), arrays, &options)
+            .map_err(|error| Error::invariant("columns that files lack", error.to_string()))
     }
 
     /// One column, read and decoded on this thread.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arrow::datatypes::{FieldRef, SchemaRef};
 use onefold_base::process::catch_panic;
 use onefold_datasets::footer::{self, check_counts, same_field};
-use onefold_datasets::{DataFile, FileSet, Schema};
+use onefold_datasets::{ColumnChanges, DataFile, FileSet, Schema, with_name};
 use onefold_storage::{Object, Ranges, Storage};
 use parquet::arrow::ProjectionMask;
 use parquet::file::metadata::RowGroupMetaData;
@@ -37,6 +37,10 @@ pub(super) struct OpenFiles {
     pub(super) path: Arc<PathBuf>,
     /// The files with columns that are read, and the first one in any case.
     pub(super) files: Vec<OpenFile>,
+    /// Columns that are wanted, and that the files lack because their features were added later.
+    pub(super) lacking: Vec<FieldRef>,
+    /// Columns that have other names in the files than in the schema.
+    pub(super) changes: ColumnChanges,
 }
 
 /// A data file whose footer agrees with the snapshot.
@@ -69,7 +73,8 @@ impl WantedColumns {
 }
 
 impl OpenFiles {
-    /// Checks the sizes, row groups and columns of files against the snapshot.
+    /// Checks the sizes, row groups and columns of files against the snapshot. The files do not have the columns that
+    /// are `lacking`, and may have others of features that were dropped.
     ///
     /// # Errors
     ///
@@ -77,7 +82,7 @@ impl OpenFiles {
     /// [`Error::Corrupt`] if a footer is not the one that was written.
     pub(super) fn open(
         storage: &Storage,
-        set: &FileSet,
+        (set, lacking): (&FileSet, &[FieldRef]),
         columns: &WantedColumns,
         known: &KnownFiles,
     ) -> Result<Self> {
@@ -87,19 +92,30 @@ impl OpenFiles {
         if let Some(twice) = names().find(|name| !seen.insert(name.as_str())) {
             return Err(mismatch(format!("it has the column `{twice}` twice")));
         }
-        if let Some(missing) = columns.all.fields().iter().find(|field| !seen.contains(field.name().as_str()))
-        {
+        let is_missing = |field: &&FieldRef| {
+            !seen.contains(set.changes.in_files(field.name())) && !lacking.contains(*field)
+        };
+        if let Some(missing) = columns.all.fields().iter().find(is_missing) {
             let found: Vec<_> = names().map(|name| format!("`{name}`")).collect();
             let message = format!("it has no column `{}`, it has {}", missing.name(), found.join(", "));
             return Err(mismatch(message));
         }
         let is_read = |(number, file): &(usize, &DataFile)| {
-            *number == 0 || file.columns.iter().any(|name| columns.wanted.contains(name))
+            let mut names = file.columns.iter().filter_map(|name| set.changes.in_schema(name));
+            *number == 0 || names.any(|name| columns.wanted.contains(name))
         };
         let files = set.files.iter().enumerate().filter(is_read);
         let files = files.map(|(number, _)| OpenFile::open(storage, (set, number), columns, known));
         let files = files.collect::<Result<Vec<_>>>()?;
-        Ok(Self { storage: storage.clone(), path: Arc::new(storage.shown(set.path())), files })
+        let lacking = lacking.iter().filter(|field| columns.wanted.contains(field.name())).cloned().collect();
+        let changes = set.changes.clone();
+        Ok(Self {
+            storage: storage.clone(),
+            path: Arc::new(storage.shown(set.path())),
+            files,
+            lacking,
+            changes,
+        })
     }
 
     /// Memory that the footers take.
@@ -134,14 +150,14 @@ impl OpenFile {
         }
         let mut wanted = Vec::new();
         for (place, found) in fields.iter().enumerate() {
-            match columns.all.field_with_name(found.name()) {
-                Ok(expected) if !same_field(found, expected) => {
-                    let name = found.name();
+            let Some(name) = set.changes.in_schema(found.name()) else { continue };
+            match columns.all.field_with_name(name) {
+                Ok(expected) if !same_field(&with_name(found, name), expected) => {
                     return Err(mismatch(format!(
                         "the column `{name}` should be {expected}, but is {found}"
                     )));
                 }
-                Ok(_) if columns.wanted.contains(found.name()) => wanted.push(place),
+                Ok(_) if columns.wanted.contains(name) => wanted.push(place),
                 _ => {}
             }
         }

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use onefold_datasets::{FileSet, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
+use arrow::datatypes::FieldRef;
+use onefold_datasets::{ColumnChanges, FileSet, Layout, SESSION_COLUMN, Schema, Snapshot, TIME_COLUMN};
 use onefold_storage::Storage;
 
 use super::file::{KnownFiles, OpenFiles, WantedColumns};
@@ -20,6 +21,8 @@ const FOOTERS_SHARE: u64 = 16;
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) set: FileSet,
+    /// Columns of the dataset that the files lack.
+    pub(super) lacking: Vec<FieldRef>,
     /// Its partition, in order.
     pub(super) partition: usize,
     /// Number of its first sample among the chosen samples of the dataset.
@@ -30,9 +33,16 @@ pub(super) struct Chosen {
 pub(super) fn choose(snapshot: &Snapshot, options: &ReaderOptions) -> Result<Vec<Chosen>> {
     let mut files = Vec::new();
     let mut first = 0_u64;
+    // Consecutive files mostly lack the same columns.
+    let mut last: Option<(&ColumnChanges, Vec<FieldRef>)> = None;
     for (partition, chosen) in snapshot.select(&options.partitions)?.into_iter().enumerate() {
         for set in &chosen.files {
-            files.push(Chosen { set: set.clone(), partition, first });
+            let lacking = match &last {
+                Some((changes, lacking)) if **changes == set.changes => lacking.clone(),
+                _ => snapshot.lacking(set),
+            };
+            last = Some((&set.changes, lacking.clone()));
+            files.push(Chosen { set: set.clone(), lacking, partition, first });
             first = first.saturating_add(set.samples);
         }
     }
@@ -128,7 +138,8 @@ impl Files {
         if let Some(open) = self.footers.get(file) {
             return Ok(open);
         }
-        let open = OpenFiles::open(&self.storage, &self.files[file].set, &self.columns, &self.known)?;
+        let Chosen { set, lacking, .. } = &self.files[file];
+        let open = OpenFiles::open(&self.storage, (set, &lacking[..]), &self.columns, &self.known)?;
         let open = Arc::new(open);
         self.footers.add(file, Arc::clone(&open));
         Ok(open)

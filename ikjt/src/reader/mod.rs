@@ -284,7 +284,7 @@ impl Reader {
     /// [`Error::Io`] if a thread cannot be started. What is wrong with files comes from the iterator, which ends after
     /// an error, but for files that must be looked at to plan the epoch (see [`Plan`]).
     pub fn resume(&self, position: &Position) -> Result<Batches> {
-        self.start(position, Horizon::at(u64::MAX))
+        self.start(position, Horizon::at(u64::MAX), 1)
     }
 
     /// As [`resume`](Self::resume), with every batch in one allocation. Where lists may share ids, they do so only with
@@ -294,7 +294,20 @@ impl Reader {
     ///
     /// As [`resume`](Self::resume).
     pub fn resume_packed(&self, position: &Position) -> Result<Batches<PackedBatch>> {
-        self.start(position, Horizon::at(u64::MAX))
+        self.resume_packed_every(1, position)
+    }
+
+    /// As [`resume_packed`](Self::resume_packed), for one of several processes that take turns: the first batch, and
+    /// every `every`-th after it. Row groups are decoded for all of them, and batches are made of none but these.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if `every` is 0; otherwise as [`resume`](Self::resume).
+    pub fn resume_packed_every(&self, every: u64, position: &Position) -> Result<Batches<PackedBatch>> {
+        if every == 0 {
+            return Err(Error::options("cannot read every 0th batch", "1 reads all batches"));
+        }
+        self.start(position, Horizon::at(u64::MAX), every)
     }
 
     /// As [`resume_packed`](Self::resume_packed), for a network, up to a horizon: row groups that only later steps need
@@ -304,7 +317,7 @@ impl Reader {
     ///
     /// As [`resume`](Self::resume).
     pub fn sent_until(&self, position: &Position, horizon: Horizon) -> Result<Batches<SentBatch>> {
-        self.start(position, horizon)
+        self.start(position, horizon, 1)
     }
 
     /// By stream, the samples that sampling leaves in an epoch of each part of a row group that the stream reads, in the
@@ -323,8 +336,8 @@ impl Reader {
         known.as_ref().map(|(_, interest)| Arc::clone(interest))
     }
 
-    /// Starts reading at `position`.
-    fn start<T: Output>(&self, position: &Position, horizon: Horizon) -> Result<Batches<T>> {
+    /// Starts reading at `position`, and delivers every `every`-th batch.
+    fn start<T: Output>(&self, position: &Position, horizon: Horizon, every: u64) -> Result<Batches<T>> {
         self.check(position)?;
         let steps = self.steps(position.epoch)?;
         if position.step > steps {
@@ -341,7 +354,7 @@ impl Reader {
                 let streams: Vec<Stream> =
                     streams.map(|(order, each)| Stream::new(order, each, position.step)).collect();
                 let opener = Opener::new(Arc::clone(files), files_by_first_use(&streams), streams.len() + 1);
-                let steps = Steps { streams, range: position.step..steps, horizon };
+                let steps = Steps { streams, range: position.step..steps, every, horizon };
                 Batches::start(work, steps, opener, position.clone(), packing)
             }
             Input::Source(source, asked) => {
@@ -362,7 +375,7 @@ impl Reader {
                 };
                 let (source, asked) = (Arc::clone(source), Arc::clone(asked));
                 let workers = self.workers.clone();
-                let remote = Remote { source, asked, wanted, workers, expected, packing };
+                let remote = Remote { source, asked, wanted, workers, expected, packing, every };
                 remote.start(position.clone(), steps)
             }
         }
@@ -492,7 +505,11 @@ impl Reader {
         // Of every stream, the row group that it is in and those that a shuffle mixes with it.
         let mixed = self.options.shuffle.map_or(0, |shuffle| shuffle.row_groups);
         let still_needed = (mixed as f32 + 0.5) * orders.len() as f32 / shares.len().max(1) as f32;
-        Interest::new(shares, files.columns.wanted.clone(), self.repeats(), still_needed)
+        // A cache knows columns by the names that they have in the files.
+        let mut columns = files.columns.wanted.clone();
+        let renamed = self.chosen.iter().flat_map(|chosen| chosen.set.changes.renamed.values());
+        columns.extend(renamed.cloned());
+        Interest::new(shares, columns, self.repeats(), still_needed)
     }
 
     /// Whether all epochs have the same batches.

@@ -10,16 +10,19 @@ use crate::preprocess::PreprocessConfig;
 use crate::{Error, Result};
 
 /// Whether rows are deduplicated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Dedupe {
     /// Every sample carries its lists: plain KJTs.
+    #[value(help = "Every sample carries and computes its lists")]
     Off,
     /// Every distinct row of a deduplicated group once per batch: IKJTs.
+    #[value(help = "Every distinct row of a feature group once per batch")]
     Exact,
     /// Every distinct row once per batch, as with `Exact`, and rows that overlap share their ids: partial IKJTs. There
     /// are never more rows or ids than with `Exact`. From `folded`, rows share the ids that they share in the file;
     /// from `rows`, each distinct row is compared with the one before it.
+    #[value(help = "The same, and rows that overlap share their ids")]
     Window,
 }
 

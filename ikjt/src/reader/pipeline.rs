@@ -105,6 +105,9 @@ pub struct Batches<T = Batch> {
     account: Arc<Account>,
     stages: Arc<Stages>,
     position: Position,
+    /// The step that comes next, and from one that comes to the one after it.
+    next: u64,
+    every: u64,
     steps: u64,
     waited: Waited,
 }
@@ -143,7 +146,27 @@ pub(super) struct Steps {
     pub(super) streams: Vec<Stream>,
     /// From the first one to those of the whole epoch.
     pub(super) range: Range<u64>,
+    /// The first step is delivered, and every `every`-th after it.
+    pub(super) every: u64,
     pub(super) horizon: Horizon,
+}
+
+/// The steps that one of several processes delivers which take turns.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turns {
+    pub(super) first: u64,
+    pub(super) every: u64,
+}
+
+impl Turns {
+    pub(super) fn has(self, step: u64) -> bool {
+        (step - self.first).is_multiple_of(self.every)
+    }
+
+    /// The step after the last one of the process, in an epoch of `steps` steps.
+    fn end(self, steps: u64) -> u64 {
+        if steps > self.first { steps - (steps - 1 - self.first) % self.every } else { steps }
+    }
 }
 
 /// The step before which reading ends. It may be moved on while batches are read: those who read ahead go on if they
@@ -181,20 +204,22 @@ impl<T: Send + 'static> Batches<T> {
     {
         let (account, stages) = (Arc::clone(&work.account), Arc::clone(&work.stages));
         let room = 2 * work.workers.threads();
-        let Steps { streams, range, horizon } = steps;
-        let scheduler =
-            Scheduler { work, opener, streams, step: range.start, steps: range.end, horizon, packing };
-        Self::of_thread("onefold-schedule", room, (account, stages), position, range.end, |queue, _| {
+        let Steps { streams, range, every, horizon } = steps;
+        let Range { start, end } = range;
+        let turns = Turns { first: start, every };
+        let steps = turns.end(end);
+        let scheduler = Scheduler { work, opener, streams, step: start, steps, turns, horizon, packing };
+        Self::of_thread("onefold-schedule", room, (account, stages), (position, every), end, |queue, _| {
             scheduler.run(&queue)
         })
     }
 
-    /// Batches that a thread of their own sends, at most `room` ahead.
+    /// Batches that a thread of their own sends, at most `room` ahead: of the first step, and of every `every`-th after it.
     pub(super) fn of_thread(
         name: &str,
         room: usize,
         (account, stages): (Arc<Account>, Arc<Stages>),
-        position: Position,
+        (position, every): (Position, u64),
         steps: u64,
         run: impl FnOnce(Queue<T>, Waited) + Send + 'static,
     ) -> Result<Self> {
@@ -204,7 +229,18 @@ impl<T: Send + 'static> Batches<T> {
         let thread =
             std::thread::Builder::new().name(name.to_owned()).spawn(move || run(sender, of_thread))?;
         let (queue, scheduler) = (Some(queue), Some(thread));
-        Ok(Self { queue, promised: None, scheduler, account, stages, position, steps, waited })
+        Ok(Self {
+            queue,
+            promised: None,
+            scheduler,
+            account,
+            stages,
+            next: position.step,
+            position,
+            every,
+            steps,
+            waited,
+        })
     }
 }
 
@@ -277,7 +313,8 @@ impl<T> Iterator for Batches<T> {
         let delivered = self.promised.take().or_else(|| queue.recv().ok());
         let step = match delivered {
             Some(promise) => Some(fulfilled(&promise).map(|(batch, _, _)| {
-                self.position.step += 1;
+                self.position.step = self.next + 1;
+                self.next = self.next.saturating_add(self.every);
                 Step { batch, position: self.position.clone() }
             })),
             None => self.ended().err().map(Err),
@@ -307,8 +344,9 @@ struct Scheduler {
     streams: Vec<Stream>,
     /// The next step.
     step: u64,
-    /// The step after the last one.
+    /// The step after the last one that is delivered.
     steps: u64,
+    turns: Turns,
     horizon: Horizon,
     packing: Packing,
 }
@@ -357,7 +395,10 @@ impl Scheduler {
                 }
                 self.streams[stream].take(wanted, &mut pieces);
             }
-            self.send(pieces, queue)?;
+            // Samples of other steps end here: another process makes a batch of them.
+            if self.turns.has(self.step) {
+                self.send(pieces, queue)?;
+            }
             self.step += 1;
         }
         Ok(())

@@ -172,8 +172,9 @@ mod tests {
         fn every_row_is_in_the_stream_of_its_bucket(row_groups in row_groups(), streams in 1_usize..=64) {
             const BUCKETS: u32 = 64;
             let samples = row_groups.iter().map(|row_group| row_group.samples).sum();
-            let set = FileSet { bucket: 0, samples, row_groups: row_groups.clone(), files: Vec::new() };
-            let chosen = [Chosen { set, partition: 0, first: 100 }];
+            let (files, changes) = (Vec::new(), Default::default());
+            let set = FileSet { bucket: 0, samples, row_groups: row_groups.clone(), files, changes };
+            let chosen = [Chosen { set, lacking: Vec::new(), partition: 0, first: 100 }];
             let parts = stream_parts(&chosen, BUCKETS, streams);
             let mut found = vec![Vec::new(); row_groups.len()];
             for (stream, parts) in parts.iter().enumerate() {

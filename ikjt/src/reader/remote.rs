@@ -10,7 +10,7 @@ use super::convert::Pieces;
 use super::files::Chosen;
 use super::order::StreamOrder;
 use super::output::{Output, Packing};
-use super::pipeline::{Batches, Queue, Waited, promise};
+use super::pipeline::{Batches, Queue, Turns, Waited, promise};
 use super::position::{Position, Shuffle};
 use super::source::{Asked, Source, Wanted};
 use super::stages::Stages;
@@ -54,6 +54,8 @@ pub(super) struct Remote {
     pub(super) workers: Workers,
     pub(super) expected: Expected,
     pub(super) packing: Packing,
+    /// The first step is delivered, and every `every`-th after it.
+    pub(super) every: u64,
 }
 
 /// The requirements on batches that come from elsewhere.
@@ -70,23 +72,28 @@ impl Remote {
     pub(super) fn start<T: Output>(mut self, position: Position, steps: u64) -> Result<Batches<T>> {
         let account = Account::open(&self.workers.budget);
         self.wanted.memory = account.budget().total() / 2;
-        let (of_thread, room) = (Arc::clone(&account), 2 * self.workers.threads());
+        let (of_thread, room, every) = (Arc::clone(&account), 2 * self.workers.threads(), self.every);
         let run = move |queue: Queue<T>, waited: Waited| self.run(&of_thread, &queue, &waited);
         Batches::of_thread(
             "onefold-fetch",
             room,
             (account, Arc::new(Stages::default())),
-            position,
+            (position, every),
             steps,
             run,
         )
     }
 
     fn run<T: Output>(self, account: &Arc<Account>, queue: &Queue<T>, waited: &Waited) {
-        let Self { source, asked, wanted, workers, expected, packing } = self;
+        let Self { source, asked, wanted, workers, expected, packing, every } = self;
+        let turns = Turns { first: wanted.steps.start, every };
+        let mut steps = wanted.steps.clone();
         let (pool, expected) = (&workers.pool, Arc::new(expected));
         let is_gone = || account.check_open().is_err();
         let mut deliver = |packed: PackedBatch| {
+            if !steps.next().is_some_and(|step| turns.has(step)) {
+                return Some(waited.get());
+            }
             let reservation = account.reserve_batch(packed.memory().len() as u64)?;
             let expected = Arc::clone(&expected);
             let make = move || {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use onefold_datasets::Layout;
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Checks, Dedupe, Feature, Group, ReadRequest, ReaderOptions};
+use onefold_ikjt::{Checks, Dedupe, Feature, Group, Position, ReadRequest, ReaderOptions, Shuffle, Within};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use proptest::prelude::*;
 
@@ -220,6 +220,34 @@ fn packed_batches_have_the_same_samples() {
             }
         }
     }
+}
+
+/// Processes that take turns have all batches, each one once, and positions that any of them goes on from.
+#[test]
+fn processes_that_take_turns_share_the_batches() {
+    let directory = tempfile::tempdir().unwrap();
+    LOG.write(directory.path(), Layout::Folded);
+    let shuffle = Some(Shuffle { seed: 5, row_groups: 2, within: Within::Epoch });
+    for shuffle in [None, shuffle] {
+        let reader = open(directory.path(), ReaderOptions { shuffle, ..ReaderOptions::new(30) }).unwrap();
+        let position = |step| Position { step, ..reader.position(1) };
+        let all: Vec<_> = reader.resume_packed(&position(1)).unwrap().map(Result::unwrap).collect();
+        assert!(all.len() > 4);
+        for every in [1, 2, 3, 1000] {
+            for process in 0..every.min(all.len() as u64 + 1) {
+                let first = position(1 + process);
+                let shared = reader.resume_packed_every(every, &first).unwrap().map(Result::unwrap);
+                let found: Vec<_> =
+                    shared.map(|step| (step.batch.unpack().unwrap(), step.position)).collect();
+                let expected = all.iter().skip(process as usize).step_by(every as usize);
+                let expected: Vec<_> =
+                    expected.map(|step| (step.batch.unpack().unwrap(), step.position.clone())).collect();
+                assert_eq!(found, expected, "{process} of {every}");
+            }
+        }
+    }
+    let reader = open(directory.path(), ReaderOptions::new(30)).unwrap();
+    assert!(reader.resume_packed_every(0, &reader.position(0)).is_err());
 }
 
 /// The values that rows use.

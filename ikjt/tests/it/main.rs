@@ -1,5 +1,6 @@
 //! Datasets written and read back: what the reader promises, on small data of every shape.
 
+mod added_features;
 mod any_ranks;
 mod bad_input;
 mod batches;

@@ -24,6 +24,10 @@ struct Common {
     /// The dataset: a path or a URL, as `s3://bucket/folder`
     #[arg(long)]
     out: PathBuf,
+    /// Read other files in place of those that a source of the configuration names, as `log=log.parquet`: a file, a
+    /// directory, a pattern or a URL, and no other key of the source
+    #[arg(long, value_name = "NAME=PATH", value_parser = parse_source)]
+    sources: Vec<(String, String)>,
     /// Which features are deduplicated together
     #[arg(long, value_enum, default_value_t = Groups::Given)]
     groups: Groups,
@@ -102,6 +106,14 @@ enum OrderArgument {
 /// Connects a cluster that has this work folder.
 pub type ConnectCluster<'a> = dyn Fn(&Path) -> anyhow::Result<Arc<dyn Cluster>> + 'a;
 
+/// The name and the path of a source.
+fn parse_source(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.to_owned())),
+        _ => Err("write the name of a source and a path, as `log=log.parquet`".to_owned()),
+    }
+}
+
 /// Runs `build`, on a cluster if there is one.
 ///
 /// # Errors
@@ -141,7 +153,10 @@ fn run(
     cluster: Option<&ConnectCluster<'_>>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
-    let config = Config::load(&arguments.config)?;
+    let mut config = Config::load(&arguments.config)?;
+    for (name, path) in &arguments.sources {
+        config.set_source(name, path)?;
+    }
     let mut options =
         BuildOptions { groups: arguments.groups, buckets, ..arguments.how.options(&config, commit)? };
     let mut out = arguments.out.clone();
@@ -194,9 +209,11 @@ impl HowArguments {
 fn describe_samples(summary: &BuildSummary) -> Vec<String> {
     let statistics = &summary.statistics;
     let mut lines = Vec::new();
-    if let (Some(first), Some(last)) = (&statistics.first_time, &statistics.last_time) {
-        lines.push(format!("{} read, from {first} to {last}", count_of(statistics.samples, "sample")));
-    }
+    let read = count_of(statistics.samples, "sample");
+    lines.push(match (&statistics.first_time, &statistics.last_time) {
+        (Some(first), Some(last)) => format!("{read} read, from {first} to {last}"),
+        _ => format!("{read} read"),
+    });
     lines.extend(table(statistics).into_iter().map(|line| format!("  {line}")));
     lines.extend(summary.warnings.iter().map(|warning| format!("warning: {warning}")));
     lines
@@ -239,8 +256,10 @@ fn describe(summary: &BuildSummary, out: &Path, commit: Commit) -> String {
             .push(format!("wrote {samples} in {}", count_of(summary.partitions_written as u64, "partition")));
     }
     if let Some(merged) = &summary.merged {
+        let earlier =
+            if commit == Commit::Merge { "" } else { " to earlier partitions, where their sessions began" };
         lines.push(format!(
-            "added {}, skipped {} that were there already; rewrote {}",
+            "added {}{earlier}, skipped {} that were there already; rewrote {}",
             count_of(merged.samples_added, "sample"),
             format_count(merged.samples_skipped),
             count_of(merged.ranges_rewritten, "range"),

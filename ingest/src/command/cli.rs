@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 use onefold_base::fault::Explainer;
 use onefold_terminal::{CommandLine, OutputOptions, Printer};
 
-use super::{ERRORS, build, check, history, init, parts, report, shard, vacuum, verify};
+use super::{ERRORS, build, check, features, history, init, parts, report, shard, vacuum, verify};
 
 /// Build session-clustered training datasets from raw logs
 #[derive(Debug, Parser)]
@@ -35,8 +35,10 @@ pub(crate) enum Command {
     ///
     /// The partitions that the logs give replace those of the same key, if they do not have fewer samples; the others
     /// stay. Running it again changes nothing. Layout, order and buckets are those of the dataset; features and
-    /// sessions must be, too. A dataset that does not exist is created. Example: onefold-ingest append
-    /// logs/dataset.toml --out dataset --partition date=2024-06-01
+    /// sessions must be, too, but there may be further features: samples that are there have no ids, or 0, of these. A
+    /// dataset that does not exist is created. Where samples have keys, those after midnight are added to the partition
+    /// in which their session began. Example: onefold-ingest append logs/dataset.toml --out dataset
+    /// --partition date=2024-06-01
     ///
     /// With `--merge`, partitions keep their samples, and samples of the logs that they lack are added: late ones, and
     /// those after midnight of sessions that began before it. Only the ranges of buckets that get samples are
@@ -71,6 +73,15 @@ pub(crate) enum Command {
     /// files whose names no writer of datasets makes.
     /// Example: onefold-ingest vacuum dataset --keep 10 --older-than 1d
     Vacuum(vacuum::VacuumArguments),
+    /// Drop features from a dataset; no file is written again
+    ///
+    /// Older snapshots still have them. The space of their columns becomes free when partitions are written again and
+    /// old snapshots are removed by `vacuum`. Example: onefold-ingest drop-features dataset user_age item_tags
+    DropFeatures(features::DropArguments),
+    /// Rename a feature of a dataset; no file is written again
+    ///
+    /// Older snapshots have the old name. Example: onefold-ingest rename-feature dataset user_tags user_topics
+    RenameFeature(features::RenameArguments),
     /// Measure how much repeats in a dataset, its size on disk in each layout, and how much training can gain
     ///
     /// Example: onefold-ingest report dataset --html report.html
@@ -96,6 +107,8 @@ impl CommandLine for Cli {
             Command::Verify(arguments) => verify::run(arguments, printer),
             Command::History(arguments) => history::run(arguments, printer),
             Command::Vacuum(arguments) => vacuum::run(arguments, printer),
+            Command::DropFeatures(arguments) => features::run_drop(arguments, printer),
+            Command::RenameFeature(arguments) => features::run_rename(arguments, printer),
             Command::Report(arguments) => report::run(arguments, printer),
         }
     }

@@ -3,6 +3,7 @@
 mod build;
 mod check;
 mod cli;
+mod features;
 mod history;
 mod init;
 mod parts;

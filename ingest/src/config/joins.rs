@@ -20,6 +20,8 @@ pub struct JoinConfig {
     pub window_micros: i64,
     /// Columns that identify an event; if empty, rows equal in all columns are one event.
     pub key: Vec<String>,
+    /// Which of the samples with its key, in whose windows it falls, an event belongs to.
+    pub credit: Credit,
     /// What to do with samples without an event.
     pub missing: MissingEvents,
     /// What to do with events after the window of every sample that they belong to.
@@ -30,6 +32,19 @@ pub struct JoinConfig {
     pub orphans: Policy,
     /// Column of the samples → how events make it.
     pub labels: Vec<(String, LabelConfig)>,
+}
+
+/// Which of several samples an event belongs to. Samples of one key and time are not told apart.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Credit {
+    /// All of them.
+    #[default]
+    Every,
+    /// The last before the event.
+    Last,
+    /// The first whose window the event falls into.
+    First,
 }
 
 /// What to do with samples without an event.
@@ -94,6 +109,8 @@ pub(super) struct JoinSection {
     window: String,
     #[serde(default)]
     key: Vec<String>,
+    #[serde(default)]
+    credit: Credit,
     missing: Option<MissingEvents>,
     late: Option<Policy>,
     early: Option<Policy>,
@@ -137,6 +154,7 @@ impl JoinSection {
             source: self.source,
             time: TimeConfig::parse("`[join].time`", self.time)?,
             key: self.key,
+            credit: self.credit,
             missing: self.missing.unwrap_or(MissingEvents::Negative),
             late: self.late.unwrap_or(Policy::Skip),
             early: self.early.unwrap_or(Policy::Skip),

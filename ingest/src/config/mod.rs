@@ -5,6 +5,7 @@ mod columns;
 mod features;
 mod joins;
 mod keep;
+mod rows;
 mod samples;
 mod sources;
 mod timelines;
@@ -22,7 +23,7 @@ use xxhash_rust::xxh3::xxh3_128;
 pub use self::columns::Policy;
 use self::columns::{once, wrong};
 pub use self::features::VocabularyConfig;
-pub use self::joins::{AttributesConfig, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
+pub use self::joins::{AttributesConfig, Credit, JoinConfig, LabelConfig, MissingAttributes, MissingEvents};
 pub use self::samples::{ChecksConfig, Rows, SamplesConfig, SamplingConfig};
 pub(crate) use self::sources::credentials_hint;
 pub use self::sources::{Compression, Format, MissingColumns, ObjectStores, Quote, Ragged, SourceConfig};
@@ -36,6 +37,18 @@ const FORMAT_VERSION: u32 = 1;
 
 /// The prefix of the tables, columns and functions that the ETL makes. Users' names may not have it.
 pub(crate) const RESERVED: &str = "__onefold_";
+
+/// A URL, or an absolute path: a relative one starts at the working directory.
+fn from_here(path: &str) -> Result<String> {
+    if onefold_storage::is_url(Path::new(path)) {
+        return Ok(path.to_owned());
+    }
+    let path = std::path::absolute(path)?.into_os_string().into_string().map_err(|path| {
+        let message = format!("`{}` is not UTF-8 text", path.display());
+        std::io::Error::new(std::io::ErrorKind::InvalidInput, message)
+    })?;
+    Ok(path)
+}
 
 /// A checked `dataset.toml`.
 #[derive(Debug, Clone, PartialEq)]
@@ -139,7 +152,7 @@ struct File {
     #[serde(default)]
     timelines: Vec<timelines::TimelineSection>,
     checks: Option<samples::ChecksSection>,
-    session: Session,
+    session: Option<Session>,
     #[serde(default)]
     partition: Partition,
     #[serde(default)]
@@ -162,7 +175,7 @@ struct Session {
     key: Vec<String>,
     user: Option<String>,
     gap: Option<String>,
-    time: toml::Value,
+    time: Option<toml::Value>,
     #[serde(default)]
     order: Vec<String>,
 }
@@ -202,16 +215,23 @@ impl Config {
                 "name the files in the configuration",
             ));
         };
-        source.paths.clear();
-        for path in paths {
-            let is_url = onefold_storage::is_url(Path::new(path));
-            let path = if is_url { path.into() } else { std::path::absolute(path)? };
-            let path = path.into_os_string().into_string().map_err(|path| {
-                let message = format!("`{}` is not UTF-8 text", path.display());
-                std::io::Error::new(std::io::ErrorKind::InvalidInput, message)
-            })?;
-            source.paths.push(path);
-        }
+        source.paths = paths.iter().map(|path| from_here(path)).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// Makes a source read the files at `path`: a file, folder, pattern or URL, as a source without other keys does. A
+    /// relative path starts at the working directory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if no source of files has the name; [`Error::Io`] if there is no working directory, or its path is
+    /// not UTF-8 text.
+    pub fn set_source(&mut self, name: &str, path: &str) -> Result<()> {
+        let Some(source) = self.sources.get_mut(name) else {
+            let hint = suggest(name, self.sources.keys().map(String::as_str));
+            return Err(Error::config(&self.path, format!("`[sources]` names no files `{name}`"), hint));
+        };
+        *source = SourceConfig::new(from_here(path)?);
         Ok(())
     }
 
@@ -248,25 +268,40 @@ impl Config {
         schema
             .validate()
             .map_err(|error| wrong(format!("`[features]`: {}", first_line(&error)), "see `[features]`"))?;
-        let session = session(&file.session).map_err(|message| {
-            wrong(message, "write `key = [\"session_id\"]`, or `user = \"user_id\"` with `gap = \"30m\"`")
-        })?;
         check_partition(&file.partition)?;
         keep::check(&file.keep, &schema, &file.partition)?;
         let samples = file.samples.check(&names)?;
+        let rows = samples.by_rows.then(|| rows::time(&samples, &sources)).transpose()?;
+        let session = match &rows {
+            Some(rows) => rows::sessions(file.session.as_ref(), rows),
+            None => session(file.session.as_ref()).map_err(|message| {
+                let hint = "write `key = [\"session_id\"]`, or `user = \"user_id\"` with `gap = \"30m\"`";
+                wrong(message, hint)
+            }),
+        }?;
         let join = file.join.map(|join| join.check(&names)).transpose()?;
         let attributes =
             sections("attributes", file.attributes, |place, section| section.check(place, &names))?;
         let sampling = file.sampling.map(|sampling| sampling.check(&samples, schema.weight.as_deref()));
         let sampling = sampling.transpose()?;
         let timelines = sections("timelines", file.timelines, |place, section| {
-            section.check(place, &names, join.as_ref(), |name| kind(&schema, name))
+            section.check(place, &names, join.as_ref(), rows.as_ref(), |name| kind(&schema, name))
         });
         if file.dataset.buckets.is_some_and(|buckets| !(1..=MOST_BUCKETS).contains(&buckets)) {
             let message = "`[dataset].buckets` is not a number of ranges of buckets that a dataset can have";
             return Err(wrong(message, format!("write 1 to {MOST_BUCKETS}")));
         }
-        Ok(Self {
+        let (time, order) = file.session.map(|session| (session.time, session.order)).unwrap_or_default();
+        let time = match (rows, time) {
+            (Some(rows), _) => rows,
+            (None, Some(time)) => TimeConfig::parse("`[session].time`", time)?,
+            (None, None) => {
+                let hint = "name the column of the samples' times, as `time = \"timestamp\"`; if the log has only an order of \
+                            rows, write `order = \"rows\"` under `[samples]`";
+                return Err(wrong("`[session]` has no `time`", hint));
+            }
+        };
+        let config = Self {
             path: path.to_owned(),
             sources,
             source_queries,
@@ -278,15 +313,17 @@ impl Config {
             timelines: timelines?,
             checks: file.checks.map(samples::ChecksSection::check).transpose()?,
             session,
-            time: TimeConfig::parse("`[session].time`", file.session.time)?,
-            order: file.session.order,
+            time,
+            order,
             partition_columns: file.partition.columns,
             partition_by: file.partition.by,
             buckets: file.dataset.buckets,
             schema,
             keep: file.keep,
             vocabularies,
-        })
+        };
+        rows::check(&config)?;
+        Ok(config)
     }
 
     /// The columns that identify a session within a partition and, for a gap, the user alone.
@@ -343,7 +380,8 @@ fn first_line(error: &onefold_datasets::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-fn session(section: &Session) -> Result<Sessions, String> {
+fn session(section: Option<&Session>) -> Result<Sessions, String> {
+    let section = section.ok_or("there is no `[session]`")?;
     match (section.key.as_slice(), &section.user, &section.gap) {
         ([_, ..], None, None) => Ok(Sessions::Key(section.key.clone())),
         ([], Some(user), Some(gap)) => {

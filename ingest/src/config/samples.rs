@@ -18,6 +18,8 @@ pub struct SamplesConfig {
     pub condition: Option<String>,
     /// What to do with rows whose key an earlier row has.
     pub duplicates: Policy,
+    /// Whether the order of rows stands for times, which samples do not have.
+    pub by_rows: bool,
 }
 
 /// The rows that become samples.
@@ -88,6 +90,14 @@ pub(super) struct SamplesSection {
     #[serde(rename = "where")]
     condition: Option<String>,
     duplicates: Option<Policy>,
+    order: Option<SamplesOrder>,
+}
+
+/// The order of the samples of a session, if it is not that of their times.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SamplesOrder {
+    Rows,
 }
 
 #[derive(Debug, Deserialize)]
@@ -137,7 +147,8 @@ impl SamplesSection {
             return Err(wrong("`[samples].duplicates` needs `[samples].key`", hint));
         }
         let duplicates = self.duplicates.unwrap_or(Policy::Skip);
-        Ok(SamplesConfig { rows, key: self.key, condition: self.condition, duplicates })
+        let by_rows = matches!(self.order, Some(SamplesOrder::Rows));
+        Ok(SamplesConfig { rows, key: self.key, condition: self.condition, duplicates, by_rows })
     }
 }
 

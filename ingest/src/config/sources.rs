@@ -39,6 +39,12 @@ pub struct SourceConfig {
     pub schema: Vec<(String, DataType)>,
     /// What to do if some files lack a column.
     pub missing_columns: MissingColumns,
+    /// The column that gives the number of a row within its file, from 0, if there is to be one.
+    pub row_number: Option<String>,
+    /// The column that gives the name of a row's file: its path from the configuration file on, or its URL.
+    pub file_name: Option<String>,
+    /// The column that gives the number of a row's file in the order of the files' names, from 0.
+    pub file_number: Option<String>,
 }
 
 impl SourceConfig {
@@ -56,7 +62,20 @@ impl SourceConfig {
             partition_columns: Vec::new(),
             schema: Vec::new(),
             missing_columns: MissingColumns::Error,
+            row_number: None,
+            file_name: None,
+            file_number: None,
         }
+    }
+
+    /// The keys that ask for columns which say where a row is, and the columns that are asked for.
+    pub(crate) fn made_columns(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let keys = [
+            ("row_number", &self.row_number),
+            ("file_name", &self.file_name),
+            ("file_number", &self.file_number),
+        ];
+        keys.into_iter().filter_map(|(key, column)| Some((key, column.as_deref()?)))
     }
 }
 
@@ -171,6 +190,9 @@ struct Table {
     schema: toml::Table,
     #[serde(default)]
     missing_columns: MissingColumns,
+    row_number: Option<String>,
+    file_name: Option<String>,
+    file_number: Option<String>,
 }
 
 /// The sources of files, and the queries of the other sources, by their names.
@@ -259,7 +281,11 @@ fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
         partition_columns: types("partition_columns", &table.partition_columns)?,
         schema: types("schema", &table.schema)?,
         missing_columns: table.missing_columns,
+        row_number: table.row_number,
+        file_name: table.file_name,
+        file_number: table.file_number,
     };
+    check_made_columns(&source)?;
     let of_csv = [
         ("delimiter", source.delimiter.is_some()),
         ("header", !source.header),
@@ -284,6 +310,23 @@ fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
         return Err((format!("`{key}` is for CSV and JSON files, and `format` is Parquet"), hint.to_owned()));
     }
     Ok(source)
+}
+
+/// Checks that the columns which say where a row is have different names.
+fn check_made_columns(source: &SourceConfig) -> Result<(), MessageAndHint> {
+    let mut known: Vec<(&str, &str)> = Vec::new();
+    for (key, column) in source.made_columns() {
+        if column.is_empty() {
+            let hint = format!("write the name of a column, as `{key} = \"{}\"`", &key[..1]);
+            return Err((format!("`{key}` is empty"), hint));
+        }
+        if let Some((other, _)) = known.iter().find(|(_, known)| *known == column) {
+            let message = format!("`{other}` and `{key}` name the same column, `{column}`");
+            return Err((message, "give them different names".to_owned()));
+        }
+        known.push((key, column));
+    }
+    Ok(())
 }
 
 fn one_character(key: &str, text: &str) -> Result<u8, MessageAndHint> {
@@ -448,6 +491,8 @@ mod tests {
             partition_columns = { date = "Utf8", hour = "INT" }
             schema = { z = "BIGINT", a = "VARCHAR", m = "BIGINT[]", t = "TIMESTAMP", x = "Float32" }
             missing_columns = "null"
+            row_number = "n"
+            file_name = "f"
         "#;
         let sources = sources(text).unwrap();
         assert_eq!(sources["plain"], SourceConfig::new("events/*.parquet"));
@@ -458,6 +503,7 @@ mod tests {
         let quotes = (whole.quote, whole.escape, whole.ragged);
         assert_eq!(quotes, (Quote::Character(b'\''), Some(b'\\'), Ragged::Skip));
         assert_eq!(whole.missing_columns, MissingColumns::Null);
+        assert_eq!(whole.made_columns().collect::<Vec<_>>(), [("row_number", "n"), ("file_name", "f")]);
         let types = |columns: &[(String, DataType)]| {
             columns.iter().map(|(name, kind)| format!("{name} {kind}")).collect::<Vec<_>>().join(", ")
         };
@@ -494,6 +540,12 @@ mod tests {
                 "e = { path = 'a', format = 'json', ragged = 'skip' }",
                 "`ragged` is for CSV",
                 "format = \"csv\"",
+            ),
+            ("e = { path = 'a', row_number = '' }", "`row_number` is empty", "row_number = \"r\""),
+            (
+                "e = { path = 'a', row_number = 'n', file_number = 'n' }",
+                "`row_number` and `file_number` name the same column, `n`",
+                "different names",
             ),
             ("e = { path = 'a', schema = { x = 'BIGNT' } }", "the column `x`", "BIGINT[]"),
             ("e = { path = 'a', schema = { x = 'BIGINT) + (1' } }", "the column `x`", "BIGINT[]"),

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 
 use super::columns::{ColumnNames, duration, duration_or_zero, known_source, once, wrong};
+use super::rows::needs_times;
 use super::{FeatureKind, JoinConfig, TimeConfig};
 use crate::error::MessageAndHint;
 
@@ -36,7 +37,7 @@ pub struct TimelineConfig {
 pub(super) struct TimelineSection {
     source: String,
     on: ColumnNames,
-    time: toml::Value,
+    time: Option<toml::Value>,
     #[serde(rename = "where")]
     condition: Option<String>,
     length: usize,
@@ -50,12 +51,14 @@ pub(super) struct TimelineSection {
 
 impl TimelineSection {
     /// `place` is `` `[[timelines]]` 1 `` for the first section; `kind` gives the kind that `[features]` has for a
-    /// column. The key of events is `[join]`'s unless the section has its own.
+    /// column. The key of events is `[join]`'s unless the section has its own. `rows` is the place of rows, if samples have
+    /// no times.
     pub(super) fn check(
         self,
         place: &str,
         sources: &[&str],
         join: Option<&JoinConfig>,
+        rows: Option<&TimeConfig>,
         kind: impl Fn(&str) -> Option<FeatureKind>,
     ) -> Result<TimelineConfig, MessageAndHint> {
         known_source(&format!("{place}: `source`"), &self.source, sources)?;
@@ -73,6 +76,23 @@ impl TimelineSection {
             let message = format!("{place}: `length` is {}", self.length);
             return Err(wrong(message, "write how many ids a list has at most, as `length = 100`"));
         }
+        let keys = [
+            ("time", self.time.is_some()),
+            ("delay", self.delay.is_some()),
+            ("max_age", self.max_age.is_some()),
+        ];
+        if let Some((key, _)) = keys.into_iter().find(|(_, given)| rows.is_some() && *given) {
+            return Err(needs_times(&format!("{place}: `{key}`")));
+        }
+        let time_place = format!("{place}: `time`");
+        let time = match (rows, self.time) {
+            (Some(rows), _) => TimeConfig { place: place.to_owned(), ..rows.clone() },
+            (None, Some(time)) => TimeConfig::parse(time_place, time)?,
+            (None, None) => {
+                let hint = "name the column of its rows' times, as `time = \"event_time\"`";
+                return Err(wrong(format!("{time_place} is missing"), hint));
+            }
+        };
         let delay = self.delay.as_deref().map(|text| duration_or_zero(&format!("{place}: `delay`"), text));
         let delay_micros = delay.transpose()?.unwrap_or(0);
         let max_age = self.max_age.as_deref().map(|text| duration(&format!("{place}: `max_age`"), text));
@@ -88,7 +108,7 @@ impl TimelineSection {
         Ok(TimelineConfig {
             on: self.on.pairs(&format!("{place}: `on`"))?,
             source: self.source,
-            time: TimeConfig::parse(format!("{place}: `time`"), self.time)?,
+            time,
             condition: self.condition,
             length: self.length,
             delay_micros,

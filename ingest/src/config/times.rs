@@ -18,6 +18,8 @@ pub struct TimeConfig {
     pub place: String,
     /// The column.
     pub column: String,
+    /// The column with the number of a row's file, if [`column`](Self::column) has the number of the row in its file.
+    pub file: Option<String>,
     /// What its numbers count since 1970-01-01T00:00 UTC.
     pub unit: Option<EpochUnit>,
     /// How its texts are written, in the notation of `strftime`; ISO 8601 if `None`.
@@ -85,6 +87,11 @@ struct TimeTable {
 }
 
 impl TimeConfig {
+    /// The columns that make the time.
+    pub(crate) fn columns(&self) -> impl Iterator<Item = &str> {
+        self.file.as_deref().into_iter().chain([self.column.as_str()])
+    }
+
     /// The time column that the key `place` names: `"column"`, or a table of keys.
     pub(super) fn parse(place: impl Into<String>, value: toml::Value) -> Result<Self, MessageAndHint> {
         let place = place.into();
@@ -122,6 +129,7 @@ impl TimeConfig {
         let not_after = limit("not_after", table.not_after)?;
         Ok(Self {
             column: table.column,
+            file: None,
             unit: table.unit,
             format: table.format,
             time_zone: table.time_zone,

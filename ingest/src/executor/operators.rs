@@ -81,7 +81,7 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
     } else if let Some(join) = plan.downcast_ref::<SpillingJoin>() {
         let inputs = join.children().into_iter().map(empty).collect();
         (Operator::Join, Some(join.hash_join()?.builder().with_new_children(inputs)?.build_exec()?))
-    } else if let Some((scan, plan)) = SentScan::of(plan) {
+    } else if let Some((scan, plan)) = SentScan::of(plan)? {
         (Operator::Scan(Box::new(scan)), Some(plan))
     } else if plan.is::<SkippedRowsExec>() {
         (Operator::SkippedRows, None)

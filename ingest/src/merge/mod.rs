@@ -90,6 +90,11 @@ pub(crate) struct Merge<'a> {
 /// [`Error::Fault`] if the dataset does not have what tells late samples from those that are there.
 pub(crate) fn check(config: &Config, snapshot: &Snapshot) -> Result<()> {
     let wrong = |message: String, hint: &str| Err(Error::config(&config.path, message, hint));
+    if config.samples.by_rows {
+        let message =
+            "samples without times cannot be merged: the number of a row is another one in other logs";
+        return wrong(message.to_owned(), "append or replace whole partitions, or give the samples times");
+    }
     let keyed = !config.samples.key.is_empty();
     if keyed && !snapshot.sample_keys {
         let message =
@@ -155,6 +160,7 @@ impl<'a> Merge<'a> {
         reporter: &dyn Reporter,
     ) -> Result<LateSamples> {
         self.find_near().await?;
+        self.check_comparable()?;
         let near = self.near.clone();
         self.read_old(sql::OLD_TIMES, &near, Read::Times, &[]).await?;
         self.keep(sql::OLD_SESSIONS, &self.sql.old_sessions()).await?;
@@ -260,6 +266,20 @@ impl<'a> Merge<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Checks that samples that could be there already can be told from others: without keys they are compared by all
+    /// features, also those that were added after samples of the dataset were written.
+    fn check_comparable(&self) -> Result<()> {
+        let sets = self.near.iter().flat_map(|(number, _)| &self.old.snapshot.partitions[*number].files);
+        let lacking = sets.flat_map(|set| &set.changes.lacks).next();
+        let Some(feature) = lacking.filter(|_| self.config.samples.key.is_empty()) else { return Ok(()) };
+        let message = format!(
+            "samples of the dataset lack the feature `{feature}`, which was added later, so late samples without a key \
+             cannot be compared with them"
+        );
+        let hint = "append all samples of these partitions, without a merge, which gives them the feature";
+        Err(Error::config(&self.config.path, message, hint))
     }
 
     /// Whether a session of samples of these `times`, the first of which would lie in the partition `key`, could lie in

@@ -259,8 +259,9 @@ type Output = Sender<datafusion::error::Result<RecordBatch>>;
 impl Reader<'_> {
     /// Reads a file; `false` if the engine does not want more.
     fn read(&self, file: &OldFile, output: &Output) -> Result<bool> {
-        let open = OpenFiles::open(&self.storage, &file.files)?;
-        open.check_columns(&self.spec.snapshot.file_columns()).map_err(onefold_datasets::Error::from)?;
+        let snapshot = &self.spec.snapshot;
+        let open = OpenFiles::open(&self.storage, snapshot, &file.files)?;
+        open.check_columns(&snapshot.columns_of(&file.files)).map_err(onefold_datasets::Error::from)?;
         let mut before = file.before;
         for group in 0..open.row_groups() {
             let columns = RowGroup::read(self.spec, &open, group)?;

@@ -113,7 +113,9 @@ impl<'a> StepColumns<'a> {
 
     fn check_rows(&self) -> Result<()> {
         self.key("`[samples].key`", &self.config.samples.key)?;
-        self.in_rows(&self.config.time.place, &self.config.time.column)?;
+        for column in self.config.time.columns() {
+            self.in_rows(&self.config.time.place, column)?;
+        }
         for name in self.config.checks.iter().flat_map(|checks| &checks.parallel).flatten() {
             let data_type = self.in_rows("`[checks].parallel`", name)?;
             if !matches!(data_type, DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..))
@@ -296,7 +298,9 @@ impl<'a> StepColumns<'a> {
 
     /// Checks that the time column of a source exists, and that the meaning of its values is known.
     async fn source_time(&self, source: &str, time: &TimeConfig) -> Result<()> {
-        self.in_source(&time.place, source, &time.column)?;
+        for column in time.columns() {
+            self.in_source(&time.place, source, column)?;
+        }
         times::check(self.config, time, self.context.table(source).await?).await
     }
 

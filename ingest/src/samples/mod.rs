@@ -20,6 +20,7 @@
 mod attributes;
 mod check;
 mod counts;
+mod labels;
 mod repeatable;
 mod steps;
 mod tables;
@@ -389,7 +390,7 @@ impl Planner<'_> {
         }
         (self.skipped.late_events, self.skipped.early_events, self.skipped.orphan_events) =
             (late, early, orphans);
-        self.spool.table(self.context, LABELS, &self.steps.labels(join)).await
+        self.spool.table(self.context, LABELS, &self.steps.labels(join)?).await
     }
 
     /// Makes the tables of the attributes, and of which of them hold at the samples' times.

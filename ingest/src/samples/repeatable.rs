@@ -121,8 +121,8 @@ fn of_part(part: &Expr) -> Option<MessageAndHint> {
 fn of_order(function: &str, ordered: &str) -> Option<MessageAndHint> {
     OF_ORDER.contains(&function).then(|| {
         let hint = format!(
-            "state the order: `{function}{ordered}`, with columns that tell all rows apart; where the log has none, write it \
-             with a number for each row"
+            "state the order: `{function}{ordered}`, with columns that tell all rows apart; where the log has none, \
+             `row_number = \"n\"` under `[sources]` numbers the rows of each file"
         );
         (format!("`{function}` without `ORDER BY` depends on the order of rows, which is another one each time"), hint)
     })

@@ -6,8 +6,7 @@ use onefold_datasets::SparseFeature;
 use super::check::StepColumns;
 use super::tables::RowState::{self, ClockChange, Future, LeftOut, NoKey, Past, Ragged, Usable};
 use super::tables::{
-    BASE, CANDIDATES, Dropped, EVENTS, LABELS, REPEATED, ROWS, USABLE, attributes_in_time_table,
-    attributes_table,
+    BASE, CANDIDATES, Dropped, LABELS, REPEATED, ROWS, attributes_in_time_table, attributes_table,
 };
 use crate::config::{
     JoinConfig, LabelConfig, MissingAttributes, MissingEvents, SamplingConfig, TimeConfig, TimelineConfig,
@@ -20,7 +19,7 @@ use crate::{Config, Result, timeline};
 
 /// Builds the SQL of one configuration.
 pub(super) struct StepSql<'a> {
-    config: &'a Config,
+    pub(super) config: &'a Config,
     pub(super) columns: &'a StepColumns<'a>,
     /// The limits of `[checks]`.
     pub(super) limits: TimeLimits,
@@ -55,7 +54,7 @@ impl<'a> StepSql<'a> {
         let ours =
             |pairs: &[(String, String)]| pairs.iter().map(|(ours, _)| ours.clone()).collect::<Vec<_>>();
         let mut keys = config.samples.key.clone();
-        keys.push(config.time.column.clone());
+        keys.extend(config.time.columns().map(str::to_owned));
         keys.extend(config.join.iter().flat_map(|join| ours(&join.on)));
         keys.extend(config.attributes.iter().flat_map(|attributes| ours(&attributes.on)));
         keys.extend(config.timelines.iter().flat_map(|timeline| ours(&timeline.on)));
@@ -147,7 +146,8 @@ impl<'a> StepSql<'a> {
     /// The columns of the log that may not be null: key, session and time.
     pub(super) fn identifying(&self) -> Vec<String> {
         let session = self.config.session_columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
-        let all = self.config.samples.key.iter().chain(&session).chain([&self.config.time.column]);
+        let time: Vec<String> = self.config.time.columns().map(str::to_owned).collect();
+        let all = self.config.samples.key.iter().chain(&session).chain(&time);
         first_of_each(all.filter(|name| self.narrow.contains(name)))
     }
 
@@ -188,12 +188,7 @@ impl<'a> StepSql<'a> {
     /// The events that `[join]` reads.
     pub(super) fn events(&self, join: &JoinConfig) -> Result<String> {
         let schema = self.columns.of(&join.source);
-        let mut read = Vec::new();
-        for (_, label) in &join.labels {
-            let (LabelConfig::When(sql) | LabelConfig::Value { aggregate: sql, .. }) = label;
-            read.extend(self.columns.read_by(schema, sql)?);
-        }
-        let read = first_of_each(&read);
+        let read = self.read_by_labels(join)?;
         let sortable =
             |name: &&String| schema.field_with_name(name).is_ok_and(|field| is_sortable(field.data_type()));
         self.log(&Log {
@@ -323,102 +318,6 @@ impl<'a> StepSql<'a> {
             keys.collect::<Vec<_>>().join(", "),
             timestamp("__onefold_time"),
             quote(&time.column),
-        )
-    }
-
-    /// For every key of `[join]`: how many of its events are late, early, or belong to no sample. An event is late if
-    /// even the last sample at or before it is further away than the window.
-    pub(super) fn event_classes(&self, join: &JoinConfig) -> String {
-        let keys = numbered("__onefold_k", join.on.len());
-        let ours: Vec<String> =
-            join.on.iter().zip(&keys).map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
-        let (keys, ours) = (keys.join(", "), ours.join(", "));
-        let samples = format!(
-            "SELECT {ours}, __onefold_time AS __onefold_at, 0 AS __onefold_kind FROM ({})",
-            self.distinct()
-        );
-        let events = format!(
-            "SELECT {keys}, __onefold_time AS __onefold_at, 1 AS __onefold_kind FROM {EVENTS} WHERE {USABLE}"
-        );
-        let others = format!(
-            "SELECT {ours}, coalesce(__onefold_time, 0) AS __onefold_at, 2 AS __onefold_kind FROM {ROWS} \
-             WHERE __onefold_state <> {Usable}"
-        );
-        let over = format!(
-            "OVER (PARTITION BY {keys} ORDER BY __onefold_at, __onefold_kind \
-             ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
-        );
-        let seen = format!(
-            "SELECT {keys}, __onefold_kind, __onefold_at, \
-             max(CASE WHEN __onefold_kind = 0 THEN __onefold_at END) {over} AS __onefold_seen \
-             FROM ({samples} UNION ALL {events} UNION ALL {others})"
-        );
-        format!(
-            "SELECT {keys}, count(*) FILTER (WHERE __onefold_kind = 1 AND __onefold_at > __onefold_seen + {}) AS __onefold_late, \
-             CASE WHEN min(__onefold_kind) = 0 THEN count(*) FILTER (WHERE __onefold_kind = 1 AND __onefold_seen IS NULL) \
-             ELSE 0 END AS __onefold_early, \
-             CASE WHEN min(__onefold_kind) = 1 AND max(__onefold_kind) = 1 THEN count(*) ELSE 0 END AS __onefold_orphans \
-             FROM ({seen}) GROUP BY {keys}",
-            join.window_micros
-        )
-    }
-
-    /// The first key with events of a class, for a message.
-    pub(super) fn example_event(&self, join: &JoinConfig, class: &str) -> String {
-        let keys = numbered("__onefold_k", join.on.len());
-        let shown: Vec<String> = join
-            .on
-            .iter()
-            .zip(&keys)
-            .map(|((_, theirs), key)| format!("{key} AS {}", quote(theirs)))
-            .collect();
-        format!(
-            "SELECT {} FROM ({}) WHERE __onefold_{class} > 0 ORDER BY {} LIMIT 1",
-            shown.join(", "),
-            self.event_classes(join),
-            keys.join(", ")
-        )
-    }
-
-    /// The labels by key and time of a sample, from the events in its window.
-    pub(super) fn labels(&self, join: &JoinConfig) -> String {
-        let keys = numbered("__onefold_k", join.on.len());
-        let samples: Vec<String> = (0..join.on.len()).map(|i| format!("__onefold_s{i}")).collect();
-        let ours: Vec<String> = join
-            .on
-            .iter()
-            .zip(&samples)
-            .map(|((ours, _), name)| format!("{} AS {name}", quote(ours)))
-            .collect();
-        // Several samples may have one key and time; those of one key are alone if the join's key identifies a sample.
-        let key = &self.config.samples.key;
-        let alone = !key.is_empty() && key.iter().all(|name| join.on.iter().any(|(ours, _)| ours == name));
-        let distinct = if alone { "" } else { "DISTINCT " };
-        let labels: Vec<String> = join
-            .labels
-            .iter()
-            .map(|(name, label)| match label {
-                LabelConfig::When(sql) => {
-                    format!("max(CASE WHEN {} THEN 1 ELSE 0 END) AS {}", enclosed(sql), quote(name))
-                }
-                LabelConfig::Value { aggregate, .. } => {
-                    format!("CAST({} AS DOUBLE) AS {}", enclosed(aggregate), quote(name))
-                }
-            })
-            .collect();
-        let named: Vec<String> =
-            samples.iter().zip(&keys).map(|(sample, key)| format!("{sample} AS {key}")).collect();
-        format!(
-            "SELECT {}, __onefold_at, count(*) AS __onefold_events, {} FROM (SELECT * FROM {EVENTS} WHERE {USABLE}) \
-             JOIN (SELECT {distinct}{}, __onefold_time AS __onefold_at FROM ({})) ON {} AND __onefold_time >= __onefold_at \
-             AND __onefold_time <= __onefold_at + {} GROUP BY {}, __onefold_at",
-            named.join(", "),
-            labels.join(", "),
-            ours.join(", "),
-            self.distinct(),
-            equal(keys.iter().zip(&samples)),
-            join.window_micros,
-            samples.join(", "),
         )
     }
 

@@ -564,3 +564,68 @@ proptest! {
         prop_assert!(keep.is_some() || skipped.sampled_out == 0);
     }
 }
+
+/// Samples (user, time) and events (user, time, kind) of few users and times.
+fn random_credits() -> impl Strategy<Value = (Vec<[i64; 2]>, Vec<[i64; 3]>)> {
+    (vec([0i64..3, 0..50], 1..40), vec([0i64..4, 0..60, 0..2], 0..60))
+}
+
+/// By definition: the clicks and the sum of the numbers of the events that belong to each sample.
+fn credited(samples: &[[i64; 2]], events: &[[i64; 3]], window: i64, credit: &str) -> Vec<Vec<i64>> {
+    let mut labels: Vec<Vec<i64>> = (0..samples.len()).map(|sample| vec![sample as i64, 0, 0]).collect();
+    for (number, [user, at, kind]) in (1i64..).zip(events) {
+        let falls = |[of, time]: &[i64; 2]| of == user && (*time..=time + window).contains(at);
+        let times = samples.iter().copied().filter(falls).map(|sample| sample[1]);
+        let chosen = match credit {
+            "last" => times.max(),
+            "first" => times.min(),
+            _ => None,
+        };
+        for (sample, label) in samples.iter().zip(&mut labels) {
+            if falls(sample) && (credit == "every" || chosen == Some(sample[1])) {
+                label[1] = label[1].max(*kind);
+                label[2] += number;
+            }
+        }
+    }
+    labels
+}
+
+proptest! {
+    #![proptest_config(onefold_property::cases(40))]
+
+    #[test]
+    fn events_belong_to_the_samples_that_credit_says(
+        (samples, events) in random_credits(),
+        window in 1i64..30,
+        credit in prop_oneof![Just("every"), Just("last"), Just("first")],
+        with_event_key in any::<bool>(),
+    ) {
+        let key = if with_event_key { "key = [\"id\"]\n" } else { "" };
+        let text = format!(
+            "format_version = 1\n[sources]\nfeatures = \"x\"\nevents = \"x\"\n[samples]\nsource = \"features\"\n\
+             key = [\"request\"]\n[session]\nkey = [\"user\"]\n\
+             time = {{ column = \"time\", unit = \"us\", not_before = 1970-01-01 }}\n\
+             [join]\nsource = \"events\"\non = {{ user = \"of\" }}\nwindow = \"{window}us\"\ncredit = \"{credit}\"\n{key}\
+             time = {{ column = \"at\", unit = \"us\", not_before = 1970-01-01 }}\n\
+             [join.labels]\nclicked = {{ when = \"kind = 1\" }}\nnumbers = {{ value = \"sum(id)\" }}\n\
+             [features]\nclicked = {{ kind = \"label\" }}\nnumbers = {{ kind = \"dense\" }}\n\
+             request = {{ kind = \"sparse\" }}\n"
+        );
+        let config = Config::parse(Path::new("dataset.toml"), &text).unwrap();
+        let (built, without) = block(async {
+            let context = two_threads();
+            let features = samples.iter().enumerate().map(|(request, row)| [request as i64, row[0], row[1]]);
+            register(&context, "features", ["request", "user", "time"], &features.collect::<Vec<_>>());
+            let numbered = (1i64..).zip(&events).map(|(id, row)| [id, row[0], row[1], row[2]]);
+            register(&context, "events", ["id", "of", "at", "kind"], &numbered.collect::<Vec<_>>());
+            let samples = plan(&context, &config).await.unwrap();
+            context.register_table("wide", samples.wide.clone().into_view()).unwrap();
+            let sql = "SELECT request, CAST(clicked AS BIGINT), CAST(numbers AS BIGINT) FROM wide ORDER BY request";
+            (rows(&context, sql).await, samples.skipped.samples_without_events)
+        });
+        let expected = credited(&samples, &events, window, credit);
+        prop_assert_eq!(without, expected.iter().filter(|row| row[2] == 0).count() as u64);
+        prop_assert_eq!(built, expected);
+    }
+}

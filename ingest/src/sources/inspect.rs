@@ -75,7 +75,7 @@ pub(super) async fn inspect(
                 hint.to_owned(),
             ));
         }
-        return read_footer(found, source_store).await;
+        return read_footer(found, source_store, config.row_number.is_some()).await;
     }
     let list = config.schema.iter().find(|(_, data_type)| data_type.is_nested());
     if let (Format::Csv, Some((column, _))) = (dialect.format, list) {
@@ -120,10 +120,12 @@ fn named(config: &SourceConfig, inferred: Schema) -> Result<Schema, MessageAndHi
     Ok(Schema::new(fields.collect::<Vec<_>>()))
 }
 
-/// Reads a Parquet file's footer, so that a damaged file is named before any work is done.
+/// Reads a Parquet file's footer, so that a damaged file is named before any work is done. If rows are `numbered`, the
+/// row groups must be numbered as they follow each other, because the reader goes by that.
 async fn read_footer(
     found: &FoundFile,
     source_store: &Arc<SourceStore>,
+    numbered: bool,
 ) -> Result<Inspection, MessageAndHint> {
     let not_whole = |error: &dyn std::fmt::Display| {
         let hint = "the file is truncated, damaged or of another format; write it again";
@@ -136,6 +138,14 @@ async fn read_footer(
         DataFusionError::ParquetError(cause) => not_whole(cause),
         _ => not_whole(&error.strip_backtrace()),
     })?;
+    let mut groups = metadata.row_groups().iter().enumerate();
+    if numbered
+        && !groups.all(|(place, group)| group.ordinal().is_some_and(|n| usize::try_from(n) == Ok(place)))
+    {
+        let message =
+            "its row groups have numbers that are not those of their order, so its rows cannot be numbered";
+        return Err((message.to_owned(), "write the file again, or remove `row_number`".to_owned()));
+    }
     let footer = ArrowReaderMetadata::try_new(metadata.clone(), ArrowReaderOptions::new());
     let footer = footer.map_err(|error| not_whole(&error))?;
     let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
@@ -245,6 +255,55 @@ pub(super) fn folder_columns(
         Field::new(name, declared.map_or(DataType::Utf8, |(_, data_type)| data_type.clone()), true)
     };
     Ok(columns.into_iter().map(field).collect())
+}
+
+/// The columns of the files' names and numbers that the configuration asks for.
+pub(super) fn file_columns(config: &SourceConfig) -> impl Iterator<Item = Arc<Field>> {
+    let name = config.file_name.as_ref().map(|name| Field::new(name, DataType::Utf8, false));
+    let number = config.file_number.as_ref().map(|name| Field::new(name, DataType::Int64, false));
+    name.into_iter().chain(number).map(Arc::new)
+}
+
+/// The values of the [`file_columns`] of file number `number`; `base` is the folder of the configuration.
+pub(super) fn file_values(
+    config: &SourceConfig,
+    base: &std::path::Path,
+    file: &FoundFile,
+    number: usize,
+) -> impl Iterator<Item = ScalarValue> {
+    let name = file.name.to_string_lossy();
+    let name = match file.name.strip_prefix(base) {
+        Ok(below) if !name.contains("://") => below.to_string_lossy(),
+        _ => name,
+    };
+    let name = config.file_name.as_ref().map(|_| ScalarValue::from(&*name));
+    let number = config.file_number.as_ref().map(|_| ScalarValue::from(number as i64));
+    name.into_iter().chain(number)
+}
+
+/// Checks that no file or folder has a column of the name of one that is made.
+///
+/// # Errors
+///
+/// The first file, by name, that has one.
+pub(super) fn check_made_columns(
+    source: &str,
+    config: &SourceConfig,
+    columns: &Schema,
+    folders: &Fields,
+    files: &[SourceFile],
+) -> Result<(), FileError> {
+    for (key, made) in config.made_columns() {
+        if columns.field_with_name(made).is_err() && !folders.iter().any(|folder| folder.name() == made) {
+            continue;
+        }
+        let has = |file: &&SourceFile| file.inspection.schema.field_with_name(made).is_ok();
+        let file = files.iter().find(has).unwrap_or(&files[0]);
+        let message = format!("it has a column `{made}` of its own, and `{key}` gives that name to another");
+        let hint = format!("give `{key}` under `[sources].{source}` a name that no column has");
+        return Err((file.found.name.clone(), (message, hint)));
+    }
+    Ok(())
 }
 
 /// The values of a file's folders, as their columns have them.

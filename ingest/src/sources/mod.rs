@@ -37,6 +37,7 @@ use datafusion::common::ScalarValue;
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::parquet::transform_schema_to_view;
+use datafusion::datasource::table_schema::TableSchema;
 use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{SessionContext, ident};
 use futures::{FutureExt, StreamExt, stream};
@@ -80,8 +81,10 @@ pub(crate) struct Source {
     columns: SchemaRef,
     /// The columns that cannot be read from some files.
     refused: Refused,
-    /// The columns that the files' folders make.
+    /// The columns that the files' folders and names make.
     folders: Fields,
+    /// The column that has the numbers of the rows.
+    row_number: Option<String>,
     /// The columns of text files whose types the configuration gives.
     declared: Arc<[String]>,
     /// Rows of CSV files that were left out.
@@ -108,8 +111,11 @@ pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Sou
                 continue;
             }
         };
-        match inspect_files(name, source, found).await {
-            Ok(source) => sources.push(Source { problems: problems.clone(), ..source }),
+        match inspect_files(config, name, source, found).await {
+            Ok(source) => {
+                source.check_place(config).or_else(|error| problems.report(error))?;
+                sources.push(Source { problems: problems.clone(), ..source });
+            }
             Err(wrong) => {
                 for (path, (message, hint)) in wrong {
                     problems.report(Error::source(name, &path, message, hint))?;
@@ -170,6 +176,7 @@ async fn expand(
 
 /// Reads the files' footers or first rows, and makes one table of them. Gives all files that cannot be read.
 async fn inspect_files(
+    whole: &Config,
     name: &str,
     config: &SourceConfig,
     found: Vec<(FoundFile, Arc<SourceStore>)>,
@@ -196,21 +203,26 @@ async fn inspect_files(
     let alone = |error: FileError| vec![error];
     let format = one_format(&files).map_err(alone)?;
     let folders = inspect::folder_columns(name, config, &files).map_err(alone)?;
-    for file in &mut files {
+    let base = whole.path.parent().unwrap_or(Path::new(""));
+    for (number, file) in files.iter_mut().enumerate() {
         file.values = inspect::folder_values(&folders, &file.found).map_err(alone)?;
+        file.values.extend(inspect::file_values(config, base, &file.found, number));
     }
     let columns: Vec<FileColumns> = files
         .iter()
         .map(|file| FileColumns { name: file.found.name.clone(), schema: file.inspection.schema.clone() })
         .collect();
     let (mut columns, refused) = schema::merge(name, config, format, &columns).map_err(alone)?;
+    inspect::check_made_columns(name, config, &columns, &folders, &files).map_err(alone)?;
+    let folders = folders.iter().cloned().chain(inspect::file_columns(config)).collect();
+    let row_number = config.row_number.clone();
     if format == Format::Parquet {
         // As DataFusion reads Parquet by default: texts are not copied out of their pages.
         columns = Arc::new(transform_schema_to_view(&columns));
     }
     let declared = config.schema.iter().map(|(name, _)| name.clone()).collect();
     let (name, skipped, problems) = (name.to_owned(), Arc::default(), Problems::default());
-    Ok(Source { name, files, columns, refused, folders, declared, skipped, problems })
+    Ok(Source { name, files, columns, refused, folders, row_number, declared, skipped, problems })
 }
 
 async fn inspect_file(
@@ -279,9 +291,29 @@ pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Re
 }
 
 impl Source {
-    /// The columns of the files and of their folders.
+    /// Refuses files whose rows cannot be told apart, if the order of these rows stands for times.
+    fn check_place(&self, config: &Config) -> Result<()> {
+        let time = &config.time;
+        let is_place = config.samples.by_rows && self.row_number.as_ref() == Some(&time.column);
+        match self.files.as_slice() {
+            [_, second, ..] if is_place && time.file.is_none() => {
+                let message = "it is not the only file, and the numbers of its rows are those of another file's rows, too";
+                let hint = format!("add `file_number = \"part\"` to `[sources].{}`", self.name);
+                Err(Error::source(&self.name, &second.found.name, message.to_owned(), hint))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The columns of the files, and those that are made for them.
     fn schema(&self) -> SchemaRef {
-        FileTable::schema(self.columns.clone(), self.folders.clone()).table_schema().clone()
+        let format = self.files[0].dialect.format;
+        self.table_schema(self.columns.clone(), format).table_schema().clone()
+    }
+
+    /// The columns of a table of files that have these columns.
+    fn table_schema(&self, columns: SchemaRef, format: Format) -> TableSchema {
+        FileTable::schema(columns, self.folders.clone(), self.row_number.as_deref(), format)
     }
 
     /// The files by name, with the columns of each.
@@ -324,7 +356,8 @@ impl Source {
                 store: Arc::clone(&file.store),
                 dialect: file.dialect,
                 compression: engine_compression(file.compression),
-                schema: FileTable::schema(columns, self.folders.clone()),
+                schema: self.table_schema(columns, file.dialect.format),
+                numbered: self.row_number.is_some(),
                 files: Vec::new(),
                 declared: Arc::clone(&self.declared),
                 problems: self.problems.clone(),

@@ -31,15 +31,14 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use onefold_base::process::panic_text;
 
-use super::csv::{CsvRules, RowError};
+use super::csv::RowError;
 use super::files::FileName;
 use super::head::damaged_hint;
 use super::stores::SourceStore;
-use super::text;
-use super::text_store::{SkippedRows, TextStore};
+use super::text::{self, Text};
+use super::text_store::TextStore;
 use crate::Error;
 use crate::error::external;
-use crate::problems::Problems;
 
 /// The fewest bytes of a piece of a file that a thread reads at once, and the most pieces for each thread and for all.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -55,17 +54,6 @@ pub(super) struct NamingSource {
     pub(super) inner: Arc<dyn FileSource>,
     /// Rows of a batch, once the engine has said how many.
     pub(super) batch_rows: Option<usize>,
-}
-
-/// How files of text are read.
-#[derive(Debug, Clone)]
-pub(super) struct Text {
-    /// The checks of CSV, with the rows that they leave out.
-    pub(super) csv: Option<(CsvRules, Arc<SkippedRows>)>,
-    /// The columns whose types the configuration gives; those of the others were guessed.
-    pub(super) declared: Arc<[String]>,
-    /// Where wrong values go.
-    pub(super) problems: Problems,
 }
 
 /// The files of a source that are in one store.
@@ -107,8 +95,7 @@ impl FileSource for NamingSource {
                     Some((rules, skipped)) => store.with_csv(*rules, Arc::clone(skipped)),
                     None => store,
                 };
-                let typed = (&text.declared, &text.problems);
-                text::morselizer(&self.inner, &self.files.source, store, typed, self.batch_rows)?
+                text::morselizer(&self.inner, &self.files.source, store, text, self.batch_rows)?
             }
         };
         Ok(Box::new(NamingMorselizer { files: Arc::clone(&self.files), inner }))
@@ -143,8 +130,9 @@ impl FileSource for NamingSource {
         self.inner.fmt_extra(form, formatter)
     }
 
+    /// Rows of text are numbered from the beginning of their file on.
     fn supports_repartitioning(&self) -> bool {
-        self.inner.supports_repartitioning()
+        self.inner.supports_repartitioning() && !self.text.as_ref().is_some_and(|text| text.numbered)
     }
 
     fn repartitioned(

@@ -11,17 +11,20 @@ use datafusion::datasource::physical_plan::{
     CsvSource, FileGroup, FileScanConfig, FileScanConfigBuilder, FileSource, ParquetSource,
 };
 use datafusion::datasource::source::DataSourceExec;
+use datafusion::datasource::table_schema::TableSchema;
 use datafusion::error::Result;
 use datafusion::execution::cache::cache_manager::{CacheManager, CacheManagerConfig};
 use datafusion::physical_plan::ExecutionPlan;
 use object_store::ObjectMeta;
+use parquet::arrow::RowNumber;
 use serde::{Deserialize, Serialize};
 
 use super::csv::{CsvRules, NO_QUOTE};
 use super::files::FileName;
 use super::formats::engine_compression;
-use super::naming::{NamedFiles, NamingSource, Text};
+use super::naming::{NamedFiles, NamingSource};
 use super::stores::{SentStore, SourceStore, Stores, VersionedStore};
+use super::text::Text;
 use super::text_store::SkippedRows;
 use crate::config::{Compression, Ragged};
 use crate::error::external;
@@ -37,6 +40,8 @@ pub(crate) struct SentScan {
     csv: Option<CsvRules>,
     /// The columns of text whose types the configuration gives.
     declared: Vec<String>,
+    /// Whether a column has the numbers of the rows.
+    numbered: bool,
     compression: Compression,
     files: Vec<SentFile>,
 }
@@ -55,9 +60,16 @@ struct SentFile {
 impl SentScan {
     /// A scan of source files, and DataFusion's own part of it; `None` if `plan` is not one. The rows that whoever reads
     /// the files leaves out are not known here: `count_skipped` asks for them.
-    pub(crate) fn of(plan: &Arc<dyn ExecutionPlan>) -> Option<(Self, Arc<dyn ExecutionPlan>)> {
-        let scan = plan.downcast_ref::<DataSourceExec>()?;
-        let (scan, naming) = scan.downcast_to_file_source::<NamingSource>()?;
+    ///
+    /// # Errors
+    ///
+    /// None that a scan of source files has.
+    pub(crate) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<(Self, Arc<dyn ExecutionPlan>)>> {
+        let scan = plan.downcast_ref::<DataSourceExec>();
+        let Some((scan, naming)) = scan.and_then(|scan| scan.downcast_to_file_source::<NamingSource>())
+        else {
+            return Ok(None);
+        };
         let csv = naming.text.as_ref().and_then(|text| text.csv.as_ref());
         let mut files = Vec::new();
         for file in scan.file_groups.iter().flat_map(FileGroup::iter) {
@@ -72,19 +84,25 @@ impl SentScan {
         }
         files.sort_by(|a, b| a.location.cmp(&b.location));
         files.dedup_by(|a, b| a.location == b.location);
+        let numbered = match &naming.text {
+            Some(text) => text.numbered,
+            None => !naming.inner.table_schema().virtual_columns().is_empty(),
+        };
         let sent = Self {
             source: naming.files.source.clone(),
             store: naming.files.store.sent(),
             text: naming.text.is_some(),
             csv: csv.map(|(rules, _)| *rules),
             declared: naming.text.as_ref().map_or_else(Vec::new, |text| text.declared.to_vec()),
+            numbered,
             compression: compression_of(scan.file_compression_type),
             files,
         };
         // A quote that is no text cannot be sent.
         let inner = with_quote(&naming.inner, b'"');
+        let inner = if numbered { with_numbers_made(&inner, false)? } else { inner };
         let own = FileScanConfigBuilder::from(scan.clone()).with_source(inner).build();
-        Some((sent, DataSourceExec::from_data_source(own)))
+        Ok(Some((sent, DataSourceExec::from_data_source(own))))
     }
 
     /// The scan whose own part is `plan`.
@@ -109,11 +127,12 @@ impl SentScan {
                 version: None,
             });
         }
-        let inner = self.format(&scan, &store);
+        let inner = self.format(&scan, &store)?;
         let files = NamedFiles { source: self.source.clone(), store, text: self.text };
         let csv = self.csv.map(|rules| (rules, Arc::<SkippedRows>::default()));
         let declared = self.declared.as_slice().into();
-        let text = self.text.then(|| Text { csv, declared, problems: Problems::default() });
+        let numbered = self.numbered;
+        let text = self.text.then(|| Text { csv, declared, numbered, problems: Problems::default() });
         let source = NamingSource { files: Arc::new(files), text, inner, batch_rows: None };
         let groups = scan.file_groups.iter().map(|group| self.named(group)).collect();
         let compression = engine_compression(self.compression);
@@ -126,19 +145,19 @@ impl SentScan {
     }
 
     /// The format of the scan, which reads the versions of files that `store` knows.
-    fn format(&self, scan: &FileScanConfig, store: &Arc<SourceStore>) -> Arc<dyn FileSource> {
+    fn format(&self, scan: &FileScanConfig, store: &Arc<SourceStore>) -> Result<Arc<dyn FileSource>> {
         let own = Arc::clone(&scan.file_source);
         if let Some(rules) = &self.csv {
-            return with_quote(&own, rules.quote.character().unwrap_or(NO_QUOTE));
+            return Ok(with_quote(&own, rules.quote.character().unwrap_or(NO_QUOTE)));
         }
+        let own = if self.numbered { with_numbers_made(&own, true)? } else { own };
         let Some(parquet) = (own.as_ref() as &dyn std::any::Any).downcast_ref::<ParquetSource>() else {
-            return own;
+            return Ok(own);
         };
-        let cache = CacheManager::try_new(&CacheManagerConfig::default());
-        let Ok(cache) = cache.map(|cache| cache.get_file_metadata_cache()) else { return own };
+        let cache = CacheManager::try_new(&CacheManagerConfig::default())?.get_file_metadata_cache();
         let store = Arc::new(VersionedStore(Arc::clone(store)));
         let factory = Arc::new(CachedParquetFileReaderFactory::new(store, cache));
-        Arc::new(parquet.clone().with_parquet_file_reader_factory(factory))
+        Ok(Arc::new(parquet.clone().with_parquet_file_reader_factory(factory)))
     }
 
     /// The files of a group, with the names that errors give them.
@@ -167,6 +186,33 @@ fn with_quote(format: &Arc<dyn FileSource>, quote: u8) -> Arc<dyn FileSource> {
         ..CsvOptions::default()
     };
     Arc::new(csv.clone().with_csv_options(options))
+}
+
+/// A format of Parquet, of whose columns the last is the number of the row: `made` by the reader, or as if it were one of
+/// folders, which DataFusion can describe. Other formats as they are.
+fn with_numbers_made(format: &Arc<dyn FileSource>, made: bool) -> Result<Arc<dyn FileSource>> {
+    let Some(parquet) = (format.as_ref() as &dyn std::any::Any).downcast_ref::<ParquetSource>() else {
+        return Ok(Arc::clone(format));
+    };
+    let schema = parquet.table_schema();
+    let mut folders = schema.table_partition_cols().to_vec();
+    folders.extend(schema.virtual_columns().iter().cloned());
+    let number = if made { folders.pop() } else { None };
+    let number = number.map(|number| Arc::new(number.as_ref().clone().with_extension_type(RowNumber)));
+    let schema = TableSchema::builder(Arc::clone(schema.file_schema()))
+        .with_table_partition_cols(folders)
+        .with_virtual_columns(number.into_iter().collect::<Vec<_>>())
+        .build();
+    let mut source =
+        ParquetSource::new(schema).with_table_parquet_options(parquet.table_parquet_options().clone());
+    if let Some(predicate) = parquet.filter() {
+        source = source.with_predicate(predicate);
+    }
+    let projected = match parquet.projection() {
+        Some(projection) => source.try_pushdown_projection(projection)?,
+        None => None,
+    };
+    Ok(projected.unwrap_or_else(|| Arc::new(source)))
 }
 
 fn compression_of(engine: FileCompressionType) -> Compression {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{Fields, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::Session;
 use datafusion::common::config::CsvOptions;
@@ -23,11 +23,13 @@ use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::empty::EmptyExec;
+use parquet::arrow::RowNumber;
 
 use super::csv::NO_QUOTE;
 use super::formats::Dialect;
-use super::naming::{NamedFiles, NamingSource, Text};
+use super::naming::{NamedFiles, NamingSource};
 use super::stores::{SourceStore, VersionedStore};
+use super::text::Text;
 use super::text_store::SkippedRows;
 use crate::config::Format;
 use crate::error::MessageAndHint;
@@ -41,6 +43,8 @@ pub(super) struct FileTable {
     pub(super) dialect: Dialect,
     pub(super) compression: FileCompressionType,
     pub(super) schema: TableSchema,
+    /// Whether a column has the numbers of the rows.
+    pub(super) numbered: bool,
     pub(super) files: Vec<PartitionedFile>,
     /// The columns of text files whose types the configuration gives.
     pub(super) declared: Arc<[String]>,
@@ -53,8 +57,26 @@ pub(super) struct FileTable {
 }
 
 impl FileTable {
-    pub(super) fn schema(columns: SchemaRef, folders: Fields) -> TableSchema {
-        TableSchema::builder(columns).with_table_partition_cols(folders).build()
+    /// The columns of files, of their folders, and the numbers of the rows. The engine's reader of Parquet makes these
+    /// numbers; for text, they are the last of the files' columns, which our own reader adds.
+    pub(super) fn schema(
+        columns: SchemaRef,
+        folders: Fields,
+        row_number: Option<&str>,
+        format: Format,
+    ) -> TableSchema {
+        let number = row_number.map(|name| Field::new(name, DataType::Int64, false));
+        let (columns, made) = match (number, format) {
+            (Some(number), Format::Parquet) => {
+                (columns, vec![Arc::new(number.with_extension_type(RowNumber))])
+            }
+            (Some(number), _) => {
+                let fields = columns.fields().iter().cloned().chain([Arc::new(number)]);
+                (Arc::new(Schema::new(fields.collect::<Vec<_>>())), Vec::new())
+            }
+            (None, _) => (columns, Vec::new()),
+        };
+        TableSchema::builder(columns).with_table_partition_cols(folders).with_virtual_columns(made).build()
     }
 
     fn is_of_folders(&self, filter: &Expr) -> bool {
@@ -95,7 +117,8 @@ impl FileTable {
             Format::Parquet => (Arc::new(self.parquet_source(state)), None),
             Format::Json => (Arc::new(JsonSource::new(schema)), None),
             Format::Csv => {
-                let rules = self.dialect.csv_rules(Some(schema.file_schema().fields().len()));
+                let columns = schema.file_schema().fields().len() - usize::from(self.numbered);
+                let rules = self.dialect.csv_rules(Some(columns));
                 let options = CsvOptions {
                     has_header: Some(self.dialect.header),
                     delimiter: rules.delimiter,
@@ -114,7 +137,7 @@ impl FileTable {
         let text = self.dialect.format != Format::Parquet;
         let files = NamedFiles { source: self.source.clone(), store: Arc::clone(&self.store), text };
         let (declared, problems) = (Arc::clone(&self.declared), self.problems.clone());
-        let text = text.then_some(Text { csv, declared, problems });
+        let text = text.then_some(Text { csv, declared, numbered: self.numbered, problems });
         Arc::new(NamingSource { files: Arc::new(files), text, inner, batch_rows: None })
     }
 

@@ -6,9 +6,9 @@ use std::fmt;
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, RecordBatchOptions};
 use arrow::csv::reader::Format as CsvFormat;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use bytes::Bytes;
 use datafusion::datasource::file_format::csv::CsvDecoder;
@@ -25,10 +25,10 @@ use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use object_store::{GetOptions, GetResultPayload, ObjectStore, ObjectStoreExt};
 
-use super::csv::{Checker, RowError};
+use super::csv::{Checker, CsvRules, RowError};
 use super::exact::{as_text, exact, exact_or_null};
 use super::files::FileName;
-use super::text_store::TextStore;
+use super::text_store::{SkippedRows, TextStore};
 use crate::config::Format;
 use crate::error::external;
 use crate::problems::{Problems, WrongRows};
@@ -39,6 +39,19 @@ const CHUNK: usize = 256 << 10;
 const WRONG_TYPE: &str = "type";
 /// Rows of a batch if the engine does not say how many.
 const ROWS: usize = 8192;
+
+/// How files of text are read.
+#[derive(Debug, Clone)]
+pub(super) struct Text {
+    /// The checks of CSV, with the rows that they leave out.
+    pub(super) csv: Option<(CsvRules, Arc<SkippedRows>)>,
+    /// The columns whose types the configuration gives; those of the others were guessed.
+    pub(super) declared: Arc<[String]>,
+    /// Whether the last column of the files' schema is the number of the row, which no file has.
+    pub(super) numbered: bool,
+    /// Where wrong values go.
+    pub(super) problems: Problems,
+}
 
 /// How rows of the text files of a source are read.
 #[derive(Debug, Clone)]
@@ -52,6 +65,8 @@ struct RowReader {
     /// The indices of the columns that are read.
     read: Vec<usize>,
     columns: SchemaRef,
+    /// The column of the rows' numbers, if it is read.
+    number: Option<FieldRef>,
     problems: Problems,
     /// Rows with a wrong value, by the columns that are read; of one file or range, once it is opened.
     wrong: Arc<Mutex<BTreeMap<String, u64>>>,
@@ -70,7 +85,7 @@ pub(super) fn morselizer(
     format: &Arc<dyn FileSource>,
     source: &str,
     store: TextStore,
-    (declared, problems): (&Arc<[String]>, &Problems),
+    text: &Text,
     batch_rows: Option<usize>,
 ) -> Result<Box<dyn Morselizer>> {
     let table = format.table_schema();
@@ -79,6 +94,11 @@ pub(super) fn morselizer(
         Some(projection) => SplitProjection::new(columns, projection),
         None => SplitProjection::unprojected(table),
     };
+    let in_files = columns.fields().len() - usize::from(text.numbered);
+    let mut read = projection.file_indices.clone();
+    // The places are in ascending order.
+    let number = read.pop_if(|place| *place == in_files).map(|place| Arc::clone(&columns.fields()[place]));
+    let in_files: Vec<usize> = (0..in_files).collect();
     let csv = (format.as_ref() as &dyn Any).downcast_ref::<CsvSource>();
     let header = csv.is_some_and(CsvSource::has_header);
     let csv = csv.map(|csv| {
@@ -88,11 +108,12 @@ pub(super) fn morselizer(
     let reader = RowReader {
         source: source.to_owned(),
         store: Arc::new(store),
-        declared: Arc::clone(declared),
-        schema: Arc::clone(columns),
-        read: projection.file_indices.clone(),
-        columns: Arc::new(columns.project(&projection.file_indices)?),
-        problems: problems.clone(),
+        declared: Arc::clone(&text.declared),
+        schema: Arc::new(columns.project(&in_files)?),
+        columns: Arc::new(columns.project(&read)?),
+        read,
+        number,
+        problems: text.problems.clone(),
         wrong: Arc::default(),
         csv,
         header,
@@ -106,15 +127,32 @@ impl FileOpener for RowReader {
         let reader = Self { wrong: Arc::default(), ..self.clone() };
         Ok(async move {
             let texts = reader.texts(&file, reader.batch_rows).await?;
+            let number = reader.number.clone();
             let opened = Arc::new((reader, file));
             let batches = texts.then(move |texts| {
                 let opened = Arc::clone(&opened);
                 async move { opened.0.converted(&opened.1, texts).await }
             });
-            Ok(batches.boxed())
+            let Some(number) = number else { return Ok(batches.boxed()) };
+            let mut first = 0;
+            let number_rows = move |batch: Result<RecordBatch>| -> Result<RecordBatch> {
+                let numbered = with_numbers(&batch?, &number, first)?;
+                first += numbered.num_rows() as i64;
+                Ok(numbered)
+            };
+            Ok(batches.map(number_rows).boxed())
         }
         .boxed())
     }
+}
+
+/// The rows of a batch with their numbers, from `first` on, as a last column.
+fn with_numbers(batch: &RecordBatch, number: &FieldRef, first: i64) -> Result<RecordBatch> {
+    let numbers = Int64Array::from_iter_values(first..first + batch.num_rows() as i64);
+    let schema = batch.schema();
+    let fields: Vec<FieldRef> = schema.fields().iter().chain([number]).cloned().collect();
+    let columns = batch.columns().iter().cloned().chain([Arc::new(numbers) as ArrayRef]).collect();
+    Ok(RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)?)
 }
 
 impl RowReader {

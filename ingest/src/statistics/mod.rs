@@ -19,9 +19,9 @@ pub(crate) use self::warnings::warnings;
 pub struct BuildStatistics {
     /// The samples.
     pub samples: u64,
-    /// The time of the first sample, in UTC.
+    /// The time of the first sample, in UTC; `None` if samples have no times.
     pub first_time: Option<String>,
-    /// The time of the last sample, in UTC.
+    /// The time of the last sample, likewise.
     pub last_time: Option<String>,
     /// The feature columns, in the dataset's order.
     pub features: Vec<ColumnStatistics>,
@@ -95,10 +95,11 @@ impl BuildStatistics {
             };
             Some(ColumnStatistics { name: name.to_owned(), kind, values })
         };
+        let times = columns.times.filter(|_| !config.samples.by_rows);
         Self {
             samples: columns.samples,
-            first_time: columns.times.map(|(first, _)| shown(first)),
-            last_time: columns.times.map(|(_, last)| shown(last)),
+            first_time: times.map(|(first, _)| shown(first)),
+            last_time: times.map(|(_, last)| shown(last)),
             features: config.feature_columns().filter_map(feature).collect(),
         }
     }

@@ -64,7 +64,7 @@ impl Spec {
 
     fn time(&self) -> TimeConfig {
         let Self { place, column, unit, format, time_zone } = self.clone();
-        TimeConfig { place, column, unit, format, time_zone, not_before: None, not_after: None }
+        TimeConfig { place, column, unit, format, time_zone, ..TimeConfig::default() }
     }
 }
 

@@ -24,6 +24,9 @@ use crate::{Config, Error, Result};
 
 /// 1990-01-01T00:00 UTC: earlier times are refused unless the configuration allows them.
 const FIRST_PLAUSIBLE: i64 = 7_305 * 86_400 * 1_000_000;
+/// More than the rows of a file. Where rows have no times, the time of a row is so many microseconds for each file before
+/// its own, and one for each row before it.
+const ROWS_OF_FILE: i64 = 1 << 40;
 /// Rows whose values an error about a missing unit shows.
 const ROWS_SHOWN: usize = 1000;
 
@@ -83,7 +86,11 @@ pub(crate) fn shown(micros: i64) -> String {
 pub(crate) fn micros_sql(config: &Config, time: &TimeConfig, schema: &ArrowSchema) -> Result<String> {
     let data_type = schema.field_with_name(&time.column).map_or(&DataType::Null, |field| field.data_type());
     Reading::of(time, data_type).map_err(|unclear| unclear.error(config, time, data_type, None))?;
-    call(micros::NAME, time)
+    let micros = call(micros::NAME, time)?;
+    Ok(match &time.file {
+        Some(file) => format!("({} * {ROWS_OF_FILE} + {micros})", quote(file)),
+        None => micros,
+    })
 }
 
 /// The SQL expression that says whether a time of a time column, which was checked, is shown twice (1) by clocks of its

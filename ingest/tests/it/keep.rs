@@ -47,7 +47,7 @@ fn kept(dir: &Dir, dataset: &str) -> BTreeMap<i64, Vec<Option<String>>> {
     let (storage, snapshot) = (Storage::open(&path).unwrap(), Snapshot::load(&path).unwrap());
     let mut all = BTreeMap::new();
     for file in snapshot.partitions.iter().flat_map(|partition| &partition.files) {
-        let open = OpenFiles::open(&storage, file).unwrap();
+        let open = OpenFiles::open(&storage, &snapshot, file).unwrap();
         for group in 0..open.row_groups() {
             let x = open.numbers::<Float32Type>(group, "x").unwrap();
             let columns = snapshot.schema.kept.iter().map(|column| open.kept(group, column).unwrap());
@@ -89,6 +89,11 @@ fn texts_and_integers_are_kept_with_their_samples() {
     works(&dir, &["build", "dataset.toml", "--out", "csv", "--popularity", "popular.csv"]);
     assert_eq!(kept(&dir, "csv"), expected);
     works(&dir, &["report", "csv", "--html", "report.html"]);
+    // And with the files of the source from the command line.
+    works(&dir, &["build", "dataset.toml", "--out", "other", "--sources", "log=log.parquet"]);
+    assert_eq!(kept(&dir, "other"), expected);
+    let command = dir.command(&["build", "dataset.toml", "--out", "none", "--sources", "logs=log.parquet"]);
+    dir.fails_as(command, &["`[sources]` names no files `logs`", "did you mean `log`?"]);
 }
 
 #[test]

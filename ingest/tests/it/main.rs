@@ -1,6 +1,7 @@
 //! Raw logs of every kind, in folders and in an S3 server, and what `onefold-ingest` makes of them.
 
 mod examples;
+mod features;
 mod ids;
 mod init;
 mod keep;
@@ -8,6 +9,7 @@ mod logs;
 mod merge;
 mod partitions;
 mod parts;
+mod rows;
 mod s3;
 mod samples;
 mod shard;

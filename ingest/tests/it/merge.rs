@@ -251,7 +251,7 @@ fn read_file(
     set: &FileSet,
     samples: &mut Vec<Sample>,
 ) {
-    let open = OpenFiles::open(storage, set).unwrap();
+    let open = OpenFiles::open(storage, snapshot, set).unwrap();
     for group in 0..open.row_groups() {
         let sessions = open.numbers::<Int64Type>(group, SESSION_COLUMN).unwrap();
         let times = open.numbers::<TimestampMicrosecondType>(group, TIME_COLUMN).unwrap();
@@ -466,8 +466,15 @@ fn samples_after_midnight_are_brought_into_the_day_of_their_session() {
         setup.works(&dir, "day1", "dataset", Commit::Append);
         let day2 = setup.run(&dir, "both", "dataset", Commit::Append, "date=2024-05-02").unwrap();
         let tails = BTreeMap::from([("date=2024-05-01".to_owned(), 2)]);
-        assert_eq!((day2.samples_of_earlier_sessions, day2.samples), (tails, 4));
-        let merged = setup.run(&dir, "both", "dataset", Commit::Merge, "date=2024-05-01").unwrap();
+        let merged = if keyed {
+            // The append has brought them in.
+            assert!(day2.changed && day2.samples_of_earlier_sessions.is_empty());
+            assert_eq!((day2.rows.read, day2.rows.written, day2.samples_of_other_partitions), (6, 3, 3));
+            day2
+        } else {
+            assert_eq!((day2.samples_of_earlier_sessions, day2.samples), (tails, 4));
+            setup.run(&dir, "both", "dataset", Commit::Merge, "date=2024-05-01").unwrap()
+        };
         let summary = merged.merged.unwrap();
         assert_eq!((summary.samples_added, summary.ranges_rewritten, merged.samples), (2, 1, 6));
         assert_eq!(summary.samples_skipped, if keyed { 4 } else { 3 });
@@ -483,6 +490,15 @@ fn samples_after_midnight_are_brought_into_the_day_of_their_session() {
             assert_eq!((again.changed, again.snapshot), (false, merged.snapshot), "{commit:?} {partition}");
         }
     }
+}
+
+#[test]
+fn an_append_leaves_partitions_that_are_not_there_alone() {
+    let dir = Dir::new();
+    SETUP.write(&dir, "both", &[row(1, 1, 1435), row(3, 1, 1445), row(5, 3, 1500)]);
+    let day2 = SETUP.run(&dir, "both", "dataset", Commit::Append, "date=2024-05-02").unwrap();
+    let tails = BTreeMap::from([("date=2024-05-01".to_owned(), 1)]);
+    assert_eq!((day2.samples_of_earlier_sessions, day2.samples, day2.merged), (tails, 1, None));
 }
 
 #[test]

@@ -178,7 +178,7 @@ fn build_config(folder: &Path, text: &str, options: &str, out: &str) -> Output {
 }
 
 /// All samples of a dataset, in the order of its partitions and files.
-fn read(dataset: &Path) -> RecordBatch {
+pub(crate) fn read(dataset: &Path) -> RecordBatch {
     let snapshot = Snapshot::load(dataset).unwrap();
     let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
     let read = |path: &Path| {

@@ -2,7 +2,7 @@
 //!
 //! [`pool()`] has tables with the published marginals of Meta's benchmark data, [`tasks()`] draws tasks from it, and
 //! [`compare()`] runs searches on them. Planning needs none of it: it is for those who judge a search or a cost model,
-//! and for `onefold-train profile`, which measures shards of such tables.
+//! and for `onefold-train-tools profile`, which measures shards of such tables.
 #![forbid(unsafe_code)]
 
 mod compare;

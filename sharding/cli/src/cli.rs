@@ -55,7 +55,7 @@ pub(crate) enum Command {
     Tables(TablesArguments),
     /// Train a cost model on measured costs
     ///
-    /// Reads `costs.parquet` of `onefold-train profile`, trains NeuroShard's networks (computation, and both directions
+    /// Reads `costs.parquet` of `onefold-train-tools profile`, trains NeuroShard's networks (computation, and both directions
     /// of exchange where they were measured), and reports their errors on held-out samples beside a line through the
     /// same features. A model that does not beat the line is not written.
     Pretrain(PretrainArguments),
@@ -167,7 +167,7 @@ fn parse_model(text: &str) -> Result<ModelChoice, String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct PretrainArguments {
-    /// Measured costs (`onefold-train profile` writes the file)
+    /// Measured costs (`onefold-train-tools profile` writes the file)
     pub(crate) costs: PathBuf,
     /// Passes over the training samples
     #[arg(long, default_value_t = 300, value_parser = parse_count)]
@@ -273,8 +273,8 @@ pub(crate) struct TablesArguments {
     #[arg(long, value_name = "GROUP=FACTOR", value_parser = GroupFactor::parse, conflicts_with = "torchrec")]
     pub(crate) dedupe_factor: Vec<GroupFactor>,
     /// How the training deduplicates batches: its own option `--dedupe`
-    #[arg(long, value_enum, default_value_t = DedupeArgument::Window, conflicts_with = "torchrec")]
-    pub(crate) dedupe: DedupeArgument,
+    #[arg(long, value_enum, default_value_t = Dedupe::Window, conflicts_with = "torchrec")]
+    pub(crate) dedupe: Dedupe,
     /// Samples to read, to count how often rows are looked up and how much is deduplicated; with 0 only the dataset's
     /// statistics are used
     #[arg(long, value_name = "N", default_value_t = onefold_sharding::ACCESS_BATCH, conflicts_with = "torchrec")]
@@ -284,26 +284,6 @@ pub(crate) struct TablesArguments {
     pub(crate) memory_limit: u64,
     #[command(flatten)]
     pub(crate) output: OutputFile,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum DedupeArgument {
-    /// Every sample carries and computes its lists
-    Off,
-    /// Every distinct row of a feature group once per batch
-    Exact,
-    /// The same, and what sliding windows share once
-    Window,
-}
-
-impl DedupeArgument {
-    pub(crate) fn of_reader(self) -> Dedupe {
-        match self {
-            Self::Off => Dedupe::Off,
-            Self::Exact => Dedupe::Exact,
-            Self::Window => Dedupe::Window,
-        }
-    }
 }
 
 #[derive(Debug, Args)]
@@ -333,7 +313,7 @@ pub(crate) struct TopologyArguments {
     /// machine, or an H100's: 5e10]
     #[arg(long, value_name = "BYTES", value_parser = parse_bandwidth)]
     pub(crate) inter_node_bandwidth: Option<f64>,
-    /// The hardware of a rank, as `onefold-train profile` names it; learned cost models need it [default: as measured]
+    /// The hardware of a rank, as `onefold-train-tools profile` names it; learned cost models need it [default: as measured]
     #[arg(long, value_name = "NAME")]
     pub(crate) hardware: Option<String>,
     #[command(flatten)]

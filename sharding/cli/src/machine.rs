@@ -22,7 +22,7 @@ const MOST_CONNECTIONS: u32 = 16;
 pub(crate) struct MeasuredMachine {
     pub(crate) memory_bandwidth: f64,
     pub(crate) exchange_bandwidth: f64,
-    /// As `onefold-train profile` names it.
+    /// As `onefold-train-tools profile` names it.
     pub(crate) hardware: String,
 }
 

@@ -155,7 +155,7 @@ impl<'a> Training<'a> {
             snapshot: Some(self.snapshot.snapshot),
             shuffle: self.config.data.shuffle,
             streams: self.config.data.streams,
-            dedupe: arguments.dedupe.of_reader(),
+            dedupe: arguments.dedupe,
             preprocess: self.steps.clone(),
             ..ReaderOptions::new(batch_size)
         };

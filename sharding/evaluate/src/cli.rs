@@ -68,7 +68,7 @@ pub(crate) struct CompareArguments {
     /// Directory of tasks (`tasks` writes one)
     #[arg(long, value_name = "DIR")]
     pub(crate) tasks: PathBuf,
-    /// Also write every plan, a folder per task with a file per search, as `onefold-train measure-plans` takes them;
+    /// Also write every plan, a folder per task with a file per search, as `onefold-train-tools measure-plans` takes them;
     /// the directory must not be there
     #[arg(long, value_name = "DIR")]
     pub(crate) plans: Option<PathBuf>,

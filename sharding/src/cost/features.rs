@@ -6,7 +6,7 @@ use crate::access::{ACCESS_BATCH, ACCESS_BINS, AccessBins};
 use crate::table::ACTIVATION_BYTES;
 use crate::{Error, Result, ShardLoad, ShardingType, Topology};
 
-/// A shard and its work in a step: what is measured by `onefold-train profile` and given to a learned model.
+/// A shard and its work in a step: what is measured by `onefold-train-tools profile` and given to a learned model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShardFeatures {
     /// Rows of the shard.

@@ -198,7 +198,7 @@ fn tables_are_those_of_preprocessed_batches() {
 #[test]
 fn a_machine_is_measured_learned_and_planned_for() {
     let dir = Dir::new();
-    let profile = "onefold-train profile --samples 1024 --memory 16MiB --threads 1 --out costs.parquet";
+    let profile = "onefold-train-tools profile --samples 1024 --memory 16MiB --threads 1 --out costs.parquet";
     let first = dir.command(&format!("{profile} --sets 30")).json();
     assert_eq!(first["sets"], 30);
     dir.command(&format!("{profile} --sets 10")).fails(&["`costs.parquet` already exists", "--overwrite"]);
@@ -216,15 +216,15 @@ fn a_machine_is_measured_learned_and_planned_for() {
     // Ranks that exchange are measured into the same file.
     let exchanges =
         "profile --collectives --exchanges 200 --most-bytes 64KiB --threads 1 --out costs.parquet";
-    dir.command(&format!("onefold-train {exchanges} --append"))
+    dir.command(&format!("onefold-train-tools {exchanges} --append"))
         .fails(&["there is one rank", "launch --ranks 4"]);
     let on_ranks = |more: &str| {
-        dir.command(&format!("onefold-train launch --ranks 2 -- {exchanges} --timeout 300 {more}"))
+        dir.command(&format!("onefold-train-tools launch --ranks 2 -- {exchanges} --timeout 300 {more}"))
     };
     on_ranks("").fails(&["`costs.parquet` already exists", "--overwrite"]);
     let both = on_ranks("--append").json();
     assert_eq!((both["exchanges"].as_u64(), both["ranks"].as_u64()), (Some(200), Some(2)));
-    dir.command("onefold-train launch --ranks 2 -- profile --sets 1 --out other.parquet")
+    dir.command("onefold-train-tools launch --ranks 2 -- profile --sets 1 --out other.parquet")
         .fails(&["`profile --collectives` and `check-device` work on several"]);
 
     // Whether a model of measured times is blessed depends on what else the machine does. So it learns the sets
@@ -311,27 +311,28 @@ fn the_ranks_of_plans_are_measured() {
     assert_eq!(compared["plans"], "plans");
     dir.command("onefold-evaluate-plans compare --tasks tasks --plans plans")
         .fails(&["`plans` already exists"]);
-    let measured = dir.command("onefold-train measure-plans --tasks tasks --plans plans --threads 1").json();
+    let measured =
+        dir.command("onefold-train-tools measure-plans --tasks tasks --plans plans --threads 1").json();
     let agreement = &measured["agreement"];
     assert_eq!((agreement["tasks"].as_u64(), agreement["ranks"].as_u64()), (Some(2), Some(2 * 8 * 2)));
     let searches = agreement["searches"].as_array().unwrap();
     assert!(searches.len() == 8 && searches.iter().any(|search| search["plan"] == "beam"), "{searches:?}");
     assert!(searches.iter().all(|search| search["measured_compute_ms"].as_f64().unwrap() > 0.0));
 
-    let one = "onefold-train measure-plans --tables tasks/task-000/tables.json";
+    let one = "onefold-train-tools measure-plans --tables tasks/task-000/tables.json";
     let text = dir.command(&format!("{one} plans/task-000/beam.json plans/task-000/random.json")).works();
     assert!(text.contains("beam by analytic_v2") && text.contains("Costs of all plans: tau"), "{text}");
     dir.command(&format!("{one} plans/task-001/beam.json")).fails(&["plans/task-001/beam.json"]);
     dir.command(&format!("{one} nothing.json")).fails(&["nothing.json", "onefold-shard plan"]);
-    dir.command("onefold-train measure-plans --tasks tasks --plans nothing")
+    dir.command("onefold-train-tools measure-plans --tasks tasks --plans nothing")
         .fails(&["nothing/task-000", "onefold-evaluate-plans compare"]);
-    let without = dir.command("onefold-train measure-plans plans/task-000/beam.json").output();
+    let without = dir.command("onefold-train-tools measure-plans plans/task-000/beam.json").output();
     assert_eq!(without.status.code(), Some(2));
 
     // As many ranks as the plans have take whole steps.
     let on_ranks = |ranks: u32, command: &str| {
         let options = "--threads 1 --steps 2 --timeout 300";
-        dir.command(&format!("onefold-train launch --ranks {ranks} -- {command} {options}"))
+        dir.command(&format!("onefold-train-tools launch --ranks {ranks} -- {command} {options}"))
     };
     let every = "measure-plans --tasks tasks --plans plans";
     let measured = on_ranks(2, every).json();
@@ -342,7 +343,8 @@ fn the_ranks_of_plans_are_measured() {
         assert!(plan["step_ms"].as_f64().unwrap() > 0.0 && ranks.len() == 2, "{plan}");
         assert!(ranks.iter().all(|rank| rank["measured_ms"].as_f64().unwrap() > 0.0), "{plan}");
     }
-    let text = on_ranks(2, &format!("{} plans/task-000/beam.json", &one["onefold-train ".len()..])).works();
+    let text =
+        on_ranks(2, &format!("{} plans/task-000/beam.json", &one["onefold-train-tools ".len()..])).works();
     assert!(text.contains("Measured on 2 ranks") && text.contains("\nstep "), "{text}");
     on_ranks(3, every).fails(&["beam", "is for 2 ranks, and there are 3", "--ranks 2"]);
 }

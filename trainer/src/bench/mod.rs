@@ -1,4 +1,4 @@
-//! `onefold-train bench`: how fast a workload's reference model trains on batches that are already read, with
+//! `onefold-train-tools bench`: how fast a workload's reference model trains on batches that are already read, with
 //! deduplication off and on, and where the time goes.
 //!
 //! One model takes all the steps, since they are the same whatever is deduplicated. Batches are kept as plain samples,

@@ -1,9 +1,10 @@
-//! What a step on a device decides and does by itself, so that the host need not wait: the gradients' norms, whether a
-//! step may be taken at all, and the dense optimizer.
+//! What a step on a device decides by itself, so that the host need not wait: the gradients' norms, and whether a step
+//! may be taken at all.
 //!
 //! ```text
-//! gradients ─▶ square_sums ─▶ add_up ─▶ judge ─▶ scale, permit ─▶ dense_update, and the tables' update
-//!                                loss ───▲   └─▶ what the host reads when all is enqueued
+//! gradients ─▶ square_sums ─▶ add_up ─▶ judge ─┬▶ divisor, refused ─▶ libtorch's dense optimizer
+//!                                loss ───▲     ├▶ permit ─▶ the tables' update
+//!                                              └▶ what the host reads when all is enqueued
 //! ```
 
 use tch::{Device, Kind, Tensor};
@@ -24,9 +25,11 @@ const SUMS_OF_SUMS: i64 = 256;
 pub(crate) struct Verdict {
     /// `[3]`, doubles: the loss, the norm of the dense gradient, the squares of the tables' gradients.
     found: Tensor,
-    /// `[1]`: what the dense gradient is taken times.
-    scale: Tensor,
-    /// `[1]`, `int`: 0 if a number of `found` is none.
+    /// `[1]`: what the dense gradient is divided by, at least 1.
+    divisor: Tensor,
+    /// `[1]`: 1 if a number of `found` is not finite, 0 otherwise.
+    refused: Tensor,
+    /// `[1]`, `int`: the opposite.
     permit: Tensor,
 }
 
@@ -41,34 +44,25 @@ pub(crate) struct Learned {
     pub(crate) outcome: Option<(f64, bool)>,
 }
 
-/// One step of the dense optimizer, as `dense_update` takes it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct DenseUpdate {
-    pub(crate) rule: DenseRule,
-    /// Learning rate.
-    pub(crate) rate: f32,
-    /// L2 penalty that is added to the gradient.
-    pub(crate) penalty: f32,
-}
-
-/// How a parameter follows its gradient, with what the rule needs of the step.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum DenseRule {
-    Sgd,
-    Momentum { momentum: f32 },
-    Adagrad { eps: f32 },
-    Adam { keep: f32, new: [f32; 2], beta2: f32, correction: f32, eps: f32 },
-}
-
 impl Verdict {
     /// Whether the step may be taken, for kernels.
     pub(crate) fn permit(&self) -> &Tensor {
         &self.permit
     }
 
-    /// All of it: `[3]`, `[1]` and `[1]`.
-    pub(super) fn tensors(&self) -> [&Tensor; 3] {
-        [&self.found, &self.scale, &self.permit]
+    /// What the dense gradient is divided by, for libtorch's optimizers.
+    pub(crate) fn divisor(&self) -> &Tensor {
+        &self.divisor
+    }
+
+    /// Whether the step may not be taken, for libtorch's optimizers.
+    pub(crate) fn refused(&self) -> &Tensor {
+        &self.refused
+    }
+
+    /// All of it: `[3]`, then three times `[1]`.
+    pub(super) fn tensors(&self) -> [&Tensor; 4] {
+        [&self.found, &self.divisor, &self.refused, &self.permit]
     }
 
     /// Waits for the device, and reads what it found, and `logits`, in one piece.
@@ -135,7 +129,8 @@ impl Accelerator {
         [dense].into_iter().chain(tables).for_each(|squares| check(squares, Kind::Double, 1, "squares"));
         let verdict = Verdict {
             found: self.empty(&[3], Kind::Double)?,
-            scale: self.empty(&[1], Kind::Float)?,
+            divisor: self.empty(&[1], Kind::Float)?,
+            refused: self.empty(&[1], Kind::Float)?,
             permit: self.empty(&[1], Kind::Int)?,
         };
         let arguments = [
@@ -144,66 +139,12 @@ impl Accelerator {
             Argument::Pointer(tables),
             Argument::Float(most.map_or(f32::INFINITY, |most| most as f32)),
             Argument::Pointer(Some(&verdict.found)),
-            Argument::Pointer(Some(&verdict.scale)),
+            Argument::Pointer(Some(&verdict.divisor)),
+            Argument::Pointer(Some(&verdict.refused)),
             Argument::Pointer(Some(&verdict.permit)),
         ];
         // SAFETY: the arguments are those of `judge`, and their lengths were checked or are given above.
         unsafe { self.launch("judge", 1, &arguments) }?;
         Ok(verdict)
-    }
-
-    /// Updates parameters, if the step may be taken. `state` is what the rule keeps.
-    pub(crate) fn dense_update(
-        &self,
-        update: &DenseUpdate,
-        weights: &Tensor,
-        gradient: &Tensor,
-        state: &[Tensor],
-        verdict: &Verdict,
-    ) -> Result<()> {
-        let count = weights.numel() as i64;
-        let numbers = Numbers::of(&update.rule);
-        assert_eq!(state.len(), numbers.state, "tensors of state");
-        [weights, gradient]
-            .into_iter()
-            .chain(state)
-            .for_each(|values| check(values, Kind::Float, count, "parameter"));
-        let tensors = [Some(weights), Some(gradient), state.first(), state.get(1)].map(Argument::Pointer);
-        let floats = [update.rate, update.penalty, numbers.keep, numbers.decay];
-        let floats = [&floats[..], &numbers.new, &[numbers.correction, numbers.eps]].concat();
-        let floats: Vec<_> = floats.into_iter().map(Argument::Float).collect();
-        let last = [&verdict.scale, &verdict.permit].map(|tensor| Argument::Pointer(Some(tensor)));
-        let rule = [Argument::Long(count), Argument::Int(numbers.rule)];
-        let arguments = [&tensors[..], &rule, &floats, &last].concat();
-        // SAFETY: the arguments are those of `dense_update`; all tensors have `count` values, and there are as many of
-        // state as the rule has.
-        unsafe { self.launch("dense_update", count, &arguments) }
-    }
-}
-
-/// A rule as the kernel takes it.
-struct Numbers {
-    rule: i32,
-    /// Tensors of state.
-    state: usize,
-    keep: f32,
-    decay: f32,
-    new: [f32; 2],
-    correction: f32,
-    eps: f32,
-}
-
-impl Numbers {
-    fn of(rule: &DenseRule) -> Self {
-        let plain =
-            Self { rule: 0, state: 0, keep: 1.0, decay: 0.0, new: [0.0; 2], correction: 1.0, eps: 0.0 };
-        match *rule {
-            DenseRule::Sgd => plain,
-            DenseRule::Momentum { momentum } => Self { rule: 1, state: 1, decay: momentum, ..plain },
-            DenseRule::Adagrad { eps } => Self { rule: 2, state: 1, eps, ..plain },
-            DenseRule::Adam { keep, new, beta2, correction, eps } => {
-                Self { rule: 3, state: 2, keep, decay: beta2, new, correction, eps }
-            }
-        }
     }
 }

@@ -74,7 +74,6 @@ static bool with_kernel(const char *name, int count, Use use) {
     TRY(square_sums)
     TRY(add_up)
     TRY(judge)
-    TRY(dense_update)
     return false;
 }
 

@@ -400,10 +400,11 @@ KERNEL add_up(const double *sums, i64 count, i64 threads, double *output) {
 }
 
 // Whether a step may be taken: not with a loss or a gradient that is no finite number. `dense` and `tables` are the sums of
-// the squares of gradients; what is not given is well. `found` has the loss, the norm of the dense gradient, and `tables`;
-// `scale` is what makes the dense gradient as long as `most` if it is longer, as `torch.nn.utils.clip_grad_norm_` does it.
-KERNEL judge(const float *loss, const double *dense, const double *tables, float most, double *found, float *scale,
-             int *permit) {
+// the squares of gradients; absent inputs count as finite. `found` has the loss, the norm of the dense gradient, and
+// `tables`; divided by `divisor` the dense gradient is as long as `most` if it is longer, as after
+// `torch.nn.utils.clip_grad_norm_`. `refused` and `permit` say the same: to libtorch's optimizers, and to ours.
+KERNEL judge(const float *loss, const double *dense, const double *tables, float most, double *found, float *divisor,
+             float *refused, int *permit) {
     if (THREAD > 0) return;
     double norm = sqrt(dense[0]);
     found[0] = loss ? loss[0] : 0.0;
@@ -414,33 +415,7 @@ KERNEL judge(const float *loss, const double *dense, const double *tables, float
     for (int k = 0; k < 3; k++)
         if (!(found[k] - found[k] == 0.0)) finite = 0;
     *permit = finite;
-    double ratio = most / (norm + 1e-6);
-    *scale = ratio < 1.0 ? (float)ratio : 1.0f;
-}
-
-// The dense optimizer's step on parameters, unless it may not be taken (`optimizer.rs` has the rules): `rule` 0 is SGD,
-// 1 SGD with momentum, 2 Adagrad, 3 Adam.
-KERNEL dense_update(float *weights, const float *gradient, float *first, float *second, i64 count, int rule, float rate,
-                    float penalty, float keep, float decay, float new1, float new2, float correction, float eps,
-                    const float *scale, const int *permit) {
-    i64 i = THREAD;
-    if (i >= count || !*permit) return;
-    float w = weights[i], g = *scale * gradient[i] + penalty * w;
-    if (rule == 0) {
-        w -= rate * g;
-    } else if (rule == 1) {
-        float sum = decay * first[i] + g;
-        first[i] = sum;
-        w -= rate * sum;
-    } else if (rule == 2) {
-        float sum = first[i] + g * g;
-        first[i] = sum;
-        w -= rate * g / (sqrtf(sum) + eps);
-    } else {
-        float mean = first[i] + new1 * (g - first[i]), square = decay * second[i] + new2 * g * g;
-        first[i] = mean;
-        second[i] = square;
-        w = keep * w - rate * mean / (sqrtf(square) / correction + eps);
-    }
-    weights[i] = w;
+    *refused = finite ? 0.0f : 1.0f;
+    double ratio = (norm + 1e-6) / most;
+    *divisor = ratio > 1.0 ? (float)ratio : 1.0f;
 }

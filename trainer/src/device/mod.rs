@@ -10,8 +10,7 @@
 //! `kernels.cu` and copies batches. `cuda` is the real one, on `cudarc`; tests have one that runs the same source,
 //! compiled as C++, on the processor (`host.cpp`; `replay` runs it again under sanitizers), and a driver for the real
 //! one to call (`fake_driver.cpp`). `kernels` is what may be launched, with its arguments checked, `update` those of the
-//! exact update, and `weights` the arrays that the tables are in, `dense` the dense optimizer and what decides whether a
-//! step is taken. `stage` puts a batch where it can be copied while the one before it is computed; `tables` looks up and
+//! exact update, and `weights` the arrays that the tables are in, `dense` decides whether a step is taken. `stage` puts a batch where it can be copied while the one before it is computed; `tables` looks up and
 //! updates, and `travel` is what both need of the vectors that other ranks ask for and answer. The dense part on a device
 //! is [`crate::model`]'s, and `graph` records what libtorch enqueues for it.
 //!
@@ -49,7 +48,7 @@ use onefold_base::process::panic_text;
 use tch::{Device, Kind, Tensor};
 
 pub use self::check::{KernelCheck, check_kernels};
-pub(crate) use self::dense::{DenseRule, DenseUpdate, Learned, Verdict};
+pub(crate) use self::dense::{Learned, Verdict};
 pub(crate) use self::graph::Graph;
 pub(crate) use self::kernels::{Bags, Jagged, Sums};
 pub(crate) use self::slots::Slots;

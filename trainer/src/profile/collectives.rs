@@ -57,7 +57,7 @@ pub fn profile_collectives(
     if collectives.size() == 1 {
         return Err(Error::ranks(
             "there is one rank, which exchanges nothing",
-            "start several: `onefold-train launch --ranks 4 -- profile --collectives …`, or with `torchrun`",
+            "start several: `onefold-train-tools launch --ranks 4 -- profile --collectives …`, or with `torchrun`",
         ));
     }
     reporter.begin("Measuring exchanges", Some(options.exchanges as u64), "exchanges");

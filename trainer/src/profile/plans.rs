@@ -332,7 +332,7 @@ fn check(
     if ranks > 1 && planned != ranks as usize {
         return wrong(
             format!("this plan for `{}` is for {planned} ranks, and there are {ranks}", set.name),
-            format!("start as many: `onefold-train launch --ranks {planned} -- measure-plans …`"),
+            format!("start as many: `onefold-train-tools launch --ranks {planned} -- measure-plans …`"),
         );
     }
     if machine.device.is_some() {

@@ -67,7 +67,7 @@ impl Baton {
         let bound = UnixDatagram::bind(&sockets[rank as usize]).map_err(|_| {
             Error::ranks(
                 "the ranks are not on one machine, where they could take turns",
-                "start all of them here: `onefold-train launch --ranks N -- …`",
+                "start all of them here: `onefold-train-tools launch --ranks N -- …`",
             )
         });
         let own = collectives.agree(bound)?;

@@ -1,11 +1,11 @@
-//! Logs that are not Parquet.
+//! Logs that are not Parquet, and rows that are numbered.
 
 use std::fmt::Write as _;
 
 use onefold_tests::Dir;
 
 use crate::fleet::Fleet;
-use crate::vocabularies::are_equal;
+use crate::vocabularies::{are_equal, logs};
 
 const CONFIG: &str = r#"format_version = 1
 [sources]
@@ -38,6 +38,9 @@ clicked = { kind = "label" }
 item = { kind = "sparse" }
 "#;
 
+/// The beginning of a configuration that keeps the columns which say where a row is.
+const KEEP: &str = "format_version = 1\nkeep = [\"n\", \"f\", \"k\"]\n";
+
 /// Rows of a CSV file, of which every `ragged`th is followed by a row with a value too many.
 fn csv(header: &str, rows: impl Iterator<Item = String>, ragged: usize) -> String {
     let mut text = format!("{header}\n");
@@ -50,9 +53,8 @@ fn csv(header: &str, rows: impl Iterator<Item = String>, ragged: usize) -> Strin
     text
 }
 
-#[test]
-fn rows_that_are_left_out_are_counted_once() {
-    let dir = Dir::new();
+/// Writes three files of a log, with 10 rows in each that have a value too many, and events with 4.
+fn write_text(dir: &Dir) {
     let second = |request: usize| 1_714_521_600 + request;
     let row = |request: usize| format!("{request},{},{},{}", request % 17, second(request), request % 29);
     for file in 0..3 {
@@ -61,6 +63,12 @@ fn rows_that_are_left_out_are_counted_once() {
     }
     let events = (0..1200).step_by(3).map(|of| format!("{of},{},{}", second(of + 1), of % 2));
     dir.write("events.csv", csv("of,at,is_click", events, 100));
+}
+
+#[test]
+fn rows_that_are_left_out_are_counted_once() {
+    let dir = Dir::new();
+    write_text(&dir);
     dir.write("dataset.toml", CONFIG);
     let here = dir.command("onefold-ingest build dataset.toml --out here --threads 2").json();
     // 10 rows of each part of the log, and 4 events. Nobody reads `others`.
@@ -72,4 +80,26 @@ fn rows_that_are_left_out_are_counted_once() {
     // Others are still an error, which names the file and the line.
     dir.edit("dataset.toml", "events.csv\", ragged = \"skip\" }\nothers", "events.csv\" }\nothers");
     fleet.command("build dataset.toml --out refused").fails(&["events.csv", "line 3"]);
+}
+
+#[test]
+fn rows_have_the_numbers_that_they_have_in_one_process() {
+    let dir = logs("rm1");
+    dir.edit("logs/dataset.toml", "format_version = 1\n", KEEP);
+    let numbered = "row_number = \"n\", file_name = \"f\", file_number = \"k\"";
+    let source = format!("features = {{ path = \"features/*.parquet\", {numbered} }}");
+    dir.edit("logs/dataset.toml", "features = \"features/*.parquet\"", &source);
+    dir.command("onefold-ingest build logs/dataset.toml --buckets 3 --out here --threads 2").works();
+    let fleet = Fleet::new(&dir, 2);
+    fleet.command("build logs/dataset.toml --buckets 3 --out there").works();
+    are_equal(&dir, "here", "there");
+    // Text is numbered where it is read.
+    let dir = Dir::new();
+    write_text(&dir);
+    dir.write("dataset.toml", CONFIG);
+    dir.edit("dataset.toml", "format_version = 1\n", KEEP);
+    dir.edit("dataset.toml", "\"log/*.csv\"", &format!("\"log/*.csv\", {numbered}"));
+    dir.command("onefold-ingest build dataset.toml --out here --threads 2").works();
+    Fleet::new(&dir, 2).command("build dataset.toml --out there").works();
+    are_equal(&dir, "here", "there");
 }

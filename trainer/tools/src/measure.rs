@@ -1,4 +1,4 @@
-//! `onefold-train profile` and `onefold-train measure-plans`: what tables cost on this machine, and what plans do.
+//! `onefold-train-tools profile` and `onefold-train-tools measure-plans`: what tables cost on this machine, and what plans do.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use onefold_base::progress::{Reporter, Silent};
 use onefold_base::units::{format_count, parse_bytes};
 use onefold_sharding::{Costs, claim_output};
 use onefold_terminal::Printer;
+use onefold_trainer::command::{self, DeviceOption, RankOptions, Ranks};
 use onefold_trainer::device::{Accelerator, DeviceName};
 use onefold_trainer::distributed::Collectives;
 use onefold_trainer::profile::agreement::{Agreement, agreement};
@@ -21,9 +22,6 @@ use onefold_trainer::profile::plans::{
 };
 use onefold_trainer::profile::{Machine, ProfileOptions, profile};
 use serde_json::json;
-
-use crate::DeviceOption;
-use crate::ranks::{self, RankOptions, Ranks};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProfileArguments {
@@ -102,7 +100,7 @@ pub(crate) fn profile_machine(arguments: &ProfileArguments, printer: &Printer) -
     }
     let hint = text!["start it without ranks, or give ", option("collectives")];
     anyhow::ensure!(
-        !ranks::are_several()?,
+        !command::are_several()?,
         Fault::new(Kind::Options, "sets of tables are measured by one process").hint(hint)
     );
     profile_tables(arguments, printer)
@@ -227,7 +225,7 @@ pub(crate) struct MeasurePlansArguments {
 
 pub(crate) fn measure(arguments: &MeasurePlansArguments, printer: &Printer) -> Result<()> {
     // Several ranks are measured without a device; one of them says so.
-    let device = if ranks::are_several()? { DeviceName::Cpu } else { arguments.device.device };
+    let device = if command::are_several()? { DeviceName::Cpu } else { arguments.device.device };
     let ranks = Ranks::join(&arguments.ranks, device)?;
     ranks.run("measure-plans", false, |collectives, device| {
         measure_with(arguments, collectives, device, printer)
@@ -261,7 +259,7 @@ fn measure_with(
             .hint("plans are measured on the processors of several ranks, or without ranks on a GPU")
     );
     let options =
-        StepOptions { local_ranks: ranks::on_this_machine(), steps: arguments.steps, seed: arguments.seed };
+        StepOptions { local_ranks: command::ranks_here(), steps: arguments.steps, seed: arguments.seed };
     if ranks > 1 {
         collectives.check_same(&[
             (text!["the tables and plans"], format!("{sets:?}")),

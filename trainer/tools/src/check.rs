@@ -1,4 +1,4 @@
-//! `onefold-train check-device`.
+//! `onefold-train-tools check-device`.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -9,11 +9,10 @@ use onefold_base::process::available_threads;
 use onefold_raw_logs::generate::Workload;
 use onefold_terminal::Printer;
 use onefold_trainer::bench::{CompareOptions, Comparison, compare};
+use onefold_trainer::command::{RankOptions, Ranks};
 use onefold_trainer::device::{Accelerator, DeviceName, KernelCheck, check_kernels};
 use onefold_trainer::distributed::{Collectives, Environment, check_collectives};
 use serde::Serialize;
-
-use crate::ranks::{RankOptions, Ranks};
 
 /// Kernels are right within this, relative to the largest value: sums are of 32-bit numbers.
 const KERNEL_BOUND: f64 = 1e-4;

@@ -1,17 +1,16 @@
-//! `onefold-train bench`.
+//! `onefold-train-tools bench`.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use onefold_base::process::available_threads;
 use onefold_base::units::{format_bytes, format_count};
+use onefold_ikjt::Dedupe;
 use onefold_raw_logs::generate::Workload;
 use onefold_terminal::Printer;
-use onefold_trainer::bench::{BenchOptions, BenchReport, bench};
-
 use onefold_trainer::Precision;
-
-use crate::{DedupeArgument, DeviceOption};
+use onefold_trainer::bench::{BenchOptions, BenchReport, bench};
+use onefold_trainer::command::DeviceOption;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArguments {
@@ -23,7 +22,7 @@ pub(crate) struct BenchArguments {
     data: PathBuf,
     /// What is deduplicated; several are measured in turns of two steps, the second of which counts
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["off", "exact", "window"])]
-    dedupe: Vec<DedupeArgument>,
+    dedupe: Vec<Dedupe>,
     /// What the dense part's products are computed with
     #[arg(long, value_enum, default_value = "fp32")]
     precision: Precision,
@@ -43,7 +42,7 @@ pub(crate) struct BenchArguments {
 pub(crate) fn run(arguments: &BenchArguments, printer: &Printer) -> anyhow::Result<()> {
     let options = BenchOptions {
         workload: arguments.workload,
-        dedupe: arguments.dedupe.iter().map(|dedupe| dedupe.of_reader()).collect(),
+        dedupe: arguments.dedupe.clone(),
         threads: arguments.threads.map_or_else(available_threads, usize::from),
         precision: arguments.precision,
         device: arguments.device.open()?,

@@ -1,4 +1,4 @@
-//! `onefold-train products`.
+//! `onefold-train-tools products`.
 
 use std::fmt::Write as _;
 

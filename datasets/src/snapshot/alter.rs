@@ -1,0 +1,114 @@
+//! Commits that change features and no file: features are dropped or renamed.
+
+use std::time::SystemTime;
+
+use onefold_storage::Storage;
+
+use super::commit::{create, utc};
+use super::{Commit, Layout, Operation, Snapshot, latest_head, not_a_dataset};
+use crate::{Error, Result, suggest};
+
+/// Drops dense and sparse features of the dataset in `storage`, and vocabularies that no other feature uses. Older
+/// snapshots still have them. Gives the head of the new snapshot.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if the dataset does not have one of these features, or would have none left;
+/// [`Error::NotADataset`], [`Error::Snapshot`] and [`Error::Storage`] if it cannot be read or written.
+pub fn drop_features(storage: &Storage, names: &[String]) -> Result<Snapshot> {
+    alter(storage, |snapshot| names.iter().try_for_each(|name| drop_feature(snapshot, name)))
+}
+
+/// Renames a dense or sparse feature of the dataset in `storage`, and its vocabulary if that has its name and no other
+/// feature uses it. Older snapshots have the old name. Gives the head of the new snapshot.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if the dataset does not have the feature, or cannot have one of the new name;
+/// [`Error::NotADataset`], [`Error::Snapshot`] and [`Error::Storage`] if it cannot be read or written.
+pub fn rename_feature(storage: &Storage, old: &str, new: &str) -> Result<Snapshot> {
+    alter(storage, |snapshot| rename(snapshot, old, new))
+}
+
+/// Commits the newest snapshot as `edit` changes it. If another writer commits first, its snapshot is changed.
+fn alter(storage: &Storage, edit: impl Fn(&mut Snapshot) -> Result<()>) -> Result<Snapshot> {
+    loop {
+        let mut next = latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?;
+        next.snapshot += 1;
+        next.committed = utc(SystemTime::now());
+        next.operation = Operation { kind: Commit::Alter, partitions: Vec::new(), samples_gained: 0 };
+        edit(&mut next)?;
+        next.schema.validate()?;
+        if create(storage, &next)? {
+            return Ok(next);
+        }
+    }
+}
+
+/// The columns of a feature in files of the dataset.
+fn columns_of_feature(snapshot: &Snapshot, name: &str) -> Result<Vec<String>> {
+    let schema = &snapshot.schema;
+    let mut columns = vec![name.to_owned()];
+    if schema.dense.iter().any(|dense| dense == name) {
+        return Ok(columns);
+    }
+    let groups = schema.groups.iter();
+    let mut features = groups.flat_map(|group| group.features.iter().map(move |feature| (group, feature)));
+    let Some((group, feature)) = features.find(|(_, feature)| feature.name == name) else {
+        let known = schema.dense.iter().chain(schema.sparse_features().map(|feature| &feature.name));
+        let hint = suggest(name, known.map(String::as_str));
+        return Err(Error::schema(format!("the dataset has no feature `{name}`"), hint));
+    };
+    if snapshot.layout == Layout::Folded && group.folds_to_window(feature) {
+        columns.push(feature.length_column());
+    }
+    Ok(columns)
+}
+
+fn drop_feature(snapshot: &mut Snapshot, name: &str) -> Result<()> {
+    let columns = columns_of_feature(snapshot, name)?;
+    let schema = &mut snapshot.schema;
+    schema.dense.retain(|dense| dense != name);
+    schema.groups.iter_mut().for_each(|group| group.features.retain(|feature| feature.name != name));
+    schema.groups.retain(|group| !group.features.is_empty());
+    snapshot.features_since.remove(name);
+    snapshot.statistics.features.remove(name);
+    let schema = &snapshot.schema;
+    snapshot.vocabularies.retain(|vocabulary, _| {
+        schema.sparse_features().any(|feature| feature.vocabulary.as_ref() == Some(vocabulary))
+    });
+    for entry in &mut snapshot.manifests {
+        entry.changes.drop_feature(name, &columns);
+    }
+    Ok(())
+}
+
+fn rename(snapshot: &mut Snapshot, old: &str, new: &str) -> Result<()> {
+    let columns = columns_of_feature(snapshot, old)?;
+    let schema = &mut snapshot.schema;
+    schema.dense.iter_mut().filter(|dense| *dense == old).for_each(|dense| *dense = new.to_owned());
+    let uses = schema.sparse_features().filter(|feature| feature.vocabulary.as_deref() == Some(old)).count();
+    let features = schema.groups.iter_mut().flat_map(|group| &mut group.features);
+    for feature in features.filter(|feature| feature.name == old) {
+        feature.name = new.to_owned();
+        let is_own = uses == 1 && feature.vocabulary.as_deref() == Some(old);
+        if is_own && !snapshot.vocabularies.contains_key(new) {
+            feature.vocabulary = Some(new.to_owned());
+            let file = snapshot.vocabularies.remove(old);
+            snapshot.vocabularies.extend(file.map(|file| (new.to_owned(), file)));
+        }
+    }
+    if let Some(since) = snapshot.features_since.remove(old) {
+        snapshot.features_since.insert(new.to_owned(), since);
+    }
+    if let Some(statistics) = snapshot.statistics.features.remove(old) {
+        snapshot.statistics.features.insert(new.to_owned(), statistics);
+    }
+    let renamed = |column: &String| format!("{new}{}", column.strip_prefix(old).unwrap_or_default());
+    let columns: Vec<(String, String)> =
+        columns.into_iter().map(|column| (renamed(&column), column)).collect();
+    for entry in &mut snapshot.manifests {
+        entry.changes.rename_feature((old, new), &columns);
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Features that changed after files were written, and what stands for the columns that the files do not have.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float32Array, Int32Array, Int64Array, ListArray};
+use arrow::buffer::{NullBuffer, OffsetBuffer};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema as ArrowSchema, SchemaRef};
+use serde::{Deserialize, Serialize};
+
+use super::{FileSet, Layout, Snapshot};
+use crate::Schema;
+
+/// What samples have of a dense feature that was added after they were written.
+pub const MISSING_DENSE: f32 = 0.0;
+
+/// How the columns of files differ from those of the schema, because features changed after the files were written.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ColumnChanges {
+    /// Features that the files have no columns of, because they were added later. All samples have the missing value:
+    /// an empty list, or [`MISSING_DENSE`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
+    /// By column of the schema, the name that it has in the files, of columns whose feature was renamed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub renamed: BTreeMap<String, String>,
+    /// Columns of the files whose features were dropped. Another feature may have the name again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unused: Vec<String>,
+}
+
+impl ColumnChanges {
+    /// Whether the files have the columns of the schema.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether the files have no columns of this feature.
+    pub fn lacks(&self, feature: &str) -> bool {
+        self.lacks.iter().any(|lacking| lacking == feature)
+    }
+
+    /// Whether no feature of the files was dropped or renamed: the digest of a row group, taken when it was written,
+    /// covers the columns that are read.
+    pub fn are_only_additions(&self) -> bool {
+        self.renamed.is_empty() && self.unused.is_empty()
+    }
+
+    /// The name in the files of a column of the schema that they do not lack.
+    pub fn in_files<'n>(&'n self, column: &'n str) -> &'n str {
+        self.renamed.get(column).map_or(column, String::as_str)
+    }
+
+    /// The column of the schema that a column of the files is; `None` if its feature was dropped.
+    pub fn in_schema<'n>(&'n self, column: &'n str) -> Option<&'n str> {
+        if self.unused.iter().any(|unused| unused == column) {
+            return None;
+        }
+        let renamed = self.renamed.iter().find(|(_, in_files)| *in_files == column);
+        Some(renamed.map_or(column, |(name, _)| name))
+    }
+
+    /// Drops a feature with these columns.
+    pub(super) fn drop_feature(&mut self, name: &str, columns: &[String]) {
+        if self.lacks(name) {
+            self.lacks.retain(|lacking| lacking != name);
+            return;
+        }
+        for column in columns {
+            let in_files = self.renamed.remove(column).unwrap_or_else(|| column.clone());
+            self.unused.push(in_files);
+        }
+    }
+
+    /// Renames a feature with these columns, given by their new and old names.
+    pub(super) fn rename_feature(&mut self, (old, new): (&str, &str), columns: &[(String, String)]) {
+        if self.lacks(old) {
+            self.lacks.retain(|lacking| lacking != old);
+            self.lacks.push(new.to_owned());
+            return;
+        }
+        for (new, old) in columns {
+            let in_files = self.renamed.remove(old).unwrap_or_else(|| old.clone());
+            if in_files != *new {
+                self.renamed.insert(new.clone(), in_files);
+            }
+        }
+    }
+
+    /// Adds features that the dataset has from now on.
+    pub(super) fn add_features(&mut self, added: &[String]) {
+        self.lacks.extend(added.iter().cloned());
+    }
+}
+
+/// A field with another name.
+pub fn with_name(field: &FieldRef, name: &str) -> FieldRef {
+    match field.name() == name {
+        true => Arc::clone(field),
+        false => Arc::new(Field::clone(field).with_name(name)),
+    }
+}
+
+impl Snapshot {
+    /// The columns of the dataset that the files of `set` have together, under the names of the schema.
+    pub fn columns_of(&self, set: &FileSet) -> SchemaRef {
+        match set.changes.is_none() {
+            true => self.file_columns(),
+            false => Arc::new(ArrowSchema::new(self.divided_columns(set).0)),
+        }
+    }
+
+    /// The columns of the dataset that the files of `set` do not have. [`missing_column`] gives their values.
+    pub fn lacking(&self, set: &FileSet) -> Vec<FieldRef> {
+        if set.changes.is_none() { Vec::new() } else { self.divided_columns(set).1 }
+    }
+
+    /// The columns that the files of `set` have, and those that they lack.
+    fn divided_columns(&self, set: &FileSet) -> (Vec<FieldRef>, Vec<FieldRef>) {
+        let mut lacking: HashSet<String> = set.changes.lacks.iter().cloned().collect();
+        for group in &self.schema.groups {
+            let windows = group.features.iter().filter(|feature| {
+                self.layout == Layout::Folded
+                    && group.folds_to_window(feature)
+                    && set.changes.lacks(&feature.name)
+            });
+            lacking.extend(windows.map(|feature| feature.length_column()));
+        }
+        let columns = self.file_columns();
+        columns.fields().iter().cloned().partition(|field| !lacking.contains(field.name()))
+    }
+
+    /// Checks that only features that were added later are missing in files.
+    pub(super) fn check_changes(&self) -> Result<(), String> {
+        let names = feature_names(&self.schema);
+        for (feature, since) in &self.features_since {
+            if !names.contains(feature.as_str()) || *since > self.snapshot {
+                return Err(format!(
+                    "`{feature}`, a feature since snapshot {since}, is not one of the schema"
+                ));
+            }
+        }
+        let mut lacking = self.manifests.iter().flat_map(|entry| &entry.changes.lacks);
+        if let Some(feature) = lacking.find(|feature| !self.features_since.contains_key(*feature)) {
+            return Err(format!("files lack `{feature}`, which is not a feature that was added later"));
+        }
+        let mut renamed = self.manifests.iter().flat_map(|entry| entry.changes.renamed.keys()).peekable();
+        if renamed.peek().is_none() {
+            return Ok(());
+        }
+        let columns = self.file_columns();
+        match renamed.find(|column| columns.field_with_name(column).is_err()) {
+            None => Ok(()),
+            Some(column) => Err(format!("files have another name for `{column}`, which is not a column")),
+        }
+    }
+}
+
+/// The names of all dense and sparse features.
+fn feature_names(schema: &Schema) -> HashSet<&str> {
+    let sparse = schema.sparse_features().map(|feature| feature.name.as_str());
+    schema.dense.iter().map(String::as_str).chain(sparse).collect()
+}
+
+/// The values of the column `field` of a data file in a row group that lacks it: all samples have an empty list, or
+/// [`MISSING_DENSE`]. In the `folded` layout the empty list is stored in the first of the `rows`.
+pub fn missing_column(field: &Field, rows: usize) -> ArrayRef {
+    let first_only = || (0..rows).map(|row| row == 0).collect::<NullBuffer>();
+    match field.data_type() {
+        DataType::List(item) => {
+            let ids = Arc::new(Int64Array::from(Vec::<i64>::new()));
+            let nulls = field.is_nullable().then(first_only);
+            Arc::new(ListArray::new(Arc::clone(item), OffsetBuffer::new_zeroed(rows), ids, nulls))
+        }
+        DataType::Int32 => Arc::new(Int32Array::new(vec![0; rows].into(), Some(first_only()))),
+        _ => Arc::new(Float32Array::from(vec![MISSING_DENSE; rows])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Array, AsArray, RecordBatch};
+    use arrow::datatypes::Float32Type;
+
+    use super::*;
+    use crate::folded::samples::schema;
+    use crate::folded::unfold_group;
+
+    #[test]
+    fn missing_columns_unfold_to_empty_lists() {
+        for rows in [0, 1, 5] {
+            let columns = schema().to_folded_arrow();
+            let lists = columns.fields().iter().skip(3).map(|field| missing_column(field, rows));
+            let columns = Arc::new(ArrowSchema::new(columns.fields()[3..].to_vec()));
+            let batch = RecordBatch::try_new(columns, lists.collect()).unwrap();
+            let unfolded = unfold_group(&batch, &schema().groups[0]).unwrap();
+            assert_eq!(unfolded.inverse, vec![0; rows]);
+            for feature in unfolded.features {
+                assert_eq!((feature.offsets.len(), feature.sizes), (rows.min(1), vec![0; rows.min(1)]));
+            }
+            assert_eq!(batch.column_by_name("item").unwrap().null_count(), 0);
+        }
+        let dense = missing_column(&Field::new("age", DataType::Float32, false), 2);
+        assert_eq!(dense.as_primitive::<Float32Type>().values(), &[MISSING_DENSE; 2]);
+    }
+}

@@ -1,0 +1,159 @@
+//! The SQL of `[join]`: which events a sample has, and the labels that they make.
+
+use super::steps::StepSql;
+use super::tables::RowState::Usable;
+use super::tables::{EVENTS, ROWS, USABLE};
+use crate::Result;
+use crate::config::{Credit, JoinConfig, LabelConfig};
+use crate::sql::{enclosed, equal, first_of_each, numbered, quote};
+
+impl StepSql<'_> {
+    /// The columns of the events that the labels are made of.
+    pub(super) fn read_by_labels(&self, join: &JoinConfig) -> Result<Vec<String>> {
+        let mut read = Vec::new();
+        for (_, label) in &join.labels {
+            let (LabelConfig::When(sql) | LabelConfig::Value { aggregate: sql, .. }) = label;
+            read.extend(self.columns.read_by(self.columns.of(&join.source), sql)?);
+        }
+        Ok(first_of_each(&read))
+    }
+
+    /// For every key of `[join]`: how many of its events are late, early, or belong to no sample. An event is late if
+    /// even the last sample at or before it is further away than the window.
+    pub(super) fn event_classes(&self, join: &JoinConfig) -> String {
+        let keys = numbered("__onefold_k", join.on.len());
+        let ours: Vec<String> =
+            join.on.iter().zip(&keys).map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
+        let (keys, ours) = (keys.join(", "), ours.join(", "));
+        let samples = format!(
+            "SELECT {ours}, __onefold_time AS __onefold_at, 0 AS __onefold_kind FROM ({})",
+            self.distinct()
+        );
+        let events = format!(
+            "SELECT {keys}, __onefold_time AS __onefold_at, 1 AS __onefold_kind FROM {EVENTS} WHERE {USABLE}"
+        );
+        let others = format!(
+            "SELECT {ours}, coalesce(__onefold_time, 0) AS __onefold_at, 2 AS __onefold_kind FROM {ROWS} \
+             WHERE __onefold_state <> {Usable}"
+        );
+        let over = format!(
+            "OVER (PARTITION BY {keys} ORDER BY __onefold_at, __onefold_kind \
+             ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+        );
+        let seen = format!(
+            "SELECT {keys}, __onefold_kind, __onefold_at, \
+             max(CASE WHEN __onefold_kind = 0 THEN __onefold_at END) {over} AS __onefold_seen \
+             FROM ({samples} UNION ALL {events} UNION ALL {others})"
+        );
+        format!(
+            "SELECT {keys}, count(*) FILTER (WHERE __onefold_kind = 1 AND __onefold_at > __onefold_seen + {}) AS __onefold_late, \
+             CASE WHEN min(__onefold_kind) = 0 THEN count(*) FILTER (WHERE __onefold_kind = 1 AND __onefold_seen IS NULL) \
+             ELSE 0 END AS __onefold_early, \
+             CASE WHEN min(__onefold_kind) = 1 AND max(__onefold_kind) = 1 THEN count(*) ELSE 0 END AS __onefold_orphans \
+             FROM ({seen}) GROUP BY {keys}",
+            join.window_micros
+        )
+    }
+
+    /// The first key with events of a class, for a message.
+    pub(super) fn example_event(&self, join: &JoinConfig, class: &str) -> String {
+        let keys = numbered("__onefold_k", join.on.len());
+        let shown: Vec<String> = join
+            .on
+            .iter()
+            .zip(&keys)
+            .map(|((_, theirs), key)| format!("{key} AS {}", quote(theirs)))
+            .collect();
+        format!(
+            "SELECT {} FROM ({}) WHERE __onefold_{class} > 0 ORDER BY {} LIMIT 1",
+            shown.join(", "),
+            self.event_classes(join),
+            keys.join(", ")
+        )
+    }
+
+    /// The labels by key and time of a sample, from the events in its window.
+    pub(super) fn labels(&self, join: &JoinConfig) -> Result<String> {
+        match join.credit {
+            Credit::Every => Ok(self.labels_of_every(join)),
+            Credit::Last => self.labels_of_one(join, "max"),
+            Credit::First => self.labels_of_one(join, "min"),
+        }
+    }
+
+    /// The labels as aggregates over events.
+    fn label_columns(join: &JoinConfig) -> String {
+        let labels = join.labels.iter().map(|(name, label)| match label {
+            LabelConfig::When(sql) => {
+                format!("max(CASE WHEN {} THEN 1 ELSE 0 END) AS {}", enclosed(sql), quote(name))
+            }
+            LabelConfig::Value { aggregate, .. } => {
+                format!("CAST({} AS DOUBLE) AS {}", enclosed(aggregate), quote(name))
+            }
+        });
+        labels.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The [`labels`](Self::labels) where an event belongs to one of the samples in whose windows it falls: that with the
+    /// largest or the smallest time. Events and samples pass together through one sort.
+    fn labels_of_one(&self, join: &JoinConfig, which: &str) -> Result<String> {
+        let keys = numbered("__onefold_k", join.on.len());
+        let ours: Vec<String> =
+            join.on.iter().zip(&keys).map(|((ours, _), key)| format!("{} AS {key}", quote(ours))).collect();
+        let (keys, ours) = (keys.join(", "), ours.join(", "));
+        let read: Vec<String> = self.read_by_labels(join)?.iter().map(|name| quote(name)).collect();
+        let read_of = |value: &dyn Fn(&String) -> String| -> String {
+            read.iter().map(|name| format!(", {} AS {name}", value(name))).collect()
+        };
+        let events = format!(
+            "SELECT {keys}, __onefold_time AS __onefold_at, 1 AS __onefold_kind{} FROM {EVENTS} WHERE {USABLE}",
+            read_of(&String::clone)
+        );
+        let samples = format!(
+            "SELECT {ours}, __onefold_time AS __onefold_at, 0 AS __onefold_kind{} FROM ({})",
+            read_of(&|_| "NULL".to_owned()),
+            self.distinct()
+        );
+        let credited = format!(
+            "SELECT *, {which}(CASE WHEN __onefold_kind = 0 THEN __onefold_at END) OVER (PARTITION BY {keys} \
+             ORDER BY __onefold_at RANGE BETWEEN {} PRECEDING AND CURRENT ROW) AS __onefold_credited \
+             FROM ({events} UNION ALL {samples})",
+            join.window_micros
+        );
+        Ok(format!(
+            "SELECT {keys}, __onefold_credited AS __onefold_at, count(*) AS __onefold_events, {} FROM ({credited}) \
+             WHERE __onefold_kind = 1 AND __onefold_credited IS NOT NULL GROUP BY {keys}, __onefold_credited",
+            Self::label_columns(join)
+        ))
+    }
+
+    /// The [`labels`](Self::labels) where an event belongs to all samples in whose windows it falls.
+    fn labels_of_every(&self, join: &JoinConfig) -> String {
+        let keys = numbered("__onefold_k", join.on.len());
+        let samples: Vec<String> = (0..join.on.len()).map(|i| format!("__onefold_s{i}")).collect();
+        let ours: Vec<String> = join
+            .on
+            .iter()
+            .zip(&samples)
+            .map(|((ours, _), name)| format!("{} AS {name}", quote(ours)))
+            .collect();
+        // Several samples may have one key and time; those of one key are alone if the join's key identifies a sample.
+        let key = &self.config.samples.key;
+        let alone = !key.is_empty() && key.iter().all(|name| join.on.iter().any(|(ours, _)| ours == name));
+        let distinct = if alone { "" } else { "DISTINCT " };
+        let named: Vec<String> =
+            samples.iter().zip(&keys).map(|(sample, key)| format!("{sample} AS {key}")).collect();
+        format!(
+            "SELECT {}, __onefold_at, count(*) AS __onefold_events, {} FROM (SELECT * FROM {EVENTS} WHERE {USABLE}) \
+             JOIN (SELECT {distinct}{}, __onefold_time AS __onefold_at FROM ({})) ON {} AND __onefold_time >= __onefold_at \
+             AND __onefold_time <= __onefold_at + {} GROUP BY {}, __onefold_at",
+            named.join(", "),
+            Self::label_columns(join),
+            ours.join(", "),
+            self.distinct(),
+            equal(keys.iter().zip(&samples)),
+            join.window_micros,
+            samples.join(", "),
+        )
+    }
+}

@@ -1,0 +1,158 @@
+//! Features that come after a dataset was built.
+
+use onefold_datasets::Snapshot;
+use serde_json::Value;
+
+use crate::logs::{Dir, columns, parquet, rows};
+
+const FIRST: &str = r#"format_version = 1
+[sources]
+log = "log.parquet"
+[samples]
+query = "SELECT *, user / 3 AS part, user % 2 AS shop, CAST(request AS DOUBLE) AS price FROM log"
+[session]
+user = "user"
+gap = "30m"
+time = "time"
+[partition]
+columns = ["part"]
+[features]
+clicked = { kind = "label" }
+request = { kind = "sparse" }
+user = { kind = "sparse", group = "user" }
+history = { kind = "sequence", group = "history" }
+"#;
+
+/// The features that come later, one of them in a group that is there.
+const MORE: &str = "shop = { kind = \"sparse\", group = \"user\" }\nprice = { kind = \"dense\" }\n";
+
+fn log() -> Dir {
+    let dir = Dir::new();
+    dir.write("log.parquet", parquet(columns(&rows())));
+    dir.write("first.toml", FIRST);
+    dir.write("more.toml", format!("{FIRST}{MORE}"));
+    dir
+}
+
+/// The summary of a command.
+#[track_caller]
+fn works(dir: &Dir, arguments: &[&str]) -> Value {
+    let mut command = dir.command(arguments);
+    let output = command.arg("--json").output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
+}
+
+#[track_caller]
+fn fails(dir: &Dir, arguments: &[&str], parts: &[&str]) {
+    dir.fails_as(dir.command(arguments), parts);
+}
+
+#[test]
+fn appended_partitions_may_have_further_features() {
+    let dir = log();
+    works(&dir, &["build", "first.toml", "--out", "dataset", "--partition", "part=0"]);
+    fails(
+        &dir,
+        &["append", "more.toml", "--out", "dataset", "--merge"],
+        &["`price`, `shop`", "a merge adds no"],
+    );
+    works(&dir, &["append", "more.toml", "--out", "dataset", "--partition", "part=1"]);
+    let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+    assert!(
+        snapshot.features_since.iter().map(|(name, since)| (&**name, *since)).eq([("price", 2), ("shop", 2)])
+    );
+    let shop = snapshot.statistics.features["shop"];
+    assert_eq!(shop.values, snapshot.partitions[1].samples);
+    works(&dir, &["verify", "dataset"]);
+    // Of the first partition the columns are compared that it has.
+    works(&dir, &["verify", "dataset", "--against", "more.toml"]);
+    works(&dir, &["report", "dataset", "--html", "report.html"]);
+    fails(
+        &dir,
+        &["append", "first.toml", "--out", "dataset"],
+        &["another schema", "the samples do not have its features `price`, `shop`", "declare them"],
+    );
+    fails(
+        &dir,
+        &["append", "more.toml", "--out", "dataset", "--merge", "--partition", "part=0"],
+        &["lack the feature `price`", "append all samples"],
+    );
+    dir.write(
+        "kind.toml",
+        format!("{FIRST}{MORE}").replace("\"sparse\", group = \"user\" }\nprice", "\"dense\" }\nprice"),
+    );
+    fails(
+        &dir,
+        &["append", "kind.toml", "--out", "dataset"],
+        &["the dataset has `shop` as a sparse feature, the samples have it as a dense feature"],
+    );
+    // Appended once more, the first partition gets the features, too.
+    works(&dir, &["append", "more.toml", "--out", "dataset"]);
+    works(&dir, &["build", "more.toml", "--out", "whole"]);
+    let digest = |dataset: &str| works(&dir, &["verify", dataset])["digest"].clone();
+    assert!(digest("whole").is_string());
+    assert_eq!(digest("dataset"), digest("whole"));
+    let again = works(&dir, &["append", "more.toml", "--out", "dataset"]);
+    assert_eq!(again["changed"], false);
+}
+
+#[test]
+fn features_are_dropped_and_renamed_without_writing_files() {
+    let dir = log();
+    let numbered = MORE.replace("\"sparse\", group", "\"sparse\", vocabulary = \"frequency\", group");
+    dir.write("more.toml", format!("{FIRST}{numbered}"));
+    works(&dir, &["build", "more.toml", "--out", "dataset"]);
+    let data = || -> Vec<String> {
+        let snapshot = Snapshot::load(&dir.path("dataset")).unwrap();
+        snapshot.file_paths().filter(|path| path.starts_with("data/")).map(str::to_owned).collect()
+    };
+    let before = data();
+    fails(&dir, &["drop-features", "dataset", "shops"], &["no feature `shops`", "did you mean `shop`?"]);
+    works(&dir, &["rename-feature", "dataset", "shop", "store"]);
+    let altered = works(&dir, &["drop-features", "dataset", "price"]);
+    assert_eq!(altered["snapshot"], 3);
+    assert_eq!(data(), before);
+    let renamed = numbered.lines().next().unwrap().replace("shop = ", "store = ");
+    dir.write("now.toml", format!("{}{renamed}\n", FIRST.replace("AS shop", "AS store")));
+    works(&dir, &["build", "now.toml", "--out", "whole"]);
+    let digest = |dataset: &str| works(&dir, &["verify", dataset])["digest"].clone();
+    assert_eq!(digest("dataset"), digest("whole"));
+    fails(
+        &dir,
+        &["append", "more.toml", "--out", "dataset"],
+        &["features `store`", "drop-features DATASET store"],
+    );
+    fails(&dir, &["verify", "dataset", "--against", "now.toml"], &["has 2 problems"]);
+    // Written again, its files are those of the schema of now, and the others are not needed.
+    works(&dir, &["append", "now.toml", "--out", "dataset"]);
+    works(&dir, &["verify", "dataset", "--against", "now.toml"]);
+    works(&dir, &["vacuum", "dataset", "--keep", "1", "--older-than", "0s"]);
+    assert!(before.iter().all(|path| !dir.path("dataset").join(path).exists()));
+    works(&dir, &["verify", "dataset"]);
+    // A dropped vocabulary is gone with its feature.
+    works(&dir, &["drop-features", "dataset", "store"]);
+    assert!(Snapshot::load(&dir.path("dataset")).unwrap().vocabularies.is_empty());
+    works(&dir, &["append", "first.toml", "--out", "dataset"]);
+    works(&dir, &["build", "first.toml", "--out", "small"]);
+    assert_eq!(digest("dataset"), digest("small"));
+}
+
+#[test]
+fn groups_that_were_found_stay_and_further_features_get_their_own() {
+    let dir = log();
+    let auto = ["--groups", "auto"];
+    let build = ["build", "first.toml", "--out", "dataset", "--partition", "part=0"];
+    works(&dir, &[&build[..], &auto].concat());
+    let before = Snapshot::load(&dir.path("dataset")).unwrap().schema;
+    works(&dir, &[&["append", "more.toml", "--out", "dataset"][..], &auto].concat());
+    let schema = Snapshot::load(&dir.path("dataset")).unwrap().schema;
+    assert_eq!(schema.further_features(&before), ["price", "shop"]);
+    for group in before.groups.iter().filter(|group| group.deduplicated) {
+        assert!(schema.groups.contains(group), "{group:?}");
+    }
+    works(&dir, &["verify", "dataset"]);
+    let again = works(&dir, &[&["append", "more.toml", "--out", "dataset"][..], &auto].concat());
+    assert_eq!(again["changed"], false);
+}

@@ -1,0 +1,58 @@
+"""Which of the processes of a training job this one is."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ._errors import OptionsError
+
+_GIVE = "give `rank` and `world_size`, which win"
+
+
+def current(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """The rank of this process and the number of processes.
+
+    They are the two arguments, or those of `torch.distributed` if it is initialised, or the variables `RANK` and
+    `WORLD_SIZE`, as torchrun sets them; otherwise 0 and 1. An `OptionsError` if these contradict each other.
+    """
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if world_size == 1:
+        return 0, 1
+    if rank is not None or world_size is not None:
+        given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
+        raise OptionsError(f"`{given}` is given without `{missing}`\n  hint: give both, or none of them")
+    group, variables = _of_group(), _of_variables()
+    if group is not None and variables is not None and group != variables:
+        raise OptionsError(
+            f"torch.distributed says that this is rank {group[0]} of {group[1]}, and the environment variables "
+            f"RANK={variables[0]} and WORLD_SIZE={variables[1]} say otherwise\n  hint: {_GIVE}"
+        )
+    return group or variables or (0, 1)
+
+
+def _of_group() -> tuple[int, int] | None:
+    """Those of torch.distributed, which nobody has initialised unless it is imported."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _of_variables() -> tuple[int, int] | None:
+    """Those of the environment."""
+    texts = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
+    if not any(texts.values()):
+        return None
+    for name, text in texts.items():
+        if not (text.isascii() and text.isdigit()):
+            found = f"is `{text}`, which is no number" if text else "is missing, and the other one is set"
+            raise OptionsError(f"of the environment variables RANK and WORLD_SIZE, {name} {found}\n  hint: {_GIVE}")
+    rank, world_size = int(texts["RANK"]), int(texts["WORLD_SIZE"])
+    if rank >= world_size:
+        raise OptionsError(
+            f"the environment variables RANK={rank} and WORLD_SIZE={world_size} name a rank that does not exist\n"
+            f"  hint: ranks count from 0; {_GIVE}"
+        )
+    return rank, world_size

@@ -1,0 +1,51 @@
+"""The commands of `onefold-data`, `onefold-ingest`, `onefold-read`, `onefold-shard` and `onefold-train` as functions.
+
+    from onefold import cli
+
+    cli.fetch("movielens-100k", out="logs")
+    cli.build("logs/dataset.toml", out="dataset")
+    cli.verify("dataset")
+
+Each has the options of its command as keywords, returns what the command prints with `--json`, as a dict, and raises
+an `OnefoldError` with its message and hint. `build` and `append` are also in `onefold`.
+"""
+
+from ._commands import (
+    append,
+    build,
+    digest,
+    fetch,
+    generate,
+    history,
+    import_logs,
+    plan,
+    replan,
+    report,
+    tables,
+    topology,
+    vacuum,
+    verify,
+)
+from ._trainer import evaluate, export, predict, report_runs, train
+
+__all__ = [
+    "append",
+    "build",
+    "digest",
+    "evaluate",
+    "export",
+    "fetch",
+    "generate",
+    "history",
+    "import_logs",
+    "plan",
+    "predict",
+    "replan",
+    "report",
+    "report_runs",
+    "tables",
+    "topology",
+    "train",
+    "vacuum",
+    "verify",
+]

@@ -1,0 +1,102 @@
+//! `onefold-train-tools`: measures the trainer and checks its kernels, for developers.
+
+mod bench;
+mod check;
+mod measure;
+mod products;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use onefold_base::fault::Explainer;
+use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
+use onefold_trainer::command::{self, LaunchArguments};
+
+onefold_allocator::use_jemalloc!(onefold_allocator::KEEPING);
+
+/// Measure the trainer, and check GPUs
+#[derive(Debug, Parser)]
+#[command(name = "onefold-train-tools", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a command on several ranks of this machine, as `onefold-train launch` does
+    ///
+    /// Example: onefold-train-tools launch --ranks 4 -- check-device --device cuda
+    Launch(LaunchArguments),
+    /// Measure training steps of a workload's reference model, with deduplication off and on
+    ///
+    /// Example: onefold-train-tools bench --workload rm1 --data rm1-session --threads 2
+    Bench(bench::BenchArguments),
+    /// Measure the products of the reference models' layers: our kernels beside libtorch's, and the processor's peak
+    ///
+    /// Example: onefold-train-tools products --threads 2
+    Products(products::ProductsArguments),
+    /// Check a GPU against the CPU: every kernel, then the losses of training steps
+    ///
+    /// Kernels are compared with their definitions in double precision, on random numbers. With a workload's dataset
+    /// its reference model also takes the same steps on both. On ranks (`launch --ranks N -- check-device --device
+    /// cuda`, one rank included) each one checks its GPU, and all check NCCL together. The exit status is 1 where a
+    /// difference is too large.
+    ///
+    /// Example: onefold-train-tools check-device --device cuda:0 --workload rm1 --data rm1-session
+    CheckDevice(check::CheckArguments),
+    /// Measure what tables cost on this machine, for `onefold-shard pretrain`
+    ///
+    /// Divides random sets of tables among one to eight ranks, which take turns on this machine, lets them take steps
+    /// with the code that trains, and writes what each rank took to `costs.parquet`. With `--collectives`, ranks that
+    /// `launch` or `torchrun` started measure the exchange between them; without it a model takes bytes ÷ bandwidth.
+    ///
+    /// Example: onefold-train-tools profile --sets 500 --out costs.parquet
+    ///
+    /// Example: onefold-train-tools launch --ranks 4 -- profile --collectives --out costs.parquet --append
+    Profile(measure::ProfileArguments),
+    /// Measure plans' ranks, or whole steps, beside what was predicted
+    ///
+    /// Fills the ranks' shards, lets the ranks take steps with the code that trains, each when it is its turn on this
+    /// machine, and says whether the plans rank as predicted. As many ranks as the plans have, started by `launch` or
+    /// `torchrun`, also measure the exchange between them, and so whole steps.
+    ///
+    /// Example: onefold-evaluate-plans compare --tasks tasks --plans plans; onefold-train-tools measure-plans --tasks tasks --plans
+    /// plans
+    ///
+    /// Example: onefold-train-tools launch --ranks 4 -- measure-plans plan.json even.json --tables tables.json
+    MeasurePlans(measure::MeasurePlansArguments),
+}
+
+impl CommandLine for Cli {
+    const ERRORS: &'static [Explainer] = command::ERRORS;
+
+    fn output(&self) -> OutputOptions {
+        self.output
+    }
+
+    fn run(&self, printer: &Printer) -> anyhow::Result<()> {
+        match &self.command {
+            Command::Launch(arguments) => {
+                let commands = "`measure-plans`, `profile --collectives` and `check-device`";
+                command::launch(arguments, commands, |cli: &Self| match &cli.command {
+                    Command::MeasurePlans(_) | Command::CheckDevice(_) => true,
+                    Command::Profile(arguments) => arguments.is_of_ranks(),
+                    _ => false,
+                })
+            }
+            Command::Bench(arguments) => bench::run(arguments, printer),
+            Command::Products(arguments) => products::run(arguments, printer),
+            Command::CheckDevice(arguments) => check::run(arguments, printer),
+            Command::Profile(arguments) => measure::profile_machine(arguments, printer),
+            Command::MeasurePlans(arguments) => measure::measure(arguments, printer),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    command::set_environment();
+    Program::of::<Cli>().main(std::env::args_os())
+}
