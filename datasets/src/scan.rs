@@ -267,7 +267,7 @@ impl OpenFiles {
     }
 
     /// The files that have a column, and its number in each.
-    fn places(&self, name: &str) -> impl Iterator<Item = (&OpenFile, usize)> {
+    fn places<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a OpenFile, usize)> {
         let name = self.changes.in_files(name);
         self.files.iter().filter_map(move |file| {
             let root = file.fields().iter().position(|field| field.name() == name)?;
