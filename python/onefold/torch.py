@@ -1,4 +1,4 @@
-"""Onefold datasets for PyTorch: an IterableDataset for `DataLoader` and torchdata's `StatefulDataLoader`.
+"""Onefold for PyTorch: an IterableDataset for `DataLoader` and torchdata's `StatefulDataLoader`, and trained models.
 
     import onefold.torch
     from torch.utils.data import DataLoader
@@ -10,6 +10,8 @@
 
 The threads are inside, so `num_workers=0` is the fastest. With `num_workers=N` every worker process reads a part of
 the rank's streams, and the loader takes batches from workers in turn; see `Dataset`.
+
+`load` has a model that `onefold-train export` wrote as an `nn.Module`; see `Model`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy
 from ._batch import Batch
 from ._dataset import Dataset as _Dataset
 from ._errors import OptionsError
+from ._model import Model, load
 from ._optional import optional
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 else:
     _torch = optional("torch", "torch")
 
-__all__ = ["Dataset", "collate_parts"]
+__all__ = ["Dataset", "Model", "collate_parts", "load"]
 
 
 def _distributed() -> tuple[int, int]:
