@@ -114,7 +114,8 @@ class Model(torch.nn.Module):
         for number, feature in enumerate(self.features.values()):
             rows = dimension(f"rows_{number}", min=1)
             ids = zeros.new_zeros(2, 4) if feature.padded else zeros.new_zeros(7)
-            features[feature.name] = (ids, zeros.new_tensor([4, 3]), zeros)
+            # A tensor that stands in two places would be one input of the program.
+            features[feature.name] = (ids, zeros.new_tensor([4, 3]), zeros.clone())
             if feature.padded:
                 of_ids = {0: rows, 1: dimension(f"longest_{number}", min=1)}
             else:
