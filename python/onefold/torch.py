@@ -1,4 +1,4 @@
-"""Onefold datasets for PyTorch: an IterableDataset for `DataLoader` and torchdata's `StatefulDataLoader`.
+"""Onefold for PyTorch: an IterableDataset for `DataLoader` and torchdata's `StatefulDataLoader`, and trained models.
 
     import onefold.torch
     from torch.utils.data import DataLoader
@@ -9,6 +9,8 @@
         batch.dense                                        # a torch tensor
 
 The threads are inside, so `num_workers=0` is the fastest. `num_workers=N` gives the same batches in the same order.
+
+`load` has a model that `onefold-train export` wrote as an `nn.Module`; see `Model`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ._batch import Batch
 from ._dataset import BatchIterator
 from ._dataset import Dataset as _Dataset
 from ._errors import OptionsError
+from ._model import Model, load
 from ._optional import optional
 from ._turns import Own, Turns
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 else:
     _torch = optional("torch", "torch")
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "Model", "load"]
 
 
 class Dataset(_torch.utils.data.IterableDataset["Batch[_torch.Tensor]"]):

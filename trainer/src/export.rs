@@ -17,7 +17,7 @@ use crate::Result;
 use crate::checkpoint::CheckpointChoice;
 use crate::checkpoint::tables::StoredTables;
 use crate::checkpoint::tensor_file::{self, Entry};
-use crate::config::Interaction;
+use crate::config::{Interaction, LossConfig};
 use crate::distributed::Alone;
 use crate::embedding::{Buffer, stored_dtype};
 use crate::normalize::Normalizers;
@@ -28,7 +28,7 @@ use crate::run::Run;
 const EXPORT_FILE: &str = "export.json";
 const MODEL_FILE: &str = "model.safetensors";
 /// The version of `export.json`.
-const FORMAT_VERSION: u32 = 4;
+const FORMAT_VERSION: u32 = 5;
 /// Name of the bottom MLP's output among the vectors that interact.
 const DENSE_VECTOR: &str = "dense";
 
@@ -39,6 +39,8 @@ struct Export {
     format_version: u32,
     /// The labels that the logits are of, in order.
     labels: Vec<String>,
+    /// The loss of each: what its logit predicts.
+    losses: Vec<LossConfig>,
     /// In the order of the inputs of `dense_arch`.
     dense_features: Vec<String>,
     /// How dense features are normalized first; those that are not named stay as they are.
@@ -153,10 +155,12 @@ fn describe(run: &Run) -> Export {
         feature.map_or(DENSE_VECTOR, |feature| &feature.feature).to_owned()
     };
     let model = &run.config.model;
+    let tasks = run.config.all_tasks();
     let by = |pooling| run.tables.iter().any(|table| table.pooling == pooling);
     Export {
         format_version: FORMAT_VERSION,
-        labels: run.config.all_tasks().into_iter().map(|task| task.label).collect(),
+        losses: tasks.iter().map(|task| task.loss).collect(),
+        labels: tasks.into_iter().map(|task| task.label).collect(),
         dense_features: run.schema.dense.clone(),
         normalizers: run.normalizers.clone(),
         tables: tables(run).iter().map(table).collect(),
