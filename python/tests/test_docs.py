@@ -29,6 +29,24 @@ def test_all_links_lead_somewhere():
     assert done.returncode == 0, done.stderr
 
 
+def test_contributing_names_the_libraries_with_unsafe_code():
+    text = (PROJECT / "CONTRIBUTING.md").read_text()
+    (listed,) = re.findall(r"\*\*Unsafe code\*\* only in the libraries (.*?);", text, re.DOTALL)
+    members = tomllib.loads((PROJECT / "Cargo.toml").read_text())["workspace"]["members"]
+    libraries = {member: PROJECT / member / "src" / "lib.rs" for member in members}
+    libraries = {member: path.read_text() for member, path in libraries.items() if path.is_file()}
+    allowed = {member for member, text in libraries.items() if "#![forbid(unsafe_code)]" not in text}
+    assert set(re.findall(r"`([^`]+)`", listed)) == allowed
+
+
+def test_documents_name_the_version_of_datasets():
+    source = (PROJECT / "datasets" / "src" / "snapshot" / "mod.rs").read_text()
+    (version,) = re.findall(r"^pub\(crate\) const FORMAT_VERSION: u32 = (\d+);", source, re.MULTILINE)
+    assert f"| datasets | `format_version` {version} |" in (BOOK / "limits.md").read_text()
+    assert f"`tests/data/v{version}` contains" in (PROJECT / "CONTRIBUTING.md").read_text()
+    assert (PROJECT / "tests" / "data" / f"v{version}").is_dir()
+
+
 # Blocks of pages
 
 
