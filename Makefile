@@ -95,6 +95,15 @@ lint: ## Formatting, clippy and rustdoc, warnings as errors
 	@$(WITH_LIBTORCH) $(CARGO) clippy --locked --release --workspace --all-targets -- -D warnings
 	@$(WITH_LIBTORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release --workspace --no-deps --document-private-items
 
+.PHONY: docs
+docs: ## Check all links, and render the manual with mdBook into target/book (installs mdBook the first time)
+	@tests/links.py
+	@docs/mdbook.sh build docs --dest-dir "$(abspath $(TARGET))/book"
+
+.PHONY: reference
+reference: build ## Write the reference pages of the commands, which are what the programs print for --help
+	@docs/commands.py --binaries $(TARGET)/release
+
 .PHONY: fuzz
 fuzz: ## Fuzz what is read from disk and the network, SECONDS_EACH=60 for each target (installs cargo-fuzz the first time)
 	@ikjt/fuzz/run.sh $(or $(SECONDS_EACH),60)

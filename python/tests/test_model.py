@@ -204,9 +204,9 @@ def trained(data, models, trainer):
             parts = {"data": CLICKED, "model": MLP, "embedding": "", "tables": "", **KINDS[kind]}
             config = data / f"{folder.name}.toml"
             config.write_text(CONFIG.format(**parts))
-            onefold.train(config, data=data / "data", out=folder / "run", threads=2)
-            onefold.export(folder / "run", out=folder / "exported")
-            onefold.predict(folder / "run", data=data / "data", out=folder / "predicted.parquet")
+            onefold.cli.train(config, data=data / "data", out=folder / "run", threads=2)
+            onefold.cli.export(folder / "run", out=folder / "exported")
+            onefold.cli.predict(folder / "run", data=data / "data", out=folder / "predicted.parquet")
             predicted = pyarrow.parquet.read_table(folder / "predicted.parquet").to_pydict()
             predicted["row"] = {request: row for row, request in enumerate(predicted["request_id"])}
             losses = json.loads((folder / "exported" / "export.json").read_text())["losses"]

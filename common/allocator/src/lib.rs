@@ -6,7 +6,7 @@
 //! glibc's gives freed batches and activations back to the kernel at once and takes as many pages from it anew, or
 //! keeps them for the thread that freed them, which no memory limit knows of. Building rm1 (1 million samples, 512 MiB)
 //! with jemalloc took 0.62 times as long (40.6 s to 65.2 s) and 0.84 times as much memory (874 MiB to 1,042 MiB).
-//! mimalloc compiles 95 s faster, but keeps more than memory limits allow (CONTRIBUTING.md, "Build time").
+//! mimalloc compiles 95 s faster, but keeps more than memory limits allow (`docs/src/benchmarks/build-time.md`).
 
 #![forbid(unsafe_code)]
 

@@ -330,22 +330,22 @@ mod tests {
         assert_eq!(config.unwrap().steps.len(), 9);
     }
 
-    /// Every operator has a row with all of its keys in the README, and an example that can be parsed.
+    /// Every operator has a row with all of its keys in the reference, and an example that can be parsed.
     #[test]
-    fn the_readme_lists_every_operator() {
-        let readme = include_str!("../../README.md");
+    fn the_reference_lists_every_operator() {
+        let page = include_str!("../../../docs/src/reference/preprocess-toml.md");
         let mut examples = Vec::new();
-        for block in readme.split("```toml\n").skip(1) {
+        for block in page.split("```toml\n").skip(1) {
             let text = block.split("```").next().unwrap();
             let version = if text.contains("format_version") { "" } else { "format_version = 1\n" };
             let config =
-                PreprocessConfig::parse(Path::new("README.md"), &format!("{version}{text}")).unwrap();
+                PreprocessConfig::parse(Path::new("preprocess.toml"), &format!("{version}{text}")).unwrap();
             examples.extend(config.steps.iter().map(|step| step.location.op.clone()));
         }
         for operator in OPERATORS {
             assert!(examples.iter().any(|op| **op == *operator.name), "no example of `{}`", operator.name);
             let start = format!("| `{}` |", operator.name);
-            let rows: Vec<&str> = readme.lines().filter(|line| line.starts_with(&start)).collect();
+            let rows: Vec<&str> = page.lines().filter(|line| line.starts_with(&start)).collect();
             assert!(!rows.is_empty(), "no row of `{}`", operator.name);
             for row in rows {
                 for key in operator.keys {
@@ -353,8 +353,7 @@ mod tests {
                 }
             }
         }
-        let (_, section) = readme.split_once("## `preprocess.toml`").unwrap();
-        let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
         for (name, _) in rows.filter(|(name, _)| !["op", "inputs", "output"].contains(name)) {
             assert!(OPERATORS.iter().any(|operator| operator.name == name), "there is no operator `{name}`");
         }

@@ -14,7 +14,8 @@
 //!
 //! # Operators
 //!
-//! `ikjt/README.md` defines all operators, their keys and defaults, and the groups of the features that they make.
+//! `docs/src/reference/preprocess-toml.md` defines all operators, their keys and defaults, and the groups of the features
+//! that they make.
 //!
 //! # What is done once
 //!

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 /// with each other. A session's samples of a row group stay together, so a shuffled batch deduplicates as well as an
 /// unshuffled one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Shuffle {
     /// Same seed and epoch, same order.
     pub seed: u64,

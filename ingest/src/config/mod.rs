@@ -255,7 +255,8 @@ impl Config {
     }
 
     fn checked(path: &Path, text: &str) -> Result<Self, MessageAndHint> {
-        let file: File = parse_toml(text, FORMAT_VERSION, "the README shows a whole `dataset.toml`")?;
+        let file: File =
+            parse_toml(text, FORMAT_VERSION, "`docs/src/reference/dataset-toml.md` lists all keys")?;
         let (sources, source_queries) = sources::parse_sources(&file.sources)?;
         let names: Vec<&str> = sources.keys().chain(source_queries.keys()).map(String::as_str).collect();
         let reserved = names.iter().find(|name| name.starts_with(RESERVED));

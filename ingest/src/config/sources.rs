@@ -214,7 +214,8 @@ pub(super) fn parse_sources(section: &toml::Table) -> Result<Sources, MessageAnd
             toml::Value::String(path) => SourceConfig::new(path),
             value => {
                 let table = Table::deserialize(value.clone()).map_err(|error| {
-                    let hint = "write a path, or `{ path = \"events/*.csv\", format = \"csv\" }`; the README has all keys";
+                    let hint = "write a path, or `{ path = \"events/*.csv\", format = \"csv\" }`; \
+                                `docs/src/reference/dataset-toml.md` lists all keys";
                     (format!("`[sources].{name}`: {}", error.message()), hint.to_owned())
                 })?;
                 source(table).map_err(|(message, hint)| (format!("`[sources].{name}`: {message}"), hint))?
@@ -520,9 +521,9 @@ mod tests {
             ("e = ''", "`path` is empty", "at least one"),
             ("e = { path = [] }", "`path` is empty", "at least one"),
             ("e = { format = 'csv' }", "missing field `path`", "write a path"),
-            ("e = { path = 'a', formt = 'csv' }", "unknown field `formt`", "README"),
-            ("e = { path = 'a', format = 'avro' }", "`avro`", "README"),
-            ("e = { path = 'a', compression = 'lz4' }", "`lz4`", "README"),
+            ("e = { path = 'a', formt = 'csv' }", "unknown field `formt`", "dataset-toml.md"),
+            ("e = { path = 'a', format = 'avro' }", "`avro`", "dataset-toml.md"),
+            ("e = { path = 'a', compression = 'lz4' }", "`lz4`", "dataset-toml.md"),
             ("e = { path = 'a', delimiter = '::' }", "`delimiter`", "\"\\t\""),
             ("e = { path = 'a', quote = '' }", "`quote` is \"\"", "quote = \"none\""),
             ("e = { path = 'a', quote = '\"\"' }", "`quote` is", "quote = \"none\""),
@@ -535,7 +536,7 @@ mod tests {
             ),
             ("e = { path = 'a', quote = '|', delimiter = '|' }", "`quote` and `delimiter` are", "different"),
             ("e = { path = 'a', quote = 'none', escape = '\\' }", "`quote` is \"none\"", "remove `escape`"),
-            ("e = { path = 'a', ragged = 'fill' }", "`fill`", "README"),
+            ("e = { path = 'a', ragged = 'fill' }", "`fill`", "dataset-toml.md"),
             (
                 "e = { path = 'a', format = 'json', ragged = 'skip' }",
                 "`ragged` is for CSV",

@@ -516,7 +516,7 @@ fn a_configuration_that_does_not_fit_the_dataset_is_refused() {
     );
     let error = refused("pooling = ", "poling = ");
     assert!(error.contains("unknown field `poling`") && error.contains("line 16"), "{error}");
-    assert!(error.contains("\n  hint: the README shows a whole `train.toml`"), "{error}");
+    assert!(error.contains("\n  hint: `docs/src/reference/train-toml.md` lists all keys"), "{error}");
     let error = refused("\"adagrad\"", "\"adadelta\"");
     assert!(error.contains("unknown variant `adadelta`") && error.contains("line 18"), "{error}");
     assert!(

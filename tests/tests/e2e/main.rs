@@ -23,6 +23,7 @@ mod path;
 mod planner;
 mod predict;
 mod ranks;
+mod reference;
 mod remote;
 mod row_groups;
 mod samples;

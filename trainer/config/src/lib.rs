@@ -116,8 +116,9 @@ impl TrainConfig {
     /// [`Error::Fault`], as [`load`](Self::load).
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
         let wrong = |message: String, hint: &str| Error::config(path, message, hint);
-        let mut config: Self = parse_toml(text, FORMAT_VERSION, "the README shows a whole `train.toml`")
-            .map_err(|(message, hint)| wrong(message, &hint))?;
+        let mut config: Self =
+            parse_toml(text, FORMAT_VERSION, "`docs/src/reference/train-toml.md` lists all keys")
+                .map_err(|(message, hint)| wrong(message, &hint))?;
         config.path = path.to_owned();
         config.embedding = config.embedding.with_dim(&config.model.bottom_mlp);
         config.check().map_err(|(message, hint)| wrong(message, hint))?;

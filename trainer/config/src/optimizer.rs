@@ -68,7 +68,7 @@ fn missing_rate() -> String {
 }
 
 impl Default for TableOptimizerConfig {
-    /// The values that the search in the manual found.
+    /// The values that a search found (`docs/src/benchmarks/quality.md`).
     fn default() -> Self {
         Self::new(TableOptimizer::RowWiseAdagrad, 0.02)
     }
@@ -176,7 +176,7 @@ impl TryFrom<GivenDenseOptimizer> for DenseOptimizerConfig {
 }
 
 impl Default for DenseOptimizerConfig {
-    /// The values that the search in the manual found.
+    /// The values that a search found (`docs/src/benchmarks/quality.md`).
     fn default() -> Self {
         Self { max_grad_norm: Some(0.1), ..Self::new(DenseOptimizerKind::Adagrad, 0.005) }
     }

@@ -1,4 +1,4 @@
-"""The tutorial: every block of README.md is run in order, and prints what the page says that it prints."""
+"""The Python tutorial and reference: their blocks are run in order, and print what the pages say that they print."""
 
 import contextlib
 import io
@@ -32,13 +32,14 @@ def blocks_of(page):
     return blocks
 
 
-BLOCKS = blocks_of(PROJECT / "python" / "README.md")
+PAGES = ["tutorials/ml-engineer.md", "reference/python.md"]
+BLOCKS = [block for page in PAGES for block in blocks_of(PROJECT / "docs" / "src" / page)]
 FIRST_WITH_TORCH = next(i for i, (language, text, _) in enumerate(BLOCKS) if language == "python" and "torch" in text)
 LOGS_AND_DATASET = next(i for i, (language, text, _) in enumerate(BLOCKS) if "onefold.build(" in text)
 
 
 class Reader:
-    """Somebody who follows the page from its beginning."""
+    """Somebody who follows the pages from the beginning."""
 
     def __init__(self, folder):
         self.folder, self.names, self.done = folder, {}, 0
@@ -54,7 +55,7 @@ class Reader:
 
     def run_python(self, text):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(text, "README.md", "exec"), self.names)
+            exec(compile(text, "tutorial", "exec"), self.names)
         return printed.getvalue()
 
     def run_shell(self, text):
@@ -107,7 +108,7 @@ def test_the_block_that_trains(reader, trainer):
     (text,) = (text for _, text, _ in BLOCKS if "onefold.cli.train(" in text)
     assert reader.run_python(text).startswith("20,001 samples, normalized entropy 0.")
     assert 0.7 < reader.names["normalized_entropy"] < 0.92
-    # Whoever follows the whole page trains there himself.
+    # A reader of both pages trains into the same folder.
     shutil.rmtree("run")
 
 
