@@ -94,7 +94,7 @@ impl Accelerator {
                 Argument::Long(threads),
                 Argument::Pointer(Some(&sums.narrow(0, first, threads))),
             ];
-            // SAFETY: the arguments are those of `square_sums`, whose lengths are the tensors'.
+            // SAFETY: the arguments match `square_sums`, with the lengths of the tensors.
             unsafe { self.launch("square_sums", threads, &arguments) }?;
             first += threads;
         }
@@ -111,7 +111,7 @@ impl Accelerator {
             Argument::Long(threads),
             Argument::Pointer(Some(&output)),
         ];
-        // SAFETY: the arguments are those of `add_up`; `sum_of_squares` has made the sums, and here is the output.
+        // SAFETY: the arguments match `add_up`, with the lengths of `sums` and `output`.
         unsafe { self.launch("add_up", threads, &arguments) }?;
         Ok(output)
     }
@@ -144,7 +144,7 @@ impl Accelerator {
             Argument::Pointer(Some(&verdict.refused)),
             Argument::Pointer(Some(&verdict.permit)),
         ];
-        // SAFETY: the arguments are those of `judge`, and their lengths were checked or are given above.
+        // SAFETY: the arguments match `judge`; their lengths were checked or are set above.
         unsafe { self.launch("judge", 1, &arguments) }?;
         Ok(verdict)
     }
