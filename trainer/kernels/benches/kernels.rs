@@ -1,5 +1,5 @@
-//! Benchmarks of kernels on one batch with the reference model's shapes: `cargo bench -p onefold-kernels --bench
-//! kernels`.
+//! Benchmarks of kernels on one batch with the reference model's shapes:
+//! `cargo bench -p onefold-kernels --bench kernels`.
 
 use std::hint::black_box;
 

@@ -82,8 +82,8 @@ impl Interaction<'_> {
         self.sources.iter().map(|source| source.vectors).sum()
     }
 
-    /// Returns the number of values per sample: `N (N - 1) / 2` products, plus D if the first vector is kept, or `N
-    /// D`.
+    /// Returns the number of values per sample: `N (N - 1) / 2` products, plus D if the first vector is kept, or
+    /// `N D`.
     #[inline]
     pub fn width(&self) -> usize {
         let vectors = self.vectors();

@@ -183,8 +183,8 @@ pub struct Piece<'a> {
     state: &'a mut [f32],
 }
 
-/// Cuts the update of a table into pieces, which may run in any order. `places` are sorted, `weights` are `[rows,
-/// D]`, `state` is `[rows, state width]`.
+/// Cuts the update of a table into pieces, which may run in any order. `places` are sorted, `weights` are
+/// `[rows, D]`, `state` is `[rows, state width]`.
 ///
 /// # Panics
 ///

@@ -95,8 +95,8 @@ KERNEL gather(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row,
     output[i] = row < 0 ? 0.0f : load_weight(fp32, bf16, fp16, bf16_row, fp16_row, dim, row, i % dim);
 }
 
-// Writes `[bags, dim]`: bag b is `scales[b]` times the sum of the weights of elements `offsets[b] .. offsets[b] +
-// sizes[b]`.
+// Writes `[bags, dim]`: bag b is `scales[b]` times the sum of the weights of elements
+// `offsets[b] .. offsets[b] + sizes[b]`.
 KERNEL pool(const float *fp32, const u16 *bf16, const u16 *fp16, int bf16_row, int fp16_row, int dim, const int *rows,
             const int *offsets, const int *sizes, const float *scales, i64 bags, float *output) {
     i64 i = THREAD;

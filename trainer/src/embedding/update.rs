@@ -66,8 +66,7 @@ pub(super) fn update(
     pieces.into_par_iter().with_max_len(1).for_each(|mut piece| piece.run(&update));
 }
 
-/// Returns the distinct table rows of `contributions`, ascending, and the summed gradient of each of them, `[N,
-/// D]`.
+/// Returns the distinct table rows of `contributions`, ascending, and the summed gradient of each of them, `[N, D]`.
 pub(super) fn summed(contributions: Vec<Contribution<'_>>, table: &Table) -> (Vec<u32>, Vec<f32>) {
     let mut gradient = TableGradient::new(contributions, table);
     let mut rows: Vec<u32> = Vec::new();

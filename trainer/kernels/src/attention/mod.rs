@@ -14,10 +14,10 @@
 //! shares `p_j = 1/L Σ_i e_ij / Z_i`, so the product of P with the values is a matrix-vector product.
 //!
 //! Windows that slide over one timeline share elements. Projections, scores and exponentials do not depend on the
-//! window. They are computed once per **chain** of overlapping windows, with one maximum per query; each window
-//! sums its part of a row. In the backward pass, the gradients of all windows of a chain are combined in `dS_ij =
-//! e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with `g_j = x_j·dy` and `c_i = Σ_j P_ij g_j`. Then `dQ = dS K` and `dK
-//! = dSᵀ Q` are computed once per chain.
+//! window. They are computed once per **chain** of overlapping windows, with one maximum per query; each window sums
+//! its part of a row. In the backward pass, the gradients of all windows of a chain are combined in
+//! `dS_ij = e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with `g_j = x_j·dy` and `c_i = Σ_j P_ij g_j`. Then `dQ = dS K`
+//! and `dK = dSᵀ Q` are computed once per chain.
 //!
 //! If all scores of a window lie far below the chain's maximum, its exponentials lose precision. Such a window is
 //! detected by its tiny sum and computed separately. No memory of size windows × length is kept between forward and

@@ -177,8 +177,9 @@ impl Windows {
         gemm((spans.len(), stride, rows), sums, scores, stride, shares, stride, true);
     }
 
-    /// Replaces the scores of the queries from `first` on by their gradients, `e_ij Σ_w (g_j(w) - c_i(w)) / (L
-    /// Z_i(w))` with `c_i(w) = Σ_j e_ij g_j(w) / Z_i(w)`, and adds to the shares like [`attend`](Self::attend).
+    /// Replaces the scores of the queries from `first` on by their gradients,
+    /// `e_ij Σ_w (g_j(w) - c_i(w)) / (L Z_i(w))` with `c_i(w) = Σ_j e_ij g_j(w) / Z_i(w)`, and adds to the shares
+    /// like [`attend`](Self::attend).
     pub(super) fn score_gradients(&mut self, scores: &mut [f32], first: usize, shares: &mut [f32]) {
         let Self { spans, hulls, stride, columns, scales, by_element, .. } = self;
         let (stride, width) = (*stride, 2 * *columns);
