@@ -290,7 +290,7 @@ impl<'a> Elements<'a> {
     ///
     /// # Panics
     ///
-    /// If there are fewer.
+    /// If there are fewer weights.
     #[inline]
     pub fn slice(&self, start: usize, length: usize) -> Elements<'a> {
         match self {
@@ -399,7 +399,7 @@ impl<'a> ElementsMut<'a> {
     ///
     /// # Panics
     ///
-    /// If there are fewer.
+    /// If there are fewer weights.
     pub fn split_at(self, length: usize) -> (Self, Self) {
         match self {
             Self::Fp32(values) => {

@@ -4,7 +4,7 @@
 //! ```text
 //! gradients ─▶ square_sums ─▶ add_up ─▶ judge ─┬▶ divisor, refused ─▶ libtorch's dense optimizer
 //!                                loss ───▲     ├▶ permit ─▶ the tables' update
-//!                                              └▶ what the host reads when all is enqueued
+//!                                              └▶ results, which the host reads after it has enqueued the step
 //! ```
 
 use tch::{Device, Kind, Tensor};

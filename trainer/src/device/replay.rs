@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! length u32, name │ blocks i64, size of a block u32 │ buffers u32, buffer… │ arguments u32, argument…
-//! buffer:   bytes u64, what it held before │ changed u8, what it held afterwards if that is 1
+//! buffer:   length u64, contents before │ changed u8, contents afterwards if changed is 1
 //! argument: buffer i32, offset u64; without a buffer -1, value u64
 //! ```
 //!

@@ -25,7 +25,7 @@ pub(super) struct SelfAttention {
     compute: Compute,
 }
 
-/// The block's output, and what its backward pass needs.
+/// The block's output, and the state that its backward pass needs.
 #[derive(Debug)]
 struct Attended {
     /// The vectors of the rows of all features of a batch that use the block, in order, `[ΣU, D]`.

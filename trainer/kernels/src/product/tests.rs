@@ -130,7 +130,7 @@ fn long_sums_and_many_rows_equal_the_definition() {
 
 #[test]
 fn threads_change_nothing() {
-    let (m, n, k) = (300, 70, 900); // More than one thread would compute alone.
+    let (m, n, k) = (300, 70, 900); // Too large to run on the calling thread only.
     let numbers =
         |length: usize| (0..length).map(|i| (i * 7919 % 1009) as f32 / 1009.0 - 0.4).collect::<Vec<_>>();
     let (a, b) = (numbers(m * k), numbers(k * n));

@@ -67,7 +67,7 @@ pub(super) struct Sent {
 #[derive(Debug)]
 pub(super) struct Exchange {
     collectives: Arc<dyn Collectives>,
-    /// The type of vectors and gradients on the wire.
+    /// The type of vectors and gradients in messages.
     dtype: DataType,
     shards: Vec<Shard>,
     /// The location of each table.

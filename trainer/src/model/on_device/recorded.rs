@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! dense features ─▶ bottom MLP ─┐
-//! vectors of tables and blocks ─┴▶ interaction, top MLP ─▶ logits ─▶ loss ─▶ all of it backwards
+//! vectors of tables and blocks ─┴▶ interaction, top MLP ─▶ logits ─▶ loss ─▶ backward pass
 //! ```
 //!
 //! The first steps with batches of a size run without a graph, so that libtorch makes its choices and allocations
