@@ -68,7 +68,7 @@ impl SigridHash {
         Self { salt, ..self }
     }
 
-    /// The salt.
+    /// Returns the salt.
     pub fn salt(&self) -> u64 {
         self.salt
     }
@@ -122,7 +122,7 @@ impl Modulus {
         Self { divisor, multiplier, shift: log - 1 }
     }
 
-    /// The divisor.
+    /// Returns the divisor.
     pub fn divisor(&self) -> i64 {
         self.divisor
     }

@@ -21,9 +21,9 @@
 //!   4       [8]  [40]                1              offsets [0, 2]   sizes [2, 1]
 //! ```
 //!
-//! The **inverse index** maps a sample to its row, and row `u` of a [`Feature`] is `values[offsets[u] .. offsets[u] +
-//! sizes[u]]`. This is an IKJT. A group without an inverse index is a plain KJT: row `u` is sample `u`. One type
-//! represents both, so no conversion is needed.
+//! The **inverse index** maps a sample to its row, and row `u` of a [`Feature`] is
+//! `values[offsets[u] .. offsets[u] + sizes[u]]`. This is an IKJT. A group without an inverse index is a plain KJT: row
+//! `u` is sample `u`. One type represents both, so no conversion is needed.
 //!
 //! ```
 //! use onefold_ikjt::{Feature, Group, deduplicate};

@@ -1,5 +1,5 @@
-//! Benchmark of the number of leases per second that a master gives, and of their processor time. Run `cargo bench -p
-//! onefold-serve`.
+//! Benchmark of the number of leases per second that a master gives, and of their processor time. Run
+//! `cargo bench -p onefold-serve`.
 //!
 //! The master is a separate process with 256 registered workers. 64 clients request blocks one after the other as
 //! fast as they are answered, each over its own connection.

@@ -1,7 +1,7 @@
 //! The preprocessing service: a master, and any number of workers that make batches for trainers.
 //!
 //! ```text
-//!                 which worker?      ┌────────┐  I am here
+//!                 which worker?      ┌────────┐  heartbeat
 //!            ┌──────────────────────▶│ master │◀──────────────┐
 //!            │                       └────────┘               │
 //!       ┌─────────┐  blocks of steps                     ┌─────────┐

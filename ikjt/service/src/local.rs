@@ -21,11 +21,10 @@ use crate::master::{self, ServingArguments};
 /// The interval of checking for workers that have ended.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The number of restarts [within](LATELY) which workers may be restarted. If there are more, restarting does not
-/// remove the cause.
+/// The maximal number of restarts of workers within [`LATELY`]. If there are more, restarting does not remove the cause.
 const MOST_RESTARTS: usize = 20;
 
-/// The time in which [`MOST_RESTARTS`] are allowed.
+/// The time within which at most [`MOST_RESTARTS`] are allowed.
 const LATELY: Duration = Duration::from_secs(600);
 
 /// The least memory in bytes with which a worker can read anything.

@@ -118,7 +118,7 @@ impl Feature {
         Ok(())
     }
 
-    /// The feature's name.
+    /// Returns the feature's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -133,12 +133,12 @@ impl Feature {
         Self { name, ..self }
     }
 
-    /// The name, values, offsets and sizes.
+    /// Returns the name, values, offsets and sizes.
     pub(crate) fn into_parts(self) -> FeatureParts {
         (self.name, self.values, self.offsets, self.sizes)
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.sizes.len()
     }
@@ -149,7 +149,7 @@ impl Feature {
         offset..offset + self.sizes[row] as usize
     }
 
-    /// The ids of row `row`.
+    /// Returns the ids of row `row`.
     ///
     /// # Panics
     ///

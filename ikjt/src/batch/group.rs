@@ -65,12 +65,12 @@ impl Group {
         group
     }
 
-    /// The name, inverse index, number of rows and features.
+    /// Returns the name, inverse index, number of rows and features.
     pub(crate) fn into_parts(self) -> (Arc<str>, Option<ScalarBuffer<i32>>, usize, Vec<Feature>) {
         (self.name, self.inverse, self.rows, self.features)
     }
 
-    /// The group's name.
+    /// Returns the group's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -85,17 +85,17 @@ impl Group {
         self.inverse.as_ref()
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     pub fn samples(&self) -> usize {
         self.inverse.as_ref().map_or(self.rows, |inverse| inverse.len())
     }
 
-    /// The row of sample `sample`.
+    /// Returns the row of sample `sample`.
     ///
     /// # Panics
     ///
@@ -107,7 +107,7 @@ impl Group {
         }
     }
 
-    /// The features, in the schema's order.
+    /// Returns the features, in the schema's order.
     pub fn features(&self) -> &[Feature] {
         &self.features
     }

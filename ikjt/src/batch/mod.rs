@@ -103,13 +103,13 @@ impl Batch {
         Self { size, dense, labels, weights, timestamps, kept, groups }
     }
 
-    /// The batch's parts.
+    /// Returns the batch's parts.
     pub fn into_parts(self) -> BatchParts {
         let Self { size, dense, labels, weights, timestamps, kept, groups } = self;
         BatchParts { size, dense, labels, weights, timestamps, kept, groups }
     }
 
-    /// The number of samples, B.
+    /// Returns the number of samples, B.
     pub fn size(&self) -> usize {
         self.size
     }

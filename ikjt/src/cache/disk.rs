@@ -78,8 +78,8 @@ impl Disk {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Queues an item of `bytes` bytes for writing, unless the queue is full. Calls `written` with the number of its
-    /// file.
+    /// Queues an item of `bytes` bytes for writing, unless it exceeds the limit or the queue is full. Calls `written`
+    /// with the number of its file.
     pub(super) fn write(&self, item: Item, bytes: u64, written: impl FnOnce(u64) + Send + 'static) {
         let waiting = self.queued.load(Ordering::Relaxed);
         if bytes > self.limit || (waiting > 0 && waiting.saturating_add(bytes) > self.most_queued) {

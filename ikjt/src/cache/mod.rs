@@ -320,7 +320,7 @@ impl Cache {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The cache's figures.
+    /// Returns the cache's figures.
     pub fn figures(&self) -> CacheFigures {
         let state = self.state();
         CacheFigures { cached_bytes: state.memory, cached_bytes_on_disk: state.on_disk, ..state.figures }

@@ -221,7 +221,7 @@ impl Planner {
         })
     }
 
-    /// Calls `add` for every input of a step with one-input operators or, if the step has an `output`, for a copy of
+    /// Calls `add` for every input of a step whose operator takes one input or, if the step has an `output`, for a copy of
     /// its only input.
     fn each(
         &mut self,

@@ -62,7 +62,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// The number of rows.
+    /// Returns the number of rows.
     pub(super) fn len(&self) -> u64 {
         self.rows.end - self.rows.start
     }

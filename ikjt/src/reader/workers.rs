@@ -82,12 +82,12 @@ impl Workers {
         files
     }
 
-    /// The number of threads.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
     }
 
-    /// The limit on memory, in bytes.
+    /// Returns the limit on memory, in bytes.
     pub fn memory_limit(&self) -> u64 {
         self.budget.limit()
     }

@@ -7,10 +7,10 @@
 //! Therefore every failure has the same remedy: request the missing batches from another worker.
 //!
 //! ```text
-//!           first block                      further blocks, each from a worker of its own
+//!           first block                      further blocks from other workers
 //! caller ◀── batch │ batch │ batch ◀─ worker    batch │ batch ◀─ worker    batch │ batch ◀─ worker
-//!                     │ nothing comes for long:
-//!                     └─ the same steps from another worker; whichever is first is taken
+//!                     │ no batch arrives for long:
+//!                     └─ the same steps from another worker; the first answer is used
 //! ```
 
 use std::collections::VecDeque;

@@ -238,8 +238,8 @@ pub struct Ticket {
     pub block: Block,
     /// The first step to send.
     pub from: u64,
-    /// The name of the client's [state](ClientState). A worker sends the same batches to clients of equal jobs at the
-    /// same pace.
+    /// The name of the client's [state](ClientState). A worker uses it to keep clients of equal jobs within a window of
+    /// blocks.
     pub client: String,
     /// The epoch that the client reads, even if all epochs have the same batches and the block has epoch 0. A worker
     /// does not wait for clients in another epoch.

@@ -65,7 +65,7 @@ fn bytes(location: &Path, request: &ReadRequest, epoch: u64, from: u64) -> Vec<(
     bytes_of(&Reader::open(location, request.clone(), &workers()).unwrap(), epoch, from)
 }
 
-/// Does the same as [`bytes`] for a reader.
+/// Does the same as `bytes` for a reader.
 pub(crate) fn bytes_of(reader: &Reader, epoch: u64, from: u64) -> Vec<(Vec<u8>, u64)> {
     let position = onefold_ikjt::Position { step: from, ..reader.position(epoch) };
     let steps = reader.resume_packed(&position).unwrap().map(Result::unwrap);
