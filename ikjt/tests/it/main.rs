@@ -1,4 +1,4 @@
-//! Datasets written and read back: what the reader promises, on small data of every shape.
+//! Tests that write small datasets of many shapes and read them back.
 
 mod added_features;
 mod any_ranks;
