@@ -18,8 +18,8 @@ pub enum Existing {
     /// Replaces the old run when the new one is complete. Until then, the old run is kept next to it as
     /// `.NAME.replaced`.
     Overwrite,
-    /// Resume the run from its newest checkpoint, or from its start if it has none. If there is no run, begin
-    /// one.
+    /// Resumes the run from its newest checkpoint, or from its start if it has none; begins one if there is
+    /// none.
     Resume,
 }
 
