@@ -8,7 +8,7 @@
   onefold-dlrm     the model of the import's `train.toml`
   onefold-din      the same model, but the history is pooled by `din`, with the shown item as its target
   onefold-dcnv2    the model of the import's `train.toml` with three cross layers in place of dot products. Their rank is
-                   half the width of the vectors, so that they have as many weights as RecBole's
+                   half the width of all vectors, so that they have as many weights as RecBole's
   fuxictr-dlrm     a DLRM composed of FuxiCTR's layers, because its package on PyPI has no DLRM
   fuxictr-din      the DIN in FuxiCTR's package
   recbole-pnn      RecBole's PNN with inner products, its most similar model to a DLRM, because it has no DLRM

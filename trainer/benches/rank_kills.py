@@ -4,7 +4,7 @@
 Trains on the first number of `--ranks` without interruption. Then trains again, and repeatedly kills a rank with SIGKILL
 at a random moment; each time, the job is resumed with the next number of ranks. Prints how long the other ranks continued,
 the error that they reported, and the difference of the logged losses from those of the uninterrupted run. With a single
-number of ranks, losses and the model must be bit-identical. With `--stop`, a rank hangs by SIGSTOP instead.
+number of ranks, losses and the model must be bit-identical. With `--stop`, the first signal is SIGSTOP, after which a rank hangs.
 
     trainer/benches/rank_kills.py --config rm3/train.toml --data rm3-dataset --work kills [--bin target/release] [--steps 1500]
         [--kills 20] [--ranks 2,3,4] [--within SECONDS] [--stop] [--seed 1] [--set tables.eps=1e-1]

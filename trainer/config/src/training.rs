@@ -161,7 +161,7 @@ pub struct EarlyStoppingConfig {
     pub task: Option<String>,
     /// The number of consecutive evaluations without an improvement after which training ends, at least 1.
     pub patience: u32,
-    /// The minimum difference from the best value so far that counts as an improvement.
+    /// The margin by which a value must exceed the best one so far to count as an improvement.
     #[serde(default)]
     pub min_delta: f64,
 }
@@ -195,7 +195,7 @@ pub struct CheckpointConfig {
     #[serde(default = "keep")]
     pub keep: usize,
     /// One checkpoint in `full_every` contains the whole tables; the others contain the rows that were looked
-    /// up since the last checkpoint.
+    /// up since the last one with whole tables.
     #[serde(default = "full_every")]
     pub full_every: u64,
 }

@@ -311,7 +311,7 @@ fn measured_plan(
     }
 }
 
-/// The index in [`PARTS`] of each turn. Turn 2 follows the header of the requests, and computes almost nothing.
+/// The index in [`PARTS`] of each turn. Turn 2 follows the header of the requests, and computes nothing.
 /// For a plan without data-parallel tables, the update is one turn.
 const PART_OF_TURN: [usize; 6] = [0, 1, 1, 2, 3, 3];
 /// The index in [`EXCHANGES`] of each exchange: requests have a header. Sums exist only for data-parallel

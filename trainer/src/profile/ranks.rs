@@ -1,4 +1,4 @@
-//! One rank of a plan: its shards, a batch of its own, and the steps that it takes with them.
+//! A rank of a plan: its shards, its batch, and the steps that it takes with them.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -120,7 +120,7 @@ impl ReportedRun {
     }
 }
 
-/// Reduces the points to at most about [`POINTS`], keeping the last one.
+/// Reduces the points to at most [`POINTS`], keeping the last one.
 fn thin_out(points: &mut Vec<Point>) {
     let every = points.len().div_ceil(POINTS).max(1);
     let last = points.len().saturating_sub(1);

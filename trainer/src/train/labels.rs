@@ -37,8 +37,8 @@ impl LabelReading {
         Self { request, workers: workers.clone() }
     }
 
-    /// Returns for each task the logit that predicts the weighted mean of its labels; `None` if no sample has a
-    /// weight.
+    /// Returns for each task the logit that predicts the weighted mean of its labels; `None` if the weights are
+    /// all zero, or a logit is not finite.
     ///
     /// # Errors
     ///
