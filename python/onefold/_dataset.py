@@ -23,8 +23,9 @@ STATE_VERSION = 1
 
 
 class Dataset:
-    """A dataset as an iterable of batches. `iter()` returns the batches of an epoch, and after its end those of the
-    next.
+    """A dataset as an iterable of batches.
+
+    An iteration returns the batches of an epoch, and the next iteration returns those of the next epoch.
 
     `location` is a path or a URL (`s3://…`, or `grpc://HOST:PORT/…` of a preprocessing service). The dataset is read
     by threads of this process, so worker processes bring no advantage.

@@ -15,7 +15,7 @@ def current(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
     They are the two arguments if given, else those of `torch.distributed` if it is initialised, else the environment
     variables `RANK` and `WORLD_SIZE`, which torchrun sets, else 0 and 1. Raises an `OptionsError` if
-    `torch.distributed` and the variables contradict each other.
+    only one of the arguments is given, or if `torch.distributed` and the variables contradict each other.
     """
     if rank is not None and world_size is not None:
         return rank, world_size
