@@ -1,4 +1,4 @@
-"""The tutorial: every block of README.md is run in order, and prints what the page says that it prints."""
+"""Runs every block of the tutorial in README.md in order, and compares the output with the page."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ PINS = PROJECT / "sharding" / "scripts" / "torchrec.txt"
 
 
 def blocks_of(page):
-    """The blocks of a page: their language and text, and for those that a block of text follows, what they print."""
+    """Returns the blocks of a page: their language, their text, and the output if a block of text follows."""
     found = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
     blocks = []
     for language, text in found:
@@ -38,13 +38,13 @@ LOGS_AND_DATASET = next(i for i, (language, text, _) in enumerate(BLOCKS) if "on
 
 
 class Reader:
-    """Somebody who follows the page from its beginning."""
+    """A reader who follows the page from its beginning."""
 
     def __init__(self, folder):
         self.folder, self.names, self.done = folder, {}, 0
 
     def follow(self, last):
-        """Runs the blocks that were not run yet, up to number `last`."""
+        """Runs the remaining blocks up to number `last`."""
         while self.done <= last:
             language, text, output = BLOCKS[self.done]
             self.done += 1
@@ -63,7 +63,8 @@ class Reader:
             if program != "pip":
                 subprocess.run([sys.executable, script(program), *arguments], check=True)
             elif "==" in line:
-                # The packages of `make test-torchrec`, which are too large for an installation in a test, but for GPUs.
+                # These are the packages of `make test-torchrec`, but for GPUs. They are too large to install in a
+                # test.
                 pins = PINS.read_text().replace("fbgemm-gpu-cpu", "fbgemm-gpu").split()
                 assert set(arguments[1:]) <= set(pins)
             else:
@@ -71,7 +72,7 @@ class Reader:
         return ""
 
     def install(self, line):
-        """Installs as the page says into an environment that has numpy and nothing else, in which the package then works."""
+        """Runs the page's installation in an environment that has only numpy, and checks that the package works."""
         wheels = Path(os.environ["ONEFOLD_WHEELS"])
         (self.folder / "target").mkdir()
         (self.folder / "target" / "wheels").symlink_to(wheels)
@@ -107,7 +108,7 @@ def test_the_block_that_trains(reader, trainer):
     (text,) = (text for _, text, _ in BLOCKS if "onefold.cli.train(" in text)
     assert reader.run_python(text).startswith("20,001 samples, normalized entropy 0.")
     assert 0.7 < reader.names["normalized_entropy"] < 0.92
-    # Whoever follows the whole page trains there himself.
+    # A reader of the whole page runs the training in this directory.
     shutil.rmtree("run")
 
 
