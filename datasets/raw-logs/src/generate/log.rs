@@ -227,7 +227,6 @@ impl<'a> Parts<'a> {
     /// Ends the current part.
     ///
     /// # Errors
-    /// # Errors
     ///
     /// See [`write`](Self::write).
     pub(super) fn finish(&mut self) -> Result<()> {
