@@ -1,4 +1,4 @@
-"""A trained model in torch: what `onefold-train export` wrote, as an `nn.Module` of torch's own operators."""
+"""A trained model in torch: the output of `onefold-train export` as an `nn.Module` of torch's own operators."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _Lists: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 
 
 class Model(torch.nn.Module):
-    """A trained model with everything that it does to a sample, from dense features and ids to logits.
+    """A trained model that computes logits from dense features and ids, including the normalization and hashing.
 
-    It computes in 32-bit floats; parameters are those of the export, by the same names, and need no gradient until
-    `requires_grad_()` asks for it.
+    It computes in 32-bit floats. The parameters have the same names as in the export. Gradients are disabled; enable
+    them with `requires_grad_()`.
     """
 
     def __init__(self, export: Mapping[str, Any], parameters: Mapping[str, Tensor], preprocess: Path | None) -> None:
@@ -62,27 +62,30 @@ class Model(torch.nn.Module):
         self.eval()
 
     def forward(self, inputs: Any, dense: Any = None, *, inverse: Mapping[str, Any] | None = None) -> Tensor:
-        """Logits, float32 [B, labels].
+        """Returns the logits, float32 [B, labels].
 
         `inputs` is one of these:
 
-        - a `Batch`; every distinct row is computed once.
-        - TorchRec's KeyedJaggedTensor, with inverse indices or without, and `dense` [B, D].
-        - a mapping of features by name. Of a dense feature it has a number for every sample. Of a sparse one it has a
-          list of ids for every row, or one id for every row, or a pair of tensors `(values, lengths)`. `inverse` has
-          the row of every sample for features that have other rows than samples. One row or number counts for all
-          samples, so a request names its user once.
+        - a `Batch`. Every distinct row is computed once.
+        - TorchRec's KeyedJaggedTensor, with or without inverse indices, together with `dense` [B, D].
+        - a mapping of features by name. The value of a dense feature is a number per sample. The value of a sparse
+          feature is a list of ids per row, or one id per row, or a pair of tensors `(values, lengths)`. `inverse`
+          contains the row of every sample for features whose rows are not the samples. A single row or number is used
+          for all samples, so that a request can contain its user once.
         """
         return self.core(*self.tensors(inputs, dense, inverse=inverse))
 
     def predict(self, inputs: Any, dense: Any = None, *, inverse: Mapping[str, Any] | None = None) -> Tensor:
-        """What `onefold-train predict` writes, float32 [B, labels]: probabilities, numbers or counts. Takes what
-        `forward` takes."""
+        """Returns predictions, float32 [B, labels], as `onefold-train predict` does: probabilities, numbers or
+        counts.
+
+        The arguments are those of `forward`.
+        """
         with torch.no_grad():
             return self.predictions(self(inputs, dense, inverse=inverse))
 
     def predictions(self, logits: Tensor) -> Tensor:
-        """What logits, [B, labels], predict."""
+        """Converts logits, [B, labels], into predictions, float32 [B, labels]."""
         of_loss = {"bce": torch.sigmoid, "poisson": torch.exp}
         columns = zip(self.losses, logits.double().unbind(1), strict=True)
         return torch.stack([of_loss.get(loss, torch.clone)(column) for loss, column in columns], 1).float()
@@ -90,20 +93,22 @@ class Model(torch.nn.Module):
     def tensors(
         self, inputs: Any, dense: Any = None, *, inverse: Mapping[str, Any] | None = None
     ) -> tuple[Tensor, dict[str, _Lists]]:
-        """What `core` and an exported program take: `dense`, float32 [B, D], and three tensors of every feature.
+        """Returns the arguments of `core` and of an exported program.
 
-        - Features pooled by sum or mean: ids [V], list after list, sizes of the lists [R], lists of the samples [B].
-        - Those pooled by a part of the model: ids [R, L], filled up with zeros, sizes [R], lists of the samples [B].
+        These are `dense`, float32 [B, D], and three int64 tensors per feature, all on the device of the model:
 
-        All are int64, on the device of the model.
+        - For features that are pooled by sum or mean: ids [V], list after list; the sizes of the lists [R]; and the
+          list of every sample [B].
+        - For features that are pooled by a part of the model: ids [R, L], padded with zeros; the sizes of the lists
+          [R]; and the list of every sample [B].
         """
         return tensors_of(self, inputs, dense, inverse or {}, self.core.device)
 
     def export(self) -> torch.export.ExportedProgram:
-        """The computation as a program of torch, for any numbers of samples, rows and ids.
+        """Returns the computation as a program of torch, for any numbers of samples, rows and ids.
 
-        `torch.export.save` writes it. `torch.export.load(path).module()(dense, features)` runs it where Onefold is not
-        installed; it takes what `tensors` returns.
+        `torch.export.save` writes it. `torch.export.load(path).module()(dense, features)` runs it without Onefold.
+        Its arguments are those that `tensors` returns.
         """
         dimension = torch.export.Dim
         samples = dimension("samples", min=1)
@@ -114,7 +119,7 @@ class Model(torch.nn.Module):
         for number, feature in enumerate(self.features.values()):
             rows = dimension(f"rows_{number}", min=1)
             ids = zeros.new_zeros(2, 4) if feature.padded else zeros.new_zeros(7)
-            # A tensor that stands in two places would be one input of the program.
+            # If a tensor was used twice here, both uses would become one input of the program.
             features[feature.name] = (ids, zeros.new_tensor([4, 3]), zeros.clone())
             if feature.padded:
                 of_ids = {0: rows, 1: dimension(f"longest_{number}", min=1)}
@@ -128,7 +133,7 @@ class Model(torch.nn.Module):
 
 
 class Core(torch.nn.Module):
-    """The computation of a `Model` from tensors, as `Model.tensors` returns them."""
+    """The computation of a `Model`, from the tensors that `Model.tensors` returns."""
 
     def __init__(self, export: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -143,7 +148,7 @@ class Core(torch.nn.Module):
         self._has_dense = bool(export["dense_features"])
 
     def _place(self, name: str, parameter: Tensor) -> None:
-        """Makes `parameter` the one of this name, in modules that have the parts of the name."""
+        """Registers `parameter` under this name, in nested modules with the parts of the name."""
         *parts, last = name.split(".")
         module: torch.nn.Module = self
         for part in parts:
@@ -154,15 +159,15 @@ class Core(torch.nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next(self.parameters()).device
 
     def forward(self, dense: Tensor, features: dict[str, tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-        """Logits, float32 [B, labels]."""
+        """Returns the logits, float32 [B, labels]."""
         pooled = {name: self._pooled(name, features[name]) for name in self._tables}
         vectors, names = [], self._vectors
         if self._has_dense:
-            # The first vector is that of the dense features, whatever else has its name.
+            # The first vector belongs to the dense features, even if a sparse feature has the same name.
             vectors.append(self._mlp(_BOTTOM, self.normalization(dense)))
             names = names[1:]
         for name in names:
@@ -173,7 +178,7 @@ class Core(torch.nn.Module):
         return self._over(vectors)
 
     def _over(self, vectors: list[Tensor]) -> Tensor:
-        """Logits from the vectors that interact, [B, D] each."""
+        """Returns the logits for the vectors that interact, [B, D] each."""
         if self._dot:
             stacked = torch.stack(vectors, 1)
             count = len(vectors)
@@ -188,7 +193,7 @@ class Core(torch.nn.Module):
         return functional.linear(values, self.get_parameter(name + ".weight"), self.get_parameter(name + ".bias"))
 
     def _layers(self, pattern: str, part: str = "weight") -> Iterator[str]:
-        """The layers that there are of a pattern of names."""
+        """Yields the names of the existing layers that match a pattern."""
         names = dict(self.named_parameters())
         number = 0
         while f"{pattern.format(number)}.{part}" in names:
@@ -196,7 +201,7 @@ class Core(torch.nn.Module):
             number += 1
 
     def _mlp(self, pattern: str, values: Tensor) -> Tensor:
-        """Layers with ReLU behind each of them."""
+        """Runs layers, each followed by ReLU."""
         for name in self._layers(pattern):
             values = torch.relu(self._linear(name, values))
         return values
@@ -209,13 +214,13 @@ class Core(torch.nn.Module):
         return values
 
     def _embedded(self, name: str, ids: Tensor) -> Tensor:
-        """The vectors of ids, 32-bit floats."""
+        """Returns the vectors of ids as 32-bit floats."""
         table = self._tables[name]
         rows = sigrid_hash(ids, table["rows"]) if table["ids"] == "hashed" else ids
         return functional.embedding(rows, self.get_parameter(table["tensor"])).float()
 
     def _pooled(self, name: str, lists: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """The vector of every row, [R, D]; by `din` those of the elements, [R, L, D]."""
+        """Returns the vector of every row, [R, D]. With `din`, returns the vectors of the elements, [R, L, D]."""
         ids, sizes, _ = lists
         vectors = self._embedded(name, ids)
         pooling = self._pooling[name]["pooling"]
@@ -231,17 +236,17 @@ class Core(torch.nn.Module):
         return self._encoded(vectors, sizes, valid) if pooling == "encoder" else vectors
 
     def _attended(self, projected: Tensor, sizes: Tensor, pooling: str) -> Tensor:
-        """Self-attention of every position within its list, [R, L, D], from queries, keys and values, [R, L, 3 D]."""
+        """Computes self-attention within each list, [R, L, D], from queries, keys and values, [R, L, 3 D]."""
         rows, longest, width = projected.shape
         heads = self._heads[pooling]
         parts = projected.view(rows, longest, 3, heads, width // (3 * heads)).permute(2, 0, 3, 1, 4)
-        # No row is without a key: an empty list's results are not used.
+        # Every row needs at least one key. The results of empty lists are not used.
         seen = _valid(projected[:, :, 0], sizes.clamp(min=1))[:, None, None, :]
         attended = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], attn_mask=seen)
         return attended.transpose(1, 2).reshape(rows, longest, width // 3)
 
     def _encoded(self, vectors: Tensor, sizes: Tensor, valid: Tensor) -> Tensor:
-        """`torch.nn.TransformerEncoderLayer` with `norm_first`, and the mean over the valid positions."""
+        """Runs a `torch.nn.TransformerEncoderLayer` with `norm_first`, and averages over the valid positions."""
         project = "encoder.self_attn.in_proj_"
         weight, bias = (self.get_parameter(project + part) for part in ("weight", "bias"))
         projected = functional.linear(self._norm("encoder.norm1", vectors), weight, bias)
@@ -255,9 +260,11 @@ class Core(torch.nn.Module):
         return functional.layer_norm(values, (values.shape[-1],), weight, bias)
 
     def _din(self, name: str, features: dict[str, tuple[Tensor, Tensor, Tensor]], pooled: dict[str, Tensor]) -> Tensor:
-        """The vector of every sample, [B, D]: every element times its weight, which depends on the target.
+        """Returns the vector of every sample, [B, D]: the sum of the elements times weights that depend on the
+        target.
 
-        The first layer of `[q, k, q - k, q * k]` is linear in each part: queries and keys go through it once.
+        The first layer on `[q, k, q - k, q * k]` is linear in each part, so it is applied to queries and keys only
+        once.
         """
         target = self._pooling[name]["target"]
         ids, sizes, inverse = features[name]
@@ -275,7 +282,7 @@ class Core(torch.nn.Module):
 
 
 class Normalization(torch.nn.Module):
-    """How a model normalizes its dense features, [B, D] to [B, D]."""
+    """The normalization of a model's dense features, [B, D] to [B, D]."""
 
     shift: Tensor
     scale: Tensor
@@ -310,7 +317,10 @@ class Normalization(torch.nn.Module):
         return values
 
     def _shares(self, x: Tensor) -> Tensor:
-        """Where values lie among the quantiles, from -√3 to √3; beyond the outermost ones as far again."""
+        """Returns the positions of values among the quantiles, from -√3 to √3.
+
+        Values outside of the quantiles are extrapolated linearly, by at most the range of the quantiles.
+        """
         quantiles, pieces = self.quantiles, self.quantiles.shape[1] - 1
         below = (quantiles < x.unsqueeze(2)).sum(2)
         equal = (quantiles == x.unsqueeze(2)).sum(2)
@@ -329,12 +339,12 @@ class Normalization(torch.nn.Module):
 
 
 def _valid(ids: Tensor, sizes: Tensor) -> Tensor:
-    """Which positions of filled up lists are not filled up, [R, L]."""
+    """Returns which positions of padded lists contain ids, [R, L]."""
     return torch.arange(ids.shape[1], device=ids.device) < sizes.unsqueeze(1)
 
 
 def _mean(values: Tensor, valid: Tensor) -> Tensor:
-    """The mean over the valid positions, [R, D] from [R, L, D]; zero where there are none."""
+    """Returns the mean over the valid positions, [R, D] from [R, L, D], or zero without valid positions."""
     sums = torch.where(valid.unsqueeze(2), values, 0.0).sum(1)
     return sums / valid.sum(1, keepdim=True).clamp(min=1)
 
@@ -343,12 +353,12 @@ _K = 0x9DDF_EA08_EB38_2D69 - (1 << 64)
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """A shift to the right that fills up with zeros, of 64-bit numbers."""
+    """Shifts 64-bit numbers to the right, and fills with zeros."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def sigrid_hash(ids: Tensor, rows: int) -> Tensor:
-    """SigridHash of ids with salt 0, modulo `rows`: the rows of a table with `ids = "hashed"`."""
+    """Returns the SigridHash of ids with salt 0, modulo `rows`: the rows of a table with `ids = "hashed"`."""
     k = ~ids + (ids << 21)
     k = k ^ _shifted(k, 24)
     k = k + (k << 3) + (k << 8)
@@ -361,9 +371,9 @@ def sigrid_hash(ids: Tensor, rows: int) -> Tensor:
 
 
 def load(export: str | os.PathLike[str], *, device: Any = "cpu") -> Model:
-    """The model that `onefold-train export` wrote to the folder `export`.
+    """Loads the model that `onefold-train export` wrote to the directory `export`.
 
-    Raises a `DataError` if the folder has no export, or one of another version of Onefold.
+    Raises a `DataError` if the directory does not contain an export, or contains one with another format version.
     """
     folder = Path(export)
     try:
@@ -384,7 +394,7 @@ def load(export: str | os.PathLike[str], *, device: Any = "cpu") -> Model:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file in the format safetensors, by name."""
+    """Returns the tensors of a safetensors file by name."""
     try:
         data = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
         length = int.from_bytes(bytes(data[:8].tolist()), "little")
@@ -393,7 +403,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors = {}
         for name, tensor in header.items():
             start, end = (8 + length + place for place in tensor["data_offsets"])
-            # A copy has the alignment that its type needs, and does not keep the file.
+            # The copy has the alignment of its type, and does not keep the file mapped.
             own = data[start:end].clone().view(getattr(torch, _DTYPES[tensor["dtype"]]))
             tensors[name] = own.view(tensor["shape"])
         return tensors

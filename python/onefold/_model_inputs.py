@@ -1,4 +1,4 @@
-"""What a model is given, as tensors: from a batch, a KeyedJaggedTensor, or lists by name."""
+"""Converts the inputs of a model into tensors: from a batch, a KeyedJaggedTensor, or lists by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Feature:
 
 @dataclass
 class _Lists:
-    """Lists one after the other: their ids, their lengths, and the list of every sample, if that is not its own."""
+    """Consecutive lists: their ids, their lengths, and the list of every sample, unless every sample is a list."""
 
     values: Tensor
     lengths: Tensor
@@ -129,12 +129,12 @@ def _of_mapping(
 
 
 def _tensor(values: Any) -> Tensor:
-    """Values as a tensor. torch has no read-only tensors, so arrays of numpy are copied."""
+    """Returns values as a tensor. numpy arrays are copied, because torch has no read-only tensors."""
     return torch.tensor(values) if isinstance(values, numpy.ndarray) else torch.as_tensor(values)
 
 
 def _integers(name: str, values: Any) -> Tensor:
-    """A vector of integers."""
+    """Returns values as a vector of integers."""
     if len(values) == 0:
         return torch.empty(0, dtype=torch.int64)
     tensor = _tensor(values)
@@ -144,7 +144,7 @@ def _integers(name: str, values: Any) -> Tensor:
 
 
 def _ids(name: str, value: Any) -> tuple[Tensor, Tensor]:
-    """Ids and lengths of the lists of a feature."""
+    """Returns the ids and lengths of a feature's lists."""
     if isinstance(value, tuple) and len(value) == 2 and all(torch.is_tensor(part) for part in value):
         return _integers(name, value[0]), _integers(name, value[1])
     if torch.is_tensor(value) or isinstance(value, numpy.ndarray):
@@ -160,7 +160,7 @@ def _ids(name: str, value: Any) -> tuple[Tensor, Tensor]:
 
 
 def _dense(model: Model, dense: Any) -> Tensor:
-    """Dense features, float32 [B, D]; of a model without any [1, 0]."""
+    """Returns the dense features, float32 [B, D], or [1, 0] for a model without dense features."""
     width = len(model.dense_features)
     if width == 0:
         return torch.zeros(1, 0)
@@ -178,7 +178,7 @@ def _dense(model: Model, dense: Any) -> Tensor:
 
 
 def _size(dense: Tensor, lists: Mapping[str, _Lists]) -> int:
-    """The number of samples: what is not 1."""
+    """Returns the number of samples: the first length that is not 1, or 1."""
     counts = [len(dense)]
     counts += [len(own.lengths if own.inverse is None else own.inverse) for own in lists.values()]
     others = [count for count in counts if count != 1]
@@ -186,7 +186,7 @@ def _size(dense: Tensor, lists: Mapping[str, _Lists]) -> int:
 
 
 def _tensors(feature: Feature, own: _Lists, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The three tensors of a feature."""
+    """Returns the three tensors of a feature."""
     values, lengths = own.values.to(device).long(), own.lengths.to(device)
     rows, name = len(lengths), feature.name
     if int(lengths.sum()) != len(values) or (rows and int(lengths.min()) < 0):
@@ -210,7 +210,7 @@ def _tensors(feature: Feature, own: _Lists, size: int, device: torch.device) -> 
 
 
 def _check(name: str, what: str, values: Tensor, rows: int) -> None:
-    """Refuses what is no row."""
+    """Raises an error if a value is not a row."""
     if len(values) == 0:
         return
     low, high = (int(bound) for bound in values.aminmax())
@@ -223,7 +223,7 @@ def _check(name: str, what: str, values: Tensor, rows: int) -> None:
 
 
 def _padded(values: Tensor, lengths: Tensor) -> Tensor:
-    """Lists as a matrix that is filled up with zeros; it has at least a column."""
+    """Returns lists as a matrix padded with zeros, with at least one column."""
     longest = max(int(lengths.max()), 1) if len(lengths) else 1
     mask = torch.arange(longest, device=values.device) < lengths.unsqueeze(1)
     ids = torch.zeros(mask.shape, dtype=torch.int64, device=values.device)

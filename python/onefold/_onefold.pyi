@@ -1,4 +1,4 @@
-"""The compiled half of the package; use `onefold`'s own names."""
+"""The compiled module of the package. Use the names in `onefold` instead."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, final

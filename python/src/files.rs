@@ -1,4 +1,4 @@
-//! The data files of a snapshot, for engines that read Parquet themselves.
+//! Lists the data files of a snapshot, for engines that read Parquet themselves.
 
 use std::path::{Path, PathBuf};
 
@@ -9,12 +9,12 @@ use pyo3::prelude::*;
 
 use crate::errors::of_library;
 
-/// Row groups, and the files that have their columns: the partition's columns and values, the samples, and of each file
-/// its path and its columns.
+/// Row groups and the files with their columns: the columns and values of the partition, the number of samples, and
+/// the path and the columns of each file.
 type FileSetTuple = (Vec<(String, String)>, u64, Vec<(String, Vec<String>)>);
 
-/// The data files of the partitions that the filter `partitions` chooses, in the order of the samples; of the snapshot
-/// number `at`, or of the newest one.
+/// Returns the data files of the partitions that the filter `partitions` selects, in the order of the samples, for
+/// the snapshot `at` or the newest one.
 #[pyfunction]
 #[pyo3(signature = (location, partitions, at))]
 pub(crate) fn list_files(

@@ -1,4 +1,4 @@
-"""A trained model as an `nn.Module`: it predicts what `onefold-train predict` does, from whatever it is given."""
+"""A trained model as an `nn.Module` predicts the same as `onefold-train predict`, from all kinds of inputs."""
 
 import json
 import subprocess
@@ -88,7 +88,7 @@ salt = 3
 
 
 def tables(**poolings):
-    """A `[tables.…]` of every feature."""
+    """Returns a section `[tables.…]` for every feature."""
     return "\n".join(f"[tables.{feature}]\n{text}\n" for feature, text in poolings.items())
 
 
@@ -130,7 +130,7 @@ KINDS = {
 
 @dataclass
 class Trained:
-    """A dataset, the export of a model of it, and the rows that `predict` has written."""
+    """A dataset, the export of a model that was trained on it, and the rows that `predict` has written."""
 
     data: Path
     exported: Path
@@ -138,12 +138,12 @@ class Trained:
     losses: list
 
     def batches(self, model, **options):
-        """The batches of the dataset, as the model needs them."""
+        """Returns the batches of the dataset with the options that the model needs."""
         options = {"global_batch_size": 128, "keep": ["request_id"], "preprocess": model.preprocess, **options}
         return onefold.Dataset(self.data, **options)
 
     def expected(self, batch, what="logit"):
-        """What was predicted of the samples of a batch, [B, labels]."""
+        """Returns the predictions for the samples of a batch, [B, labels]."""
         rows = [self.predicted["row"][request] for request in batch.kept["request_id"].tolist()]
         columns = [name for name in self.predicted if name == what or name.startswith(what + "_")]
         return numpy.array([[self.predicted[name][row] for name in columns] for row in rows])
@@ -151,14 +151,14 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A dataset with empty lists, lists that overlap, and dense features of several kinds."""
+    """Returns a dataset with empty lists, overlapping lists, and dense features of several kinds."""
     folder = tmp_path_factory.mktemp("model")
     random = numpy.random.default_rng(7)
     user = numpy.sort(random.integers(0, 40, SAMPLES))
     timelines = [random.integers(0, 300, 60).tolist() for _ in range(120)]
 
     def windows(kind):
-        """Lists that are windows of the user's timeline; every seventh one is empty."""
+        """Returns lists that are windows of the user's timeline. Every seventh list is empty."""
         starts = numpy.arange(SAMPLES) % 15
         rows = zip(user, starts, strict=True)
         return [[] if i % 7 == 3 * kind else timelines[40 * kind + u][s : s + 9] for i, (u, s) in enumerate(rows)]
@@ -189,13 +189,13 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models():
-    """The models that were trained, by kind."""
+    """Returns the trained models by kind."""
     return {}
 
 
 @pytest.fixture
 def trained(data, models, trainer):
-    """Trains a model of a kind, once."""
+    """Returns a function that trains a model of each kind once."""
 
     def train(kind):
         if kind not in models:
@@ -249,11 +249,11 @@ def test_a_program_of_torch_needs_no_onefold(trained, kind, tmp_path):
     model = onefold.torch.load(own.exported)
     torch.export.save(model.export(), server / "model.pt2")
     batches = [*own.batches(model, dedupe="exact"), *own.batches(model, dedupe="off", global_batch_size=7)]
-    # One sample, one row and empty lists are cases of their own to `torch.export`.
+    # One sample, one row and empty lists are special cases for `torch.export`.
     dense = torch.tensor([[30.0, 1.0, 0.0]])
     nothing = {name: [[]] for name in model.features} | ({"item_id": [[1]]} if "din" in kind else {})
     given = [model.tensors(batch) for batch in batches] + [model.tensors(nothing, dense)]
-    # torch saves no tensors of several types that view the bytes of one batch.
+    # torch cannot save tensors of several types that are views of the same bytes.
     given = [
         (dense.clone(), {name: tuple(tensor.clone() for tensor in own) for name, own in features.items()})
         for dense, features in given
@@ -274,7 +274,7 @@ def test_a_program_of_torch_needs_no_onefold(trained, kind, tmp_path):
 
 
 def lists_of(batch):
-    """The lists of every sample by feature."""
+    """Returns the lists of every sample by feature."""
     batch = batch.expand()
     return {name: [feature.row(row).tolist() for row in range(len(batch))] for name, feature in batch.features.items()}
 
@@ -292,7 +292,7 @@ def test_lists_by_name_are_a_batch(trained, kind):
     assert_near(model(lists, batch.dense), expected)
     dense = {name: batch.dense[:, column].tolist() for column, name in enumerate(model.dense_features)}
     assert_near(model(lists | dense), expected)
-    # Tensors: one id for every row, and ids with lengths.
+    # The values are tensors: one id per row, and ids with lengths.
     tags = torch.tensor([id for row in lists["tags"] for id in row]), torch.tensor([len(row) for row in lists["tags"]])
     items = torch.tensor([row[0] for row in lists["item_id"]])
     assert_near(model(lists | dense | {"tags": tags, "item_id": items}), expected)
@@ -314,7 +314,7 @@ def test_a_request_computes_its_user_once(trained, kind):
     assert found.shape == (200, 1) and dense.shape == (200, 3)
     repeated = {name: value * 200 if isinstance(value, list) else [value] * 200 for name, value in user.items()}
     assert_near(found, model(repeated | items).numpy())
-    # Two users of one request, by the rows of their samples.
+    # One request has two users, assigned to samples by their rows.
     two = {name: value + value for name, value in user.items() if isinstance(value, list)}
     inverse = {name: [0, 1] * 100 for name in two}
     assert_near(model(user | two | items, inverse=inverse), found.numpy())
@@ -342,7 +342,7 @@ def test_parameters_have_the_names_of_the_export(trained):
     names = set(onefold.torch.load(own.exported).core.state_dict())
     assert "dense_arch.model._mlp.0._linear.weight" in names and "encoder.self_attn.in_proj_weight" in names
     assert "sparse_arch.embedding_bag_collection.embedding_bags.t_item_id.weight" in names
-    # It can be trained further.
+    # The model can be trained further.
     batch = next(iter(own.batches(model)))
     model.requires_grad_()
     model(batch).sum().backward()
