@@ -91,6 +91,7 @@ bench: ## Run the criterion benches
 .PHONY: lint
 lint: ## Formatting, clippy and rustdoc, warnings as errors
 	@$(CARGO) fmt --all --check
+	@tests/same_features.py
 	@$(WITH_LIBTORCH) $(CARGO) clippy --locked --release --workspace --all-targets -- -D warnings
 	@$(WITH_LIBTORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release --workspace --no-deps --document-private-items
 
