@@ -9,9 +9,9 @@ use pyo3::prelude::*;
 
 use crate::errors::of_library;
 
-/// Row groups, and the files that have their columns: the partition's columns and values, the samples, and of each file
-/// its path and its columns.
-type FileSetTuple = (Vec<(String, String)>, u64, Vec<(String, Vec<String>)>);
+/// Row groups, and the files that have their columns: the partition's columns and values, the samples, of each file its
+/// path and its columns, and columns that have other names in the dataset: the name in the files, and that.
+type FileSetTuple = (Vec<(String, String)>, u64, Vec<(String, Vec<String>)>, Vec<(String, String)>);
 
 /// The data files of the partitions that the filter `partitions` chooses, in the order of the samples; of the snapshot
 /// number `at`, or of the newest one.
@@ -37,8 +37,14 @@ fn list(location: &Path, partitions: &str, at: Option<u64>) -> onefold_ikjt::Res
     let mut sets = Vec::new();
     for partition in snapshot.select(&filter)? {
         for set in &partition.files {
-            let files = set.files.iter().map(|file| (place(&file.path), file.columns.to_vec()));
-            sets.push((partition.key.columns().to_vec(), set.samples, files.collect()));
+            let is_used = |name: &&String| set.changes.in_schema(name).is_some();
+            let files = set.files.iter().map(|file| {
+                let columns = file.columns.iter().filter(is_used).cloned().collect();
+                (place(&file.path), columns)
+            });
+            let renamed = set.changes.renamed.iter().map(|(name, in_files)| (in_files.clone(), name.clone()));
+            let (files, renamed) = (files.collect(), renamed.collect());
+            sets.push((partition.key.columns().to_vec(), set.samples, files, renamed));
         }
     }
     Ok(sets)

@@ -285,7 +285,9 @@ impl RowGroup {
     ///
     /// [`Error::Corrupt`] if they do not have their checksums, where `verify` asks for that, or cannot be decoded.
     pub(super) fn read_floats(&self, names: &[&str], verify: bool) -> Result<Vec<ScalarBuffer<f32>>> {
-        let columns = self.read_files(|file| file.mask(names), verify, &Stages::default())?;
+        let changes = &self.files.changes;
+        let names: Vec<&str> = names.iter().map(|name| changes.in_files(name)).collect();
+        let columns = self.read_files(|file| file.mask(&names), verify, &Stages::default())?;
         names.iter().map(|name| self.floats(&columns, name)).collect()
     }
 
