@@ -40,7 +40,7 @@ impl<'a> Plan<'a> {
         schema: &Schema,
         filter: &PartitionFilter,
     ) -> Result<Self> {
-        let chosen: HashSet<&PartitionKey> =
+        let chosen: BTreeSet<&PartitionKey> =
             snapshot.select(filter)?.into_iter().map(|partition| &partition.key).collect();
         let further = schema.further_features(&snapshot.schema);
         let mut lacking: BTreeSet<&String> = further.iter().collect();
