@@ -138,7 +138,7 @@ fn features_are_filled_in_beside_others() {
         let views = ReaderOptions { features: Some(names(["views"])), ..ReaderOptions::new(40) };
         let found = samples(filled, views.clone());
         let filled_in = half.partitions[0].samples as usize;
-        assert!(found[..filled_in].iter().all(|sample| sample.lists == [vec![]; 1]));
+        assert!(found[..filled_in].iter().all(|sample| sample.lists == [Vec::<i64>::new()]));
         assert_eq!(found[filled_in..], samples(whole, views)[filled_in..]);
         let second = writer(filled, schema(), layout).unwrap();
         write_columns(filled, second, "split=a", &wanted, &samples_in_order).unwrap();

@@ -26,7 +26,7 @@ pub struct LabelChanges {
 }
 
 impl LabelChanges {
-    /// No changes of these columns, the first `labels` of which are labels.
+    /// No changes of these columns.
     pub(super) fn of(columns: &[String]) -> Self {
         let labels_changed = columns.iter().map(|name| (name.clone(), 0)).collect();
         Self { labels_changed, ..Self::default() }
