@@ -17,6 +17,7 @@
 //! Files have names that no other writer uses, so writers never disturb each other, nor readers. A killed writer leaves
 //! files that no snapshot names; [`vacuum`](crate::vacuum) removes them.
 
+mod beside;
 mod bucket;
 mod checksums;
 mod closing;
@@ -39,6 +40,7 @@ use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
 use onefold_base::fault::{option, text};
 use onefold_storage::Storage;
 
+pub use self::beside::ColumnsWriter;
 pub use self::bucket::{BucketWriter, BucketWriters, Decode};
 pub use self::closing::ClosingBuckets;
 pub(crate) use self::count::{Counter, count_lists};
@@ -52,11 +54,14 @@ use crate::extension::{SAME_CONFIGURATION, misfit as misfit_of_schemas};
 use crate::lists::Lists;
 use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::partition_column::misfit;
-use crate::snapshot::{Snapshot, WrittenBucket, latest_head};
+use crate::snapshot::{Snapshot, WrittenBucket, latest_head, not_a_dataset};
 use crate::{
     Buckets, Commit, Error, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
     Vocabulary, VocabularyFile,
 };
+
+/// Row groups that are encoded and wait for one before them, for each thread.
+const WAITING_PART: usize = 2;
 
 /// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
 /// before it removes the files it wrote.
@@ -402,7 +407,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             Err(onefold_storage::Error::exists(storage.location(), hint).into())
         }
         (Some(base), Commit::Overwrite) => Ok(Some(base)),
-        (Some(base), Commit::Append | Commit::Replace | Commit::Merge) => {
+        (Some(base), Commit::Append | Commit::Replace | Commit::Merge | Commit::Columns) => {
             check_appendable(storage, &base, schema, options)?;
             Ok(Some(base))
         }
@@ -410,6 +415,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             let hint = "use `append`, `replace` or `merge`";
             Err(Error::schema("a writer of samples does not alter features", hint))
         }
+        (None, Commit::Columns) => Err(not_a_dataset(storage)),
         (None, _) => check_new_location(storage).map(|()| None),
     }
 }

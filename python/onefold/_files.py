@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import _onefold
 from ._arguments import integer
@@ -24,7 +24,12 @@ class FileSet:
     samples: int
     """The number of samples, which is the number of Parquet rows in each file."""
     files: Mapping[str, list[str]]
-    """The columns of each file, by its path: an absolute one on a local disk, otherwise a URL."""
+    """The columns of each file, by its path: an absolute one on a local disk, otherwise a URL.
+
+    A file may have further columns, of features that were dropped or of labels that were computed anew since.
+    """
+    names: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a column in the files, its name in the dataset, of columns that have another one there."""
 
     @property
     def path(self) -> str:
@@ -51,4 +56,4 @@ def files(dataset: str | os.PathLike[str], partitions: str | None = None, at: in
     """
     number = None if at is None else integer("at", at)
     found = _onefold.list_files(os.fspath(dataset), partitions or "", number)
-    return [FileSet(dict(partition), samples, dict(columns)) for partition, samples, columns in found]
+    return [FileSet(dict(key), samples, dict(columns), dict(names)) for key, samples, columns, names in found]

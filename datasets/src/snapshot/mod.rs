@@ -190,6 +190,9 @@ pub enum Commit {
     /// As `Append`, but of a partition only the ranges of buckets written are replaced, and there are no further
     /// features.
     Merge,
+    /// Columns of samples that are there are written into files beside theirs: those of features that the samples lack,
+    /// or other values of columns. The dataset must be there; it may get further features, as of `Append`.
+    Columns,
     /// Features were dropped or renamed. A snapshot records it, and no writer is told it.
     Alter,
 }
@@ -197,7 +200,7 @@ pub enum Commit {
 impl Commit {
     /// Whether partitions that are not written are kept.
     pub fn keeps_others(self) -> bool {
-        matches!(self, Self::Append | Self::Replace | Self::Merge | Self::Alter)
+        matches!(self, Self::Append | Self::Replace | Self::Merge | Self::Columns | Self::Alter)
     }
 
     /// The name that people read.
@@ -208,6 +211,7 @@ impl Commit {
             Self::Append => "append",
             Self::Replace => "replace",
             Self::Merge => "merge",
+            Self::Columns => "columns",
             Self::Alter => "alter",
         }
     }

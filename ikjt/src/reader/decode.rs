@@ -286,7 +286,9 @@ impl RowGroup {
     ///
     /// [`Error::Corrupt`] if they cannot be decoded or, with `verify`, do not match their checksums.
     pub(super) fn read_floats(&self, names: &[&str], verify: bool) -> Result<Vec<ScalarBuffer<f32>>> {
-        let columns = self.read_files(|file| file.mask(names), verify, &Stages::default())?;
+        let changes = &self.files.changes;
+        let names: Vec<&str> = names.iter().map(|name| changes.in_files(name)).collect();
+        let columns = self.read_files(|file| file.mask(&names), verify, &Stages::default())?;
         names.iter().map(|name| self.floats(&columns, name)).collect()
     }
 

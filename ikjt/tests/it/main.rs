@@ -5,6 +5,7 @@ mod any_ranks;
 mod bad_input;
 mod batches;
 mod by_hand;
+mod columns_beside;
 mod dataset;
 mod kept;
 mod memory;

@@ -318,13 +318,14 @@ impl<'a> Clustering<'a> {
     }
 
     /// Passes the samples to `output`, as [`write`](Self::write) passes them to files. To be called in one process, after
-    /// [`fold`](Self::fold), which must have given samples.
+    /// [`fold`](Self::fold), which must have given samples. `what` is the name of the stage.
     ///
     /// # Errors
     ///
     /// As [`write`](Self::write), and those of `output`.
     pub(crate) async fn decode(
         self,
+        what: &'static str,
         lists: Vec<ListColumn>,
         reporter: &dyn Reporter,
         output: &mut dyn RowGroups,
@@ -335,7 +336,7 @@ impl<'a> Clustering<'a> {
         };
         let context = context.task_ctx();
         let held = MemoryConsumer::new("decoding of samples").register(context.memory_pool());
-        reporter.begin("comparing", Some(totals.samples), "samples");
+        reporter.begin(what, Some(totals.samples), "samples");
         let mut decoded = DecodedTotals::default();
         for (partition, mut sorted) in sorting.records().into_iter().enumerate() {
             let slices = slices.iter().map(|plan| plan.execute(partition, Arc::clone(&context)));

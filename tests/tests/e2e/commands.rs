@@ -35,6 +35,8 @@ const COMMANDS: &[(&str, &str, Takes)] = &[
         "write",
         OnlyErrors("logs/dataset.toml --dataset DATASET --bucket 0/1 --out part.json"),
     ),
+    ("onefold-ingest", "add-features", OnlyErrors("logs/dataset.toml --out DATASET")),
+    ("onefold-ingest", "relabel", OnlyErrors("logs/dataset.toml --out DATASET")),
     ("onefold-ingest", "commit", Nothing("it needs what `write` has written; tests of the ETL have that")),
     ("onefold-ingest", "shard", Nothing("it reads and writes logs")),
     ("onefold-ingest", "verify", Dataset("DATASET")),

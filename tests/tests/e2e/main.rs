@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod checkpoints;
+mod columns;
 mod commands;
 mod commits;
 mod crash;
