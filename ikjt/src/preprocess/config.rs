@@ -228,13 +228,13 @@ impl PreprocessConfig {
         Self::from_parts(path.to_owned(), text.to_owned(), TableFiles::of_directory(directory))
     }
 
-    /// The text of the steps without comments and spaces, and the texts of the files that they name. Pipelines with equal
-    /// content do the same.
-    pub(crate) fn content(&self) -> (String, BTreeMap<String, String>) {
-        let Source { text, files, .. } = &*self.source;
-        let table = toml::from_str::<Table>(text).ok();
-        let plain = table.and_then(|table| toml::to_string(&table).ok());
-        (plain.unwrap_or_else(|| text.clone()), files.clone())
+    /// The steps as they were read, in words: equal for pipelines that do the same, whatever their texts, the order of a
+    /// step's keys and the places of their files. Steps that were left out are not there.
+    pub(crate) fn content(&self) -> String {
+        // The source is where the steps came from. A new part of a step does not compile until it is added here.
+        let Self { steps, source: _ } = self;
+        let decides = |Step { location: _, inputs, output, op }: &Step| format!("{:?}", (inputs, output, op));
+        steps.iter().map(decides).collect::<Vec<_>>().join("\n")
     }
 
     fn from_parts(path: PathBuf, text: String, mut files: TableFiles) -> Result<Self> {
