@@ -4,7 +4,7 @@
 //! stores ([`PartitionColumn`]). So a filter is first given the columns, and only the [`PartitionChoice`] that results
 //! can be asked for a key.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -126,6 +126,18 @@ impl PartitionFilter {
         Ok(PartitionChoice { filter: self, conditions })
     }
 
+    /// The same filter, written in one way: equal for filters with equal conditions, whatever their order, their spaces
+    /// and quotes that do not matter.
+    pub fn normalized(&self) -> Self {
+        if self.keys.is_some() {
+            return self.clone();
+        }
+        let conditions: BTreeMap<String, &Condition> =
+            self.conditions.iter().map(|condition| (condition.normalized(), condition)).collect();
+        let text = conditions.keys().map(String::as_str).collect::<Vec<_>>().join(",");
+        Self { text, conditions: conditions.into_values().cloned().collect(), keys: None }
+    }
+
     fn unknown_column<'n>(&self, condition: &Condition, known: impl Iterator<Item = &'n String>) -> Error {
         let known: Vec<_> = known.map(|name| format!("`{name}`")).collect();
         let hint = if known.is_empty() {
@@ -220,6 +232,18 @@ impl Condition {
         }
     }
 
+    /// Whether values are compared by their order.
+    fn is_order(&self) -> bool {
+        !matches!(self.operator, "=" | "!=")
+    }
+
+    /// The condition as text. Quotes around a value that needs none matter to the order of texts alone.
+    fn normalized(&self) -> String {
+        let Self { column, operator, value, quoted } = self;
+        let value = if *quoted && self.is_order() { in_quotes(value) } else { written(value) };
+        format!("{}{operator}{value}", written(column))
+    }
+
     /// What is wrong with a value without quotes that is hardly meant, and a hint. With `!=`, it would choose everything.
     fn mistake(&self, part: &str) -> Option<(String, String)> {
         let Self { column, operator, value, quoted } = self;
@@ -251,7 +275,7 @@ impl Condition {
         let Self { column, operator, value, quoted } = self;
         let not_a =
             |what: &str| format!("`{value}` is not a {what}, and the values of `{column}` are {what}s");
-        let is_order = !matches!(*operator, "=" | "!=");
+        let is_order = self.is_order();
         let (name, is_number) = (written(column), PartitionType::Number.allows(value));
         match kind {
             PartitionType::Date if !kind.allows(value) => {
@@ -302,7 +326,11 @@ pub(crate) fn filter_of(key: &PartitionKey) -> String {
 
 /// A name or value as filters have it: in quotes if it would otherwise be read as something else.
 fn written(text: &str) -> String {
-    if is_plain(text) { text.to_owned() } else { format!("\"{}\"", text.replace('"', "\"\"")) }
+    if is_plain(text) { text.to_owned() } else { in_quotes(text) }
+}
+
+fn in_quotes(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
 }
 
 /// Whether a name or value needs no quotes.
@@ -528,6 +556,19 @@ mod tests {
         }
         assert_eq!(texts("x=\"Trinidad and Tobago\""), ["Trinidad and Tobago"]);
         assert_eq!(texts("x=\"'t\""), ["'t"]);
+    }
+
+    #[test]
+    fn equal_filters_are_written_in_one_way() {
+        let normalized = |text: &str| PartitionFilter::parse(text).unwrap().normalized().to_string();
+        for text in ["b=2,a=1", "a=1,b=2", " a = 1 , b=2,", "\"b\"=2,a=\"1\"", "a=1,b=2,a=1"] {
+            assert_eq!(normalized(text), "a=1,b=2", "{text}");
+        }
+        for text in ["", "zip<\"9\"", "zip<9", "city=\"Paris, TX\"", "a!=1"] {
+            assert_eq!(normalized(text), text);
+        }
+        let keys = PartitionFilter::of_keys(keys("x", &["2", "1"]));
+        assert_eq!(keys.normalized(), keys);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! `DoGet`, one message a batch. A message's metadata is a [`BatchHeader`], and its body is the memory of a
 //! [`PackedBatch`](crate::PackedBatch), as it is or with narrow ids.
 
+use std::collections::BTreeSet;
+
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -194,6 +196,9 @@ impl Job {
             kept,
         } = options;
         let pipeline = preprocess.as_ref().map(PreprocessConfig::content);
+        let partitions = partitions.normalized();
+        // Features have the order of the dataset's schema.
+        let features = features.as_ref().map(|names| names.iter().collect::<BTreeSet<_>>());
         let samples = (global_batch_size, streams, tail, shuffle, snapshot, partitions, rank);
         let columns = (dedupe, features, pipeline, timestamps, kept);
         let decides = (SAME_BYTES, dataset.trim_end_matches('/'), identity, samples, columns);
@@ -283,7 +288,6 @@ pub struct BatchHeader {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::path::Path;
 
     use super::*;
@@ -348,6 +352,26 @@ mod tests {
             let mut other = first.clone();
             change(&mut other.options);
             assert!(keys.insert(other.key()), "change {number}");
+        }
+    }
+
+    #[test]
+    fn a_key_does_not_depend_on_how_options_are_written() {
+        let key = |partitions: &str, features: [&str; 2]| {
+            let mut job = job("a/preprocess.toml", "");
+            job.options.partitions = partitions.parse().unwrap();
+            job.options.features = Some(features.map(str::to_owned).to_vec());
+            job.key()
+        };
+        let first = key("a=1,b=2", ["x", "y"]);
+        for (partitions, features) in
+            [("b=2,a=1", ["x", "y"]), (" a = 1,b=\"2\"", ["x", "y"]), ("a=1,b=2", ["y", "x"])]
+        {
+            assert_eq!(key(partitions, features), first, "{partitions} {features:?}");
+        }
+        for (partitions, features) in [("a=1", ["x", "y"]), ("a=1,b!=2", ["x", "y"]), ("a=1,b=2", ["x", "z"])]
+        {
+            assert_ne!(key(partitions, features), first, "{partitions} {features:?}");
         }
     }
 
