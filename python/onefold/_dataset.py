@@ -28,7 +28,7 @@ class Dataset:
     `location` is a path or a URL (`s3://…`, or `grpc://HOST:PORT/…` of a preprocessing service). All threads are
     inside: there is nothing to gain from worker processes.
 
-    - `global_batch_size`: samples of a step over all ranks.
+    - `global_batch_size`: samples of a step over all ranks; all samples if they are fewer.
     - `rank`, `world_size`: which of the processes that read the dataset together this one is. By default those of
       `torch.distributed` if it is initialised when an iteration starts, or of the variables `RANK` and `WORLD_SIZE`,
       which torchrun sets.
