@@ -33,8 +33,8 @@ pub(crate) struct SecurityArguments {
     /// `--tls-authority` needs `--worker-token-file`, too
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// File with another token, for the service's own processes: only who sends it can become a worker of the master, or
-    /// drain one
+    /// File with another token, for the service's own processes: only who sends it can become a worker of the master,
+    /// or drain one
     #[arg(long, value_name = "FILE")]
     worker_token_file: Option<PathBuf>,
 }
@@ -166,8 +166,8 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// The role of a sender with this `authorization` header; `None` if the request is refused. If clients have no token,
-    /// every sender is a client. If there is no token at all, every sender may do everything.
+    /// The role of a sender with this `authorization` header; `None` if the request is refused. If clients have no
+    /// token, every sender is a client. If there is no token at all, every sender may do everything.
     pub(crate) fn role(&self, authorization: Option<&str>) -> Option<Role> {
         let has =
             |token: &str| authorization.is_some_and(|found| is_same(found.as_bytes(), token.as_bytes()));
