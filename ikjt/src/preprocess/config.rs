@@ -270,6 +270,12 @@ impl PreprocessConfig {
     }
 }
 
+/// The names of all operators.
+#[cfg(all(test, feature = "service"))]
+pub(crate) fn operator_names() -> impl Iterator<Item = &'static str> {
+    OPERATORS.iter().map(|operator| operator.name)
+}
+
 fn parse_step(
     path: Arc<Path>,
     files: &mut TableFiles,
