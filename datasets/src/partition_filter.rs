@@ -336,6 +336,8 @@ fn in_quotes(text: &str) -> String {
 /// Whether a name or value needs no quotes.
 fn is_plain(text: &str) -> bool {
     let joins = |word: &str| word.eq_ignore_ascii_case("and") || word.eq_ignore_ascii_case("or");
+    // A single word may be the abbreviation of Oregon.
+    let is_word = !text.contains(char::is_whitespace);
     !text.is_empty()
         && text.trim() == text
         && !text.contains([',', '"'])
@@ -344,8 +346,7 @@ fn is_plain(text: &str) -> bool {
         && !text.ends_with(OTHER_QUOTES)
         && !text.contains("&&")
         && !text.contains("||")
-        // A single word may be the abbreviation of Oregon.
-        && !(text.contains(char::is_whitespace) && text.split_whitespace().any(joins))
+        && (is_word || !text.split_whitespace().any(joins))
 }
 
 /// The name or value that is [`written`] so, and whether it is in quotes; `None` if its quotes are wrong.
