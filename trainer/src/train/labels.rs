@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use onefold_datasets::{PartitionFilter, Snapshot};
+use onefold_datasets::PartitionFilter;
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Dedupe, Rank, ReadRequest, ReaderOptions, Workers};
+use onefold_ikjt::{Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Workers};
 
 use crate::Result;
-use crate::evaluate::open_whatever_size;
 use crate::metrics::Task;
 use crate::preprocess::Preprocessing;
 
@@ -42,13 +41,9 @@ impl LabelReading {
     /// # Errors
     ///
     /// [`Error::Read`](crate::Error::Read) for damaged data, and for a label that the loss does not take.
-    pub(super) fn logits(
-        &self,
-        (dataset, snapshot): (&Path, &Snapshot),
-        tasks: &[Task],
-    ) -> Result<Option<Vec<f32>>> {
+    pub(super) fn logits(&self, dataset: &Path, tasks: &[Task]) -> Result<Option<Vec<f32>>> {
         let (mut sums, mut weight, mut samples) = (vec![0.0; tasks.len()], 0.0, 0);
-        for step in open_whatever_size(dataset, snapshot, self.request.clone(), &self.workers)?.batches()? {
+        for step in Reader::open(dataset, self.request.clone(), &self.workers)?.batches()? {
             let batch = step?.batch;
             samples += batch.size() as u64;
             for (sample, labels) in batch.labels().chunks_exact(batch.label_width().max(1)).enumerate() {
@@ -67,14 +62,9 @@ impl LabelReading {
 
 /// Reads the labels of samples that are evaluated on once. One that the loss does not take, or a file that is damaged,
 /// is so an error before the first step.
-pub(super) fn check_labels(
-    dataset: &Path,
-    snapshot: &Snapshot,
-    evaluation: &ReadRequest,
-    workers: &Workers,
-) -> Result<()> {
+pub(super) fn check_labels(dataset: &Path, evaluation: &ReadRequest, workers: &Workers) -> Result<()> {
     let request = of_labels(evaluation, None);
-    for step in open_whatever_size(dataset, snapshot, request, workers)?.batches()? {
+    for step in Reader::open(dataset, request, workers)?.batches()? {
         step?;
     }
     Ok(())
