@@ -17,8 +17,8 @@ impl Reader {
     /// # Errors
     ///
     /// [`Error::Dataset`](crate::Error::Dataset) if there is no dataset or the filter chooses nothing,
-    /// [`Error::Fault`](crate::Error::Fault) for the answer of a service, for options that cannot work (whole batches larger
-    /// than what is to be read, a feature or kept column that the dataset does not have, more streams than
+    /// [`Error::Fault`](crate::Error::Fault) for the answer of a service, for options that cannot work (whole batches
+    /// larger than what is to be read, a feature or kept column that the dataset does not have, more streams than
     /// buckets) and for a pipeline that does not fit the dataset.
     pub fn open(location: &Path, request: impl Into<ReadRequest>, workers: &Workers) -> Result<Self> {
         Self::of_location(locate(location)?, request.into(), workers)
