@@ -61,8 +61,8 @@ pub use partition_column::{PartitionColumn, PartitionType};
 pub use partition_filter::{PartitionChoice, PartitionFilter};
 pub use problem::Problem;
 pub use schema::{
-    FeatureGroup, IdEncoding, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, SparseFeature,
-    SparseKind, TIME_COLUMN,
+    BATCH_COLUMNS, FeatureGroup, IdEncoding, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema,
+    SparseFeature, SparseKind, TIME_COLUMN,
 };
 pub use snapshot::{
     ColumnChanges, Commit, DataFile, FeatureStatistics, FileSet, Layout, MISSING_DENSE, ManifestEntry,

@@ -4,7 +4,7 @@
 //! stores ([`PartitionColumn`]). So a filter is first given the columns, and only the [`PartitionChoice`] that results
 //! can be asked for a key.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,8 @@ use crate::{Error, PartitionColumn, PartitionKey, PartitionType, Result};
 /// `hour` is an integer.
 ///
 /// A value (or a column's name) with a comma, an operator, a quote, spaces at its ends or nothing in it is written in
-/// quotes, and a quote in it twice: `city="Paris, TX"`, `size="5"" x 7"""`, `note=""`.
+/// double quotes, and a double quote in it twice: `city="Paris, TX"`, `size="5"" x 7"""`, `note=""`. So is one that
+/// begins or ends with another quote, or joins words by `and` or `or`: it would rather be a mistake.
 ///
 /// On a text column, `<`, `<=`, `>` and `>=` compare character by character, so that `10` comes before `9`. With a
 /// number they are therefore refused, unless it is written in quotes: `zip<"9"`.
@@ -82,13 +83,16 @@ struct Condition {
 const OPERATORS: [&str; 6] = ["<=", ">=", "!=", "<", ">", "="];
 /// The characters that operators begin with.
 const OPERATOR_CHARACTERS: [char; 4] = ['<', '>', '=', '!'];
+/// Characters that are quotes elsewhere.
+const OTHER_QUOTES: [char; 6] = ['\'', '`', '‘', '’', '“', '”'];
 
 impl PartitionFilter {
     /// Parses a filter; the empty text chooses everything.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a condition without an operator, a column or a value, and for wrong quotes.
+    /// [`Error::Fault`] for a condition without an operator, a column or a value, for wrong quotes, and for a value
+    /// without quotes that looks like several conditions.
     pub fn parse(text: &str) -> Result<Self> {
         let parts = text.split(outside_quotes(|c| c == ',')).map(str::trim).filter(|part| !part.is_empty());
         let conditions = parts.map(|part| Condition::parse(text, part)).collect::<Result<_>>()?;
@@ -120,6 +124,18 @@ impl PartitionFilter {
             conditions.push((condition, column.kind));
         }
         Ok(PartitionChoice { filter: self, conditions })
+    }
+
+    /// The same filter, written in one way: equal for filters with equal conditions, whatever their order, their spaces
+    /// and quotes that do not matter.
+    pub fn normalized(&self) -> Self {
+        if self.keys.is_some() {
+            return self.clone();
+        }
+        let conditions: BTreeMap<String, &Condition> =
+            self.conditions.iter().map(|condition| (condition.normalized(), condition)).collect();
+        let text = conditions.keys().map(String::as_str).collect::<Vec<_>>().join(",");
+        Self { text, conditions: conditions.into_values().cloned().collect(), keys: None }
     }
 
     fn unknown_column<'n>(&self, condition: &Condition, known: impl Iterator<Item = &'n String>) -> Error {
@@ -209,7 +225,48 @@ impl Condition {
                 "put quotes around a whole value, as `city=\"Paris, TX\"`, and write a quote in it twice",
             ));
         };
-        Ok(Self { column, operator, value, quoted })
+        let condition = Self { column, operator, value, quoted };
+        match condition.mistake(part) {
+            None => Ok(condition),
+            Some((message, hint)) => Err(Error::partition_filter(filter, message, hint)),
+        }
+    }
+
+    /// Whether values are compared by their order.
+    fn is_order(&self) -> bool {
+        !matches!(self.operator, "=" | "!=")
+    }
+
+    /// The condition as text. Quotes around a value that needs none matter to the order of texts alone.
+    fn normalized(&self) -> String {
+        let Self { column, operator, value, quoted } = self;
+        let value = if *quoted && self.is_order() { in_quotes(value) } else { written(value) };
+        format!("{}{operator}{value}", written(column))
+    }
+
+    /// What is wrong with a value without quotes that is hardly meant, and a hint. With `!=`, it would choose everything.
+    fn mistake(&self, part: &str) -> Option<(String, String)> {
+        let Self { column, operator, value, quoted } = self;
+        if *quoted || is_plain(value) {
+            return None;
+        }
+        let start = format!("{}{operator}", written(column));
+        let inner = value.trim_matches(OTHER_QUOTES);
+        if inner != value && !inner.contains(OTHER_QUOTES) {
+            let message = format!("`{part}` has quotes that are not double quotes");
+            let value = if inner.is_empty() { "holdout" } else { inner };
+            let hint = format!(
+                "write `{start}{}`, and a value with a comma or a quote in double quotes, as `city=\"Paris, TX\"`",
+                written(value)
+            );
+            return Some((message, hint));
+        }
+        let message = format!("the value `{value}` in `{part}` has an operator, quotes, `and` or `or` in it");
+        let hint = format!(
+            "join conditions by commas, as `split=train,hour<9`; if all of it is the value, write `{start}{}`",
+            written(value)
+        );
+        Some((message, hint))
     }
 
     /// The reason why the value cannot be compared with the values of a column of this type, and a hint; `None` if it
@@ -218,7 +275,7 @@ impl Condition {
         let Self { column, operator, value, quoted } = self;
         let not_a =
             |what: &str| format!("`{value}` is not a {what}, and the values of `{column}` are {what}s");
-        let is_order = !matches!(*operator, "=" | "!=");
+        let is_order = self.is_order();
         let (name, is_number) = (written(column), PartitionType::Number.allows(value));
         match kind {
             PartitionType::Date if !kind.allows(value) => {
@@ -269,12 +326,27 @@ pub(crate) fn filter_of(key: &PartitionKey) -> String {
 
 /// A name or value as filters have it: in quotes if it would otherwise be read as something else.
 fn written(text: &str) -> String {
-    let is_plain = !text.is_empty() && text.trim() == text;
-    if is_plain && !text.contains([',', '"']) && !text.contains(OPERATOR_CHARACTERS) {
-        text.to_owned()
-    } else {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    }
+    if is_plain(text) { text.to_owned() } else { in_quotes(text) }
+}
+
+fn in_quotes(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+/// Whether a name or value needs no quotes.
+fn is_plain(text: &str) -> bool {
+    let joins = |word: &str| word.eq_ignore_ascii_case("and") || word.eq_ignore_ascii_case("or");
+    // A single word may be the abbreviation of Oregon.
+    let is_word = !text.contains(char::is_whitespace);
+    !text.is_empty()
+        && text.trim() == text
+        && !text.contains([',', '"'])
+        && !text.contains(OPERATOR_CHARACTERS)
+        && !text.starts_with(OTHER_QUOTES)
+        && !text.ends_with(OTHER_QUOTES)
+        && !text.contains("&&")
+        && !text.contains("||")
+        && (is_word || !text.split_whitespace().any(joins))
 }
 
 /// The name or value that is [`written`] so, and whether it is in quotes; `None` if its quotes are wrong.
@@ -386,7 +458,7 @@ mod tests {
         assert_eq!(texts("x=7").unwrap(), ["7"]);
         assert_eq!(texts("x!=07").unwrap(), ["10", "7", "US", "a<b"]);
         assert_eq!(texts("x<UT").unwrap(), ["07", "10", "7", "US"]);
-        assert_eq!(texts("x=a<b").unwrap(), ["a<b"]);
+        assert_eq!(texts("x=\"a<b\"").unwrap(), ["a<b"]);
         refused(texts("x<9"), &["the values of `x` are texts", "`x<\"9\"`", "CAST(x AS BIGINT)"]);
         assert_eq!(texts("x<\"7\"").unwrap(), ["07", "10"]);
         let values = ["2024-06-01", "2024-06-10", "unknown"];
@@ -456,6 +528,50 @@ mod tests {
         refused(filter.choice(&[]), &["no partition columns", "leave the filter out"]);
     }
 
+    /// Each of these would choose every partition.
+    #[test]
+    fn a_value_that_is_hardly_meant_is_refused() {
+        for (wrong, hint) in [
+            ("split!='holdout'", "write `split!=holdout`"),
+            ("split!=`holdout`", "write `split!=holdout`"),
+            ("split!=“holdout”", "write `split!=holdout`"),
+            ("split!=''", "write `split!=holdout`"),
+            ("city!='Paris, TX'", "write `city!=Paris`, and a value with a comma"),
+            ("split!='a' and b<'c'", "as `split=train,hour<9`"),
+            ("split!==holdout", "write `split!=\"=holdout\"`"),
+            ("split!=holdout!", "write `split!=\"holdout!\"`"),
+            ("split!=holdout and hour<9", "as `split=train,hour<9`"),
+            ("split!=train OR test", "as `split=train,hour<9`"),
+            ("split!=train||test", "as `split=train,hour<9`"),
+            ("split!=a && b", "write `split!=\"a && b\"`"),
+            ("a b!=c<d", "write `a b!=\"c<d\"`"),
+        ] {
+            refused(PartitionFilter::parse(wrong), &["partition filter `", hint]);
+        }
+        refused(PartitionFilter::parse("x='a',y=2"), &["`x='a'` has quotes that are not double quotes"]);
+        refused(PartitionFilter::parse("x==1"), &["the value `=1` in `x==1` has an operator"]);
+        let values = ["OR", "O'Hare", "R&B", "Trinidad and Tobago", "'t", "brand new", "a|b"];
+        let texts = |filter: &str| chosen(PartitionType::Text, &values, filter).unwrap();
+        for plain in ["OR", "O'Hare", "R&B", "brand new", "a|b"] {
+            assert_eq!(texts(&format!("x={plain}")), [plain]);
+        }
+        assert_eq!(texts("x=\"Trinidad and Tobago\""), ["Trinidad and Tobago"]);
+        assert_eq!(texts("x=\"'t\""), ["'t"]);
+    }
+
+    #[test]
+    fn equal_filters_are_written_in_one_way() {
+        let normalized = |text: &str| PartitionFilter::parse(text).unwrap().normalized().to_string();
+        for text in ["b=2,a=1", "a=1,b=2", " a = 1 , b=2,", "\"b\"=2,a=\"1\"", "a=1,b=2,a=1"] {
+            assert_eq!(normalized(text), "a=1,b=2", "{text}");
+        }
+        for text in ["", "zip<\"9\"", "zip<9", "city=\"Paris, TX\"", "a!=1"] {
+            assert_eq!(normalized(text), text);
+        }
+        let keys = PartitionFilter::of_keys(keys("x", &["2", "1"]));
+        assert_eq!(keys.normalized(), keys);
+    }
+
     #[test]
     fn a_filter_survives_serialization() {
         for text in ["", "city=\"Paris, \"\"TX\"\"\",hour<7"] {
@@ -487,7 +603,13 @@ mod tests {
                         operator.chars().enumerate().all(|(i, c)| rest.iter().rev().nth(i) == Some(&c))
                     })?;
                     rest.truncate(rest.len() - operator.len());
-                    conditions.push((column, operator, operand(&mut rest, ",")?));
+                    skip_space(&mut rest);
+                    let is_quoted = rest.last() == Some(&'"');
+                    let value = operand(&mut rest, ",")?;
+                    if !is_quoted && !is_plain(&value) {
+                        return None;
+                    }
+                    conditions.push((column, operator, value));
                     if rest.last().is_some_and(|c| *c != ',') {
                         return None;
                     }

@@ -20,6 +20,10 @@ pub const TIME_COLUMN: &str = "timestamp";
 /// it out, and a merge finds by it the samples that are there.
 pub const SAMPLE_KEY_COLUMN: &str = "sample_key";
 
+/// The columns of a batch in Arrow that hold all dense features, all labels, the weights and the times. Sparse features
+/// and kept columns are columns of their own beside them, and have other names.
+pub const BATCH_COLUMNS: [&str; 4] = ["dense", "labels", "weights", "timestamps"];
+
 /// What the samples of a dataset consist of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -210,7 +214,8 @@ impl Schema {
     ///
     /// [`Error::Fault`] if there is no label or no feature, a column or group name is used twice or is
     /// empty, a group is empty, or a column has a reserved name: one of the two that every file has, that of a window's
-    /// lengths, or, for a kept column, [`SAMPLE_KEY_COLUMN`].
+    /// lengths, for a sparse feature or a kept column one of [`BATCH_COLUMNS`], or, for a kept column,
+    /// [`SAMPLE_KEY_COLUMN`].
     pub fn validate(&self) -> Result<()> {
         let wrong = |message: String, hint: &str| Err(Error::schema(message, hint));
         if self.labels.is_empty() {
@@ -232,6 +237,12 @@ impl Schema {
                 let message = format!("the kept column's name `{name}` is empty, reserved or used twice");
                 return wrong(message, "give the column another name with `AS` in the query");
             }
+        }
+        let mut separate =
+            self.sparse_features().map(|feature| feature.name.as_str()).chain(self.kept_names());
+        if let Some(name) = separate.find(|name| BATCH_COLUMNS.contains(name)) {
+            let message = format!("the column name `{name}` is reserved: batches have a column of that name");
+            return wrong(message, "give the column another name with `AS` in the query");
         }
         let windows = self.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
         for (_, feature) in windows.filter(|(group, feature)| group.folds_to_window(feature)) {
@@ -347,6 +358,26 @@ mod tests {
         twice.dense[0] = "user_id".into();
         assert!(twice.validate().is_err());
         assert!(schema().validate().is_ok());
+    }
+
+    /// In a batch, dense features and labels have no columns of their own.
+    #[test]
+    fn names_of_batches_are_refused_where_they_would_be_columns() {
+        for name in BATCH_COLUMNS {
+            let mut sparse = schema();
+            sparse.groups[0].features[0].name = name.into();
+            let mut kept = schema();
+            kept.kept = vec![KeptColumn { name: name.into(), kind: KeptKind::Integer }];
+            for refused in [sparse, kept] {
+                let error = refused.validate().unwrap_err().to_string();
+                assert!(error.contains(&format!("`{name}` is reserved: batches have")), "{error}");
+            }
+            let mut matrices = schema();
+            (matrices.labels[0], matrices.dense[0]) = (name.into(), format!("{name}_"));
+            assert!(matrices.validate().is_ok());
+            (matrices.labels[0], matrices.dense[0]) = ("clicked".into(), name.into());
+            assert!(matrices.validate().is_ok());
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ class Dataset:
     `location` is a path or a URL (`s3://…`, or `grpc://HOST:PORT/…` of a preprocessing service). The dataset is read
     by threads of this process, so worker processes bring no advantage.
 
-    - `global_batch_size`: the number of samples of a step over all ranks.
+    - `global_batch_size`: the number of samples of a step over all ranks, at most all samples.
     - `rank`, `world_size`: the index of this process and the number of processes that read the dataset together. By
       default they are taken from `torch.distributed` if it is initialised when an iteration starts, or else from the
       environment variables `RANK` and `WORLD_SIZE`, which torchrun sets.

@@ -370,6 +370,17 @@ def test_an_error_in_mid_epoch_says_where_and_ends_the_epoch(dataset, tmp_path):
     assert reader.state_dict()["position"]["step"] == taken
 
 
+def test_a_dataset_may_have_fewer_samples_than_a_batch(tmp_path):
+    onefold.cli.generate(workload="rm3", samples=300, seed=5, out=tmp_path / "logs")
+    onefold.build(tmp_path / "logs" / "dataset.toml", out=tmp_path / "data")
+    for options in ({}, {"global_batch_size": 4096}, {"streams": 3}):
+        batches = list(onefold.Dataset(tmp_path / "data", **options))
+        assert sum(len(batch.labels) for batch in batches) == 300
+        assert len(batches) == 1 or "streams" in options
+    with pytest.raises(onefold.OptionsError, match="larger than the 300 to read"):
+        onefold.Dataset(tmp_path / "data", tail="drop")
+
+
 def test_wrong_options_are_exceptions_with_hints(dataset, tmp_path):
     with pytest.raises(onefold.OptionsError, match="64 buckets cannot be divided into 65 streams") as refused:
         onefold.Dataset(dataset, global_batch_size=B, streams=65)

@@ -57,6 +57,17 @@ def test_a_filter_chooses_partitions(halves):
         onefold.files(data, at=7)
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/ds", "gs://bucket/ds", "grpc://host:7070/ds"])
+def test_a_path_of_a_url_is_refused(url, tmp_path, monkeypatch):
+    """A `Path` has one slash where the URL has two: it must not become a local folder."""
+    monkeypatch.chdir(tmp_path)
+    for use in (onefold.files, onefold.Dataset, lambda path: onefold.cli.generate(workload="rm3", samples=10, out=path)):
+        with pytest.raises(onefold.OptionsError) as refused:
+            use(Path(url))
+        assert url in refused.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_files_are_in_the_order_of_the_samples(dataset):
     labels = [label for batch in onefold.Dataset(dataset) for label in batch.labels[:, 0].tolist()]
     (name,) = onefold.Dataset(dataset).schema["labels"]

@@ -9,7 +9,7 @@ use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
-use onefold_datasets::{PartitionFilter, Schema, Snapshot, hash_id};
+use onefold_datasets::{PartitionFilter, Schema, hash_id};
 use onefold_ikjt::reader::DEFAULT_MEMORY_LIMIT;
 use onefold_ikjt::{Batch, Checks, Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Workers, load_snapshot};
 use onefold_sharding::{FeatureConfig, IdPolicy};
@@ -188,26 +188,9 @@ pub(crate) fn open(
     let checks = checks(config, &description.tables);
     let request = ReadRequest { options: reader, checks, rank: rank_of(&*options.collectives) };
     let workers = Workers::new(options.threads.div_ceil(2), DEFAULT_MEMORY_LIMIT)?;
-    let reader = open_whatever_size(dataset, &snapshot, request, &workers)?;
+    let reader = Reader::open(dataset, request, &workers)?;
     let tasks = Task::of(config, &description.schema)?;
     Ok(Opened { run: description, reader, tasks, samples })
-}
-
-/// Opens a reader with a batch size of at most the number of samples, so that a small dataset gives one short
-/// batch.
-pub(crate) fn open_whatever_size(
-    dataset: &Path,
-    snapshot: &Snapshot,
-    request: ReadRequest,
-    workers: &Workers,
-) -> Result<Reader> {
-    let samples = snapshot.chosen_samples(&request.options.partitions).map_err(onefold_ikjt::Error::from)?;
-    let samples = usize::try_from(samples.max(1)).unwrap_or(usize::MAX);
-    // Every stream contributes to a batch, even if there are fewer samples than streams.
-    let most = samples.max(request.streams());
-    let global_batch_size = request.options.global_batch_size.min(most);
-    let request = request.with(|options| ReaderOptions { global_batch_size, ..options });
-    Ok(Reader::open(dataset, request, workers)?)
 }
 
 /// Returns this process's position among the ranks that read together.

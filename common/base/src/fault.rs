@@ -188,11 +188,14 @@ impl Fault {
         self
     }
 
-    /// Returns the same error with `place` before its message. If `place` already contains the message, `place`
-    /// becomes the message.
+    /// Returns the same error with `place` before its message. If `place` ends with the message, as in errors that
+    /// repeat their causes, `place` becomes the message.
     #[must_use]
     pub fn within(mut self, place: &str) -> Self {
-        self.message = match place.contains(&self.message.to_string()) {
+        let message = self.message.to_string();
+        let before = place.strip_suffix(message.as_str());
+        let repeats = before.is_some_and(|before| before.is_empty() || before.ends_with(": "));
+        self.message = match repeats || message.is_empty() {
             true => place.into(),
             false => text![place, ": ", self.message],
         };
@@ -290,7 +293,11 @@ mod tests {
         let fault = Fault::new(Kind::Failed, "no room").hint(text!["raise ", option("limit").set_to(3)]);
         assert_eq!(fault.to_string(), "no room\n  hint: raise the option `limit = 3`");
         assert_eq!(fault.clone().within("a.toml").message.to_string(), "a.toml: no room");
-        assert_eq!(fault.within("there is no room").message.to_string(), "there is no room");
+        assert_eq!(fault.clone().within("a.toml: no room").message.to_string(), "a.toml: no room");
+        assert_eq!(fault.clone().within("no room").message.to_string(), "no room");
+        // A name may hold the words of the message.
+        let place = fault.within("`no room.toml` cannot be read");
+        assert_eq!(place.message.to_string(), "`no room.toml` cannot be read: no room");
     }
 
     #[test]

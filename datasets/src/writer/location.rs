@@ -11,7 +11,8 @@ use crate::names::{WRITTEN_FOLDERS, is_written};
 const MOST_LISTED: usize = 5;
 
 /// Checks that a dataset may be created in `storage`, which holds no snapshot. It may hold empty folders, and files
-/// with the names that writers of datasets make: another writer is at work, or was killed.
+/// with the names that writers of datasets make: another writer is at work, or was killed. What operating systems put
+/// into folders counts for nothing, as `lost+found` at the root of a disk.
 ///
 /// # Errors
 ///
@@ -56,6 +57,9 @@ fn local_files_below(root: &Path, folder: &str, found: &mut Vec<String>) -> Resu
             return Ok(());
         }
         let shown = name.to_string_lossy();
+        if is_of_system(&shown) {
+            continue;
+        }
         let path = if folder.is_empty() { shown.into_owned() } else { format!("{folder}/{shown}") };
         // A link to a folder is a folder. Anything else, a link to nothing included, is a file.
         if !fs_err::metadata(root.join(folder).join(&name)).is_ok_and(|metadata| metadata.is_dir()) {
@@ -97,6 +101,22 @@ fn stored_files(storage: &Storage) -> Result<Vec<String>> {
         found.sort();
     }
     Ok(found)
+}
+
+/// Whether an operating system makes files or folders of this name by itself. Not every user may read them.
+fn is_of_system(name: &str) -> bool {
+    let names = [
+        "lost+found",
+        "System Volume Information",
+        "$RECYCLE.BIN",
+        ".DS_Store",
+        ".Spotlight-V100",
+        ".Trashes",
+        ".fseventsd",
+        ".snapshot",
+    ];
+    // Trash of a user, and files that a client of NFS keeps until they are closed.
+    names.contains(&name) || name.starts_with(".Trash-") || name.starts_with(".nfs")
 }
 
 /// Whether writers write to the folder `name` of a dataset.
@@ -160,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_folders_and_files_of_writers_are_no_hindrance() {
+    fn empty_folders_and_files_of_writers_and_systems_are_no_hindrance() {
         let directory = tempfile::tempdir().unwrap();
         fs_err::create_dir_all(directory.path().join("photos/2024")).unwrap();
         for path in [
@@ -170,6 +190,10 @@ mod tests {
             "work/records-0123456789abcdef.parquet",
             "snapshots/latest",
             "snapshots/.00000001.json.0123456789abcdef.tmp",
+            "lost+found/#12",
+            ".Trash-1000/files/thesis.tex",
+            ".DS_Store",
+            "data/.nfs000000000012d687",
         ] {
             write(directory.path(), path);
         }

@@ -16,7 +16,7 @@ pub(super) struct SampleOrder {
     /// The start of the last sample's session.
     start: i64,
     sessions: u64,
-    /// The sessions so far. Only samples in arrival order need it; it takes about 16 bytes a session.
+    /// The sessions of the bucket so far. Only samples in arrival order need it; it takes about 16 bytes a session.
     seen: HashSet<i64>,
 }
 
@@ -43,6 +43,8 @@ impl SampleOrder {
         }
         if bucket > self.bucket {
             (self.bucket, self.last) = (bucket, None);
+            // A session is in one bucket.
+            self.seen.clear();
         }
         let starts = self.last.is_none_or(|(last, _)| last != session);
         if let Some((last, last_time)) = self.last {
@@ -107,6 +109,15 @@ mod tests {
             assert_eq!(check(order, &samples).unwrap(), (vec![true, true, true, false, true], 4));
             assert!(check(order, &[(of_bucket_1(3), 1), (7, 5)]).is_err(), "{order:?}");
         }
+    }
+
+    #[test]
+    fn sessions_of_earlier_buckets_are_forgotten() {
+        let mut order = SampleOrder::new(Order::Arrival, Buckets { number: 2, in_range: 2 });
+        for session in (0..100).chain([1 << 62]) {
+            order.sample(session, 5).unwrap();
+        }
+        assert_eq!((order.seen.len(), order.sessions()), (1, 101));
     }
 
     #[test]

@@ -344,11 +344,16 @@ impl StagedDirectory {
     /// # Errors
     ///
     /// [`Error::Fault`] if something is there and `overwrite` is false, if it is there and does not hold `marker`, the
-    /// file that makes it a directory of the kind being written, or if `target` names nothing, as
+    /// file that makes it a directory of the kind being written, or if `target` is a URL or names nothing, as
     /// [`absolute`](crate::absolute) says; [`Error::Locked`] if another process writes the same directory.
     pub fn create(target: &Path, marker: &str, overwrite: bool) -> Result<Self> {
         // The folders on the way are made, so a `~` that the shell did not expand would become one.
         crate::absolute(target)?;
+        if crate::is_url(target) {
+            let message = "this folder is written to a local disk";
+            let hint = "give a local path, and copy the folder to the store afterwards";
+            return Err(Error::location(target.display(), message, hint));
+        }
         let created = CreatedDirectories::create(parent(target))?;
         let lock = DirectoryLock::take_file(sibling(target, "lock"), target)?;
         restore(target)?;

@@ -117,6 +117,7 @@ fn resolve(folder: &Path) -> Result<PathBuf, Problem> {
         return Err(problem("the path is empty", "write `.` for the working directory"));
     }
     check_tilde(folder)?;
+    check_scheme(folder)?;
     // This drops `.` and repeated slashes, and keeps `..`.
     let components: Vec<Component<'_>> = folder.components().collect();
     for existing in (0..=components.len()).rev() {
@@ -171,6 +172,31 @@ fn check_tilde(folder: &Path) -> Result<(), Problem> {
     Err((message, hint))
 }
 
+/// The schemes of URLs that locations may have.
+const SCHEMES: [&str; 13] =
+    ["file", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "grpc", "grpcs"];
+
+/// Refuses a path that begins with the scheme of a URL, as `s3:/bucket/folder`: a `pathlib.Path` makes one slash of two.
+pub(crate) fn check_scheme(location: &Path) -> Result<(), Problem> {
+    let Some(Component::Normal(first)) = location.components().next() else { return Ok(()) };
+    let text = location.to_string_lossy();
+    let first = first.to_string_lossy();
+    let known = |scheme: &str| SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| known(scheme)) else {
+        return Ok(());
+    };
+    if is_url(location) {
+        return Ok(());
+    }
+    let slashes = if scheme.eq_ignore_ascii_case("file") { "///" } else { "//" };
+    let hint = format!(
+        "write `{scheme}:{slashes}{}`, in Python as text, because a `Path` leaves one slash of two; `./{first}` names a \
+         local folder",
+        rest.trim_start_matches('/')
+    );
+    Err(problem(format!("after `{scheme}:` there are not the two slashes of a URL"), &hint))
+}
+
 /// The key of an absolute folder in a store of the whole local disk.
 fn prefix_of(folder: &Path) -> Result<ObjectPath, Problem> {
     let hint = "rename the folder, or choose another one";
@@ -194,6 +220,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::Storage;
 
     fn resolved(path: &Path) -> PathBuf {
         Folder::resolve(path, path).unwrap().path
@@ -297,6 +324,34 @@ mod tests {
         assert_eq!(resolved(Path::new("./~/ds")), here.join("~/ds"));
         let (_folder, root) = folder();
         assert_eq!(resolved(&root.join("~/ds")), root.join("~/ds"));
+    }
+
+    #[test]
+    fn a_scheme_without_its_slashes_is_refused() {
+        for (location, url) in [
+            ("s3:/bucket/ds", "s3://bucket/ds"),
+            ("s3:bucket/ds", "s3://bucket/ds"),
+            ("GS:/bucket/ds", "GS://bucket/ds"),
+            ("file:/data/ds", "file:///data/ds"),
+            ("file:data", "file:///data"),
+            ("abfss:/container@account/ds", "abfss://container@account/ds"),
+            ("grpc:/host:7070/ds", "grpc://host:7070/ds"),
+            ("https:/host/ds", "https://host/ds"),
+        ] {
+            let hint = format!("write `{url}`");
+            let error = refused(Path::new(location));
+            assert!(error.contains(&hint) && error.contains(&format!("`{location}`: ")), "{error}");
+            for opened in
+                [Storage::open(Path::new(location)).err(), Storage::of_file(Path::new(location)).err()]
+            {
+                let error = opened.unwrap().to_string();
+                assert!(error.contains(&hint), "{error}");
+            }
+        }
+        let here = fs_err::canonicalize(".").unwrap();
+        for local in ["./s3:/bucket/ds", "./file:", "a/s3:/bucket", "other:/bucket", "a:b"] {
+            assert_eq!(resolved(Path::new(local)), here.join(local.trim_start_matches("./")), "{local}");
+        }
     }
 
     #[test]

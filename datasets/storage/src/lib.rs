@@ -2,7 +2,8 @@
 //! interface.
 //!
 //! A **location** is a local path or a URL: `file://`, `s3://`, `gs://` or `az://` (and the other forms that
-//! [`object_store`] parses). Credentials and endpoints come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`), and
+//! [`object_store`] parses). In a URL, `#`, `?` and spaces are parts of names, and `%` begins an encoded one, as `%25`.
+//! Credentials and endpoints come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`), and
 //! for S3 from profiles of AWS, too.
 //! Requests run on a few threads of the process; functions here block the calling thread, and may be called from any
 //! thread, also one of another runtime.
@@ -44,7 +45,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::{MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt};
 use onefold_base::fault::{Fault, Kind};
-use url::Url;
+use onefold_base::percent;
 
 pub use self::error::{Error, Result, write_hint};
 pub use self::folder::absolute;
@@ -123,6 +124,11 @@ pub fn is_url(location: &Path) -> bool {
     })
 }
 
+/// Whether a location is the URL of a local path.
+fn is_file_url(location: &str) -> bool {
+    location.split_once("://").is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("file"))
+}
+
 impl Storage {
     /// The storage at `location`, a local path or a URL. Makes no request.
     ///
@@ -138,17 +144,11 @@ impl Storage {
         let Some(text) = location.to_str().filter(|_| is_url(location)) else {
             return Self::of_disk(Folder::resolve(location, location)?, location);
         };
-        let wrong = |message: String, hint: &str| Error::location(location.display(), message, hint);
-        let write_url = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \
-                         `az://container/folder` or `file:///folder`";
-        let url = Url::parse(text).map_err(|error| wrong(error.to_string(), write_url))?;
-        if url.scheme() == "file" {
+        if is_file_url(text) {
             return Self::of_disk(Folder::of_url(text, location)?, location);
         }
-        let remote = RemoteStore::of_url(&url, S3Settings::default());
-        let remote = remote.map_err(|message| wrong(message, write_url))?;
-        let (remote, prefix) = remote
-            .ok_or_else(|| wrong(format!("the scheme `{}` is not supported", url.scheme()), write_url))?;
+        let (remote, prefix) =
+            RemoteStore::of_location(text).map_err(|problem| wrong_location(location, problem))?;
         let service = remote.service();
         let connect = |patience| {
             remote.connect(patience).map_err(|error| {
@@ -173,10 +173,8 @@ impl Storage {
         let text = location.to_str().ok_or_else(|| {
             Error::location(location.display(), "the path is not UTF-8 text", "choose another name")
         })?;
-        if let Some((scheme, _)) = text.split_once("://")
-            && is_url(location)
-            && scheme.eq_ignore_ascii_case("file")
-        {
+        folder::check_scheme(location).map_err(|problem| wrong_location(location, problem))?;
+        if is_file_url(text) {
             // The name is decoded too.
             let path = folder::path_of_url(text).map_err(|problem| wrong_location(location, problem))?;
             return Self::of_file(&path);
@@ -196,7 +194,8 @@ impl Storage {
             "" => Self::of_resolved(Folder::resolve(Path::new("/"), location)?, Path::new("/")),
             folder => Self::open(Path::new(folder))?,
         };
-        Ok((storage, name.to_owned()))
+        let name = if scheme > 0 { percent::decode_leniently(name) } else { name.to_owned() };
+        Ok((storage, name))
     }
 
     /// The storage of a folder of the local disk, which is not the root of the file system.

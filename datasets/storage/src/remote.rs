@@ -68,6 +68,10 @@ impl Patience {
 /// Bytes that a request transfers at most, except by a client for [larger ones](RemoteStore::connect_for).
 pub(crate) const LARGEST_REQUEST: u64 = 8 << 20;
 
+/// How a location is written.
+const WRITE_URL: &str = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \
+                         `az://container/folder` or `file:///folder`";
+
 /// Time for a store to accept a connection.
 const CONNECT_TIMEOUT: &str = "3 seconds";
 
@@ -82,6 +86,29 @@ enum Kind {
     Azure,
 }
 
+/// The URL `text`, whose path means the same as in other programs of object stores: `#`, `?` and spaces are parts of
+/// names, as `%23`, `%3F` and `%20` are. A parser of URLs ends the path at them.
+///
+/// # Errors
+///
+/// A message and a hint for what is no URL.
+fn parse_url(text: &str) -> Result<Url, (String, String)> {
+    let host = text.find("://").map_or(0, |at| at + 3);
+    let (server, path) = text.split_at(text[host..].find('/').map_or(text.len(), |at| host + at));
+    if server.contains(['#', '?']) || text.contains(char::is_control) {
+        let message = "the bucket's name has `#` or `?` in it, or a name has a control character";
+        return Err((message.to_owned(), WRITE_URL.to_owned()));
+    }
+    // The URLs of a store's server may come with a query, as signed ones do.
+    if server.to_ascii_lowercase().starts_with("http") && path.contains(['#', '?']) {
+        let hint = "leave it out, because credentials come from the environment, or write `%3F` for a question mark and \
+                    `%23` for a number sign in a name";
+        return Err(("the URL has a query or a fragment".to_owned(), hint.to_owned()));
+    }
+    let escaped = path.replace('#', "%23").replace('?', "%3F").replace(' ', "%20");
+    Url::parse(&format!("{server}{escaped}")).map_err(|error| (error.to_string(), WRITE_URL.to_owned()))
+}
+
 /// A bucket (on Azure, a container) of an object store.
 #[derive(Debug, Clone)]
 pub struct RemoteStore {
@@ -90,6 +117,19 @@ pub struct RemoteStore {
 }
 
 impl RemoteStore {
+    /// The bucket of the location `text`, and the folder within it. Makes no request.
+    ///
+    /// # Errors
+    ///
+    /// A message and a hint for what is no URL of an object store.
+    pub(crate) fn of_location(text: &str) -> Result<(Self, Path), (String, String)> {
+        let url = parse_url(text)?;
+        let found = Self::of_url(&url, S3Settings::default());
+        let found = found.map_err(|message| (message, WRITE_URL.to_owned()))?;
+        let unknown = || (format!("the scheme `{}` is not supported", url.scheme()), WRITE_URL.to_owned());
+        found.ok_or_else(unknown)
+    }
+
     /// The bucket that `url` names, and the path within it; `None` if there is no client for the URL's scheme. Makes no
     /// request, but may read the files of AWS's profiles. `settings` apply to S3 only.
     ///
@@ -334,6 +374,35 @@ mod tests {
         }
         connect("http://127.0.0.1:1", true).unwrap();
         connect("https://127.0.0.1:1", false).unwrap();
+    }
+
+    #[test]
+    fn every_character_of_a_path_is_a_part_of_the_key() {
+        let key = |text: &str| RemoteStore::of_location(text).unwrap().1.to_string();
+        for (url, expected) in [
+            ("s3://bucket/exp#1", "exp#1"),
+            ("gs://bucket/exp%231/ds", "exp#1/ds"),
+            ("az://container/exp?v=1&w=2#3", "exp?v=1&w=2#3"),
+            ("s3://bucket/exp%3Fv=1", "exp?v=1"),
+            ("s3://bucket/a b ", "a b "),
+            ("s3://bucket/a%20b", "a b"),
+            ("s3://bucket/100%25/ä", "100%/ä"),
+            ("s3://bucket/", ""),
+            ("s3://bucket", ""),
+            ("https://bucket.s3.eu-west-1.amazonaws.com/a%23b", "a#b"),
+        ] {
+            assert_eq!(key(url), expected, "{url}");
+        }
+        for (url, message) in [
+            ("s3://bucket#1", "the bucket's name has `#`"),
+            ("s3://bucket?a/b", "the bucket's name has `#`"),
+            ("s3://bucket/a\tb", "control character"),
+            ("https://account.blob.core.windows.net/container/folder?sv=1", "a query or a fragment"),
+            ("https://bucket.s3.eu-west-1.amazonaws.com/a#b", "a query or a fragment"),
+        ] {
+            let (found, hint) = RemoteStore::of_location(url).unwrap_err();
+            assert!(found.contains(message) && !hint.is_empty(), "{url}: {found}");
+        }
     }
 
     #[test]

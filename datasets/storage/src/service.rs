@@ -118,6 +118,12 @@ impl Service {
             _ if matches!(code, Some("NoSuchBucket" | "ContainerNotFound")) => {
                 explanation(format!("there is no such bucket at {name}"), settings)
             }
+            _ if is_of_another_region(&cause) => {
+                let region = between(&cause, "<Region>", "</Region>");
+                let region = region.map_or(String::new(), |region| format!("it is in `{region}`; "));
+                let message = format!("the bucket is in another region of {name}: {answer}");
+                explanation(message, &format!("{region}{settings}"))
+            }
             // Listing has no error variant of its own for these.
             _ if is_denied(&cause) => {
                 let hint =
@@ -228,6 +234,20 @@ fn is_denied(answer: &str) -> bool {
     codes || answer.contains("403 Forbidden") || answer.contains("401 Unauthorized")
 }
 
+/// Whether the store says that the bucket is in another region than the one that the request was sent to.
+fn is_of_another_region(answer: &str) -> bool {
+    let codes = [
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+        "IncorrectEndpoint",
+        "PermanentRedirect",
+        "TemporaryRedirect",
+    ];
+    let codes = codes.iter().any(|code| answer.contains(&format!("<Code>{code}</Code>")));
+    // The words of `object_store` for an answer with the status 301, which has no body where an object is asked for.
+    codes || answer.contains("incorrectly configured region")
+}
+
 fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(start)?;
     Some(rest.split_once(end)?.0)
@@ -256,6 +276,17 @@ mod tests {
             let (message, hint) = store.explain(&denied);
             assert!(message.ends_with(&format!("denied the request: {code}: wrong key")), "{message}");
             assert!(hint.contains(variable), "{hint}");
+        }
+        let malformed = "<Error><Code>AuthorizationHeaderMalformed</Code><Message>wrong</Message>\
+                         <Region>eu-west-1</Region></Error>";
+        let bare =
+            "Received redirect without LOCATION, this normally indicates an incorrectly configured region";
+        let redirect = "<Error><Code>PermanentRedirect</Code><Message>elsewhere</Message></Error>";
+        for (answer, region) in [(malformed, "it is in `eu-west-1`; "), (bare, ""), (redirect, "")] {
+            let elsewhere = Error::Generic { store: "S3", source: answer.into() };
+            let (message, hint) = store.explain(&elsewhere);
+            assert!(message.starts_with("the bucket is in another region of AWS: "), "{message}");
+            assert!(hint.starts_with(region) && hint.contains("AWS_REGION"), "{hint}");
         }
         let down = || Error::Generic { store: "S3", source: "connection refused".into() };
         assert!(store.explain(&down()).0.ends_with("connection refused"));

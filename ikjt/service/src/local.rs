@@ -73,6 +73,8 @@ pub(crate) async fn run(arguments: &LocalArguments, printer: &Printer) -> anyhow
         let hint = text!["raise ", option("memory_limit"), hint, option("workers")];
         bail!(Fault::new(Kind::Options, message).hint(hint));
     }
+    // Before workers are started, which would be refused.
+    arguments.serving.security.load()?.check_roles()?;
     let listener = listen(arguments.serving.listen).await?;
     let address = listener.local_addr()?.to_string();
     let wanted = watch::Sender::new(arguments.workers.least);

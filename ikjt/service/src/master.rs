@@ -80,6 +80,7 @@ pub(crate) async fn serve_on(
     printer: &Printer,
 ) -> anyhow::Result<()> {
     let proof = arguments.security.load()?;
+    proof.check_roles()?;
     let address = listener.local_addr()?.to_string();
     let master = Arc::new(Master {
         datasets: arguments.datasets()?,

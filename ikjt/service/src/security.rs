@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use onefold_base::fault::{Fault, Kind};
+use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_ikjt::service::Security;
 use onefold_ikjt::service::protocol::{PROTOCOL, PROTOCOL_KEY, VERSION};
 use tonic::Status;
@@ -29,11 +29,12 @@ pub(crate) struct SecurityArguments {
     /// refused
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_authority: Option<PathBuf>,
-    /// File with a token: whoever does not send it is refused
+    /// File with the token of clients: whoever sends no token is refused. A master with this option or
+    /// `--tls-authority` needs `--worker-token-file`, too
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// File with another token, for the service's own processes: with it, clients' token does not let anybody become a
-    /// worker of the master, or drain one
+    /// File with another token, for the service's own processes: only who sends it can become a worker of the master,
+    /// or drain one
     #[arg(long, value_name = "FILE")]
     worker_token_file: Option<PathBuf>,
 }
@@ -115,6 +116,26 @@ impl Proof {
         })
     }
 
+    /// Checks that a master that authenticates its clients can tell them from workers.
+    pub(crate) fn check_roles(&self) -> anyhow::Result<()> {
+        let knows_clients = self.token.is_some() || self.security.authority.is_some();
+        let option = option("worker_token_file");
+        match &self.worker_token {
+            None if knows_clients => {
+                let message =
+                    "every client of this master could become a worker, whose batches others train on";
+                let hint = text!["give the service's own processes another token, with ", option];
+                bail!(Fault::new(Kind::Options, message).hint(hint))
+            }
+            Some(_) if self.worker_token == self.token => {
+                let message = "clients and the service's own processes have the same token";
+                let hint = text!["write another long random text into the file of ", option];
+                bail!(Fault::new(Kind::Options, message).hint(hint))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns whether a server can be started with the certificates.
     fn is_usable(&self) -> bool {
         self.server_tls().is_none_or(|tls| Server::builder().tls_config(tls).is_ok())
@@ -144,17 +165,14 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Returns the role of a sender with this `authorization` header, or `None` if the request is rejected. If only
-    /// the token of clients is set, it is valid for both roles. If only the token of workers is set, every other
-    /// sender is a client. Without tokens every sender has both roles.
+    /// Returns the role of a sender with this `authorization` header, or `None` if the request is rejected. If clients
+    /// have no token, every other sender is a client. Without tokens every sender has both roles.
     pub(crate) fn role(&self, authorization: Option<&str>) -> Option<Role> {
         let has =
             |token: &str| authorization.is_some_and(|found| is_same(found.as_bytes(), token.as_bytes()));
         match (&self.token, &self.worker_token) {
+            (Some(token), _) if has(token) => Some(Role::Client),
             (_, Some(token)) if has(token) => Some(Role::Worker),
-            (Some(token), worker) if has(token) => {
-                Some(if worker.is_some() { Role::Client } else { Role::Worker })
-            }
             (Some(_), _) => None,
             (None, Some(_)) => Some(Role::Client),
             (None, None) => Some(Role::Worker),
@@ -230,7 +248,7 @@ mod tests {
         assert!(admit(&open, Some("0"), None).unwrap_err().contains("of this program have version 0"));
         assert!(admit(&open, None, None).unwrap_err().contains("install the same version"));
         let closed = Guard { token: Some("Bearer secret".into()), worker_token: None };
-        assert_eq!(admit(&closed, Some(PROTOCOL), Some("Bearer secret")), Ok(Role::Worker));
+        assert_eq!(admit(&closed, Some(PROTOCOL), Some("Bearer secret")), Ok(Role::Client));
         for wrong in [None, Some("Bearer secres"), Some("Bearer"), Some("secret")] {
             assert!(
                 admit(&closed, Some(PROTOCOL), wrong).unwrap_err().contains("ONEFOLD_TOKEN"),

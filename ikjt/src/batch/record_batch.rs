@@ -219,6 +219,12 @@ mod tests {
         }
     }
 
+    /// A schema has none of these names for columns of its own.
+    #[test]
+    fn the_columns_of_batches_are_reserved_names() {
+        assert_eq!(onefold_datasets::BATCH_COLUMNS, [DENSE, LABELS, WEIGHTS, TIMESTAMPS]);
+    }
+
     #[test]
     fn names_that_collide_are_refused() {
         let feature = Feature::from_rows("dense", &[[1]]).unwrap();

@@ -229,13 +229,14 @@ impl PreprocessConfig {
         Self::from_parts(path.to_owned(), text.to_owned(), TableFiles::of_directory(directory))
     }
 
-    /// Returns the text of the steps without comments and spaces, and the texts of the files that they refer to.
-    /// Pipelines with equal content behave equally.
-    pub(crate) fn content(&self) -> (String, BTreeMap<String, String>) {
-        let Source { text, files, .. } = &*self.source;
-        let table = toml::from_str::<Table>(text).ok();
-        let plain = table.and_then(|table| toml::to_string(&table).ok());
-        (plain.unwrap_or_else(|| text.clone()), files.clone())
+    /// Returns a text of the parsed steps. It is equal for pipelines that do the same, independent of their spelling, the
+    /// order of a step's keys and the paths of their files. Steps that were left out are not in it.
+    pub(crate) fn content(&self) -> String {
+        // `source` is the text from which the steps were parsed. A new field of a step does not compile until it is
+        // handled here.
+        let Self { steps, source: _ } = self;
+        let decides = |Step { location: _, inputs, output, op }: &Step| format!("{:?}", (inputs, output, op));
+        steps.iter().map(decides).collect::<Vec<_>>().join("\n")
     }
 
     fn from_parts(path: PathBuf, text: String, mut files: TableFiles) -> Result<Self> {
@@ -269,6 +270,12 @@ impl PreprocessConfig {
         Arc::make_mut(&mut self.source).only_sampling = true;
         self
     }
+}
+
+/// The names of all operators.
+#[cfg(all(test, feature = "service"))]
+pub(crate) fn operator_names() -> impl Iterator<Item = &'static str> {
+    OPERATORS.iter().map(|operator| operator.name)
 }
 
 fn parse_step(

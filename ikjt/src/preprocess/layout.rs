@@ -1,7 +1,8 @@
 //! The features that exist while steps are bound to a schema, and their places in a batch.
 
 use onefold_datasets::{
-    FeatureGroup, KeptColumn, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN, suggest,
+    BATCH_COLUMNS, FeatureGroup, KeptColumn, SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN,
+    suggest,
 };
 
 use super::problem::{Checked, Problem};
@@ -202,6 +203,10 @@ impl FeatureLayout {
 
     pub(super) fn add_sparse(&mut self, group: usize, name: &str, kind: SparseKind) -> Checked<SparseAt> {
         self.check_new(name)?;
+        if BATCH_COLUMNS.contains(&name) {
+            let message = format!("the name `{name}` is reserved: batches have a column of that name");
+            return Err(Problem::new(message, "give the generated feature another name in `output`"));
+        }
         let own = &self.groups[group].name;
         let others = self.groups.iter().enumerate().filter(|(i, _)| *i != group);
         if others.map(|(_, other)| other).any(|other| other.name == *own && !other.features.is_empty()) {

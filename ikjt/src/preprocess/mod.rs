@@ -42,6 +42,8 @@ mod sampling;
 mod tests;
 
 pub use config::PreprocessConfig;
+#[cfg(all(test, feature = "service"))]
+pub(crate) use config::operator_names;
 pub(crate) use sampling::Sampler;
 
 use onefold_datasets::Schema;

@@ -383,6 +383,14 @@ mod tests {
                 "`user_id` is empty, reserved or already used",
             ),
             ("op = 'log1p'\ninputs = ['age']\noutput = 'timestamp'", "`timestamp` is empty, reserved"),
+            (
+                "op = 'firstx'\ninputs = ['user_id']\ncount = 1\noutput = 'weights'",
+                "`weights` is reserved: batches have a column of that name",
+            ),
+            (
+                "op = 'bucketize'\ninputs = ['age']\noutput = 'labels'\nborders = [1]",
+                "`labels` is reserved: batches have a column of that name",
+            ),
             ("op = 'log1p'\ninputs = ['*']\noutput = 'x'", "names 2 features, but there is one `output`"),
             ("op = 'clamp'\ninputs = ['*']\nmin = 0.5", "`min` is 0.5, but a list holds ids"),
             ("op = 'fill_null'\ninputs = ['user_id']\nvalue = 0.5", "`value` is 0.5, but a list holds ids"),

@@ -137,16 +137,24 @@ impl Reader {
         let number_of_streams = request.streams();
         let ReadRequest { options, checks, rank } = request;
         // Every stream contributes at least one sample to a batch.
-        let most = samples.max(number_of_streams as u64);
-        if samples > 0 && options.global_batch_size as u64 > most {
-            return Err(Error::options(
-                format!(
-                    "a batch of {} samples is larger than the {samples} to read",
-                    options.global_batch_size
-                ),
-                format!("take batches of at most {most}"),
-            ));
-        }
+        let most = usize::try_from(samples).unwrap_or(usize::MAX).max(number_of_streams);
+        let options = match options.tail {
+            _ if samples == 0 || options.global_batch_size <= most => options,
+            // A batch has at most all samples.
+            Tail::Short => ReaderOptions { global_batch_size: most, ..options },
+            Tail::Drop => {
+                let size = options.global_batch_size;
+                return Err(Error::options(
+                    format!(
+                        "a batch of {size} samples is larger than the {samples} to read, and only whole ones are read"
+                    ),
+                    text![
+                        format!("take batches of at most {most}, or short ones, too, with "),
+                        option("tail").set_to("short")
+                    ],
+                ));
+            }
+        };
         let kept_columns = kept_columns(&snapshot.schema, &options.kept)?;
         let source_schema = Schema {
             kept: kept_columns.iter().filter(|column| column.name != SESSION_COLUMN).cloned().collect(),

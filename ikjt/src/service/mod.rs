@@ -10,6 +10,8 @@ mod client;
 mod fetch;
 mod network;
 pub mod protocol;
+#[cfg(test)]
+mod same_bytes;
 mod security;
 mod source;
 mod waiting;

@@ -4,6 +4,8 @@
 //! `DoGet`, one message per batch: its metadata is a [`BatchHeader`], and its body is the memory of a
 //! [`PackedBatch`](crate::PackedBatch), unchanged or with narrow ids.
 
+use std::collections::BTreeSet;
+
 use onefold_datasets::{PartitionFilter, SampleStatistics, Snapshot};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -24,9 +26,10 @@ pub const PROTOCOL: &str = "2";
 pub const PROTOCOL_KEY: &str = "onefold-protocol";
 
 /// The version of everything that determines the bytes of batches: the order of samples, deduplication, the operators
-/// of preprocessing, the packed form. Increase it with every change of the bytes of any batch. Clients receive
-/// batches only from workers with their own version, so the workers of a service can be upgraded one by one.
-pub const SAME_BYTES: u32 = 2;
+/// of preprocessing, the packed form. Increase it with every change of the bytes of any batch, and of [`Job::key`].
+/// Clients receive batches only from workers with their own version, so the workers of a service can be upgraded one by
+/// one.
+pub const SAME_BYTES: u32 = 3;
 
 /// The maximal size of a message in bytes, and thereby of a batch. The limit of gRPC is 2 GiB.
 pub const MOST_MESSAGE_BYTES: usize = 1 << 30;
@@ -179,9 +182,27 @@ impl Job {
     /// Never, because the parts of a job can always be written as JSON.
     pub fn key(&self) -> String {
         let Self { dataset, identity, options, rank } = self;
-        let pipeline = options.preprocess.as_ref().map(PreprocessConfig::content);
-        let options = ReaderOptions { preprocess: None, ..options.clone() };
-        let decides = (SAME_BYTES, dataset.trim_end_matches('/'), identity, options, pipeline, rank);
+        // A new option does not compile until it is added here. One that decides no byte belongs to `Checks`.
+        let ReaderOptions {
+            global_batch_size,
+            streams,
+            tail,
+            shuffle,
+            dedupe,
+            snapshot,
+            partitions,
+            features,
+            preprocess,
+            timestamps,
+            kept,
+        } = options;
+        let pipeline = preprocess.as_ref().map(PreprocessConfig::content);
+        let partitions = partitions.normalized();
+        // Features have the order of the dataset's schema.
+        let features = features.as_ref().map(|names| names.iter().collect::<BTreeSet<_>>());
+        let samples = (global_batch_size, streams, tail, shuffle, snapshot, partitions, rank);
+        let columns = (dedupe, features, pipeline, timestamps, kept);
+        let decides = (SAME_BYTES, dataset.trim_end_matches('/'), identity, samples, columns);
         let text = serde_json::to_vec(&decides).expect("a job is JSON");
         let digest = Sha256::digest(&text);
         digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect()
@@ -273,7 +294,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::Dedupe;
+    use crate::{Dedupe, Shuffle, Tail, Within};
 
     fn job(path: &str, steps: &str) -> Job {
         let text = format!("format_version = 1\n{steps}");
@@ -304,7 +325,6 @@ mod tests {
             job("a/preprocess.toml", &steps.replace('7', "8")),
             Job { identity: "another".to_owned(), ..first.clone() },
             Job { rank: Rank { rank: 0, world_size: 2 }, ..first.clone() },
-            Job { options: ReaderOptions { dedupe: Dedupe::Off, ..first.options.clone() }, ..first.clone() },
         ];
         for other in others {
             assert_ne!(other.key(), first.key(), "{other:?}");
@@ -312,16 +332,103 @@ mod tests {
     }
 
     #[test]
+    fn every_option_is_a_part_of_the_key() {
+        let steps = "[[step]]\nop = 'firstx'\ninputs = ['*']\ncount = 7\n";
+        let shuffle = Shuffle { seed: 1, row_groups: 4, within: Within::Epoch };
+        let changes: [fn(&mut ReaderOptions); 11] = [
+            |options| options.global_batch_size = 65,
+            |options| options.streams = Some(5),
+            |options| options.tail = Tail::Drop,
+            |options| options.shuffle = None,
+            |options| options.dedupe = Dedupe::Off,
+            |options| options.snapshot = Some(2),
+            |options| options.partitions = "split=holdout".parse().unwrap(),
+            |options| options.features = Some(vec!["x".to_owned()]),
+            |options| options.preprocess = None,
+            |options| options.timestamps = true,
+            |options| options.kept = vec!["x".to_owned()],
+        ];
+        let mut first = job("a/preprocess.toml", steps);
+        first.options.shuffle = Some(shuffle);
+        let mut keys = BTreeSet::from([first.key()]);
+        for (number, change) in changes.into_iter().enumerate() {
+            let mut other = first.clone();
+            change(&mut other.options);
+            assert!(keys.insert(other.key()), "change {number}");
+        }
+    }
+
+    #[test]
+    fn a_key_does_not_depend_on_how_options_are_written() {
+        let key = |partitions: &str, features: [&str; 2]| {
+            let mut job = job("a/preprocess.toml", "");
+            job.options.partitions = partitions.parse().unwrap();
+            job.options.features = Some(features.map(str::to_owned).to_vec());
+            job.key()
+        };
+        let first = key("a=1,b=2", ["x", "y"]);
+        for (partitions, features) in
+            [("b=2,a=1", ["x", "y"]), (" a = 1,b=\"2\"", ["x", "y"]), ("a=1,b=2", ["y", "x"])]
+        {
+            assert_eq!(key(partitions, features), first, "{partitions} {features:?}");
+        }
+        for (partitions, features) in [("a=1", ["x", "y"]), ("a=1,b!=2", ["x", "y"]), ("a=1,b=2", ["x", "z"])]
+        {
+            assert_ne!(key(partitions, features), first, "{partitions} {features:?}");
+        }
+    }
+
+    /// Training leaves out samples of a pipeline that an evaluation by the same file keeps.
+    #[test]
+    fn sampling_is_a_part_of_the_key() {
+        let others = "[[step]]\nop = 'firstx'\ninputs = ['*']\ncount = 7\n";
+        let first = job("a/preprocess.toml", &format!("[[step]]\nop = 'sampling'\nrate = 0.5\n{others}"));
+        let with = |change: fn(PreprocessConfig) -> PreprocessConfig| {
+            let mut job = first.clone();
+            job.options.preprocess = job.options.preprocess.map(change);
+            job
+        };
+        let without = with(PreprocessConfig::without_sampling);
+        let only = with(PreprocessConfig::only_sampling);
+        let keys = BTreeSet::from([first.key(), without.key(), only.key()]);
+        assert_eq!(keys.len(), 3);
+        for job in [first, without.clone(), only] {
+            let sent: Job = serde_json::from_str(&serde_json::to_string(&job).unwrap()).unwrap();
+            assert_eq!(sent.key(), job.key(), "{job:?}");
+        }
+        assert_eq!(without.key(), job("a/preprocess.toml", others).key());
+    }
+
+    #[test]
+    fn a_key_does_not_depend_on_how_steps_are_written() {
+        let key = |step: &str| job("a/preprocess.toml", &format!("[[step]]\n{step}")).key();
+        let hash = "op = 'sigrid_hash'\ninputs = ['x']\nmax = 100";
+        for same in ["max = 100\ninputs = [\"x\"]\nop = 'sigrid_hash'", &format!("{hash}\nsalt = 0")] {
+            assert_eq!(key(same), key(hash), "{same}");
+        }
+        for other in [hash.replace("100", "101"), hash.replace("'x'", "'y'"), format!("{hash}\noutput = 'y'")]
+        {
+            assert_ne!(key(&other), key(hash), "{other}");
+        }
+    }
+
+    #[test]
     fn the_contents_of_a_table_are_a_part_of_the_key() {
         let directory = tempfile::tempdir().unwrap();
-        let steps = "[[step]]\nop = 'map_id'\ninputs = ['x']\ntable_file = 'ids.txt'\n";
-        let key = |name: &str, ids: &str| {
+        let key = |name: &str, is_absolute: bool, ids: &str| {
             let folder = directory.path().join(name);
             fs_err::create_dir_all(&folder).unwrap();
             fs_err::write(folder.join("ids.txt"), ids).unwrap();
-            job(folder.join("preprocess.toml").to_str().unwrap(), steps).key()
+            let file = if is_absolute { folder.join("ids.txt") } else { "ids.txt".into() };
+            let steps = format!("[[step]]\nop = 'map_id'\ninputs = ['x']\ntable_file = {file:?}\n");
+            job(folder.join("preprocess.toml").to_str().unwrap(), &steps).key()
         };
-        assert_eq!(key("a", "5\n6\n"), key("b", "5\n6\n"));
-        assert_ne!(key("a", "5\n6\n"), key("b", "5\n7\n"));
+        let ids = "5\n6\n";
+        assert_eq!(key("a", false, ids), key("b", false, ids));
+        assert_eq!(key("a", true, ids), key("b", true, ids));
+        assert_eq!(key("a", true, ids), key("b", false, ids));
+        assert_ne!(key("a", false, ids), key("b", false, "5\n7\n"));
+        let inline = job("a/preprocess.toml", "[[step]]\nop = 'map_id'\ninputs = ['x']\ntable = [5, 6]\n");
+        assert_eq!(inline.key(), key("a", false, ids));
     }
 }

@@ -9,7 +9,7 @@ use arrow::buffer::NullBuffer;
 use arrow::datatypes::Schema as ArrowSchema;
 use onefold_base::fault::{Explain, Kind};
 use onefold_datasets::{Layout, Snapshot};
-use onefold_ikjt::{Checks, Dedupe, Error, Rank, ReadRequest, ReaderOptions, Shuffle, Within, Workers};
+use onefold_ikjt::{Checks, Dedupe, Error, Rank, ReadRequest, ReaderOptions, Shuffle, Tail, Within, Workers};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::by_hand::{commit_again, row_groups, write_file};
@@ -266,9 +266,10 @@ fn options_that_cannot_work_are_refused() {
     };
     let all = written.len();
     refused(
-        ReaderOptions::new(all + 1).into(),
+        ReaderOptions { tail: Tail::Drop, ..ReaderOptions::new(all + 1) }.into(),
         &[&format!("larger than the {all}"), &format!("at most {all}")],
     );
+    assert_eq!(read(directory.path(), ReadRequest::from(ReaderOptions::new(all + 1))).len(), 1);
     refused(ReaderOptions::new(0).into(), &["batches of 0"]);
     let rank = Rank { rank: 2, world_size: 2 };
     refused(ReadRequest { rank, ..ReaderOptions::new(1).into() }, &["no rank 2 of 2"]);

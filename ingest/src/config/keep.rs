@@ -1,6 +1,6 @@
 //! `keep`: columns of the samples that the dataset keeps beside the features.
 
-use onefold_datasets::{SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, TIME_COLUMN};
+use onefold_datasets::{BATCH_COLUMNS, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, TIME_COLUMN};
 
 use super::columns::{once, wrong};
 use super::{Partition, kind};
@@ -15,6 +15,8 @@ pub(super) fn check(names: &[String], schema: &Schema, partition: &Partition) ->
             format!("is a {} of `[features]`", kind.described())
         } else if [SESSION_COLUMN, TIME_COLUMN, SAMPLE_KEY_COLUMN].contains(&name.as_str()) {
             "is the name of a column that the dataset has in any case".to_owned()
+        } else if BATCH_COLUMNS.contains(&name.as_str()) {
+            "is the name of a column that batches have in any case".to_owned()
         } else if partition.columns.contains(name) || made.contains(&name.as_str()) {
             "is a partition column, whose value the partition has".to_owned()
         } else {

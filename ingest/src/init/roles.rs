@@ -2,7 +2,7 @@
 
 mod labels;
 
-use onefold_datasets::{SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
+use onefold_datasets::{BATCH_COLUMNS, SAMPLE_KEY_COLUMN, SESSION_COLUMN, TIME_COLUMN};
 
 use super::columns::{Column, Type, in_comment, tokens};
 use super::lists::TextLists;
@@ -480,7 +480,7 @@ impl<'a> Roles<'a> {
     /// The feature of a column, or why it is none.
     fn feature(&mut self, column: &Column) -> Result<Feature, String> {
         let name = column.name.clone();
-        if OWN_NAMES.contains(&name.as_str()) {
+        if OWN_NAMES.contains(&name.as_str()) || BATCH_COLUMNS.contains(&name.as_str()) {
             return Err("a name that the dataset has for another column".to_owned());
         }
         let evidence = column.examples();

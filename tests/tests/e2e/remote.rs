@@ -248,6 +248,29 @@ fn objects_of_others_stay() {
     assert!(server.file(BUCKET, "some/ds/data/log.csv").exists());
 }
 
+/// Checks that `#` and `?` are parts of names: a build that replaces a dataset does not change the others.
+#[test]
+fn every_character_of_a_url_counts() {
+    let dir = with_logs(1000);
+    let server = S3Server::start();
+    let run = |line: &str, place: &str| {
+        dir.command(line).arg(format!("s3://{BUCKET}/{place}")).with_s3(&server).works();
+    };
+    let places = ["exp", "exp#1", "exp#2", "exp?v=1"];
+    for place in places {
+        run("onefold-ingest build logs/dataset.toml --out", place);
+        assert!(server.file(BUCKET, &format!("{place}/snapshots/00000001.json")).exists(), "{place}");
+    }
+    let objects = |place: &str| onefold_tests::files_below(&server.file(BUCKET, place));
+    let others = || [places[0], places[1], places[3]].map(objects);
+    let before = others();
+    run("onefold-ingest build more/dataset.toml --overwrite --out", "exp#2");
+    assert!(others() == before);
+    assert!(server.file(BUCKET, "exp#2/snapshots/00000002.json").exists());
+    run("onefold-ingest verify", "exp%231");
+    run("onefold-read bench", "exp?v=1");
+}
+
 /// A permanent failure causes one error, which names the object. If a retry is pointless, the error occurs within
 /// seconds.
 #[test]

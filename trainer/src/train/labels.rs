@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use onefold_datasets::{PartitionFilter, Snapshot};
+use onefold_datasets::PartitionFilter;
 use onefold_ikjt::preprocess::PreprocessConfig;
-use onefold_ikjt::{Dedupe, Rank, ReadRequest, ReaderOptions, Workers};
+use onefold_ikjt::{Dedupe, Rank, ReadRequest, Reader, ReaderOptions, Workers};
 
 use crate::Result;
-use crate::evaluate::open_whatever_size;
 use crate::metrics::Task;
 use crate::preprocess::Preprocessing;
 
@@ -43,13 +42,9 @@ impl LabelReading {
     /// # Errors
     ///
     /// [`Error::Read`](crate::Error::Read) for damaged data, and for a label that is invalid for the loss.
-    pub(super) fn logits(
-        &self,
-        (dataset, snapshot): (&Path, &Snapshot),
-        tasks: &[Task],
-    ) -> Result<Option<Vec<f32>>> {
+    pub(super) fn logits(&self, dataset: &Path, tasks: &[Task]) -> Result<Option<Vec<f32>>> {
         let (mut sums, mut weight, mut samples) = (vec![0.0; tasks.len()], 0.0, 0);
-        for step in open_whatever_size(dataset, snapshot, self.request.clone(), &self.workers)?.batches()? {
+        for step in Reader::open(dataset, self.request.clone(), &self.workers)?.batches()? {
             let batch = step?.batch;
             samples += batch.size() as u64;
             for (sample, labels) in batch.labels().chunks_exact(batch.label_width().max(1)).enumerate() {
@@ -66,16 +61,11 @@ impl LabelReading {
     }
 }
 
-/// Reads the labels of the evaluation samples once, so that invalid labels and damaged files are reported
-/// before the first step.
-pub(super) fn check_labels(
-    dataset: &Path,
-    snapshot: &Snapshot,
-    evaluation: &ReadRequest,
-    workers: &Workers,
-) -> Result<()> {
+/// Reads the labels of the evaluation samples once, so that invalid labels and damaged files are reported before the
+/// first step.
+pub(super) fn check_labels(dataset: &Path, evaluation: &ReadRequest, workers: &Workers) -> Result<()> {
     let request = of_labels(evaluation, None);
-    for step in open_whatever_size(dataset, snapshot, request, workers)?.batches()? {
+    for step in Reader::open(dataset, request, workers)?.batches()? {
         step?;
     }
     Ok(())

@@ -46,7 +46,7 @@ use self::warm_start::Earlier;
 use crate::device::Accelerator;
 use crate::distributed::Collectives;
 use crate::embedding::{Placement, Shard};
-use crate::evaluate::{Evaluation, checks, open_whatever_size, rank_of};
+use crate::evaluate::{Evaluation, checks, rank_of};
 use crate::memory::ModelSize;
 use crate::metrics::Task;
 use crate::normalize::{self, Normalizers};
@@ -274,7 +274,7 @@ impl<'a> Prepared<'a> {
         let evaluates = eval.is_some() || options.progressive;
         let memory_limit = if evaluates { size.reader_bytes / 2 } else { size.reader_bytes };
         let workers = Workers::new(options.threads.div_ceil(2), memory_limit)?;
-        let reader = Arc::new(open_whatever_size(dataset, &snapshot, training.clone(), &workers)?);
+        let reader = Arc::new(Reader::open(dataset, training.clone(), &workers)?);
         let labels = earlier.is_none().then(|| {
             let partitions = first_day.unwrap_or_else(|| training.options.partitions.clone());
             LabelReading::new(&training, partitions, preprocessing.as_ref(), &workers)
@@ -289,8 +289,8 @@ impl<'a> Prepared<'a> {
             Some(partitions) => {
                 let request = evaluation.with(|options| ReaderOptions { partitions, ..options });
                 let workers = workers.with_memory_limit(memory_limit);
-                check_labels(dataset, &snapshot, &request, &workers)?;
-                Some(open_whatever_size(dataset, &snapshot, request, &workers)?)
+                check_labels(dataset, &request, &workers)?;
+                Some(Reader::open(dataset, request, &workers)?)
             }
         };
         Ok(Self {
@@ -479,9 +479,8 @@ impl<'a> Prepared<'a> {
                 run.output_bias = begun.output_bias;
             }
             None => {
-                let data = (self.dataset.as_path(), self.reader.snapshot());
                 let tasks = Task::of(self.config, &self.schema)?;
-                let logits = self.labels.as_ref().map(|labels| labels.logits(data, &tasks));
+                let logits = self.labels.as_ref().map(|labels| labels.logits(&self.dataset, &tasks));
                 run.output_bias = logits.transpose()?.flatten();
                 self.begin(run, directory)?;
             }

@@ -10,7 +10,6 @@ use onefold_ikjt::{ReadRequest, Reader, ReaderOptions, Workers};
 
 use super::Prepared;
 use crate::Result;
-use crate::evaluate::open_whatever_size;
 
 /// The days of a progressive run, and the requests to read them.
 #[derive(Debug)]
@@ -105,7 +104,7 @@ impl<'a> Parts<'a> {
         let (request, workers) = how(progressive);
         let partitions = progressive.days[number].filter();
         let request = request.clone().with(|options| ReaderOptions { partitions, ..options });
-        Ok(Arc::new(open_whatever_size(self.dataset, self.all.snapshot(), request, workers)?))
+        Ok(Arc::new(Reader::open(self.dataset, request, workers)?))
     }
 }
 

@@ -111,6 +111,19 @@ fn a_staged_directory_appears_only_at_commit() {
 }
 
 #[test]
+fn a_url_does_not_become_a_local_directory() {
+    for (target, message) in [
+        ("s3://bucket/logs", "local disk"),
+        ("file:///logs", "local disk"),
+        ("s3:/bucket/logs", "s3://bucket"),
+    ] {
+        let error = StagedDirectory::create(Path::new(target), "marker", false).err().unwrap().to_string();
+        assert!(error.contains(target) && error.contains(message), "{error}");
+    }
+    assert!(!Path::new("s3:").exists() && !Path::new("file:").exists());
+}
+
+#[test]
 fn one_directory_is_staged_once_at_a_time() {
     let directory = tempfile::tempdir().unwrap();
     let target = directory.path().join("a/b");

@@ -139,12 +139,42 @@ fn the_token_of_clients_makes_no_worker() {
     fleet.command(&drain).fails(&["does not allow `drain`"]);
 }
 
+/// Checks that a master that authenticates its clients needs a separate token for workers.
+#[test]
+fn a_master_with_one_token_is_refused() {
+    let dir = Dir::new();
+    dir.certificate("ours", "ours", 2);
+    dir.write("token", "a-text-for-all\n");
+    dir.write("same", "a-text-for-all\n");
+    dir.write("other", "a-text-for-workers\n");
+    let master = |options: &str| {
+        let line = format!("onefold-serve master --listen 127.0.0.1:0 {options}");
+        dir.command(&line).with_time_limit(300)
+    };
+    let local =
+        dir.command("onefold-serve local --listen 127.0.0.1:0 --token-file token").with_time_limit(300);
+    let could: &[&str] = &["could become a worker", "`--worker-token-file`"];
+    all_fail([
+        (master("--token-file token"), could),
+        (local, could),
+        (master(&tls("ours", "ours")), could),
+        (master(&format!("{} --token-file token", tls("ours", "ours"))), could),
+        (
+            master("--token-file token --worker-token-file same"),
+            &["have the same token", "`--worker-token-file`"],
+        ),
+    ]);
+    let both = Fleet::with(&dir, 0, None, "--token-file token --worker-token-file other", "");
+    assert_eq!(both.wait_for_workers(0)["workers"].as_array().map(Vec::len), Some(0));
+}
+
 /// Checks that tokens, like certificates, can be replaced while the service runs.
 #[test]
 fn a_replaced_token_is_taken_up() {
     let dir = dataset();
     dir.write("token", "the-first-text\n");
-    let fleet = Fleet::with(&dir, 1, None, "--token-file token", "");
+    dir.write("worker-token", "the-first-text-of-workers\n");
+    let fleet = Fleet::with(&dir, 1, None, "--token-file token --worker-token-file worker-token", "");
     fleet.wait_for_workers(1);
     let read = |token: &str| {
         let command = fleet.command(&format!("onefold-read digest {}", fleet.url("data")));
@@ -152,6 +182,7 @@ fn a_replaced_token_is_taken_up() {
     };
     read("the-first-text").works();
     dir.write("token", "the-second-text\n");
+    dir.write("worker-token", "the-second-text-of-workers\n");
     let started = Instant::now();
     while !read("the-second-text").output().status.success() {
         assert!(started.elapsed() < START, "the new token is not taken up");
@@ -173,7 +204,9 @@ fn only_those_with_certificate_and_token_are_answered() {
     dir.certificate("ours", "ours", 2);
     dir.certificate("theirs", "theirs", 2);
     dir.write("token", "a-long-random-text\n");
-    let fleet = Fleet::with(&dir, 1, None, &format!("{} --token-file token", tls("ours", "ours")), "");
+    dir.write("worker-token", "another-long-random-text\n");
+    let options = format!("{} --token-file token --worker-token-file worker-token", tls("ours", "ours"));
+    let fleet = Fleet::with(&dir, 1, None, &options, "");
     fleet.wait_for_workers(1);
     let url = fleet.url("data").replace("grpc://", "grpcs://");
     let read = |certificate: &str, authority: &str, token: &str| -> TestCommand {
