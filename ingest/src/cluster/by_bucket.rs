@@ -58,15 +58,15 @@ pub(super) struct ExchangedRecords {
 /// The exchange that moves rows to the partitions of their buckets.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum BucketExchange {
-    /// Within this process; the number of partitions.
+    /// An exchange within this process, to this number of partitions.
     Here(usize, Buckets),
-    /// Between machines, with checks; the number of partitions.
+    /// An exchange between machines, to this number of partitions. Its result is checked.
     Checked(usize, Buckets),
 }
 
 impl ExchangedRecords {
-    /// Creates it from the query `records`, which returns records with their sessions. Samples with equal times are
-    /// sorted by the column `first` before the order columns of the configuration.
+    /// Plans the query `records`, which returns records with their sessions. The sort orders samples with equal times
+    /// by the column `first`, then by the order columns of the configuration.
     ///
     /// # Errors
     ///

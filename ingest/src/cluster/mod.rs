@@ -14,6 +14,10 @@
 //!
 //! The encoder reads every sample once, before anything is written. Therefore it also computes the digests, counts
 //! ids for vocabularies, and counts which lists change together ([`statistics`], [`history`]).
+//!
+//! **Folding** samples means converting them to delta records and **totals** (number, digest and statistics of the
+//! samples). A **chain** is a run of records of one session in which each record except the first one refers to the
+//! previous one. A **slice** is a part of a timeline that contains the windows of some consecutive samples.
 
 mod bucket_files;
 mod by_bucket;
