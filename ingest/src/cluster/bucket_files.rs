@@ -1,4 +1,4 @@
-//! The files of ranges of buckets whose records come one range after the other.
+//! Writes the files of ranges of buckets, one range after the other.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,21 +13,21 @@ use super::cut::CutSpec;
 use super::unfold::RowGroups;
 use crate::Result;
 
-/// How ranges of buckets are written.
+/// Options for writing ranges of buckets.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WriteSpec {
     /// The dataset: a local path or a URL.
     pub(crate) location: PathBuf,
     pub(crate) schema: Schema,
     pub(crate) options: WriterOptions,
-    /// The partitions that are written; samples of others are counted.
+    /// The partitions to write. Samples of other partitions are only counted.
     pub(crate) filter: PartitionFilter,
     pub(crate) partition_columns: Vec<PartitionColumn>,
     pub(crate) cut: CutSpec,
 }
 
 impl WriteSpec {
-    /// The partitions that are written.
+    /// Returns the partitions to write.
     ///
     /// # Errors
     ///
@@ -37,17 +37,17 @@ impl WriteSpec {
     }
 }
 
-/// Samples that were not written, because their partitions were not chosen.
+/// The number of samples that were not written because their partitions were not chosen.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LeftOut {
     pub(crate) samples: u64,
-    /// Of these, the samples with a time of a chosen partition whose session started in one that is not chosen, by that
-    /// one.
+    /// For each partition that was not chosen, the number of its samples whose own time lies in a chosen partition:
+    /// the session started in the partition that was not chosen.
     pub(crate) tails: BTreeMap<String, u64>,
 }
 
 impl LeftOut {
-    /// Adds what others left out.
+    /// Adds the counts of another writer.
     pub(super) fn merge(&mut self, other: Self) {
         self.samples += other.samples;
         for (partition, samples) in other.tails {
@@ -56,10 +56,10 @@ impl LeftOut {
     }
 }
 
-/// Writes the ranges of buckets of the partitions that are chosen.
+/// Writes the ranges of buckets of the chosen partitions.
 pub(super) struct BucketFiles<'a> {
     spec: &'a WriteSpec,
-    /// The partitions that are written.
+    /// The chosen partitions.
     choice: PartitionChoice<'a>,
     writers: BucketWriters,
     open: Option<BucketWriter>,
@@ -68,18 +68,18 @@ pub(super) struct BucketFiles<'a> {
 }
 
 impl<'a> BucketFiles<'a> {
-    /// Nothing written yet.
+    /// Creates a writer that has written nothing.
     ///
     /// # Errors
     ///
-    /// As [`WriteSpec::choice`].
+    /// The errors of [`WriteSpec::choice`].
     pub(super) fn new(spec: &'a WriteSpec, writers: BucketWriters) -> Result<Self> {
         let closing = ClosingBuckets::new(&writers);
         let choice = spec.choice()?;
         Ok(Self { spec, choice, writers, open: None, closing, left_out: LeftOut::default() })
     }
 
-    /// A range whose files are complete.
+    /// Returns the next range whose files are complete.
     pub(super) fn take(&mut self) -> Option<WrittenBucket> {
         self.closing.take()
     }
@@ -90,7 +90,7 @@ impl<'a> BucketFiles<'a> {
         Ok(self.closing.finish()?)
     }
 
-    /// The samples that were not written.
+    /// Takes the counts of the samples that were not written.
     pub(super) fn left_out(&mut self) -> LeftOut {
         std::mem::take(&mut self.left_out)
     }
@@ -105,10 +105,10 @@ impl RowGroups for BucketFiles<'_> {
         Ok(self.choice.matches(partition)?)
     }
 
-    /// Counts the samples, and those whose own time lies in a partition that is chosen.
+    /// Counts the samples, and separately those whose own time lies in a chosen partition.
     fn leave_out(&mut self, partition: &PartitionKey, times: &[i64]) -> Result<()> {
         self.left_out.samples += times.len() as u64;
-        // Nearly all samples lie in the partition of their session.
+        // Nearly all samples lie in the partition of their session, so the last decision is cached.
         let mut last: Option<(PartitionKey, bool)> = None;
         for time in times {
             let own = self.spec.cut.partitions.at(partition, *time);

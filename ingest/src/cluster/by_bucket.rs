@@ -1,10 +1,10 @@
-//! Rows that are divided by their buckets and sorted: each partition has whole ranges of buckets.
+//! Divides rows by bucket and sorts them: each partition of the result contains whole ranges of buckets.
 //!
 //! ```text
 //! records, in no order ─▶ bucket ─▶ exchange by bucket ─▶ sort, for each partition
 //! ```
 //!
-//! In one process each partition is sorted and written by a thread of its own; on a cluster, by a task.
+//! In one process, a separate thread sorts and writes each partition; on a cluster, a task does.
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,34 +43,34 @@ use crate::{Config, Result};
 
 /// The table of the rows that a query of [`over_partitions`] reads.
 pub(super) const ROWS: &str = "__onefold_exchanged";
-/// A sort in memory is worth a thread of its own if it has so many bytes.
+/// The least memory per parallel sort, in bytes. It limits the number of sorts.
 const SORT_BYTES: usize = 64 << 20;
-/// Values that are tried to find one for each partition, for each of them.
+/// The number of values per partition that are tried in the search for a value of each partition.
 const TRIED: usize = 64;
 
-/// Records, and the queries over [`ROWS`] that give them their buckets before the exchange, and sort them behind it.
+/// Records, and the queries over [`ROWS`] that compute their buckets before the exchange and sort them after it.
 pub(super) struct ExchangedRecords {
     pub(super) records: Arc<dyn ExecutionPlan>,
     pub(super) with_buckets: String,
     pub(super) ordered: String,
 }
 
-/// How rows get to the partitions of their buckets.
+/// The exchange that moves rows to the partitions of their buckets.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum BucketExchange {
-    /// In this process, to so many partitions.
+    /// An exchange within this process, to this number of partitions.
     Here(usize, Buckets),
-    /// Between machines, with checks.
+    /// An exchange between machines, to this number of partitions. Its result is checked.
     Checked(usize, Buckets),
 }
 
 impl ExchangedRecords {
-    /// The records that the query `records` gives with their sessions. The column `first` orders samples of one time
-    /// before those of the configuration do.
+    /// Plans the query `records`, which returns records with their sessions. The sort orders samples with equal times
+    /// by the column `first`, then by the order columns of the configuration.
     ///
     /// # Errors
     ///
-    /// Those of the engine.
+    /// The errors of the engine.
     pub(super) async fn with_sessions(
         config: &Config,
         context: &SessionContext,
@@ -85,7 +85,7 @@ impl ExchangedRecords {
         })
     }
 
-    /// The records, exchanged by bucket and sorted.
+    /// Plans the exchange by bucket and the sort of the records.
     pub(super) async fn sorted(
         self,
         context: &SessionContext,
@@ -97,7 +97,7 @@ impl ExchangedRecords {
     }
 }
 
-/// The slices of a timeline, exchanged by bucket as the records are, and sorted.
+/// Plans the exchange of the slices of a timeline by bucket, like that of the records, and their sort.
 pub(super) async fn slices_in_order(
     config: &Config,
     context: &SessionContext,
@@ -109,8 +109,8 @@ pub(super) async fn slices_in_order(
 }
 
 impl BucketExchange {
-    /// The exchange in this process: as many partitions as there are threads and ranges of buckets, but no more than have
-    /// memory for a sort each.
+    /// The exchange within this process. The number of partitions is limited by the threads, by the ranges of
+    /// buckets, and by the memory, which must suffice for a sort per partition.
     pub(super) fn here(context: &SessionContext, threads: usize, buckets: Buckets) -> Self {
         let sorts = match context.runtime_env().memory_pool.memory_limit() {
             MemoryLimit::Finite(bytes) => bytes / SORT_BYTES,
@@ -119,7 +119,8 @@ impl BucketExchange {
         Self::Here(threads.min(buckets.ranges() as usize).min(sorts).max(1), buckets)
     }
 
-    /// Exchanges rows by their [`BUCKET`]. Rows of one range are in one partition, which is the same for all rows.
+    /// Plans the exchange of rows by their [`BUCKET`]. All rows of a range of buckets go to the same partition, in
+    /// every plan with the same arguments.
     fn of(self, rows: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         let column = rows.schema().index_of(BUCKET).map_err(DataFusionError::from)?;
         Ok(match self {
@@ -135,11 +136,12 @@ impl BucketExchange {
     }
 }
 
-/// Divides rows by the range of their bucket, a `column` of integers, so that all partitions have equally many ranges,
-/// or nearly so.
+/// Partitions rows by the range of their bucket, an integer `column`. The numbers of ranges per partition differ by
+/// at most one.
 ///
-/// The engine divides rows by a hash. Hashes of ranges would leave some partitions without any, and give others
-/// several. So each partition gets a value whose hash leads to it, and a range has the value of its partition.
+/// The engine partitions rows by a hash. Hashes of the ranges would leave some partitions empty and give others
+/// several ranges. So each partition has a value whose hash selects it, and each range uses the value of its
+/// partition.
 fn by_range(column: usize, buckets: Buckets, partitions: usize) -> Result<Partitioning> {
     let values = value_of_each(partitions)?;
     let count = i64::try_from(partitions).map_err(|_| bug("there are too many partitions"))?;
@@ -151,7 +153,7 @@ fn by_range(column: usize, buckets: Buckets, partitions: usize) -> Result<Partit
     Ok(Partitioning::Hash(vec![Arc::new(value)], partitions))
 }
 
-/// For each partition an integer that the engine's hash leads to it.
+/// Returns for each partition an integer that the engine's hash assigns to it.
 fn value_of_each(partitions: usize) -> Result<Vec<i64>> {
     let schema = Arc::new(ArrowSchema::new(vec![Field::new(BUCKET, DataType::Int64, false)]));
     let key: Arc<dyn PhysicalExpr> = Arc::new(Column::new(BUCKET, 0));
@@ -166,7 +168,7 @@ fn value_of_each(partitions: usize) -> Result<Vec<i64>> {
     values.into_iter().collect::<Option<_>>().ok_or_else(|| bug("no value leads to a partition"))
 }
 
-/// A session like `context` that plans for one partition, in this process.
+/// Returns a copy of the session `context` that plans for one partition in this process.
 fn for_one_partition(context: &SessionContext) -> SessionContext {
     let config =
         context.copied_config().with_target_partitions(1).with_create_default_catalog_and_schema(false);
@@ -177,7 +179,7 @@ fn for_one_partition(context: &SessionContext) -> SessionContext {
     SessionContext::new_with_state(state)
 }
 
-/// The plan of `sql`, a query over [`ROWS`], which is applied to each partition of `input`.
+/// Plans the query `sql` over [`ROWS`] and applies the plan to each partition of `input`.
 async fn over_partitions(
     context: &SessionContext,
     sql: &str,
@@ -205,7 +207,7 @@ async fn over_partitions(
     Ok(measured(plan?.transform_up(apply).data()?)?)
 }
 
-/// The columns of `plan` that `schema` has.
+/// Projects `plan` to the columns of `schema`.
 fn of_columns(plan: &Arc<dyn ExecutionPlan>, schema: &SchemaRef) -> EngineResult<Arc<dyn ExecutionPlan>> {
     if plan.schema().fields() == schema.fields() {
         return Ok(Arc::clone(plan));
@@ -219,7 +221,7 @@ fn of_columns(plan: &Arc<dyn ExecutionPlan>, schema: &SchemaRef) -> EngineResult
     Ok(Arc::new(ProjectionExec::try_new(columns, Arc::clone(plan))?))
 }
 
-/// Rows that stand for others while a plan is made.
+/// A placeholder for the input while a plan is made.
 #[derive(Debug)]
 struct Placeholder(SchemaRef);
 

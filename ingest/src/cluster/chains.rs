@@ -1,28 +1,29 @@
-//! Decides which samples of a session are chained, so that few chains are open anywhere in the sorted records.
+//! Decides which samples of a session are chained, so that only few chains are open at any position of the sorted
+//! records.
 //!
-//! A chain is open from its first record to its last, and the decoder holds the lists of its last sample while it is
-//! open. In a log in order of time, the chains of a session follow each other. In other logs they may overlap: in a
-//! shuffled log, half of them would be open at once. So a chain is continued only where few others are open; elsewhere
-//! samples are stored whole, as chains of one record, for which the decoder holds nothing.
+//! A chain is open from its first record to its last, and the decoder holds the lists of its last sample while it
+//! is open. In a log in time order, the chains of a session follow each other. In other logs they may overlap: in a
+//! shuffled log, half of them would be open at once. So a chain is extended only where few others are open.
+//! Otherwise samples are stored whole, as chains of one record, for which the decoder holds nothing.
 
-/// The most intervals that are kept for a session. Beyond that they are merged; then more samples are stored whole.
+/// The maximum number of intervals per session. Further intervals are merged, so more samples are stored whole.
 const MOST_INTERVALS: usize = 16;
 
-/// A chain that may go on: its first time, and its last time if it has several records.
+/// A chain that may be extended: the time of its first record, and of its last record if it has several.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Chain {
     first: i64,
     last: Option<i64>,
 }
 
-/// The times of the chains of one session that do not go on.
+/// The time intervals of the chains of one session that are complete.
 #[derive(Debug, Default)]
 pub(super) struct Chains {
-    /// Those of several records.
+    /// Chains with several records.
     ended: Vec<Interval>,
 }
 
-/// The times from first to last, and the most chains that are open there.
+/// A time interval, and the maximum number of chains that are open in it.
 #[derive(Debug, Clone, Copy)]
 struct Interval {
     first: i64,
@@ -31,14 +32,14 @@ struct Interval {
 }
 
 impl Chain {
-    /// Whether it is open at one of the times that `other` would have if it went on until `time`.
+    /// Whether this chain is open at a time that `other` would cover if it were extended to `time`.
     pub(super) fn meets(&self, other: &Self, time: i64) -> bool {
         self.last.is_some_and(|last| last >= other.first && self.first <= time)
     }
 }
 
 impl Chains {
-    /// Ends a chain, and begins another one in its place, whose first sample has this time.
+    /// Completes `chain` and starts a new one in its place, whose first sample has the time `time`.
     pub(super) fn begin(&mut self, chain: &mut Chain, time: i64) {
         if let Some(last) = chain.last.take() {
             self.add(Interval { first: chain.first, last, chains: 1 });
@@ -46,8 +47,8 @@ impl Chains {
         chain.first = time;
     }
 
-    /// Adds a sample to a chain, unless `most` other chains may be open at the same time. So many of those that may go
-    /// on [meet](Chain::meets) it. Returns whether it did.
+    /// Extends `chain` by a sample at `time`, unless `most` other chains may be open at the same time. `meeting` is
+    /// the number of other unfinished chains that [meet](Chain::meets) it. Returns whether the chain was extended.
     pub(super) fn extend(&self, chain: &mut Chain, meeting: usize, time: i64, most: usize) -> bool {
         let others = self.ended.iter().filter(|other| other.last >= chain.first && other.first <= time);
         let fits = meeting + others.map(|other| other.chains).sum::<usize>() < most;
@@ -57,7 +58,7 @@ impl Chains {
         fits
     }
 
-    /// The bytes that it owns on the heap.
+    /// The number of bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Interval>() * self.ended.capacity()
     }
@@ -90,7 +91,8 @@ mod tests {
 
     use super::*;
 
-    /// Chains of samples that come in the order of `times`, at most so many of which go on at a time.
+    /// Returns the chains of samples that arrive in the order of `times`. At most `lasts` chains are extended at a
+    /// time.
     fn chained(times: &[i64], most: usize, lasts: usize) -> Vec<Vec<i64>> {
         let (mut chains, mut going_on) = (Chains::default(), vec![(Chain::default(), Vec::new()); lasts]);
         let mut all: Vec<Vec<i64>> = Vec::new();
@@ -139,7 +141,7 @@ mod tests {
     #[test]
     fn logs_in_order_or_nearly_so_are_chained() {
         assert_eq!(chained(&[1, 2, 2, 3], 1, 1), [[1, 2, 2, 3]]);
-        // Files that come in another order than their times.
+        // Files that are read in another order than their times.
         assert_eq!(chained(&[7, 8, 9, 4, 5, 6, 1, 2, 3], 1, 1), [[7, 8, 9], [4, 5, 6], [1, 2, 3]]);
         // One sample from the future.
         assert_eq!(chained(&[1, 2, 99, 3, 4, 5, 6], 2, 1), [vec![1, 2, 99], vec![3, 4, 5, 6]]);

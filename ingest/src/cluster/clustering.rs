@@ -1,14 +1,15 @@
-//! The clustering of samples, in this process or on several machines.
+//! Clusters samples, in this process or on several machines.
 //!
 //! ```text
 //! samples ─▶ FoldExec ─▶ sessions ─▶ exchange by bucket ─▶ sort ─▶ WriteExec ─▶ outcomes
 //!            slices of timelines ─▶ exchange by bucket ─▶ sort ─┘
 //! ```
 //!
-//! One process finds the sessions beside the records. On a cluster, each machine folds its parts of the log for itself.
-//! After the exchange, all records of a user are in one partition, so sessions are found from the records. The slices of
-//! timelines go through an exchange of the same kind, so that the task that writes a range has its slices. A cluster does all
-//! of this in one job. Where something has to be learned of all samples before any is written, there are two:
+//! One process computes the sessions separately from the records. On a cluster, each machine folds its parts of the
+//! log independently. After the exchange, all records of a user are in one partition, so sessions are computed from
+//! the records. The slices of timelines go through the same kind of exchange, so that the task that writes a range
+//! has its slices. A cluster does all of this in one job. If statistics of all samples must be known before any
+//! sample is written, it needs two jobs:
 //!
 //! ```text
 //! samples, part by part ─▶ FoldExec ─▶ files of the work folder: records and totals
@@ -59,28 +60,28 @@ use crate::{Config, Error, Result};
 
 /// The name of the table of records.
 pub(super) const RECORDS_TABLE: &str = "__onefold_records";
-/// The name of the table of records that are put aside, and what their files are called.
+/// The table of records that are stored in files between the two jobs, and the name of their files.
 const STAGED_TABLE: &str = "__onefold_staged_records";
 const STAGED: &str = "records";
-/// How often progress is reported.
+/// The interval between progress reports.
 pub(super) const TICK: Duration = Duration::from_millis(200);
-/// Sorted batches of a partition that wait to be written.
+/// The number of sorted batches of a partition that may wait to be written.
 const WAITING: usize = 2;
 
 /// Sorts the samples of a query into the order of a dataset.
 pub(crate) struct Clustering<'a> {
     config: &'a Config,
     context: SessionContext,
-    /// How what is sorted is cut into row groups.
+    /// How sorted records are cut into row groups.
     cut: CutSpec,
     totals: TotalsReader,
-    /// The totals of the samples that are folded already.
+    /// The totals of the samples that have been folded.
     folded: Option<SampleTotals>,
     records: Records,
-    /// The slices of every timeline. In this process they are in partitions of the same ranges of buckets as the sorted
-    /// records, on a cluster in no order.
+    /// For each timeline, the plan of its slices. In this process, its partitions have the same ranges of buckets
+    /// as the sorted records; on a cluster, the slices are in no particular order.
     slices: Vec<Arc<dyn ExecutionPlan>>,
-    /// The tables that the slices are read from.
+    /// The tables that the plans of the slices read. They must outlive the plans.
     slice_tables: SliceQueries,
 }
 
@@ -92,30 +93,30 @@ enum Records {
 
 /// Records that this process sorts.
 struct Sorting {
-    /// The operator that folds the samples, if they are not folded yet. The sort reads its records.
+    /// The operator that folds the samples, if they are not folded yet. The sort reads its output.
     fold: Option<Arc<FoldExec>>,
-    /// Threads of the writer …
+    /// The number of threads of the writer.
     threads: usize,
-    /// … and row groups that they work at, at a time.
+    /// The number of row groups that are written at the same time.
     row_groups: usize,
-    /// The sorted records: each partition has whole ranges of buckets.
+    /// The sorted records. Each partition contains whole ranges of buckets.
     sorted: Vec<SendableRecordBatchStream>,
-    /// The first sorted batch of every partition, once all samples are encoded.
+    /// The first sorted batch of each partition. Set when all samples are encoded.
     first: Option<Vec<Option<RecordBatch>>>,
 }
 
-/// Records that the machines of a cluster exchange and sort: those that the samples are folded to, or those that are put
-/// aside.
+/// Records that the machines of a cluster exchange and sort. They come from the folding of the samples, or from
+/// files.
 struct Exchanging {
     cluster: Arc<dyn Cluster>,
     exchanged: ExchangedRecords,
-    /// The files of records that are put aside.
+    /// The files with the records, if the records were stored.
     files: Vec<WrittenRows>,
 }
 
-/// The samples that were written.
+/// The result of writing samples.
 pub(crate) struct WrittenSamples {
-    /// The number of samples that were folded, and their digest.
+    /// The number of folded samples.
     pub(crate) samples: u64,
     pub(crate) digest: Digest,
     pub(crate) statistics: SampleStatistics,
@@ -123,8 +124,8 @@ pub(crate) struct WrittenSamples {
 }
 
 impl<'a> Clustering<'a> {
-    /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads nothing but
-    /// what says where slices of timelines lie.
+    /// Plans the clustering of the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Reads only
+    /// the data that is needed to find the slices of timelines.
     ///
     /// # Errors
     ///
@@ -157,7 +158,7 @@ impl<'a> Clustering<'a> {
         Ok(planned)
     }
 
-    /// The clustering of samples that have these `records`. `sessions` is the query of their sessions.
+    /// Creates the clustering of samples from their `records`. `sessions` is the query of their sessions.
     ///
     /// # Errors
     ///
@@ -202,18 +203,18 @@ impl<'a> Clustering<'a> {
         })
     }
 
-    /// This for records of late samples and of a dataset, which were encoded in this way. `late` are the totals of the
-    /// late ones.
+    /// Adapts the clustering to a merge of late samples with those of a dataset. The records were encoded with the
+    /// options `encoded`. `late` has the totals of the late samples.
     pub(super) fn of_merged(self, encoded: EncoderOptions, late: SampleTotals) -> Self {
         Self { cut: CutSpec { encoded, ..self.cut }, folded: Some(late), ..self }
     }
 
-    /// Folds all samples: encodes and sorts them, or puts their records aside on a cluster. Returns their totals, or
-    /// `None` if there are no samples.
+    /// Folds all samples: encodes and sorts them here, or stores their records in files on a cluster. Returns their
+    /// totals, or `None` if there are no samples.
     ///
     /// # Errors
     ///
-    /// The errors of the query, and [`Error::Fault`] for a value that no sample can have.
+    /// The errors of the query, and [`Error::Fault`] for a value that a sample must not have.
     pub(crate) async fn fold(&mut self, reporter: &dyn Reporter) -> Result<Option<&mut SampleTotals>> {
         let some = match &mut self.records {
             Records::Here(sorting) => sorting.encode(&mut self.totals, reporter).await?,
@@ -226,18 +227,20 @@ impl<'a> Clustering<'a> {
         Ok(self.folded.as_mut().filter(|totals| some && totals.samples > 0))
     }
 
-    /// How what is sorted is cut into row groups. Without `digested`, somebody else digests what is decoded.
+    /// Returns how sorted records are cut into row groups. If `digested` is `false`, the caller computes the digest
+    /// of the decoded samples.
     pub(crate) fn cut(&self, digested: bool) -> CutSpec {
         CutSpec { digested, ..self.cut.clone() }
     }
 
-    /// Writes the samples, and gives the ranges of buckets to `add` when their files are complete. `lists` are the list
-    /// columns. The samples are folded on the way if they are not folded yet. Gives `None` if nothing is known of any
-    /// samples.
+    /// Writes the samples and passes each range of buckets to `add` when its files are complete. `lists` has the
+    /// list columns. Folds the samples first if they are not folded yet. Returns `None` if there are no totals of
+    /// any samples.
     ///
     /// # Errors
     ///
-    /// The errors of the engine and of writing; [`Error::Fault`] if the samples that come out are not those that went in.
+    /// The errors of the engine and of writing; [`Error::Fault`] if the decoded samples differ from the encoded
+    /// ones.
     pub(crate) async fn write(
         mut self,
         spec: WriteSpec,
@@ -249,11 +252,11 @@ impl<'a> Clustering<'a> {
             self.fold(reporter).await?;
         }
         let (digested, spec) = (spec.cut.digested, Arc::new(spec));
-        // The tables live until all is read.
+        // Keep the tables until all rows are read.
         let Self { config, context, mut totals, mut folded, records, slices, slice_tables: _tables, .. } =
             self;
         let known = folded.as_ref().map(|totals| totals.samples);
-        // They live until the job has ended.
+        // Keep the files until the job has ended.
         let mut files_of_job: Vec<WrittenRows> = Vec::new();
         let (what, cluster, write) = match records {
             Records::Here(sorting) => {
@@ -317,12 +320,12 @@ impl<'a> Clustering<'a> {
         Ok(Some(WrittenSamples { samples, digest, statistics, left_out }))
     }
 
-    /// Passes the samples to `output`, as [`write`](Self::write) passes them to files. To be called in one process, after
-    /// [`fold`](Self::fold), which must have given samples. `what` is the name of the stage.
+    /// Passes the samples to `output` in the order in which [`write`](Self::write) writes them to files. Works in
+    /// one process only. Call it after [`fold`](Self::fold) has returned totals. `what` is the name of the stage.
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write), and those of `output`.
+    /// The errors of [`write`](Self::write) and of `output`.
     pub(crate) async fn decode(
         self,
         what: &'static str,
@@ -365,7 +368,7 @@ impl Sorting {
     ) -> Result<Self> {
         let plan = records.sorted(context, exchange).await?;
         tracing::debug!("clustering:\n{}", displayable(plan.as_ref()).indent(false));
-        // Every sort runs on a thread of its own.
+        // Each sort runs on a separate thread.
         let sorted = execute_stream_partitioned(plan, context.task_ctx())?;
         let sorted = sorted.into_iter().map(|rows| stage("sort", || spawn_buffered(rows, WAITING))).collect();
         let ClusterOptions { threads, row_groups, .. } = *options;
@@ -395,7 +398,7 @@ impl Sorting {
         Ok(some)
     }
 
-    /// The sorted records, partition by partition.
+    /// Returns the sorted records of each partition.
     fn records(self) -> Vec<SendableRecordBatchStream> {
         let whole = |(first, rest): (Option<RecordBatch>, SendableRecordBatchStream)| {
             let schema = rest.schema();
@@ -407,7 +410,7 @@ impl Sorting {
 }
 
 impl Exchanging {
-    /// Folds all samples, reads their totals, and puts their records aside.
+    /// Folds all samples, reads their totals, and stores their records in files.
     async fn put_aside(
         &mut self,
         context: &SessionContext,
@@ -439,7 +442,7 @@ impl Exchanging {
     }
 }
 
-/// Adds the totals that were read to those of the samples that are `folded` already.
+/// Adds the totals that were read to the totals `folded`.
 fn add_totals(folded: &mut Option<SampleTotals>, totals: &mut TotalsReader) -> Result<()> {
     match (folded, totals.finish()?) {
         (Some(all), Some(totals)) => all.merge(totals)?,
@@ -448,7 +451,8 @@ fn add_totals(folded: &mut Option<SampleTotals>, totals: &mut TotalsReader) -> R
     Ok(())
 }
 
-/// Reads the totals at the beginning of sorted records, and gives the first batch behind them; `None` if there is none.
+/// Reads the totals at the start of sorted records and returns the first batch of records after them; `None` if
+/// there are no records.
 async fn first_records(
     sorted: &mut SendableRecordBatchStream,
     totals: &Mutex<&mut TotalsReader>,
@@ -462,11 +466,11 @@ async fn first_records(
     Ok(None)
 }
 
-/// The statistics of samples of which those were `decoded`.
+/// Returns the statistics of the samples after a comparison of the samples `read` with those `decoded`.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if these are others.
+/// [`Error::Fault`] if their numbers or their digests differ.
 fn compared(mut read: SampleTotals, decoded: &DecodedTotals, digested: bool) -> Result<SampleStatistics> {
     if decoded.samples != read.samples || digested && decoded.digest != read.digest {
         return Err(Error::engine(
@@ -482,8 +486,8 @@ fn compared(mut read: SampleTotals, decoded: &DecodedTotals, digested: bool) -> 
     Ok(read.statistics)
 }
 
-/// Plans the folding of the samples of [`sessionize::SAMPLES_VIEW`] by so many workers together, or of each part of the
-/// samples for itself.
+/// Plans the folding of the samples of [`sessionize::SAMPLES_VIEW`]. All parts of the samples share `workers`
+/// workers; if it is `None`, each part is folded independently.
 pub(super) async fn fold_samples(
     config: &Config,
     context: &SessionContext,

@@ -1,4 +1,4 @@
-//! The columns of a batch by their names.
+//! Access to the columns of a batch by name.
 
 use datafusion::arrow::array::{Array, ArrayRef, RecordBatch};
 use datafusion::arrow::compute::{CastOptions, cast_with_options};
@@ -6,12 +6,12 @@ use datafusion::arrow::datatypes::DataType;
 
 use crate::{Error, Result};
 
-/// A column of a batch.
+/// Returns the column `name` of a batch.
 pub(super) fn column<'b>(rows: &'b RecordBatch, name: &str) -> Result<&'b ArrayRef> {
     rows.column_by_name(name).ok_or_else(|| Error::column(name, "it is missing", "add it to the query"))
 }
 
-/// A column that may not be null; `shown` is its name in the configuration.
+/// Returns the column `name` of a batch and refuses nulls. `shown` is the name of the column in the configuration.
 pub(super) fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Result<&'b ArrayRef> {
     let column = column(rows, name)?;
     match column.null_count() {
@@ -24,7 +24,7 @@ pub(super) fn required<'b>(rows: &'b RecordBatch, name: &str, shown: &str) -> Re
     }
 }
 
-/// A cast that refuses values that do not fit.
+/// Casts a column to the type `to`. A value that does not fit the type is an error.
 pub(super) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef> {
     let options = CastOptions { safe: false, ..CastOptions::default() };
     cast_with_options(column, to, &options).map_err(|error| {

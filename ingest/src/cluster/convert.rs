@@ -1,4 +1,4 @@
-//! Converts the columns of the query to those of samples: numbers, times and lists of the types that a dataset has.
+//! Converts the columns of the query to columns of samples: numbers, times and lists of the types of a dataset.
 //! Null and non-finite values are refused.
 
 use std::sync::Arc;
@@ -26,16 +26,16 @@ use crate::{Config, Error, Result};
 /// A batch of samples, column by column.
 #[derive(Debug)]
 pub(super) struct Converted {
-    /// The columns that the sort and the sessions need, as the query gives them.
+    /// The columns that the sort and the sessions need, unchanged from the query.
     pub(super) keys: Vec<ArrayRef>,
-    /// The columns that identify a session, apart from its time, as comparable bytes.
+    /// The columns that identify a session, without its time, as comparable bytes.
     pub(super) identity: Rows,
-    /// Microseconds since 1970.
+    /// The times in microseconds since 1970.
     pub(super) time: ScalarBuffer<i64>,
     pub(super) floats: Vec<ScalarBuffer<f32>>,
     pub(super) positions: Vec<ScalarBuffer<i64>>,
     pub(super) kept: Vec<KeptArray>,
-    /// The columns that order samples of one time, as comparable bytes, if there are any.
+    /// The columns that order samples with equal times, as comparable bytes, if there are any.
     order: Option<Rows>,
     lists: Vec<(OffsetBuffer<i32>, ScalarBuffer<i64>)>,
     /// Counts of all columns.
@@ -43,13 +43,13 @@ pub(super) struct Converted {
 }
 
 impl Converted {
-    /// List number `list` of a sample; empty if there are not so many list columns.
+    /// Returns list number `list` of a sample; empty if there is no such list column.
     pub(super) fn list(&self, list: usize, row: usize) -> &[i64] {
         let Some((offsets, ids)) = self.lists.get(list) else { return &[] };
         &ids[offsets[row] as usize..offsets[row + 1] as usize]
     }
 
-    /// The rows of each of `workers` workers, which share the sessions by a hash of their identity.
+    /// Assigns rows to `workers` workers by a hash of the session's identity, and returns the rows of each worker.
     pub(super) fn rows_by_worker(&self, workers: usize) -> Vec<Vec<u32>> {
         let mut rows = vec![Vec::with_capacity(self.time.len() / workers + 1); workers];
         for (row, identity) in (0..).zip(self.identity.iter()) {
@@ -59,30 +59,30 @@ impl Converted {
         rows
     }
 
-    /// The bytes that order a sample among those of its time.
+    /// Returns the bytes that order a sample among samples with the same time.
     pub(super) fn order_bytes(&self, row: usize) -> &[u8] {
         self.order.as_ref().map_or(&[], |order| order.row(row).data())
     }
 }
 
-/// The columns of a query by their use.
+/// The names of the columns of a query, by use.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct ColumnNames {
     /// Columns that are passed on unchanged.
     pub(super) keys: Vec<String>,
     /// Columns that identify a session.
     pub(super) identity: Vec<String>,
-    /// Columns that order samples of one time.
+    /// Columns that order samples with equal times.
     pub(super) order: Vec<String>,
     pub(super) floats: Vec<String>,
-    /// Columns of ids, and the form that the ids get.
+    /// Columns of ids, and the form to which the ids are converted.
     pub(super) lists: Vec<(String, IdForm)>,
     pub(super) positions: Vec<String>,
-    /// Columns that the dataset keeps beside the features.
+    /// Columns that the dataset keeps in addition to the features.
     pub(super) kept: Vec<KeptColumn>,
-    /// The times that samples may have, if that is checked here.
+    /// The range of allowed times, if it is checked here.
     pub(super) time_limits: Option<TimeLimits>,
-    /// Where values go that no sample can have; the first one is an error on another machine.
+    /// Collects values that a sample must not have. On another machine, the first such value is an error.
     #[serde(skip)]
     pub(super) problems: Problems,
 }
@@ -96,11 +96,12 @@ pub(super) struct Converter {
 }
 
 impl Converter {
-    /// A converter for batches with the columns of `schema`.
+    /// Creates a converter of batches with the columns of `schema`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if a column is missing, or one that is compared cannot be.
+    /// [`Error::Fault`] if a column is missing, or if an identity or order column has a type that cannot be
+    /// compared.
     pub(super) fn new(names: ColumnNames, schema: &ArrowSchema) -> Result<Self> {
         let rows = |columns: &[String]| -> Result<RowConverter> {
             let fields = columns.iter().map(|name| {
@@ -121,7 +122,8 @@ impl Converter {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a null or non-finite value where none may be, or an id beyond 64 bits.
+    /// [`Error::Fault`] for a null or non-finite value that is not allowed, or an id that does not fit into 64
+    /// bits.
     pub(super) fn convert(&self, batch: &RecordBatch) -> Result<Converted> {
         let columns = |names: &[String]| -> Result<Vec<ArrayRef>> {
             names.iter().map(|name| column(batch, name).map(Arc::clone)).collect()
@@ -197,11 +199,11 @@ impl Converter {
     }
 }
 
-/// Checks that every column of the query has a type that its kind allows.
+/// Checks that every column of the query has a type that is allowed for its use.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] for the first column that does not, with its type and a hint.
+/// [`Error::Fault`] for columns with a wrong type. Each error names the type and has a hint.
 pub(crate) fn check_types(config: &Config, columns: &ArrowSchema, problems: &Problems) -> Result<()> {
     let mut all_fit = true;
     for (name, kind) in config.feature_columns() {
@@ -218,11 +220,11 @@ pub(crate) fn check_types(config: &Config, columns: &ArrowSchema, problems: &Pro
             all_fit = false;
         }
     }
-    // No value of a column with a wrong type can be read.
+    // Values of a column with a wrong type cannot be read, so stop here.
     if all_fit { Ok(()) } else { problems.check() }
 }
 
-/// A label, weight or dense feature as finite `f32`s.
+/// Converts a label, weight or dense feature to finite `f32` values.
 fn float_column(name: &str, column: &ArrayRef, problems: &Problems) -> Result<ArrayRef> {
     let floats = cast(name, column, &DataType::Float32)?;
     let place = format!("column `{name}`");
@@ -244,8 +246,8 @@ fn float_column(name: &str, column: &ArrayRef, problems: &Problems) -> Result<Ar
     Ok(floats)
 }
 
-/// A sparse or sequence feature as lists of `i64` without nulls. A null list is an empty list, and so is a null single
-/// id.
+/// Converts a sparse or sequence feature to lists of `i64` without nulls. A null list, or a null in a column of
+/// single ids, becomes an empty list.
 fn list_column(name: &str, column: &ArrayRef, form: &IdForm, problems: &Problems) -> Result<ListArray> {
     let item = Arc::new(Field::new("element", DataType::Int64, false));
     if item_type(column.data_type()).is_none() {
@@ -256,7 +258,7 @@ fn list_column(name: &str, column: &ArrayRef, form: &IdForm, problems: &Problems
         return ListArray::try_new(item, offsets, Arc::new(Int64Array::new(present, None)), None)
             .map_err(arrow_bug);
     }
-    // The lengths of null lists are 0.
+    // Null lists have length 0.
     let (_, offsets, ids, _) = list_ids(name, column, form)?.into_parts();
     if ids.null_count() > 0 {
         let place = format!("column `{name}`");

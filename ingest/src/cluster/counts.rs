@@ -1,14 +1,14 @@
-//! What is counted while samples are read, column by column; from it come the statistics when all samples are read.
+//! Counts per column that are collected while samples are read. The statistics are computed from them.
 
 use serde::{Deserialize, Serialize};
 
 use super::distinct::DistinctIds;
 
-/// Counts of the columns of a query, over whole batches.
+/// Counts of the columns of a query, accumulated over whole batches.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ColumnCounts {
     pub(crate) samples: u64,
-    /// The first and the last time.
+    /// The minimum and maximum time.
     pub(crate) times: Option<(i64, i64)>,
     /// Labels, weight and dense features, in the order of the schema.
     pub(crate) numbers: Vec<NumberCounts>,
@@ -16,25 +16,25 @@ pub(crate) struct ColumnCounts {
     pub(crate) lists: Vec<ListCounts>,
 }
 
-/// Counts of a column of numbers.
+/// Counts of a numeric column.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct NumberCounts {
     pub(crate) min: f32,
     pub(crate) max: f32,
-    /// Samples with a value above 0.
+    /// The number of samples with a value above 0.
     pub(crate) positive: u64,
 }
 
-/// Counts of a column of lists.
+/// Counts of a list column.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct ListCounts {
-    /// Samples without a list, or without a single id.
+    /// The number of samples with a null list, or with a null in a column of single ids.
     pub(crate) null: u64,
-    /// Samples with an empty list.
+    /// The number of samples with an empty list.
     pub(crate) empty: u64,
 }
 
-/// The ids of a feature.
+/// The range and the approximate number of the distinct ids of a feature.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct IdCounts {
     /// The smallest and the largest id.
@@ -43,7 +43,7 @@ pub(crate) struct IdCounts {
 }
 
 impl ColumnCounts {
-    /// Adds the counts of other samples of the same columns.
+    /// Adds the counts of other samples with the same columns.
     pub(crate) fn merge(&mut self, other: &Self) {
         if self.samples == 0 {
             self.clone_from(other);
@@ -64,7 +64,7 @@ impl ColumnCounts {
 }
 
 impl NumberCounts {
-    /// The counts of these values.
+    /// Computes the counts of `values`.
     pub(crate) fn of(values: &[f32]) -> Self {
         let none = Self { min: f32::INFINITY, max: f32::NEG_INFINITY, positive: 0 };
         values.iter().fold(none, |counts, value| Self {
@@ -76,7 +76,8 @@ impl NumberCounts {
 }
 
 impl ListCounts {
-    /// The counts of a column with so many nulls whose lists, empty ones for nulls, have these offsets.
+    /// Computes the counts of a list column from its number of nulls and its `offsets`, in which a null is an empty
+    /// list.
     pub(crate) fn of(nulls: usize, offsets: &[i32]) -> Self {
         let without_ids = offsets.windows(2).filter(|bounds| bounds[0] == bounds[1]).count();
         Self { null: nulls as u64, empty: without_ids.saturating_sub(nulls) as u64 }
@@ -88,11 +89,11 @@ impl IdCounts {
         Self { range: None, distinct: DistinctIds::new() }
     }
 
-    /// Adds ids, of which it may know some.
+    /// Adds ids. Ids that were added before do not change the counts.
     pub(crate) fn add(&mut self, ids: &[i64]) {
         let Some(first) = ids.first() else { return };
         let (mut min, mut max) = self.range.unwrap_or((*first, *first));
-        // In one loop, where the comparisons take place while the registers of distinct ids are loaded.
+        // One loop for both, so that the comparisons run while the registers of distinct ids are loaded.
         for id in ids {
             (min, max) = (min.min(*id), max.max(*id));
             self.distinct.add(*id);
@@ -105,13 +106,13 @@ impl IdCounts {
         self.distinct.merge(&other.distinct);
     }
 
-    /// About how many distinct ids there are.
+    /// The approximate number of distinct ids.
     pub(crate) fn distinct(&self) -> u64 {
         self.distinct.estimate()
     }
 }
 
-/// The smallest range that holds both.
+/// Returns the smallest range that contains both ranges.
 #[inline]
 pub(crate) fn union(one: Option<(i64, i64)>, other: Option<(i64, i64)>) -> Option<(i64, i64)> {
     match (one, other) {

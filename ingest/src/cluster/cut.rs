@@ -1,4 +1,4 @@
-//! Cuts the sorted records of buckets into row groups, in step with the slices of timelines that they need.
+//! Cuts the sorted records of buckets into row groups and reads the slices of timelines that they need in parallel.
 
 use std::sync::Arc;
 
@@ -14,23 +14,23 @@ use super::timelines::{BucketOfPartition, SampleNumbers, Slices};
 use super::unfold::{Decoding, RowGroups, SortedRecords, Unfolding};
 use crate::Result;
 
-/// How sorted records are cut and decoded.
+/// Options for cutting and decoding sorted records.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CutSpec {
     pub(super) partitions: Partitions,
     pub(super) encoded: EncoderOptions,
-    /// Whether to digest what is decoded.
+    /// Whether to compute the digest of the decoded samples.
     pub(crate) digested: bool,
     pub(super) buckets: Buckets,
-    /// The lists that each timeline makes.
+    /// For each timeline, the names of the lists that it produces.
     pub(super) timelines: Vec<Vec<String>>,
-    /// The columns of slices that say which bucket they belong to.
+    /// The columns of a slice that identify its bucket.
     pub(super) place_of_slices: Vec<String>,
-    /// The columns that number the samples of a bucket, where there are timelines.
+    /// The columns whose order numbers the samples of a bucket. Used only if there are timelines.
     pub(super) numbered_by: Vec<String>,
 }
 
-/// Cuts records that come in the order of the dataset.
+/// Cuts records that arrive in the order of the dataset.
 pub(super) struct Cutter {
     unfolding: Unfolding,
     timelines: Vec<Slices>,
@@ -38,7 +38,8 @@ pub(super) struct Cutter {
 }
 
 impl Cutter {
-    /// A cutter of records whose windows lie in `slices`, a stream for each timeline.
+    /// Creates a cutter. `slices` has one stream per timeline, with the slices that contain the windows of the
+    /// records.
     pub(super) fn new(
         spec: &CutSpec,
         lists: Vec<ListColumn>,
@@ -56,7 +57,7 @@ impl Cutter {
         }
     }
 
-    /// Cuts the next sorted batch.
+    /// Cuts the next batch of sorted records.
     pub(super) async fn cut(&mut self, batch: &RecordBatch, output: &mut dyn RowGroups) -> Result<()> {
         let records = Arc::new(SortedRecords::of(batch)?);
         for (partition, bucket, rows) in self.unfolding.places(batch, &records)? {
@@ -84,7 +85,7 @@ impl Cutter {
         Ok(())
     }
 
-    /// The bytes that wait for the end of a row group.
+    /// The number of buffered bytes that belong to the unfinished row group.
     pub(super) fn held_bytes(&self) -> usize {
         self.unfolding.held_bytes() + self.timelines.iter().map(Slices::bytes).sum::<usize>()
     }
@@ -94,7 +95,7 @@ impl Cutter {
         self.unfolding.leave(output)
     }
 
-    /// The totals of all records, once all row groups are decoded.
+    /// Returns the totals of all records. Call it after all row groups are decoded.
     pub(super) fn totals(self) -> DecodedTotals {
         self.unfolding.totals()
     }

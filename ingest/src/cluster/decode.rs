@@ -1,4 +1,5 @@
-//! Decodes sorted delta records to samples. Their lists are slices of shared ids: a repeated list is not copied.
+//! Decodes sorted delta records to samples. The lists of samples are slices of shared ids, so a repeated list is
+//! not copied.
 
 use std::collections::HashMap;
 use std::mem;
@@ -21,7 +22,7 @@ use super::timelines::Slice;
 use crate::Result;
 use crate::error::arrow_bug;
 
-/// The most samples, and about the most new ids, of a batch for the writer.
+/// The maximum number of samples, and the approximate maximum number of new ids, of a batch for the writer.
 const BATCH_SAMPLES: usize = 8192;
 const BATCH_IDS: usize = 1 << 20;
 
@@ -29,55 +30,55 @@ const BATCH_IDS: usize = 1 << 20;
 #[derive(Debug, Clone)]
 pub(crate) struct ListColumn {
     pub(crate) name: String,
-    /// The ranks of its ids in a vocabulary, if it has one.
+    /// The vocabulary that maps the ids to ranks, if the feature has one.
     pub(crate) vocabulary: Option<Arc<IdMap>>,
 }
 
-/// A run of records of one session, in order.
+/// Consecutive records of one session, in order.
 #[derive(Debug)]
 pub(super) struct SessionRun<'a> {
     pub(super) session: i64,
     pub(super) times: &'a [i64],
-    /// The hashes of the samples' keys, if they have some.
+    /// The hashes of the samples' keys, if samples have keys.
     pub(super) keys: Option<&'a [i64]>,
-    /// Where each sample comes from, if samples of a dataset and late ones are merged.
+    /// The [`Origin`] of each sample, if late samples are merged with those of a dataset.
     pub(super) origins: Option<&'a [i64]>,
     pub(super) records: &'a BinaryArray,
-    /// The parts of the timelines in which the run's windows lie, one for each timeline.
+    /// For each timeline, the slice that contains the windows of the run.
     pub(super) slices: &'a [Arc<Slice>],
 }
 
-/// Decodes records that come in the order of the dataset.
+/// Decodes records that arrive in the order of the dataset.
 #[derive(Debug)]
 pub(super) struct DeltaDecoder {
     shape: Shape,
     /// The kinds of the kept columns.
     kept: Vec<KeptKind>,
-    /// The records' lists of the log, then those from timelines.
+    /// The lists of the records: first those of the log, then those from timelines.
     lists: Vec<ListColumn>,
-    /// The number of lists of the log.
+    /// The number of lists that come from the log.
     logged: usize,
     schema: SchemaRef,
     /// The session of the last sample.
     session: Option<i64>,
-    /// The chains of the current session that have begun and not ended.
+    /// The open chains of the current session.
     chains: HashMap<u64, Chain>,
-    /// By timeline, the slice that is in the batch, or was in the batch before.
+    /// For each timeline, the slice in the current batch, or in the previous one.
     placed: Vec<PlacedSlice>,
     batch: Batch,
     seeds: SampleSeeds,
-    /// Whether lists are digested.
+    /// Whether the digest includes the lists.
     digested: bool,
     totals: DecodedTotals,
 }
 
-/// The number and the digest of samples, and the ids of their lists from timelines.
+/// The number and the digest of decoded samples, and counts of the ids of their lists from timelines.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct DecodedTotals {
     pub(super) samples: u64,
-    /// Without the lists from timelines. Nothing is digested if nobody asks for it.
+    /// The digest without the lists from timelines, and without any lists if `digested` is `false`.
     pub(super) digest: Digest,
-    /// By list.
+    /// For each list from a timeline, counts of its ids.
     pub(super) timeline_ids: Vec<IdCounts>,
 }
 
@@ -95,20 +96,20 @@ impl DecodedTotals {
 /// The lists of the last sample of a chain.
 #[derive(Debug)]
 struct Chain {
-    /// Offset and size of each in the batch.
+    /// Offset and size of each list in the batch.
     spans: Vec<(usize, usize)>,
-    /// What each adds to the sample's digest.
+    /// The part of each list in the sample's digest.
     parts: Vec<u128>,
-    /// A copy of the lists, if the batch that held them has been passed on.
+    /// A copy of the lists, if the batch that contained them has been passed on.
     carried: Option<Vec<Vec<i64>>>,
 }
 
-/// A slice in the batch.
+/// A slice whose ids are in the batch.
 #[derive(Debug, Default)]
 struct PlacedSlice {
-    /// Its number, if there is one.
+    /// The number of the slice, if there is one.
     number: Option<i64>,
-    /// Where it starts, by list.
+    /// For each list, the offset of the slice in the ids of the batch.
     starts: Vec<usize>,
 }
 
@@ -122,11 +123,11 @@ struct Batch {
     floats: Vec<Vec<f32>>,
     kept: Vec<KeptBuilder>,
     lists: Vec<Lists>,
-    /// Ids that were added, not counting those copied from the batch before.
+    /// The number of added ids, without those copied from the previous batch.
     new_ids: usize,
 }
 
-/// A list column as it grows.
+/// A builder of a list column.
 #[derive(Debug, Default)]
 struct Lists {
     ids: Vec<i64>,
@@ -135,8 +136,8 @@ struct Lists {
 }
 
 impl DeltaDecoder {
-    /// A decoder of records that were encoded with these options. `lists` are those of the log, then those of the
-    /// timelines, in their order; `keyed` samples have keys.
+    /// Creates a decoder of records that were encoded with `options`. `lists` has the lists of the log, then those
+    /// of the timelines, in order. `keyed` says whether samples have keys.
     pub(super) fn new(options: &EncoderOptions, lists: Vec<ListColumn>, keyed: bool) -> Self {
         let (shape, floats) = (options.shape(), &options.floats);
         let mut fields = vec![
@@ -169,7 +170,7 @@ impl DeltaDecoder {
         }
     }
 
-    /// Says whether samples are digested; they are if nothing is said.
+    /// Sets whether the digest includes the lists. The default is `true`.
     pub(super) fn with_digest(mut self, digested: bool) -> Self {
         self.digested = digested;
         self
@@ -194,11 +195,11 @@ impl DeltaDecoder {
         Ok(())
     }
 
-    /// Passes on the samples that are left.
+    /// Passes the remaining samples to `give`.
     ///
     /// # Errors
     ///
-    /// As [`push`](Self::push).
+    /// The errors of [`push`](Self::push).
     pub(super) fn flush(&mut self, give: &mut dyn FnMut(RecordBatch)) -> Result<()> {
         if self.batch.times.is_empty() && self.batch.new_ids == 0 {
             return Ok(());
@@ -218,7 +219,7 @@ impl DeltaDecoder {
         Ok(())
     }
 
-    /// The totals of the samples since the last call.
+    /// Takes the totals of the samples decoded since the last call.
     pub(super) fn take_totals(&mut self) -> DecodedTotals {
         mem::take(&mut self.totals)
     }
@@ -229,7 +230,8 @@ impl DeltaDecoder {
         self.chains.len()
     }
 
-    /// Appends a sample; one that the dataset already has only continues its chain. `None` if the record is malformed.
+    /// Appends a sample. A sample that the dataset already has only continues its chain. Returns `None` if the
+    /// record is malformed.
     fn sample(&mut self, run: &SessionRun<'_>, row: usize, time: i64) -> Option<()> {
         let mut record = RecordReader::new(self.shape, run.records.value(row))?;
         let origin = run.origins.map_or(Some(Origin::Late), |origins| Origin::of(origins[row]))?;
@@ -273,7 +275,7 @@ impl DeltaDecoder {
             value.into_iter().for_each(|value| digest.add(value.part(self.seeds.kept(i))));
             if is_kept {
                 self.batch.kept[i].push(value);
-                // Long texts end a batch as ids do.
+                // Long texts end a batch just as ids do.
                 self.batch.new_ids += value.map_or(0, KeptValue::ids);
             }
         }
@@ -285,7 +287,7 @@ impl DeltaDecoder {
         if origin == Origin::Late { self.timeline_lists(run, &mut record.positions()) } else { Some(()) }
     }
 
-    /// Appends a sample's lists from timelines: each a part of a slice.
+    /// Appends a sample's lists from timelines. Each is a range of a slice.
     fn timeline_lists(
         &mut self,
         run: &SessionRun<'_>,
@@ -304,7 +306,8 @@ impl DeltaDecoder {
                 continue;
             }
             let first = slice.positions.binary_search(&start).ok()?;
-            // Positions rise, so all between the first and the last are there.
+            // Positions are increasing, so if the first and the last position match, all positions between them
+            // exist.
             if slice.positions.get(first + size - 1) != Some(&(end - 1)) {
                 return None;
             }
@@ -320,8 +323,8 @@ impl DeltaDecoder {
                 placed.starts = columns.iter().map(|column| column.ids.len()).collect();
                 for (column, ids) in columns.iter_mut().zip(&slice.columns) {
                     column.ids.extend_from_slice(ids);
-                    // A slice copied from the batch before does not count: it could fill this batch before it has a
-                    // sample.
+                    // A slice copied from the previous batch does not count: otherwise it could fill this batch
+                    // before the batch has a sample.
                     self.batch.new_ids += if is_new { ids.len() } else { 0 };
                 }
             }
@@ -334,7 +337,8 @@ impl DeltaDecoder {
 }
 
 impl Lists {
-    /// Appends a changed list, which may begin within the list before it, to the ids. Returns its offset and size.
+    /// Appends the ids of a changed list, which may begin with a suffix of the previous list. Returns its offset
+    /// and size.
     fn append(
         &mut self,
         (offset, size): (usize, usize),
@@ -349,7 +353,7 @@ impl Lists {
         Some((self.ids.len() - changed.length, changed.length))
     }
 
-    /// Adds a row with the list at `offset`.
+    /// Adds a row: the list with this offset and size.
     fn row(&mut self, (offset, size): (usize, usize)) -> Option<()> {
         self.offsets.push(i32::try_from(offset).ok()?);
         self.sizes.push(i32::try_from(size).ok()?);
@@ -366,7 +370,7 @@ impl Batch {
         batch
     }
 
-    /// The columns, their ids by the vocabularies of `definitions`.
+    /// Builds the columns of the batch. Ids are mapped by the vocabularies of `definitions`.
     fn into_columns(self, definitions: &[ListColumn], schema: &SchemaRef) -> Result<RecordBatch> {
         let mut columns: Vec<ArrayRef> = vec![
             Arc::new(Int64Array::from(self.sessions)),

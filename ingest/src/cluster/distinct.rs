@@ -3,18 +3,18 @@
 use onefold_datasets::digest::scramble;
 use serde::{Deserialize, Serialize};
 
-/// Bits of a hash that choose a register: 2^12 registers have a standard error of 1.6 %.
+/// The number of hash bits that choose a register: 2^12 registers have a standard error of 1.6 %.
 const REGISTER_BITS: u32 = 12;
 
 /// Estimates the number of distinct ids, in 4 KiB: HyperLogLog (Flajolet, Fusy, Gandouet and Meunier 2007).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(super) struct DistinctIds {
-    /// For each register, the largest number of trailing zeros among its hashes, plus one.
+    /// For each register, the maximum over its hashes of the number of trailing zeros plus one.
     registers: Box<[u8; 1 << REGISTER_BITS]>,
 }
 
-/// As text: a character for each register, from `0` for 0 on.
+/// Formats the registers as text, one character per register; `0` is the character of the value 0.
 impl From<DistinctIds> for String {
     fn from(ids: DistinctIds) -> Self {
         ids.registers.iter().map(|register| char::from(b'0' + register)).collect()
@@ -40,23 +40,23 @@ impl DistinctIds {
     pub(super) fn add(&mut self, id: i64) {
         let hash = scramble(id as u64);
         let register = &mut self.registers[(hash >> (u64::BITS - REGISTER_BITS)) as usize];
-        // The first bits are those of the register; they do not count as zeros.
+        // The first bits select the register, so they do not count as zeros.
         let rest = hash | 1 << (u64::BITS - REGISTER_BITS);
         let zeros = rest.trailing_zeros() as u8 + 1;
-        // Few ids raise a register: the branch is foreseen, and the next load need not wait for a store.
+        // Few ids raise a register: the branch is predictable, and the next load need not wait for a store.
         if zeros > *register {
             *register = zeros;
         }
     }
 
-    /// Adds the ids of another estimate.
+    /// Merges another estimate into this one.
     pub(super) fn merge(&mut self, other: &Self) {
         for (register, other) in self.registers.iter_mut().zip(other.registers.iter()) {
             *register = (*register).max(*other);
         }
     }
 
-    /// The estimate.
+    /// Returns the estimated number of distinct ids.
     pub(super) fn estimate(&self) -> u64 {
         let registers = self.registers.len() as f64;
         let (mut sum, mut empty) = (0.0, 0);
@@ -65,7 +65,7 @@ impl DistinctIds {
             empty += usize::from(*register == 0);
         }
         let raw = 0.7213 / (1.0 + 1.079 / registers) * registers * registers / sum;
-        // Few ids are counted by the registers that none of them has reached (linear counting).
+        // A small number of ids is estimated from the number of registers that are still 0 (linear counting).
         let few = raw <= 2.5 * registers && empty > 0;
         (if few { registers * (registers / empty as f64).ln() } else { raw }).round() as u64
     }
@@ -80,7 +80,7 @@ mod tests {
         for distinct in [0_u64, 1, 2, 100, 30_000, 1_000_000] {
             let mut halves = [DistinctIds::new(), DistinctIds::new()];
             for i in 0..distinct {
-                // Neighbouring ids, some of them in both halves and some of them twice.
+                // Consecutive ids, some in both halves and some added twice.
                 halves[i as usize % 2].add(i as i64 - 500);
                 halves[i as usize % 3 / 2].add(i as i64 - 500);
             }

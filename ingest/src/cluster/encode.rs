@@ -1,5 +1,5 @@
-//! Delta-encodes samples in the order of the log: each becomes a record of what changed since the sample before it in
-//! its session.
+//! Delta-encodes samples in the order of the log: each sample becomes a record of the changes since the previous
+//! sample of its session.
 
 use std::hash::{BuildHasher, RandomState};
 use std::hint::black_box;
@@ -26,42 +26,45 @@ use super::statistics::{Entered, SampleStatistics, StatisticsOptions};
 use crate::Result;
 use crate::error::arrow_bug;
 
-/// Marks a list that did not change, in [`DeltaEncoder::known`].
+/// Marks an unchanged list in [`DeltaEncoder::known`].
 const UNCHANGED: usize = usize::MAX;
-/// The decoder may hold this fraction of [`EncoderOptions::state_bytes`], one in so many, for the chains of a session.
+/// The chains of a session that the decoder holds may take 1/64 of [`EncoderOptions::state_bytes`].
 const OPEN_CHAINS_PART: usize = 64;
-/// Where changes are counted, the histories of sessions may take this fraction of [`EncoderOptions::state_bytes`].
+/// If changes are counted, the histories of sessions may take 1/2 of [`EncoderOptions::state_bytes`].
 const HISTORIES_PART: usize = 2;
-/// Hashes of forgotten sessions may take this fraction of [`EncoderOptions::state_bytes`].
+/// Hashes of forgotten sessions may take 1/32 of [`EncoderOptions::state_bytes`].
 const HASHES_PART: usize = 32;
-/// The samples whose sessions are loaded into the processor's caches together.
+/// The number of samples whose sessions are loaded into the processor's caches together.
 const TOUCHED: usize = 8;
-/// The most samples of a session that others may follow.
+/// The maximum number of samples per session that may be continued by a later sample.
 const MOST_LASTS: usize = 8;
 
-/// How samples are delta-encoded.
+/// Options of the delta encoding.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct EncoderOptions {
-    /// Names of the floats, in the records' order.
+    /// Names of the floats, in the order of the records.
     pub(super) floats: Vec<String>,
-    /// Names of the lists, in the records' order, and whether their order matters, so that they may slide.
+    /// Names of the lists, in the order of the records, each with whether its order matters. Only ordered lists may
+    /// be windows.
     pub(super) lists: Vec<(String, bool)>,
-    /// The kept columns, in the records' order.
+    /// The kept columns, in the order of the records.
     pub(super) kept: Vec<KeptColumn>,
-    /// The number of lists, the first ones, that are part of a sample's digest: those of the log. The others are lists
-    /// that timelines made earlier, which only the samples of a dataset have.
+    /// The number of lists at the beginning of `lists` that are part of a sample's digest: those of the log. The
+    /// remaining lists were produced by timelines earlier, and only samples of a dataset have them.
     pub(super) digested: usize,
-    /// The number of the first worker among all whose records are sorted together: chains are numbered by worker.
+    /// The index of the first worker of this fold among all workers whose records are sorted together. Workers with
+    /// different indexes use different chain numbers.
     pub(super) first_worker: usize,
-    /// For each timeline, whose positions are carried along, the number of lists that it makes.
+    /// For each timeline, the number of lists that it produces. The records contain its positions.
     pub(super) timelines: Vec<usize>,
     /// Whether samples have keys.
     pub(super) keyed: bool,
-    /// The longest pause within a session, where a pause ends one.
+    /// The longest pause within a session, in microseconds, if sessions end with a pause.
     pub(super) gap_micros: Option<i64>,
-    /// Whether samples refer to the one before: not where a session's samples will not stand together.
+    /// Whether samples are encoded relative to the previous sample. It is `false` if the sort does not keep the
+    /// samples of a session together.
     pub(super) chained: bool,
-    /// Bytes that the last samples of sessions may take.
+    /// The memory limit for the last samples of sessions, in bytes.
     pub(super) state_bytes: usize,
 }
 
@@ -70,7 +73,7 @@ impl EncoderOptions {
         Shape { floats: self.floats.len(), positions: 2 * self.timelines.len(), lists: self.lists.len() }
     }
 
-    /// The seeds of the samples' digests.
+    /// Returns the seeds of the samples' digests.
     pub(super) fn seeds(&self) -> SampleSeeds {
         SampleSeeds::new(
             self.floats.iter().map(String::as_str),
@@ -80,87 +83,89 @@ impl EncoderOptions {
     }
 }
 
-/// Encodes the samples of those sessions that fall to one worker.
+/// Encodes the samples of the sessions that are assigned to one worker.
 ///
-/// It keeps the last sample of every session, and its record: only the next sample of the session tells whether a
-/// record is the last of its chain. Where parts of a log are read at the same time, it keeps several, so that the
-/// samples of each part follow each other. A session is forgotten when few sessions [come back](super::reuse) so late,
-/// or when the limit of memory is reached. Its next sample is stored whole: forgetting bounds how much the encoding
-/// saves, not which samples can be encoded.
+/// It keeps the last sample of every session together with its record, because only the next sample of the session
+/// decides whether the record ends its chain. If parts of a log are read at the same time, it keeps several samples
+/// per session, so that the samples of each part form a chain. A session is forgotten if few sessions
+/// [return](super::reuse) after such a long time, or if the memory limit is reached. The next sample of a forgotten
+/// session is stored whole, so forgetting affects the size of the records but never their correctness.
 #[derive(Debug)]
 pub(super) struct DeltaEncoder {
     options: EncoderOptions,
     seeds: SampleSeeds,
     sessions: Generations<Session>,
     reuse: Reuse,
-    /// Nothing if changes are not counted.
+    /// The histories of sessions. Empty if changes are not counted.
     histories: Histories,
     chain_numbers: ChainNumbers,
     record: RecordWriter,
     records: RecordBatches,
-    /// For every list of the current sample: how many of its first ids are the last ids of the list before, or
-    /// [`UNCHANGED`].
+    /// For every list of the current sample, the number of its first ids that are the last ids of the previous
+    /// list, or [`UNCHANGED`].
     known: Vec<usize>,
-    /// What every list of the current sample adds to the digest.
+    /// The part of each list of the current sample in the digest.
     parts: Vec<u128>,
     outcome: SampleTotals,
 }
 
-/// The number, digest and statistics of the samples that were encoded.
+/// The number, the digest and the statistics of encoded samples.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SampleTotals {
     pub(crate) samples: u64,
-    /// The digest of times, floats, kept values and the lists of the log. Lists from timelines are made later.
+    /// The digest of times, floats, kept values and lists of the log. Lists from timelines are produced later.
     pub(crate) digest: Digest,
     pub(crate) statistics: SampleStatistics,
 }
 
-/// The samples of a session that the next ones may follow.
+/// The samples of a session that later samples may continue.
 #[derive(Debug, Default)]
 struct Session {
     lasts: Vec<Last>,
     chains: Chains,
-    /// The number of the sample that was added last, as [`Reuse`] counts them.
+    /// The number of the last added sample, as counted by [`Reuse`].
     seen: Option<u64>,
 }
 
-/// The last sample of a session, or of a part of its samples.
+/// The last sample of a session, or of one part of its samples.
 #[derive(Debug, Default)]
 struct Last {
-    /// Its record; `None` before the session's first sample.
+    /// The record of the sample; `None` before the session's first sample.
     record: Option<Pending>,
-    /// The number of those that were made before it: that of its run in the [histories](super::history).
+    /// The number of entries of its session that were created before it. It is its run in the
+    /// [histories](super::history).
     number: usize,
     chain: u64,
     times: Chain,
     time: i64,
-    /// The columns that order samples of one time, as comparable bytes.
+    /// The columns that order samples with equal times, as comparable bytes.
     order: Vec<u8>,
     digest: u128,
     lists: LastLists,
     entered: Entered,
 }
 
-/// Numbers chains, so that two chains of one session never have the same number.
+/// Numbers chains so that two chains of one session never have the same number.
 #[derive(Debug)]
 pub(super) struct ChainNumbers {
     next: u64,
-    /// Numbers are hashes with this seed, where nobody knows which other workers have samples of the same sessions.
+    /// The seed of a hash that replaces consecutive numbers. Used if other workers that are not known may have
+    /// samples of the same sessions.
     seed: Option<u64>,
 }
 
 impl ChainNumbers {
-    /// The numbers of a worker, of which there are at most 2^15, each with its own number.
+    /// Creates the numbers of a worker. Each worker has its own index, below 2^15.
     pub(super) fn of_worker(worker: usize) -> Self {
         Self { next: (worker as u64) << 48, seed: None }
     }
 
-    /// Numbers that others have with a probability of 2^-63 for each pair.
+    /// Creates random numbers. Two of them are equal with a probability of 2^-63.
     pub(super) fn random() -> Self {
         Self { next: 0, seed: Some(RandomState::new().hash_one(())) }
     }
 
-    /// The number of the next chain, which is below 2^63.
+    /// Returns the number of the next chain, which is below 2^63.
     fn next(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -169,7 +174,7 @@ impl ChainNumbers {
 }
 
 impl SampleTotals {
-    /// Adds other samples.
+    /// Adds the totals of other samples.
     ///
     /// # Errors
     ///
@@ -182,8 +187,8 @@ impl SampleTotals {
 }
 
 impl DeltaEncoder {
-    /// The encoder of one worker. Its chains have other numbers than those of other workers. Counts of ids take their
-    /// memory from a budget. `schema` is the schema of the records.
+    /// Creates the encoder of one worker. Counts of ids take their memory from the budget. `schema` is the schema
+    /// of the records. `chain_numbers` must differ from those of other workers.
     ///
     /// # Errors
     ///
@@ -218,8 +223,8 @@ impl DeltaEncoder {
         })
     }
 
-    /// Encodes the samples `rows` of `batch`, in their order. [`records`](Self::records) gives a record once it is
-    /// complete.
+    /// Encodes the samples `rows` of `batch` in this order. [`records`](Self::records) returns their records once
+    /// they are complete.
     pub(super) fn encode(&mut self, batch: &Converted, rows: &[u32]) -> Result<()> {
         let indices = UInt32Array::from(rows.to_vec());
         let mut keys: Vec<ArrayRef> = Vec::with_capacity(batch.keys.len());
@@ -242,9 +247,9 @@ impl DeltaEncoder {
         Ok(())
     }
 
-    /// Loads the last samples of the sessions of `rows`, and the first ids of their `lists`, into the processor's caches.
-    /// The sessions of a batch are anywhere in memory, and its columns exceed the nearest cache. None of these loads
-    /// waits for another, so they take place at the same time.
+    /// Loads the last samples of the sessions of `rows`, and the first ids of their `lists`, into the processor's
+    /// caches. The sessions of a batch are scattered in memory, and its columns exceed the first-level cache. These
+    /// loads are independent of each other, so they run in parallel.
     fn touch(&self, batch: &Converted, rows: impl Iterator<Item = usize>, lists: &[&[i64]]) {
         let identities = rows.map(|row| batch.identity.row(row));
         let mut sessions = Vec::with_capacity(TOUCHED);
@@ -254,12 +259,12 @@ impl DeltaEncoder {
         black_box(lists.iter().filter_map(|list| list.first()).fold(0, |all: i64, id| all.wrapping_add(*id)));
     }
 
-    /// The complete records: those of all samples except the last one of every session in memory.
+    /// Returns the complete records: those of all samples except the last ones of the sessions in memory.
     pub(super) fn records(&mut self) -> &mut RecordBatches {
         &mut self.records
     }
 
-    /// Completes the records of some sessions; `false` if there are none left.
+    /// Completes the records of some sessions and forgets them. Returns `false` if no sessions are left.
     ///
     /// # Errors
     ///
@@ -277,7 +282,8 @@ impl DeltaEncoder {
         self.outcome.statistics.columns.merge(counts);
     }
 
-    /// The totals of all samples, once all sessions are forgotten, and the records that were not taken.
+    /// Returns the totals of all samples and the records that were not taken. Call it after all sessions are
+    /// forgotten.
     pub(super) fn finish(mut self) -> (SampleTotals, RecordBatches) {
         debug_assert!(self.sessions.is_empty());
         self.histories.finish(&mut self.outcome.statistics);
@@ -323,7 +329,7 @@ impl DeltaEncoder {
         self.outcome.digest.add(digested);
         self.outcome.samples += 1;
 
-        // A sample may refer only to one that the sort keeps before it. The sort may swap equal samples.
+        // A sample may refer only to a sample that precedes it after the sort. The sort may swap equal samples.
         let in_order = (last.time, &last.order[..], last.digest) < (time, order, digest);
         let most_open = (self.options.state_bytes / OPEN_CHAINS_PART / last.lists.bytes().max(1)).max(1);
         let follows = self.options.chained && same_session && in_order && {
@@ -359,7 +365,7 @@ impl DeltaEncoder {
     }
 }
 
-/// A sample that is encoded: a row of a batch.
+/// A sample to encode: a row of a batch.
 #[derive(Clone, Copy)]
 struct Row<'a> {
     batch: &'a Converted,
@@ -380,7 +386,7 @@ impl Row<'_> {
         self.batch.kept.iter().map(|column| column.value(self.row))
     }
 
-    /// Sets for every list how many ids are `known` from the `last` sample, and what the list adds to the digest.
+    /// Sets for each list the number of ids that are `known` from the `last` sample, and its part of the digest.
     fn compare(
         self,
         options: &EncoderOptions,
@@ -402,7 +408,8 @@ impl Row<'_> {
         }
     }
 
-    /// The bytes that the sample takes decoded, with all of its lists, as the writer of datasets counts them.
+    /// Computes the decoded size of the sample with all of its lists, in bytes, as the writer of datasets counts
+    /// it.
     fn decoded_bytes(self, options: &EncoderOptions) -> usize {
         let numbers = 2 + options.kept.len() + usize::from(options.keyed);
         let logged: usize = self.lists.iter().map(|list| list.len()).sum();
@@ -417,7 +424,7 @@ impl Row<'_> {
         4 * self.batch.floats.len() + 8 * (numbers + ids) + texts.sum::<usize>()
     }
 
-    /// Writes the record of the sample, which `follows` the one before in its chain or holds all of its lists.
+    /// Writes the record of the sample. If `follows` is `false`, the record contains all lists and starts a chain.
     fn write(
         self,
         record: &mut RecordWriter,
@@ -436,7 +443,7 @@ impl Row<'_> {
         self.kept().for_each(|value| record.kept(value));
     }
 
-    /// Counts the sample's lists, and makes them those of the `last` one.
+    /// Updates the statistics with the sample's lists and stores them as those of the `last` sample.
     fn replace(
         self,
         statistics: &mut SampleStatistics,
@@ -467,8 +474,8 @@ impl Row<'_> {
     }
 }
 
-/// Whether two lists are equal. Most that are not differ in their length or first id, and lists of one id are so
-/// frequent that a call for each would be felt.
+/// Whether two lists are equal. Most different lists differ in their length or first id, and lists of one id are so
+/// frequent that a function call for each would be measurable.
 fn are_equal(a: &[i64], b: &[i64]) -> bool {
     match (a, b) {
         ([first_a, rest_a @ ..], [first_b, rest_b @ ..]) => {
@@ -495,14 +502,15 @@ impl Held for Session {
     }
 }
 
-/// The sample that one with this time and order may follow, which is the last one that is not after it, with the
-/// others. If all are after it, it gets a place of its own, or the one used last if there are too many.
+/// Selects the sample that a sample with this time and order may follow: the latest one that is not after it.
+/// Returns it together with the other ones. If all are after it, adds a new entry, or reuses the most recently used
+/// entry if there are too many.
 ///
-/// So each of the parts of a log that are read at the same time gets its place: patience sorting.
+/// This is patience sorting: if parts of a log are read at the same time, each part gets its own entry.
 fn last_before<'a>(lasts: &'a mut Vec<Last>, time: i64, order: &[u8]) -> (&'a mut Last, &'a [Last]) {
     let keys = lasts.iter().enumerate().map(|(place, last)| ((last.time, &last.order[..]), place));
     match keys.filter(|(key, _)| *key <= (time, order)).max() {
-        // The one used last stands at the end.
+        // The most recently used entry is the last one.
         Some((_, place)) => lasts[place..].rotate_left(1),
         None if lasts.len() < MOST_LASTS => lasts.push(Last { number: lasts.len(), ..Last::default() }),
         None => {}
@@ -512,14 +520,14 @@ fn last_before<'a>(lasts: &'a mut Vec<Last>, time: i64, order: &[u8]) -> (&'a mu
 }
 
 impl Last {
-    /// Reads something of every cache line that the next sample is compared with or replaces.
+    /// Reads from every cache line that the next sample is compared with or overwrites.
     fn touch(&self) -> u64 {
         let record = self.record.as_ref().map_or(0, Pending::touch);
         let order = self.order.first().map_or(0, |byte| u64::from(*byte));
         record.wrapping_add(order).wrapping_add(self.lists.touch())
     }
 
-    /// Estimates the bytes that it takes in memory.
+    /// Estimates its memory in bytes.
     fn bytes(&self) -> usize {
         let record = self.record.as_ref().map_or(0, Pending::bytes);
         256 + record + self.lists.bytes() + self.order.capacity() + self.entered.bytes()

@@ -1,5 +1,5 @@
-//! The operator that folds samples: samples in the order of the log in, delta records out, and behind them what was
-//! learned of the samples.
+//! The operator that folds samples. Its input is samples in the order of the log; its output is delta records,
+//! followed by the totals of the samples.
 //!
 //! ```text
 //! samples, part 0 ──convert──┐            ┌─▶ worker 0: sessions whose hash is 0 ─▶ records, then totals
@@ -7,11 +7,12 @@
 //! samples, part 2 ──convert──┘  batch     └─▶ …
 //! ```
 //!
-//! Every worker shares the batches that have samples of its sessions, and is told which rows they are: the lists are
-//! not copied on the way. Where the parts of the samples are on several machines, each part is folded for itself.
+//! All workers share the batches that have samples of their sessions, and each gets the indexes of its rows, so
+//! lists are not copied on the way. If the parts of the samples are on several machines, each part is folded
+//! independently.
 //!
-//! A [`FoldExec`] is described by a [`FoldSpec`], the memory for counts, and its input. What it learns leaves as rows
-//! behind the records ([`totals`](super::totals)).
+//! A [`FoldExec`] consists of a [`FoldSpec`], the memory budget for counts, and its input. The totals of its
+//! samples are rows that follow the records ([`totals`](super::totals)).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -45,35 +46,36 @@ use crate::profile::stage;
 use crate::sessionize::{TIME, TOTALS};
 use crate::spilling_join::in_context;
 
-/// The high and the low half of a sample's digest, which order samples that nothing else does.
+/// The high and the low half of a sample's digest. They order samples with equal times and equal order columns.
 pub(crate) const DIGEST: [&str; 2] = ["__onefold_digest_high", "__onefold_digest_low"];
-/// A sample as [`record`](super::record) writes it.
+/// The column of the records, which [`record`](super::record) writes.
 pub(crate) const RECORD: &str = "__onefold_record";
 
-/// The most batches that wait for a worker, or for the engine.
+/// The maximum number of batches that wait for a worker or for the engine.
 const WAITING: usize = 2;
-/// Bytes of a batch of the input, at least and at most. One row of a log can hold thousands of ids. But small batches are
-/// slow: a log has many columns, each with its dictionary, and a reader goes from one to the next before it has used
-/// what it loaded into the processor's caches.
+/// The bounds of the size of an input batch, in bytes. One row of a log can contain thousands of ids, so batches
+/// must be limited. But small batches are slow: a log has many columns, each with a dictionary, and a reader moves
+/// to the next column before it has used the data that it loaded into the processor's caches.
 const BATCH_BYTES: RangeInclusive<usize> = 1 << 20..=16 << 20;
-/// Within these bounds a batch takes this part of the memory for a worker's sessions, one in so many: several batches of
-/// each worker are read, joined, converted and encoded at the same time.
+/// Within these bounds, a batch takes 1/16 of the memory for a worker's sessions, because several batches of each
+/// worker are read, joined, converted and encoded at the same time.
 const BATCH_PART: usize = 16;
-/// Rows of a batch of the input, at least and at most.
+/// The bounds of the number of rows of an input batch.
 const BATCH_ROWS: RangeInclusive<usize> = 16..=8192;
-/// The metrics that count samples and the bytes that they take in memory.
+/// The metrics that count the samples that were read, and their size in memory in bytes.
 const SAMPLES: &str = "samples";
 const BYTES: &str = "bytes";
 
-/// How samples are folded.
+/// Options of the folding of samples.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FoldSpec {
     pub(super) names: ColumnNames,
     pub(super) encoder: EncoderOptions,
     pub(super) statistics: StatisticsOptions,
-    /// The workers that share the samples of all parts of the input. If `None`, each part is folded for itself.
+    /// The number of workers that share the samples of all parts of the input. If `None`, each part is folded
+    /// independently.
     pub(super) workers: Option<usize>,
-    /// Bytes of a row of the input.
+    /// The size of a row of the input, in bytes.
     pub(super) row_bytes: u64,
 }
 
@@ -83,13 +85,13 @@ impl FoldSpec {
         !self.statistics.vocabularies.is_empty()
     }
 
-    /// Rows of a batch of the input.
+    /// Returns the number of rows of an input batch.
     fn batch_rows(&self) -> usize {
         let bytes = (self.encoder.state_bytes / BATCH_PART).clamp(*BATCH_BYTES.start(), *BATCH_BYTES.end());
         (bytes / self.row_bytes.max(1) as usize).clamp(*BATCH_ROWS.start(), *BATCH_ROWS.end())
     }
 
-    /// Sets the memory: bytes that the last samples of a worker's sessions may take, and the budget of the texts of
+    /// Sets the memory limit for the last samples of a worker's sessions, in bytes, and the budget for the texts of
     /// vocabularies.
     pub(crate) fn set_memory(&mut self, state_bytes: usize, budget: &CountBudget) {
         self.encoder.state_bytes = state_bytes;
@@ -97,7 +99,8 @@ impl FoldSpec {
         self.names.lists.iter_mut().for_each(|(_, form)| form.with_texts(&mut texts, budget));
     }
 
-    /// For each vocabulary the texts whose numbers are counted, where the counts leave this process without them.
+    /// Returns for each vocabulary the texts that must be sent along with its counts. These are needed only if the
+    /// counts leave this process.
     fn texts_of_counts(&self) -> Vec<Option<Arc<TextIds>>> {
         let mut texts = vec![None; self.statistics.vocabularies.len()];
         if self.workers.is_none() {
@@ -119,26 +122,27 @@ pub(crate) struct FoldExec {
     metrics: ExecutionPlanMetricsSet,
 }
 
-/// What the workers share.
+/// The state that the workers share.
 #[derive(Debug)]
 struct Fold {
     spec: FoldSpec,
-    /// The memory for the counts of vocabularies.
+    /// The memory budget for the counts of vocabularies.
     budget: CountBudget,
     input: Arc<dyn ExecutionPlan>,
     schema: SchemaRef,
     started: Mutex<Option<Started>>,
-    /// The samples that were read so far, and the bytes that they took in memory. All partitions count together: whoever
-    /// reports progress asks several times a second, and must not add up the counters of each partition then.
+    /// The number of samples that were read, and their size in memory in bytes. All partitions use the same
+    /// counters, because progress is reported several times a second and must not sum over the partitions each
+    /// time.
     samples: Count,
     bytes: Count,
 }
 
-/// What a worker is told.
+/// A message to a worker.
 enum Told {
-    /// A batch, and the rows of it that are the worker's.
+    /// A batch, and the indexes of the worker's rows in it.
     Samples(Arc<Converted>, Vec<u32>),
-    /// Counts of the columns of a part of the input. One of the workers is told.
+    /// Counts of the columns of a part of the input. They are sent to one worker only.
     Columns(ColumnCounts),
 }
 
@@ -158,11 +162,11 @@ impl fmt::Debug for Told {
 }
 
 impl FoldExec {
-    /// Folds the samples of `input`. Counts of ids take their memory from `budget`.
+    /// Creates the operator that folds the samples of `input`. Counts of ids take their memory from `budget`.
     ///
     /// # Errors
     ///
-    /// If the input does not have the key columns.
+    /// An error if the input does not have the key columns.
     pub(crate) fn new(spec: FoldSpec, budget: CountBudget, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         let schema = records_schema(&spec.names, &input.schema())?;
         let parts = spec.workers.unwrap_or_else(|| input.output_partitioning().partition_count());
@@ -174,17 +178,18 @@ impl FoldExec {
         Ok(Self { fold: Arc::new(fold), properties, metrics })
     }
 
-    /// How it folds.
+    /// Returns the options of the folding.
     pub(crate) fn spec(&self) -> &FoldSpec {
         &self.fold.spec
     }
 
-    /// The samples that were read so far, and the bytes that they took in memory.
+    /// Returns the number of samples that were read, and their size in memory in bytes.
     pub(super) fn read(&self) -> (u64, u64) {
         (self.fold.samples.value() as u64, self.fold.bytes.value() as u64)
     }
 
-    /// The table of its rows, as a leaf of the plans that read it: the plan of the samples is optimised already.
+    /// Returns a table of its rows that is a leaf of the plans that read it, because the plan of the samples is
+    /// already optimised.
     pub(super) fn table(self: &Arc<Self>) -> PlannedTable {
         PlannedTable(Arc::clone(self) as _)
     }
@@ -210,7 +215,8 @@ impl ExecutionPlan for FoldExec {
         let work = async move {
             let (queue, readers) = fold.start(partition, &context)?;
             let worked = Arc::clone(&fold).work(partition, queue, output).await;
-            // One worker owns the readers. After a success they have ended; `join_all` passes on their panics.
+            // One worker owns the reader tasks. After a success they have ended; `join_all` propagates their
+            // panics.
             if worked.is_ok()
                 && let Some(readers) = readers
             {
@@ -228,8 +234,8 @@ impl ExecutionPlan for FoldExec {
 }
 
 impl Fold {
-    /// The queue of a worker. Where workers share the input, the first call starts the tasks that fill all queues, and
-    /// returns them too.
+    /// Returns the queue of a worker. If workers share the input, the first call starts the tasks that fill all
+    /// queues and returns them too.
     fn start(
         self: &Arc<Self>,
         worker: usize,
@@ -262,7 +268,7 @@ impl Fold {
         }
     }
 
-    /// Converts one part of the input for all workers. An error goes to the first of them.
+    /// Converts one part of the input for all workers. An error is sent to the first worker.
     async fn read(self: Arc<Self>, part: usize, workers: Vec<Sender<Message>>, context: Arc<TaskContext>) {
         if let Err(error) = self.convert(part, &workers, context).await {
             // If the worker has stopped, the query has ended already.
@@ -279,8 +285,8 @@ impl Fold {
         let converter = Converter::new(self.spec.names.clone(), &self.input.schema()).map_err(external)?;
         let mut batches = self.input.execute(part, context)?;
         let mut columns = ColumnCounts::default();
-        // Mostly the worker that is told last frees the batch. If that were always the same one of 64, it would work
-        // half as long again as the others. So every batch begins with another worker.
+        // Usually the worker that receives a batch last frees it. If that were always the same worker of 64, it
+        // would take half as long again as the others. So every batch starts with another worker.
         let mut first = part % workers.len();
         while let Some(batch) = batches.next().await {
             let batch = batch?;
@@ -300,13 +306,13 @@ impl Fold {
             first = (first + 1) % workers.len();
         }
         if self.spec.statistics.values && columns.samples > 0 {
-            // Nobody needs them if the worker has stopped.
+            // The send fails if the worker has stopped; then the counts are not needed.
             let _ = workers[part % workers.len()].send(Ok(Told::Columns(columns))).await;
         }
         Ok(())
     }
 
-    /// An error as it passes through the engine. Where the memory for counts is that of an executor, the message says so.
+    /// Wraps an error for the engine. If the memory budget for counts is that of an executor, the message says so.
     fn failed(&self, error: Error) -> DataFusionError {
         external(match error {
             Error::Dataset(onefold_datasets::Error::TooManyIds { feature, distinct, .. })
@@ -335,7 +341,7 @@ impl Fold {
         let FoldSpec { encoder, statistics, workers, .. } = &self.spec;
         let (worker, chains) = match workers {
             Some(_) => (number as u64, ChainNumbers::of_worker(encoder.first_worker + number)),
-            // Nobody knows which other workers there are.
+            // Other workers are not known here, so the numbers are random.
             None => (random_number(), ChainNumbers::random()),
         };
         let mut encoder =
@@ -375,7 +381,7 @@ fn random_number() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// Sends the complete batches to the engine; `false` if the engine has stopped reading.
+/// Sends the complete batches to the engine. Returns `false` if the engine has stopped reading.
 async fn give(records: &mut RecordBatches, output: &Sender<Result<RecordBatch>>) -> bool {
     for records in records.take() {
         if output.send(Ok(records)).await.is_err() {
@@ -385,7 +391,7 @@ async fn give(records: &mut RecordBatches, output: &Sender<Result<RecordBatch>>)
     true
 }
 
-/// The columns of records of samples that have the columns of `samples`, and of the totals behind them.
+/// Returns the schema of records and totals. `samples` is the schema of the samples.
 pub(super) fn records_schema(names: &ColumnNames, samples: &ArrowSchema) -> Result<SchemaRef> {
     let mut fields = Vec::new();
     for key in &names.keys {

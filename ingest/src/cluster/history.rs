@@ -1,22 +1,22 @@
 //! Counts which lists change from one sample of a session to the next, in the order of the dataset.
 //!
-//! Threads read parts of a log at the same time, so samples of a session come in an order that differs from run to run.
-//! What changes from sample to sample must not depend on it. So a session keeps a few words of each of its samples: a
-//! hash of every list and, of the windows of sequences, a hash of every id. The changes are counted later, in the order
-//! of its samples by time, then by the columns that order samples of one time, then by digest. So the counts are those
-//! of the sorted samples, whatever the order in which they came.
+//! Threads read parts of a log at the same time, so the samples of a session arrive in an order that differs from
+//! run to run. The counted changes must not depend on it. So a session keeps a few words of each sample: a hash of
+//! every list and, for windows of sequences, a hash of every id. The changes are counted later, with the samples in
+//! the order of the dataset: by time, then by the columns that order samples with equal times, then by digest. So
+//! the counts are those of the sorted samples, whatever the order of arrival.
 //!
-//! A hash of 32 bits takes two different lists for equal once in 4 billion times, which no group depends on. Only windows
-//! need their ids: how many of them a window shares with the one before cannot be told from hashes of whole lists. A
-//! byte of each id is kept, and those that windows share are kept once. Of windows that share no id, one in some hundreds
-//! is taken to share one.
+//! A 32-bit hash treats two different lists as equal once in 4 billion cases, which does not affect the choice of
+//! groups. Hashes of ids are needed only for windows, because hashes of whole lists do not tell how many ids a
+//! window shares with the previous one. One byte per id is kept, and ids that windows share are kept once. Among
+//! windows that share no id, about one in some hundreds is mistaken for one that shares an id.
 //!
-//! The memory is bounded, so some changes are counted before all samples of the session have come: those of sessions that
-//! were not seen for long, and the older half of those of a session of many samples. The last sample that is counted
-//! stays, and the next ones are compared with it. In a log in order of time, or nearly so, this makes no difference.
-//! Counts are approximate where it does: a sample that comes after later ones were counted, and has no other one before
-//! it, counts as unchanged. Where even the last samples of sessions take too much memory, a session that is forgotten
-//! and comes back counts as two.
+//! The memory is bounded, so some changes are counted before all samples of the session have arrived: those of
+//! sessions that have not been seen for a long time, and those of the older half of the samples of a long session.
+//! The last counted sample is kept, and later samples are compared with it. In a log in time order, or almost, this
+//! does not change the counts. Otherwise counts are approximate: a sample that arrives after later samples were
+//! counted, and that has no earlier sample in memory, counts as unchanged. If even the last samples of sessions
+//! take too much memory, a session that is forgotten and returns counts as two.
 
 use std::ops::Range;
 
@@ -26,20 +26,21 @@ use onefold_datasets::overlap;
 use super::generations::{Generations, Held};
 use super::statistics::SampleStatistics;
 
-/// A session counts the changes of its older half when it has more samples than this and more bytes than that.
+/// A session with more samples than this, or more bytes than that, counts the changes of its older half.
 const MOST_SAMPLES: usize = 128;
 const MOST_BYTES: usize = 64 << 10;
 
-/// How the samples of a session are told apart.
+/// Rules that define windows and the end of a session.
 #[derive(Debug)]
 pub(super) struct Rules {
-    /// The lists that may slide, which are windows.
+    /// The indexes of the lists that may be windows.
     pub(super) sliding: Vec<usize>,
-    /// The longest pause within a session, where a pause ends one.
+    /// The longest pause within a session, in microseconds, if sessions end with a pause.
     pub(super) gap_micros: Option<i64>,
 }
 
-/// The histories of sessions. Those of sessions that were not seen for long are reduced to their last samples.
+/// The histories of sessions. Histories of sessions that have not been seen for a long time are reduced to their
+/// last samples.
 #[derive(Debug)]
 pub(super) struct Histories {
     rules: Rules,
@@ -48,63 +49,64 @@ pub(super) struct Histories {
     limit: usize,
 }
 
-/// The samples of a session whose changes are to be counted.
+/// The samples of a session whose changes have not been counted yet, and the last counted sample.
 #[derive(Debug, Default)]
 struct History {
     samples: Vec<Past>,
-    /// For every run of samples, each of which was compared with the one before, its windows.
+    /// For each run of samples, the ids of its windows. Each sample of a run was compared with the previous one of
+    /// the run.
     runs: Vec<Vec<Windows>>,
     bytes: usize,
 }
 
-/// A sample as it is encoded.
+/// A sample that is being encoded.
 pub(super) struct Seen<'a, P> {
-    /// Its time, what orders it among samples of that time, and its digest.
+    /// The time, the order within that time, and the digest.
     pub(super) key: (i64, &'a [u8], u128),
     pub(super) lists: &'a [&'a [i64]],
-    /// For every list, how many of its first ids are the last ids of the same list of the run's sample before. At least
-    /// the list's length if it did not change.
+    /// For every list, the number of its first ids that are the last ids of the same list of the previous sample of
+    /// the run. It is at least the length of the list if the list did not change.
     pub(super) known: &'a [usize],
-    /// What every list adds to the digest.
+    /// The part of each list in the digest.
     pub(super) parts: &'a [u128],
-    /// Its starts and ends in timelines.
+    /// The start and end positions in timelines.
     pub(super) positions: P,
 }
 
-/// What is kept of a sample.
+/// The data that is kept of a sample.
 #[derive(Debug)]
 struct Past {
     time: i64,
     order: Box<[u8]>,
     digest: u64,
     run: usize,
-    /// Whether it is counted, and stays only so that the next one is compared with it.
+    /// Whether its change is counted. Then the sample is kept only for the comparison with the next one.
     is_counted: bool,
     /// A hash of every list.
     hashes: Box<[u32]>,
-    /// For every list that may slide, where its ids are among all that the list had in this run.
+    /// For every window list, the range of its ids within [`Windows`] of the run.
     windows: Box<[Range<u32>]>,
     positions: Box<[i64]>,
 }
 
-/// The ids that a list had in a run of samples, one window after the other. Ids that two windows share are there once.
+/// The ids of a list in a run of samples, window after window. Ids that consecutive windows share are stored once.
 #[derive(Debug, Default)]
 struct Windows {
-    /// Hashes of the ids.
+    /// 8-bit hashes of the ids.
     ids: Vec<u8>,
-    /// How many ids were removed at the front.
+    /// The number of ids that were removed at the front.
     removed: u32,
-    /// The last window; empty if its ids were removed.
+    /// The range of the last window; empty if its ids were removed.
     last: Range<u32>,
 }
 
 impl Histories {
-    /// No samples yet, which may take so many bytes.
+    /// Creates histories without samples that may take `bytes` bytes.
     pub(super) fn new(rules: Rules, bytes: usize) -> Self {
         Self { rules, whole: Generations::new(bytes), reduced: Generations::new(bytes / 2), limit: bytes }
     }
 
-    /// Adds a sample to a run of a session.
+    /// Adds a sample to run number `run` of a session.
     pub(super) fn push(
         &mut self,
         identity: &[u8],
@@ -140,7 +142,7 @@ impl Histories {
 }
 
 impl History {
-    /// Adds a sample to a run.
+    /// Adds a sample to run number `run`.
     fn push(
         &mut self,
         run: usize,
@@ -173,7 +175,7 @@ impl History {
         }
     }
 
-    /// Counts the changes of all samples but the last `kept`, with which it goes on.
+    /// Counts the changes of all samples except the last `kept` ones, and keeps those for later.
     fn count(&mut self, kept: usize, rules: &Rules, statistics: &mut SampleStatistics) {
         let end = self.samples.len().saturating_sub(kept);
         if end == 0 {
@@ -182,7 +184,7 @@ impl History {
         self.samples.sort_unstable_by(|a, b| a.key().cmp(&b.key()));
         let goes_on = self.samples.iter().any(|sample| sample.is_counted);
         for (i, sample) in self.samples[..end].iter().enumerate().filter(|(_, sample)| !sample.is_counted) {
-            // Where the sample before it is not known any more, it counts as unchanged.
+            // A sample whose predecessor is no longer known counts as unchanged.
             let before = i.checked_sub(1).map(|i| &self.samples[i]).or(goes_on.then_some(sample));
             let before = before.filter(|before| is_one_session(rules.gap_micros, before.time, sample.time));
             match before {
@@ -200,7 +202,7 @@ impl History {
         self.remove_ids();
     }
 
-    /// Counts the ids in windows of a sample that the windows of the sample `before` do not have.
+    /// Counts the ids in the windows of a sample that are not in the windows of the sample `before`.
     fn count_windows(
         &self,
         before: Option<&Past>,
@@ -224,12 +226,12 @@ impl History {
         }
     }
 
-    /// The hashes of the ids in a window of a sample.
+    /// Returns the hashes of the ids in a window of a sample.
     fn window(&self, sample: &Past, window: usize) -> &[u8] {
         self.runs[sample.run][window].ids(&sample.windows[window])
     }
 
-    /// Removes the ids of windows that no sample has any more.
+    /// Removes the ids that no window of a sample refers to any more.
     fn remove_ids(&mut self) {
         for (number, run) in self.runs.iter_mut().enumerate() {
             for (window, windows) in run.iter_mut().enumerate() {
@@ -248,29 +250,29 @@ impl Held for History {
     }
 }
 
-/// Whether a sample at one time and the next one, at another, are of one session, where a pause of more than
-/// `gap_micros` ends one.
+/// Whether consecutive samples at `time` and `next` belong to one session, if a pause of more than `gap_micros`
+/// ends a session.
 pub(super) fn is_one_session(gap_micros: Option<i64>, time: i64, next: i64) -> bool {
     gap_micros.is_none_or(|gap| time.abs_diff(next) <= gap.unsigned_abs())
 }
 
 impl Past {
-    /// What the samples of a session are in the order of.
+    /// The sort key of the samples of a session.
     fn key(&self) -> (i64, &[u8], u64) {
         (self.time, &self.order, self.digest)
     }
 
-    /// For every list, whether it differs from that of the sample `before`.
+    /// For every list, whether it differs from the list of the sample `before`.
     fn changed(&self, before: &Self) -> impl Iterator<Item = bool> {
         self.hashes.iter().zip(&before.hashes).map(|(now, before)| now != before)
     }
 
-    /// For every timeline, whether the window differs from that of the sample `before`.
+    /// For every timeline, whether the window differs from the window of the sample `before`.
     fn moved(&self, before: &Self) -> impl Iterator<Item = bool> {
         self.positions.chunks(2).zip(before.positions.chunks(2)).map(|(now, before)| now != before)
     }
 
-    /// Estimates the bytes that it takes in memory.
+    /// Estimates its memory in bytes.
     fn bytes(&self) -> usize {
         size_of::<Self>()
             + self.order.len()
@@ -281,10 +283,10 @@ impl Past {
 }
 
 impl Windows {
-    /// Adds a window. The first `known` of its ids are the last ones of the last window.
+    /// Adds a window whose first `known` ids are the last ids of the previous window.
     fn push(&mut self, ids: &[i64], known: usize) -> Range<u32> {
         let known = if known > self.last.len() { 0 } else { known };
-        // Less room than a vector makes by itself: there are many.
+        // Reserve less than a vector does by default, because there are many windows.
         let appended = ids.len() - known;
         if self.ids.capacity() - self.ids.len() < appended {
             self.ids.reserve_exact(appended + self.ids.len() / 4);
@@ -294,17 +296,17 @@ impl Windows {
         self.last.clone()
     }
 
-    /// The ids of a window.
+    /// Returns the hashes of the ids of a window.
     fn ids(&self, window: &Range<u32>) -> &[u8] {
         &self.ids[(window.start - self.removed) as usize..(window.end - self.removed) as usize]
     }
 
-    /// The end of all ids.
+    /// The end of the range of all ids.
     fn end(&self) -> u32 {
         self.removed + self.ids.len() as u32
     }
 
-    /// Removes the ids before a place.
+    /// Removes the ids before position `start`.
     fn remove_before(&mut self, start: u32) {
         self.ids.drain(..(start - self.removed) as usize);
         self.ids.shrink_to_fit();
@@ -332,8 +334,8 @@ mod tests {
         Histories { rules, whole: Generations::new(whole), reduced, limit: whole }
     }
 
-    /// The ids of the windows of samples of sessions at these times, and how often they changed. Each window has the last
-    /// 30 times.
+    /// Returns the statistics of the ids and the number of changes of samples given as (session, time). The window
+    /// of each sample contains the last 30 times of its session.
     fn counted(
         samples: impl Iterator<Item = (u8, i64)>,
         sessions: usize,
@@ -375,7 +377,7 @@ mod tests {
     fn a_long_session_takes_little_memory() {
         let in_order = counted((0..10_000).map(|time| (0, time)), 1, histories(1 << 20));
         assert_eq!(in_order.1, 4_999);
-        // Parts of 50 samples, two of which are read at the same time.
+        // Parts of 50 samples each. Two parts are read at the same time.
         let parts = (0..10_000).map(|i| (0, i / 100 * 100 + i % 2 * 50 + i % 100 / 2));
         assert_eq!(counted(parts, 1, histories(1 << 20)), in_order);
     }
@@ -386,7 +388,7 @@ mod tests {
         let in_order = counted(samples(), 100, histories(1 << 30));
         assert_eq!(in_order.1, 9_900);
         assert_eq!(counted(samples(), 100, histories(0)), in_order);
-        // The first half comes when the second one is counted, sample by sample.
+        // The first half arrives after the second one was counted, sample by sample.
         let late = samples().skip(5_000).chain(samples().take(5_000));
         assert_eq!(counted(late, 100, histories(0)).1, 4_900);
         let late = samples().skip(5_000).chain(samples().take(5_000));

@@ -1,4 +1,4 @@
-//! Columns that the dataset keeps beside the features: integers and texts, with nulls.
+//! Columns that the dataset keeps in addition to the features: integers and texts, with nulls.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use onefold_datasets::{KeptColumn, KeptKind};
 use super::columns::cast;
 use crate::{Config, Error, Result};
 
-/// The kept columns of `config` by the types that samples with these `columns` give them. A column that the samples
-/// lack is left out: that is told elsewhere.
+/// Returns the kept columns of `config` with their types in the schema `columns` of the samples. Columns that the
+/// samples do not have are left out, because another check reports them.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if one holds neither integers nor texts.
+/// [`Error::Fault`] if a column contains neither integers nor texts.
 pub(crate) fn kept_columns(config: &Config, columns: &ArrowSchema) -> Result<Vec<KeptColumn>> {
     let mut kept = Vec::with_capacity(config.keep.len());
     for name in &config.keep {
@@ -37,7 +37,7 @@ pub(crate) fn kept_columns(config: &Config, columns: &ArrowSchema) -> Result<Vec
     Ok(kept)
 }
 
-/// How values of this type are kept; `None` if they are not.
+/// Returns how values of this type are kept; `None` if they cannot be kept.
 fn kind(data_type: &DataType) -> Option<KeptKind> {
     match data_type {
         DataType::Dictionary(_, values) => kind(values),
@@ -47,7 +47,7 @@ fn kind(data_type: &DataType) -> Option<KeptKind> {
     }
 }
 
-/// A kept column of some samples.
+/// The values of a kept column of a batch of samples.
 #[derive(Debug)]
 pub(super) enum KeptArray {
     Integers(Int64Array),
@@ -61,7 +61,7 @@ pub(super) enum KeptValue<'a> {
     Text(&'a str),
 }
 
-/// A kept column as it grows.
+/// A builder of a kept column.
 #[derive(Debug)]
 pub(super) enum KeptBuilder {
     Integers(Int64Builder),
@@ -94,7 +94,7 @@ impl KeptArray {
         Ok(Self::Integers(integers.as_primitive::<Int64Type>().clone()))
     }
 
-    /// The value of a sample; `None` for a null.
+    /// Returns the value of a sample; `None` for a null.
     pub(super) fn value(&self, row: usize) -> Option<KeptValue<'_>> {
         match self {
             Self::Integers(integers) => {
@@ -106,7 +106,7 @@ impl KeptArray {
 }
 
 impl KeptValue<'_> {
-    /// As many ids as the value takes bytes, about.
+    /// The approximate size of the value, in units of 8 bytes (the size of an id).
     pub(super) fn ids(self) -> usize {
         match self {
             Self::Integer(_) => 1,
@@ -114,7 +114,7 @@ impl KeptValue<'_> {
         }
     }
 
-    /// What the value adds to its sample's digest.
+    /// Returns the part of the value in its sample's digest.
     pub(super) fn part(self, seed: ColumnSeed) -> u128 {
         match self {
             Self::Integer(integer) => seed.integer(integer),

@@ -1,32 +1,33 @@
-//! The lists of the last sample of a session, in one buffer: where a sample has many lists, it is compared with them
-//! faster than with as many buffers, and a session needs fewer allocations.
+//! The lists of the last sample of a session, in one buffer. With many lists per sample, one buffer is faster to
+//! compare than a buffer per list, and a session needs fewer allocations.
 
 use super::record_batches::CACHE_LINE;
 
-/// A list has room at first for as many further ids as it has, but at most for these: short lists often grow.
+/// A list initially has room for as many further ids as it has, but at most for this number. Short lists often
+/// grow.
 const FIRST_ROOM: usize = 4;
 
 /// The lists of a sample.
 #[derive(Debug, Default)]
 pub(super) struct LastLists {
     ids: Vec<i64>,
-    /// By list, in the order of their ids.
+    /// The position of each list, in the order of their ids.
     lists: Vec<LastList>,
 }
 
-/// One list, in the ids of all.
+/// The position of one list in the shared buffer.
 #[derive(Debug, Clone, Copy)]
 struct LastList {
     start: usize,
     length: u32,
-    /// The ids that fit between its start and that of the next list.
+    /// The number of ids that fit between the start of this list and that of the next one.
     room: u32,
-    /// What it adds to the sample's digest.
+    /// The part of the list in the sample's digest.
     part: u128,
 }
 
 impl LastLists {
-    /// The lists of the first sample, with what they add to its digest.
+    /// Sets the lists of the first sample, and their parts of its digest.
     pub(super) fn fill(&mut self, lists: &[&[i64]], parts: impl Iterator<Item = u128>) {
         self.ids.reserve_exact(lists.iter().map(|list| list.len() + list.len().min(FIRST_ROOM)).sum());
         let place = |(list, part): (&&[i64], u128)| {
@@ -38,18 +39,18 @@ impl LastLists {
         self.lists = lists.iter().zip(parts).map(place).collect();
     }
 
-    /// List number `list`; an empty one before the first sample.
+    /// Returns list number `list`, which is empty before the first sample.
     pub(super) fn list(&self, list: usize) -> &[i64] {
         let Some(LastList { start, length, .. }) = self.lists.get(list) else { return &[] };
         &self.ids[*start..start + *length as usize]
     }
 
-    /// All lists, in their order.
+    /// Returns all lists in their order.
     pub(super) fn lists(&self) -> impl Iterator<Item = &[i64]> {
         (0..self.lists.len()).map(|list| self.list(list))
     }
 
-    /// What list number `list` adds to the sample's digest; `None` before the first sample.
+    /// Returns the part of list number `list` in the sample's digest; `None` before the first sample.
     pub(super) fn part(&self, list: usize) -> Option<u128> {
         self.lists.get(list).map(|list| list.part)
     }
@@ -69,7 +70,7 @@ impl LastLists {
         self.ids[replaced.start..replaced.start + ids.len()].copy_from_slice(ids);
     }
 
-    /// Reads a number of every cache line of the lists.
+    /// Reads from every cache line of the lists.
     pub(super) fn touch(&self) -> u64 {
         let lists = self.lists.iter().step_by(CACHE_LINE / size_of::<LastList>());
         let ids = self.ids.iter().step_by(CACHE_LINE / size_of::<i64>());
@@ -77,13 +78,13 @@ impl LastLists {
         lists.fold(ids, |sum, list| sum.wrapping_add(list.part as u64))
     }
 
-    /// The bytes that it owns on the heap.
+    /// The number of bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
         8 * self.ids.capacity() + size_of::<LastList>() * self.lists.capacity()
     }
 
-    /// Moves the lists behind list number `list`, so that this may have `length` ids. It gets at least twice the room
-    /// that it had: a list that grows from sample to sample seldom moves the others.
+    /// Moves the lists behind list number `list`, so that it has room for `length` ids. Its room at least doubles,
+    /// so a list that grows from sample to sample rarely moves the others.
     fn make_room(&mut self, list: usize, length: usize) {
         let grown = &mut self.lists[list];
         let (end, before) = (grown.start + grown.room as usize, grown.room as usize);
@@ -91,7 +92,7 @@ impl LastLists {
         grown.room += more as u32;
         let all = self.ids.len();
         if self.ids.capacity() < all + more {
-            // Other lists are about to grow too.
+            // Reserve more than needed, because other lists are likely to grow too.
             self.ids.reserve_exact(more.max(all / 8));
         }
         self.ids.resize(all + more, 0);

@@ -1,8 +1,8 @@
-//! Clustering of late samples together with those of a dataset. Both are encoded as delta records of the same shape,
+//! Clusters late samples together with those of a dataset. Both are encoded as delta records of the same shape,
 //! then sorted and decoded together.
 //!
-//! The lists of a late sample are those of its log, then those that timelines make, which are empty in its record and
-//! made when it is decoded. A sample of a dataset has all of its lists in its record.
+//! The lists of a late sample are those of its log, then those that timelines produce. The latter are empty in its
+//! record and filled when it is decoded. The record of a sample of a dataset contains all of its lists.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -30,34 +30,34 @@ use crate::sessionize::{self, TOTALS};
 use crate::spool::Spool;
 use crate::{Config, Result};
 
-/// Late samples whose records are in a table.
+/// Late samples whose records are stored in a table.
 #[derive(Debug)]
 pub(crate) struct LateSamples {
     pub(crate) totals: SampleTotals,
 }
 
-/// The queries of merged samples.
+/// The queries of a merge.
 #[derive(Debug)]
 pub(crate) struct MergedQueries {
-    /// The late samples' sessions.
+    /// The query of the late samples' sessions.
     pub(crate) sessions: String,
-    /// The records of all samples with their sessions, in no order.
+    /// The query of the records of all samples with their sessions, in no particular order.
     pub(crate) records: String,
-    /// The column that orders samples of one time before those of the configuration do.
+    /// A column that orders samples with equal times before the order columns of the configuration.
     pub(crate) first: Option<&'static str>,
 }
 
 impl LateSamples {
-    /// The table of the records, from which the query that [`encode`](Self::encode) is given takes them.
+    /// The name of the table of the records, which the query given to [`encode`](Self::encode) reads.
     pub(crate) const RECORDS: &str = RECORDS_TABLE;
 
-    /// Encodes the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`, and makes the records that `sql`
-    /// gives a table of the name `table`: the columns of [`sessionize::record_columns`], time, digest, record, and what
-    /// the query adds.
+    /// Encodes the samples of [`sessionize::SAMPLES_VIEW`], which has these `columns`. Evaluates the query `sql`
+    /// over the records and stores the result as the table `table`. The table has the columns of
+    /// [`sessionize::record_columns`], time, digest, record, and the columns that the query adds.
     ///
     /// # Errors
     ///
-    /// As [`Clustering::plan`] and [`Clustering::fold`].
+    /// The errors of [`Clustering::plan`] and [`Clustering::fold`].
     pub(crate) async fn encode(
         config: &Config,
         context: &SessionContext,
@@ -97,13 +97,13 @@ impl LateSamples {
     }
 }
 
-/// Plans the folding of the samples of the table `samples`, which has the columns of [`origin`]. Registers their
-/// records as the table `records`, which can be read once: the columns of [`origin::record_columns`], time, digest, record,
-/// and whether it is a part of the totals.
+/// Plans the folding of the samples of the table `samples`, which has the columns of [`origin`]. Registers the
+/// result as the table `records`, which can be read once. Its columns are those of [`origin::record_columns`],
+/// time, digest, record, and a flag that marks parts of the totals.
 ///
 /// # Errors
 ///
-/// Those of the engine.
+/// The errors of the engine.
 pub(crate) async fn fold_old_samples(
     config: &Config,
     context: &SessionContext,
@@ -152,17 +152,18 @@ pub(crate) async fn fold_old_samples(
     Ok(())
 }
 
-/// The workers that fold samples together; `None` where each part of them is folded for itself.
+/// Returns the number of workers that fold samples together; `None` on a cluster, where each part is folded
+/// independently.
 fn workers(context: &SessionContext, options: &ClusterOptions) -> Option<usize> {
     cluster_of(&context.copied_config()).is_none().then(|| options.threads.max(1))
 }
 
 impl<'a> Clustering<'a> {
-    /// The clustering of late samples and those of a dataset.
+    /// Creates the clustering of late samples and samples of a dataset.
     ///
     /// # Errors
     ///
-    /// Those of the engine.
+    /// The errors of the engine.
     pub(crate) async fn merged(
         config: &'a Config,
         context: &SessionContext,
@@ -179,7 +180,7 @@ impl<'a> Clustering<'a> {
     }
 }
 
-/// How the samples of both kinds are encoded.
+/// Returns the encoder options of late samples and of samples of the dataset.
 fn merged_options(config: &Config, options: &ClusterOptions) -> EncoderOptions {
     let is_sequence = |name: &str| {
         config.schema.sparse_features().any(|list| list.name == name && list.kind == SparseKind::Sequence)

@@ -1,4 +1,4 @@
-//! Clustering: sorts samples from the order of a log into sessions, one after the other.
+//! Clustering: sorts samples from the order of a log into contiguous sessions.
 //!
 //! ```text
 //! query ──convert──▶ delta-encode by session ──records──▶ join with sessions, ──▶ cut, decode, encode ──▶ buckets
@@ -6,14 +6,18 @@
 //!                                                         (the engine, spills)
 //! ```
 //!
-//! A log repeats a user's lists in every sample, and a sort would move, spill and merge every copy. So the samples are
-//! delta-encoded *before* the sort: each is compared with the last sample of its session, wherever that stood in the
-//! log, and becomes a record of what changed ([`record`]). The engine sorts records. After the sort the samples of a
-//! session are together, and their lists are decoded as slices of shared ids ([`decode`]). A sample of a session that
-//! was not seen for long, or one far out of time order ([`chains`]), is stored whole.
+//! A log repeats a user's lists in every sample, and a sort would move, spill and merge every copy. So samples are
+//! delta-encoded *before* the sort: each sample is compared with the previous sample of its session in the log and
+//! becomes a record of the changes ([`record`]). The engine sorts records. After the sort, the samples of a session
+//! are contiguous, and their lists are decoded as slices of shared ids ([`decode`]). A sample is stored whole if
+//! its session has not been seen for a long time or if the sample is far out of time order ([`chains`]).
 //!
-//! The encoder sees every sample once, before anything is written. So it also computes the digests, counts ids for
-//! vocabularies, and counts which lists change together ([`statistics`], [`history`]).
+//! The encoder reads every sample once, before anything is written. Therefore it also computes the digests, counts
+//! ids for vocabularies, and counts which lists change together ([`statistics`], [`history`]).
+//!
+//! **Folding** samples means converting them to delta records and **totals** (number, digest and statistics of the
+//! samples). A **chain** is a run of records of one session in which each record except the first one refers to the
+//! previous one. A **slice** is a part of a timeline that contains the windows of some consecutive samples.
 
 mod bucket_files;
 mod by_bucket;

@@ -1,4 +1,4 @@
-//! How samples are clustered, and what follows from that for the steps of a clustering.
+//! The options of a clustering, and the options of each of its steps, which follow from them.
 
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use onefold_datasets::{CountBudget, KeptColumn, Sessions, SparseFeature, SparseKind};
@@ -15,32 +15,32 @@ use crate::problems::Problems;
 use crate::sessionize::{self, SampleOrder};
 use crate::times::TimeLimits;
 
-/// How samples are clustered, in addition to the configuration.
+/// Options of a clustering that are not part of the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterOptions {
     pub(crate) order: SampleOrder,
-    /// Bytes for the last samples of sessions.
+    /// The memory limit for the last samples of sessions, in bytes.
     pub(crate) state_bytes: usize,
-    /// Bytes for the counts of vocabularies.
+    /// The memory budget for the counts of vocabularies.
     pub(crate) budget: CountBudget,
     pub(crate) threads: usize,
-    /// Row groups that are written at a time.
+    /// The number of row groups that are written at the same time.
     pub(crate) row_groups: usize,
-    /// Bytes of a row of the query.
+    /// The size of a row of the query, in bytes.
     pub(crate) row_bytes: u64,
     /// Whether to observe which lists change together.
     pub(crate) observe_changes: bool,
-    /// The times that samples may have, if nothing has checked them yet.
+    /// The range of allowed times, if no earlier step has checked them.
     pub(crate) time_limits: Option<TimeLimits>,
-    /// The forms of the features' ids.
+    /// The form of the ids of each feature.
     pub(crate) ids: FeatureIds,
-    /// The kept columns.
+    /// The columns that the dataset keeps in addition to the features.
     pub(crate) kept: Vec<KeptColumn>,
-    /// Where values go that no sample can have.
+    /// Collects values that a sample must not have.
     pub(crate) problems: Problems,
 }
 
-/// How sorted records are cut into row groups.
+/// Returns the specification of how sorted records are cut into row groups.
 pub(super) fn cut_spec(config: &Config, columns: &ArrowSchema, options: &ClusterOptions) -> CutSpec {
     let lists_of =
         |timeline: &TimelineConfig| timeline.columns.iter().map(|(list, _)| list.clone()).collect();
@@ -55,7 +55,7 @@ pub(super) fn cut_spec(config: &Config, columns: &ArrowSchema, options: &Cluster
     }
 }
 
-/// The columns of the samples' query by their use.
+/// Returns the names of the columns of the samples' query, by use.
 pub(super) fn column_names(config: &Config, options: &ClusterOptions) -> ColumnNames {
     let ids = &options.ids;
     ColumnNames {
@@ -71,18 +71,18 @@ pub(super) fn column_names(config: &Config, options: &ClusterOptions) -> ColumnN
     }
 }
 
-/// The list columns of the samples: those of the log, then those that timelines make.
+/// The names of the list columns of the samples: first the lists of the log, then the lists that timelines produce.
 pub(crate) fn list_names(config: &Config) -> impl Iterator<Item = &str> {
     let made = config.timelines.iter().flat_map(|timeline| &timeline.columns);
     logged_lists(config).map(|list| list.name.as_str()).chain(made.map(|(feature, _)| feature.as_str()))
 }
 
-/// The lists that the log has: not those that timelines make.
+/// The lists that are columns of the log, without the lists that timelines produce.
 fn logged_lists(config: &Config) -> impl Iterator<Item = &SparseFeature> {
     config.schema.sparse_features().filter(|feature| config.timeline_of(&feature.name).is_none())
 }
 
-/// How the samples of the log are encoded.
+/// Returns the encoder options for the samples of the log.
 pub(super) fn encoder_options(config: &Config, options: &ClusterOptions) -> EncoderOptions {
     let lists = logged_lists(config);
     EncoderOptions {
@@ -102,7 +102,7 @@ pub(super) fn encoder_options(config: &Config, options: &ClusterOptions) -> Enco
     }
 }
 
-/// What is counted of them.
+/// Returns the options of the statistics that are collected while the samples of the log are encoded.
 pub(super) fn statistics_options(config: &Config, options: &ClusterOptions) -> StatisticsOptions {
     let place = |name: &String| config.vocabularies.keys().position(|known| known == name);
     let vocabulary_of = logged_lists(config).map(|feature| feature.vocabulary.as_ref().and_then(place));

@@ -1,4 +1,4 @@
-//! The partition of a session.
+//! Computes the partition of a session.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::error::arrow_bug;
 use crate::sessionize::{START, period_micros};
 use crate::{Config, Error, PartitionBy, Result};
 
-/// What divides sessions into partitions.
+/// The rules that divide sessions into partitions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Partitions {
-    /// Columns of the samples.
+    /// The partition columns of the samples.
     columns: Vec<String>,
-    /// The part of time in which a session starts.
+    /// The period, day or hour, whose start names the partition, if partitions are divided by session start.
     by: Option<PartitionBy>,
 }
 
@@ -28,13 +28,13 @@ impl Partitions {
         Self { columns: config.partition_columns.clone(), by: config.partition_by }
     }
 
-    /// The ranges of rows of a sorted batch that belong to one partition each.
+    /// Returns the ranges of rows of a sorted batch that each belong to one partition.
     pub(super) fn runs(&self, records: &RecordBatch) -> Result<Vec<std::ops::Range<usize>>> {
         Ok(partition(&self.columns(records)?).map_err(arrow_bug)?.ranges())
     }
 
-    /// The columns of a sorted batch that tell partitions apart: those of the configuration and the start of the day or
-    /// hour.
+    /// Returns the columns of a sorted batch that identify partitions: the start of the day or hour, then the
+    /// columns of the configuration.
     pub(super) fn columns(&self, records: &RecordBatch) -> Result<Vec<ArrayRef>> {
         let starts = column(records, START)?.as_primitive::<Int64Type>().values();
         let periods = starts.iter().map(|start| self.by.map_or(0, |by| start_of_period(*start, by)));
@@ -45,12 +45,11 @@ impl Partitions {
         Ok(columns)
     }
 
-    /// The partition of a row.
+    /// Returns the partition of a row.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if a partition column has no value there, or the session's start is not
-    /// a date.
+    /// [`Error::Fault`] if a partition column is null in the row, or the session's start is not a date.
     pub(crate) fn key(&self, records: &RecordBatch, row: usize) -> Result<PartitionKey> {
         let mut key = Vec::new();
         for name in &self.columns {
@@ -65,8 +64,8 @@ impl Partitions {
         Ok(PartitionKey::new(key))
     }
 
-    /// The partition of a session that starts at `micros` and has the other partition columns of `key`. `None` if
-    /// partitions are not cut by time, or the time is not a date.
+    /// Returns the partition of a session that starts at `micros` and has the other partition columns of `key`.
+    /// `None` if partitions are not divided by time, or the time is not a date.
     pub(crate) fn at(&self, key: &PartitionKey, micros: i64) -> Option<PartitionKey> {
         let made = date_and_hour(micros, self.by?).ok()?;
         let mut columns = key.columns()[..self.columns.len()].to_vec();
@@ -75,12 +74,12 @@ impl Partitions {
     }
 }
 
-/// The start of the day or hour that holds `micros`.
+/// Returns the start of the day or hour that contains `micros`, in microseconds.
 fn start_of_period(micros: i64, by: PartitionBy) -> i64 {
     micros.div_euclid(period_micros(by)) * period_micros(by)
 }
 
-/// The `date` (and `hour`) columns of the partition of a session that starts at `micros`.
+/// Returns the `date` (and `hour`) columns of the partition of a session that starts at `micros`.
 fn date_and_hour(micros: i64, by: PartitionBy) -> Result<Vec<(String, String)>> {
     let time = timestamp_us_to_datetime(start_of_period(micros, by)).ok_or_else(|| {
         let message = format!("the time {micros} (microseconds since 1970) is not a date");

@@ -1,4 +1,5 @@
-//! A sample as bytes: what changed since the sample before it. The engine sorts these records in place of the lists.
+//! A sample as a byte record of its changes since the previous sample. The engine sorts these records instead of
+//! the lists.
 //!
 //! ```text
 //! chain u64 │ decoded bytes u32 │ floats │ positions │ one bit per list: changed? │ the changed lists │ kept values
@@ -7,10 +8,10 @@
 //! a kept value:   0 if null, or else 1 and an integer (varint) or a length (varint) and a text
 //! ```
 //!
-//! A **chain** is a run of samples of one session each of which is described by its changes since the one before; its
-//! first sample has every list changed. The highest bit of `chain` marks its last sample. A changed list is the last
-//! ids of the list before, followed by the ids stored. Records are stored only in the engine's spill files, so the
-//! format has no version.
+//! A **chain** is a run of samples of one session in which each sample is described by its changes since the
+//! previous one. The first sample of a chain has every list changed. The highest bit of `chain` marks the last
+//! sample of a chain. A changed list is a suffix of the previous list followed by the stored ids. Records are
+//! stored only in the engine's spill files, so the format has no version.
 
 use onefold_base::varint::{read_varint, write_varint};
 use onefold_datasets::KeptKind;
@@ -18,15 +19,16 @@ use onefold_datasets::KeptKind;
 use super::kept::KeptValue;
 use crate::Error;
 
-/// The bit of the chain's number, in its last byte, that marks the last record of a chain.
+/// The bit that marks the last record of a chain, within byte [`ENDS_AT`] of the chain number.
 const ENDS: u8 = 0x80;
-/// The byte that holds it.
+/// The index of the byte with the [`ENDS`] bit.
 const ENDS_AT: usize = 7;
 
-/// Ids of more bits are stored in 64: fewer are read with one load of 8 bytes, from whichever bit they begin at.
+/// Ids that need more bits than this are stored with 64 bits. An id of up to 57 bits can be read with one 8-byte
+/// load, at whichever bit it begins.
 const MOST_BITS: u32 = 57;
 
-/// How many floats, timeline positions and lists every record of a query has.
+/// The numbers of floats, timeline positions and lists of each record of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) floats: usize,
@@ -34,18 +36,18 @@ pub(super) struct Shape {
     pub(super) lists: usize,
 }
 
-/// The decoded bytes of the sample of a record; `None` if that is malformed.
+/// Returns the decoded size of the sample of a record, in bytes; `None` if the record is malformed.
 pub(super) fn decoded_bytes(record: &[u8]) -> Option<usize> {
     let (bytes, _) = record.get(8..)?.split_first_chunk::<4>()?;
     Some(u32::from_le_bytes(*bytes) as usize)
 }
 
-/// Marks a record that was written as the last one of its chain.
+/// Marks a written record as the last one of its chain.
 pub(super) fn end_chain(record: &mut [u8]) {
     record[ENDS_AT] |= ENDS;
 }
 
-/// The error that a record was changed.
+/// Returns the error for a record that was changed after it was written.
 pub(super) fn malformed() -> Error {
     Error::engine(
         "a sorted record differs from what was written",
@@ -53,16 +55,16 @@ pub(super) fn malformed() -> Error {
     )
 }
 
-/// Writes records one after the other.
+/// Writes one record at a time.
 #[derive(Debug)]
 pub(super) struct RecordWriter {
     shape: Shape,
     bytes: Vec<u8>,
-    /// Where the current record's bits of changed lists are.
+    /// The offset of the bits of changed lists in the current record.
     bits: usize,
 }
 
-/// One record that is read from its start to its end.
+/// Reads one record from start to end.
 #[derive(Debug)]
 pub(super) struct RecordReader<'a> {
     chain: u64,
@@ -73,16 +75,16 @@ pub(super) struct RecordReader<'a> {
     lists: &'a [u8],
 }
 
-/// A list that differs from the one before.
+/// A list that differs from the previous sample's list.
 #[derive(Debug)]
 pub(super) struct ChangedList<'a> {
-    /// Ids of the whole list.
+    /// The number of ids of the whole list.
     pub(super) length: usize,
-    /// How many of them, the last ones, are stored.
+    /// The number of ids, at the end of the list, that the record stores.
     pub(super) stored: usize,
-    /// The ids, and what follows them in the record.
+    /// The packed ids, followed by the rest of the record.
     bytes: &'a [u8],
-    /// Bits of each id.
+    /// The number of bits per id.
     width: u32,
 }
 
@@ -91,8 +93,8 @@ impl RecordWriter {
         Self { shape, bytes: Vec::new(), bits: 0 }
     }
 
-    /// Starts a record and discards the one before. Numbers of chains are below 2^63. The sample takes so many decoded
-    /// bytes.
+    /// Starts a record and discards the previous one. `chain` must be below 2^63. `decoded_bytes` is the decoded
+    /// size of the sample.
     pub(super) fn start(
         &mut self,
         chain: u64,
@@ -109,13 +111,13 @@ impl RecordWriter {
         self.bytes.resize(self.bits + self.shape.lists.div_ceil(8), 0);
     }
 
-    /// Adds list number `list`, which changed: it has `length` ids, the last of which are `stored`. Lists come in
-    /// order.
+    /// Adds the changed list number `list`. It has `length` ids and ends with the ids `stored`. Lists must be added
+    /// in order.
     pub(super) fn changed(&mut self, list: usize, length: usize, stored: &[i64]) {
         self.bytes[self.bits + list / 8] |= 1 << (list % 8);
         write_varint(&mut self.bytes, length as u64);
         write_varint(&mut self.bytes, stored.len() as u64);
-        // The union of the bits of all zigzag codes is as wide as the widest code. Every id has at least one bit.
+        // The union of the bits of all zigzag codes is as wide as the widest code. Every id takes at least one bit.
         let union = stored.iter().fold(1, |bits, id| bits | zigzag(*id));
         let width = match u64::BITS - union.leading_zeros() {
             width @ ..=MOST_BITS => width,
@@ -125,7 +127,7 @@ impl RecordWriter {
         self.pack(stored, width);
     }
 
-    /// Appends the codes of ids, of so many bits each.
+    /// Appends the zigzag codes of ids, `width` bits each.
     fn pack(&mut self, ids: &[i64], width: u32) {
         let end = self.bytes.len() + packed_bytes(ids.len(), width).expect("a list in memory has fewer bits");
         let (mut word, mut filled) = (0, 0);
@@ -136,7 +138,7 @@ impl RecordWriter {
             if filled >= u64::BITS {
                 self.bytes.extend_from_slice(&word.to_le_bytes());
                 filled -= u64::BITS;
-                // The bits of the code that are not in the word; all are if it is full.
+                // The bits of the code that did not fit into the full word; 0 if all of them did.
                 word = code.checked_shr(width - filled).unwrap_or(0);
             }
         }
@@ -157,7 +159,7 @@ impl RecordWriter {
         }
     }
 
-    /// The record since [`start`](Self::start).
+    /// Returns the record that was begun by [`start`](Self::start).
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -181,7 +183,7 @@ impl<'a> RecordReader<'a> {
         self.chain
     }
 
-    /// Whether no later record is of its chain.
+    /// Whether the record is the last one of its chain.
     pub(super) fn ends_chain(&self) -> bool {
         self.ends
     }
@@ -194,12 +196,13 @@ impl<'a> RecordReader<'a> {
         self.positions.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes))
     }
 
-    /// Whether list number `list` changed; if so, [`next_changed`](Self::next_changed) gives it, after those before it.
+    /// Whether list number `list` changed. If it did, [`next_changed`](Self::next_changed) returns it after all
+    /// earlier changed lists.
     pub(super) fn is_changed(&self, list: usize) -> bool {
         self.bits[list / 8] & (1 << (list % 8)) != 0
     }
 
-    /// The next changed list; `None` if the record is malformed.
+    /// Reads the next changed list; `None` if the record is malformed.
     #[inline]
     pub(super) fn next_changed(&mut self) -> Option<ChangedList<'a>> {
         let length = usize::try_from(read_varint(&mut self.lists)?).ok()?;
@@ -210,8 +213,8 @@ impl<'a> RecordReader<'a> {
         Some(ChangedList { length, stored, bytes, width })
     }
 
-    /// The value of the next kept column, which is of this kind; to be called after all changed lists were given.
-    /// `None` if the record is malformed.
+    /// Reads the value of the next kept column, which has the type `kind`. Call it after all changed lists were
+    /// read. The outer `None` means that the record is malformed, the inner one a null.
     pub(super) fn next_kept(&mut self, kind: KeptKind) -> Option<Option<KeptValue<'a>>> {
         let (present, rest) = self.lists.split_first()?;
         self.lists = rest;
@@ -229,7 +232,7 @@ impl<'a> RecordReader<'a> {
 }
 
 impl ChangedList<'_> {
-    /// Appends the ids stored to `ids`.
+    /// Appends the stored ids to `ids`.
     pub(super) fn append_to(&self, ids: &mut Vec<i64>) {
         let (width, mask) = (self.width as usize, u64::MAX >> (u64::BITS - self.width));
         let code = |word: [u8; 8], bit: usize| unzigzag(u64::from_le_bytes(word) >> (bit % 8) & mask);
@@ -242,7 +245,7 @@ impl ChangedList<'_> {
             }));
             return;
         }
-        // At the end of a record.
+        // The last ids are less than a word away from the end of the record.
         ids.extend(bits.map(|bit| {
             let (mut word, rest) = ([0; size_of::<u64>()], &self.bytes[bit / 8..]);
             let there = rest.len().min(word.len());
@@ -252,12 +255,12 @@ impl ChangedList<'_> {
     }
 }
 
-/// The bytes of so many ids of so many bits each; `None` if they are too many.
+/// Returns the size of `ids` ids of `width` bits each, in bytes; `None` on overflow.
 fn packed_bytes(ids: usize, width: u32) -> Option<usize> {
     Some(ids.checked_mul(width as usize)?.div_ceil(8))
 }
 
-/// A code that is small where the number is near 0.
+/// Encodes an integer so that values with a small magnitude get small codes.
 fn zigzag(number: i64) -> u64 {
     ((number << 1) ^ (number >> 63)) as u64
 }
@@ -351,7 +354,7 @@ mod tests {
         let shape = Shape { floats: 1, positions: 0, lists: 1 };
         assert!(RecordReader::new(shape, &[0; 16]).is_none());
         assert_eq!(decoded_bytes(&[0; 11]), None);
-        // The list's length, the number of ids stored, and their bits; then the ids.
+        // The length of the list, the number of stored ids and their width; then the ids.
         let next = |list: &[u8]| {
             let record = [&[0; 17][..], list].concat();
             RecordReader::new(shape, &record).unwrap().next_changed().is_some()

@@ -14,18 +14,19 @@ use super::record::end_chain;
 use crate::Result;
 use crate::error::arrow_bug;
 
-/// Columns of records that are not keys: the time, the two halves of the digest, the record, and the mark of totals.
+/// The number of columns of records that are not keys: time, two halves of the digest, record, and the flag of
+/// totals.
 const OTHER_COLUMNS: usize = 5;
-/// The most rows, and about the most bytes, of a batch of records.
+/// The maximum number of rows, and the approximate maximum size in bytes, of a batch of records.
 const BATCH_ROWS: usize = 4096;
 const BATCH_BYTES: usize = 2 << 20;
-/// Bytes that a processor loads at once.
+/// The size of a cache line in bytes.
 pub(super) const CACHE_LINE: usize = 64;
 
-/// A record that is held back until it is known whether it is the last of its chain.
+/// A record that is held until it is known whether it is the last of its chain.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// The sample's keys, as [`RecordBatches::keys`] encodes them.
+    /// The sample's keys, encoded by [`RecordBatches::keys`].
     keys: Vec<u8>,
     time: i64,
     digest: u128,
@@ -38,7 +39,7 @@ pub(super) struct RecordBatches {
     schema: SchemaRef,
     /// Encodes the key columns, so that a record can be kept after its batch is dropped.
     converter: RowConverter,
-    /// The encoded keys of all records, one after the other, and where each ends.
+    /// The encoded keys of all records, concatenated, and the end of each.
     keys: Vec<u8>,
     key_ends: Vec<usize>,
     times: Vec<i64>,
@@ -63,21 +64,21 @@ impl Pending {
         (self.time, self.digest) = (time, digest);
     }
 
-    /// Reads a byte of every cache line of the record and of the keys.
+    /// Reads a byte of every cache line of the record, and of the keys.
     pub(super) fn touch(&self) -> u64 {
         let lines = self.record.iter().step_by(CACHE_LINE).chain(self.keys.first());
         lines.fold(0, |sum, byte| sum + u64::from(*byte))
     }
 
-    /// The bytes that it owns on the heap.
+    /// The number of bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
         self.keys.capacity() + self.record.capacity()
     }
 }
 
 impl RecordBatches {
-    /// Records with the columns of `schema`: the keys, the time, the two halves of the digest, the record, and the mark of
-    /// [totals](super::totals).
+    /// Creates an empty collection of records with the columns of `schema`: the keys, the time, the two halves of
+    /// the digest, the record, and the flag of [totals](super::totals).
     pub(super) fn new(schema: &SchemaRef) -> Result<Self> {
         let keys = &schema.fields()[..schema.fields().len() - OTHER_COLUMNS];
         let keys = keys.iter().map(|field| SortField::new(field.data_type().clone()));
@@ -95,7 +96,7 @@ impl RecordBatches {
         })
     }
 
-    /// Encodes key columns, row by row.
+    /// Encodes key columns row by row.
     pub(super) fn keys(&self, columns: &[ArrayRef]) -> Result<Rows> {
         self.converter.convert_columns(columns).map_err(arrow_bug)
     }
@@ -108,7 +109,7 @@ impl RecordBatches {
         self.row((&pending.keys, pending.time, pending.digest), &pending.record, false)
     }
 
-    /// Adds a part of a worker's totals.
+    /// Adds part `number` of a worker's totals.
     pub(super) fn push_totals(&mut self, worker: u64, number: i64, part: &[u8]) -> Result<()> {
         let fields = &self.schema.fields()[..self.schema.fields().len() - OTHER_COLUMNS];
         let none: Vec<ArrayRef> = fields.iter().map(|field| new_null_array(field.data_type(), 1)).collect();
@@ -130,12 +131,12 @@ impl RecordBatches {
         Ok(())
     }
 
-    /// Takes the batches that are complete.
+    /// Takes the complete batches.
     pub(super) fn take(&mut self) -> Vec<RecordBatch> {
         std::mem::take(&mut self.complete)
     }
 
-    /// Makes a batch of the records that are left.
+    /// Completes a batch with the remaining records.
     pub(super) fn complete_batch(&mut self) -> Result<()> {
         if self.times.is_empty() {
             return Ok(());
@@ -148,7 +149,7 @@ impl RecordBatches {
         self.key_ends.clear();
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(self.schema.fields().len());
         for (key, field) in keys.into_iter().zip(self.schema.fields()) {
-            // A dictionary is decoded to its values.
+            // The converter decodes dictionaries to their values, so they must be cast back.
             let fits = key.data_type() == field.data_type();
             columns.push(if fits { key } else { cast(&key, field.data_type()).map_err(arrow_bug)? });
         }
@@ -160,7 +161,7 @@ impl RecordBatches {
         columns.extend([half(64), half(0)]);
         columns.push(Arc::new(self.records.finish()));
         columns.push(Arc::new(BooleanArray::new(self.totals.finish(), None)));
-        // The next batch is about as large.
+        // The next batch will have about the same size.
         self.records = BinaryBuilder::with_capacity(digests.len(), self.bytes + self.bytes / 8);
         self.bytes = 0;
         self.complete.push(RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(arrow_bug)?);

@@ -1,45 +1,46 @@
-//! How long a worker holds a session that is not seen: as long as sessions come back.
+//! Decides how long a worker holds the state of a session that is not seen: as long as sessions typically return.
 //!
-//! A session that does not come back is held for nothing. It takes memory, and those that do come back are no longer in
-//! the processor's caches. So the distances are counted after which sessions come back, in samples. They are counted
-//! for forgotten sessions too, of which a hash is kept, as ARC keeps some of pages (Megiddo and Modha 2003): whoever
-//! forgets too early learns of it.
+//! Holding a session that does not return wastes memory, and displaces sessions that do return from the processor's
+//! caches. So a worker counts the distances, in samples, after which sessions return. Forgotten sessions are
+//! included: a hash of each is kept, as ARC keeps entries of evicted pages (Megiddo and Modha 2003), so a horizon
+//! that is too short is noticed.
 
 use std::collections::HashMap;
 use std::mem;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Sessions are held so long that at most one in so many samples finds its session forgotten.
+/// Sessions are held long enough that at most one in 64 samples finds its session forgotten.
 const FORGOTTEN_PART: u64 = 64;
-/// The horizon is set anew after so many samples.
+/// The number of samples after which the horizon is recomputed.
 const PERIOD: u64 = 1 << 12;
-/// When so many samples are counted, all counts are halved, so that later samples weigh more.
+/// When this number of samples is counted, all counts are halved, so that recent samples weigh more.
 const MEMORY: u64 = 1 << 17;
-/// Bytes that a forgotten session takes.
+/// The memory of a forgotten session in bytes.
 const FORGOTTEN_BYTES: usize = 40;
 
-/// Counts after how many samples sessions come back.
+/// Counts the distances, in samples, after which sessions return.
 #[derive(Debug)]
 pub(super) struct Reuse {
     /// The number of the current sample.
     now: u64,
-    /// The first sample of the current generation.
+    /// The number of the first sample of the current generation.
     begun: u64,
-    /// The samples of a generation. A session is held for one generation at least, and for two at most.
+    /// The number of samples of a generation. A session is held for at least one and at most two generations.
     horizon: u64,
-    /// The samples that are counted, and by `i` those whose session came back after more than `2^(i-1)` samples and at
-    /// most `2^i`.
+    /// The number of counted samples, and by `i` the number of samples whose session returned after more than
+    /// `2^(i-1)` and at most `2^i` samples.
     counted: u64,
     distances: [u64; 64],
-    /// By a hash of their identity, when forgotten sessions were seen last, in two generations.
+    /// For forgotten sessions, the number of the last sample by a hash of the session's identity, in two
+    /// generations.
     forgotten: [HashMap<u64, u64>; 2],
-    /// The most sessions of each of these.
+    /// The maximum number of sessions in each of these maps.
     most_forgotten: usize,
 }
 
 impl Reuse {
-    /// No samples yet. The hashes of forgotten sessions may take so many bytes.
+    /// Creates empty counts. The hashes of forgotten sessions may take `bytes` bytes.
     pub(super) fn new(bytes: usize) -> Self {
         Self {
             now: 0,
@@ -52,7 +53,7 @@ impl Reuse {
         }
     }
 
-    /// Whether the sessions seen in this generation should become the older ones, before the next sample.
+    /// Whether a new generation should begin before the next sample.
     pub(super) fn is_over(&self) -> bool {
         self.now - self.begun >= self.horizon
     }
@@ -62,8 +63,8 @@ impl Reuse {
         self.begun = self.now;
     }
 
-    /// Counts the next sample and returns its number. `last` is the number of the session's last sample, or `None` if
-    /// the session is not held.
+    /// Counts the next sample and returns its number. `last` is the number of the session's previous sample, or
+    /// `None` if the session is not held.
     pub(super) fn see(&mut self, identity: &[u8], last: Option<u64>) -> u64 {
         self.now += 1;
         self.counted += 1;
@@ -77,7 +78,7 @@ impl Reuse {
         self.now
     }
 
-    /// Notes that a session is forgotten, which was last seen at sample `last`.
+    /// Records that a session is forgotten. Its last sample had the number `last`.
     pub(super) fn forget(&mut self, identity: &[u8], last: u64) {
         if self.forgotten[0].len() >= self.most_forgotten {
             self.forgotten[1] = mem::take(&mut self.forgotten[0]);
@@ -93,7 +94,7 @@ impl Reuse {
         self.forgotten.iter_mut().find_map(|forgotten| forgotten.remove(&hash))
     }
 
-    /// Sets the smallest power of two as the horizon that is long enough.
+    /// Sets the horizon to the smallest power of two that is long enough.
     fn set_horizon(&mut self) {
         let mut beyond = 0;
         let too_many = self.distances.iter().rposition(|sessions| {
@@ -114,7 +115,8 @@ mod tests {
 
     use super::*;
 
-    /// The horizon after samples of these sessions, of which those not seen for a horizon are forgotten at once.
+    /// Returns the horizon after samples of these sessions. Sessions that are not seen for a horizon are forgotten
+    /// at once.
     fn horizon(sessions: impl Iterator<Item = u64>, bytes: usize) -> u64 {
         let mut reuse = Reuse::new(bytes);
         let mut seen: HashMap<u64, u64> = HashMap::new();
@@ -134,21 +136,21 @@ mod tests {
 
     #[test]
     fn the_horizon_is_as_long_as_sessions_need() {
-        // Each of a thousand sessions in turn, then a thousand others.
+        // Cycles through a thousand sessions, then through another thousand.
         let near = |sample: u64| sample / 100_000 * 1000 + sample % 1000;
         assert_eq!(horizon((0..400_000).map(near), 1 << 30), 1024);
-        // Among them, one sample in so many is of a session that comes back after 50,000 samples.
+        // One of `part` samples belongs to a session that returns after 50,000 samples.
         let far = |part: u64| {
             move |sample: u64| match sample.is_multiple_of(part) {
                 true => u64::MAX - sample % 50_000,
                 false => near(sample),
             }
         };
-        // One in a hundred: too few to hold all sessions so long.
+        // One sample in a hundred returns late: too few to hold all sessions that long.
         assert_eq!(horizon((0..400_000).map(far(100)), 1 << 30), 1024);
-        // One in ten: they are forgotten at first.
+        // One sample in ten returns late: their sessions are forgotten at first.
         assert_eq!(horizon((0..400_000).map(far(10)), 1 << 30), 1 << 16);
-        // Nothing is known of sessions for whose hashes there is no room.
+        // Without room for hashes, late returns are not noticed.
         assert_eq!(horizon((0..400_000).map(far(10)), 0), 1024);
     }
 

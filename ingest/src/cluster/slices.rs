@@ -1,8 +1,8 @@
-//! Plans of the slices of timelines.
+//! Query plans for the slices of timelines.
 //!
-//! What slices are made of is in tables that are made once: where every sample belongs and which positions it needs, and
-//! for each timeline the ranges of its slices. So no plan has all of these steps, and all that read slices see the same
-//! ones.
+//! The inputs of the slices are computed once and stored as tables: one table with the place of every sample and
+//! the timeline positions that it needs, and for each timeline a table of the ranges of its slices. So no plan
+//! repeats these steps, and all readers of slices see the same ranges.
 
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use datafusion::prelude::SessionContext;
@@ -12,31 +12,32 @@ use crate::sessionize;
 use crate::spool::Spool;
 use crate::{Config, Result, timeline};
 
-/// The samples, with what says where each belongs and which positions it needs.
+/// The table of the samples with the place of each sample and the timeline positions that it needs.
 const PLACED: &str = "__onefold_placed_samples";
-/// The ranges of the slices of a timeline, with its number.
+/// The prefix of the names of the tables of slice ranges; the index of the timeline follows.
 const RANGES: &str = "__onefold_ranges";
-/// A slice of a timeline takes about this part of [`ClusterOptions::state_bytes`]: one in so many.
+/// A slice of a timeline takes at most about 1/16 of [`ClusterOptions::state_bytes`].
 const SLICE_PART: usize = 16;
-/// The fewest and the most rows of a slice. It has more if a single window is longer.
+/// The bounds of the maximum number of rows of a slice. A slice has more rows if a single window is longer.
 const FEWEST_SLICE_IDS: usize = 1 << 10;
 const MOST_SLICE_IDS: usize = 1 << 20;
 
 /// The slices of all timelines.
 #[derive(Debug, Default)]
 pub(super) struct SliceQueries {
-    /// For each timeline the query of its slices, in no order.
+    /// For each timeline, the query that returns its slices, in no particular order.
     pub(super) queries: Vec<String>,
     /// The tables that the queries read.
     spool: Spool,
 }
 
 impl SliceQueries {
-    /// Makes the tables of the slices of the samples that have these `columns`. `sessions` is the query of their sessions.
+    /// Computes the tables of the slices for samples with these `columns`. `sessions` is the query of their
+    /// sessions.
     ///
     /// # Errors
     ///
-    /// Those of the engine.
+    /// The errors of the engine.
     pub(super) async fn new(
         config: &Config,
         context: &SessionContext,

@@ -1,8 +1,8 @@
-//! Statistics that are counted while samples are encoded: how often ids occur, for vocabularies, which lists change
-//! together, and the values of columns.
+//! Statistics that are collected while samples are encoded: how often ids occur (for vocabularies), which lists
+//! change together, and the values of columns.
 //!
-//! Ids are counted where a list changes, not where it repeats: an id is counted when it leaves its list, once for each
-//! sample that contained it.
+//! Ids are counted when a list changes, not when it repeats: when an id leaves its list, it is counted once for
+//! each sample that contained it.
 
 use std::ops::Range;
 use std::{iter, mem};
@@ -14,18 +14,18 @@ use super::counts::{ColumnCounts, IdCounts, ListCounts};
 use crate::Result;
 use crate::groups::CoChange;
 
-/// Ids of a list that are observed together: the registers of a list's distinct ids stay in the nearest cache meanwhile.
-/// Those of all lists do not fit there.
+/// The number of ids of a list that are observed together. Meanwhile the registers of the list's distinct ids stay
+/// in the first-level cache, where those of all lists would not fit.
 const OBSERVED_TOGETHER: usize = 128;
 
 /// Which statistics to count.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct StatisticsOptions {
-    /// Names of the vocabularies, whose ids are counted together.
+    /// Names of the vocabularies. Ids of one vocabulary are counted together.
     pub(super) vocabularies: Vec<String>,
-    /// The vocabulary of each of the records' lists.
+    /// For each list of the records, the index of its vocabulary.
     pub(super) vocabulary_of: Vec<Option<usize>>,
-    /// The number of lists that each timeline makes.
+    /// For each timeline, the number of lists that it produces.
     pub(super) timelines: Vec<usize>,
     /// Whether to count which lists change together.
     pub(super) changes: bool,
@@ -37,30 +37,31 @@ pub(super) struct StatisticsOptions {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SampleStatistics {
     vocabulary_of: Vec<Option<usize>>,
-    /// Counts of each vocabulary's ids.
+    /// For each vocabulary, the counts of its ids.
     #[serde(skip)]
     pub(crate) counters: Vec<VocabularyCounter>,
-    /// Sets of lists, then those of timelines, that changed together.
+    /// Counts of the sets of lists that changed together. The lists of the log come first, then those of timelines.
     pub(crate) changes: Option<CoChange>,
-    /// For every list its ids over all samples; and if changes are counted, for those that may slide and those of
-    /// timelines, how many of the ids windows would store.
+    /// For each list, its number of ids over all samples, and the number of ids that would be stored if it were a
+    /// window. The second is counted only if changes are, and only for sequences and lists of timelines.
     pub(crate) values: Vec<[u64; 2]>,
-    /// The columns of the log; without samples if their values are not observed.
+    /// Counts of the columns of the log. It has no samples if values are not observed.
     pub(crate) columns: ColumnCounts,
-    /// The ids of every list, those of timelines once samples are decoded; none if they are not observed.
+    /// The ids of each list; those of timelines are added after samples are decoded. Empty if values are not
+    /// observed.
     pub(crate) ids: Vec<IdCounts>,
-    /// Ids of every list that are still to be [observed](Self::observe_ids).
+    /// For each list, ids that are waiting to be [observed](Self::observe_ids).
     #[serde(skip)]
     waiting: Vec<Vec<i64>>,
-    /// Lists that each timeline makes.
+    /// For each timeline, the number of lists that it produces.
     timelines: Vec<usize>,
-    /// Samples whose window of each timeline is empty.
+    /// For each timeline, the number of samples whose window is empty.
     empty_windows: Vec<u64>,
     #[serde(skip)]
     set: Vec<u64>,
 }
 
-/// For the counted lists of a session's last sample: since which sample each id has been in its list.
+/// For each counted list of a session's last sample, the index of the sample at which each id entered the list.
 #[derive(Debug, Default)]
 pub(super) struct Entered {
     sample: u64,
@@ -68,7 +69,7 @@ pub(super) struct Entered {
 }
 
 impl SampleStatistics {
-    /// No samples yet. Counts of ids take their memory from `budget`.
+    /// Creates empty statistics. Counts of ids take their memory from `budget`.
     pub(super) fn new(wanted: &StatisticsOptions, budget: &CountBudget) -> Self {
         let lists = wanted.vocabulary_of.len() + wanted.timelines.iter().sum::<usize>();
         let counter = |name: &String| VocabularyCounter::new(name, budget);
@@ -98,8 +99,8 @@ impl SampleStatistics {
         self.changes.iter_mut().for_each(CoChange::start_session);
     }
 
-    /// Counts which lists, and windows of timelines, differ from those of the sample before in the session. `digest` is
-    /// that of the sample.
+    /// Counts which lists, and windows of timelines, differ from those of the previous sample of the session.
+    /// `digest` is the digest of the sample.
     pub(super) fn observe(
         &mut self,
         lists: impl Iterator<Item = bool>,
@@ -121,7 +122,7 @@ impl SampleStatistics {
         self.values[list][0] += length as u64;
     }
 
-    /// Adds ids of a sample's list that windows would store.
+    /// Adds the number of ids of a sample's list that would be stored if the list were a window.
     pub(super) fn stored(&mut self, list: usize, ids: usize) {
         self.values[list][1] += ids as u64;
     }
@@ -132,22 +133,22 @@ impl SampleStatistics {
         self.made_by(timeline).for_each(|list| self.length(list, length));
     }
 
-    /// Adds ids of a sample's lists from a timeline that windows would store.
+    /// Adds the number of ids of a sample's lists from a timeline that would be stored in windows.
     pub(super) fn timeline_stored(&mut self, timeline: usize, ids: usize) {
         self.made_by(timeline).for_each(|list| self.stored(list, ids));
     }
 
-    /// The lists that a timeline makes.
+    /// Returns the indexes of the lists that a timeline produces.
     fn made_by(&self, timeline: usize) -> Range<usize> {
         let first = self.vocabulary_of.len() + self.timelines[..timeline].iter().sum::<usize>();
         first..first + self.timelines[timeline]
     }
 
-    /// Adds ids of a list, of which it may know some.
+    /// Adds ids of a list. Ids that were added before do not change the result.
     #[inline]
     pub(super) fn ids(&mut self, list: usize, ids: &[i64]) {
         let Some(waiting) = self.waiting.get_mut(list) else { return };
-        // A call to copy one id would be felt.
+        // Avoid a function call for a single id: its cost would be measurable.
         match ids {
             [id] => waiting.push(*id),
             ids if ids.len() >= OBSERVED_TOGETHER => return self.ids[list].add(ids),
@@ -159,7 +160,7 @@ impl SampleStatistics {
         }
     }
 
-    /// Observes the ids that wait, once all samples are counted.
+    /// Observes the waiting ids. Call it after all samples are counted.
     pub(super) fn observe_ids(&mut self) {
         for (counts, waiting) in self.ids.iter_mut().zip(&mut self.waiting) {
             counts.add(&mem::take(waiting));
@@ -172,7 +173,7 @@ impl SampleStatistics {
         made.zip(ids).for_each(|(counts, ids)| counts.merge(ids));
     }
 
-    /// The samples without ids in a list.
+    /// Returns the number of samples without ids in a list.
     pub(crate) fn list_counts(&self, list: usize) -> ListCounts {
         if let Some(counts) = self.columns.lists.get(list) {
             return *counts;
@@ -187,8 +188,8 @@ impl SampleStatistics {
         ListCounts::default()
     }
 
-    /// Counts the ids that leave list number `list`, if it has a vocabulary, when `before` becomes `after`. The first
-    /// `known` ids of `after` are the last ones of `before`.
+    /// Counts the ids that leave list number `list` when `before` becomes `after`, if the list has a vocabulary.
+    /// The first `known` ids of `after` are the last ones of `before`.
     pub(super) fn replace(
         &mut self,
         list: usize,
@@ -248,12 +249,12 @@ impl SampleStatistics {
 }
 
 impl Entered {
-    /// The bytes that it owns on the heap.
+    /// The number of bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
         self.since.iter().map(|since| 24 + 8 * since.capacity()).sum()
     }
 
-    /// Goes on to the next sample of the session.
+    /// Advances to the next sample of the session.
     pub(super) fn next_sample(&mut self) {
         self.sample += 1;
     }

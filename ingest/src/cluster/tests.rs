@@ -1,4 +1,4 @@
-//! Encoding, sorting and decoding gives the samples back, in order, whatever the order of the log and the memory.
+//! Encoding, sorting and decoding returns the samples in order, for any order of the log and any memory limit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,10 +32,10 @@ use super::unfold::{Decoding, RowGroups, SortedRecords, Unfolding};
 use crate::ids::IdForm;
 use crate::sessionize::{SESSION, TIME, TOTALS};
 
-/// A sample: session, time, a number, a bag of ids and a sequence.
+/// A sample: session, time, a number, a bag of ids and a sequence of ids.
 type Sample = (i64, i64, f32, Vec<i64>, Vec<i64>);
 
-/// The kept values that follow from a sample: an integer and a text, which may be null.
+/// Computes the kept values of a sample: an integer and a text, which may be null.
 fn kept(sample: &Sample) -> (Option<i64>, Option<String>) {
     let text = (!sample.3.is_empty()).then(|| "é".repeat(sample.3.len()));
     ((sample.1 % 2 == 0).then_some(sample.1 - 9), text)
@@ -57,7 +57,8 @@ fn batch(samples: &[Sample]) -> RecordBatch {
         ("past", lists(samples.iter().map(|sample| sample.4.clone()).collect())),
         ("request", Arc::new(Int64Array::from_iter(samples.iter().map(|sample| kept(sample).0)))),
         ("page", Arc::new(StringArray::from_iter(samples.iter().map(|sample| kept(sample).1)))),
-        // The timeline of every user counts from 0, and a sample sees the last two items before its time.
+        // The timeline of every user starts at 0. The window of a sample contains the last two items before its
+        // time.
         ("start", numbers(|sample| (sample.1 - 2).max(0))),
         ("end", numbers(|sample| sample.1)),
     ])
@@ -99,7 +100,7 @@ fn options(chained: bool, state_bytes: usize) -> EncoderOptions {
     }
 }
 
-/// Samples of nothing but places in a timeline.
+/// Options of samples that have only positions in a timeline.
 fn without_columns() -> EncoderOptions {
     let (floats, lists, kept) = (Vec::new(), Vec::new(), Vec::new());
     EncoderOptions { floats, lists, kept, digested: 0, ..options(true, 1 << 20) }
@@ -115,7 +116,7 @@ fn wanted() -> StatisticsOptions {
     }
 }
 
-/// A record with what it is sorted by.
+/// A record with its sort key.
 type Sorted = (i64, i64, [u64; 2], Vec<u8>);
 
 fn encode(
@@ -167,7 +168,7 @@ fn schema() -> datafusion::arrow::datatypes::SchemaRef {
     batch(&[]).schema()
 }
 
-/// The samples that records are, and the lists that a timeline of the even numbers adds.
+/// Decodes records to samples, and to the lists from a timeline of even numbers.
 fn decode(sorted: &[Sorted], options: &EncoderOptions, totals: &SampleTotals) -> Vec<(Sample, Vec<i64>)> {
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
     let mut decoder = DeltaDecoder::new(options, vec![list("bag"), list("past"), list("seen")], false);
@@ -196,7 +197,7 @@ fn decode(sorted: &[Sorted], options: &EncoderOptions, totals: &SampleTotals) ->
         let first = run[0].1.saturating_sub(2).max(0);
         let positions: Vec<i64> = (first..run[run.len() - 1].1).collect();
         let items = positions.iter().map(|item| 2 * item).collect();
-        // A session may come in several runs.
+        // A session may arrive in several runs.
         for part in run.chunks(3) {
             let run = SessionRun {
                 session: part[0].0,
@@ -223,7 +224,7 @@ fn samples() -> impl Strategy<Value = Vec<Sample>> {
     let list = || prop::collection::vec(0..4_i64, 0..4);
     let sample = (0..5_i64, 0..30_i64, 0..2_u8, prop::option::of(list()), prop::option::of(list()));
     prop::collection::vec(sample, 1..80).prop_map(|samples| {
-        // Lists repeat, or slide, from the session's sample before in the log.
+        // Lists repeat, or slide, from the previous sample of the session in the log.
         let mut last: [(Vec<i64>, Vec<i64>); 5] = Default::default();
         let with_lists = |(session, time, x, bag, appended): (i64, i64, u8, _, Option<Vec<i64>>)| {
             let (last_bag, past) = &mut last[session as usize];
@@ -236,7 +237,7 @@ fn samples() -> impl Strategy<Value = Vec<Sample>> {
     })
 }
 
-/// Cuts samples into row groups of so many samples, wherever that is, and keeps how they are decoded.
+/// Cuts samples into row groups of `samples` samples at any position, and keeps their decode functions.
 struct Cutting {
     samples: usize,
     pushed: usize,
@@ -267,8 +268,8 @@ impl RowGroups for Cutting {
     }
 }
 
-/// The lists of samples whose sorted records come in batches of `batch_rows`, and are decoded in row groups of
-/// `samples` samples, the last ones first.
+/// Returns the lists of samples whose sorted records arrive in batches of `batch_rows` and are decoded in row
+/// groups of `samples` samples, last row group first.
 fn unfold(
     sorted: &[Sorted],
     options: &EncoderOptions,
@@ -363,7 +364,7 @@ proptest! {
         decoded.sort_by_key(comparable);
         prop_assert_eq!(&decoded, &expected);
 
-        // An id counts as often as it is in a list of a sample.
+        // The count of an id is the number of its occurrences in the lists of samples.
         let mut naive = std::collections::BTreeMap::new();
         for id in samples.iter().flat_map(|sample| sample.3.iter().chain(&sample.4)) {
             *naive.entry(*id).or_insert(0_u64) += 1;
@@ -374,7 +375,7 @@ proptest! {
         prop_assert_eq!(totals.statistics.values[0][0], lengths(|sample| sample.3.len()));
         prop_assert_eq!(totals.statistics.values[1][0], lengths(|sample| sample.4.len()));
 
-        // The ids that are observed are those of all lists.
+        // The observed ids are the ids of all lists.
         let lists: [fn(&Sample) -> &Vec<i64>; 2] = [|sample| &sample.3, |sample| &sample.4];
         for (list, ids) in lists.into_iter().zip(&totals.statistics.ids) {
             let mut naive = IdCounts::new();
@@ -386,12 +387,13 @@ proptest! {
     }
 }
 
-/// What changes together: sessions, changes of pairs of lists, and the ids of every list and of its windows.
+/// Counts of changes: the number of sessions, the changes of pairs of lists, and for every list its ids and the ids
+/// stored in windows.
 type Changes = (u64, Vec<u64>, Vec<[u64; 2]>);
 
 const PAIRS: [[usize; 2]; 6] = [[0, 0], [1, 1], [2, 2], [0, 1], [0, 2], [1, 2]];
 
-/// The changes that were counted, and how often each id occurs.
+/// Returns the changes that were counted, and the count of each id.
 fn counted(totals: &SampleTotals) -> (Changes, BTreeMap<i64, u64>) {
     let changes = totals.statistics.changes.as_ref().unwrap();
     assert_eq!(changes.samples(), totals.samples);
@@ -400,7 +402,7 @@ fn counted(totals: &SampleTotals) -> (Changes, BTreeMap<i64, u64>) {
     ((changes.sessions(), pairs, totals.statistics.values.clone()), ids)
 }
 
-/// The changes of sorted samples.
+/// Computes the changes of sorted samples.
 fn changes_of(sorted: &[Sample], gap: Option<i64>) -> Changes {
     let (mut sessions, mut pairs, mut values) = (0, vec![0; PAIRS.len()], vec![[0; 2]; 3]);
     for (i, sample) in sorted.iter().enumerate() {
@@ -435,7 +437,7 @@ proptest! {
         (parts, workers, batch_rows) in (1..5_usize, 1..3_usize, 1..20_usize),
         turns in prop::collection::vec(any::<prop::sample::Index>(), 80),
     ) {
-        // A log in order of time, whose parts are read at the same time.
+        // A log in time order whose parts are read at the same time.
         let mut log = samples;
         let times = pauses.iter().scan(0, |time, pause| { *time += pause; Some(*time) });
         log.iter_mut().zip(times).for_each(|(sample, time)| sample.1 = time);
@@ -474,21 +476,21 @@ fn samples_in_time_order_become_what_changed() {
         sample(2, &[5, 6], &[2, 3, 4]),
         sample(3, &[5, 6], &[2, 3, 4]),
         sample(3, &[9], &[2, 3, 4]),
-        // Logged late: the samples of another part of the log may follow it.
+        // A late sample: samples of another part of the log may follow it.
         sample(0, &[9], &[2, 3, 4]),
     ];
     let (sorted, totals) = encode(&samples, 10, &options(true, 1 << 20), 1);
     let bytes = |time: i64| sorted.iter().filter(|r| r.1 == time).map(|r| r.3.len()).collect::<Vec<_>>();
     let empty = 8 + 4 + 4 + 16 + 1;
-    // A list takes three bytes and those of its ids: two of 4 bits, three of 3 bits. A kept value takes a byte, and if it
-    // is there, its number or length and its text.
+    // A list takes three bytes plus its ids: two ids of 4 bits, three ids of 3 bits. A kept value takes one byte
+    // plus, if it is not null, its number, or its length and text.
     assert_eq!(bytes(1), [empty + 3 + 1 + 3 + 2 + 1 + (2 + 4)]);
     assert_eq!(bytes(2), [empty + 3 + 1 + 2 + (2 + 4)]);
     assert_eq!(bytes(0), [empty + 3 + 1 + 3 + 2 + 2 + (2 + 2)]);
     assert_eq!(totals.statistics.values[..2], [[8, 0], [15, 7]]);
     let changes = totals.statistics.changes.unwrap();
-    // As if the late sample had been logged first, whose sequence shares nothing with the next one. Of the two of one
-    // time, that with the smaller digest comes first.
+    // The counts are as if the late sample had been logged first; its sequence shares no ids with the next one.
+    // Among the two samples with equal times, the one with the smaller digest comes first.
     assert_eq!((changes.samples(), changes.sessions()), (5, 1));
     assert_eq!([0, 1, 2].map(|list| changes.changes(list)), [3, 2, 3]);
 }
@@ -503,12 +505,12 @@ fn parts_of_a_log_that_are_read_at_the_same_time_are_encoded_as_one_after_the_ot
         sorted.iter().map(|record| record.3.len()).collect::<Vec<_>>()
     };
     let (expected, parts) = (bytes(&in_order), bytes(&parts));
-    // The first samples of the later parts follow the first one of the log; then each part has a place of its own.
+    // The first samples of the later parts follow the first sample of the log; then each part has its own entry.
     let larger: Vec<_> = (0..60).filter(|i| parts[*i] > expected[*i]).collect();
     assert_eq!(larger, [1, 2, 20, 21, 40]);
 }
 
-/// The most chains that are open at once while the sorted records are decoded.
+/// Returns the maximum number of chains that are open at once while the sorted records are decoded.
 fn most_open(sorted: &[Sorted], options: &EncoderOptions) -> usize {
     let list = |name: &str| ListColumn { name: name.into(), vocabulary: None };
     let mut decoder = DeltaDecoder::new(options, vec![list("bag"), list("past"), list("seen")], false);
@@ -536,7 +538,7 @@ fn few_chains_are_open_in_a_log_of_any_order() {
         (0..2000).map(|time| (7, time, 0.0, vec![time / 10; 8], vec![time, time + 1])).collect();
     let newest_first: Vec<Sample> = in_order.iter().rev().cloned().collect();
     let shuffled: Vec<Sample> = (0..2000).map(|i| in_order[i * 1237 % 2000].clone()).collect();
-    // A sample has lists of 10 ids, which count 128 bytes with their headers; so four chains may be open.
+    // A sample has lists of 10 ids, which count as 128 bytes with their headers, so four chains may be open.
     let options = options(true, 64 * 4 * 128);
     let open = |samples: &[Sample]| {
         let (sorted, totals) = encode(samples, 64, &options, 1);
@@ -551,7 +553,7 @@ fn few_chains_are_open_in_a_log_of_any_order() {
     assert!(shuffled_bytes > bytes, "the samples are stored whole");
 }
 
-/// The sizes of the batches that come of samples with windows of `length` ids in a slice of `rows` ids.
+/// Returns the sizes of the batches of samples with windows of `length` ids in a slice of `rows` ids.
 fn batches_with_slices(samples: i64, length: i64, rows: i64) -> Vec<usize> {
     let options = without_columns();
     let list = ListColumn { name: "seen".into(), vocabulary: None };
@@ -585,7 +587,7 @@ fn batches_with_slices(samples: i64, length: i64, rows: i64) -> Vec<usize> {
 
 #[test]
 fn large_slices_do_not_make_small_batches() {
-    // Two slices with more ids than a batch should have: each may end a batch, but not every sample does.
+    // Two slices with more ids than the limit of a batch: each may end a batch, but not every sample does.
     let sizes = batches_with_slices(3000, 1000, 3 << 19);
     assert_eq!(sizes.iter().sum::<usize>(), 3000);
     assert!(sizes.len() <= 4, "{sizes:?}");
@@ -626,8 +628,8 @@ fn a_slice_may_begin_with_an_empty_window() {
     assert_eq!(lists, [vec![10, 11], vec![], vec![21, 22]]);
 }
 
-/// What the operator gives for samples in two parts, in batches of `batch_rows`, after its description was sent
-/// somewhere.
+/// Runs the fold operator on samples in two parts, in batches of `batch_rows`, after its specification was
+/// serialized and parsed. Returns its records and totals.
 fn folded(
     samples: &[Sample],
     batch_rows: usize,

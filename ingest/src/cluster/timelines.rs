@@ -1,4 +1,4 @@
-//! Slices of timelines: the parts in which the windows of samples lie. They are read in step with the sorted records.
+//! Slices of timelines, which contain the windows of samples. They are read in step with the sorted records.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,41 +19,42 @@ use crate::error::arrow_bug;
 use crate::sessionize::BUCKET;
 use crate::timeline::{FIRST, POSITION};
 
-/// A part of a timeline that contains all windows of some consecutive samples of a bucket: its rows by position, column
-/// by column.
+/// A part of a timeline that contains all windows of some consecutive samples of a bucket: its rows by position,
+/// column by column.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Slice {
-    /// Which of the slices it is, counted from 1; 0 for the empty slice.
+    /// The number of the slice, starting at 1; 0 for the empty slice.
     pub(super) number: i64,
-    /// Positions of the rows in the timeline, rising.
+    /// The positions of the rows in the timeline, in increasing order.
     pub(super) positions: Vec<i64>,
-    /// The rows' values, once for each list that the timeline makes.
+    /// The values of the rows, one column for each list that the timeline produces.
     pub(super) columns: Vec<Vec<i64>>,
 }
 
-/// The partition and the bucket that samples come from.
+/// The partition and the bucket of samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BucketOfPartition {
     pub(super) partition: PartitionKey,
     pub(super) bucket: u32,
 }
 
-/// The slices of one timeline, one after the other.
+/// Reads the slices of one timeline in order.
 pub(super) struct Slices {
     rows: SendableRecordBatchStream,
     partitions: Partitions,
-    /// The columns that tell slices apart.
+    /// The columns that identify a slice.
     apart: Vec<String>,
-    /// The names of the lists that the timeline makes.
+    /// The names of the lists that the timeline produces.
     lists: Vec<String>,
-    /// The batch being read, and its runs of rows of one slice that are left, the next one last.
+    /// The current batch and its remaining runs. Each run consists of rows of one slice; the next run is the last
+    /// element.
     batch: Option<(RecordBatch, Vec<Run>)>,
-    /// The bucket and the first sample of the current slice, and the slice.
+    /// The bucket and the first sample of the current slice.
     start: Option<(BucketOfPartition, i64)>,
     current: Arc<Slice>,
 }
 
-/// Some rows of a batch, all of one slice.
+/// Consecutive rows of a batch that belong to one slice.
 struct Run {
     /// The bucket and the first sample of the slice.
     start: (BucketOfPartition, i64),
@@ -61,8 +62,8 @@ struct Run {
 }
 
 impl Slices {
-    /// The slices in `rows`, the rows of [`sessionize::slices`](crate::sessionize::slices) in the order of the samples.
-    /// `place` are those of their columns that say which bucket a slice belongs to.
+    /// Creates a reader of slices. `rows` has the rows of [`sessionize::slices`](crate::sessionize::slices) in the
+    /// order of the samples. `place` has the names of the columns that identify the bucket of a slice.
     pub(super) fn new(
         rows: SendableRecordBatchStream,
         partitions: Partitions,
@@ -75,12 +76,12 @@ impl Slices {
         Self { rows, partitions, apart, lists, batch: None, start: None, current }
     }
 
-    /// The slice that was reached last.
+    /// Returns the slice that was reached last.
     pub(super) fn current(&self) -> &Arc<Slice> {
         &self.current
     }
 
-    /// The number of the first sample of the next slice, if it is one of this bucket.
+    /// Returns the number of the first sample of the next slice, if that slice belongs to this bucket.
     pub(super) async fn next_in(&mut self, place: &BucketOfPartition) -> Result<Option<i64>> {
         while self.batch.as_ref().is_none_or(|(_, runs)| runs.is_empty()) {
             let Some(batch) = self.rows.next().await.transpose()? else { return Ok(None) };
@@ -91,7 +92,7 @@ impl Slices {
         Ok(next.filter(|run| run.start.0 == *place).map(|run| run.start.1))
     }
 
-    /// The runs of rows of one slice in a batch, the first one last.
+    /// Divides a batch into runs of rows of one slice. The first run is the last element.
     fn runs(&self, batch: &RecordBatch) -> Result<Vec<Run>> {
         let apart = self.apart.iter().map(|name| Ok(Arc::clone(column(batch, name)?)));
         let apart: Vec<ArrayRef> = apart.collect::<Result<_>>()?;
@@ -105,13 +106,15 @@ impl Slices {
         partition(&apart).map_err(arrow_bug)?.ranges().into_iter().rev().map(run).collect()
     }
 
-    /// Goes to the slice of sample number `sample` of a bucket. Buckets come in their order, and so do their samples.
+    /// Advances to the slice of sample number `sample` of a bucket. Buckets, and samples within a bucket, must be
+    /// visited in order.
     pub(super) async fn reach(&mut self, place: &BucketOfPartition, sample: i64) -> Result<()> {
         while self.next_in(place).await?.is_some_and(|first| first <= sample) {
             let Some((batch, runs)) = &mut self.batch else { break };
             let Some(run) = runs.pop() else { break };
             if self.start.as_ref() != Some(&run.start) {
-                // Samples that are not decoded yet may need the slice before.
+                // Create a new slice instead of clearing the old one, which samples that are not decoded yet may
+                // need.
                 let columns = vec![Vec::new(); self.lists.len()];
                 let number = self.current.number + 1;
                 self.current = Arc::new(Slice { number, positions: Vec::new(), columns });
@@ -129,15 +132,15 @@ impl Slices {
         Ok(())
     }
 
-    /// The bytes that the current slice takes.
+    /// The size of the current slice in bytes.
     pub(super) fn bytes(&self) -> usize {
         let columns = self.current.columns.iter().chain([&self.current.positions]);
         columns.map(|values| 8 * values.capacity()).sum()
     }
 }
 
-/// Numbers the samples of each bucket from 1 as the slices' query does: samples that its order cannot tell apart have
-/// the number of the first.
+/// Numbers the samples of each bucket from 1, as the query of the slices does: samples that are equal in the order
+/// columns have the number of the first of them.
 pub(super) struct SampleNumbers {
     /// The columns that order the samples of a bucket.
     columns: Vec<String>,
@@ -149,13 +152,14 @@ pub(super) struct SampleNumbers {
 }
 
 impl SampleNumbers {
-    /// Numbers of samples that come in the order of these columns, bucket by bucket.
+    /// Creates a numbering of samples that arrive in the order of `columns`, bucket by bucket.
     pub(super) fn new(columns: Vec<String>) -> Self {
         Self { columns, converter: None, place: None, last: None, number: 0, seen: 0 }
     }
 
-    /// The numbers of samples of a bucket: the `rows` of a sorted batch. Samples that the dataset already has (by
-    /// `origins`) need no slice: they are not counted, and have the number of the sample before them.
+    /// Returns the numbers of the samples `rows` of a sorted batch, which belong to one bucket. Samples that the
+    /// dataset already has (according to `origins`) need no slice: they are not counted, and get the number of the
+    /// previous sample.
     pub(super) fn of(
         &mut self,
         place: &BucketOfPartition,

@@ -1,13 +1,14 @@
-//! What a worker has learned of its samples, as rows behind its records: their number, digest and statistics.
+//! The totals of a worker (number of samples, digest and statistics), encoded as rows that follow its records.
 //!
-//! The totals come in parts of a few KiB. A part has the place of the record in its row; the time is the number of the
-//! part, the high half of the digest that of the worker, and [`TOTALS`] is set. A sort by [`TOTALS`] first puts all of
-//! them before the first record, so whoever reads sorted records knows the totals of all samples before.
+//! The totals are divided into parts of a few KiB. A row with a part has the part in the record column, the number
+//! of the part in the time column, and the number of the worker in the high half of the digest; [`TOTALS`] is true.
+//! A sort by [`TOTALS`] first puts all parts before the first record, so a reader of sorted records knows the
+//! totals of all samples in advance.
 //!
-//! A part is a piece of the summary (JSON), or counts of ids: the number of the vocabulary, then pairs of an id and how
-//! often it occurred. Where the ids are numbers that stand for texts, and the texts are on another machine, each pair
-//! has its text behind it, after the text's length. Counts can be read in any order, a worker's pieces of the summary in
-//! theirs.
+//! A part is a piece of the summary (JSON), or counts of ids: the number of the vocabulary, then pairs of an id and
+//! its count. If the ids are numbers of texts, and the texts are on another machine, each pair is followed by the
+//! length of its text and the text. Counts can be read in any order. The pieces of the summary of a worker must be
+//! read in order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,16 +29,16 @@ use crate::error::bug;
 use crate::sessionize::{TIME, TOTALS};
 use crate::{Error, Result};
 
-/// The first byte of a part.
+/// The first byte of a part, which is its kind.
 const SUMMARY: u8 = 0;
 const COUNTS: u8 = 1;
 const TEXT_COUNTS: u8 = 2;
-/// The most bytes of a part, about: as many as a long record has.
+/// The approximate maximum size of a part in bytes, which is the size of a long record.
 const PART_BYTES: usize = 4096;
-/// The bytes of an id and its count.
+/// The size of an id and its count in bytes.
 const PAIR: usize = 16;
 
-/// The counts of a vocabulary's ids, with their texts if these are elsewhere.
+/// Iterates over the counts of a vocabulary's ids, with their texts if the reader does not have them.
 struct Counted {
     vocabulary: u32,
     pairs: vec::IntoIter<(i64, u64)>,
@@ -45,11 +46,11 @@ struct Counted {
 }
 
 impl SampleTotals {
-    /// The parts. `texts` has, by vocabulary, the texts that whoever reads the parts does not know.
+    /// Divides the totals into parts. `texts` has for each vocabulary the texts that the reader does not have.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the totals cannot be written down.
+    /// [`Error::Fault`] if the totals cannot be serialized.
     pub(super) fn into_parts(
         mut self,
         texts: Vec<Option<Arc<TextIds>>>,
@@ -70,7 +71,7 @@ impl SampleTotals {
 }
 
 impl Counted {
-    /// The next part; `None` if there are no more counts.
+    /// Returns the next part; `None` if there are no more counts.
     fn next_part(&mut self) -> Result<Option<Vec<u8>>> {
         if self.pairs.len() == 0 {
             return Ok(None);
@@ -94,34 +95,34 @@ impl Counted {
     }
 }
 
-/// Puts the totals of workers together.
+/// Merges the totals of workers.
 #[derive(Debug)]
 pub(super) struct TotalsReader {
-    /// The summary of each worker.
+    /// By worker, the pieces of its summary.
     summaries: BTreeMap<u64, Vec<u8>>,
     counters: Vec<VocabularyCounter>,
-    /// By vocabulary, the texts that come with counts.
+    /// For each vocabulary, the texts to which texts that arrive with counts are added.
     texts: Vec<Option<Arc<TextIds>>>,
 }
 
 impl TotalsReader {
-    /// Nothing read yet. Counts take their memory from `budget`.
+    /// Creates a reader that has read nothing. Counts take their memory from `budget`.
     pub(super) fn new(statistics: &StatisticsOptions, budget: &CountBudget) -> Self {
         let counters = statistics.vocabularies.iter().map(|name| VocabularyCounter::new(name, budget));
         Self { summaries: BTreeMap::new(), counters: counters.collect(), texts: Vec::new() }
     }
 
-    /// Adds the texts that come with counts to these, which are in the order of the vocabularies.
+    /// Sets for each vocabulary the texts to which texts that arrive with counts are added.
     pub(super) fn with_texts(self, texts: Vec<Option<Arc<TextIds>>>) -> Self {
         Self { texts, ..self }
     }
 
-    /// Reads the parts at the beginning of a batch, and gives the records behind them.
+    /// Reads the parts at the start of a batch and returns the records after them.
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if there are more distinct ids than may be counted, [`Error::Fault`] for something that is
-    /// no part.
+    /// [`Error::Dataset`] if there are more distinct ids than may be counted, [`Error::Fault`] for a malformed
+    /// part.
     pub(super) fn read(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
         let (parts, records) = totals_before(batch)?;
         for (worker, part) in parts {
@@ -134,7 +135,7 @@ impl TotalsReader {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), and those of the engine.
+    /// The errors of [`read`](Self::read) and of the engine.
     pub(super) async fn read_table(&mut self, context: &SessionContext, records: &str) -> Result<()> {
         let parts = format!(
             "SELECT {TIME}, {}, arrow_cast({RECORD}, 'Binary') AS {RECORD}, {TOTALS} FROM {records} WHERE {TOTALS} \
@@ -148,11 +149,11 @@ impl TotalsReader {
         Ok(())
     }
 
-    /// Reads a part of the totals of a worker. Parts of one worker come in their order.
+    /// Reads a part of the totals of a worker. The parts of a worker must be read in order.
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub(super) fn part(&mut self, worker: u64, part: &[u8]) -> Result<()> {
         match part.split_first() {
             Some((&SUMMARY, piece)) => {
@@ -179,7 +180,7 @@ impl TotalsReader {
         }))
     }
 
-    /// Reads counts with their texts. `None` if they are malformed.
+    /// Reads counts with their texts. Returns `None` if they are malformed.
     fn text_counts(&mut self, counts: &[u8]) -> Option<Result<()>> {
         let (vocabulary, mut rest) = counts.split_first_chunk()?;
         let vocabulary = u32::from_le_bytes(*vocabulary) as usize;
@@ -204,11 +205,11 @@ impl TotalsReader {
         Some(Ok(()))
     }
 
-    /// The totals of all workers that were read since the last call; `None` if there were none.
+    /// Returns the totals of all workers that were read since the last call; `None` if there were none.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if a summary is not whole.
+    /// [`Error::Fault`] if a summary is incomplete.
     pub(super) fn finish(&mut self) -> Result<Option<SampleTotals>> {
         let mut all: Option<SampleTotals> = None;
         for summary in std::mem::take(&mut self.summaries).into_values() {
@@ -228,11 +229,11 @@ impl TotalsReader {
 /// A worker and a part of its totals.
 type WorkerPart = (u64, Vec<u8>);
 
-/// The parts of totals at the beginning of a batch, each with its worker, and the records behind them.
+/// Splits a batch into the parts of totals at its start, each with its worker, and the records after them.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the batch is none of records.
+/// [`Error::Fault`] if the batch does not have the columns of records.
 pub(super) fn totals_before(batch: &RecordBatch) -> Result<(Vec<WorkerPart>, RecordBatch)> {
     let flags = column(batch, TOTALS)?.as_boolean();
     let parts = (0..batch.num_rows()).take_while(|row| flags.value(*row)).count();
@@ -242,7 +243,7 @@ pub(super) fn totals_before(batch: &RecordBatch) -> Result<(Vec<WorkerPart>, Rec
     Ok((totals.collect(), batch.slice(parts, batch.num_rows() - parts)))
 }
 
-/// The error for a text whose number is that of another text on another machine.
+/// Returns the error for two texts with the same hash, which several machines cannot distinguish.
 pub(crate) fn same_hash(vocabulary: &str, text: &str) -> Error {
     Error::engine(
         format!(
@@ -275,7 +276,7 @@ mod tests {
         }
     }
 
-    /// A reader whose texts are in a memory of their own.
+    /// Creates a reader with its own memory of texts.
     fn reader(budget: &CountBudget) -> (TotalsReader, Arc<TextIds>) {
         let texts = Arc::new(TextIds::new("words", budget));
         (TotalsReader::new(&wanted(), budget).with_texts(vec![None, Some(Arc::clone(&texts))]), texts)
@@ -330,11 +331,11 @@ mod tests {
         };
         let whole = part(hash_id(b"N17"), "N17");
         reader(&budget).0.part(0, &whole).unwrap();
-        // As if another text with this hash had come first.
+        // Simulates another text with the same hash that came first.
         let error = reader(&budget).0.part(0, &part(hash_id(b"N17") + 1, "N17")).unwrap_err().to_string();
         assert!(error.contains("`N17` of the vocabulary `words`") && error.contains("onefold-ingest build"));
         for length in 0..whole.len() {
-            // A part of a row is none; a part without rows says nothing.
+            // A truncated count is malformed; a part without counts is valid.
             let result = reader(&budget).0.part(0, &whole[..length]);
             assert_eq!(result.is_ok(), length == 5, "{length}");
         }

@@ -1,5 +1,5 @@
-//! Cuts sorted records into row groups. The records of a row group are decoded where it is encoded, in parallel with
-//! others.
+//! Cuts sorted records into row groups. The records of a row group are decoded by the task that encodes it, in
+//! parallel with other row groups.
 //!
 //! ```text
 //! sorted records ─▶ cut into row groups ─▶ decode, encode ─┐
@@ -7,9 +7,9 @@
 //!                                          decode, encode ─┘
 //! ```
 //!
-//! Where a row group ends follows from the decoded bytes that every record names. A row group begins with a session,
-//! so that its records can be decoded without those before it. Only where a session is larger than a row group does
-//! the next one take over the decoder of the one before.
+//! The decoded size that every record contains determines where a row group ends. A row group begins with a
+//! session, so that its records can be decoded without earlier ones. Only if a session is larger than a row group,
+//! the next row group continues with the decoder of the previous one.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,37 +31,38 @@ use crate::error::bug;
 use crate::sessionize::{KEY, SESSION, TIME};
 use crate::{Error, Result};
 
-/// Takes the samples of a clustering, partition by partition and bucket by bucket. Ranges of buckets have row groups of
-/// their own.
+/// Receives the samples of a clustering, partition by partition and bucket by bucket. A row group contains samples
+/// of one range of buckets only.
 pub(crate) trait RowGroups {
     /// Whether the samples of a partition are wanted.
     fn wants(&mut self, partition: &PartitionKey) -> Result<bool>;
 
-    /// Counts samples of a partition that are not wanted, by their times.
+    /// Counts samples of a partition that are not wanted. `times` has their times.
     fn leave_out(&mut self, partition: &PartitionKey, times: &[i64]) -> Result<()>;
 
     /// Begins a range of buckets of a partition that is wanted.
     fn enter(&mut self, partition: &PartitionKey, range: u32) -> Result<()>;
 
-    /// Announces the next sample of the range. If this gives `true`, a row group ends before the sample.
+    /// Announces the next sample of the range. If it returns `true`, a row group ends before this sample.
     fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool>;
 
-    /// Takes the samples of a row group, decoded by `decode`.
+    /// Receives a row group, whose samples `decode` computes.
     fn write_row_group(&mut self, decode: Decode) -> Result<()>;
 }
 
-/// Cuts samples that are not written into portions of some decoded bytes, in whole sessions as far as these are no larger.
+/// Divides samples that are not written into portions of about [`PORTION_BYTES`] decoded bytes. A portion ends between
+/// sessions, unless a session is larger than a portion.
 #[derive(Debug, Default)]
 pub(crate) struct Portions {
     session: Option<i64>,
     bytes: usize,
 }
 
-/// About the decoded bytes of a portion.
+/// The approximate number of decoded bytes of a portion.
 const PORTION_BYTES: usize = 32 << 20;
 
 impl Portions {
-    /// Announces the next sample. If this gives `true`, a portion ends before it.
+    /// Adds the next sample. Returns whether a portion ends before it.
     pub(crate) fn push(&mut self, session: i64, bytes: usize) -> bool {
         let begins = self.session.replace(session) != Some(session);
         let ends = self.bytes >= PORTION_BYTES && begins || self.bytes >= 2 * PORTION_BYTES;
@@ -70,12 +71,12 @@ impl Portions {
     }
 }
 
-/// How records are decoded.
+/// Options for decoding records.
 #[derive(Debug)]
 pub(super) struct Decoding {
     pub(super) encoded: EncoderOptions,
     pub(super) lists: Vec<ListColumn>,
-    /// Whether to digest what is decoded.
+    /// Whether to compute the digest of the decoded samples.
     pub(super) digested: bool,
     pub(super) buckets: Buckets,
 }
@@ -85,24 +86,24 @@ pub(super) struct Unfolding {
     partitions: Partitions,
     decoding: Arc<Decoding>,
     place: Option<Place>,
-    /// The records since the last row group ended.
+    /// The records since the end of the last row group.
     pieces: Vec<Piece>,
     /// The session of the last sample.
     session: Option<i64>,
-    /// Gives the decoder of the row group before, if this one begins within a session.
+    /// Receives the decoder of the previous row group, if this row group begins within a session.
     before: Option<Receiver<DeltaDecoder>>,
-    /// Samples that are not decoded.
+    /// The totals of samples that are not decoded.
     left_out: DecodedTotals,
     sender: Sender<DecodedTotals>,
     decoded: Receiver<DecodedTotals>,
 }
 
-/// The range of buckets of a partition that samples come from.
+/// A partition and a range of its buckets.
 struct Place {
     partition: PartitionKey,
     range: u32,
     wanted: bool,
-    /// Whether there was a sample.
+    /// Whether a sample has been added.
     entered: bool,
 }
 
@@ -117,7 +118,7 @@ pub(super) struct SortedRecords {
     origins: Option<Int64Array>,
 }
 
-/// Some records of a batch, and for each timeline the slice in which their windows lie.
+/// Some records of a batch, and for each timeline the slice that contains their windows.
 struct Piece {
     records: Arc<SortedRecords>,
     rows: Range<usize>,
@@ -125,7 +126,7 @@ struct Piece {
 }
 
 impl SortedRecords {
-    /// The columns of a batch.
+    /// Reads the columns of a batch.
     ///
     /// # Errors
     ///
@@ -155,7 +156,7 @@ impl SortedRecords {
         self.origins.as_ref().map(|origins| &origins.values()[..])
     }
 
-    /// Whether a record is one of the samples, and not one that the dataset has already.
+    /// Whether a record is a sample to write, not one that the dataset already has.
     fn is_sample(&self, row: usize) -> bool {
         self.origins.as_ref().is_none_or(|origins| Origin::of(origins.value(row)) != Some(Origin::Known))
     }
@@ -186,7 +187,7 @@ impl Unfolding {
         }
     }
 
-    /// The runs of records of a sorted batch that are of one bucket of one partition each.
+    /// Divides a sorted batch into runs of records of one bucket of one partition.
     pub(super) fn places(
         &self,
         batch: &RecordBatch,
@@ -206,7 +207,7 @@ impl Unfolding {
         Ok(places)
     }
 
-    /// Goes to a bucket of a partition. The row group goes on if the last one was of the same range.
+    /// Moves to a bucket of a partition. The current row group continues if it has the same partition and range.
     pub(super) fn enter(
         &mut self,
         partition: &PartitionKey,
@@ -224,7 +225,7 @@ impl Unfolding {
         Ok(())
     }
 
-    /// Adds records of the bucket, whose windows lie in `slices`.
+    /// Adds records of the current bucket. `slices` contain their windows.
     pub(super) fn push(
         &mut self,
         records: &Arc<SortedRecords>,
@@ -264,7 +265,8 @@ impl Unfolding {
         }
     }
 
-    /// Gives the records so far away as a row group. `continues` says whether the next one begins within a session.
+    /// Passes the collected records on as a row group. `continues` says whether the next row group begins within a
+    /// session.
     fn end_row_group(&mut self, continues: bool, output: &mut dyn RowGroups) -> Result<()> {
         let pieces = std::mem::take(&mut self.pieces);
         let (decoding, before) = (Arc::clone(&self.decoding), self.before.take());
@@ -278,7 +280,7 @@ impl Unfolding {
                 Some(before) => before.recv().map_err(|_| bug("the row group before was not decoded"))?,
             };
             let rows = decode(&mut decoder, &pieces)?;
-            // Nobody waits for them any more if the build has failed.
+            // The send fails if the build has failed; then the totals are not needed.
             let _ = totals.send(decoder.take_totals());
             if let Some(sender) = sender {
                 let _ = sender.send(decoder);
@@ -291,7 +293,7 @@ impl Unfolding {
     pub(super) fn leave(&mut self, output: &mut dyn RowGroups) -> Result<()> {
         match self.place.take() {
             Some(place) if place.entered => self.end_row_group(false, output),
-            // Records that the dataset has already.
+            // All records are samples that the dataset already has.
             _ => {
                 for piece in self.pieces.drain(..) {
                     self.left_out.merge(&piece.records.totals(piece.rows));
@@ -301,7 +303,7 @@ impl Unfolding {
         }
     }
 
-    /// The bytes of the records that wait for the end of their row group.
+    /// The size in bytes of the records that wait for the end of their row group.
     pub(super) fn held_bytes(&self) -> usize {
         let of = |piece: &Piece| {
             let offsets = piece.records.records.value_offsets();
@@ -310,7 +312,7 @@ impl Unfolding {
         self.pieces.iter().map(of).sum()
     }
 
-    /// The totals of all records, once all row groups are decoded.
+    /// Returns the totals of all records. Call it after all row groups are decoded.
     pub(super) fn totals(self) -> DecodedTotals {
         let Self { left_out: mut totals, sender, decoded, .. } = self;
         drop(sender);

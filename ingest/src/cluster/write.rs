@@ -1,13 +1,14 @@
-//! The operator that writes ranges of buckets: sorted records in, rows about what was written out.
+//! The operator that writes ranges of buckets. Its input is sorted records; its output is rows that describe the
+//! written files.
 //!
 //! ```text
 //! sorted records ──▶ cut ─▶ decode, fold, encode by row group ─▶ data files
 //! slices, by timeline ─┘                                    └──▶ rows: ranges, samples left out, totals
 //! ```
 //!
-//! A [`WriteExec`] is described by a [`WriteSpec`] and its inputs. Its results leave as rows, each of which is an
-//! [`Outcome`]; nothing is visible in the dataset before the ranges are committed. Files have names that no other
-//! run has, so a task that is tried again disturbs nothing.
+//! A [`WriteExec`] consists of a [`WriteSpec`] and its inputs. Its results are rows, each of which is an
+//! [`Outcome`]. Nothing is visible in the dataset before the ranges are committed. File names are unique to a run,
+//! so a task that is retried does not overwrite anything.
 
 use std::pin::pin;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -37,28 +38,28 @@ use crate::error::external;
 use crate::operator::{operator_methods, plan_properties, shown_as};
 use crate::profile::stage;
 
-/// The column of a row about what was written.
+/// The column of the result rows.
 const OUTCOME: &str = "outcome";
-/// Rows that wait for whoever reads them.
+/// The number of result rows that may wait for the reader.
 const WAITING: usize = 2;
-/// The metric that counts the samples that are cut into row groups.
+/// The metric that counts the samples that have been cut into row groups.
 const SAMPLES: &str = "samples";
 
 static SCHEMA: LazyLock<SchemaRef> =
     LazyLock::new(|| Arc::new(ArrowSchema::new(vec![Field::new(OUTCOME, DataType::Utf8, false)])));
 
-/// What a row says.
+/// The content of a result row.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Outcome {
     /// The files of a range of buckets are complete.
     Range(WrittenBucket),
-    /// The samples of an input that were not written.
+    /// Counts of the samples of an input partition that were not written.
     LeftOut(LeftOut),
-    /// The samples of an input that were decoded or left out.
+    /// The totals of the samples of an input partition that were decoded or left out.
     Decoded(DecodedTotals),
-    /// A part of the totals of the folded samples, from the worker with this number. Only on a cluster: here, whoever
-    /// sorts the records reads them.
+    /// A part of the totals of the folded samples, from the worker with this number. Used only on a cluster. In one
+    /// process, the sort reads the totals.
     Folded(u64, Vec<u8>),
 }
 
@@ -69,7 +70,7 @@ impl Outcome {
         Ok(RecordBatch::try_new(Arc::clone(&SCHEMA), vec![column])?)
     }
 
-    /// What the rows of a batch say.
+    /// Parses the rows of a batch.
     pub(super) fn read(rows: &RecordBatch) -> Result<Vec<Self>> {
         let texts = rows.column(0).as_string::<i32>().iter().flatten();
         let read = |text| serde_json::from_str(text).map_err(|error| DataFusionError::External(error.into()));
@@ -77,27 +78,27 @@ impl Outcome {
     }
 }
 
-/// Writes the samples of its first input, records in the order of the dataset. The others are the slices of the
-/// timelines. Every partition of the inputs has whole ranges of buckets.
+/// Writes the samples of its first input, which are records in the order of the dataset. The other inputs are the
+/// slices of the timelines. Every partition of the inputs contains whole ranges of buckets.
 #[derive(Debug)]
 pub(crate) struct WriteExec {
     spec: Arc<WriteSpec>,
-    /// The list columns of samples, with the vocabularies that number their ids.
+    /// The list columns of samples, with the vocabularies that map their ids to numbers.
     lists: WrittenLists,
     inputs: Vec<Arc<dyn ExecutionPlan>>,
-    /// The threads that encode; `None` in a process that does not execute it.
+    /// The encoder threads; `None` in a process that does not execute the operator.
     encoders: Option<Encoders>,
-    /// The writers of all partitions, once one of them is written.
+    /// The writers of all partitions. Set when the first partition is written.
     writers: Arc<Mutex<Option<BucketWriters>>>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
-    /// The samples that all partitions have cut into row groups so far.
+    /// The number of samples that all partitions have cut into row groups so far.
     samples: Count,
 }
 
 impl WriteExec {
-    /// Writes the records of the first of `inputs` with these encoders, which a process that does not execute it need
-    /// not have.
+    /// Creates an operator that writes the records of the first of `inputs`. A process that does not execute it
+    /// does not need `encoders`.
     pub(crate) fn new(
         spec: Arc<WriteSpec>,
         lists: WrittenLists,
@@ -119,12 +120,12 @@ impl WriteExec {
         }
     }
 
-    /// What describes it, and its list columns.
+    /// Returns its specification and its list columns.
     pub(crate) fn parts(&self) -> (&WriteSpec, &WrittenLists) {
         (&self.spec, &self.lists)
     }
 
-    /// The samples that were cut into row groups so far.
+    /// Returns the number of samples that were cut into row groups so far.
     pub(super) fn samples(&self) -> u64 {
         self.samples.value() as u64
     }
@@ -155,7 +156,7 @@ impl ExecutionPlan for WriteExec {
         let (spec, lists, runtime) = (Arc::clone(&self.spec), self.lists.clone(), Handle::current());
         let (writers, parts) = (Arc::clone(&self.writers), self.properties.partitioning.partition_count());
         let (output, samples) = (rows.tx(), self.samples.clone());
-        // Writing waits for threads of its own and for the storage, which no thread of the engine should do.
+        // Writing blocks on the encoder threads and on the storage, which threads of the engine must not do.
         let work = move || {
             let pool = context.memory_pool();
             let (lists, _vocabularies) = lists.load(pool)?;
@@ -174,7 +175,7 @@ impl ExecutionPlan for WriteExec {
             let Writing { cutter, output, .. } = writing;
             let last = [Outcome::LeftOut(files.left_out()), Outcome::Decoded(cutter.totals())];
             for outcome in last {
-                // Nobody reads any more if this fails.
+                // The send fails if the reader has stopped.
                 let _ = output.blocking_send(outcome.row());
             }
             Ok(())
@@ -188,7 +189,8 @@ impl ExecutionPlan for WriteExec {
     }
 }
 
-/// Writers for one of so many partitions. `shared` has those that were made for another one.
+/// Creates the writers of one of `parts` partitions. `shared` has the writers that were created for an earlier
+/// partition.
 fn writers_of_part(
     spec: &WriteSpec,
     encoders: Encoders,
@@ -206,7 +208,7 @@ fn writers_of_part(
     Ok(writers.for_part(parts))
 }
 
-/// The writing of one partition of the inputs.
+/// The state of writing one partition of the inputs.
 struct Writing {
     cutter: Cutter,
     sorted: SendableRecordBatchStream,
@@ -216,7 +218,7 @@ struct Writing {
 }
 
 impl Writing {
-    /// Writes all records; `false` if nobody reads the rows any more.
+    /// Writes all records. Returns `false` if the reader of the result rows has stopped.
     async fn run(&mut self, files: &mut BucketFiles<'_>) -> Result<bool> {
         loop {
             let Some(next) = next_or_closed(&mut self.sorted, &self.output).await else { return Ok(false) };
@@ -241,7 +243,7 @@ impl Writing {
         Ok(!self.output.is_closed())
     }
 
-    /// Passes on the ranges whose files are complete.
+    /// Sends the ranges whose files are complete.
     async fn give(&mut self, files: &mut BucketFiles<'_>) -> Result<()> {
         while let Ok(place) = self.output.reserve().await
             && let Some(range) = files.take()
@@ -252,7 +254,7 @@ impl Writing {
     }
 }
 
-/// The next batch, or `None` if nobody reads the output any more.
+/// Returns the next batch, or `None` if the reader of the output has stopped.
 async fn next_or_closed(
     rows: &mut SendableRecordBatchStream,
     output: &Sender<Result<RecordBatch>>,

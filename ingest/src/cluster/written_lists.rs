@@ -1,5 +1,5 @@
-//! The list columns of the samples that are written, with the vocabularies that number their ids: in memory, or in files
-//! that whoever writes reads.
+//! The list columns of the samples that are written, with the vocabularies that map their ids to numbers: in
+//! memory, or in files that the writing process reads.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,29 +12,29 @@ use serde::{Deserialize, Serialize};
 use super::decode::ListColumn;
 use crate::remote::{IdMapFile, IdMaps, LoadedIdMap, WrittenRows};
 
-/// List columns.
+/// The list columns to write.
 #[derive(Debug, Clone)]
 pub(crate) enum WrittenLists {
-    /// With vocabularies in memory.
+    /// List columns with vocabularies in memory.
     Here(Vec<ListColumn>),
-    /// With vocabularies in files, and those of them that this process has in memory.
+    /// List columns with vocabularies in files, and a cache of the vocabularies that this process has loaded.
     InFiles(SentLists, Arc<IdMaps>),
 }
 
-/// List columns as they are sent to other machines.
+/// List columns in the form that is sent to other machines.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct SentLists {
-    /// The names, each with the number of its map.
+    /// The names of the columns, each with the index of its map in `maps`.
     lists: Vec<(String, Option<usize>)>,
     maps: Vec<IdMapFile>,
 }
 
 impl SentLists {
-    /// Writes the maps of these columns to the work folder, each once.
+    /// Writes each distinct map of `columns` to the work folder once.
     ///
     /// # Errors
     ///
-    /// Those of the storage.
+    /// The errors of the storage.
     pub(crate) fn write(folder: &Path, columns: &[ListColumn]) -> crate::Result<(Self, WrittenRows)> {
         let mut files = WrittenRows::none_in(folder)?;
         let mut known: Vec<&Arc<IdMap>> = Vec::new();
@@ -60,11 +60,12 @@ impl SentLists {
 }
 
 impl WrittenLists {
-    /// The columns, and what keeps their vocabularies in memory, which comes from `pool`. May wait for the storage.
+    /// Returns the columns, and handles that keep their vocabularies in memory, which is taken from `pool`. May
+    /// block on storage access.
     ///
     /// # Errors
     ///
-    /// Those of reading a vocabulary.
+    /// The errors of reading a vocabulary.
     pub(crate) fn load(
         &self,
         pool: &Arc<dyn MemoryPool>,

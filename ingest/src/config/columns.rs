@@ -1,12 +1,11 @@
-//! Types that several sections share: lists of columns with or without new names, and policies for rows that do not
-//! fit.
+//! Types that several sections share: lists of columns with optional new names, and policies for invalid rows.
 
 use crate::error::MessageAndHint;
 use onefold_base::units::parse_duration_micros;
 use onefold_datasets::suggest;
 use serde::Deserialize;
 
-/// What to do with rows that do not fit.
+/// The policy for rows that do not meet a requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
@@ -16,7 +15,7 @@ pub enum Policy {
     Error,
 }
 
-/// Columns by their name in the samples: `["a"]`, or `{ a = "b" }` if the source calls it `b`.
+/// Columns of a source with their names in the samples: `["a"]`, or `{ a = "b" }` if the name in the source is `b`.
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
@@ -28,11 +27,12 @@ pub(super) enum ColumnNames {
 }
 
 impl ColumnNames {
-    /// The pairs of the samples' name and the source's name, in the order in which they are written.
+    /// Returns pairs of the name in the samples and the name in the source, in the order written.
     ///
     /// # Errors
     ///
-    /// If there is no column, one is listed twice, or a source's name is not text. `place` is the key that holds them.
+    /// A message and a hint if there is no column, a column is listed twice, or a name in the source is not text.
+    /// `place` is the key of the list.
     pub(super) fn pairs(&self, place: &str) -> Result<Vec<(String, String)>, MessageAndHint> {
         let pairs: Vec<(String, String)> = match self {
             Self::List(names) => names.iter().map(|name| (name.clone(), name.clone())).collect(),
@@ -55,7 +55,7 @@ impl ColumnNames {
     }
 }
 
-/// A message and a hint.
+/// Combines a message and a hint.
 pub(super) fn wrong(message: impl Into<String>, hint: impl Into<String>) -> MessageAndHint {
     (message.into(), hint.into())
 }
@@ -75,7 +75,7 @@ pub(super) fn once<'a>(
     Ok(())
 }
 
-/// Refuses a source that `[sources]` does not name.
+/// Refuses a source that is not in `[sources]`.
 pub(super) fn known_source(place: &str, source: &str, sources: &[&str]) -> Result<(), MessageAndHint> {
     if sources.contains(&source) {
         return Ok(());
@@ -84,13 +84,13 @@ pub(super) fn known_source(place: &str, source: &str, sources: &[&str]) -> Resul
     Err(wrong(message, suggest(source, sources.iter().copied())))
 }
 
-/// A positive duration in microseconds; `place` is its key.
+/// Parses a positive duration and returns it in microseconds. `place` is its key.
 pub(super) fn duration(place: &str, text: &str) -> Result<i64, MessageAndHint> {
     parse_duration_micros(text)
         .map_err(|error| wrong(format!("{place}: {error}"), "units are `us`, `ms`, `s`, `m`, `h` and `d`"))
 }
 
-/// A duration in microseconds that may be zero (`0s`).
+/// Parses a duration that may be zero (`0s`) and returns it in microseconds.
 pub(super) fn duration_or_zero(place: &str, text: &str) -> Result<i64, MessageAndHint> {
     match text.trim().strip_prefix('0') {
         Some(unit) if unit.starts_with(char::is_alphabetic) => {

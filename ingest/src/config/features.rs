@@ -1,4 +1,5 @@
-//! `[features]` and `[vocabularies]`: the kind of each column, and how ids of the logs become ids of the dataset.
+//! `[features]` and `[vocabularies]`: the kind of each column, and the mapping from ids of the logs to ids of the
+//! dataset.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,12 +9,13 @@ use serde::Deserialize;
 use super::FeatureKind;
 use crate::error::MessageAndHint;
 
-/// The name of the group that holds the features without a `group`.
+/// The name of the group of features without a `group`.
 const UNGROUPED: &str = "ungrouped";
-/// The `vocabulary` of a feature that has one of its own. It is also the only `order` of vocabularies.
+/// The value of `vocabulary` for a feature with a vocabulary of its own. It is also the only value of `order`.
 const FREQUENCY: &str = "frequency";
 
-/// How a vocabulary is made: ids become their rank by frequency, from 1; 0 stands for ids that are left out.
+/// Options of a vocabulary. It maps ids to their rank by frequency, which starts at 1, and omitted
+/// ids to 0.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabularyConfig {
@@ -39,7 +41,7 @@ struct Feature {
     min_count: Option<u64>,
 }
 
-/// The vocabularies of `[vocabularies]` and those of single features, and which of them features use.
+/// The vocabularies of `[vocabularies]` and of single features, and the names of those that features use.
 struct Vocabularies {
     declared: BTreeMap<String, VocabularyConfig>,
     used: BTreeSet<String>,
@@ -60,7 +62,7 @@ impl Vocabularies {
         Ok(Self { declared, used: BTreeSet::new() })
     }
 
-    /// The vocabulary of a feature: the one that it names, or its own.
+    /// Returns the vocabulary of a feature: either the one that it names, or its own.
     fn of_feature(&mut self, name: &str, feature: &Feature) -> Result<Option<String>, MessageAndHint> {
         let wrong =
             |message: &str, hint: &str| Err((format!("`[features].{name}`: {message}"), hint.to_owned()));
@@ -109,7 +111,7 @@ impl Vocabularies {
         Ok(Some(name.to_owned()))
     }
 
-    /// All vocabularies; an error if no feature uses one of them.
+    /// Returns all vocabularies; an error if no feature uses one of them.
     fn used(self) -> Result<BTreeMap<String, VocabularyConfig>, MessageAndHint> {
         if let Some(unused) = self.declared.keys().find(|name| !self.used.contains(*name)) {
             let message = format!("`[vocabularies.{unused}]`: no feature uses it");
@@ -119,7 +121,8 @@ impl Vocabularies {
     }
 }
 
-/// Builds the schema of `[features]`, and the vocabularies that features use; `declared` are those of `[vocabularies]`.
+/// Builds the schema of `[features]`, and the vocabularies that features use. `declared` has the vocabularies of
+/// `[vocabularies]`.
 pub(super) fn schema(
     features: &toml::Table,
     declared: BTreeMap<String, VocabularyConfig>,

@@ -7,66 +7,67 @@ use super::TimeConfig;
 use super::columns::{ColumnNames, Policy, duration, known_source, once, wrong};
 use crate::error::MessageAndHint;
 
-/// `[join]`: the event log, and the labels that it gives.
+/// `[join]`: the event log, and the labels that it yields.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JoinConfig {
     /// The source with the events.
     pub source: String,
-    /// Pairs of a column of the samples and the events' column that equals it.
+    /// Pairs of a column of the samples and the column of the events that must be equal to it.
     pub on: Vec<(String, String)>,
     /// The time of the events.
     pub time: TimeConfig,
-    /// An event counts if it is no earlier than its sample and at most this much later, in microseconds.
+    /// An event counts if it is at or after its sample and at most this much later, in microseconds.
     pub window_micros: i64,
-    /// Columns that identify an event; if empty, rows equal in all columns are one event.
+    /// Columns that identify an event. If empty, rows that are equal in all columns are one event.
     pub key: Vec<String>,
-    /// Which of the samples with its key, in whose windows it falls, an event belongs to.
+    /// The choice of samples to which an event belongs, among the samples with its key whose window contains it.
     pub credit: Credit,
-    /// What to do with samples without an event.
+    /// The policy for samples without an event.
     pub missing: MissingEvents,
-    /// What to do with events after the window of every sample that they belong to.
+    /// The policy for events after the windows of all samples with their key.
     pub late: Policy,
-    /// What to do with events before every sample that they belong to.
+    /// The policy for events before all samples with their key.
     pub early: Policy,
-    /// What to do with events that belong to no sample.
+    /// The policy for events whose key occurs in no row that could become a sample.
     pub orphans: Policy,
-    /// Column of the samples → how events make it.
+    /// Pairs of a label column and the way in which events determine it.
     pub labels: Vec<(String, LabelConfig)>,
 }
 
-/// Which of several samples an event belongs to. Samples of one key and time are not told apart.
+/// The choice among several samples to which an event may belong. Samples with the same key and time are treated
+/// alike.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Credit {
-    /// All of them.
+    /// All of these samples.
     #[default]
     Every,
-    /// The last before the event.
+    /// The last sample before the event.
     Last,
-    /// The first whose window the event falls into.
+    /// The first sample whose window contains the event.
     First,
 }
 
-/// What to do with samples without an event.
+/// The policy for samples without an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingEvents {
-    /// Their labels get the default.
+    /// Their labels get the default value.
     Negative,
     /// They are left out and counted.
     Skip,
 }
 
-/// How the events of a sample make a label.
+/// The computation of a label from the events of a sample.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LabelConfig {
-    /// 1 if an event fulfils this SQL condition, else 0.
+    /// 1 if an event satisfies this SQL condition, else 0.
     When(String),
     /// An SQL aggregate over the events.
     Value {
-        /// The aggregate, as `max(seconds)`.
+        /// The aggregate, for example `max(seconds)`.
         aggregate: String,
-        /// The label if there is no event, or the aggregate is null.
+        /// The label if there is no event or the aggregate is null.
         missing: f64,
     },
 }
@@ -76,23 +77,23 @@ pub enum LabelConfig {
 pub struct AttributesConfig {
     /// The source with the attributes.
     pub source: String,
-    /// Pairs of a column of the samples and the source's column that equals it.
+    /// Pairs of a column of the samples and the column of the source that must be equal to it.
     pub on: Vec<(String, String)>,
     /// The time from which a row is valid; without it, the source has one row per key.
     pub time: Option<TimeConfig>,
-    /// Pairs of the column's name in the samples and in the source.
+    /// Pairs of the column's name in the samples and its name in the source.
     pub columns: Vec<(String, String)>,
-    /// What to do with samples without a row.
+    /// The policy for samples without a row.
     pub missing: MissingAttributes,
-    /// Column of the samples → SQL literal that stands for null.
+    /// Pairs of a column of the samples and the SQL literal that replaces null.
     pub default: Vec<(String, String)>,
 }
 
-/// What to do with samples for which the attributes have no row.
+/// The policy for samples without a row of attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingAttributes {
-    /// Their attributes are null, or the default.
+    /// Their attributes are null, or have the default value.
     Null,
     /// They are left out and counted.
     Skip,
@@ -183,7 +184,7 @@ fn label(name: &str, value: &toml::Value) -> Result<LabelConfig, MessageAndHint>
 }
 
 impl AttributesSection {
-    /// `place` is `` `[[attributes]]` 1 `` for the first section.
+    /// `place` is the name of the section in messages, such as `` `[[attributes]]` 1 `` for the first section.
     pub(super) fn check(self, place: &str, sources: &[&str]) -> Result<AttributesConfig, MessageAndHint> {
         known_source(&format!("{place}: `source`"), &self.source, sources)?;
         let columns = self.columns.pairs(&format!("{place}: `columns`"))?;
@@ -212,7 +213,7 @@ impl AttributesSection {
     }
 }
 
-/// A number, text or boolean of TOML in SQL.
+/// Converts a number, text or boolean of TOML to an SQL literal.
 fn literal(place: &str, name: &str, value: &toml::Value) -> Result<String, MessageAndHint> {
     match value {
         toml::Value::String(text) => Ok(format!("'{}'", text.replace('\'', "''"))),

@@ -1,4 +1,4 @@
-//! `keep`: columns of the samples that the dataset keeps beside the features.
+//! `keep`: columns of the samples that the dataset keeps in addition to the features.
 
 use onefold_datasets::{BATCH_COLUMNS, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, TIME_COLUMN};
 
@@ -6,7 +6,8 @@ use super::columns::{once, wrong};
 use super::{Partition, kind};
 use crate::error::MessageAndHint;
 
-/// Refuses a column that is named twice, or that the dataset has by another name or for another use.
+/// Refuses a column that is listed twice, or that is already a feature, a fixed column of datasets, or a partition
+/// column.
 pub(super) fn check(names: &[String], schema: &Schema, partition: &Partition) -> Result<(), MessageAndHint> {
     once("`keep`", names)?;
     let made: &[&str] = if partition.by.is_some() { &["date", "hour"] } else { &[] };

@@ -1,5 +1,5 @@
-//! `dataset.toml`: where the raw logs are, how samples are made from them, and the kind of each column. Each section
-//! has a file.
+//! `dataset.toml`: the location of the raw logs, the definition of samples, and the kind of each column. Each
+//! section has its own module.
 
 mod columns;
 mod features;
@@ -35,10 +35,10 @@ use crate::{Error, Result};
 /// The version of `dataset.toml` that this program reads.
 const FORMAT_VERSION: u32 = 1;
 
-/// The prefix of the tables, columns and functions that the ETL makes. Users' names may not have it.
+/// The prefix of the tables, columns and functions that the ETL creates. Users' names must not begin with it.
 pub(crate) const RESERVED: &str = "__onefold_";
 
-/// A URL, or an absolute path: a relative one starts at the working directory.
+/// Returns a URL unchanged, and makes a path absolute. Relative paths start at the working directory.
 fn from_here(path: &str) -> Result<String> {
     if onefold_storage::is_url(Path::new(path)) {
         return Ok(path.to_owned());
@@ -53,48 +53,49 @@ fn from_here(path: &str) -> Result<String> {
 /// A checked `dataset.toml`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The file this was read from; sources are relative to its directory.
+    /// The path of the file. Paths of sources are relative to its directory.
     pub path: PathBuf,
-    /// Table name in the query → its files.
+    /// The sources of files, by the name of their table in the query.
     pub sources: BTreeMap<String, SourceConfig>,
-    /// Name of another table → the query over the tables of files that makes it.
+    /// The sources that are defined by a query over the tables of files, by name of their table.
     pub source_queries: BTreeMap<String, String>,
-    /// How the buckets of remote sources are reached.
+    /// The settings for access to the buckets of remote sources.
     pub object_stores: ObjectStores,
-    /// Which rows are samples.
+    /// The definition of the samples.
     pub samples: SamplesConfig,
-    /// The event log that labels the samples.
+    /// The event log from which labels are computed.
     pub join: Option<JoinConfig>,
-    /// Attributes from other sources, as of the samples' times, in the order of the sections.
+    /// Attributes from other sources, valid at the samples' times, in the order of the sections.
     pub attributes: Vec<AttributesConfig>,
     /// Negative down-sampling.
     pub sampling: Option<SamplingConfig>,
-    /// The windows that the ETL makes, in the order of the sections.
+    /// The window features that the ETL computes, in the order of the sections.
     pub timelines: Vec<TimelineConfig>,
-    /// Which rows are refused or skipped; `None` without `[checks]`.
+    /// The rows that are refused or skipped; `None` without `[checks]`.
     pub checks: Option<ChecksConfig>,
-    /// How sessions are made.
+    /// The definition of sessions.
     pub session: Sessions,
-    /// The samples' column that holds a sample's time.
+    /// The time column of the samples.
     pub time: TimeConfig,
-    /// Columns that break ties of time within a session.
+    /// Columns that order samples of a session with equal times.
     pub order: Vec<String>,
-    /// Columns of the samples whose values make partitions.
+    /// Columns of the samples whose values define partitions.
     pub partition_columns: Vec<String>,
-    /// Whether partitions are also cut by the session's start.
+    /// Whether partitions are also divided by the start of the session.
     pub partition_by: Option<PartitionBy>,
-    /// The number of ranges of buckets of a new dataset, if the configuration has one.
+    /// The number of ranges of buckets of a new dataset, if it is configured.
     pub buckets: Option<u32>,
     /// The dataset's schema, in the order of `[features]`.
     pub schema: Schema,
-    /// The columns of the samples that the dataset keeps beside the features. The samples tell their types, so
-    /// [`schema`](Self::schema) does not have them.
+    /// The columns of the samples that the dataset keeps in addition to the features. Their types are known only
+    /// from the samples, so [`schema`](Self::schema) does not contain them.
     pub keep: Vec<String>,
-    /// The vocabularies that features name.
+    /// The vocabularies that features use.
     pub vocabularies: BTreeMap<String, VocabularyConfig>,
 }
 
-/// How partitions are cut by time: by the start of the sample's session, so that no session spans two.
+/// The division of partitions by time. The start of the sample's session decides, so that a session is in one
+/// partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitionBy {
@@ -121,7 +122,7 @@ pub enum FeatureKind {
 }
 
 impl FeatureKind {
-    /// What messages call such a column.
+    /// Returns the name of the kind in messages.
     pub(crate) fn described(self) -> &'static str {
         match self {
             Self::Label => "label",
@@ -193,18 +194,19 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be read; [`Error::Fault`], with line or key, if it is not TOML, has an
-    /// unknown key, another version, no definition of a session or two, or invalid features.
+    /// [`Error::Io`] if it cannot be read; [`Error::Fault`], with line or key, if it is not TOML, has an unknown
+    /// key or another version, defines sessions not at all or twice, or has invalid features.
     pub fn load(path: &Path) -> Result<Self> {
         Self::parse(path, &fs_err::read_to_string(path)?)
     }
 
-    /// Makes the only source read these files, folders, patterns or URLs. Relative paths start at the working directory.
+    /// Replaces the paths of the only source by these files, folders, patterns or URLs. Relative paths start at the
+    /// working directory.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if there are several sources; [`Error::Io`] if there is no working directory, or its path is
-    /// not UTF-8 text.
+    /// [`Error::Fault`] if there are several sources; [`Error::Io`] if there is no working directory, or its path
+    /// is not UTF-8 text.
     pub fn set_input(&mut self, paths: &[String]) -> Result<()> {
         let mut sources = self.sources.values_mut();
         let (Some(source), None) = (sources.next(), sources.next()) else {
@@ -219,13 +221,13 @@ impl Config {
         Ok(())
     }
 
-    /// Makes a source read the files at `path`: a file, folder, pattern or URL, as a source without other keys does. A
-    /// relative path starts at the working directory.
+    /// Makes a source read the files at `path` (a file, folder, pattern or URL), with defaults for all other
+    /// settings. A relative path starts at the working directory.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if no source of files has the name; [`Error::Io`] if there is no working directory, or its path is
-    /// not UTF-8 text.
+    /// [`Error::Fault`] if no source of files has this name; [`Error::Io`] if there is no working directory, or its
+    /// path is not UTF-8 text.
     pub fn set_source(&mut self, name: &str, path: &str) -> Result<()> {
         let Some(source) = self.sources.get_mut(name) else {
             let hint = suggest(name, self.sources.keys().map(String::as_str));
@@ -235,8 +237,9 @@ impl Config {
         Ok(())
     }
 
-    /// A hash of all that decides which samples there are and how they are stored, but not of the place of this file, of
-    /// the files of the sources, and of how stores are reached. It is the same in one version of this program only.
+    /// Returns a hash of everything that determines the samples and how they are stored. It does not depend on the
+    /// path of this file, the paths of the sources' files, or the settings of object stores. It is stable only
+    /// within one version of this program.
     pub(crate) fn hash(&self) -> String {
         let mut config = self.clone();
         config.path = PathBuf::new();
@@ -249,7 +252,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`], as [`load`](Self::load).
+    /// [`Error::Fault`], as for [`load`](Self::load).
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
         Self::checked(path, text).map_err(|(message, hint)| Error::config(path, message, hint))
     }
@@ -327,7 +330,8 @@ impl Config {
         Ok(config)
     }
 
-    /// The columns that identify a session within a partition and, for a gap, the user alone.
+    /// Returns the columns that identify a session within a partition. If sessions end with a gap, this is the user
+    /// column only.
     pub fn session_columns(&self) -> Vec<&str> {
         match &self.session {
             Sessions::Key(columns) => columns.iter().map(String::as_str).collect(),
@@ -335,13 +339,13 @@ impl Config {
         }
     }
 
-    /// The kind of every feature column, in the dataset's column order.
+    /// Returns the kind of every feature column, in the order of the dataset's columns.
     pub fn feature_columns(&self) -> impl Iterator<Item = (&str, FeatureKind)> {
         feature_columns(&self.schema)
     }
 
-    /// The indices of the timeline that makes the feature `name` and of its column there; `None` if it is a column of
-    /// the samples.
+    /// Returns the index of the timeline that produces the feature `name`, and the index of its column in that
+    /// timeline; `None` if the feature is a column of the samples.
     pub fn timeline_of(&self, name: &str) -> Option<(usize, usize)> {
         let place =
             |timeline: &TimelineConfig| timeline.columns.iter().position(|(feature, _)| feature == name);
@@ -367,7 +371,7 @@ fn kind(schema: &Schema, name: &str) -> Option<FeatureKind> {
     feature_columns(schema).find(|(feature, _)| *feature == name).map(|(_, kind)| kind)
 }
 
-/// Checks all sections of a name. Messages tell them apart by their number.
+/// Checks all sections with one name. Messages identify a section by its number.
 fn sections<S, C>(
     name: &str,
     sections: Vec<S>,
@@ -396,7 +400,7 @@ fn session(section: Option<&Session>) -> Result<Sessions, String> {
     }
 }
 
-/// Refuses columns that are listed twice, and those that have the name of a column that `by` makes.
+/// Refuses columns that are listed twice, and columns with the name of a column that `by` makes.
 fn check_partition(section: &Partition) -> Result<(), MessageAndHint> {
     once("`[partition].columns`", &section.columns)?;
     let made = section.columns.iter().find(|name| ["date", "hour"].contains(&name.as_str()));
@@ -413,7 +417,7 @@ fn check_partition(section: &Partition) -> Result<(), MessageAndHint> {
     }
 }
 
-/// The error for a column that the configuration names and the samples lack.
+/// Returns the error for a column that the configuration names and the samples do not have.
 pub(crate) fn missing_column(config: &Config, place: &str, column: &str, known: &[&str]) -> Error {
     let lacking = match &config.samples.rows {
         Rows::Query(_) => "the query does not give".to_owned(),

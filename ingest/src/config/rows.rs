@@ -1,4 +1,4 @@
-//! `[samples] order = "rows"`: logs that have an order of rows in place of times.
+//! `[samples] order = "rows"`: logs in which the order of rows replaces times.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,15 @@ use super::columns::wrong;
 use super::{Config, EpochUnit, Rows, SamplesConfig, Session, SourceConfig, TimeConfig};
 use crate::error::MessageAndHint;
 
-/// The key that says that samples have no times.
+/// The key that declares samples without times.
 const KEY: &str = "`[samples].order`";
 
-/// The time that stands for the place of a row in the source of the samples: the number of its file, then its own.
+/// Returns the time column of samples without times: the row number in the source of the samples, together with the
+/// number of the row's file if the source has one.
 ///
 /// # Errors
 ///
-/// If no source that the samples can come from numbers its rows, or several do.
+/// A message and a hint if no source of the samples has row numbers, or several have.
 pub(super) fn time(
     samples: &SamplesConfig,
     sources: &BTreeMap<String, SourceConfig>,
@@ -50,11 +51,11 @@ pub(super) fn time(
     }
 }
 
-/// The sessions of samples without times: those of the key, or one for each row.
+/// Returns the sessions of samples without times: the sessions of the key, or one session per row.
 ///
 /// # Errors
 ///
-/// If the section needs times.
+/// A message and a hint if the section needs times.
 pub(super) fn sessions(section: Option<&Session>, time: &TimeConfig) -> Result<Sessions, MessageAndHint> {
     let Some(section) = section else {
         return Ok(Sessions::Key(time.columns().map(str::to_owned).collect()));
@@ -78,11 +79,11 @@ pub(super) fn sessions(section: Option<&Session>, time: &TimeConfig) -> Result<S
     Ok(Sessions::Key(section.key.clone()))
 }
 
-/// Refuses sections that need times, if samples have none.
+/// Refuses sections that need times, if samples have no times.
 ///
 /// # Errors
 ///
-/// The first of these sections.
+/// A message and a hint for the first of these sections.
 pub(super) fn check(config: &Config) -> Result<(), MessageAndHint> {
     let checks = config.checks.as_ref();
     let sections = [
@@ -99,7 +100,7 @@ pub(super) fn check(config: &Config) -> Result<(), MessageAndHint> {
     }
 }
 
-/// The error for a key that needs times.
+/// Returns the error for a key that needs times.
 pub(super) fn needs_times(key: &str) -> MessageAndHint {
     let message = format!("{key} needs times, but {KEY} is \"rows\": the samples have none");
     wrong(

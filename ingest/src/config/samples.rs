@@ -1,5 +1,5 @@
-//! `[samples]`, `[sampling]` and `[checks]`: which rows become samples, which samples are kept, and which rows are
-//! refused.
+//! `[samples]`, `[sampling]` and `[checks]`: the rows that become samples, the samples that are kept, and the rows
+//! that are refused.
 
 use serde::Deserialize;
 
@@ -7,18 +7,18 @@ use super::columns::{Policy, known_source, once, wrong};
 use super::times::instant;
 use crate::error::MessageAndHint;
 
-/// `[samples]`: where the samples come from.
+/// `[samples]`: the source of the samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplesConfig {
     /// The rows that become samples.
     pub rows: Rows,
-    /// Columns that identify a sample, so that rows delivered twice are found; may be empty.
+    /// Columns that identify a sample, by which rows that were delivered twice are found. It may be empty.
     pub key: Vec<String>,
-    /// An SQL condition that samples fulfil.
+    /// An SQL condition that samples must satisfy.
     pub condition: Option<String>,
-    /// What to do with rows whose key an earlier row has.
+    /// The policy for rows with the key of an earlier row.
     pub duplicates: Policy,
-    /// Whether the order of rows stands for times, which samples do not have.
+    /// Whether the order of rows replaces times, for logs without times.
     pub by_rows: bool,
 }
 
@@ -34,34 +34,36 @@ pub enum Rows {
 /// `[sampling]`: negative down-sampling.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingConfig {
-    /// The column whose value gives the probability.
+    /// The column whose value determines the probability.
     pub label: String,
-    /// Value of the label → probability to keep the sample, in (0, 1]. Other values are kept.
+    /// Pairs of a label value and the probability, in (0, 1], that a sample with this value is kept. Samples with
+    /// other values are kept.
     pub keep: Vec<(String, f64)>,
-    /// The seed of the hash of a sample's key, which decides whether it is kept.
+    /// The seed of the hash of a sample's key, which decides whether the sample is kept.
     pub seed: u64,
-    /// The weight column: `1 / probability`, times the column of that name if there is one.
+    /// The weight column: `1 / probability`, multiplied by the input column of that name if there is one.
     pub weight: String,
 }
 
-/// `[checks]`: rows that are refused, or skipped and counted.
+/// `[checks]`: the rows that are refused, or skipped and counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChecksConfig {
-    /// What to do with rows of any source with a time before `not_before`.
+    /// The policy for rows of any source with a time before `not_before`.
     pub past: Policy,
-    /// The first accepted time, in microseconds since 1970; the beginning of 1990 if `None`.
+    /// The earliest accepted time, in microseconds since 1970; the beginning of 1990 if `None`.
     pub not_before: Option<i64>,
-    /// What to do with rows of any source with a time after `not_after`.
+    /// The policy for rows of any source with a time after `not_after`.
     pub future: Policy,
-    /// The last accepted time, likewise; the start of the build if `None`.
+    /// The latest accepted time, in microseconds since 1970; the start of the build if `None`.
     pub not_after: Option<i64>,
-    /// The policy for rows of any source whose local time a clock shows twice or skips; they are kept if `None`.
+    /// The policy for rows of any source whose local time is ambiguous or nonexistent because of a clock change;
+    /// such rows are kept if `None`.
     pub clock_changes: Option<Policy>,
-    /// What to do with rows without a value in their time or in a column that identifies them.
+    /// The policy for rows with a null in their time column or in a column that identifies them.
     pub null_keys: Policy,
-    /// Sets of list columns whose lists have equal lengths in every row, as ids and their weights.
+    /// Sets of list columns whose lists must have equal lengths in every row, such as ids and their weights.
     pub parallel: Vec<Vec<String>>,
-    /// What to do with rows in which these lengths differ.
+    /// The policy for rows in which these lengths differ.
     pub ragged: Policy,
 }
 
@@ -93,7 +95,7 @@ pub(super) struct SamplesSection {
     order: Option<SamplesOrder>,
 }
 
-/// The order of the samples of a session, if it is not that of their times.
+/// The order of the samples of a session, if it is not the order of their times.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum SamplesOrder {

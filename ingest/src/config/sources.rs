@@ -1,4 +1,4 @@
-//! `[sources]` and `[object_stores]`: the files of the raw logs' tables, and how remote ones are reached.
+//! `[sources]` and `[object_stores]`: the files of the raw logs' tables, and the settings of remote stores.
 
 use std::collections::BTreeMap;
 
@@ -11,44 +11,47 @@ use onefold_datasets::suggest;
 use onefold_storage::S3Settings;
 use serde::{Deserialize, Serialize};
 
-/// The key of `[object_stores]` for buckets without an entry of their own.
+/// The key of `[object_stores]` for buckets without a separate entry.
 const ALL_BUCKETS: &str = "s3";
 
 /// One table of `[sources]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceConfig {
-    /// Files, directories, glob patterns or `s3://` URLs of them; relative ones start at the configuration file.
+    /// Files, directories, glob patterns, or URLs of these (`s3://`, `gs://`, `az://` or `file://`). Relative paths
+    /// start at the folder of the configuration file.
     pub paths: Vec<String>,
-    /// The format of the files. If `None`, their names decide it.
+    /// The format of the files. If `None`, it follows from their names.
     pub format: Option<Format>,
-    /// The compression of the files. If `None`, their names decide it.
+    /// The compression of the files. If `None`, it follows from their names.
     pub compression: Option<Compression>,
     /// The separator of the values of a CSV row. If `None`, a comma, or a tab in `.tsv` files.
     pub delimiter: Option<u8>,
     /// Whether CSV files begin with a row of column names.
     pub header: bool,
-    /// The quote around CSV values that hold delimiters or line ends.
+    /// The quote character around CSV values that contain delimiters or line ends.
     pub quote: Quote,
-    /// The character in front of a quote that is part of a quoted CSV value. A second quote there means the same.
+    /// The escape character before a quote that is part of a quoted CSV value. A doubled quote has the same
+    /// meaning.
     pub escape: Option<u8>,
-    /// What to do with CSV rows that have fewer or more values than there are columns.
+    /// The handling of CSV rows with fewer or more values than columns.
     pub ragged: Ragged,
-    /// Types of the columns that `name=value` folders make. The others are text.
+    /// The types of columns that are made from `name=value` folders. Other such columns are text.
     pub partition_columns: Vec<(String, DataType)>,
-    /// Types of columns of CSV and JSON files, in the order written. The others are inferred.
+    /// The types of columns of CSV and JSON files, in the order written. Other types are inferred.
     pub schema: Vec<(String, DataType)>,
-    /// What to do if some files lack a column.
+    /// The handling of columns that some files lack.
     pub missing_columns: MissingColumns,
-    /// The column that gives the number of a row within its file, from 0, if there is to be one.
+    /// The name of a column with the number of a row within its file, counted from 0, if one is requested.
     pub row_number: Option<String>,
-    /// The column that gives the name of a row's file: its path from the configuration file on, or its URL.
+    /// The name of a column with the name of the row's file: its URL, or its path, relative to the folder of the
+    /// configuration file if it is below that folder.
     pub file_name: Option<String>,
-    /// The column that gives the number of a row's file in the order of the files' names, from 0.
+    /// The name of a column with the number of the row's file, counted from 0 in the order of the files' names.
     pub file_number: Option<String>,
 }
 
 impl SourceConfig {
-    /// The source at a path, with defaults for all other settings.
+    /// Creates a source of the files at `path`, with defaults for all other settings.
     pub fn new(path: impl Into<String>) -> Self {
         Self {
             paths: vec![path.into()],
@@ -68,7 +71,7 @@ impl SourceConfig {
         }
     }
 
-    /// The keys that ask for columns which say where a row is, and the columns that are asked for.
+    /// Returns the keys `row_number`, `file_name` and `file_number` that are set, with the columns that they name.
     pub(crate) fn made_columns(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let keys = [
             ("row_number", &self.row_number),
@@ -107,20 +110,20 @@ pub enum Compression {
     Zstd,
 }
 
-/// The quote around CSV values that hold delimiters or line ends.
+/// The quote character around CSV values that contain delimiters or line ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Quote {
-    /// `"`. Lines that are one row with their quotes, but several rows without them, are an error.
+    /// `"`. Several lines that are one row because of quotes, but would be several rows without them, are an error.
     #[default]
     Guarded,
     /// This ASCII character.
     Character(u8),
-    /// No quote: quotes are part of the texts.
+    /// No quote character: quotes are part of the values.
     None,
 }
 
 impl Quote {
-    /// The character, if there is one.
+    /// Returns the quote character, if there is one.
     pub fn character(self) -> Option<u8> {
         match self {
             Self::Guarded => Some(b'"'),
@@ -130,7 +133,7 @@ impl Quote {
     }
 }
 
-/// What to do with CSV rows that have fewer or more values than there are columns.
+/// The handling of CSV rows with fewer or more values than columns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ragged {
@@ -143,23 +146,23 @@ pub enum Ragged {
     Skip,
 }
 
-/// What to do with a column that only some files of a source have.
+/// The handling of a column that only some files of a source have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingColumns {
     /// It is an error.
     #[default]
     Error,
-    /// It has no value in the files that lack it.
+    /// It is null in the files that lack it.
     Null,
 }
 
-/// The stores of `[object_stores]`, by `s3://bucket` or `s3`.
+/// The settings of `[object_stores]`, by `s3://bucket` or `s3`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ObjectStores(BTreeMap<String, S3Settings>);
 
 impl ObjectStores {
-    /// The settings of `bucket`: those of its own entry, of all buckets, or none.
+    /// Returns the settings of `bucket`: those of its own entry, those for all buckets, or the defaults.
     pub fn of_bucket(&self, bucket: &str) -> S3Settings {
         let own = self.0.get(&format!("s3://{bucket}"));
         own.or_else(|| self.0.get(ALL_BUCKETS)).cloned().unwrap_or_default()
@@ -195,7 +198,7 @@ struct Table {
     file_number: Option<String>,
 }
 
-/// The sources of files, and the queries of the other sources, by their names.
+/// The sources of files, and the queries of the other sources, by name.
 type Sources = (BTreeMap<String, SourceConfig>, BTreeMap<String, String>);
 
 /// Reads `[sources]`.
@@ -235,7 +238,7 @@ pub(super) fn parse_sources(section: &toml::Table) -> Result<Sources, MessageAnd
     Ok((sources, queries))
 }
 
-/// The query of a source that is a query.
+/// Returns the query of a source that is defined by a query.
 fn query(name: &str, table: &toml::Table) -> Result<String, MessageAndHint> {
     if let Some(other) = table.keys().find(|key| *key != "query") {
         let hint = "a source is either files or a query over the sources of files";
@@ -313,7 +316,7 @@ fn source(table: Table) -> Result<SourceConfig, MessageAndHint> {
     Ok(source)
 }
 
-/// Checks that the columns which say where a row is have different names.
+/// Checks that the columns `row_number`, `file_name` and `file_number` have different names.
 fn check_made_columns(source: &SourceConfig) -> Result<(), MessageAndHint> {
     let mut known: Vec<(&str, &str)> = Vec::new();
     for (key, column) in source.made_columns() {
@@ -346,7 +349,7 @@ fn one_character(key: &str, text: &str) -> Result<u8, MessageAndHint> {
     }
 }
 
-/// Checks that the characters of CSV are different ones.
+/// Checks that the delimiter, the quote and the escape character differ.
 fn check_quotes(delimiter: Option<u8>, quote: Quote, escape: Option<u8>) -> Result<(), MessageAndHint> {
     let quote_character = quote.character();
     let same = |a: &str, b: &str| {
@@ -365,7 +368,7 @@ fn check_quotes(delimiter: Option<u8>, quote: Quote, escape: Option<u8>) -> Resu
     }
 }
 
-/// Columns and types, in the order written.
+/// Parses a table of columns and their types, in the order written.
 fn types(key: &str, columns: &toml::Table) -> Result<Vec<(String, DataType)>, MessageAndHint> {
     let parse = |(column, value): (&String, &toml::Value)| {
         let text = value.as_str().unwrap_or_default();
@@ -381,7 +384,7 @@ fn types(key: &str, columns: &toml::Table) -> Result<Vec<(String, DataType)>, Me
     columns.iter().map(parse).collect()
 }
 
-/// Reads a type by its name in SQL (`BIGINT[]`) or in Arrow (`Utf8`).
+/// Parses the name of an SQL type (`BIGINT[]`) or an Arrow type (`Utf8`).
 fn parse_type(text: &str) -> Option<DataType> {
     if let Ok(arrow) = text.parse() {
         return Some(arrow);
@@ -393,7 +396,8 @@ fn parse_type(text: &str) -> Option<DataType> {
     }
 }
 
-/// SQL's text types are views in DataFusion, which readers of text files build no faster.
+/// Replaces text views, which are DataFusion's SQL text types, because readers of text files do not build them
+/// faster than plain text.
 fn without_views(data_type: &DataType) -> DataType {
     match data_type {
         DataType::Utf8View => DataType::Utf8,
@@ -435,7 +439,7 @@ pub(super) fn parse_object_stores(section: &toml::Table) -> Result<ObjectStores,
     Ok(ObjectStores(stores))
 }
 
-/// The hint that says where credentials belong.
+/// The hint about where to put credentials.
 pub(crate) fn credentials_hint() -> String {
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN) in the environment, or AWS_PROFILE to the \
      name of a profile, or `anonymous = true` for public buckets"

@@ -1,4 +1,4 @@
-//! `[[timelines]]`: sequence features that the ETL makes of what happened before a sample.
+//! `[[timelines]]`: sequence features that the ETL computes from events before a sample.
 
 use serde::Deserialize;
 
@@ -10,25 +10,25 @@ use crate::error::MessageAndHint;
 /// A `[[timelines]]` section: parallel lists of the last rows before a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimelineConfig {
-    /// The source whose rows make the lists.
+    /// The source of the rows.
     pub source: String,
-    /// Pairs of a column of the samples and the source's column that equals it.
+    /// Pairs of a column of the samples and the column of the source that must be equal to it.
     pub on: Vec<(String, String)>,
     /// The time of the rows.
     pub time: TimeConfig,
-    /// An SQL condition that the rows fulfil.
+    /// An SQL condition that the rows must satisfy.
     pub condition: Option<String>,
-    /// The most ids of a list. It holds the latest ones, oldest first.
+    /// The maximum number of ids of a list. The list contains the latest ids, oldest first.
     pub length: usize,
-    /// How much later than its time a row becomes visible, in microseconds.
+    /// The delay after which a row becomes visible, in microseconds after its time.
     pub delay_micros: i64,
-    /// Rows that are older than this at the sample's time are left out, in microseconds.
+    /// The maximum age of rows at the sample's time, in microseconds. Older rows are left out.
     pub max_age_micros: Option<i64>,
-    /// Columns that order rows of one time.
+    /// Columns that order rows with equal times.
     pub order: Vec<String>,
-    /// Columns that identify a row; if empty, rows equal in all columns are one.
+    /// Columns that identify a row. If empty, rows that are equal in all columns are one row.
     pub key: Vec<String>,
-    /// Pairs of a feature and the column that its lists hold.
+    /// Pairs of a feature and the source column whose values its lists contain.
     pub columns: Vec<(String, String)>,
 }
 
@@ -50,9 +50,9 @@ pub(super) struct TimelineSection {
 }
 
 impl TimelineSection {
-    /// `place` is `` `[[timelines]]` 1 `` for the first section; `kind` gives the kind that `[features]` has for a
-    /// column. The key of events is `[join]`'s unless the section has its own. `rows` is the place of rows, if samples have
-    /// no times.
+    /// `place` is the name of the section in messages, such as `` `[[timelines]]` 1 `` for the first section.
+    /// `kind` returns the kind of a column in `[features]`. The section uses the event key of `[join]` unless it
+    /// has its own. `rows` has the columns of the row order, if samples have no times.
     pub(super) fn check(
         self,
         place: &str,

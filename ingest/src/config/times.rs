@@ -1,4 +1,4 @@
-//! `time = …`: the time column of a source. All sections write it in the same way.
+//! `time = …`: the time column of a source. All sections use the same syntax.
 
 use std::fmt::{self, Write};
 
@@ -11,28 +11,29 @@ use super::columns::wrong;
 use crate::clock::{Zone, parse_with_format};
 use crate::error::MessageAndHint;
 
-/// A time column: its name, and the meaning of its values where their type does not define it.
+/// A time column: its name, and how to interpret values whose type does not define it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TimeConfig {
-    /// The key of the configuration that names the column, as `` `[session].time` ``, for messages.
+    /// The configuration key that names the column, such as `` `[session].time` ``, for messages.
     pub place: String,
-    /// The column.
+    /// The name of the column.
     pub column: String,
-    /// The column with the number of a row's file, if [`column`](Self::column) has the number of the row in its file.
+    /// The column with the number of a row's file, if [`column`](Self::column) has the number of the row within its
+    /// file.
     pub file: Option<String>,
-    /// What its numbers count since 1970-01-01T00:00 UTC.
+    /// The unit of numeric values, which count from 1970-01-01T00:00 UTC.
     pub unit: Option<EpochUnit>,
-    /// How its texts are written, in the notation of `strftime`; ISO 8601 if `None`.
+    /// The format of text values in `strftime` notation; ISO 8601 if `None`.
     pub format: Option<String>,
-    /// The time zone of values without one of their own; UTC if `None`.
+    /// The time zone of values without a zone or offset; UTC if `None`.
     pub time_zone: Option<String>,
-    /// The first accepted time, in microseconds since 1970; that of `[checks]` if `None`.
+    /// The earliest accepted time, in microseconds since 1970; the limit of `[checks]` if `None`.
     pub not_before: Option<i64>,
-    /// The last accepted time, likewise.
+    /// The latest accepted time, in microseconds since 1970; the limit of `[checks]` if `None`.
     pub not_after: Option<i64>,
 }
 
-/// What a number counts since 1970-01-01T00:00 UTC.
+/// The unit of a number that counts from 1970-01-01T00:00 UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EpochUnit {
     /// Seconds.
@@ -50,10 +51,10 @@ pub enum EpochUnit {
 }
 
 impl EpochUnit {
-    /// All units, the longest first.
+    /// All units, longest first.
     pub const ALL: [Self; 4] = [Self::Second, Self::Millisecond, Self::Microsecond, Self::Nanosecond];
 
-    /// Units in a second.
+    /// Returns the number of units per second.
     pub fn per_second(self) -> i64 {
         match self {
             Self::Second => 1,
@@ -87,12 +88,12 @@ struct TimeTable {
 }
 
 impl TimeConfig {
-    /// The columns that make the time.
+    /// Returns the columns that determine the time.
     pub(crate) fn columns(&self) -> impl Iterator<Item = &str> {
         self.file.as_deref().into_iter().chain([self.column.as_str()])
     }
 
-    /// The time column that the key `place` names: `"column"`, or a table of keys.
+    /// Parses the value of the key `place`: `"column"`, or a table of keys.
     pub(super) fn parse(place: impl Into<String>, value: toml::Value) -> Result<Self, MessageAndHint> {
         let place = place.into();
         let hint = "write `time = \"column\"`, or `time = { column = \"column\", unit = \"s\" }`";
@@ -140,7 +141,7 @@ impl TimeConfig {
     }
 }
 
-/// Refuses a format that gives no date, or that is ambiguous.
+/// Refuses a format that defines no date or that is ambiguous.
 fn check_format(place: &str, format: &str, time_zone: Option<&str>) -> Result<(), MessageAndHint> {
     let hint = "write how the column's texts look, as `\"%m/%d/%Y %H:%M\"`: `%Y` year, `%m` month, `%d` day, `%H` hour, \
                 `%M` minute, `%S` second, `%.f` fraction, `%z` offset from UTC";
@@ -163,7 +164,7 @@ fn check_format(place: &str, format: &str, time_zone: Option<&str>) -> Result<()
     Ok(())
 }
 
-/// A time of the configuration, in microseconds since 1970; `place` is its key.
+/// Parses a time of the configuration, in microseconds since 1970. `place` is its key.
 pub(super) fn instant(place: &str, value: &toml::Value) -> Result<i64, MessageAndHint> {
     let text = match value {
         toml::Value::String(text) => text.clone(),

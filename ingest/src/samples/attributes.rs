@@ -1,4 +1,4 @@
-//! The SQL of `[[attributes]]`: the rows that can be used, and for every sample the row that holds at its time.
+//! The SQL of `[[attributes]]`: the rows that can be used, and for every sample the row that is valid at its time.
 
 use super::steps::{StepSql, timestamp};
 use super::tables::RowState::{self, ClockChange, Future, NoKey, Past, Usable};
@@ -9,8 +9,8 @@ use crate::sql::{all, list, numbered, quote, table};
 use crate::times;
 
 impl StepSql<'_> {
-    /// The rows of the attributes with their key, `__onefold_from`, the time from which they hold, and
-    /// `__onefold_state`, their [`RowState`].
+    /// Returns the rows of the attributes with their key, `__onefold_from` (the time from which they are valid),
+    /// and `__onefold_state` (their [`RowState`]).
     fn attribute_rows(&self, attributes: &AttributesConfig) -> Result<String> {
         let schema = self.columns.of(&attributes.source);
         let keys = numbered("__onefold_k", attributes.on.len());
@@ -49,8 +49,8 @@ impl StepSql<'_> {
         ))
     }
 
-    /// How many rows of the attributes lack a key or time, are from the past, from the future, and from a time at which clocks
-    /// are changed.
+    /// Returns the numbers of rows of the attributes with a null key or time, with a time too early, with a time
+    /// too late, and with a time at a clock change.
     pub(super) fn attribute_counts(&self, attributes: &AttributesConfig) -> Result<String> {
         let count = |state: RowState| format!("count(*) FILTER (WHERE __onefold_state = {state})");
         let rows = self.attribute_rows(attributes)?;
@@ -58,7 +58,7 @@ impl StepSql<'_> {
         Ok(format!("SELECT {nulls}, {past}, {future}, {changes} FROM ({rows})"))
     }
 
-    /// The first row of a state of the attributes, for a message.
+    /// Returns the first row of the attributes with a state, for a message.
     pub(super) fn example_attribute(&self, attributes: &AttributesConfig, state: RowState) -> Result<String> {
         let mut shown: Vec<String> = attributes
             .on
@@ -77,7 +77,7 @@ impl StepSql<'_> {
         ))
     }
 
-    /// The distinct attributes with the time from which they hold.
+    /// Returns the distinct attributes with the time from which they are valid.
     pub(super) fn attributes(&self, attributes: &AttributesConfig) -> Result<String> {
         let keys = numbered("__onefold_k", attributes.on.len());
         let columns = list(attributes.columns.iter().map(|(name, _)| name));
@@ -88,10 +88,10 @@ impl StepSql<'_> {
         ))
     }
 
-    /// For every key and time of the samples (`__onefold_at`) the latest time from which a row of the `i`th attributes
-    /// holds (`__onefold_latest`); nothing where no row holds yet. An as-of join: the samples' times and the
-    /// attributes' are sorted together, and the latest of the attributes is a running maximum. A join by range would
-    /// compare every sample with all rows of its key.
+    /// Returns for every key and time of the samples (`__onefold_at`) the start of the validity of the latest row
+    /// of the `i`th attributes (`__onefold_latest`). Omits samples without a valid row. This is an as-of join: the
+    /// samples and the attributes are sorted together by time, and a running maximum gives the latest attributes. A
+    /// range join would compare every sample with all rows of its key.
     pub(super) fn attributes_in_time(&self, i: usize, attributes: &AttributesConfig) -> String {
         let keys = numbered("__onefold_k", attributes.on.len());
         let ours = attributes.on.iter().zip(&keys);
@@ -110,7 +110,7 @@ impl StepSql<'_> {
             "SELECT {keys}, CAST(NULL AS BIGINT) AS __onefold_at, __onefold_from AS __onefold_sorted, __onefold_from FROM {}",
             attributes_table(i)
         );
-        // The range ends with all rows of one instant, so attributes hold from their own instant on.
+        // The window frame includes all rows with the same time, so attributes are valid from their own time on.
         let latest = format!(
             "SELECT {keys}, __onefold_at, max(__onefold_from) OVER (PARTITION BY {keys} ORDER BY __onefold_sorted \
              RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS __onefold_latest FROM ({samples} UNION ALL {starts})"
@@ -118,7 +118,7 @@ impl StepSql<'_> {
         format!("SELECT * FROM ({latest}) WHERE __onefold_at IS NOT NULL AND __onefold_latest IS NOT NULL")
     }
 
-    /// The first key of the `i`th attributes that has different rows of one time, for a message.
+    /// Returns the first key of the `i`th attributes that has different rows with the same time, for a message.
     pub(super) fn contradiction(&self, i: usize, attributes: &AttributesConfig) -> String {
         let keys = numbered("__onefold_k", attributes.on.len());
         let shown: Vec<String> = attributes
@@ -135,7 +135,7 @@ impl StepSql<'_> {
         )
     }
 
-    /// The first sample without a row of the `i`th attributes, for a message.
+    /// Returns the first sample without a row of the `i`th attributes, for a message.
     pub(super) fn example_without(&self, i: usize) -> String {
         let columns = list(self.identifying());
         format!("SELECT {columns} FROM {CANDIDATES} WHERE __onefold_missing{i} ORDER BY {columns} LIMIT 1")

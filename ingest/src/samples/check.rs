@@ -1,4 +1,4 @@
-//! Checks the declared steps against the sources' columns, before any row is read.
+//! Checks the declared steps against the columns of the sources before any row is read.
 
 use std::collections::BTreeMap;
 
@@ -33,11 +33,11 @@ pub(super) struct StepColumns<'a> {
 }
 
 impl<'a> StepColumns<'a> {
-    /// Looks up the columns of every source that a step reads and checks all names and types.
+    /// Looks up the columns of every source that a step reads, and checks all names and types.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] that names the section and, where a name is wrong, the nearest one that is right.
+    /// [`Error::Fault`] that names the section and, for a wrong name, suggests the most similar correct one.
     pub(super) async fn check(
         context: &'a SessionContext,
         config: &'a Config,
@@ -53,7 +53,7 @@ impl<'a> StepColumns<'a> {
             columns.check_reserved(&format!("`{name}`"), schema.fields().iter().map(|field| field.name()))?;
             columns.sources.insert(name.clone(), schema);
         }
-        // Each section may have a problem of its own.
+        // Check all sections, because each may have its own problem.
         let mut checked = vec![columns.check_rows()];
         if let Some(join) = &config.join {
             checked.push(columns.check_join(join).await);
@@ -71,24 +71,24 @@ impl<'a> StepColumns<'a> {
             problems.report(error)?;
             has_problem = true;
         }
-        // Rows cannot be read with wrong columns.
+        // With wrong columns, rows cannot be read, so stop here.
         if has_problem {
             problems.check()?;
         }
         Ok(columns)
     }
 
-    /// The columns of a source that a step reads.
+    /// Returns the columns of a source that a step reads.
     pub(super) fn of(&self, source: &str) -> &ArrowSchema {
         &self.sources[source]
     }
 
-    /// The SQL expression for the microseconds since 1970 of a time column, which was checked.
+    /// Returns the SQL expression of a checked time column in microseconds since 1970.
     pub(super) fn time(&self, schema: &ArrowSchema, time: &TimeConfig) -> Result<String> {
         times::micros_sql(self.config, time, schema)
     }
 
-    /// The columns of a source that the expression `sql`, which was checked, reads.
+    /// Returns the columns of a source that the checked expression `sql` reads.
     pub(super) fn read_by(&self, schema: &ArrowSchema, sql: &str) -> Result<Vec<String>> {
         let expression =
             self.context.state().create_logical_expr(sql, &DFSchema::try_from(schema.clone())?)?;
@@ -97,7 +97,7 @@ impl<'a> StepColumns<'a> {
         Ok(names.filter(|name| read.iter().any(|column| column.name == **name)).cloned().collect())
     }
 
-    /// The type of the label that decides in `[sampling]`. Labels of `[join]` are numbers.
+    /// Returns the type of the label that `[sampling]` uses. Labels of `[join]` are numbers.
     pub(super) fn sampling_type(&self, sampling: &SamplingConfig) -> DataType {
         if let Ok(field) = self.rows.field_with_name(&sampling.label) {
             return field.data_type().clone();
@@ -184,7 +184,7 @@ impl<'a> StepColumns<'a> {
         }
     }
 
-    /// Checks that no step makes a column that exists already, and that all columns that are needed exist.
+    /// Checks that no step produces a column that exists already, and that all needed columns exist.
     fn check_made(&self) -> Result<()> {
         let mut made: Vec<&str> = self.rows.fields().iter().map(|field| field.name().as_str()).collect();
         let labels = self.config.join.iter().flat_map(|join| join.labels.iter().map(|(name, _)| name));
@@ -242,7 +242,7 @@ impl<'a> StepColumns<'a> {
         Ok(())
     }
 
-    /// Checks that every key column exists and can be compared.
+    /// Checks that every key column exists and has a type that can be compared.
     fn key(&self, place: &str, key: &[String]) -> Result<()> {
         for name in key {
             let data_type = self.in_rows(place, name)?;
@@ -254,7 +254,7 @@ impl<'a> StepColumns<'a> {
         Ok(())
     }
 
-    /// Checks that every column of a source's key exists and can be compared.
+    /// Checks that every column of a source's key exists and has a type that can be compared.
     fn source_key(&self, place: &str, source: &str, key: &[String]) -> Result<()> {
         for name in key {
             let data_type = self.in_source(place, source, name)?;
@@ -267,7 +267,7 @@ impl<'a> StepColumns<'a> {
         Ok(())
     }
 
-    /// Checks that both columns of every pair exist, and that their values can be equal.
+    /// Checks that both columns of every pair exist, and that their types can be compared with each other.
     fn pairs(&self, place: &str, source: &str, pairs: &[(String, String)]) -> Result<()> {
         for (ours, theirs) in pairs {
             let (our_type, their_type) = (self.in_rows(place, ours)?, self.in_source(place, source, theirs)?);
@@ -298,7 +298,7 @@ impl<'a> StepColumns<'a> {
         Ok(field.data_type())
     }
 
-    /// Checks that the time column of a source exists, and that the meaning of its values is known.
+    /// Checks that the time column of a source exists, and that the meaning of its values is defined.
     async fn source_time(&self, source: &str, time: &TimeConfig) -> Result<()> {
         for column in time.columns() {
             self.in_source(&time.place, source, column)?;
@@ -334,7 +334,7 @@ impl<'a> StepColumns<'a> {
         }
     }
 
-    /// Checks an SQL aggregate over the columns of a source, which must give a number.
+    /// Checks an SQL aggregate over the columns of a source. It must return a number.
     async fn aggregate(&self, place: &str, source: &str, sql: &str) -> Result<()> {
         let hint = "write an aggregate of numbers, as `max(seconds)` or `count(*)`";
         let (expression, _) = self.expression(place, self.of(source), sql)?;
@@ -375,7 +375,8 @@ impl<'a> StepColumns<'a> {
     }
 }
 
-/// What to do where a column `ours` of the samples and a column `theirs` of a source have types of different kinds.
+/// Returns the hint for a column `ours` of the samples and a column `theirs` of a source with types of different
+/// kinds.
 fn one_type(ours: &str, our_type: &DataType, theirs: &str, their_type: &DataType) -> String {
     match (key_kind(our_type), key_kind(their_type)) {
         (Some(_), Some(_)) => format!(

@@ -1,4 +1,4 @@
-//! Counts of the rows that the declared steps left out, and the errors if they may not be left out.
+//! Counts of the rows that the declared steps left out, and the errors for rows that must not be left out.
 
 use serde::Serialize;
 
@@ -6,52 +6,53 @@ use crate::config::Policy;
 use crate::error::bug;
 use crate::{Error, Result};
 
-/// Rows that the declared steps left out or filled up, by reason. A step that is not declared counts nothing.
+/// The numbers of rows that the declared steps left out or filled up, by reason. Counts of steps that are not
+/// declared are 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct SkipCounts {
-    /// Rows without a value in a column that identifies a sample, or its time (`[checks].null_keys`).
+    /// Rows with a null in their time column or in a column that identifies a sample (`[checks].null_keys`).
     pub null_key_samples: u64,
-    /// Rows with a time before the first allowed one (`[checks].past`).
+    /// Rows with a time before the earliest allowed one (`[checks].past`).
     pub past_samples: u64,
-    /// Rows with a time after the last allowed one (`[checks].future`).
+    /// Rows with a time after the latest allowed one (`[checks].future`).
     pub future_samples: u64,
-    /// Rows whose local time a clock shows twice, because it was set back: the first of the two was taken. Left out only with
-    /// `[checks].clock_changes`.
+    /// Rows whose local time is ambiguous because a clock was set back. The earlier of the two times is used. Such
+    /// rows are left out only with `[checks].clock_changes`.
     pub repeated_times: u64,
-    /// Rows whose local time a clock skips, because it was set forward: the time was taken at which an unchanged clock would
-    /// have shown it. Left out only with `[checks].clock_changes`.
+    /// Rows whose local time does not exist because a clock was set forward. They get the time at which an
+    /// unchanged clock would have shown it. Such rows are left out only with `[checks].clock_changes`.
     pub skipped_times: u64,
     /// Rows whose parallel lists have different lengths (`[checks].ragged`).
     pub ragged_samples: u64,
     /// Rows with the key of an earlier row (`[samples].duplicates`).
     pub duplicate_samples: u64,
-    /// Rows of events, attributes and timelines without a key, time or value (`[checks].null_keys`).
+    /// Rows of events, attributes and timelines with a null key, time or value (`[checks].null_keys`).
     pub null_key_rows: u64,
-    /// Rows of events, attributes and timelines with a time before the first allowed one (`[checks].past`).
+    /// Rows of events, attributes and timelines with a time before the earliest allowed one (`[checks].past`).
     pub past_rows: u64,
-    /// Rows of events, attributes and timelines with a time after the last allowed one (`[checks].future`).
+    /// Rows of events, attributes and timelines with a time after the latest allowed one (`[checks].future`).
     pub future_rows: u64,
     /// Rows of events, attributes and timelines that `[checks].clock_changes` leaves out.
     pub clock_change_rows: u64,
-    /// Rows of the events, and of timelines over other sources, that repeat another row.
+    /// Rows of events, and of timelines over other sources, that repeat another row.
     pub duplicate_events: u64,
-    /// Events after the attribution window of every sample that they belong to.
+    /// Events after the attribution windows of all samples with their key.
     pub late_events: u64,
-    /// Events before every sample that they belong to.
+    /// Events before all samples with their key.
     pub early_events: u64,
-    /// Events that belong to no row of the feature log, not even to one that was left out.
+    /// Events whose key occurs in no row of the feature log, not even in a row that was left out.
     pub orphan_events: u64,
-    /// Samples without an event in their window; left out only with `missing = "skip"`.
+    /// Samples without an event in their window. They are left out only with `missing = "skip"`.
     pub samples_without_events: u64,
-    /// Samples, of those that events left, for which an `[[attributes]]` has no row; left out only with
-    /// `missing = "skip"`.
+    /// Samples without a row of an `[[attributes]]` section, among those that remain after the join with events.
+    /// They are left out only with `missing = "skip"`.
     pub samples_without_attributes: u64,
     /// Samples that `[sampling]` dropped.
     pub sampled_out: u64,
 }
 
 impl SkipCounts {
-    /// The counts that are not 0, in the order of the steps, with a description for people.
+    /// Returns the counts that are not 0, in the order of the steps, with a readable description.
     pub fn described(&self) -> Vec<(&'static str, u64)> {
         let all = [
             ("rows with a null key or time", self.null_key_samples),
@@ -82,25 +83,25 @@ impl SkipCounts {
 
 /// Rows that cannot become samples for one reason, and whether the configuration skips or refuses them.
 pub(super) struct UnfitRows<'a> {
-    /// The key that decides, as `` `[samples].duplicates` ``.
+    /// The key of the policy, such as `` `[samples].duplicates` ``.
     pub(super) place: &'a str,
-    /// Its value.
+    /// The policy.
     pub(super) policy: Policy,
     /// The number of rows.
     pub(super) count: u64,
-    /// The reason, as a sentence without its subject: "have the key of an earlier row".
+    /// The reason, as the predicate of a sentence: "have the key of an earlier row".
     pub(super) what: &'a str,
-    /// What can be done besides skipping them.
+    /// A remedy other than skipping the rows.
     pub(super) remedy: &'a str,
 }
 
 impl UnfitRows<'_> {
-    /// Whether they are an error.
+    /// Whether the rows are an error.
     pub(super) fn refused(&self) -> bool {
         self.policy == Policy::Error && self.count > 0
     }
 
-    /// The error that refuses them, with one row as an `example`.
+    /// Returns the error for the rows, with one row as an `example`.
     pub(super) fn error(&self, example: &str) -> Error {
         let example = if example.is_empty() { String::new() } else { format!(", the first with {example}") };
         Error::data(
@@ -115,12 +116,12 @@ impl UnfitRows<'_> {
     }
 }
 
-/// The last part of a place, which is the key to write.
+/// Returns the last part of a place, which is the key to write.
 fn bare(place: &str) -> &str {
     place.trim_matches('`').rsplit(['.', '`']).next().unwrap_or(place)
 }
 
-/// Gives `counts` as an array of known length.
+/// Converts `counts` to an array of `N` counts.
 pub(super) fn exactly<const N: usize>(counts: Vec<u64>) -> Result<[u64; N]> {
     counts.try_into().map_err(|counts: Vec<u64>| {
         bug(&format!("{} counts came back where {N} were asked for", counts.len()))

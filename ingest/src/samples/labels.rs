@@ -1,4 +1,4 @@
-//! The SQL of `[join]`: which events a sample has, and the labels that they make.
+//! The SQL of `[join]`: the events that belong to a sample, and the labels that they determine.
 
 use super::steps::StepSql;
 use super::tables::RowState::Usable;
@@ -9,7 +9,7 @@ use crate::sessionize::EVENT_TIME;
 use crate::sql::{enclosed, equal, first_of_each, numbered, quote};
 
 impl StepSql<'_> {
-    /// The columns of the events that the labels are made of.
+    /// Returns the columns of the events that the labels read.
     pub(super) fn read_by_labels(&self, join: &JoinConfig) -> Result<Vec<String>> {
         let mut read = Vec::new();
         for (_, label) in &join.labels {
@@ -19,8 +19,8 @@ impl StepSql<'_> {
         Ok(first_of_each(&read))
     }
 
-    /// For every key of `[join]`: how many of its events are late, early, or belong to no sample. An event is late if
-    /// even the last sample at or before it is further away than the window.
+    /// Returns for every key of `[join]` the numbers of its events that are late, early, or belong to no row. An
+    /// event is late if even the last sample at or before it is further away than the window.
     pub(super) fn event_classes(&self, join: &JoinConfig) -> String {
         let keys = numbered("__onefold_k", join.on.len());
         let ours: Vec<String> =
@@ -56,7 +56,7 @@ impl StepSql<'_> {
         )
     }
 
-    /// The first key with events of a class, for a message.
+    /// Returns the first key with events of a class, for a message.
     pub(super) fn example_event(&self, join: &JoinConfig, class: &str) -> String {
         let keys = numbered("__onefold_k", join.on.len());
         let shown: Vec<String> = join
@@ -73,7 +73,7 @@ impl StepSql<'_> {
         )
     }
 
-    /// The labels by key and time of a sample, from the events in its window.
+    /// Returns the labels by key and time of a sample, computed from the events in its window.
     pub(super) fn labels(&self, join: &JoinConfig) -> Result<String> {
         match join.credit {
             Credit::Every => Ok(self.labels_of_every(join)),
@@ -82,7 +82,7 @@ impl StepSql<'_> {
         }
     }
 
-    /// The labels as aggregates over events, and the time of the latest event if that is kept.
+    /// Returns the labels as aggregates over events, and the time of the latest event if that is kept.
     fn label_columns(&self, join: &JoinConfig, time: &str) -> String {
         let labels = join.labels.iter().map(|(name, label)| match label {
             LabelConfig::When(sql) => {
@@ -96,8 +96,8 @@ impl StepSql<'_> {
         labels.chain(latest).collect::<Vec<_>>().join(", ")
     }
 
-    /// The [`labels`](Self::labels) where an event belongs to one of the samples in whose windows it falls: that with the
-    /// largest or the smallest time. Events and samples pass together through one sort.
+    /// Returns the [`labels`](Self::labels) if an event belongs to one of the samples whose windows contain it: the
+    /// sample with the largest or the smallest time. Events and samples are sorted together, once.
     fn labels_of_one(&self, join: &JoinConfig, which: &str) -> Result<String> {
         let keys = numbered("__onefold_k", join.on.len());
         let ours: Vec<String> =
@@ -129,7 +129,7 @@ impl StepSql<'_> {
         ))
     }
 
-    /// The [`labels`](Self::labels) where an event belongs to all samples in whose windows it falls.
+    /// Returns the [`labels`](Self::labels) if an event belongs to all samples whose windows contain it.
     fn labels_of_every(&self, join: &JoinConfig) -> String {
         let keys = numbered("__onefold_k", join.on.len());
         let samples: Vec<String> = (0..join.on.len()).map(|i| format!("__onefold_s{i}")).collect();
@@ -139,7 +139,8 @@ impl StepSql<'_> {
             .zip(&samples)
             .map(|((ours, _), name)| format!("{} AS {name}", quote(ours)))
             .collect();
-        // Several samples may have one key and time; those of one key are alone if the join's key identifies a sample.
+        // Several samples may have the same key and time. If the join's key identifies a sample, each key has one
+        // sample.
         let key = &self.config.samples.key;
         let alone = !key.is_empty() && key.iter().all(|name| join.on.iter().any(|(ours, _)| ours == name));
         let distinct = if alone { "" } else { "DISTINCT " };

@@ -1,21 +1,21 @@
-//! From logs to samples: the declared steps of `dataset.toml`, as SQL over the sources.
+//! Computes samples from logs: the declared steps of `dataset.toml`, as SQL over the sources.
 //!
 //! ```text
 //! rows of the feature log ─▶ checks ─▶ first of every key ─▶ labels from events ─▶ attributes as of the time ─▶ sampling
 //! ```
 //!
-//! Every step is decided in **narrow** tables of keys and times, which spill and are spooled (`spool`). The
-//! log with its lists is only streamed past them: as the probe side of hash joins against tables without lists, and
-//! through no sort, except for the few rows whose key occurs twice. Since the log has no row number, those rows are
-//! ranked by time and then by all their columns, so that the rows which tie are equal and the choice does not depend on
-//! how they arrived.
+//! Each step makes its decisions in **narrow** tables of keys and times, which spill and are spooled (`spool`). The
+//! log with its lists is only streamed past these tables, as the probe side of hash joins. It is not sorted, except
+//! for the few rows whose key occurs twice. The log has no row number, so those rows are ranked by time and then by
+//! all their columns. Rows that still tie are equal, so the choice does not depend on the order of arrival.
 //!
-//! [`plan`] gives the samples twice: [`Samples::wide`] with all columns that the dataset needs and [`Samples::narrow`]
-//! with those alone that say where a sample belongs. Both have exactly the same samples, in any order. Each has, for
-//! the timeline `N` of the configuration, the columns that [`crate::timeline`] defines.
+//! [`plan`] returns the samples in two forms: [`Samples::wide`] with all columns that the dataset needs, and
+//! [`Samples::narrow`] with only the columns that determine where a sample belongs. Both contain exactly the same
+//! samples, in any order. For each timeline `N` of the configuration, both have the columns that
+//! [`crate::timeline`] defines.
 //!
-//! Counts are exact and taken before the log's lists are read, so that rows which the configuration refuses are found
-//! early.
+//! Counts are exact. They are computed before the log's lists are read, so that rows which the configuration
+//! refuses are reported early.
 
 mod attributes;
 mod check;
@@ -53,17 +53,17 @@ use crate::{Config, Error, Result, timeline};
 /// The samples of a configuration, planned but not yet read.
 #[derive(Debug)]
 pub struct Samples {
-    /// One row per sample with every column that features, session, order and partitions need.
+    /// One row per sample, with all columns that features, session, order and partitions need.
     pub wide: DataFrame,
-    /// The same samples with the columns alone that session, order, partitions and timelines need.
+    /// The same samples, with only the columns that session, order, partitions and timelines need.
     pub narrow: DataFrame,
-    /// The counts of rows that were left out or filled up.
+    /// The numbers of rows that were left out or filled up.
     pub skipped: SkipCounts,
-    /// How many samples there are; unknown for a query without declared steps.
+    /// The number of samples. It is unknown for a query without declared steps.
     pub expected: Option<u64>,
-    /// The rows that the declared steps read and left out; unknown likewise.
+    /// The numbers of rows that the declared steps read and left out. Unknown for a query without declared steps.
     pub(crate) rows: Option<RowCounts>,
-    /// The times that samples may have; `None` where the steps have checked them.
+    /// The range of allowed times of samples; `None` if the steps have checked it.
     pub time_limits: Option<TimeLimits>,
     /// The files of the tables that the plans read.
     _spool: Spool,
@@ -71,21 +71,22 @@ pub struct Samples {
 
 /// Plans the samples of `config` over its sources, which are tables of `context`.
 ///
-/// Keep the result until its plans have run: they read temporary files that it owns.
+/// Keep the result until its plans have run, because they read temporary files that it owns.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] for names and types that do not fit, before anything is read, for rows that the configuration does
-/// not allow, and if a join's keys do not fit into memory.
+/// [`Error::Fault`] for names and types that do not fit, before anything is read, for rows that the configuration
+/// does not allow, and if the keys of a join do not fit into memory.
 pub async fn plan(context: &SessionContext, config: &Config) -> Result<Samples> {
     plan_with(context, config, &Problems::default()).await
 }
 
-/// As [`plan`]; rows that the configuration does not allow are left out where `problems` are collected.
+/// Plans the samples like [`plan`]. If `problems` are collected, rows that the configuration does not allow are
+/// reported there and left out.
 ///
 /// # Errors
 ///
-/// As [`plan`].
+/// The errors of [`plan`].
 pub(crate) async fn plan_with(
     context: &SessionContext,
     config: &Config,
@@ -120,7 +121,7 @@ pub(crate) async fn plan_with(
     planner.events().await?;
     planner.attributes().await?;
     let expected = planner.choose().await?;
-    // Rows with a problem may have been left out, or be there twice.
+    // With problems, rows may have been left out or be present twice, so the counts are not checked.
     if problems.check().is_ok() {
         RowCounts { written: expected, ..planner.counted.clone() }.check()?;
     }
@@ -142,7 +143,7 @@ pub(crate) async fn plan_with(
     })
 }
 
-/// The rows that become samples, before the declared steps.
+/// Returns the rows that become samples, before the declared steps.
 pub(crate) async fn rows(context: &SessionContext, config: &Config) -> Result<DataFrame> {
     match &config.samples.rows {
         Rows::Query(query) => {
@@ -153,7 +154,7 @@ pub(crate) async fn rows(context: &SessionContext, config: &Config) -> Result<Da
     }
 }
 
-/// Whether anything is declared beyond a query.
+/// Whether the configuration declares more than a query.
 fn has_steps(config: &Config) -> bool {
     let samples = &config.samples;
     matches!(samples.rows, Rows::Source(_))
@@ -164,11 +165,11 @@ fn has_steps(config: &Config) -> bool {
         || config.sampling.is_some()
         || !config.timelines.is_empty()
         || config.checks.is_some()
-        // Times at which clocks are changed are counted.
+        // Times at clock changes must be counted.
         || config.time.time_zone.is_some()
 }
 
-/// Makes every source that is a query a table of `context`, which has the tables of files.
+/// Registers every source that is a query as a table of `context`, which has the tables of files.
 ///
 /// # Errors
 ///
@@ -186,8 +187,8 @@ pub(crate) async fn register_queries(context: &SessionContext, config: &Config) 
     Ok(())
 }
 
-/// Plans a query of the user over these tables, which may only read, and must give the same rows each time. `place` is its
-/// key.
+/// Plans a query of the user over these tables. The query must only read, and must return the same rows each time.
+/// `place` is its key.
 async fn user_query(
     context: &SessionContext,
     config: &Config,
@@ -221,7 +222,7 @@ struct LogRows<'a> {
     time: &'a TimeConfig,
 }
 
-/// Runs the narrow queries, one step after the other.
+/// Runs the narrow queries step by step.
 struct Planner<'a> {
     context: &'a SessionContext,
     config: &'a Config,
@@ -229,14 +230,14 @@ struct Planner<'a> {
     steps: StepSql<'a>,
     spool: Spool,
     skipped: SkipCounts,
-    /// The rows of `[samples]`, so far without those that become samples.
+    /// The counts of rows of `[samples]`, so far without rows that become samples.
     counted: RowCounts,
     problems: &'a Problems,
 }
 
 impl Planner<'_> {
-    /// Makes the narrow rows of the feature log, and counts those that lack a key, have a time outside of the limits,
-    /// or are duplicates.
+    /// Creates the table of narrow rows of the feature log, and counts rows that lack a key, have a time outside of
+    /// the limits, or are duplicates.
     async fn rows(&mut self) -> Result<()> {
         self.spool.table(self.context, ROWS, &self.steps.rows()?).await?;
         let count = |state: RowState| format!("count(*) FILTER (WHERE __onefold_state = {state})");
@@ -252,7 +253,7 @@ impl Planner<'_> {
         let [null_keys, future, ragged, past, duplicates, mut outside, rows] =
             exactly(counts(self.context, &sql).await?)?;
         if self.config.samples.condition.is_some() && self.config.join.is_none() {
-            // The table has none of the rows that `where` leaves out.
+            // The table does not have the rows that `where` leaves out.
             let [all] = exactly(counts(self.context, &format!("SELECT count(*) FROM {BASE}")).await?)?;
             outside = all.saturating_sub(rows);
             self.counted.read = outside;
@@ -309,7 +310,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Counts the rows whose local time a clock shows twice or skips, and those that are left out because of it.
+    /// Counts rows whose local time is ambiguous or nonexistent because of a clock change, and the rows that are
+    /// left out for this reason.
     async fn clock_changes(&mut self) -> Result<()> {
         if self.config.time.time_zone.is_none() {
             return Ok(());
@@ -326,7 +328,8 @@ impl Planner<'_> {
         self.at_clock_changes("rows", left_out, &example).await
     }
 
-    /// Refuses rows whose local time a clock shows twice or skips, unless the configuration leaves them out.
+    /// Reports rows whose local time is ambiguous or nonexistent as errors, unless the configuration leaves them
+    /// out.
     async fn at_clock_changes(&self, rows: &str, count: u64, which: &str) -> Result<()> {
         let policy = self.config.checks.as_ref().and_then(|checks| checks.clock_changes);
         let what =
@@ -341,7 +344,7 @@ impl Planner<'_> {
         self.refuse(&unfit, which).await
     }
 
-    /// Makes the labels from the event log, and counts its duplicates and the events outside of every window.
+    /// Computes the labels from the event log, and counts its duplicates and the events outside of every window.
     async fn events(&mut self) -> Result<()> {
         let Some(join) = &self.config.join else { return Ok(()) };
         self.spool.table(self.context, EVENTS, &self.steps.events(join)?).await?;
@@ -393,7 +396,7 @@ impl Planner<'_> {
         self.spool.table(self.context, LABELS, &self.steps.labels(join)?).await
     }
 
-    /// Makes the tables of the attributes, and of which of them hold at the samples' times.
+    /// Creates the tables of the attributes, and the tables that say which of them are valid at the samples' times.
     async fn attributes(&mut self) -> Result<()> {
         for (i, attributes) in self.config.attributes.iter().enumerate() {
             let place = format!("`[[attributes]]` {}", i + 1);
@@ -423,7 +426,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Decides which samples stay: counts those that the steps drop, and returns the number of the others.
+    /// Decides which samples are kept. Counts the samples that the steps drop, and returns the number of remaining
+    /// samples.
     async fn choose(&mut self) -> Result<u64> {
         self.spool.table(self.context, CANDIDATES, &self.steps.narrow()).await?;
         let config = self.config;
@@ -470,7 +474,7 @@ impl Planner<'_> {
         Ok(left)
     }
 
-    /// Makes timeline `i`, one numbered sequence of rows, and finds every sample's place in it.
+    /// Creates timeline `i` as one numbered sequence of rows, and finds the position of every sample in it.
     async fn timeline(&mut self, i: usize) -> Result<()> {
         let timeline = &self.config.timelines[i];
         let log = timeline::log_table(i);
@@ -491,7 +495,8 @@ impl Planner<'_> {
         self.spool.table(self.context, &timeline::positions_table(i), &positions).await
     }
 
-    /// Counts the rows of a log that cannot be used, which may be an error. Returns the number of duplicates.
+    /// Counts the rows of a log that cannot be used, and reports an error if the policy says so. Returns the number
+    /// of duplicates.
     async fn log_counts(&mut self, log: &LogRows<'_>) -> Result<u64> {
         let copies =
             |state: RowState| format!("sum(__onefold_copies) FILTER (WHERE __onefold_state = {state})");
@@ -518,7 +523,8 @@ impl Planner<'_> {
         Ok(rows - distinct)
     }
 
-    /// Counts the rows of an `[[attributes]]` that cannot be used, which may be an error.
+    /// Counts the rows of an `[[attributes]]` section that cannot be used, and reports an error if the policy says
+    /// so.
     async fn attribute_counts(&mut self, place: &str, attributes: &AttributesConfig) -> Result<()> {
         let sql = self.steps.attribute_counts(attributes)?;
         let [nulls, past, future, changes] = exactly(counts(self.context, &sql).await?)?;
@@ -536,8 +542,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Refuses `count` rows whose time is before ([`Past`]) or after ([`Future`]) the limits of the time column, unless
-    /// the configuration skips them.
+    /// Reports `count` rows whose time is before ([`Past`]) or after ([`Future`]) the limits of the time column as
+    /// an error, unless the configuration skips them.
     async fn outside(
         &self,
         state: RowState,
@@ -561,7 +567,7 @@ impl Planner<'_> {
         self.refuse(&UnfitRows { place, policy, count, what: &what, remedy: &remedy }, which).await
     }
 
-    /// Counts rows of another source without a key, time or value, or refuses them.
+    /// Counts rows of another source with a null key, time or value, or reports them as an error.
     async fn null_rows(&mut self, place: &str, source: &str, count: u64) -> Result<()> {
         let what = format!("rows of `{source}` have no value in a column that {place} needs");
         let nulls = UnfitRows {
@@ -578,7 +584,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Refuses `unfit` rows, with the row that the query `which` finds as an example, unless they are skipped.
+    /// Reports `unfit` rows as an error unless they are skipped. The query `which` finds an example row.
     async fn refuse(&self, unfit: &UnfitRows<'_>, which: &str) -> Result<()> {
         if !unfit.refused() {
             return Ok(());

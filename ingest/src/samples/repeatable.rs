@@ -1,7 +1,7 @@
-//! Which queries give the same rows each time that they are evaluated.
+//! Detects queries that may return different rows each time they are evaluated.
 //!
-//! A query is evaluated several times: for the sessions, for the samples, and when a dataset is compared with its logs.
-//! Rows that differ from one time to the next belong to wrong sessions, and the dataset could not be built again.
+//! A query is evaluated several times: for the sessions, for the samples, and when a dataset is compared with its
+//! logs. If the rows differ between evaluations, they get wrong sessions, and the dataset cannot be reproduced.
 
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::error::Result;
@@ -10,7 +10,7 @@ use datafusion::logical_expr::{Distinct, Expr, LogicalPlan, Volatility};
 use crate::config::RESERVED;
 use crate::error::MessageAndHint;
 
-/// Functions whose result depends on the time at which they are called.
+/// Functions whose result depends on the time of the call.
 const OF_NOW: [&str; 3] = ["now", "current_date", "current_time"];
 /// Functions whose result depends on the order of the rows.
 const OF_ORDER: [&str; 9] = [
@@ -25,7 +25,8 @@ const OF_ORDER: [&str; 9] = [
     "string_agg",
 ];
 
-/// Why a query can give other rows each time, and what to write; `None` if nothing in it says so.
+/// Returns why a query may return different rows each time, and a hint; `None` if no part of the query is known to
+/// vary.
 ///
 /// # Errors
 ///
@@ -45,7 +46,7 @@ pub(super) fn why_plan_varies(plan: &LogicalPlan) -> Result<Option<MessageAndHin
     Ok(found)
 }
 
-/// Why an expression can give another value each time, likewise.
+/// Returns why an expression may have a different value each time, and a hint.
 ///
 /// # Errors
 ///
@@ -75,14 +76,14 @@ fn of_node(node: &LogicalPlan) -> Option<MessageAndHint> {
     }
 }
 
-/// Whether the rows of a plan are in an order that the query states.
+/// Whether the query defines the order of the rows of a plan.
 fn is_ordered(plan: &LogicalPlan) -> bool {
     match plan {
         LogicalPlan::Sort(_) => true,
         LogicalPlan::Projection(projection) => is_ordered(&projection.input),
         LogicalPlan::SubqueryAlias(alias) => is_ordered(&alias.input),
         LogicalPlan::Limit(limit) => is_ordered(&limit.input),
-        // One row.
+        // The result has only one row.
         LogicalPlan::Aggregate(aggregate) => aggregate.group_expr.is_empty(),
         LogicalPlan::EmptyRelation(_) => true,
         _ => false,
@@ -135,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// The message about a query over a table `t` of the columns `a` and `b`.
+    /// Returns the message about a query over a table `t` with the columns `a` and `b`.
     fn message(sql: &str) -> Option<String> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {

@@ -1,4 +1,5 @@
-//! The SQL of the declared steps. Generated columns are called `__onefold_…`; those of a join's key are numbered.
+//! The SQL of the declared steps. Generated columns have names that begin with `__onefold_`; the columns of a
+//! join's key are numbered.
 
 use datafusion::arrow::datatypes::Schema as ArrowSchema;
 use onefold_datasets::SparseFeature;
@@ -18,17 +19,17 @@ use crate::sql::{all, enclosed, equal, first_of_each, is_sortable, key_kind, lis
 use crate::times::{self, TimeLimits};
 use crate::{Config, Result, timeline};
 
-/// Builds the SQL of one configuration.
+/// Builds the SQL of one configuration. Methods that return rows, conditions or expressions return their SQL.
 pub(super) struct StepSql<'a> {
     pub(super) config: &'a Config,
     pub(super) columns: &'a StepColumns<'a>,
-    /// The limits of `[checks]`.
+    /// The limits of times in `[checks]`.
     pub(super) limits: TimeLimits,
-    /// Columns of the rows that the narrow tables have.
+    /// The columns of the rows that the narrow tables have.
     narrow: Vec<String>,
-    /// Columns of the rows that the dataset needs.
+    /// The columns of the rows that the dataset needs.
     wide: Vec<String>,
-    /// Columns that steps make and sessions, order or partitions go by.
+    /// Columns that the steps produce and that sessions, order or partitions use.
     made_narrow: Vec<String>,
 }
 
@@ -39,11 +40,11 @@ struct Log<'a> {
     on: &'a [(String, String)],
     time: &'a TimeConfig,
     condition: Option<&'a str>,
-    /// Expression and name of the columns that the step needs.
+    /// The columns that the step needs, as pairs of an expression and a name.
     columns: Vec<(String, String)>,
-    /// Those of them that may not be null.
+    /// The names of those `columns` that must not be null.
     required: Vec<String>,
-    /// Those of them that break ties between rows of one key.
+    /// The names of those `columns` that order rows of one event.
     ordered: Vec<String>,
 }
 
@@ -69,10 +70,10 @@ impl<'a> StepSql<'a> {
         Ok(Self { config, columns, limits, narrow, wide, made_narrow })
     }
 
-    /// The narrow rows of the log, each with its [`RowState`].
+    /// Returns the narrow rows of the log, each with its [`RowState`].
     pub(super) fn rows(&self) -> Result<String> {
         let condition = self.config.samples.condition.as_deref().map(enclosed);
-        // Whether an event belongs to a row that `where` leaves out is known only if that row is here.
+        // Rows that `where` leaves out must be kept here if there is a join, because events may belong to them.
         let (inside, filter) = match (&condition, &self.config.join) {
             (Some(condition), Some(_)) => (format!("{condition} IS TRUE"), String::new()),
             (Some(condition), None) => ("TRUE".to_owned(), format!(" WHERE {condition}")),
@@ -110,8 +111,8 @@ impl<'a> StepSql<'a> {
         ))
     }
 
-    /// The case of [`ClockChange`] of a state, where the column `__onefold_change` says whether there is one; empty if such
-    /// rows are kept.
+    /// Returns the `WHEN` branch of [`ClockChange`] in the `CASE` expression of a row state. The column
+    /// `__onefold_change` is positive for times at a clock change. Empty if such rows are kept.
     pub(super) fn at_clock_changes(&self, time: &TimeConfig) -> String {
         let policy = self.config.checks.as_ref().and_then(|checks| checks.clock_changes);
         if policy.is_none() || time.time_zone.is_none() {
@@ -120,21 +121,22 @@ impl<'a> StepSql<'a> {
         format!("WHEN __onefold_change > 0 THEN {ClockChange} ")
     }
 
-    /// The order in which the first of several rows of a key is taken, in the narrow tables.
+    /// Returns the columns that order the rows of a key in the narrow tables. The first row becomes the sample.
     fn first_by(&self) -> String {
         let rest =
             self.narrow.iter().filter(|name| !self.config.samples.key.contains(name)).map(|name| quote(name));
         std::iter::once("__onefold_time".to_owned()).chain(rest).collect::<Vec<_>>().join(", ")
     }
 
-    /// The condition that a row has no value in a column that identifies it, or no time.
+    /// Returns the condition that a column that identifies a row, or its time, is null.
     fn is_null(&self) -> String {
         let nulls: Vec<String> =
             self.identifying().iter().map(|name| format!("{} IS NULL", quote(name))).collect();
         format!("({})", nulls.join(" OR "))
     }
 
-    /// The condition that lists which should be parallel have different lengths; a null list is an empty one.
+    /// Returns the condition that lists which should be parallel have different lengths. A null list counts as
+    /// empty.
     fn is_ragged(&self) -> String {
         let length = |name: &String| format!("coalesce(array_length({}), 0)", quote(name));
         let sets = self.config.checks.iter().flat_map(|checks| &checks.parallel);
@@ -144,7 +146,7 @@ impl<'a> StepSql<'a> {
         if unequal.is_empty() { "FALSE".to_owned() } else { format!("({})", unequal.join(" OR ")) }
     }
 
-    /// The columns of the log that may not be null: key, session and time.
+    /// Returns the columns of the log that must not be null: key, session and time.
     pub(super) fn identifying(&self) -> Vec<String> {
         let session = self.config.session_columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
         let time: Vec<String> = self.config.time.columns().map(str::to_owned).collect();
@@ -152,13 +154,13 @@ impl<'a> StepSql<'a> {
         first_of_each(all.filter(|name| self.narrow.contains(name)))
     }
 
-    /// The first row of a state, for a message.
+    /// Returns the first row with a state, for a message.
     pub(super) fn example_row(&self, state: RowState) -> String {
         let columns = list(self.identifying());
         format!("SELECT {columns} FROM {ROWS} WHERE __onefold_state = {state} ORDER BY {columns} LIMIT 1")
     }
 
-    /// The first key that occurs twice, for a message.
+    /// Returns the first key that occurs twice, for a message.
     pub(super) fn example_duplicate(&self) -> String {
         let key = if self.config.samples.key.is_empty() {
             self.identifying()
@@ -171,7 +173,7 @@ impl<'a> StepSql<'a> {
         )
     }
 
-    /// The keys that several samples have.
+    /// Returns the keys that several samples have.
     pub(super) fn repeated(&self) -> String {
         let key = self.config.samples.key.iter().enumerate();
         let key: Vec<String> = key.map(|(i, name)| format!("{} AS __onefold_k{i}", quote(name))).collect();
@@ -181,12 +183,12 @@ impl<'a> StepSql<'a> {
         )
     }
 
-    /// The narrow rows of the distinct samples.
+    /// Returns the narrow rows of the samples without duplicates.
     pub(super) fn distinct(&self) -> String {
         format!("SELECT * FROM {ROWS} WHERE __onefold_state = {Usable} AND __onefold_row = 1")
     }
 
-    /// The events that `[join]` reads.
+    /// Returns the events that `[join]` reads.
     pub(super) fn events(&self, join: &JoinConfig) -> Result<String> {
         let schema = self.columns.of(&join.source);
         let read = self.read_by_labels(join)?;
@@ -204,8 +206,8 @@ impl<'a> StepSql<'a> {
         })
     }
 
-    /// An id of a timeline from its column number `place`, BIGINT: integers as they are, others by the function of
-    /// [`FeatureIds`](crate::ids::FeatureIds).
+    /// Returns the expression of a timeline's id (BIGINT) from its column number `place`. Integers are unchanged;
+    /// the function of [`FeatureIds`](crate::ids::FeatureIds) converts other values.
     fn timeline_id(
         &self,
         schema: &ArrowSchema,
@@ -225,7 +227,7 @@ impl<'a> StepSql<'a> {
         }
     }
 
-    /// The rows that `[[timelines]]` section `number`, from 0, reads.
+    /// Returns the rows that `[[timelines]]` section `number`, counted from 0, reads.
     pub(super) fn timeline_log(&self, number: usize, timeline: &TimelineConfig) -> Result<String> {
         let order = timeline.order.iter().enumerate();
         let order = order.map(|(i, name)| (quote(name), format!("{}{i}", timeline::ORDER)));
@@ -248,9 +250,10 @@ impl<'a> StepSql<'a> {
         })
     }
 
-    /// The rows of a log: its key for the join, its time, the columns that the step reads; `__onefold_state`, its
-    /// [`RowState`]; `__onefold_unusable` where it is not usable; `__onefold_row`, the rank among the rows of one event;
-    /// `__onefold_copies`, the number of equal rows that it stands for.
+    /// Returns the rows of a log with its join key, its time, the columns that the step reads, and these columns:
+    /// `__onefold_state`, the [`RowState`]; `__onefold_unusable`, whether the row cannot be used; `__onefold_row`,
+    /// the rank among the rows of one event; `__onefold_copies`, the number of equal rows that were merged into
+    /// this one.
     fn log(&self, log: &Log<'_>) -> Result<String> {
         let schema = self.columns.of(log.source);
         let on = log.on.iter().enumerate().map(|(i, (_, theirs))| (quote(theirs), format!("__onefold_k{i}")));
@@ -304,7 +307,7 @@ impl<'a> StepSql<'a> {
         ))
     }
 
-    /// The first row of a state in the table of a [`log`](Self::log), for a message.
+    /// Returns the first row with a state in the table of a [`log`](Self::log), for a message.
     pub(super) fn example_log_row(
         &self,
         table: &str,
@@ -322,8 +325,8 @@ impl<'a> StepSql<'a> {
         )
     }
 
-    /// `rows` with labels, attributes and `__onefold_kept` joined to them. Each join holds its left side, the narrow
-    /// one, and streams the samples.
+    /// Joins labels, attributes and `__onefold_kept` to `rows`. Each join builds its hash table from the left,
+    /// narrow side and streams the samples.
     fn joined(&self, rows: &str) -> String {
         let mut sql = rows.to_owned();
         let on = |pairs: &[(String, String)]| {
@@ -385,12 +388,12 @@ impl<'a> StepSql<'a> {
         }
     }
 
-    /// Whether samples have the time of the latest event that their labels are made of.
+    /// Returns whether samples have the time of the latest event from which their labels are computed.
     pub(super) fn keeps_event_times(&self) -> bool {
         self.config.join.is_some() && self.config.keep.iter().any(|name| name == EVENT_TIME)
     }
 
-    /// The conditions that drop a sample.
+    /// Returns the conditions that drop a sample.
     fn drops(&self) -> Vec<(String, Dropped)> {
         let mut drops = Vec::new();
         if self.config.join.as_ref().is_some_and(|join| join.missing == MissingEvents::Skip) {
@@ -407,7 +410,8 @@ impl<'a> StepSql<'a> {
         drops
     }
 
-    /// Whether a sample is kept: by the first 64 bits of a hash of its key, which say the same on every run.
+    /// Returns the condition that a sample is kept. It compares the first 64 bits of a hash of its key, so the
+    /// result is the same on every run.
     fn kept(&self, sampling: &SamplingConfig) -> String {
         let key = self.config.samples.key.iter().map(|name| format!(", CAST({} AS VARCHAR)", quote(name)));
         let hash = format!("left(md5(concat_ws('|', '{}'{})), 16)", sampling.seed, key.collect::<String>());
@@ -419,7 +423,7 @@ impl<'a> StepSql<'a> {
         })
     }
 
-    /// What makes up for the samples that are not kept.
+    /// Returns the weight that compensates for the samples that are not kept.
     fn weight(&self, sampling: &SamplingConfig) -> String {
         let factor =
             self.by_value(sampling, "1.0", |probability| format!("CAST('{}' AS DOUBLE)", 1.0 / probability));
@@ -431,7 +435,7 @@ impl<'a> StepSql<'a> {
         }
     }
 
-    /// An expression that depends on the label.
+    /// Returns an expression that depends on the value of the label.
     fn by_value(&self, sampling: &SamplingConfig, otherwise: &str, then: impl Fn(f64) -> String) -> String {
         let data_type = self.columns.sampling_type(sampling);
         let is_text = !data_type.is_numeric() && !data_type.is_null() && key_kind(&data_type) == Some("text");
@@ -447,7 +451,7 @@ impl<'a> StepSql<'a> {
         format!("CASE {}ELSE {otherwise} END", cases.collect::<String>())
     }
 
-    /// The narrow rows of the distinct samples with what is missing and what drops them.
+    /// Returns the narrow rows of the distinct samples, with flags for missing data and the reason to drop them.
     pub(super) fn narrow(&self) -> String {
         let unlabelled = if self.config.join.is_some() { "__onefold_events IS NULL" } else { "FALSE" };
         let missing: Vec<String> = (0..self.config.attributes.len())
@@ -469,7 +473,7 @@ impl<'a> StepSql<'a> {
         )
     }
 
-    /// The narrow rows of the samples that are left.
+    /// Returns the narrow rows of the remaining samples.
     pub(super) fn chosen(&self) -> String {
         format!(
             "SELECT {}, __onefold_time FROM {CANDIDATES} WHERE __onefold_dropped = {}",
@@ -478,13 +482,14 @@ impl<'a> StepSql<'a> {
         )
     }
 
-    /// [`Samples::narrow`](super::Samples::narrow).
+    /// Returns the query of [`Samples::narrow`](super::Samples::narrow).
     pub(super) fn narrow_samples(&self) -> String {
         let columns = self.narrow.iter().chain(&self.made_narrow).map(|name| quote(name)).collect();
         self.placed(&self.chosen(), columns)
     }
 
-    /// [`Samples::wide`](super::Samples::wide); `repeated` tells whether several rows have one key.
+    /// Returns the query of [`Samples::wide`](super::Samples::wide). `repeated` says whether several rows have the
+    /// same key.
     pub(super) fn wide_samples(&self, repeated: bool) -> Result<String> {
         let usable = self.usable_rows()?;
         let rows = if repeated { self.first_rows(&usable) } else { usable };
@@ -501,7 +506,7 @@ impl<'a> StepSql<'a> {
         Ok(self.placed(&joined, columns.chain(sampling.map(|sampling| self.weight(sampling))).collect()))
     }
 
-    /// The rows of the log that are samples, with all columns that are needed.
+    /// Returns the rows of the log that are samples, with all columns that are needed.
     fn usable_rows(&self) -> Result<String> {
         let time = self.columns.time(&self.columns.rows, &self.config.time)?;
         let limits = self.limits.of(&self.config.time);
@@ -523,7 +528,7 @@ impl<'a> StepSql<'a> {
         ))
     }
 
-    /// The first of the `rows` of every key. Rows of a key that occurs once, which are nearly all, are only streamed.
+    /// Returns the first of the `rows` of every key. Nearly all keys occur once; their rows are only streamed.
     fn first_rows(&self, rows: &str) -> String {
         let columns = format!("{}, __onefold_time", list(&self.wide));
         let key = self.config.samples.key.iter().enumerate();
@@ -547,7 +552,7 @@ impl<'a> StepSql<'a> {
         )
     }
 
-    /// `columns` of `samples`, and their places in the timelines.
+    /// Returns `columns` of `samples` and the positions of the samples in the timelines.
     fn placed(&self, samples: &str, columns: Vec<String>) -> String {
         let mut sql = samples.to_owned();
         for (i, timeline) in self.config.timelines.iter().enumerate() {
@@ -560,7 +565,7 @@ impl<'a> StepSql<'a> {
     }
 }
 
-/// A time of microseconds since 1970 as a timestamp, for a message.
+/// Converts microseconds since 1970 to a timestamp, for a message.
 pub(super) fn timestamp(micros: &str) -> String {
     format!("arrow_cast({micros}, 'Timestamp(Microsecond, None)')")
 }

@@ -1,4 +1,4 @@
-//! The declared steps over small logs, each against what a person would write down.
+//! Tests the declared steps on small logs against results that were written by hand.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,19 +18,20 @@ use super::*;
 use crate::engine::physical_rules;
 use crate::timeline::tests::{register, rows};
 
-/// A feature log: request 2 was delivered twice, once with another list, request 6 three times.
+/// A feature log. Request 2 was delivered twice, the second time with another list; request 6 was delivered three
+/// times.
 const FEATURES: &str = "SELECT column1 AS request, column2 AS user, column3 * 1000000 AS time, column4 AS item, \
      column5 AS history, 2.0 AS weight FROM (VALUES (1, 'a', 100, 7, [1, 2]), (2, 'a', 110, 8, [2, 3]), \
      (2, 'a', 110, 8, [1, 9]), (3, 'b', 120, 7, [4]), (4, 'b', 130, 9, []), (5, 'c', 140, 9, [5]), \
      (6, 'c', 151, 7, [6]), (6, 'c', 150, 7, [7]), (6, 'c', 150, 7, [7]))";
 
-/// Its events: 1 and 3 are delivered twice; late, early and orphaned ones.
+/// The events of the log. Events 10 and 11 are delivered twice; the others include late, early and orphaned events.
 const EVENTS: &str = "SELECT column1 AS event, column2 AS req, column3 * 1000000 AS at, column4 AS kind, \
      column5 AS seconds FROM (VALUES (10, 1, 100, 'click', 5), (10, 1, 100, 'click', 5), (11, 1, 105, 'view', 30), \
      (12, 2, 115, 'view', 3), (13, 3, 119, 'click', 1), (14, 4, 191, 'click', 1), (15, 99, 100, 'click', 1), \
      (16, 6, 210, 'click', 2), (11, 1, 105, 'view', 30))";
 
-/// What is known of users, from when on.
+/// Attributes of users, each with the time from which it is valid.
 const USERS: &str = "SELECT column1 AS id, column2 * 1000000 AS valid_from, column3 AS age, column4 AS country \
      FROM (VALUES ('a', 90, 30, 'DK'), ('a', 110, 31, 'SE'), ('a', 111, 32, 'NO'), ('b', 121, 50, NULL), \
      ('a', 90, 30, 'DK'))";
@@ -75,7 +76,7 @@ fn config(sections: &str) -> Result<Config> {
     Config::parse(Path::new("dataset.toml"), &format!("{START}{sections}{features}{label}{weight}"))
 }
 
-/// The columns `shown` of the samples in order of request, as a text table, and the counts.
+/// Returns the columns `shown` of the samples in the order of their requests as a text table, and the counts.
 #[track_caller]
 fn samples(sections: &str, shown: &str) -> (String, SkipCounts) {
     let config = config(sections).unwrap();
@@ -156,7 +157,7 @@ fn events_within_the_window_make_labels() {
         ..SkipCounts::default()
     };
     assert_eq!(skipped, counts);
-    // Rows that are equal in every column are one event without a key, too.
+    // Without a key, rows that are equal in every column are one event, too.
     assert_eq!(
         samples(
             &format!("{SAMPLES}{}", JOIN.replace("key = [\"event\"]\n", "")),
@@ -180,7 +181,7 @@ fn what_the_join_leaves_out_is_counted_or_refused() {
     refused(&with("late = \"error\""), &["`[join].late`: 1 events", "req = 4", "write late = \"skip\""]);
     refused(&with("early = \"error\""), &["`[join].early`: 1 events", "req = 3"]);
     refused(&with("orphans = \"error\""), &["`[join].orphans`: 1 events", "req = 99"]);
-    // The events of rows that `where` leaves out are no orphans.
+    // Events of rows that `where` leaves out are not orphans.
     let (_, skipped) = samples(&format!("{SAMPLES}where = \"user <> 'c'\"\n{JOIN}"), "request");
     assert_eq!((skipped.orphan_events, skipped.late_events), (1, 1));
 }
@@ -337,7 +338,7 @@ fn mistakes_are_found_before_anything_is_read() {
     );
 }
 
-/// The engine's settings of a build, as far as joins go.
+/// A context with the engine settings of a build that affect joins.
 fn two_threads() -> SessionContext {
     let mut config =
         datafusion::prelude::SessionConfig::new().with_target_partitions(2).with_collect_statistics(false);
@@ -390,8 +391,8 @@ fn lists_are_streamed_past_all_declared_steps() {
     assert_eq!(joins, 4, "labels, the attributes' time, attributes and positions");
 }
 
-/// The attributes of each sample (user, item, time) by definition: that of the last row (user, item, from, age) from
-/// its time or before; `None` for a null age, and outside for no row.
+/// Computes the attributes of each sample (user, item, time) by definition: those of the last row (user, item,
+/// from, age) at or before its time. The inner `None` is a null age, the outer one a missing row.
 fn ages_in_time(samples: &[[i64; 3]], attributes: &[[i64; 4]]) -> Vec<Option<Option<i64>>> {
     let age = |[user, item, time]: &[i64; 3]| {
         let known = attributes.iter().filter(|row| row[..2] == [*user, *item] && row[2] <= *time);
@@ -403,7 +404,8 @@ fn ages_in_time(samples: &[[i64; 3]], attributes: &[[i64; 4]]) -> Vec<Option<Opt
 proptest! {
     #![proptest_config(onefold_property::cases(40))]
 
-    /// Many rows of one key, keys of two columns, null attributes, and samples and attributes of one instant.
+    /// Covers many rows of one key, keys of two columns, null attributes, and samples and attributes with equal
+    /// times.
     #[test]
     fn attributes_hold_from_their_time_to_the_next(
         samples in vec([0i64..3, 0..2, 0..60], 1..80),
@@ -448,8 +450,8 @@ proptest! {
     }
 }
 
-/// Rows of a feature log (request, user, time, item), of events (id, request, time, kind, seconds) and of attributes
-/// (user, from, age), all with copies.
+/// Rows of a feature log (request, user, time, item), of events (id, request, time, kind, seconds) and of
+/// attributes (user, from, age), some of them repeated.
 type Logs = (Vec<[i64; 4]>, Vec<[i64; 5]>, Vec<[i64; 3]>);
 
 fn random_logs() -> impl Strategy<Value = Logs> {
@@ -475,7 +477,8 @@ fn random_logs() -> impl Strategy<Value = Logs> {
     (features, events, attributes)
 }
 
-/// The samples by definition: request, user, time, item, clicked, seconds, age (-1 for none); and what is counted.
+/// Computes the samples by definition (request, user, time, item, clicked, seconds, age, which is -1 if missing),
+/// and the counts.
 fn expected_samples((features, events, attributes): &Logs, window: i64) -> (Vec<Vec<i64>>, SkipCounts) {
     let mut firsts: BTreeMap<i64, [i64; 3]> = BTreeMap::new();
     for [request, user, time, item] in features {
@@ -565,12 +568,12 @@ proptest! {
     }
 }
 
-/// Samples (user, time) and events (user, time, kind) of few users and times.
+/// Samples (user, time) and events (user, time, kind) with few users and times.
 fn random_credits() -> impl Strategy<Value = (Vec<[i64; 2]>, Vec<[i64; 3]>)> {
     (vec([0i64..3, 0..50], 1..40), vec([0i64..4, 0..60, 0..2], 0..60))
 }
 
-/// By definition: the clicks and the sum of the numbers of the events that belong to each sample.
+/// Computes by definition the clicks and the sum of the numbers of the events that belong to each sample.
 fn credited(samples: &[[i64; 2]], events: &[[i64; 3]], window: i64, credit: &str) -> Vec<Vec<i64>> {
     let mut labels: Vec<Vec<i64>> = (0..samples.len()).map(|sample| vec![sample as i64, 0, 0]).collect();
     for (number, [user, at, kind]) in (1i64..).zip(events) {

@@ -1,10 +1,10 @@
-//! CSV before the engine reads it: quotes are checked, and rows with fewer or more values than columns are handled.
+//! Checks CSV before the engine reads it: verifies quotes, and handles rows with fewer or more values than columns.
 //!
-//! The engine's reader (the `csv-core` crate) accepts any text. A quote that is part of a text opens a quoted value,
-//! which ends at the next quote, many rows later; the rows between become part of a value, and nobody notices. So every
-//! byte passes a [`Checker`] first. It finds rows and values by the same rules as the reader (RFC 4180; a line ends
-//! with LF, CRLF or CR) and refuses rows that can be read in several ways. Whole rows are passed on unchanged, except
-//! that a byte order mark is removed, and that [`Ragged`] rows are filled up or left out.
+//! The engine's reader (the `csv-core` crate) accepts any text. A quote character within a text opens a quoted
+//! value that ends at the next quote, possibly many rows later; the rows between silently become part of a value.
+//! So every byte passes a [`Checker`] first. It finds rows and values by the same rules as the reader (RFC 4180; a
+//! line ends with LF, CRLF or CR) and refuses rows that can be read in several ways. Complete rows are passed on
+//! unchanged, except that a byte order mark is removed, and that [`Ragged`] rows are completed or left out.
 
 use std::fmt;
 
@@ -12,21 +12,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Quote, Ragged};
 
-/// A longer row is taken for the rest of a file whose quote is never closed.
+/// The maximum size of a row in bytes. A longer row is assumed to be the rest of a file with an unclosed quote.
 const ROW_BYTES: usize = 64 << 20;
-/// The quote given to the engine if the file has no quotes: a byte that never occurs in UTF-8.
+/// The quote character that the engine gets for files without quotes: a byte that never occurs in UTF-8.
 pub(super) const NO_QUOTE: u8 = 0xff;
 /// The byte order mark of UTF-8.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// How a CSV file is checked.
+/// Rules for checking a CSV file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CsvRules {
     pub(super) delimiter: u8,
     pub(super) quote: Quote,
     pub(super) escape: Option<u8>,
     pub(super) ragged: Ragged,
-    /// Values of a row. If `None`, as many as the first row has.
+    /// The number of values per row. If `None`, the first row defines it.
     pub(super) columns: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for RowError {
 
 impl std::error::Error for RowError {}
 
-/// Where in a value the next byte is.
+/// The position of the next byte within a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     ValueStart,
@@ -53,34 +53,35 @@ enum State {
     Quoted,
     /// After the escape character in a quoted value.
     Escaped,
-    /// After a quote in a quoted value: the value ends, or the quote is the first of two.
+    /// After a quote in a quoted value: either the value ends, or the quote is the first of two.
     QuoteInQuoted,
 }
 
-/// Checks a CSV file that comes in chunks.
+/// Checks a CSV file that arrives in chunks.
 #[derive(Debug)]
 pub(super) struct Checker {
     rules: CsvRules,
     quote: Option<u8>,
     state: State,
-    /// The bytes of a row that is not whole yet.
+    /// The bytes of an incomplete row.
     begun: Vec<u8>,
-    /// Whether bytes have come; a byte order mark can only be the first.
+    /// Whether any bytes have arrived. A byte order mark is recognized only at the start.
     started: bool,
     columns: Option<usize>,
-    /// Values of the current row that have ended.
+    /// The number of complete values in the current row.
     values: usize,
-    /// The current line, counted from 1, and those in which the current row and the last quoted value began.
+    /// The current line, counted from 1, and the lines in which the current row and the last quoted value began.
     line: u64,
     row_line: u64,
     quote_line: u64,
-    /// Whether the last byte was a CR, so that an LF belongs to it.
+    /// Whether the last byte was a CR. Then a following LF belongs to it.
     after_return: bool,
-    /// Delimiters in the current line, within quotes or not.
+    /// The number of delimiters in the current line, including those within quotes.
     line_delimiters: usize,
-    /// Whether each line of the current row, read without quotes, has the values of a row.
+    /// Whether each line of the current row would be a row with the expected number of values if quotes were
+    /// ignored.
     lines_are_rows: bool,
-    /// Whole rows so far; a header is one.
+    /// The number of complete rows so far, including a header.
     rows: u64,
     skipped: u64,
 }
@@ -106,29 +107,29 @@ impl Checker {
         }
     }
 
-    /// Rows that were passed on; a header is one.
+    /// Returns the number of rows that were passed on, including a header.
     pub(super) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// The line, from 1, in which the row begins that is not whole yet.
+    /// Returns the line, counted from 1, at which the current incomplete row begins.
     pub(super) fn row_line(&self) -> u64 {
         self.row_line
     }
 
-    /// Rows that were left out.
+    /// Returns the number of rows that were left out.
     pub(super) fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// Takes the next bytes of the file, and appends the rows that they end to `out`.
+    /// Takes the next bytes of the file and appends the rows that they complete to `out`.
     ///
     /// # Errors
     ///
-    /// The first row that is ambiguous, or does not have the expected number of values.
+    /// The first row that is ambiguous or does not have the expected number of values.
     pub(super) fn push(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<(), RowError> {
         let Some(chunk) = self.without_mark(chunk) else { return Ok(()) };
-        // Bytes of the chunk before this one have been passed on.
+        // The number of bytes of the chunk that have been passed on.
         let mut passed = 0;
         for (at, byte) in chunk.iter().enumerate() {
             if !self.ends_row(*byte)? {
@@ -156,14 +157,14 @@ impl Checker {
         Ok(())
     }
 
-    /// Ends the file, and appends a last row without a line end to `out`.
+    /// Ends the file and appends a last row without a line end to `out`.
     ///
     /// # Errors
     ///
-    /// As [`push`](Self::push), and a quote that was not closed.
+    /// The errors of [`push`](Self::push), and an unclosed quote.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), RowError> {
         if !self.started {
-            // Fewer bytes than a byte order mark has.
+            // The file has fewer bytes than a byte order mark.
             self.started = true;
             let chunk = std::mem::take(&mut self.begun);
             self.push(&chunk, out)?;
@@ -186,7 +187,7 @@ impl Checker {
         Ok(())
     }
 
-    /// The chunk without a byte order mark; `None` until there are enough bytes to tell.
+    /// Removes a byte order mark from the chunk; `None` until there are enough bytes to decide.
     fn without_mark<'a>(&mut self, chunk: &'a [u8]) -> Option<std::borrow::Cow<'a, [u8]>> {
         if self.started {
             return Some(chunk.into());
@@ -225,7 +226,7 @@ impl Checker {
                 let is_row = !self.is_empty_row();
                 self.state = State::ValueStart;
                 if !is_row {
-                    // An empty line, or the second byte of CRLF: the reader ignores it.
+                    // The reader ignores an empty line and the second byte of CRLF.
                     self.line += u64::from(!pair);
                     self.row_line = self.line;
                     self.line_delimiters = 0;
@@ -242,19 +243,19 @@ impl Checker {
         Ok(false)
     }
 
-    /// Whether nothing has come since the last row.
+    /// Whether no bytes have arrived since the last row.
     fn is_empty_row(&self) -> bool {
         self.values == 0 && self.state == State::ValueStart
     }
 
-    /// A line ends, within a quoted value or with its row.
+    /// Ends a line, within a quoted value or together with its row.
     fn end_line(&mut self) {
         self.lines_are_rows &= self.columns == Some(self.line_delimiters + 1);
         self.line_delimiters = 0;
         self.line += 1;
     }
 
-    /// Ends a row. Returns what is done with it.
+    /// Ends a row. Returns how to handle it.
     fn end_row(&mut self) -> Result<Row, RowError> {
         let (values, first) = (self.values + 1, self.row_line);
         let lines = self.line - first + 1;
@@ -339,10 +340,10 @@ impl Checker {
     }
 }
 
-/// What is done with a row.
+/// How a row is handled.
 enum Row {
     Whole,
-    /// It is filled up with empty values.
+    /// The row is completed with empty values.
     Short {
         missing: usize,
     },
@@ -381,7 +382,8 @@ mod tests {
         columns: None,
     };
 
-    /// What the checker passes on, with the file in chunks of `size` bytes, and the rows that it left out.
+    /// Checks a file in chunks of `size` bytes. Returns the text that is passed on, and the number of rows left
+    /// out.
     fn check(text: &str, rules: CsvRules, size: usize) -> Result<(String, u64), RowError> {
         let (mut checker, mut out) = (Checker::new(rules), Vec::new());
         for chunk in text.as_bytes().chunks(size) {
@@ -391,7 +393,7 @@ mod tests {
         Ok((String::from_utf8(out).unwrap(), checker.skipped()))
     }
 
-    /// The same in chunks of every size, which must make no difference.
+    /// Checks a file with every chunk size, which must not change the result.
     fn checked(text: &str, rules: CsvRules) -> Result<(String, u64), RowError> {
         let whole = check(text, rules, text.len().max(1));
         for size in 1..text.len() {
@@ -498,7 +500,7 @@ mod tests {
         assert!(error.message.starts_with("line 3: a row of more than 64 MiB"), "{error}");
     }
 
-    /// The rows that Arrow's reader finds.
+    /// Returns the rows that Arrow's reader finds.
     fn read(text: &str, columns: usize) -> Vec<Vec<String>> {
         let fields: Vec<_> = (0..columns).map(|at| format!("c{at}")).collect();
         let fields = fields
@@ -522,7 +524,7 @@ mod tests {
     }
 
     proptest! {
-        /// What a writer of CSV quotes is passed on, and read again as it was.
+        /// Rows written with quotes are passed on, and the reader returns the original values.
         #[test]
         fn written_rows_are_read_again(
             rows in prop::collection::vec(prop::collection::vec("[ab,\"\n\r]{0,4}", 3), 1..8),
@@ -537,7 +539,7 @@ mod tests {
             prop_assert_eq!(read(&passed, 3), rows);
         }
 
-        /// Whatever passes, the reader finds as many rows as the checker.
+        /// If a text passes the check, the reader finds the same number of rows as the checker.
         #[test]
         fn the_reader_finds_the_same_rows(text in "[a,\"\n\r]{0,24}", columns in 1..4_usize) {
             let rules = CsvRules { columns: Some(columns), quote: Quote::Character(b'"'), ..RULES };

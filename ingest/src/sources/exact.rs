@@ -1,8 +1,8 @@
-//! Texts of CSV and JSON as values, none of which loses a digit.
+//! Converts texts of CSV and JSON to values without losing a digit.
 //!
-//! Readers of numbers take `007` for 7, `0.9` for the integer 0, and round integers that a double does not hold. So
-//! columns of these types are read as text, and every text is converted here. Where a type was only guessed, the text
-//! must also be the one that the value has: `007` is then no integer.
+//! Readers of numbers accept `007` as 7 and `0.9` as the integer 0, and round integers that a double cannot
+//! represent. So columns of these types are read as text, and each text is converted here. If a type was only
+//! inferred, the text must also be the usual form of its value: then `007` is not an integer.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use arrow::error::ArrowError;
 
 use crate::config::Format;
 
-/// A double holds every integer up to this one.
+/// Doubles represent all integers up to this one exactly.
 const LARGEST_EXACT: u64 = 1 << 53;
-/// The significant digits that tell every double from all others.
+/// The number of significant digits that distinguish any two doubles.
 const DOUBLE_DIGITS: usize = 17;
 
-/// `data_type` with text in place of the types that [`exact`] makes of texts.
+/// Returns `data_type` with text in place of the types that [`exact`] parses.
 pub(super) fn as_text(data_type: &DataType, format: Format) -> DataType {
     let inner =
         |field: &FieldRef| Arc::new(Field::clone(field).with_data_type(as_text(field.data_type(), format)));
@@ -45,8 +45,8 @@ pub(super) fn as_text(data_type: &DataType, format: Format) -> DataType {
     }
 }
 
-/// The values of type `to` of a column that was read as text, as [`as_text`] gives its type. If the type was `guessed`, each text must be
-/// the one that its value has.
+/// Converts a column that was read as text (with the type that [`as_text`] returns) to the type `to`. If the type
+/// was `guessed`, each text must be the usual form of its value.
 ///
 /// # Errors
 ///
@@ -69,7 +69,8 @@ pub(super) fn exact(texts: &ArrayRef, to: &DataType, guessed: bool) -> Result<Ar
     }
 }
 
-/// As [`exact`], but with null for each row whose value is wrong. Gives their number and the first text, too.
+/// Converts like [`exact`], but replaces wrong values with null. Returns also the number of wrong values and the
+/// first of them.
 ///
 /// # Errors
 ///
@@ -92,7 +93,7 @@ pub(super) fn exact_or_null(
 
 fn lists<O: OffsetSizeTrait>(texts: &ArrayRef, item: &FieldRef, guessed: bool) -> Result<ArrayRef, String> {
     let texts = texts.as_list::<O>();
-    // Only the items of these lists: they may be some of an array's.
+    // Convert only the items of these lists, which may be a slice of a larger array.
     let (start, end) = (texts.offsets()[0].as_usize(), texts.offsets()[texts.len()].as_usize());
     let items = exact(&texts.values().slice(start, end - start), item.data_type(), guessed)?;
     let offsets = OffsetBuffer::<O>::from_lengths(texts.offsets().lengths());
@@ -132,7 +133,7 @@ fn values(texts: &StringArray, to: &DataType, guessed: bool) -> Result<ArrayRef,
     }
 }
 
-/// `value` of each text; the first text that has none is an error.
+/// Applies `value` to each text. The first text for which it returns `None` is an error.
 fn each<T: ArrowPrimitiveType>(
     texts: &StringArray,
     value: impl Fn(&str) -> Option<T::Native>,
@@ -151,7 +152,7 @@ where
     each::<T>(texts, |text| if guessed && !is_plain_integer(text) { None } else { text.parse().ok() })
 }
 
-/// Whether an integer is written without a plus sign and without needless zeros.
+/// Whether an integer is written without a plus sign and without leading zeros.
 fn is_plain_integer(text: &str) -> bool {
     text == "0" || !text.strip_prefix('-').unwrap_or(text).starts_with(['0', '+'])
 }
@@ -166,8 +167,8 @@ fn has_digits(text: &str) -> bool {
     text.bytes().any(|byte| byte.is_ascii_digit())
 }
 
-/// Whether the double that is read from `text` has all of its digits. An integer may be an id, so each of its digits
-/// counts.
+/// Whether the double that is parsed from `text` keeps all of its digits. An integer may be an id, so each of its
+/// digits counts.
 fn is_plain_double(text: &str) -> bool {
     let text = text.strip_prefix('-').unwrap_or(text);
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, ""));
@@ -195,7 +196,7 @@ fn times(
 ) -> Result<ArrayRef, String> {
     let default: Tz = zone.unwrap_or("+00:00").parse().map_err(|error: ArrowError| error.to_string())?;
     let counts = each::<Int64Type>(texts, |text| {
-        // Without an offset a time is local, of a zone that only the configuration may know.
+        // A time without an offset is local, in a time zone that only the configuration can define.
         if guessed && has_offset(text) != zone.is_some() {
             return None;
         }
@@ -210,7 +211,7 @@ fn times(
     cast(&counts, to).map_err(|error| error.to_string())
 }
 
-/// Whether a time as `2024-06-01T12:00:00.5+02:00` ends with an offset or a zone.
+/// Whether a time such as `2024-06-01T12:00:00.5+02:00` ends with an offset or a time zone.
 fn has_offset(text: &str) -> bool {
     let rest = text.get(19..).unwrap_or_default();
     let rest =
@@ -225,7 +226,7 @@ mod tests {
 
     use super::*;
 
-    /// The value of a text, as text; `None` if it is refused.
+    /// Converts a text and formats the value as text; `None` if the text is refused.
     fn value(text: &str, to: &str, guessed: bool) -> Option<String> {
         let texts: ArrayRef = Arc::new(StringArray::from(vec![Some(text), None]));
         match exact(&texts, &to.parse().unwrap(), guessed) {
@@ -248,7 +249,7 @@ mod tests {
         for text in ["007", "00", "-0", "+7", "7.0", "7e2", "9223372036854775808", "", " 7", "x", "-"] {
             assert_eq!(value(text, "Int64", true), None, "{text}");
         }
-        // The configuration may say that zeros and signs do not matter, but no fraction is cut off.
+        // The configuration may allow zeros and signs, but fractions are never cut off.
         assert_eq!(value("007", "Int64", false).as_deref(), Some("7"));
         assert_eq!(value("+7", "Int32", false).as_deref(), Some("7"));
         assert_eq!(value("0.9", "Int64", false), None);
@@ -308,7 +309,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever integer a text is taken for, the integer has that text.
+        /// If a text is accepted as an integer, the integer is formatted as the same text.
         #[test]
         fn a_guessed_integer_is_written_as_its_text(text in "[-+0-9.e]{1,20}") {
             if let Some(value) = value(&text, "Int64", true) {
@@ -316,7 +317,7 @@ mod tests {
             }
         }
 
-        /// Every double is read again from the text that it is written as.
+        /// Parsing a formatted double returns the same double.
         #[test]
         fn written_doubles_are_read_again(number in prop::num::f64::NORMAL) {
             prop_assert_eq!(double(&format!("{number:e}"), true), Some(number));

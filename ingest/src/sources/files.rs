@@ -1,5 +1,5 @@
-//! Which files a source has: paths, directories and patterns made into a sorted list, with the `name=value` folders
-//! that each file is in.
+//! Finds the files of a source: expands paths, directories and patterns into a sorted list, with the `name=value`
+//! folders of each file.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,42 +10,43 @@ use object_store::{ObjectMeta, ObjectStoreExt, local::LocalFileSystem};
 use crate::error::MessageAndHint;
 use onefold_base::percent::decode_leniently;
 
-/// A file or directory that cannot be read or does not fit the others, and why.
+/// A file or directory that cannot be read or does not fit the others, and the reason.
 pub(crate) type FileError = (PathBuf, MessageAndHint);
 
-/// The value of Hive's folder for rows without a value.
+/// The folder value that Hive uses for rows without a value.
 const NO_VALUE: &str = "__HIVE_DEFAULT_PARTITION__";
 
-/// The name that errors give a file.
+/// The name of a file in error messages.
 pub(super) struct FileName(pub(super) PathBuf);
 
-/// A file of a source, not yet inspected.
+/// A file of a source that is not yet inspected.
 #[derive(Debug, Clone)]
 pub(super) struct FoundFile {
     /// The path or URL as in the configuration, for messages.
     pub(super) name: PathBuf,
-    /// Its place in the store, its size and version.
+    /// The location in the store, the size and the version.
     pub(super) meta: ObjectMeta,
-    /// The `name=value` folders in its path; `None` for Hive's default value.
+    /// The `name=value` folders in its path; the value is `None` for Hive's default value.
     pub(super) folders: Vec<(String, Option<String>)>,
 }
 
-/// Whether `*`, `?` or `[` make a pattern of a path.
+/// Whether a path is a pattern, that is, contains `*`, `?` or `[`.
 pub(super) fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }
 
-/// Whether a file or folder is not part of the data: `.crc`, `_SUCCESS`, `_temporary`; but a folder `_name=value` is.
+/// Whether a file or folder is not part of the data, such as `.crc`, `_SUCCESS` or `_temporary`. A folder
+/// `_name=value` is part of the data.
 pub(super) fn is_hidden(name: &str) -> bool {
     name.starts_with('.') || (name.starts_with('_') && !name.contains('='))
 }
 
-/// Whether an object only marks an empty folder, as consoles of object stores make them.
+/// Whether an object only marks an empty folder. Consoles of object stores create such objects.
 pub(super) fn is_folder_marker(meta: &ObjectMeta) -> bool {
     meta.size == 0 && meta.location.filename().is_none_or(|name| !name.contains('.'))
 }
 
-/// Whether a key, or one of the folders it is in, matches a pattern that begins with `**`.
+/// Whether a key, or a folder that contains it, matches a pattern that begins with `**`.
 pub(super) fn matches_below(key: &str, parts: &[&str]) -> bool {
     let Ok(pattern) = Pattern::new(&parts.join("/")) else { return false };
     let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
@@ -53,7 +54,7 @@ pub(super) fn matches_below(key: &str, parts: &[&str]) -> bool {
     folders.chain([key]).any(|path| pattern.matches_with(path, options))
 }
 
-/// The `name=value` folders of a path, without its last part.
+/// Returns the `name=value` folders of a path. The last part of the path is ignored.
 pub(crate) fn folders(path: &str) -> Vec<(String, Option<String>)> {
     let parts: Vec<&str> = path.split('/').collect();
     let folders = parts[..parts.len() - 1].iter().filter_map(|part| part.split_once('='));
@@ -66,11 +67,11 @@ pub(crate) fn folders(path: &str) -> Vec<(String, Option<String>)> {
         .collect()
 }
 
-/// The local files of `pattern`, which is relative to `base`.
+/// Returns the local files that match `pattern`, which is relative to `base`.
 ///
 /// # Errors
 ///
-/// The directory or file that cannot be read, or a bad pattern. No match is no error.
+/// The directory or file that cannot be read, or an invalid pattern. It is not an error if no file matches.
 pub(super) async fn local(base: &Path, pattern: &str) -> Result<Vec<FoundFile>, FileError> {
     let store = LocalFileSystem::new();
     let mut found = Vec::new();
@@ -88,12 +89,12 @@ pub(super) async fn local(base: &Path, pattern: &str) -> Result<Vec<FoundFile>, 
     Ok(found)
 }
 
-/// The paths of the local files of `pattern`, relative to `base` or absolute: a file, a directory with all files below
-/// it, or a glob of either. No match is no error.
+/// Returns the paths of the local files that match `pattern`, which is absolute or relative to `base`: a file, a
+/// directory with all files below it, or a glob of either. It is not an error if no file matches.
 ///
 /// # Errors
 ///
-/// The directory or file that cannot be read, or a bad pattern.
+/// The directory or file that cannot be read, or an invalid pattern.
 pub(crate) fn local_paths(base: &Path, pattern: &str) -> Result<BTreeSet<PathBuf>, FileError> {
     let place = base.join(pattern);
     let mut paths = BTreeSet::new();
@@ -109,7 +110,7 @@ pub(crate) fn local_paths(base: &Path, pattern: &str) -> Result<BTreeSet<PathBuf
         let hint = "correct the path under `[sources]`; it is relative to the configuration file";
         (place.clone(), (message, hint.to_owned()))
     };
-    // Only the pattern's own brackets are a pattern.
+    // Brackets in `base` must not be treated as part of the pattern.
     let escaped = match Path::new(pattern).is_absolute() {
         true => PathBuf::from(pattern),
         false => Path::new(&Pattern::escape(&base.to_string_lossy())).join(pattern),
@@ -139,7 +140,8 @@ fn is_hidden_part(name: &str) -> bool {
     is_hidden(name) && name != "." && name != ".."
 }
 
-/// Collects the files below a directory. `seen` has the directories above, which a link may lead back to.
+/// Collects the files below a directory. `seen` has the directories that were visited, because a link may lead back
+/// to one.
 fn walk(
     directory: &Path,
     paths: &mut BTreeSet<PathBuf>,
@@ -165,11 +167,11 @@ fn walk(
     Ok(())
 }
 
-/// The path of a `file://` URL, which may be a pattern.
+/// Returns the path of a `file://` URL, which may be a pattern.
 ///
 /// # Errors
 ///
-/// If it names another host, or no absolute path.
+/// A message and a hint if the URL has another host or no absolute path.
 pub(super) fn path_of_url(url: &str) -> Result<String, MessageAndHint> {
     let rest = url.strip_prefix("file://").unwrap_or(url);
     let path = rest.strip_prefix("localhost").unwrap_or(rest);
@@ -189,10 +191,10 @@ fn unreadable(path: &Path, error: &std::io::Error) -> FileError {
 mod tests {
     use super::*;
 
-    /// The files that a pattern finds in a tree that has something of everything, by their names in it.
+    /// Returns the names of the files that a pattern matches in a directory tree with files of all kinds.
     fn found(pattern: &str) -> String {
         let directory = tempfile::tempdir().unwrap();
-        // Brackets in the base are no pattern.
+        // Brackets in the base are not a pattern.
         let base = directory.path().join("lo[gs]");
         for file in [
             "date=1/a.parquet",

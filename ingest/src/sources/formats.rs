@@ -1,4 +1,4 @@
-//! The format of a file: by its name, by the configuration, and by its first bytes.
+//! Determines the format of a file from its name, the configuration, and its first bytes.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use datafusion::datasource::file_format::file_compression_type::FileCompressionT
 use super::csv::CsvRules;
 use crate::config::{Compression, Format, Quote, Ragged, SourceConfig};
 
-/// How the bytes of a source's files become rows.
+/// Options that define how the bytes of a source's files are parsed into rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Dialect {
     pub(super) format: Format,
@@ -20,7 +20,8 @@ pub(super) struct Dialect {
     pub(super) ragged: Ragged,
 }
 
-/// What the endings of a file's name say: its format, its compression, and whether tabs separate its values.
+/// The properties that the endings of a file's name define: format, compression, and whether values are separated
+/// by tabs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct NameEndings {
     pub(super) format: Option<Format>,
@@ -28,7 +29,7 @@ pub(super) struct NameEndings {
     pub(super) tabs: bool,
 }
 
-/// Reads the endings of a file's name.
+/// Parses the endings of a file's name.
 pub(super) fn endings_of(path: &Path) -> NameEndings {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let endings = [
@@ -50,26 +51,26 @@ pub(super) fn endings_of(path: &Path) -> NameEndings {
 }
 
 impl Dialect {
-    /// The dialect of the files of `config` whose names have these endings; `None` if neither says the format.
+    /// Returns the dialect of files of `config` with these name endings; `None` if neither defines the format.
     pub(super) fn new(config: &SourceConfig, endings: NameEndings) -> Option<Self> {
         Some(Self::of_format(config.format.or(endings.format)?, config, endings))
     }
 
-    /// The dialect of the files of `config` if they have this format.
+    /// Returns the dialect of files of `config` with this format.
     pub(super) fn of_format(format: Format, config: &SourceConfig, endings: NameEndings) -> Self {
         let delimiter = config.delimiter.unwrap_or(if endings.tabs { b'\t' } else { b',' });
         let SourceConfig { header, quote, escape, ragged, .. } = *config;
         Self { format, delimiter, header, quote, escape, ragged }
     }
 
-    /// The rules for CSV files whose rows have so many columns.
+    /// Returns the rules for CSV files whose rows have `columns` columns.
     pub(super) fn csv_rules(&self, columns: Option<usize>) -> CsvRules {
         let Self { delimiter, quote, escape, ragged, .. } = *self;
         CsvRules { delimiter, quote, escape, ragged, columns }
     }
 }
 
-/// DataFusion's name of a compression.
+/// Converts a compression to DataFusion's type.
 pub(super) fn engine_compression(compression: Compression) -> FileCompressionType {
     match compression {
         Compression::None => FileCompressionType::UNCOMPRESSED,
@@ -80,7 +81,7 @@ pub(super) fn engine_compression(compression: Compression) -> FileCompressionTyp
     }
 }
 
-/// A message if the first bytes of a file show that it is not text.
+/// Returns a message if the first bytes of a file show that it is not text.
 pub(super) fn not_text(bytes: &[u8]) -> Option<&'static str> {
     let starts = [
         (&b"PAR1"[..], "it is a Parquet file"),

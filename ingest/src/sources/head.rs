@@ -1,4 +1,4 @@
-//! The first rows of a text file, from which its columns are inferred.
+//! Reads the first rows of a text file, from which its columns are inferred.
 
 use std::io::Cursor;
 use std::sync::Arc;
@@ -16,27 +16,28 @@ use super::formats::{Dialect, not_text};
 use crate::config::Format;
 use crate::error::MessageAndHint;
 
-/// Rows of every file from which columns are inferred.
+/// The number of rows of each file from which columns are inferred.
 const ROWS: usize = 1000;
-/// Fewer rows are enough when they have this many bytes.
+/// The number of bytes after which fewer rows are enough.
 const BYTES: usize = 8 << 20;
-/// A longer line of JSON is taken for a file without lines.
+/// The maximum size in bytes of a JSON line. A longer line is assumed to be a file without lines.
 const ROW_BYTES: usize = 64 << 20;
 
-/// The first whole rows of a file.
+/// The first complete rows of a file.
 #[derive(Debug)]
 pub(super) struct Head {
     bytes: Vec<u8>,
-    /// Number of rows, a header among them.
+    /// The number of rows, including a header.
     rows: usize,
 }
 
-/// Reads the first rows of a decompressed stream, and no more of it than necessary. Rows of CSV are checked: they must
-/// have `columns` values, or as many as the first row.
+/// Reads the first rows of a decompressed stream, and no more of it than necessary. Checks CSV: rows must have
+/// `columns` values, or as many as the first row if it is `None`.
 ///
 /// # Errors
 ///
-/// If the stream fails or does not hold text, CSV has an ambiguous row, or JSON a line of more than 64 MiB.
+/// A message and a hint if the stream fails or does not contain text, CSV has an ambiguous row, or JSON has a line
+/// of more than 64 MiB.
 pub(super) async fn read_head<E: std::fmt::Display>(
     mut chunks: impl Stream<Item = Result<bytes::Bytes, E>> + Unpin,
     dialect: Dialect,
@@ -63,10 +64,10 @@ pub(super) async fn read_head<E: std::fmt::Display>(
     Ok(Head { bytes, rows: rows.count() })
 }
 
-/// Bytes at the start of a file from which its format is recognized.
+/// The number of bytes at the start of a file from which its format is recognized.
 const START_BYTES: usize = 4096;
 
-/// Checks that a file with this start can have the format.
+/// Checks that a file that begins with `start` can have the format.
 fn check_start(start: &[u8], dialect: Dialect) -> Result<(), MessageAndHint> {
     if let Some(message) = not_text(start) {
         let hint = match message.contains("UTF-16") {
@@ -81,11 +82,11 @@ fn check_start(start: &[u8], dialect: Dialect) -> Result<(), MessageAndHint> {
     Ok(())
 }
 
-/// Finds where the rows of a head end.
+/// Finds the ends of rows.
 enum HeadRows {
     Csv(Checker),
     Lines {
-        /// The bytes of a line that is not whole yet.
+        /// The bytes of an incomplete line.
         begun: Vec<u8>,
         rows: usize,
     },
@@ -135,17 +136,17 @@ impl HeadRows {
     }
 }
 
-/// What to do about a file whose bytes cannot be decoded.
+/// The hint for a file whose bytes cannot be decoded.
 pub(super) fn damaged_hint() -> String {
     "the file is damaged or was changed while it was read; write it again".to_owned()
 }
 
 impl Head {
-    /// The columns of the file, with [`DataType::Null`] where no row has a value.
+    /// Infers the columns of the file, with [`DataType::Null`] for a column without any value.
     ///
     /// # Errors
     ///
-    /// If the rows are not of the format, with the line where it is known.
+    /// A message and a hint if the rows do not have the format, with the line if it is known.
     pub(super) fn infer(&self, dialect: Dialect) -> Result<Schema, MessageAndHint> {
         let inferred = match dialect.format {
             Format::Csv => self.infer_csv(dialect)?,
@@ -154,14 +155,14 @@ impl Head {
         Ok(self.without_loss(inferred, dialect))
     }
 
-    /// `inferred` with text in place of the types that do not hold every value of the rows as it is written. Times with
-    /// offsets get a type that has them.
+    /// Replaces types in `inferred` with text if they do not represent all values of the rows as they are written.
+    /// Times with offsets get a type with a time zone.
     fn without_loss(&self, inferred: Schema, dialect: Dialect) -> Schema {
         let text = |field: &Arc<Field>| {
             Field::clone(field).with_data_type(as_text(field.data_type(), dialect.format))
         };
         let texts = Arc::new(Schema::new(inferred.fields().iter().map(text).collect::<Vec<_>>()));
-        // The read of the rows reports values that cannot be decoded, if their column is read.
+        // Values that cannot be decoded are reported when the rows are read, if their column is read.
         let Ok(rows) = self.decode(&texts, dialect) else { return inferred };
         let fields = inferred.fields().iter().enumerate().map(|(column, field)| {
             let with_offsets = match field.data_type() {
@@ -177,7 +178,7 @@ impl Head {
         Schema::new(fields.collect::<Vec<_>>())
     }
 
-    /// The rows from which types are inferred; `None` if the file has no rows.
+    /// Decodes the rows from which types are inferred; `None` if the file has no rows.
     fn decode(&self, columns: &SchemaRef, dialect: Dialect) -> Result<Option<RecordBatch>, ArrowError> {
         let (columns, bytes) = (Arc::clone(columns), Cursor::new(&self.bytes));
         match dialect.format {
@@ -203,7 +204,7 @@ impl Head {
             (format!("it is not CSV: {error}"), hint.to_owned())
         })?;
         let fields = schema.fields().iter().map(|field| {
-            // A coarser unit would cut off the fractions of later rows.
+            // A coarser unit would cut off the fractions of times in later rows.
             let data_type = match field.data_type() {
                 DataType::Timestamp(TimeUnit::Second | TimeUnit::Millisecond, zone) => {
                     DataType::Timestamp(TimeUnit::Microsecond, zone.clone())
@@ -225,7 +226,7 @@ impl Head {
             Ok((schema, _)) => return Ok(schema),
             Err(error) => error,
         };
-        // The first line that is invalid by itself; `None` if lines only contradict each other.
+        // The first line that is invalid by itself; `None` if the lines only contradict each other.
         let lines = self.bytes.split(|byte| *byte == b'\n');
         let wrong = lines.enumerate().find(|(_, line)| infer_json_schema(Cursor::new(line), None).is_err());
         let place = wrong.map_or(String::new(), |(line, _)| format!("line {}: ", line + 1));
@@ -233,12 +234,13 @@ impl Head {
         Err((format!("it is not JSON lines: {place}{error}"), hint.to_owned()))
     }
 
-    /// Rows of the head that are samples, not names.
+    /// Returns the number of rows without a header.
     pub(super) fn data_rows(&self, dialect: Dialect) -> u64 {
         (self.rows - usize::from(dialect.format == Format::Csv && dialect.header).min(self.rows)) as u64
     }
 
-    /// Decoded bytes of the rows, estimated: 8 for every value, which a separator ends, and no fewer than the text has.
+    /// Estimates the decoded size of the rows in bytes: 8 bytes for every value (counted by separators), and at
+    /// least the size of the text.
     pub(super) fn decoded_bytes(&self, dialect: Dialect) -> u64 {
         let separators =
             self.bytes.iter().filter(|byte| **byte == dialect.delimiter || **byte == b',').count();
@@ -269,7 +271,8 @@ mod tests {
     };
     const JSON: Dialect = Dialect { format: Format::Json, ..CSV };
 
-    /// The head of `text`, which comes in chunks of `size` bytes, and how many chunks were taken.
+    /// Reads the head of `text`, which arrives in chunks of `size` bytes. Returns it with the number of chunks that
+    /// were read.
     fn head(text: &str, dialect: Dialect, size: usize) -> (Result<Head, MessageAndHint>, usize) {
         let taken = std::cell::Cell::new(0);
         let chunks = text.as_bytes().chunks(size).map(|chunk| {
@@ -304,7 +307,7 @@ mod tests {
         let text: String = (0..20_000).map(|row| format!("{row},{row}\n")).collect();
         let (head, chunks) = head(&text, CSV, 100);
         let head = head.unwrap();
-        // To the end of the last chunk: no row has fewer than 4 bytes.
+        // Reading stops at the end of a chunk, and every row has at least 4 bytes.
         assert!((1001..1001 + 25).contains(&head.rows), "{} rows", head.rows);
         assert_eq!(head.data_rows(CSV), head.rows as u64 - 1);
         assert!(chunks <= head.bytes.len() / 100 + 1, "{chunks} chunks for {} bytes", head.bytes.len());

@@ -1,4 +1,4 @@
-//! Inspection of a file before the query: its columns, its rows, and the columns that its folders make.
+//! Inspects a file before the query runs: its columns, its number of rows, and the columns made from its folders.
 
 use std::sync::Arc;
 
@@ -21,18 +21,19 @@ use super::text_store::TextStore;
 use crate::config::{Compression, Format, Ragged, SourceConfig};
 use crate::error::MessageAndHint;
 
-/// Bytes that are asked for at the end of a Parquet file; the footers of most fit, so that one request is enough.
+/// The number of bytes that are requested at the end of a Parquet file. Most footers fit, so one request is usually
+/// enough.
 const FOOTER_BYTES: usize = 64 << 10;
 
-/// What a file's footer or its first rows show.
+/// The result of reading a file's footer or first rows.
 #[derive(Debug)]
 pub(super) struct Inspection {
     pub(super) schema: SchemaRef,
     /// The number of rows in the file, if its footer states it.
     pub(super) rows: Option<u64>,
-    /// Rows to which [`decoded_bytes`](Self::decoded_bytes) belong.
+    /// The number of rows to which [`decoded_bytes`](Self::decoded_bytes) refers.
     pub(super) counted_rows: u64,
-    /// Bytes of the counted rows, counting 8 for every number of every column and list.
+    /// The decoded size of the counted rows in bytes, with 8 bytes for each number in columns and lists.
     pub(super) decoded_bytes: u64,
 }
 
@@ -44,7 +45,7 @@ pub(super) struct SourceFile {
     pub(super) dialect: Dialect,
     pub(super) compression: Compression,
     pub(super) inspection: Inspection,
-    /// Values of the columns that the folders of the source make.
+    /// The values of the columns that are made from the folders of the source.
     pub(super) values: Vec<ScalarValue>,
 }
 
@@ -52,7 +53,7 @@ pub(super) struct SourceFile {
 ///
 /// # Errors
 ///
-/// If the file cannot be read, is empty, not whole, or of another format.
+/// A message and a hint if the file cannot be read, is empty or incomplete, or has another format.
 pub(super) async fn inspect(
     config: &SourceConfig,
     found: &FoundFile,
@@ -90,7 +91,8 @@ pub(super) async fn inspect(
     }
     let store = TextStore::new(Arc::clone(source_store), engine_compression(compression));
     let opened = store.get(&found.meta.location).await.map_err(|error| source_store.explain(&error))?;
-    // Without a header, `schema` says which rows are ragged; where none may be, the first row is compared with it.
+    // Without a header, `schema` defines which rows are ragged. If ragged rows are an error, the first row is
+    // compared with `schema` below.
     let declared = !dialect.header && !config.schema.is_empty() && dialect.ragged != Ragged::Error;
     let columns = declared.then_some(config.schema.len());
     let head = read_head(opened.into_stream(), dialect, columns).await;
@@ -106,7 +108,7 @@ pub(super) async fn inspect(
     })
 }
 
-/// The columns of a CSV file without a header, named as `schema` has them, in its order.
+/// Names the columns of a CSV file without a header as in `schema`, by position.
 fn named(config: &SourceConfig, inferred: Schema) -> Result<Schema, MessageAndHint> {
     if config.schema.is_empty() {
         return Ok(inferred);
@@ -120,8 +122,8 @@ fn named(config: &SourceConfig, inferred: Schema) -> Result<Schema, MessageAndHi
     Ok(Schema::new(fields.collect::<Vec<_>>()))
 }
 
-/// Reads a Parquet file's footer, so that a damaged file is named before any work is done. If rows are `numbered`, the
-/// row groups must be numbered as they follow each other, because the reader goes by that.
+/// Reads a Parquet file's footer, so that a damaged file is reported before any work is done. If rows are
+/// `numbered`, the ordinals of the row groups must match their positions, because the reader relies on them.
 async fn read_footer(
     found: &FoundFile,
     source_store: &Arc<SourceStore>,
@@ -163,18 +165,19 @@ async fn read_footer(
     })
 }
 
-/// The columns of a Parquet file whose times are of type INT96, with microseconds in place of nanoseconds, which end in
-/// 2262; `None` for other files.
+/// Returns the columns of a Parquet file with INT96 times, read in microseconds instead of nanoseconds, which
+/// cannot represent times after 2262; `None` for files without INT96 columns.
 pub(crate) fn int96_as_micros(metadata: &ParquetMetaData, columns: &SchemaRef) -> Option<SchemaRef> {
     let file = metadata.file_metadata().schema_descr();
     Int96Coercer::new(file, columns, &TimeUnit::Microsecond).coerce().map(Arc::new)
 }
 
-/// The dialect of a file whose name does not say its format: Parquet, if its first bytes are those of Parquet.
+/// Determines the dialect of a file whose name does not define its format. The file must be Parquet, which its
+/// first bytes show.
 ///
 /// # Errors
 ///
-/// If they are not, or cannot be read.
+/// A message and a hint if the file is not Parquet or cannot be read.
 pub(super) async fn dialect_by_content(
     config: &SourceConfig,
     found: &FoundFile,
@@ -200,12 +203,13 @@ async fn first_bytes(
     bytes.map(|bytes| bytes.to_vec()).map_err(|error| source_store.explain(&error))
 }
 
-/// The columns that the files' `name=value` folders make. A column that the files have themselves is theirs.
+/// Returns the columns that are made from the `name=value` folders of the files. A column of that name in the files
+/// takes precedence.
 ///
 /// # Errors
 ///
-/// The first file, by name, that is not in folders of the same names as the others; a declared column for which there
-/// is no folder.
+/// The first file, by name, whose folders have other names than those of the first file; a declared column without
+/// a folder, or with a column of its name in the files.
 pub(super) fn folder_columns(
     source: &str,
     config: &SourceConfig,
@@ -257,14 +261,14 @@ pub(super) fn folder_columns(
     Ok(columns.into_iter().map(field).collect())
 }
 
-/// The columns of the files' names and numbers that the configuration asks for.
+/// Returns the columns of file names and file numbers that the configuration requests.
 pub(super) fn file_columns(config: &SourceConfig) -> impl Iterator<Item = Arc<Field>> {
     let name = config.file_name.as_ref().map(|name| Field::new(name, DataType::Utf8, false));
     let number = config.file_number.as_ref().map(|name| Field::new(name, DataType::Int64, false));
     name.into_iter().chain(number).map(Arc::new)
 }
 
-/// The values of the [`file_columns`] of file number `number`; `base` is the folder of the configuration.
+/// Returns the values of the [`file_columns`] of file number `number`. `base` is the folder of the configuration.
 pub(super) fn file_values(
     config: &SourceConfig,
     base: &std::path::Path,
@@ -281,11 +285,11 @@ pub(super) fn file_values(
     name.into_iter().chain(number)
 }
 
-/// Checks that no file or folder has a column of the name of one that is made.
+/// Checks that no file or folder has a column with the name of a made column.
 ///
 /// # Errors
 ///
-/// The first file, by name, that has one.
+/// The first file, by name, with such a column.
 pub(super) fn check_made_columns(
     source: &str,
     config: &SourceConfig,
@@ -306,14 +310,14 @@ pub(super) fn check_made_columns(
     Ok(())
 }
 
-/// The values of a file's folders, as their columns have them.
+/// Returns the values of a file's folders, with the types of their columns.
 ///
 /// # Errors
 ///
-/// If a value does not have the declared type.
+/// An error if a value does not have the declared type.
 pub(super) fn folder_values(columns: &Fields, file: &FoundFile) -> Result<Vec<ScalarValue>, FileError> {
     let value = |column: &Arc<Field>| {
-        // The innermost folder of a name counts.
+        // If several folders have the same name, the innermost one counts.
         let text = file.folders.iter().rev().find(|(name, _)| name == column.name());
         let text = text.and_then(|(_, value)| value.clone());
         ScalarValue::Utf8(text.clone()).cast_to(column.data_type()).map_err(|_| {

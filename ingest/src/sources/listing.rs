@@ -1,4 +1,4 @@
-//! Which objects of a bucket a source has.
+//! Finds the objects of a bucket that belong to a source.
 
 use futures::TryStreamExt;
 use glob::Pattern;
@@ -9,17 +9,18 @@ use super::files::{is_folder_marker, is_hidden, is_pattern, matches_below};
 use super::stores::SourceStore;
 use crate::error::MessageAndHint;
 
-/// The objects whose keys match `pattern`, or that are in folders whose keys do; an empty list if there are none.
+/// Returns the objects whose keys match `pattern`, and all objects in folders whose keys match. The list may be
+/// empty.
 ///
 /// # Errors
 ///
-/// The store's answer, explained.
+/// The store's error, with an explanation.
 pub(super) async fn expand(store: &SourceStore, pattern: &str) -> Result<Vec<ObjectMeta>, MessageAndHint> {
     let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).collect();
     walk(store.probe(), &parts).await.map_err(|error| store.explain(&error))
 }
 
-/// Goes down the folders that `parts` name, listing one level where a part is a pattern.
+/// Descends into the folders that `parts` name, and lists one level for each part that is a pattern.
 async fn walk(store: &dyn ObjectStore, parts: &[&str]) -> object_store::Result<Vec<ObjectMeta>> {
     let hidden_wanted = parts.iter().any(|part| is_hidden(part));
     let mut found = Vec::new();
@@ -86,7 +87,7 @@ fn prefix(folder: &str) -> object_store::Result<Option<Path>> {
     if folder.is_empty() { Ok(None) } else { Ok(Some(Path::parse(folder)?)) }
 }
 
-/// An object's key below `folder`.
+/// Returns an object's key relative to `folder`.
 fn relative<'a>(meta: &'a ObjectMeta, folder: &str) -> &'a str {
     let key = meta.location.as_ref();
     key.strip_prefix(folder).unwrap_or(key).trim_start_matches('/')

@@ -1,13 +1,13 @@
-//! The raw logs' files: found, inspected and registered with DataFusion.
+//! Finds and inspects the files of the raw logs, and registers them with DataFusion.
 //!
 //! ```text
 //! [sources] ─▶ find files ─────────▶ footers, first rows ───▶ one schema ─▶ tables of the engine
 //!              files, listing, stores  inspect, head, formats   schema        table, naming, text, text_store, csv, exact
 //! ```
 //!
-//! Before the query runs, every file is checked as far as possible: that it exists, is whole and of its format. A column
-//! that does not fit those of the other files is an error if it is read. While the query runs, every file is read in
-//! the version that was found, and an error names the file in which it happened.
+//! Before the query runs, each file is checked as far as possible: it must exist, be complete and have the right
+//! format. A column whose type does not fit that of other files is an error only if the query reads it. While the
+//! query runs, each file is read in the version that was found, and an error names the file in which it occurred.
 
 mod csv;
 mod exact;
@@ -65,11 +65,11 @@ use crate::error::MessageAndHint;
 use crate::problems::Problems;
 use crate::{Config, Error, Result};
 
-/// Files that are inspected at the same time.
+/// The number of files that are inspected at the same time.
 const FILES_AT_A_TIME: usize = 16;
-/// Files whose hashes are listed.
+/// The maximum number of files for which [`file_hashes`] returns one hash per file.
 const MOST_HASHES: usize = 1024;
-/// The hint where a path leads to nothing.
+/// The hint for a path that matches no file.
 const PATH_HINT: &str = "correct the path under `[sources]`; it is relative to the configuration file";
 
 /// One table of raw logs.
@@ -77,29 +77,29 @@ const PATH_HINT: &str = "correct the path under `[sources]`; it is relative to t
 pub(crate) struct Source {
     name: String,
     files: Vec<SourceFile>,
-    /// The columns of all files together.
+    /// The merged columns of all files.
     columns: SchemaRef,
     /// The columns that cannot be read from some files.
     refused: Refused,
-    /// The columns that the files' folders and names make.
+    /// The columns that are made from the folders and names of the files.
     folders: Fields,
-    /// The column that has the numbers of the rows.
+    /// The name of the column with row numbers, if there is one.
     row_number: Option<String>,
-    /// The columns of text files whose types the configuration gives.
+    /// The columns of text files whose types are given in the configuration.
     declared: Arc<[String]>,
-    /// Rows of CSV files that were left out.
+    /// The counts of CSV rows that were left out.
     skipped: Arc<SkippedRows>,
-    /// Where problems of its files go.
+    /// Collects problems of the source's files.
     problems: Problems,
 }
 
-/// Finds the files of every source of `config`, and reads their footers or first rows. What is found later in them goes
-/// to `problems`, too.
+/// Finds the files of each source of `config` and reads their footers or first rows. Problems that are found in the
+/// files later are added to `problems`, too.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if a path leads to no file or cannot be read, a file is not whole or not of its format, or it has two
-/// columns of one name.
+/// [`Error::Fault`] if a path matches no file or cannot be read, a file is incomplete or has the wrong format, or a
+/// file has two columns with the same name.
 pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Source>> {
     let mut stores = Stores::default();
     let mut sources = Vec::new();
@@ -123,12 +123,12 @@ pub(crate) async fn find(config: &Config, problems: &Problems) -> Result<Vec<Sou
             }
         }
     }
-    // Without its files a source has no columns to go on with.
+    // A source whose files were not found has no columns, so the following steps cannot run.
     problems.check()?;
     Ok(sources)
 }
 
-/// The files of a source, sorted by name, each once.
+/// Returns the files of a source without duplicates, sorted by name.
 async fn expand(
     config: &Config,
     name: &str,
@@ -174,7 +174,8 @@ async fn expand(
     Ok(found)
 }
 
-/// Reads the files' footers or first rows, and makes one table of them. Gives all files that cannot be read.
+/// Reads the footers or first rows of the files and combines them into one source. The error lists all files that
+/// cannot be read.
 async fn inspect_files(
     whole: &Config,
     name: &str,
@@ -217,7 +218,8 @@ async fn inspect_files(
     let folders = folders.iter().cloned().chain(inspect::file_columns(config)).collect();
     let row_number = config.row_number.clone();
     if format == Format::Parquet {
-        // As DataFusion reads Parquet by default: texts are not copied out of their pages.
+        // Use the types that DataFusion reads from Parquet by default: text views, which are not copied out of
+        // their pages.
         columns = Arc::new(transform_schema_to_view(&columns));
     }
     let declared = config.schema.iter().map(|(name, _)| name.clone()).collect();
@@ -240,7 +242,7 @@ async fn inspect_file(
     Ok(SourceFile { found, store, dialect, compression, inspection, values: Vec::new() })
 }
 
-/// The format that all files have.
+/// Returns the common format of all files.
 fn one_format(files: &[SourceFile]) -> Result<Format, FileError> {
     let first = &files[0];
     match files.iter().find(|file| file.dialect.format != first.dialect.format) {
@@ -258,7 +260,7 @@ fn one_format(files: &[SourceFile]) -> Result<Format, FileError> {
     }
 }
 
-/// Makes every source a table of the query.
+/// Registers each source as a table of the query.
 ///
 /// # Errors
 ///
@@ -280,7 +282,7 @@ pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Re
             }
             Err(tables) => {
                 let mut tables = tables.into_iter().map(|table| source.aligned(context, table));
-                // There are two tables at least.
+                // There are at least two tables.
                 let first = tables.next().expect("a source has files")?;
                 let all = tables.try_fold(first, |all, table| Ok::<_, Error>(all.union(table?)?))?;
                 context.register_table(&source.name, all.into_view())?;
@@ -291,7 +293,7 @@ pub(crate) async fn register(context: &SessionContext, sources: &[Source]) -> Re
 }
 
 impl Source {
-    /// Refuses files whose rows cannot be told apart, if the order of these rows stands for times.
+    /// Refuses a source of several files whose row numbers are not unique, if row order replaces times.
     fn check_place(&self, config: &Config) -> Result<()> {
         let time = &config.time;
         let is_place = config.samples.by_rows && self.row_number.as_ref() == Some(&time.column);
@@ -305,33 +307,33 @@ impl Source {
         }
     }
 
-    /// The columns of the files, and those that are made for them.
+    /// Returns the schema of the source, including the columns that are made for it.
     fn schema(&self) -> SchemaRef {
         let format = self.files[0].dialect.format;
         self.table_schema(self.columns.clone(), format).table_schema().clone()
     }
 
-    /// The columns of a table of files that have these columns.
+    /// Returns the schema of a table whose files have the given columns.
     fn table_schema(&self, columns: SchemaRef, format: Format) -> TableSchema {
         FileTable::schema(columns, self.folders.clone(), self.row_number.as_deref(), format)
     }
 
-    /// The files by name, with the columns of each.
+    /// Returns the name and the columns of each file.
     pub(crate) fn columns_of_files(&self) -> impl Iterator<Item = (&Path, &Schema)> {
         self.files.iter().map(|file| (file.found.name.as_path(), file.inspection.schema.as_ref()))
     }
 
-    /// The format of its files.
+    /// Returns the format of the files.
     pub(crate) fn format(&self) -> Format {
         self.files[0].dialect.format
     }
 
-    /// The columns that the folders of its files make.
+    /// Returns the columns that are made from the folders and names of the files.
     pub(crate) fn folder_columns(&self) -> &Fields {
         &self.folders
     }
 
-    /// The files as tables; a table has files that are read in the same way.
+    /// Groups the files into tables. All files of a table are read in the same way.
     fn tables<'a>(&self, files: impl IntoIterator<Item = &'a SourceFile>) -> Vec<FileTable> {
         let mut tables: BTreeMap<_, FileTable> = BTreeMap::new();
         for file in files {
@@ -340,7 +342,7 @@ impl Source {
                 .get(&file.found.name)
                 .filter(|_| file.inspection.rows.is_none_or(|rows| rows > 0));
             let is_refused = |name: &String| refused.is_some_and(|refused| refused.contains_key(name));
-            // The values of a CSV row belong to columns by their position only.
+            // CSV assigns values to columns by position only.
             let columns = match file.dialect.format {
                 Format::Csv => self.ordered_as(&file.inspection.schema),
                 _ if refused.is_none() => self.columns.clone(),
@@ -372,14 +374,15 @@ impl Source {
         tables.into_values().collect()
     }
 
-    /// The source's columns that a file has, in the file's order.
+    /// Returns the source's columns that `file` has, in the order of the file.
     fn ordered_as(&self, file: &Schema) -> SchemaRef {
         let columns =
             file.fields().iter().filter_map(|field| self.columns.field_with_name(field.name()).ok());
         Arc::new(Schema::new(columns.cloned().collect::<Vec<Field>>()))
     }
 
-    /// A table with all columns of the source; those that the files lack are null, or an error where they are read.
+    /// Returns a table with all columns of the source. A column that the files of `table` lack is null, or an error
+    /// when it is read.
     fn aligned(&self, context: &SessionContext, table: FileTable) -> Result<DataFrame> {
         let has = table.schema.table_schema().clone();
         let whole = self.schema();
@@ -400,18 +403,18 @@ impl Source {
     }
 }
 
-/// The number of rows of all sources together; `None` unless all files state theirs.
+/// Returns the number of rows of all sources together; `None` unless all files state their number of rows.
 pub(crate) fn total_rows(sources: &[Source]) -> Option<u64> {
     sources.iter().flat_map(|source| &source.files).map(|file| file.inspection.rows).sum()
 }
 
-/// Bytes of all sources' files.
+/// Returns the size of all files of all sources, in bytes.
 pub(crate) fn total_bytes(sources: &[Source]) -> u64 {
     sources.iter().flat_map(|source| &source.files).map(|file| file.found.meta.size).sum()
 }
 
-/// Hashes by which the files of all sources are known wherever they are: of the name and the size of each, in ascending
-/// order; of many files a hash of these.
+/// Returns hashes that identify the files of all sources independently of their folders: one hash per file, of its
+/// name and size, in ascending order. If there are more than [`MOST_HASHES`] files, returns a single hash of these.
 pub(crate) fn file_hashes(sources: &[Source]) -> Vec<u64> {
     let files = sources.iter().flat_map(|source| &source.files).map(|file| &file.found.meta);
     let hash = |file: &ObjectMeta| {
@@ -426,12 +429,14 @@ pub(crate) fn file_hashes(sources: &[Source]) -> Vec<u64> {
     hashes
 }
 
-/// The number of CSV rows left out so far because they have fewer or more values than there are columns.
+/// Returns the number of CSV rows that were left out so far because their number of values differs from the number
+/// of columns.
 pub(crate) fn ragged_rows_skipped(sources: &[Source]) -> u64 {
     sources.iter().map(|source| source.skipped.total()).sum()
 }
 
-/// Decoded bytes of a row of the widest source, counting 8 for every number of every column and list.
+/// Returns the decoded size of a row of the widest source in bytes, with 8 bytes for each number in columns and
+/// lists.
 pub(crate) fn widest_row_bytes(sources: &[Source]) -> u64 {
     let widths = sources.iter().map(|source| {
         let (rows, bytes) = source.files.iter().fold((0, 0), |(rows, bytes), file| {

@@ -1,7 +1,7 @@
-//! Files whose errors name them: the source, the file, and what to do.
+//! A file format whose errors name the source, the file, and a remedy.
 //!
-//! The engine reads a file in steps: it plans (footers, statistics), waits for bytes, and decodes. An error or a panic
-//! of any step is given the name of the file where it happens, because the errors of a query do not name files.
+//! The engine reads a file in steps: it plans (footers, statistics), waits for bytes, and decodes. Errors of a
+//! query do not name files, so the name of the file is added to each error or panic at the step where it occurs.
 
 use std::any::Any;
 use std::fmt;
@@ -40,19 +40,20 @@ use super::text_store::TextStore;
 use crate::Error;
 use crate::error::external;
 
-/// The fewest bytes of a piece of a file that a thread reads at once, and the most pieces for each thread and for all.
+/// The minimum size in bytes of a piece of a file that a thread reads at once, and the maximum number of pieces per
+/// thread and in total.
 const PIECE_BYTES: u64 = 4 << 20;
 const MOST_PIECES: usize = 32;
 const MOST_PIECES_OF_ALL: usize = 1024;
 
-/// A format of files whose errors name the file.
+/// A file format whose errors name the file.
 #[derive(Clone)]
 pub(super) struct NamingSource {
     pub(super) files: Arc<NamedFiles>,
-    /// The format of text files; Parquet if `None`.
+    /// The options of text files; `None` for Parquet.
     pub(super) text: Option<Text>,
     pub(super) inner: Arc<dyn FileSource>,
-    /// Rows of a batch, once the engine has said how many.
+    /// The number of rows of a batch, once the engine has set it.
     pub(super) batch_rows: Option<usize>,
 }
 
@@ -61,7 +62,7 @@ pub(super) struct NamingSource {
 pub(super) struct NamedFiles {
     pub(super) source: String,
     pub(super) store: Arc<SourceStore>,
-    /// Whether they are text.
+    /// Whether the files are text.
     pub(super) text: bool,
 }
 
@@ -130,7 +131,7 @@ impl FileSource for NamingSource {
         self.inner.fmt_extra(form, formatter)
     }
 
-    /// Rows of text are numbered from the beginning of their file on.
+    /// Rows of text are numbered from the start of the file, so numbered files cannot be split.
     fn supports_repartitioning(&self) -> bool {
         self.inner.supports_repartitioning() && !self.text.as_ref().is_some_and(|text| text.numbered)
     }
@@ -190,9 +191,9 @@ impl FileSource for NamingSource {
     }
 }
 
-/// Divides files into so many groups of equal size, each of several pieces; `None` if they have fewer bytes together.
-/// Threads of one process take the next piece when they are done with one, whatever its group: they end together, and
-/// read neighbouring parts of the log.
+/// Divides files into `groups` groups of equal size, each of several pieces; `None` if the files have fewer than
+/// `fewest_bytes` bytes in total. Threads of one process take the next piece when they finish one, from any group,
+/// so they end at about the same time and read neighbouring parts of the log.
 fn in_pieces(files: &[FileGroup], groups: usize, fewest_bytes: usize) -> Option<Vec<FileGroup>> {
     let bytes: u64 = files.iter().flat_map(FileGroup::iter).map(PartitionedFile::effective_size).sum();
     let groups = groups.max(1);
@@ -206,7 +207,7 @@ fn in_pieces(files: &[FileGroup], groups: usize, fewest_bytes: usize) -> Option<
     Some(pieces.chunks(pieces.len().div_ceil(groups)).map(group).map(FileGroup::new).collect())
 }
 
-/// A file of a source, and the errors that name it.
+/// A file of a source, which adds its name to errors.
 #[derive(Debug)]
 struct NamedFile {
     files: Arc<NamedFiles>,
@@ -220,7 +221,7 @@ impl NamedFile {
         self.name_failure(catch_unwind(AssertUnwindSafe(step)))
     }
 
-    /// The result of a step, with errors and panics that name the file.
+    /// Returns the result of a step. Errors and panics name the file.
     fn name_failure<T>(&self, step: Result<Result<T>, Box<dyn Any + Send>>) -> Result<T> {
         match step {
             Ok(result) => result.map_err(|error| self.name_error(error)),
@@ -236,7 +237,7 @@ impl NamedFile {
         external(Error::source(&self.files.source, &self.name, message, hint))
     }
 
-    /// The error of a step as an [`Error::Fault`], if the file caused it and not the query.
+    /// Converts the error of a step to an [`Error::Fault`] if the file caused it and not the query.
     fn name_error(&self, error: DataFusionError) -> DataFusionError {
         if let Some((message, hint)) = self.files.store.failure(&self.location) {
             return self.error(message, hint);
@@ -245,7 +246,7 @@ impl NamedFile {
             return self.error(message.clone(), hint.clone());
         }
         let (message, hint) = match error.find_root() {
-            // It says already what is wrong, and where.
+            // The error already has a message and a place.
             DataFusionError::External(cause) if cause.is::<Error>() => return error,
             cause if self.files.text || is_of_file(cause) => {
                 let cause = cause.strip_backtrace();
@@ -263,7 +264,8 @@ impl NamedFile {
     }
 }
 
-/// Whether the bytes of a Parquet file are the cause, and not the query's expressions, which are computed beside.
+/// Whether an error is caused by the bytes of a Parquet file and not by the query's expressions, which are
+/// evaluated in the same step.
 fn is_of_file(error: &DataFusionError) -> bool {
     use ArrowError::{ExternalError, IoError, IpcError, ParquetError};
     match error {
@@ -345,7 +347,7 @@ impl Morsel for NamingMorsel {
         if !last.files.store.is_local() {
             return rows.boxed();
         }
-        // Requests to object stores name the version that they want; a local file may change while it is open.
+        // Requests to object stores name the required version, but a local file may change while it is open.
         let changed = stream::once(async move {
             let unchanged = last.files.store.check_unchanged(&last.location).await;
             unchanged.map_err(|error| last.name_error(error.into())).err().map(Err)
@@ -371,7 +373,7 @@ mod tests {
             let bytes = |group: &FileGroup| group.iter().map(PartitionedFile::effective_size).sum::<u64>();
             let all: u64 = sizes.iter().sum();
             assert!(divided.iter().all(|group| bytes(group).abs_diff(all / groups as u64) <= 8 << 20));
-            // The files, put together again from their pieces.
+            // The files, reassembled from their pieces.
             let mut read: Vec<(String, u64)> = Vec::new();
             let pieces: Vec<_> = divided.iter().flat_map(FileGroup::iter).collect();
             assert!(pieces.len() > groups && pieces.iter().all(|piece| piece.effective_size() <= 16 << 20));

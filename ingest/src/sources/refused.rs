@@ -1,4 +1,5 @@
-//! The SQL function in place of a column that cannot be read from some files: an error if anybody reads it.
+//! The SQL function that replaces a column that cannot be read from some files: it is an error if the query reads
+//! it.
 
 use std::sync::Arc;
 
@@ -17,9 +18,9 @@ use crate::config::RESERVED;
 use crate::error::external;
 use crate::problems::Problems;
 
-/// The function, to be registered with the engine: `__onefold_refused(fault)`.
+/// The function to register with the engine: `__onefold_refused(fault)`.
 pub(crate) fn function() -> ScalarUDF {
-    // Volatile, or the planner would call it, though no query reads the column.
+    // The function is volatile. Otherwise the planner would evaluate it although no query reads the column.
     function_of(Problems::default())
 }
 
@@ -28,14 +29,15 @@ fn function_of(problems: Problems) -> ScalarUDF {
     ScalarUDF::from(RefusedColumn { name, signature, problems })
 }
 
-/// A column that is this error if it has rows; where problems are collected, one of them, and null.
+/// Returns an expression for a column that fails with `fault` if it has rows. If problems are collected, it adds
+/// the fault to them and is null.
 pub(super) fn refused_column(fault: Fault, problems: &Problems) -> Expr {
     let fault = serde_json::to_string(&fault).unwrap_or_default();
     function_of(problems.clone()).call(vec![lit(ScalarValue::from(fault))])
 }
 
-/// Reports the columns that a query reads although they cannot be read from some files: before the query runs, because
-/// a value of another file may fail first.
+/// Reports columns that the query reads although they cannot be read from some files. This happens before the query
+/// runs, because a value of another file may fail first.
 ///
 /// # Errors
 ///
@@ -53,7 +55,7 @@ pub(crate) fn report_refused_columns(query: &DataFrame, problems: &Problems) -> 
     faults.into_iter().try_for_each(|fault| problems.report(fault.into()))
 }
 
-/// The fault of a call of the function.
+/// Returns the fault in a call of the function.
 fn fault_of(part: &Expr) -> Option<Fault> {
     let Expr::ScalarFunction(call) = part else { return None };
     let Some(Expr::Literal(fault, _)) = call.args.first() else { return None };

@@ -1,4 +1,5 @@
-//! One schema for all files of a source: types widened where nothing is lost, and everything else that differs refused.
+//! Merges the schemas of all files of a source: widens types if no value is lost, and refuses all other
+//! differences.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,16 +19,17 @@ pub(super) struct FileColumns {
     pub(super) schema: SchemaRef,
 }
 
-/// Why columns of files cannot be read, by file and column: the file lacks the column, or has it with a type that does
-/// not fit. That is an error where the column is read.
+/// The reasons why columns cannot be read, by file and column: the file lacks the column, or has it with a type
+/// that does not fit. It is an error only if the query reads the column.
 pub(super) type Refused = BTreeMap<PathBuf, BTreeMap<String, MessageAndHint>>;
 
-/// The columns of all files together, in the order in which they appear, and those of them that some files do not have
-/// in this form. Metadata are left out.
+/// Returns the merged columns of all files, in the order of first appearance, and those that cannot be read from
+/// some files. Metadata are left out.
 ///
 /// # Errors
 ///
-/// The first file, by name, that has two columns of one name, or lacks one that the configuration declares.
+/// The first file, by name, that has two columns of the same name, or lacks a column that the configuration
+/// declares.
 pub(super) fn merge(
     source: &str,
     config: &SourceConfig,
@@ -55,7 +57,7 @@ pub(super) fn merge(
                 known.set_nullable(true);
                 continue;
             };
-            // The file that the next message names is one that has a type.
+            // The next message should name a file in which the column has a type.
             if known.data_type().is_null() {
                 *first = &file.name;
             }
@@ -64,7 +66,7 @@ pub(super) fn merge(
     }
     for (field, first) in &mut merged {
         let given = config.schema.iter().any(|(name, _)| name == field.name());
-        // A JSON object may leave out what is null, so a column that was declared need not be in the first rows.
+        // A JSON object may omit null values, so a declared column may be missing in the first rows.
         let may_be_null = config.missing_columns == MissingColumns::Null || (format == Format::Json && given);
         let name = field.name().clone();
         for file in files.iter().filter(|file| file.schema.field_with_name(&name).is_err()) {
@@ -83,7 +85,7 @@ pub(super) fn merge(
     Ok((Arc::new(Schema::new(typed.collect::<Vec<_>>())), refused))
 }
 
-/// Columns of `schema` that no file's first rows have.
+/// Adds columns of `schema` that do not occur in the first rows of any file.
 fn add_declared(
     source: &str,
     config: &SourceConfig,
@@ -99,7 +101,7 @@ fn add_declared(
             && config.missing_columns == MissingColumns::Error
             && let Some(file) = files.first()
         {
-            // The first row of a file without a header was taken for the names.
+            // If the file has no header, its first row was taken for the column names.
             let is_known = |(name, _): &(String, DataType)| fields.iter().any(|field| field.name() == name);
             let names = file.schema.fields().iter().map(|field| format!("`{}`", field.name()));
             let hint = match config.header && !config.schema.iter().any(is_known) {
@@ -165,7 +167,8 @@ fn changed_type(
     (file.to_owned(), (message, hint))
 }
 
-/// `data_type` without dictionaries and runs: batches of several files can have more values than the keys of one have.
+/// Returns `data_type` without dictionaries and runs, because batches of several files can have more values than
+/// the keys of one file allow.
 fn plain(data_type: &DataType) -> DataType {
     let inner = |field: &FieldRef| Arc::new(Field::clone(field).with_data_type(plain(field.data_type())));
     match data_type {
@@ -178,8 +181,8 @@ fn plain(data_type: &DataType) -> DataType {
     }
 }
 
-/// The narrowest type that holds every value of both; `None` if there is none that keeps them exactly. What the types
-/// of text files are is only guessed, so more of them go together.
+/// Returns the narrowest type that represents every value of both types; `None` if none represents them exactly.
+/// The types of text files are only inferred, so more combinations are allowed for them.
 fn widened(a: &DataType, b: &DataType, format: Format) -> Option<DataType> {
     use DataType::{
         Binary, BinaryView, Date32, Float64, Int64, LargeBinary, LargeList, LargeUtf8, List, Null, Struct,
@@ -205,25 +208,25 @@ fn widened(a: &DataType, b: &DataType, format: Format) -> Option<DataType> {
         (Int64, Float64) | (Float64, Int64) if text => Some(Float64),
         (Date32, Timestamp(..)) if text => Some(b.clone()),
         (Timestamp(..), Date32) if text => Some(a.clone()),
-        // A time that the finer unit does not hold is an error when it is read.
+        // A time that the finer unit cannot represent is an error when it is read.
         (Timestamp(a, zone), Timestamp(b, other)) if is_one_zone(zone.as_deref(), other.as_deref()) => {
             Some(Timestamp(*a.max(b), zone.clone()))
         }
         _ if a.equals_datatype(b) => Some(a.clone()),
         (Struct(a), Struct(b)) => united(a, b, format),
-        // The texts of the files say all that any of the types would.
+        // Text represents all values of text files.
         _ if text && !a.is_nested() && !b.is_nested() => Some(Utf8),
         _ => None,
     }
 }
 
-/// Whether times of both zones are the same instants, shown alike; without a zone they are local.
+/// Whether times with these zones are equal instants with equal display. A time without a zone is local.
 fn is_one_zone(a: Option<&str>, b: Option<&str>) -> bool {
     let is_utc = |zone: &str| ["UTC", "Z", "+00:00", "Etc/UTC"].contains(&zone);
     a == b || a.zip(b).is_some_and(|(a, b)| is_utc(a) && is_utc(b))
 }
 
-/// The fields of both objects.
+/// Returns the union of the fields of two objects.
 fn united(a: &Fields, b: &Fields, format: Format) -> Option<DataType> {
     let mut fields: Vec<Field> = a.iter().map(|field| Field::clone(field)).collect();
     for field in b {
@@ -240,7 +243,7 @@ fn wider(a: &DataType, b: &DataType) -> Option<DataType> {
     Some(if width(a) >= width(b) { a.clone() } else { b.clone() })
 }
 
-/// Text where no file has a value: another type in later rows is then an error, and no value is lost.
+/// Replaces the null type with text. Then a value of another type in later rows is an error, and no value is lost.
 fn without_nulls(data_type: &DataType) -> DataType {
     let inner =
         |field: &FieldRef| Arc::new(Field::clone(field).with_data_type(without_nulls(field.data_type())));
@@ -397,7 +400,7 @@ mod tests {
         let files = [file("a", &[("x", "Int64"), ("y", "Int64")])];
         let error = merged(&config, Format::Csv, &files).unwrap_err();
         assert!(error.starts_with("a: it has no column `z`: correct `schema`"), "{error}");
-        // None of the names is right: the file may have no header.
+        // No name matches, so the file may have no header.
         config.schema.remove(0);
         config.schema.remove(0);
         let error = merged(&config, Format::Csv, &files).unwrap_err();

@@ -1,4 +1,5 @@
-//! Segments that `shard` made, where a part of a dataset reads only some of them: they must be those of its range of buckets.
+//! Checks segments that `shard` wrote, if a build of a part of a dataset reads only some of them: they must contain
+//! all sessions of its range of buckets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -14,30 +15,31 @@ use super::stores::VersionedStore;
 use crate::config::Rows;
 use crate::{Config, Error, Result};
 
-/// The file that marks a directory of segments. Because of the underscore, it is not read as data.
+/// The file that marks a directory of segments. Its name begins with an underscore, so it is not read as data.
 pub(crate) const SEGMENTS_FILE: &str = "_segments.json";
 
-/// Some of the segments of one folder.
+/// Segments of one folder.
 struct SomeSegments<'a> {
     source: &'a str,
     file: &'a SourceFile,
-    /// The number of all of them.
+    /// The total number of segments.
     all: u32,
     numbers: BTreeSet<u32>,
 }
 
-/// The content of [`SEGMENTS_FILE`] about the segments beside it.
+/// The content of [`SEGMENTS_FILE`], which describes the segments in the same folder.
 #[derive(Deserialize)]
 struct SegmentsOf {
     by: Vec<String>,
 }
 
-/// Checks the segments that the part of a range of buckets reads. A part that reads all segments of a folder reads the log.
+/// Checks the segments that the build of one range of buckets reads. A build that reads all segments of a folder
+/// reads the whole log, so it is not checked.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if a segment is missing that can have sessions of the range, or the log was divided by other
-/// columns than sessions are.
+/// [`Error::Fault`] if a segment is missing that can have sessions of the range, or the log was divided by columns
+/// other than those of sessions.
 pub(crate) async fn check_segments(
     config: &Config,
     sources: &[Source],
@@ -62,7 +64,7 @@ pub(crate) async fn check_segments(
             );
             return refused(message, hint);
         }
-        // A query may give the columns other names; `commit` counts the samples in any case.
+        // A query may rename the columns. In that case `commit` still compares the counts of samples.
         let (Rows::Source(_), Some(by)) = (&config.samples.rows, divided_by(some.file).await) else {
             continue;
         };
@@ -80,7 +82,7 @@ pub(crate) async fn check_segments(
     Ok(())
 }
 
-/// The segments among the files of the sources, by their folders.
+/// Returns the segments among the files of the sources, grouped by folder.
 fn some_segments(sources: &[Source]) -> Vec<SomeSegments<'_>> {
     let mut folders: BTreeMap<(PathBuf, u32), SomeSegments<'_>> = BTreeMap::new();
     for source in sources {
@@ -100,14 +102,15 @@ fn some_segments(sources: &[Source]) -> Vec<SomeSegments<'_>> {
     folders.into_values().collect()
 }
 
-/// The number of a segment, and of all segments, by its name.
+/// Parses the index of a segment and the total number of segments from a file name.
 fn segment_of(name: &str) -> Option<(u32, u32)> {
     let (number, all) = name.strip_prefix("segment-")?.strip_suffix(".parquet")?.split_once("-of-")?;
     let (number, all) = (number.parse().ok()?, all.parse().ok()?);
     (number < all).then_some((number, all))
 }
 
-/// The segments, of `all`, that can have sessions of a range: ranges and segments divide the same hashes.
+/// Returns the segments, out of `all`, that can have sessions of a range. Ranges and segments divide the same hash
+/// space.
 fn needed(range: u32, ranges: u32, all: u32) -> impl Iterator<Item = u32> {
     let [range, ranges, segments] = [range, ranges, all].map(u64::from);
     (0..all).filter(move |number| {
@@ -116,7 +119,7 @@ fn needed(range: u32, ranges: u32, all: u32) -> impl Iterator<Item = u32> {
     })
 }
 
-/// The columns by which the segments beside a file were divided, if that can be found out.
+/// Returns the columns by which the segments in the folder of a file were divided, if they can be determined.
 async fn divided_by(file: &SourceFile) -> Option<Vec<String>> {
     let location = file.found.meta.location.as_ref();
     let folder = location.rsplit_once('/').map_or("", |(folder, _)| folder);

@@ -1,4 +1,5 @@
-//! Scans of source files as they are sent to other machines: DataFusion's own scan, and what this crate adds to it.
+//! Scans of source files in the form that is sent to other machines: DataFusion's own scan, and the data that this
+//! crate adds.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,15 +31,15 @@ use crate::config::{Compression, Ragged};
 use crate::error::external;
 use crate::problems::Problems;
 
-/// What DataFusion's own scan lacks of a scan of source files.
+/// The data of a scan of source files that DataFusion's own scan does not have.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct SentScan {
     source: String,
     store: SentStore,
-    /// Whether the files are text; Parquet otherwise.
+    /// Whether the files are text. Otherwise they are Parquet.
     text: bool,
     csv: Option<CsvRules>,
-    /// The columns of text whose types the configuration gives.
+    /// The columns of text files whose types are given in the configuration.
     declared: Vec<String>,
     /// Whether a column has the numbers of the rows.
     numbered: bool,
@@ -46,24 +47,24 @@ pub(crate) struct SentScan {
     files: Vec<SentFile>,
 }
 
-/// A file, in the version that was found.
+/// A file in the version that was found.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct SentFile {
     name: PathBuf,
     location: String,
     bytes: u64,
-    /// In microseconds since 1970.
+    /// The modification time in microseconds since 1970.
     modified: i64,
     e_tag: Option<String>,
 }
 
 impl SentScan {
-    /// A scan of source files, and DataFusion's own part of it; `None` if `plan` is not one. The rows that whoever reads
-    /// the files leaves out are not known here: `count_skipped` asks for them.
+    /// Splits a scan of source files into the added data and DataFusion's own scan; `None` if `plan` is not such a
+    /// scan. Rows that another machine leaves out are not known here; `count_skipped` counts them.
     ///
     /// # Errors
     ///
-    /// None that a scan of source files has.
+    /// None for scans of source files.
     pub(crate) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<(Self, Arc<dyn ExecutionPlan>)>> {
         let scan = plan.downcast_ref::<DataSourceExec>();
         let Some((scan, naming)) = scan.and_then(|scan| scan.downcast_to_file_source::<NamingSource>())
@@ -98,14 +99,14 @@ impl SentScan {
             compression: compression_of(scan.file_compression_type),
             files,
         };
-        // A quote that is no text cannot be sent.
+        // DataFusion cannot send a quote that is not text, so a valid one replaces it.
         let inner = with_quote(&naming.inner, b'"');
         let inner = if numbered { with_numbers_made(&inner, false)? } else { inner };
         let own = FileScanConfigBuilder::from(scan.clone()).with_source(inner).build();
         Ok(Some((sent, DataSourceExec::from_data_source(own))))
     }
 
-    /// The scan whose own part is `plan`.
+    /// Restores the scan from the added data and `plan`, DataFusion's own scan.
     pub(crate) fn read(self, plan: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         let scan = plan.downcast_ref::<DataSourceExec>().and_then(|scan| {
             let scan: Option<&FileScanConfig> = scan.data_source().downcast_ref();
@@ -144,7 +145,7 @@ impl SentScan {
         Ok(DataSourceExec::from_data_source(scan))
     }
 
-    /// The format of the scan, which reads the versions of files that `store` knows.
+    /// Returns the format of the scan. It reads the versions of files that `store` knows.
     fn format(&self, scan: &FileScanConfig, store: &Arc<SourceStore>) -> Result<Arc<dyn FileSource>> {
         let own = Arc::clone(&scan.file_source);
         if let Some(rules) = &self.csv {
@@ -160,7 +161,7 @@ impl SentScan {
         Ok(Arc::new(parquet.clone().with_parquet_file_reader_factory(factory)))
     }
 
-    /// The files of a group, with the names that errors give them.
+    /// Adds to the files of a group the names that errors use.
     fn named(&self, group: &FileGroup) -> FileGroup {
         let files = group.iter().map(|file| {
             let location = file.object_meta.location.as_ref();
@@ -172,7 +173,7 @@ impl SentScan {
     }
 }
 
-/// A format of CSV with another quote; other formats as they are.
+/// Returns a CSV format with another quote character; other formats are unchanged.
 fn with_quote(format: &Arc<dyn FileSource>, quote: u8) -> Arc<dyn FileSource> {
     let Some(csv) = (format.as_ref() as &dyn std::any::Any).downcast_ref::<CsvSource>() else {
         return Arc::clone(format);
@@ -188,8 +189,8 @@ fn with_quote(format: &Arc<dyn FileSource>, quote: u8) -> Arc<dyn FileSource> {
     Arc::new(csv.clone().with_csv_options(options))
 }
 
-/// A format of Parquet, of whose columns the last is the number of the row: `made` by the reader, or as if it were one of
-/// folders, which DataFusion can describe. Other formats as they are.
+/// Changes the last column of a Parquet format, which has the row numbers. If `made` is `true`, the reader makes
+/// it; otherwise it is described as a folder column, which DataFusion can serialize. Other formats are unchanged.
 fn with_numbers_made(format: &Arc<dyn FileSource>, made: bool) -> Result<Arc<dyn FileSource>> {
     let Some(parquet) = (format.as_ref() as &dyn std::any::Any).downcast_ref::<ParquetSource>() else {
         return Ok(Arc::clone(format));

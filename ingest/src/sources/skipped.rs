@@ -1,7 +1,7 @@
-//! Rows of CSV files that other machines leave out, counted.
+//! Counts the CSV rows that other machines leave out.
 //!
-//! Whoever reads a file counts the rows that it leaves out, but files are read several times, and tasks are tried again.
-//! So the files that other machines have read are read once more, and the counts are the rows of that job.
+//! A reader counts the rows of a file that it leaves out, but files are read several times, and tasks are retried.
+//! So a separate job reads the files that other machines have read once more, and returns the counts as rows.
 
 use std::sync::{Arc, LazyLock};
 
@@ -28,12 +28,12 @@ static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
     Arc::new(ArrowSchema::new(vec![column("file", DataType::Utf8), column("rows", DataType::Int64)]))
 });
 
-/// Counts the rows that the machines of a cluster, if `context` has one, have left out of the files of `sources`. To be
-/// called when all plans that read these have run.
+/// Counts the rows that the machines of a cluster have left out of the files of `sources`. Does nothing if
+/// `context` has no cluster. Call it after all plans that read the sources have run.
 ///
 /// # Errors
 ///
-/// Those of reading the files.
+/// The errors of reading the files.
 pub(crate) async fn count_skipped(context: &SessionContext, sources: &[Source]) -> crate::Result<()> {
     let Some(cluster) = cluster_of(&context.copied_config()) else { return Ok(()) };
     for source in sources {
@@ -56,7 +56,7 @@ pub(crate) async fn count_skipped(context: &SessionContext, sources: &[Source]) 
     Ok(())
 }
 
-/// Reads the files of a scan, and gives for each of them the number of rows that were left out.
+/// Reads the files of a scan and returns the number of rows left out for each file.
 #[derive(Debug)]
 pub(crate) struct SkippedRowsExec {
     scan: Arc<dyn ExecutionPlan>,
@@ -64,21 +64,21 @@ pub(crate) struct SkippedRowsExec {
 }
 
 impl SkippedRowsExec {
-    /// Counts rows of the files of `scan`.
+    /// Creates an operator that counts rows of the files of `scan`.
     pub(crate) fn new(scan: Arc<dyn ExecutionPlan>) -> Self {
         let properties = plan_properties(&SCHEMA, scan.output_partitioning().partition_count());
         Self { scan, properties }
     }
 }
 
-/// What a scan leaves out; `None` if it is none of CSV files.
+/// Returns the counts of rows that a scan leaves out; `None` if it is not a scan of CSV files.
 fn skipped_of(scan: &Arc<dyn ExecutionPlan>) -> Option<Arc<SkippedRows>> {
     let (_, naming) = scan.downcast_ref::<DataSourceExec>()?.downcast_to_file_source::<NamingSource>()?;
     let (_, skipped) = naming.text.as_ref()?.csv.as_ref()?;
     Some(Arc::clone(skipped))
 }
 
-/// A row for each file.
+/// Returns a row for each file.
 fn counts(skipped: &SkippedRows) -> Result<RecordBatch> {
     let files = skipped.by_file();
     let names = StringArray::from_iter_values(files.keys().map(Path::as_ref));
@@ -100,7 +100,8 @@ impl ExecutionPlan for SkippedRowsExec {
         let mut rows = self.scan.execute(partition, context)?;
         let counted = futures::stream::once(async move {
             while rows.next().await.transpose()?.is_some() {}
-            // Other partitions may be at work, so a file can have several rows: the largest is that of the whole file.
+            // Other partitions may still be reading, so a file can have several rows: the largest is the count of
+            // the whole file.
             counts(&skipped)
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&SCHEMA), counted)))

@@ -1,5 +1,6 @@
-//! The stores that hold the sources: the local disk and buckets of object stores. Connections and explanations of
-//! failed requests are those of [`onefold_storage`]; here every object is read in the version that was found.
+//! The stores that contain the sources: the local disk and buckets of object stores. [`onefold_storage`] provides
+//! connections and explanations of failed requests. This module makes sure that every object is read in the version
+//! that was found.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -25,20 +26,20 @@ use super::files::is_pattern;
 use crate::config::{ObjectStores, credentials_hint};
 use crate::error::MessageAndHint;
 
-/// The local disk or a bucket. Through a [`VersionedStore`] it gives objects only in the version in which they were
-/// [found](Self::found). It remembers why a request for an object failed, because the engine passes on only the text of
-/// the error.
+/// The local disk or a bucket. A [`VersionedStore`] over it returns objects only in the version in which they were
+/// [found](Self::found). It records why a request for an object failed, because the engine passes on only the text
+/// of the error.
 #[derive(Debug)]
 pub(super) struct SourceStore {
-    /// The URL in front of the keys of a bucket's objects: `s3://bucket`. Empty for the local disk.
+    /// The URL prefix of the bucket's objects, such as `s3://bucket`. Empty for the local disk.
     pub(super) url: String,
     /// The URL under which the store is registered with the engine.
     pub(super) engine_url: ObjectStoreUrl,
     settings: S3Settings,
     service: Service,
-    /// For reading data: retries for three minutes when the store is busy or stalls.
+    /// A client for reading data. It retries for three minutes when the store is busy or stalls.
     inner: Arc<dyn ObjectStore>,
-    /// For the first requests: gives up in seconds, so that a wrong endpoint is noticed.
+    /// A client for the first requests. It gives up within seconds, so that a wrong endpoint is reported early.
     probe: Arc<dyn ObjectStore>,
     objects: Mutex<HashMap<Path, FoundObject>>,
 }
@@ -47,23 +48,23 @@ pub(super) struct SourceStore {
 #[derive(Debug)]
 struct FoundObject {
     meta: ObjectMeta,
-    /// The ETag of the first answer, which all later requests ask for. A listing may write it differently.
+    /// The ETag of the first response, which all later requests require. A listing may write it differently.
     e_tag: Option<String>,
     failure: Option<MessageAndHint>,
 }
 
-/// The stores of all sources, each connected to once.
+/// The stores of all sources, with one connection per store.
 #[derive(Debug)]
 pub(super) struct Stores {
     pub(super) local: Arc<SourceStore>,
-    /// By `scheme://bucket`.
+    /// The buckets by `scheme://bucket`.
     buckets: BTreeMap<String, Arc<SourceStore>>,
 }
 
-/// A store as it is sent to another machine. Credentials are those of whoever reads.
+/// A store in the form that is sent to another machine. The reading machine uses its own credentials.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SentStore {
-    /// Empty for the local disk.
+    /// The URL of the bucket. Empty for the local disk.
     pub(super) url: String,
     pub(super) settings: S3Settings,
 }
@@ -80,11 +81,12 @@ impl Default for Stores {
 }
 
 impl Stores {
-    /// The bucket of a URL (`s3://`, `gs://` or `az://`), and the rest of the URL.
+    /// Returns the store of a URL (`s3://`, `gs://` or `az://`), and the rest of the URL.
     ///
     /// # Errors
     ///
-    /// If the URL has another scheme or names no bucket, or the settings of its store contradict each other.
+    /// A message and a hint if the URL has another scheme or no bucket, or the settings of its store contradict
+    /// each other.
     pub(super) fn open<'a>(
         &mut self,
         url: &'a str,
@@ -111,7 +113,7 @@ impl Stores {
 }
 
 impl Stores {
-    /// The store that was sent.
+    /// Connects to a store that another machine sent.
     ///
     /// # Errors
     ///
@@ -157,12 +159,12 @@ impl SourceStore {
         Ok(Self::new(url.to_owned(), engine_url, settings, service, inner, probe))
     }
 
-    /// This as it is sent to another machine.
+    /// Returns the form of the store that is sent to another machine.
     pub(super) fn sent(&self) -> SentStore {
         SentStore { url: self.url.clone(), settings: self.settings.clone() }
     }
 
-    /// A store for tests, of which no request fails for reasons of the network.
+    /// Creates a store for tests, whose requests do not fail because of the network.
     #[cfg(test)]
     pub(super) fn of_tests(inner: Arc<dyn ObjectStore>) -> Self {
         let engine_url = ObjectStoreUrl::parse("s3://logs").unwrap();
@@ -171,7 +173,7 @@ impl SourceStore {
         Self::new("s3://logs".to_owned(), engine_url, settings, service, Arc::clone(&inner), inner)
     }
 
-    /// The store with which objects are found.
+    /// Returns the client for finding objects.
     pub(super) fn probe(&self) -> &dyn ObjectStore {
         self.probe.as_ref()
     }
@@ -181,29 +183,30 @@ impl SourceStore {
         self.service.is_local()
     }
 
-    /// Makes sure that from now on the object is read in this version only.
+    /// Records the version of a found object. From then on, the object is read in this version only.
     pub(super) fn found(&self, meta: &ObjectMeta) {
         let object = FoundObject { meta: meta.clone(), e_tag: None, failure: None };
         self.objects().entry(meta.location.clone()).or_insert(object);
     }
 
-    /// Why the last request for an object failed, if one did.
+    /// Returns why the last request for an object failed, if it did.
     pub(super) fn failure(&self, location: &Path) -> Option<MessageAndHint> {
         self.objects().get(location).and_then(|object| object.failure.clone())
     }
 
-    /// Remembers why an object cannot be read.
+    /// Records why an object cannot be read.
     pub(super) fn fail(&self, location: &Path, failure: MessageAndHint) {
         if let Some(object) = self.objects().get_mut(location) {
             object.failure.get_or_insert(failure);
         }
     }
 
-    /// Checks that a file is still the one that was found.
+    /// Checks that a file still has the version that was found.
     ///
     /// # Errors
     ///
-    /// [`object_store::Error::Precondition`] if it is not, and the store's error if it is gone.
+    /// [`object_store::Error::Precondition`] if its version differs, and the store's error if it does not exist any
+    /// more.
     pub(super) async fn check_unchanged(&self, location: &Path) -> Result<()> {
         let meta = self.inner.head(location).await.map_err(|error| self.remember(location, error))?;
         self.check_version(location, &meta).map_err(|error| self.remember(location, error))
@@ -213,14 +216,14 @@ impl SourceStore {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers the error of a request for an object.
+    /// Records the error of a request for an object.
     fn remember(&self, location: &Path, error: object_store::Error) -> object_store::Error {
         let failure = self.explain(&error);
         self.fail(location, failure);
         error
     }
 
-    /// Compares the object that was found with the one that the store sent.
+    /// Compares the object that was found with the object in a response.
     fn check_version(&self, location: &Path, sent: &ObjectMeta) -> Result<()> {
         let mut objects = self.objects();
         let Some(object) = objects.get_mut(location) else { return Ok(()) };
@@ -240,7 +243,7 @@ impl SourceStore {
         Ok(())
     }
 
-    /// Explains why a request failed, and what to do about it.
+    /// Explains why a request failed, with a hint.
     pub(super) fn explain(&self, error: &object_store::Error) -> MessageAndHint {
         let (message, hint) = self.service.explain(error);
         match self.is_local() && !matches!(error, object_store::Error::Precondition { .. }) {
@@ -250,10 +253,10 @@ impl SourceStore {
     }
 }
 
-/// Whether a request returned the object that a listing named: of the same size, with the same ETag where both have
-/// one, and otherwise written in the same second.
+/// Whether a response has the object that a listing named: with the same size, and with the same ETag, or the same
+/// modification time in seconds if one of them has no ETag.
 fn is_same(listed: &ObjectMeta, sent: &ObjectMeta) -> bool {
-    // Some stores put quotes around an ETag in one of the two places only.
+    // Some stores put quotes around an ETag in only one of the two places.
     let tag = |meta: &ObjectMeta| meta.e_tag.as_ref().map(|tag| tag.trim_matches('"').to_owned());
     let same_version = match (tag(listed), tag(sent)) {
         (Some(listed), Some(sent)) => listed == sent,
@@ -262,17 +265,17 @@ fn is_same(listed: &ObjectMeta, sent: &ObjectMeta) -> bool {
     listed.size == sent.size && same_version
 }
 
-/// The hint if a local file cannot be read.
+/// The hint for a local file that cannot be read.
 const LOCAL_HINT: &str = "make the file readable for the user that runs this, and let nothing remove it";
 
-/// A service whose hints are those for sources.
+/// Returns a service whose hints refer to sources.
 fn with_source_hints(service: Service, settings: String, credentials: String) -> Service {
     let changed =
         "run this again when nothing writes to the source; write new files instead of changing files";
     service.with_hints(Hints { settings, credentials, changed: changed.to_owned() })
 }
 
-/// The hint if an S3 bucket does not exist, or its server does not answer.
+/// The hint for an S3 bucket that does not exist, or whose server does not respond.
 fn s3_settings_hint(has_endpoint: bool) -> String {
     let settings = match has_endpoint {
         true => "correct the bucket's name, or `endpoint` and `region`",
@@ -282,7 +285,7 @@ fn s3_settings_hint(has_endpoint: bool) -> String {
     format!("{settings} {section}; {}", credentials_hint())
 }
 
-/// A [`SourceStore`] as the engine reads it. Bodies of answers hold on to it.
+/// The object store through which the engine reads a [`SourceStore`]. Bodies of responses keep a reference to it.
 #[derive(Debug, Clone)]
 pub(super) struct VersionedStore(pub(super) Arc<SourceStore>);
 
@@ -315,9 +318,9 @@ impl ObjectStore for VersionedStore {
         Ok(result)
     }
 
-    /// Through [`get_opts`](Self::get_opts), which checks the version; stores' own ways to get ranges do not.
+    /// Uses [`get_opts`](Self::get_opts), which checks the version; the stores' own range requests do not check it.
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        // Seeking costs a disk nothing, a request costs more than a MiB.
+        // Seeking on a disk is free, but a request costs more than the transfer of a MiB.
         let gap = if self.0.is_local() { 0 } else { OBJECT_STORE_COALESCE_DEFAULT };
         coalesce_ranges(ranges, |range| self.get_range(location, range), gap).await
     }
@@ -370,7 +373,7 @@ mod tests {
         assert!(Arc::ptr_eq(&bucket, &again));
     }
 
-    /// The bytes of an object that was found, after `put` replaced it, and what the store remembers of the failure.
+    /// Reads a found object after `put` replaced it. Returns its bytes and the failure that the store recorded.
     fn read_after(
         listed_tag: bool,
         read_before: bool,
@@ -408,7 +411,7 @@ mod tests {
                 "{message}"
             );
         }
-        // Without any ETag, the size and time tell.
+        // Without any ETag, the size and time identify the version.
         let (read, _) = read_after(false, false, Some("three"));
         assert!(matches!(read, Err(object_store::Error::Precondition { .. })), "{read:?}");
     }

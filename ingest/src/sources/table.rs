@@ -1,4 +1,4 @@
-//! Files that are read alike as a table of the engine.
+//! A table of the engine whose files are read in the same way.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,7 +35,8 @@ use crate::config::Format;
 use crate::error::MessageAndHint;
 use crate::problems::Problems;
 
-/// Files of one store, format and compression, which have the same columns in the same order if they are CSV.
+/// Files with the same store, format and compression. CSV files of a table also have the same columns in the same
+/// order.
 #[derive(Debug, Clone)]
 pub(super) struct FileTable {
     pub(super) source: String,
@@ -43,22 +44,23 @@ pub(super) struct FileTable {
     pub(super) dialect: Dialect,
     pub(super) compression: FileCompressionType,
     pub(super) schema: TableSchema,
-    /// Whether a column has the numbers of the rows.
+    /// Whether a column has the row numbers.
     pub(super) numbered: bool,
     pub(super) files: Vec<PartitionedFile>,
-    /// The columns of text files whose types the configuration gives.
+    /// The columns of text files whose types are given in the configuration.
     pub(super) declared: Arc<[String]>,
-    /// Where wrong values of text files go.
+    /// Collects wrong values of text files.
     pub(super) problems: Problems,
-    /// One of the files, and the columns that cannot be read from any of them, with the reasons in that file.
+    /// One of the files, and the columns that cannot be read from any of the files, with the reasons for that file.
     pub(super) refused: Option<(PathBuf, BTreeMap<String, MessageAndHint>)>,
-    /// Rows of CSV files that were left out.
+    /// The counts of CSV rows that were left out.
     pub(super) skipped: Arc<SkippedRows>,
 }
 
 impl FileTable {
-    /// The columns of files, of their folders, and the numbers of the rows. The engine's reader of Parquet makes these
-    /// numbers; for text, they are the last of the files' columns, which our own reader adds.
+    /// Returns the schema of a table: the columns of the files, of their folders, and the row number. For Parquet,
+    /// the engine's reader makes the row numbers. For text, they are the last of the files' columns, and this
+    /// crate's reader adds them.
     pub(super) fn schema(
         columns: SchemaRef,
         folders: Fields,
@@ -86,7 +88,7 @@ impl FileTable {
             && columns.iter().all(|column| folders.iter().any(|folder| folder.name() == column.name()))
     }
 
-    /// The files whose folders' values pass all filters of them.
+    /// Returns the files whose folder values pass all filters on folder columns.
     fn files_that_pass(&self, state: &dyn Session, filters: &[Expr]) -> Result<Vec<PartitionedFile>> {
         let mut files = self.files.clone();
         let folders = Arc::new(Schema::new(self.schema.table_partition_cols().clone()));
@@ -110,7 +112,7 @@ impl FileTable {
         Ok(files)
     }
 
-    /// How the files are read, with errors that name them.
+    /// Returns the file format, whose errors name the file.
     fn file_source(&self, state: &dyn Session) -> Arc<dyn FileSource> {
         let schema = self.schema.clone();
         let (inner, csv): (Arc<dyn FileSource>, _) = match self.dialect.format {
@@ -124,7 +126,7 @@ impl FileTable {
                     delimiter: rules.delimiter,
                     quote: rules.quote.character().unwrap_or(NO_QUOTE),
                     escape: rules.escape,
-                    // A file cut anywhere but at its first byte could be cut within quotes.
+                    // A CSV file must be read from its first byte, because any other cut could be within quotes.
                     newlines_in_values: Some(true),
                     ..CsvOptions::default()
                 };
@@ -141,7 +143,7 @@ impl FileTable {
         Arc::new(NamingSource { files: Arc::new(files), text, inner, batch_rows: None })
     }
 
-    /// As DataFusion's own tables read Parquet: footers are decoded once for all scans.
+    /// Creates a Parquet format like DataFusion's own tables, with decoded footers cached for all scans.
     fn parquet_source(&self, state: &dyn Session) -> ParquetSource {
         let mut options = state.default_table_options().parquet;
         options.global.coerce_int96 = Some("us".to_owned());
@@ -168,7 +170,7 @@ impl TableProvider for FileTable {
         TableType::Base
     }
 
-    /// Filters of the folders' columns alone leave out files; rows are filtered again.
+    /// Filters that use only folder columns exclude whole files. The engine applies all filters to rows again.
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
         let support = |filter: &&Expr| match self.is_of_folders(filter) {
             true => TableProviderFilterPushDown::Inexact,

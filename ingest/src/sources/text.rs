@@ -1,4 +1,4 @@
-//! Rows of text files: decoded, converted [exactly](super::exact), and located if they are wrong.
+//! Rows of text files: decodes and converts them [exactly](super::exact), and locates wrong ones.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -33,50 +33,51 @@ use crate::config::Format;
 use crate::error::external;
 use crate::problems::{Problems, WrongRows};
 
-/// Bytes that are read from a local file at once.
+/// The number of bytes that are read from a local file at once.
 const CHUNK: usize = 256 << 10;
-/// The problem that a value is not of its column's type.
+/// The kind of problem for a value that does not have its column's type.
 const WRONG_TYPE: &str = "type";
-/// Rows of a batch if the engine does not say how many.
+/// The number of rows of a batch if the engine does not set it.
 const ROWS: usize = 8192;
 
-/// How files of text are read.
+/// Options for reading text files.
 #[derive(Debug, Clone)]
 pub(super) struct Text {
-    /// The checks of CSV, with the rows that they leave out.
+    /// The CSV checks, and the counts of rows that they leave out.
     pub(super) csv: Option<(CsvRules, Arc<SkippedRows>)>,
-    /// The columns whose types the configuration gives; those of the others were guessed.
+    /// The columns whose types are given in the configuration. The types of other columns were inferred.
     pub(super) declared: Arc<[String]>,
-    /// Whether the last column of the files' schema is the number of the row, which no file has.
+    /// Whether the last column of the files' schema is the row number, which is not in the files.
     pub(super) numbered: bool,
-    /// Where wrong values go.
+    /// Collects wrong values.
     pub(super) problems: Problems,
 }
 
-/// How rows of the text files of a source are read.
+/// Reads rows of the text files of a source.
 #[derive(Debug, Clone)]
 struct RowReader {
     source: String,
     store: Arc<TextStore>,
-    /// The columns whose types the configuration gives.
+    /// The columns whose types are given in the configuration.
     declared: Arc<[String]>,
     /// The columns of the files.
     schema: SchemaRef,
     /// The indices of the columns that are read.
     read: Vec<usize>,
     columns: SchemaRef,
-    /// The column of the rows' numbers, if it is read.
+    /// The column of the row numbers, if it is read.
     number: Option<FieldRef>,
     problems: Problems,
-    /// Rows with a wrong value, by the columns that are read; of one file or range, once it is opened.
+    /// The number of rows with a wrong value for each column that is read. Each opened file or range has its own
+    /// map.
     wrong: Arc<Mutex<BTreeMap<String, u64>>>,
-    /// JSON lines if `None`.
+    /// The CSV format; `None` for JSON lines.
     csv: Option<CsvFormat>,
     header: bool,
     batch_rows: usize,
 }
 
-/// Reads files as the engine's `format` of text would, but by a [`RowReader`].
+/// Creates a morselizer that reads files like the engine's text `format`, but with a [`RowReader`].
 ///
 /// # Errors
 ///
@@ -96,7 +97,7 @@ pub(super) fn morselizer(
     };
     let in_files = columns.fields().len() - usize::from(text.numbered);
     let mut read = projection.file_indices.clone();
-    // The places are in ascending order.
+    // The indices are in ascending order.
     let number = read.pop_if(|place| *place == in_files).map(|place| Arc::clone(&columns.fields()[place]));
     let in_files: Vec<usize> = (0..in_files).collect();
     let csv = (format.as_ref() as &dyn Any).downcast_ref::<CsvSource>();
@@ -146,7 +147,7 @@ impl FileOpener for RowReader {
     }
 }
 
-/// The rows of a batch with their numbers, from `first` on, as a last column.
+/// Appends a column of row numbers to a batch. The first row has the number `first`.
 fn with_numbers(batch: &RecordBatch, number: &FieldRef, first: i64) -> Result<RecordBatch> {
     let numbers = Int64Array::from_iter_values(first..first + batch.num_rows() as i64);
     let schema = batch.schema();
@@ -156,8 +157,8 @@ fn with_numbers(batch: &RecordBatch, number: &FieldRef, first: i64) -> Result<Re
 }
 
 impl RowReader {
-    /// The values of rows that were decoded as text. An error says in which line it is; where problems are collected, it
-    /// is one of them, and the value is null.
+    /// Converts rows that were decoded as text. An error names its line. If problems are collected, a wrong value
+    /// is null and is added to them.
     async fn converted(&self, file: &PartitionedFile, texts: Result<RecordBatch>) -> Result<RecordBatch> {
         let texts = match texts {
             Err(error) if is_of_row(&error) => return Err(self.locate(file, &error).await),
@@ -170,7 +171,8 @@ impl RowReader {
         }
     }
 
-    /// As [`exactly`](Self::exactly), with null in place of each wrong value, which is a problem.
+    /// Converts like [`exactly`](Self::exactly), but replaces each wrong value with null and collects it as a
+    /// problem.
     async fn leniently(&self, file: &PartitionedFile, texts: &RecordBatch) -> Result<RecordBatch> {
         let mut columns = Vec::with_capacity(texts.num_columns());
         for (place, (field, texts)) in self.columns.fields().iter().zip(texts.columns()).enumerate() {
@@ -186,7 +188,7 @@ impl RowReader {
         self.batch(columns, texts.num_rows())
     }
 
-    /// Adds rows with a wrong value in a column to the problems; `first` is one of them.
+    /// Adds rows with a wrong value in a column to the problems. `first` is the first such value.
     async fn collect(&self, file: &PartitionedFile, place: usize, (rows, first): (u64, &str)) -> Result<()> {
         let column = self.columns.field(place);
         let declared = self.declared.contains(column.name());
@@ -221,7 +223,7 @@ impl RowReader {
         self.problems.count(&wrong, &part, of_file).map_err(external)
     }
 
-    /// The rows of a file, or of the lines that begin in its range, as text.
+    /// Reads the rows of a file, or the lines that begin in its range, as text.
     async fn texts(
         &self,
         file: &PartitionedFile,
@@ -241,7 +243,7 @@ impl RowReader {
             }
             None => {
                 let texts = Arc::new(texts.project(&self.read)?);
-                // Numbers as they are written.
+                // The decoder returns numbers as they are written.
                 let decoder = arrow::json::ReaderBuilder::new(texts).with_coerce_primitive(true);
                 let decoder = decoder.with_batch_size(rows).build_decoder()?;
                 deserialize_stream(bytes, DecoderDeserializer::new(JsonDecoder::new(decoder)))
@@ -266,7 +268,7 @@ impl RowReader {
         })
     }
 
-    /// The columns of rows that were decoded as text.
+    /// Converts the columns of rows that were decoded as text.
     fn exactly(&self, texts: &RecordBatch) -> Result<RecordBatch> {
         let read = self.columns.fields().iter().zip(texts.columns()).map(|(field, texts)| {
             let declared = self.declared.contains(field.name());
@@ -280,17 +282,17 @@ impl RowReader {
         Ok(RecordBatch::try_new_with_options(Arc::clone(&self.columns), columns, &rows)?)
     }
 
-    /// The error for a value that is not of its column's type.
+    /// Returns the error for a value that does not have its column's type.
     fn unfit(&self, value: &str, column: &Field, declared: bool) -> DataFusionError {
         let (name, data_type, by) = (column.name(), column.data_type(), by(declared));
         let message = format!("`{value}` in the column `{name}` does not fit {by}, {data_type}");
         DataFusionError::External(Box::new(RowError { message, hint: self.type_hint(value, column) }))
     }
 
-    /// How to correct a value that is not of its column's type.
+    /// Returns the hint for a value that does not have its column's type.
     fn type_hint(&self, value: &str, column: &Field) -> String {
         let is_number = value.parse::<f64>().is_ok_and(f64::is_finite) && !value.contains(['+', 'x']);
-        // An integer with zeros in front, or with too many digits, names something.
+        // An integer with leading zeros, or with too many digits, is likely to be an identifier.
         let is_fraction = is_number && value.contains(['.', 'e', 'E']) && !value.starts_with("00");
         let wider = match column.data_type() {
             integer if integer.is_integer() && is_fraction => "DOUBLE",
@@ -304,7 +306,7 @@ impl RowReader {
         )
     }
 
-    /// The error of a row, with its line.
+    /// Returns the error of a row with the number of its line.
     async fn locate(&self, file: &PartitionedFile, error: &DataFusionError) -> DataFusionError {
         let line = match self.first_wrong_row(file).await {
             Some(row) => self.line(file, row).await,
@@ -330,7 +332,7 @@ impl RowReader {
         DataFusionError::External(Box::new(located))
     }
 
-    /// The first row of a file, from 0, that cannot be read: they are read one by one.
+    /// Returns the index of the first row of a file that cannot be read. Reads the rows one by one.
     async fn first_wrong_row(&self, file: &PartitionedFile) -> Option<u64> {
         let mut rows = self.texts(file, 1).await.ok()?;
         let mut row = 0;
@@ -343,7 +345,7 @@ impl RowReader {
         None
     }
 
-    /// The line, from 1, in which row number `row` of [`texts`](Self::texts) begins.
+    /// Returns the line number, counted from 1, at which row number `row` of [`texts`](Self::texts) begins.
     async fn line(&self, file: &PartitionedFile, row: u64) -> Option<u64> {
         let whole = self.store.unchecked().get(&file.object_meta.location).await.ok()?;
         let start = file.range.as_ref().map_or(0, |range| range.start.unsigned_abs());
@@ -365,25 +367,25 @@ impl RowReader {
 enum Lines {
     Csv {
         checker: Checker,
-        /// The row, where a header is the first.
+        /// The index of the row; a header has index 0.
         row: u64,
     },
     Json {
         offset: u64,
         line: u64,
-        /// Where the line begins.
+        /// The offset at which the line begins.
         begins: u64,
-        /// Whether nothing has come in the line.
+        /// Whether the line has been blank so far.
         blank: bool,
-        /// Lines count that begin here or later.
+        /// Only lines that begin at this offset or later count.
         start: u64,
-        /// Rows that are before the one that is looked for.
+        /// The number of rows before the wanted one.
         rows: u64,
     },
 }
 
 impl Lines {
-    /// Takes the next byte; gives the line if it is known then.
+    /// Takes the next byte. Returns the line once it is known.
     fn push(&mut self, byte: u8) -> Option<u64> {
         match self {
             Self::Csv { checker, row } => {
@@ -409,7 +411,7 @@ impl Lines {
         }
     }
 
-    /// The line of a last row without a line end.
+    /// Returns the line of a last row without a line end.
     fn last(self) -> Option<u64> {
         match self {
             Self::Csv { mut checker, row } => {
@@ -422,7 +424,7 @@ impl Lines {
     }
 }
 
-/// The rest of a file in chunks.
+/// Returns the rest of a file in chunks.
 fn chunks(mut file: impl Read) -> impl Iterator<Item = Result<Bytes>> {
     std::iter::from_fn(move || {
         let mut chunk = Vec::with_capacity(CHUNK);
@@ -434,7 +436,7 @@ fn chunks(mut file: impl Read) -> impl Iterator<Item = Result<Bytes>> {
     })
 }
 
-/// The error of a row in an error of reading, if there is one.
+/// Returns the error of a row that is contained in an error of reading, if there is one.
 pub(super) fn row_error(error: &DataFusionError) -> Option<&RowError> {
     match error.find_root() {
         DataFusionError::External(cause) => cause.downcast_ref(),
@@ -442,7 +444,7 @@ pub(super) fn row_error(error: &DataFusionError) -> Option<&RowError> {
     }
 }
 
-/// Whether bytes were read but a row does not have the columns' types.
+/// Whether the bytes were read but a row does not fit the types of the columns.
 fn is_of_row(error: &DataFusionError) -> bool {
     use ArrowError::{CastError, CsvError, InvalidArgumentError, JsonError, ParseError};
     match error.find_root() {
@@ -457,12 +459,12 @@ fn is_of_row(error: &DataFusionError) -> bool {
     }
 }
 
-/// Where the type of a column comes from.
+/// Describes the origin of a column's type.
 fn by(declared: bool) -> &'static str {
     if declared { "its type in `schema`" } else { "the type of the first rows" }
 }
 
-/// A name as a key of TOML.
+/// Formats a name as a TOML key.
 fn toml_key(name: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !name.is_empty() && name.chars().all(is_bare) { name.to_owned() } else { format!("{name:?}") }
@@ -471,7 +473,7 @@ fn toml_key(name: &str) -> String {
 /// Text files that are opened by a [`FileOpener`].
 struct TextFiles(Arc<dyn FileOpener>);
 
-/// One of them.
+/// A text file to open.
 struct TextFile {
     opener: Arc<dyn FileOpener>,
     file: PartitionedFile,

@@ -1,8 +1,9 @@
-//! The bytes of text files: decompressed, from remote stores in requests of a few MiB, and checked if they are CSV.
+//! Reads the bytes of text files: decompresses them, splits reads from remote stores into requests of a few MiB,
+//! and checks CSV.
 //!
-//! An object of many GiB that arrives in one response needs a response that may last for hours, since rows are taken
-//! from it only as fast as the query goes on. Requests of a few MiB each end within their time limit, can be repeated,
-//! and are refused by the store if the object has changed since the first.
+//! Rows are taken from a response only as fast as the query runs, so reading an object of many GiB in one response
+//! could keep that response open for hours. Requests of a few MiB end within their time limit, can be repeated, and
+//! are refused by the store if the object has changed since the first request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,14 +26,15 @@ use tokio::runtime::Handle;
 use super::csv::{Checker, CsvRules};
 use super::stores::{SourceStore, VersionedStore};
 
-/// Bytes of the first request for an object: enough for the rows from which columns are inferred.
+/// The size in bytes of the first request for an object, which is enough for the rows from which columns are
+/// inferred.
 const FIRST_REQUEST: u64 = 256 << 10;
-/// Bytes of every further request; one request is ahead of decoding.
+/// The size in bytes of each further request. One request is made ahead of decoding.
 const REQUEST: u64 = 4 << 20;
-/// Decompressed bytes that are handed on at once.
+/// The number of decompressed bytes that are passed on at once.
 const CHUNK: usize = 256 << 10;
 
-/// Rows that were left out, by the files' locations.
+/// The numbers of rows that were left out, by the locations of the files.
 #[derive(Debug, Default)]
 pub(super) struct SkippedRows(Mutex<SkippedOfFiles>);
 
@@ -48,35 +50,35 @@ impl SkippedRows {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rows of all files. A file that was read several times counts once.
+    /// Returns the number of rows of all files. A file that was read several times counts once.
     pub(super) fn total(&self) -> u64 {
         self.lock().rows.values().sum()
     }
 
-    /// The rows of each file that was read.
+    /// Returns the number of rows for each file that was read.
     pub(super) fn by_file(&self) -> BTreeMap<Path, u64> {
         self.lock().rows.clone()
     }
 
-    /// Remembers that reading a file, or a first part of it, left out as many rows.
+    /// Records that reading a file, or its first part, left out `rows` rows.
     pub(super) fn set(&self, location: &Path, rows: u64) {
         let mut files = self.lock();
         let known = files.rows.entry(location.clone()).or_insert(0);
         *known = rows.max(*known);
     }
 
-    /// Remembers that another process reads a file, so that its rows are not known here.
+    /// Records that another process reads a file, so that its count is not known here.
     pub(super) fn is_read_elsewhere(&self, location: &Path) {
         self.lock().read_elsewhere.insert(location.clone());
     }
 
-    /// The files that other processes read.
+    /// Returns the files that other processes read.
     pub(super) fn read_elsewhere(&self) -> BTreeSet<Path> {
         self.lock().read_elsewhere.clone()
     }
 }
 
-/// A store whose objects are read decompressed, and checked if they are CSV.
+/// A store that decompresses its objects and checks CSV.
 #[derive(Debug, Clone)]
 pub(super) struct TextStore {
     inner: VersionedStore,
@@ -89,22 +91,22 @@ impl TextStore {
         Self { inner: VersionedStore(store), compression, csv: None }
     }
 
-    /// Checks that all objects follow `rules`.
+    /// Enables the check that all objects follow `rules`.
     pub(super) fn with_csv(self, rules: CsvRules, skipped: Arc<SkippedRows>) -> Self {
         Self { csv: Some((rules, skipped)), ..self }
     }
 
-    /// The same store without the checks of CSV.
+    /// Returns the same store without the CSV checks.
     pub(super) fn unchecked(&self) -> Self {
         Self { csv: None, ..self.clone() }
     }
 
-    /// The rules that objects must follow, if they are CSV.
+    /// Returns the rules that objects must follow, if they are CSV.
     pub(super) fn csv_rules(&self) -> Option<CsvRules> {
         self.csv.as_ref().map(|(rules, _)| *rules)
     }
 
-    /// Opens an object. From remote stores, the parts after the first are requested as they are read.
+    /// Opens an object. Remote objects are requested in parts: the first part now, the others as they are read.
     async fn open(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let (start, end) = match &options.range {
             None => (0, u64::MAX),
@@ -137,7 +139,7 @@ impl TextStore {
     }
 }
 
-/// `range`, cut into requests.
+/// Divides `range` into requests.
 fn requests(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let starts = (range.start..range.end).step_by(REQUEST as usize);
     starts.map(move |start| start..range.end.min(start + REQUEST))
@@ -211,7 +213,7 @@ fn generic(error: io::Error) -> object_store::Error {
     object_store::Error::Generic { store: "decompression", source: Box::new(error) }
 }
 
-/// A CSV file while it is checked.
+/// The state of a CSV file that is being checked.
 struct Checking {
     checker: Checker,
     skipped: Arc<SkippedRows>,
@@ -235,11 +237,11 @@ impl Checking {
     }
 }
 
-/// Decompresses and checks on a thread of its own, which waits when it is two chunks ahead and ends when the stream is
-/// dropped.
+/// Decompresses and checks in a separate thread. The thread waits when it is two chunks ahead, and ends when the
+/// stream is dropped.
 ///
-/// DataFusion's own streams stop after the first member of a concatenated file (`cat a.zst b.zst`); its readers, which
-/// block, take all of them.
+/// DataFusion's streaming decoders stop after the first member of a concatenated file (`cat a.zst b.zst`); its
+/// blocking readers read all members.
 fn unpack(
     input: Box<dyn Read + Send>,
     compression: FileCompressionType,
@@ -260,7 +262,7 @@ fn unpack(
             let read = reader.by_ref().take(CHUNK as u64).read_to_end(&mut chunk);
             let ends = chunk.is_empty();
             let checked = match &mut checking {
-                // What came before an error of the file is not its end.
+                // If reading failed, the end of the data is not the end of the file.
                 Some(checking) if read.is_ok() || !ends => checking.check(&chunk),
                 _ => Ok(chunk),
             };
@@ -280,13 +282,13 @@ fn unpack(
             }
         }
     });
-    // A decoder that panics must not look like the end of the file.
+    // A panic of the decoder must not look like the end of the file.
     let panicked =
         stream::once(worker).filter_map(|ended| async { ended.err().map(|error| Err(error.into())) });
     receiver.chain(panicked).boxed()
 }
 
-/// A stream of chunks, read by a thread that may block.
+/// A blocking reader of a stream of chunks.
 struct StreamReader {
     chunks: BoxStream<'static, Result<Bytes>>,
     chunk: Bytes,
@@ -322,14 +324,14 @@ mod tests {
 
     use super::*;
 
-    /// What `compression` makes of `text`, by the engine's own writer.
+    /// Compresses `text` with the engine's writer.
     async fn compressed(text: &[u8], compression: FileCompressionType) -> Vec<u8> {
         let chunks = stream::iter([Ok(Bytes::copy_from_slice(text))]).boxed();
         let chunks: Vec<_> = compression.convert_to_compress_stream(chunks).unwrap().collect().await;
         chunks.into_iter().flat_map(|chunk| chunk.unwrap()).collect()
     }
 
-    /// What a remote store (one that sends streams) or a local one gives for an object of these bytes.
+    /// Reads an object with these bytes from a local store, or from a remote one, which returns streams.
     async fn read(bytes: &[u8], compression: FileCompressionType, local: bool) -> Result<Vec<u8>> {
         let path = Path::from("object");
         let directory = tempfile::tempdir().unwrap();
@@ -368,7 +370,7 @@ mod tests {
 
     #[test]
     fn every_compression_reads_all_members_local_and_remote() {
-        // More than the first request and one other take.
+        // The data needs more than the first two requests.
         let (first, second) = (noise(5 << 20), noise(1000));
         let plain = [&first[..], &second].concat();
         runtime().block_on(async {
@@ -426,7 +428,7 @@ mod tests {
             ragged: Ragged::Skip,
             columns: Some(2),
         };
-        // More than one chunk.
+        // The text has more than one chunk.
         let text: String =
             (0..100_000).map(|row| format!("{row},x{}\n", if row % 10 == 0 { ",y" } else { "" })).collect();
         let kept: String =
