@@ -12,7 +12,7 @@
 //! `where 'life0: 'async_trait, 'life1: 'async_trait`. rustc caches the proof that a future is `Send` globally only if
 //! no such clause is in scope. With the clauses, rustc proves again for every method of every implementation that all
 //! parts of DataFusion's `Expr` and `LogicalPlan` are `Send` and `Sync`. These proofs took two thirds of the compile
-//! time of `datafusion` and nine tenths of that of `datafusion-catalog` (apache/datafusion#13814).
+//! time of `datafusion` and nine tenths for `datafusion-catalog` (apache/datafusion#13814).
 //!
 //! One lifetime is as general as several if the argument types are covariant in them, because the longer references of
 //! a caller shrink to the shortest lifetime. Three kinds of lifetimes keep their own name and clause: lifetimes behind

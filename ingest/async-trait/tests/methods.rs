@@ -103,7 +103,7 @@ fn trait_objects_have_async_methods() {
     assert_eq!(ready(send(shared.clone().share())), 2);
 }
 
-/// The elided lifetime of the return type is the lifetime of `self`, not that of an argument with a shorter lifetime.
+/// The elided lifetime of the return type is the lifetime of `self`, not the shorter lifetime of an argument.
 #[test]
 fn a_result_outlives_the_other_arguments() {
     let store = map("v");

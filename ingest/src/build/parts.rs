@@ -76,7 +76,7 @@ pub struct Part {
 ///
 /// # Errors
 ///
-/// Those of [`build`](crate::build()); [`Error::Fault`] if `config` has vocabularies (they need the samples of all
+/// The errors of [`build`](crate::build()); [`Error::Fault`] if `config` has vocabularies (they need the samples of all
 /// ranges), the dataset has another number of ranges, or an input file is the segment of another range;
 /// [`Error::Dataset`] if `out` is not a dataset and contains other files. Files that were written are removed after an
 /// error.

@@ -1,13 +1,13 @@
 //! The SQL function `__onefold_micros(column, spec)`: a time column as microseconds since 1970-01-01T00:00 UTC.
 //!
-//! | column | what the configuration may say | what a value means |
+//! | column | possible settings | meaning of a value |
 //! |---|---|---|
-//! | timestamp with a time zone | nothing | an instant |
+//! | timestamp with a time zone | none | an instant |
 //! | timestamp, date | `time_zone` | a local time (a date: its midnight), of UTC without a zone |
 //! | integer | `unit` | a count since 1970 |
 //! | integer, text | `format`, `time_zone` | digits or text in the notation of `strftime` |
 //! | 64-bit float | `unit` | a count since 1970 with a fraction |
-//! | text | nothing, `time_zone` | ISO 8601 |
+//! | text | none, `time_zone` | ISO 8601 |
 //! | text | `unit` | the digits of a count since 1970 |
 //!
 //! Nulls stay nulls. If a clock is set back and shows a local time twice, the first instant is taken. If a clock is set
