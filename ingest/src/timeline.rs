@@ -6,7 +6,7 @@
 //! therefore contiguous, and a sample's lists are the values from its start (inclusive) to its end (exclusive):
 //!
 //! ```text
-//! position    0    1    2    3    4    5    6        a sample of user b, after 3 of his 4 rows, length = 2:
+//! position    0    1    2    3    4    5    6        a sample of user b that sees 3 of 4 rows, length = 2:
 //! user        a    a    b    b    b    b    c          start 3, end 5: clicked_items = [40, 50]
 //! item       10   20   30   40   50   60   70                          clicked_categories = [4, 5]
 //! category    1    2    3    4    5    6    7
