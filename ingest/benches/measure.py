@@ -48,7 +48,7 @@ SECTIONS = ["size", "entropy", "duckdb", "memory", "scaling"]
 
 
 class Failed(Exception):
-    """A command that failed: the first line of what it said."""
+    """A command failed. The message is the first line of its error output."""
 
 
 def parse_arguments():
@@ -76,7 +76,7 @@ def parse_arguments():
 
 
 class Bench:
-    """The commands, and what they gave."""
+    """Runs the commands, and collects their figures."""
 
     def __init__(self, arguments):
         self.arguments = arguments
@@ -87,23 +87,23 @@ class Bench:
         self.failed = False
 
     def run(self, program, *words):
-        """Runs a binary with --json; gives its object, with the process's peak resident memory."""
+        """Runs a binary with --json. Returns its object, with the peak resident memory of the process."""
         command = [str(self.binaries / program), *map(str, words), "--json", "--quiet"]
         return run_json(command)
 
     def log(self, samples, workload="rm1"):
-        """The folder of a workload's logs."""
+        """Returns the folder of a workload's logs, and generates them if necessary."""
         folder = self.work / f"{workload}-{samples}"
         if not (folder / "dataset.toml").exists():
             self.run("onefold-data", "generate", "--workload", workload, "--samples", samples, "--seed", 1, "--out", folder)
         return folder
 
     def wide_log(self, samples, workload):
-        """The folder of a workload's log in one: each feature file with the labels of its rows."""
+        """Returns the folder of a workload's wide log: each feature file also has the labels of its rows."""
         logs = self.log(samples, workload)
         folder = self.work / f"{workload}-{samples}-wide"
         if not (folder / "dataset.toml").exists():
-            # In a process of its own: what this one has held, the kernel counts for the commands that it starts.
+            # Runs in another process: the kernel would count the peak memory of this process for the commands that it starts.
             writer = multiprocessing.Process(target=write_wide_log, args=(logs, folder))
             writer.start()
             writer.join()
@@ -112,14 +112,14 @@ class Bench:
         return folder
 
     def build(self, config, *words, limit=None):
-        """Builds a dataset; gives its summary and its folder, `out`, which is replaced by the next build."""
+        """Builds a dataset. Returns its summary and its folder, which the next build replaces."""
         out = self.work / "dataset"
         shutil.rmtree(out, ignore_errors=True)
         limits = ["--memory-limit", limit or self.arguments.memory_limit, "--threads", self.arguments.threads]
         return self.run("onefold-ingest", "build", config, "--out", out, *limits, *words), out
 
     def attempt(self, label, work):
-        """What `work` gives, or None with its error in the table."""
+        """Returns the result of `work`. If it fails, prints the error and returns None."""
         try:
             return work()
         except Failed as error:
@@ -129,10 +129,10 @@ class Bench:
 
 
 def run_json(command):
-    """Runs a command that ends with a line of JSON."""
+    """Runs a command, and returns the JSON object in the last line of its output, with memory and processor time."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with process.stdout, process.stderr:
-        # What goes to stderr is an error's few lines, so reading one after the other cannot block.
+        # stderr has only the few lines of an error, so reading the streams one after the other cannot block.
         output, errors = process.stdout.read(), process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -140,14 +140,14 @@ def run_json(command):
         lines = errors.strip().splitlines() or [f"exit status {process.returncode}"]
         raise Failed(f"{os.path.basename(command[0])} {command[1][:20].strip()}: {lines[-1] if command[1] == '-c' else lines[0]}")
     result = json.loads(output.strip().splitlines()[-1])
-    # The kernel counts in KiB.
+    # The kernel reports KiB.
     result["peak_rss_bytes"] = usage.ru_maxrss * 1024
     result["processor_seconds"] = usage.ru_utime + usage.ru_stime
     return result
 
 
 def write_wide_log(logs, folder):
-    """Writes the feature files of `logs` with their labels, row group by row group, and the configuration for them."""
+    """Writes the feature files of `logs` with their labels, row group by row group, and a configuration for them."""
     import pyarrow.compute
     import pyarrow.parquet
 
@@ -170,7 +170,7 @@ def write_wide_log(logs, folder):
 
 
 def print_table(title, head, rows):
-    """A table with its numbers aligned on the right."""
+    """Prints a table with its numbers aligned on the right."""
     print(f"\n{title}\n")
     cells = [head, *[[str(cell) for cell in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
@@ -190,11 +190,11 @@ def newest_snapshot(dataset):
 
 
 def data_files(dataset):
-    """The data files of a dataset that was built once."""
+    """Returns the data files of a dataset that was built once."""
     return parquet_files(dataset / "data")
 
 
-# In a process of its own: what this one has held, the kernel counts for the commands that it starts.
+# Runs in another process: the kernel would count the peak memory of this process for the commands that it starts.
 DUCKDB_QUERY = """
 import json, sys
 import duckdb
@@ -203,12 +203,12 @@ print(json.dumps({"rows": [list(map(str, row)) for row in duckdb.execute(sys.arg
 
 
 def query_duckdb(query):
-    """The rows of a query, as texts."""
+    """Returns the rows of a query, as texts."""
     return run_json([sys.executable, "-c", DUCKDB_QUERY, query])["rows"]
 
 
 def column_bytes(files):
-    """Compressed bytes by column, from the footers."""
+    """Returns the compressed bytes of each column, from the footers."""
     query = f"SELECT path_in_schema, sum(total_compressed_size)::BIGINT FROM parquet_metadata({files!r}) GROUP BY ALL"
     sums = {}
     for path, size in query_duckdb(query):
@@ -218,13 +218,13 @@ def column_bytes(files):
 
 
 def feature_kinds(config):
-    """Feature -> kind, in the order of a dataset.toml."""
+    """Returns the kind of each feature, in the order of a dataset.toml."""
     features = tomllib.loads(config.read_text())["features"]
     return {name: feature["kind"] for name, feature in features.items()}
 
 
 def vocabulary_config(config):
-    """A copy of a dataset.toml, beside it, that gives every sparse feature a vocabulary."""
+    """Copies a dataset.toml to the same folder, and gives each sparse feature a vocabulary. Returns the path of the copy."""
     pattern = re.compile(r'^(\w+\s*=\s*\{.*kind\s*=\s*"(?:sparse|sequence)".*?)\s*\}', re.MULTILINE)
     text, count = pattern.subn(r'\1, vocabulary = "frequency" }', config.read_text())
     if count == 0:
@@ -235,7 +235,7 @@ def vocabulary_config(config):
 
 
 def variants(config):
-    """The datasets that are compared: label, configuration, options."""
+    """Returns the datasets to compare: label, configuration, options."""
     return [
         ("rows, clustered", lambda: config, ["--layout", "rows"]),
         ("folded", lambda: config, ["--layout", "folded"]),
@@ -245,10 +245,11 @@ def variants(config):
 
 
 def baseline(bench, config, logs):
-    """Bytes of the samples in arrival order, each column by the better writer, and the summary of the build."""
+    """Returns the bytes of the samples in arrival order, with the smaller size of two writers for each column, and the
+    summary of the build."""
     summary, out = bench.build(config, "--layout", "rows", "--order", "arrival")
     sizes = column_bytes(data_files(out))
-    # What is no column (footers, page indexes) counts as written.
+    # Footers and page indexes count with their written size.
     rest = summary["bytes_on_disk"] - sum(sizes.values())
     if logs is not None:
         whole = bench.work / "whole"
@@ -267,7 +268,7 @@ def measure_size(bench):
     if bench.arguments.ebnerd:
         news = bench.work / "ebnerd"
         bench.run("onefold-data", "import", "ebnerd", "--from", bench.arguments.ebnerd, "--out", news, "--overwrite")
-        # Its samples are made by a query, so there is no log with the same columns.
+        # A query makes its samples, so there is no log with the same columns.
         inputs.append(("ebnerd", news / "dataset.toml", None))
     for name, config, log in inputs:
         found = bench.attempt(name, lambda: baseline(bench, config, log))
@@ -303,7 +304,7 @@ def measure_size(bench):
 
 
 def entropy_bytes(files, column):
-    """Stored ids of a column, the distinct ones, and their order-0 entropy in bytes."""
+    """Returns the number of stored ids of a column, the number of distinct ids, and the order-0 entropy in bytes per id."""
     query = f"""
         WITH ids AS (SELECT unnest("{column}") AS id FROM read_parquet({files!r})),
              counts AS (SELECT count(*) AS n FROM ids GROUP BY id)
@@ -341,7 +342,7 @@ def measure_entropy(bench):
     shutil.rmtree(bench.work / "dataset", ignore_errors=True)
 
 
-# Runs in a process of its own, so that its memory is its own; the clock is only around the COPY.
+# Runs in another process, so that its memory is measured separately. Only the COPY is timed.
 DUCKDB_COPY = """
 import json, sys, time
 import duckdb
@@ -354,7 +355,7 @@ print(json.dumps({"samples": rows, "wall_seconds": time.monotonic() - started}))
 
 
 def duckdb_copy(bench, logs, out):
-    """DuckDB writing the columns that `build` writes, in the order of its samples."""
+    """Lets DuckDB write the columns that `build` writes, in the order of its samples. Returns the time and the size."""
     kinds = feature_kinds(logs / "dataset.toml")
     if (logs / "log").exists():
         columns = ", ".join(f'"{name}"' for name in kinds)
@@ -393,7 +394,7 @@ def beside_duckdb(bench, name, what, logs):
         "onefold folded": lambda: bench.build(config, "--layout", "folded")[0],
     }
     results = {label: [] for label in works}
-    # In turn, so that what else the machine does hits all of them.
+    # Runs alternate, so that other load on the machine affects all of them.
     for _ in range(bench.arguments.runs):
         for label, work in works.items():
             result = bench.attempt(label, work)

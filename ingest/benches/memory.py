@@ -56,19 +56,19 @@ def parse_arguments():
 
 
 def limit_bytes(text):
-    """The bytes of a limit such as 512MiB."""
+    """Returns the bytes of a limit such as 512MiB."""
     return int(text[:-3]) * UNITS[text[-3:]]
 
 
 def newest_first(batch):
-    """The rows of a batch from the last to the first."""
+    """Returns the rows of a batch from the last to the first."""
     import pyarrow
 
     return batch.take(pyarrow.array(range(batch.num_rows - 1, -1, -1), pyarrow.int64()))
 
 
 def with_sessions(batch, change):
-    """A batch with other session ids."""
+    """Returns a batch with changed session ids."""
     import pyarrow
     import pyarrow.compute
 
@@ -88,7 +88,7 @@ def half(batch):
     return with_sessions(batch, change)
 
 
-# The change of each log, and whether it is read from its end.
+# The change of each log, and whether the log is reversed.
 LOGS = {
     "as logged": (lambda batch: batch, False),
     "newest first": (newest_first, True),
@@ -98,7 +98,7 @@ LOGS = {
 
 
 def write_log(logs, name, out):
-    """A copy of rm1's logs with a change."""
+    """Writes a copy of rm1's logs with a change."""
     import pyarrow.parquet
 
     change, from_end = LOGS[name]
@@ -111,7 +111,7 @@ def write_log(logs, name, out):
     for file in reversed(files) if from_end else files:
         groups = range(pyarrow.parquet.ParquetFile(file).num_row_groups)
         for group in reversed(groups) if from_end else groups:
-            # A new reader for each row group, since one keeps what it has decoded.
+            # A new reader per row group, because a reader keeps the data that it has decoded.
             table = change(pyarrow.parquet.ParquetFile(file).read_row_group(group))
             writer = writer or pyarrow.parquet.ParquetWriter(
                 out / "features" / "part-00000.parquet", table.schema, compression="zstd"
@@ -121,7 +121,7 @@ def write_log(logs, name, out):
 
 
 def dataset_digest(dataset):
-    """The digest of all samples: the sum of the row groups', of 128 bits."""
+    """Returns the digest of all samples: the 128-bit sum of the digests of the row groups."""
     import pyarrow.parquet
 
     manifests = [dataset / manifest["path"] for manifest in newest_snapshot(dataset)["manifests"]]
@@ -131,7 +131,7 @@ def dataset_digest(dataset):
 
 
 def measure(bench, config, order):
-    """Builds and verifies; gives the figures of both."""
+    """Builds and verifies a dataset, and returns the figures of both."""
     built, out = bench.build(config, "--order", order)
     limits = ["--memory-limit", bench.arguments.limit, "--threads", bench.arguments.threads]
     verified = bench.run("onefold-ingest", "verify", out, "--against", config, *limits)
@@ -152,7 +152,7 @@ def measure(bench, config, order):
 
 
 def row(name, order, figures, most):
-    """A line of the table."""
+    """Returns a line of the table."""
     peaks = [figures["build_peak_rss_bytes"], figures["verify_peak_rss_bytes"]]
     return [
         f"{name}, {order}",
@@ -175,7 +175,7 @@ def main():
     rows, results = [], {}
     for name in arguments.logs.split(","):
         changed = bench.work / "changed"
-        # In a process of its own: the kernel counts what this one has held for the commands that it starts.
+        # Runs in another process: the kernel would count the peak memory of this process for the commands that it starts.
         writing = multiprocessing.Process(target=write_log, args=(logs, name, changed))
         writing.start()
         writing.join()

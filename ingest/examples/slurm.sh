@@ -1,11 +1,12 @@
 #!/bin/bash
-# Builds a dataset as a Slurm job array: every task writes one range of buckets, the last job commits them.
+# Builds a dataset as a Slurm job array: each task writes one range of buckets, and the last job commits all ranges.
 #
 #   jid=$(sbatch --parsable --array=0-15 slurm.sh)
 #   sbatch --dependency=afterok:$jid --wrap 'onefold-ingest commit "$DATASET" "$PARTS"'
 #
-# CONFIG is the dataset.toml, DATASET the dataset, and PARTS a folder: paths that all nodes share, or URLs of an object
-# store. SEGMENTS is the log as `onefold-ingest shard --segments 16` splits it, so that a task reads one segment.
+# CONFIG is the dataset.toml, DATASET the dataset, and PARTS a folder for parts: paths that all nodes share, or URLs of an
+# object store. SEGMENTS is the folder in which `onefold-ingest shard --segments 16` has split the log. A task reads one
+# segment.
 #SBATCH --job-name=onefold
 #SBATCH --cpus-per-task=8
 #SBATCH --mem=32G

@@ -17,9 +17,9 @@ BUCKETS = 16
 
 def main(logs: str, config: str, dataset: str, scratch: str) -> None:
     spark = SparkSession.builder.appName("onefold").getOrCreate()
-    # Whatever Spark is needed for: joins, filters, labels. A writer reads the whole samples of its users, so they are
-    # divided by user; which user is in which range is Onefold's own hash, so every writer looks for its range's
-    # users in all files, and reads lists of others only where they share a row group.
+    # Do the work that needs Spark here: joins, filters, labels. A writer must read all samples of its users, so the
+    # samples are divided by user. Onefold assigns users to ranges with its own hash, so each writer looks for the
+    # users of its range in all files. It reads lists of other users only if they share a row group with its users.
     samples = spark.read.parquet(logs)
     samples.repartition(BUCKETS, "user").sortWithinPartitions("user").write.parquet(f"{scratch}/samples")
 

@@ -1,4 +1,4 @@
-//! Runs a configuration: raw logs to a committed dataset.
+//! Runs a configuration: builds a committed dataset from raw logs.
 
 mod merge;
 mod parts;
@@ -30,77 +30,80 @@ use crate::samples::SkipCounts;
 use crate::statistics::{self, BuildStatistics};
 use crate::{Config, Error, Result, sources};
 
-/// What a build did.
+/// The result of a build.
 #[derive(Debug, Clone, Serialize)]
 pub struct BuildSummary {
-    /// Samples of the dataset: all of its partitions, also those that were there before.
+    /// The number of samples in all partitions of the dataset, including partitions that existed before.
     pub samples: u64,
-    /// Sessions they belong to.
+    /// The number of sessions of these samples.
     pub sessions: u64,
     /// `samples / sessions`.
     pub samples_per_session: f64,
-    /// Partitions of the dataset.
+    /// The number of partitions of the dataset.
     pub partitions: u64,
-    /// Partitions that this build wrote.
+    /// The number of partitions that this build wrote.
     pub partitions_written: usize,
-    /// Samples that this build wrote.
+    /// The number of samples that this build wrote.
     pub samples_written: u64,
-    /// The number of the dataset's snapshot.
+    /// The number of the dataset's newest snapshot.
     pub snapshot: u64,
-    /// Whether this build committed a snapshot; `false` if the dataset had these samples already.
+    /// Whether this build committed a snapshot; `false` if the dataset already had these samples.
     pub changed: bool,
-    /// The number of buckets that the dataset's sessions are divided into, which is also the most ranks that can read it.
+    /// The number of buckets that divide the dataset's sessions. At most this many ranks can read the dataset.
     pub buckets: u32,
-    /// What a merge did: one that was asked for, or that of an append into earlier partitions; `None` for other builds.
+    /// The result of a merge: either the build was a merge, or an append merged samples into earlier partitions. `None`
+    /// for other builds.
     #[serde(flatten)]
     pub merged: Option<MergeSummary>,
-    /// Samples of partitions that were not to be written.
+    /// The number of samples that were not written, because their partitions were not selected.
     pub samples_of_other_partitions: u64,
-    /// Of these, the samples whose own time lies in a partition that was written, by the partition in which their
+    /// The number of these samples whose own time lies in a partition that was written, per partition in which their
     /// session started.
     pub samples_of_earlier_sessions: BTreeMap<String, u64>,
-    /// Files of the dataset.
+    /// The number of data files of the dataset.
     pub files: u64,
-    /// Size of the data files.
+    /// The total size of the data files, in bytes.
     pub bytes_on_disk: u64,
     /// How sparse features are stored.
     pub layout: Layout,
     /// The order of the samples within a partition.
     pub order: Order,
-    /// The share of the sessions that was taken.
+    /// The fraction of the sessions that the build took; 1 for all of them.
     pub share: f64,
-    /// The rows of `[samples]`: those that were written, and the others by reason.
+    /// The number of rows of `[samples]`: how many were written, and how many were left out for each reason.
     pub rows: RowCounts,
-    /// Rows that declared steps left out or filled up.
+    /// The number of rows that the declared steps left out or filled up.
     pub skipped: SkipCounts,
-    /// Rows of CSV files that were left out, because they have fewer or more values than there are columns.
+    /// The number of CSV rows that were left out, because they have fewer or more values than there are columns.
     pub ragged_rows_skipped: u64,
-    /// The groups that were found, and why; empty if they were given.
+    /// The feature groups that were found in the data, with reasons; empty if the configuration defines the groups.
     pub groups: Vec<GroupSummary>,
-    /// Ids of each vocabulary.
+    /// The number of ids of each vocabulary.
     pub vocabularies: BTreeMap<String, u64>,
-    /// Sessions that the partition columns cut into several, because their samples have different values of them.
+    /// The number of sessions that the partition columns cut into several, because their samples have different values
+    /// in these columns.
     pub cut_sessions: u64,
-    /// Statistics of the samples that were read, feature by feature.
+    /// The statistics of the samples that were read, per feature.
     pub statistics: BuildStatistics,
-    /// What looks wrong in the samples.
+    /// Warnings about suspicious values in the samples.
     pub warnings: Vec<String>,
-    /// Rows of the sources, all together; Parquet files say, others do not.
+    /// The total number of rows of the sources; `None` unless all source files are Parquet files, which store it.
     pub source_rows: Option<u64>,
-    /// Bytes of the sources' files.
+    /// The total size of the source files, in bytes.
     pub source_bytes: u64,
-    /// Whether a join was sorted, because the side that it would hold did not fit into memory.
+    /// Whether a join sorted its inputs, because the side to be held in memory did not fit.
     pub sorted_joins: bool,
-    /// Time from start to commit.
+    /// The time from the start to the commit, in seconds.
     pub wall_seconds: f64,
     /// `samples_written / wall_seconds`.
     pub samples_per_second: f64,
-    /// Largest resident set of the process, where the kernel tells.
+    /// The largest resident set of the process, in bytes, if the kernel reports it.
     pub peak_rss_bytes: Option<u64>,
 }
 
 impl BuildSummary {
-    /// The summary of a run that then merged samples into the partitions in which their sessions began.
+    /// Returns the summary of an append that was followed by a merge into the partitions in which sessions began
+    /// earlier.
     fn with_merged(self, merge: Self) -> Self {
         let added = merge.merged.map_or(0, |merged| merged.samples_added);
         let mut rows = self.rows;
@@ -125,16 +128,17 @@ impl BuildSummary {
     }
 }
 
-/// Builds the dataset of `config` at `out`, a local path or a URL. Nothing of it is visible before it is complete.
+/// Builds the dataset of `config` at `out`, a local path or a URL. Nothing of the dataset is visible before it is
+/// complete.
 ///
-/// An append to a dataset whose samples have keys also adds samples to earlier partitions, if sessions that began there
-/// have samples in the partitions that it writes. That is a commit of its own.
+/// An append to a dataset with sample keys also adds samples to earlier partitions, if sessions that began there have
+/// samples in the partitions that it writes. This merge is a second commit.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] for an error that is found before or while the query runs, if it gives no sample, or if an operator
-/// that cannot spill needs more than the limit; [`Error::Spill`] if one that can cannot write; [`Error::Dataset`] if
-/// `out` may not be or cannot be written. After any error `out` is as it was.
+/// [`Error::Fault`] for an error that is found before or during the query, for a query without samples, or if an
+/// operator that cannot spill exceeds the memory limit; [`Error::Spill`] if an operator cannot write its spill files;
+/// [`Error::Dataset`] if `out` must not be replaced or cannot be written. After any error `out` is unchanged.
 pub async fn build(
     config: &Config,
     out: &Path,
@@ -163,12 +167,12 @@ pub async fn build(
 impl Pipeline<'_> {
     async fn build(&self) -> Result<BuildSummary> {
         let Self { config, out, options, .. } = *self;
-        // A merge folds late samples in its own way, and ends with the first problem.
+        // A merge folds late samples with its own code, and stops at the first problem.
         let found = match options.commit {
             Commit::Merge => self.find_strictly().await?,
             _ => self.find().await?,
         };
-        // Before any work: whether there may be a dataset at all.
+        // Check before any work whether a dataset may exist at `out`.
         let mut old = self.old_snapshot()?;
         if let Some(old) = &old {
             self.check_keys(old)?;
@@ -177,14 +181,15 @@ impl Pipeline<'_> {
         let mut writer = self.writer(layout, order, &self.first_schema(old.as_ref()))?;
         let merges = options.commit == Commit::Merge && old.is_some();
         if merges {
-            // The snapshot that the commit will be compared with: what was committed meanwhile is not lost.
+            // The merge starts from the snapshot that the commit is compared with, so later commits of other writers
+            // are not lost.
             let base = Snapshot::load_at(out, writer.appended_to().map(|old| old.snapshot))?;
             crate::merge::check(config, &base)?;
             old = Some(base);
         }
         let target = if merges { Target::Merge } else { Target::Partitions };
         let reading = self.plan(found, target, old.as_ref()).await?;
-        // Refuses what does not fit before any work.
+        // This refuses unsuitable columns before any work.
         writer.set_partition_columns(reading.partition_columns())?;
         let choice = options.partitions.choice(writer.partition_columns())?;
         let (mut writer, clustering, decided, merge) = match &old {
@@ -198,13 +203,13 @@ impl Pipeline<'_> {
             }
         };
         let expects = !merges && self.writes_the_samples_as_read();
-        // Records that pass through other machines are digested when they are decoded, too.
+        // Records that pass through other machines are digested again when they are decoded.
         let digested = !expects || reading.is_on_cluster();
         let written = self.write(clustering, (&reading, &decided), &mut writer, digested).await?;
         if !merges {
             reading.check_count(written.as_ref().map_or(0, |written| written.samples), None)?;
         }
-        // A merge may have nothing to add.
+        // A merge may have no samples to add.
         let written = written.filter(|written| written.samples > 0 || merges);
         let written = written.ok_or_else(|| reading.no_samples())?;
         if expects {
@@ -220,8 +225,8 @@ impl Pipeline<'_> {
         Ok(BuildSummary { merged, rows, ..self.summary(output, &decided, reading) })
     }
 
-    /// The partitions of the dataset in which sessions began that have samples in the partitions which an append wrote.
-    /// None if samples have no keys: those that are there could not be told from the others.
+    /// Returns the partitions of the dataset in which sessions began that continue in the partitions which an append
+    /// wrote. Returns none if samples have no keys, because existing samples could then not be recognized.
     fn earlier_partitions(&self, summary: &BuildSummary) -> Result<Vec<PartitionKey>> {
         let began = &summary.samples_of_earlier_sessions;
         let appends = matches!(self.options.commit, Commit::Append | Commit::Replace);
@@ -233,8 +238,8 @@ impl Pipeline<'_> {
         Ok(keys.filter(|key| snapshot.sample_keys && began.contains_key(&key.to_string())).collect())
     }
 
-    /// The schema as far as it is known before the samples are planned: groups and the types of kept columns are those
-    /// of the dataset that has the snapshot `old`, where it has the configuration's columns.
+    /// Returns the schema as far as it is known before the samples are planned. Groups and the types of kept columns
+    /// come from the snapshot `old` if the dataset has the columns of the configuration.
     fn first_schema(&self, old: Option<&Snapshot>) -> Schema {
         let Self { config, options, .. } = *self;
         if let Some(old) = old
@@ -253,14 +258,14 @@ impl Pipeline<'_> {
         }
     }
 
-    /// Whether what is written has the digest of what was read: the same samples, and neither ids that vocabularies
-    /// change nor lists that timelines make.
+    /// Returns whether the written samples have the digest of the samples that were read. This is not the case if only
+    /// some partitions are written, vocabularies replace ids, or timelines make lists.
     fn writes_the_samples_as_read(&self) -> bool {
         let (config, filter) = (self.config, &self.options.partitions);
         config.vocabularies.is_empty() && config.timelines.is_empty() && *filter == PartitionFilter::default()
     }
 
-    /// The head of the newest snapshot of the dataset that will be appended to, if there is one.
+    /// Loads the head of the newest snapshot of the dataset to append to, if there is one.
     fn old_snapshot(&self) -> Result<Option<Snapshot>> {
         if !self.options.commit.keeps_others() {
             return Ok(None);
@@ -284,7 +289,7 @@ impl Pipeline<'_> {
         Ok(DatasetWriter::create(self.out, schema.clone(), options)?)
     }
 
-    /// `writer`, or one for the schema if that is another one. Nothing is written yet.
+    /// Returns `writer` if it has this schema, otherwise a new writer with the schema. Nothing has been written yet.
     fn with_schema(&self, writer: DatasetWriter, schema: &Schema) -> Result<DatasetWriter> {
         if writer.schema() == schema {
             return Ok(writer);
@@ -297,8 +302,8 @@ impl Pipeline<'_> {
         Ok(writer)
     }
 
-    /// Writes the samples, and adds their ranges of buckets to `writer`. Samples are `digested` when they are decoded
-    /// unless the writer knows which it has to expect. Gives `None` if nothing is known of any samples.
+    /// Writes the samples, and adds their ranges of buckets to `writer`. `digested` says whether samples are digested
+    /// when they are decoded. Returns `None` if nothing is known about any samples.
     async fn write(
         &self,
         clustering: Clustering<'_>,
@@ -323,7 +328,7 @@ impl Pipeline<'_> {
         Ok(written)
     }
 
-    /// Commits the ranges that were added to `writer`, which have the samples `written`.
+    /// Commits the ranges that were added to `writer`. They contain the samples `written`.
     async fn commit(
         &self,
         reading: &Reading<'_>,
@@ -336,7 +341,7 @@ impl Pipeline<'_> {
             let hint = format!("no sample is of a partition that `{}` chooses", self.options.partitions);
             return Err(Error::no_samples(&self.config.path, hint));
         }
-        // The last thing that can fail before the commit.
+        // This is the last step before the commit that can fail.
         let cut_sessions = reading.cut_sessions().await?;
         let is_integer = |feature: &str| reading.ids.are_integers(feature);
         let statistics = BuildStatistics::new(self.config, &statistics, &is_integer);
@@ -344,7 +349,7 @@ impl Pipeline<'_> {
         Ok(Output { written, samples, partitions, left_out, statistics, cut_sessions })
     }
 
-    /// What looks wrong in the samples.
+    /// Returns warnings about suspicious values in the samples.
     fn warnings(&self, statistics: &BuildStatistics, cut_sessions: u64) -> Vec<String> {
         let mut warnings =
             statistics::warnings(self.config, statistics, self.options.commit == Commit::Merge);
@@ -401,10 +406,10 @@ impl Pipeline<'_> {
     }
 }
 
-/// What a build committed, and what was observed on the way.
+/// The result of a commit, and the observations made during the build.
 struct Output {
     written: Written,
-    /// The samples that were written, and the number of their partitions.
+    /// The number of samples that were written, and the number of their partitions.
     samples: u64,
     partitions: usize,
     left_out: LeftOut,

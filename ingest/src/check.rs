@@ -1,4 +1,4 @@
-//! Checks a configuration and its logs as a build does, but writes nothing: all problems at once.
+//! Checks a configuration and its logs as a build does, but writes nothing, and reports all problems at once.
 
 use std::path::Path;
 use std::time::Instant;
@@ -13,25 +13,26 @@ use crate::row_counts::RowCounts;
 use crate::samples::SkipCounts;
 use crate::{Config, EngineOptions, Error, Result};
 
-/// The findings of [`check`].
+/// The result of [`check`].
 #[derive(Debug, Clone, Serialize)]
 pub struct Checked {
-    /// All problems; a build would end with them.
+    /// All problems. A build fails if there are any.
     pub problems: Vec<FoundProblem>,
-    /// The rows of `[samples]`: those that a build would write, and the others by reason; `None` if there are problems.
+    /// The number of rows of `[samples]`: how many a build would write, and how many it would leave out for each
+    /// reason; `None` if there are problems.
     pub rows: Option<RowCounts>,
-    /// Rows that declared steps left out or filled up, likewise.
+    /// The number of rows that the declared steps left out or filled up; `None` if there are problems.
     pub skipped: Option<SkipCounts>,
-    /// Time that it took.
+    /// The duration of the check, in seconds.
     pub wall_seconds: f64,
 }
 
 /// A problem of a configuration or of its logs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FoundProblem {
-    /// Where it is, in how many rows, and an example.
+    /// The place of the problem, the number of rows that have it, and an example.
     pub message: String,
-    /// The ways to solve it, each a sentence without a full stop.
+    /// The ways to solve the problem, each a sentence without a full stop.
     pub fixes: Vec<String>,
 }
 
@@ -42,12 +43,12 @@ impl From<&Fault> for FoundProblem {
     }
 }
 
-/// Reads everything that a build of `config` reads, once, and gives all problems.
+/// Reads everything that a build of `config` reads, once, and returns all problems.
 ///
 /// # Errors
 ///
-/// [`Error::Io`], [`Error::Spill`] and [`Error::Dataset`] for what is no problem of the configuration and its logs, and
-/// [`Error::Fault`] if the run was stopped.
+/// [`Error::Io`], [`Error::Spill`] and [`Error::Dataset`] for failures that are not problems of the configuration or
+/// its logs, and [`Error::Fault`] if the run was stopped.
 pub async fn check(config: &Config, options: &EngineOptions, reporter: &dyn Reporter) -> Result<Checked> {
     let started = Instant::now();
     let options = BuildOptions::new(options.clone(), Commit::Create);

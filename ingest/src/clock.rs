@@ -1,12 +1,12 @@
-//! Local times of a time zone, and times in texts, as microseconds since 1970-01-01T00:00 UTC.
+//! Converts local times of a time zone, and times in texts, to microseconds since 1970-01-01T00:00 UTC.
 
 use chrono::format::{Item, Parsed, parse};
 use chrono::{MappedLocalTime, NaiveDate, NaiveDateTime, NaiveTime, TimeDelta, TimeZone, Utc};
 
-/// A time zone by name, or by its offset from UTC.
+/// A time zone, given by name or by its offset from UTC.
 pub(crate) type Zone = datafusion::arrow::array::timezone::Tz;
 
-/// The instant that a time means.
+/// The instant that a time denotes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Instant {
     /// Microseconds since 1970-01-01T00:00 UTC.
@@ -14,14 +14,14 @@ pub(crate) struct Instant {
     pub(crate) change: ClockChange,
 }
 
-/// Whether a local time means one instant.
+/// Whether a local time denotes exactly one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClockChange {
-    /// It does.
+    /// The local time denotes one instant.
     None,
-    /// The clock was set back and shows it twice: the first of the two is meant.
+    /// The clock was set back and shows the local time twice. The first instant is taken.
     Twice,
-    /// The clock was set forward and does not show it: it is read as if that had not been done.
+    /// The clock was set forward and skips the local time. The time is read as if the clock had not been set.
     Skipped,
 }
 
@@ -31,10 +31,10 @@ impl Instant {
     }
 }
 
-/// Hours by which clocks are set forward at most: a place that crosses the date line skips a day.
+/// The largest number of hours by which a clock is set forward. A place that moves across the date line skips a day.
 const LONGEST_SKIP: i64 = 48;
 
-/// The instant of a local time; `None` if it is out of range. Without a zone it is UTC.
+/// Returns the instant of a local time, or `None` if it is out of range. Without a zone the time is in UTC.
 pub(crate) fn local_instant(local: NaiveDateTime, zone: Option<Zone>) -> Option<Instant> {
     let Some(zone) = zone else { return Some(Instant::plain(local.and_utc().timestamp_micros())) };
     match zone.from_local_datetime(&local) {
@@ -51,7 +51,7 @@ pub(crate) fn local_instant(local: NaiveDateTime, zone: Option<Zone>) -> Option<
     }
 }
 
-/// The instant in which a local day begins; it begins later than at midnight where the clock skips midnight.
+/// Returns the first instant of a local day. If the clock skips midnight, the day begins later.
 pub(crate) fn local_midnight(date: NaiveDate, zone: Option<Zone>) -> Option<Instant> {
     let midnight = date.and_time(NaiveTime::MIN);
     let quarters = (0..8).map(|quarters| midnight + TimeDelta::minutes(15 * quarters));
@@ -59,7 +59,7 @@ pub(crate) fn local_midnight(date: NaiveDate, zone: Option<Zone>) -> Option<Inst
     shown.find(|instant| instant.change != ClockChange::Skipped).map(|first| Instant::plain(first.micros))
 }
 
-/// The time of a text in a format; a text without a time of day means midnight. `None` if the text does not match.
+/// Parses a text in a format; a text without a time of day denotes midnight. Returns `None` if the text does not match.
 pub(crate) fn parse_with_format(text: &str, items: &[Item<'_>], zone: Option<Zone>) -> Option<Instant> {
     let mut parsed = Parsed::new();
     parse(&mut parsed, text, items.iter()).ok()?;

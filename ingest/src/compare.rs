@@ -1,6 +1,7 @@
-//! Compares a dataset with its sources: whether its samples are exactly those that the configuration makes of the logs.
+//! Compares a dataset with its sources: whether its samples are exactly the samples that the configuration makes of the
+//! logs.
 //!
-//! The logs are read, joined, sorted and decoded as for a build, and the samples are digested in place of being
+//! The logs are read, joined, sorted and decoded as for a build. The samples are then digested instead of being
 //! written.
 
 use std::path::Path;
@@ -19,26 +20,27 @@ use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::samples::SkipCounts;
 use crate::{Config, Error, Result};
 
-/// What comparing found.
+/// The result of a comparison.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
-    /// Samples that the sources give, in the partitions that were compared.
+    /// The number of samples that the sources give in the compared partitions.
     pub samples: u64,
-    /// The differences, by partition.
+    /// The differences, per partition.
     pub problems: Vec<Problem>,
-    /// Rows that declared steps left out or filled up.
+    /// The number of rows that the declared steps left out or filled up.
     pub skipped: SkipCounts,
-    /// Time that it took.
+    /// The duration of the comparison, in seconds.
     pub wall_seconds: f64,
 }
 
-/// Compares the samples of the dataset in `directory` that are in `partitions` with those that `config` makes of its
-/// sources. The dataset's own files are taken to be as its snapshot says, which `verify` checks.
+/// Compares the samples of the dataset in `directory` that are in `partitions` with the samples that `config` makes of
+/// its sources. The dataset's side comes from the digests in its snapshot; `verify` checks that the files match these.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the dataset has other columns than the configuration, [`Error::Dataset`] if it cannot be read,
-/// and otherwise as [`build`](crate::build()). Samples that differ are part of the result, not an error.
+/// [`Error::Fault`] if the dataset and the configuration have different columns, [`Error::Dataset`] if the dataset
+/// cannot be read, and otherwise the errors of [`build`](crate::build()). Differences are part of the result, not an
+/// error.
 pub async fn compare(
     config: &Config,
     directory: &Path,
@@ -67,7 +69,7 @@ pub async fn compare(
     Ok(comparison)
 }
 
-/// Counts the samples of the partitions that are compared.
+/// Counts the samples of the compared partitions.
 struct Counting<'a> {
     expected: ExpectedSamples<'a>,
     choice: &'a PartitionChoice<'a>,

@@ -1,4 +1,4 @@
-//! The vocabularies and feature groups of a dataset, chosen after all samples were read and before they are written.
+//! Chooses the vocabularies and feature groups of a dataset, after all samples were read and before they are written.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -26,35 +26,35 @@ use crate::reading::Reading;
 use crate::remote::cluster_of;
 use crate::{Config, Result, timeline};
 
-/// The schema and the vocabularies with which the samples are written.
+/// The schema and vocabularies for writing the samples.
 #[derive(Debug)]
 pub(crate) struct OutputPlan {
     pub(crate) schema: Schema,
     /// The list columns of decoded samples, in order.
     pub(crate) lists: Vec<ListColumn>,
-    /// Vocabularies to be written with the dataset.
+    /// The vocabularies to write with the dataset.
     pub(crate) vocabularies: BTreeMap<String, Vocabulary>,
-    /// The groups that were chosen from the data, and why; empty if `[features]` gives them.
+    /// The groups that were chosen from the data, with reasons; empty if `[features]` defines the groups.
     pub(crate) groups: Vec<GroupSummary>,
 }
 
 /// A feature group that was chosen from the data.
 #[derive(Debug, Clone, Serialize)]
 pub struct GroupSummary {
-    /// The group's name.
+    /// The name of the group.
     pub name: String,
-    /// Whether it is deduplicated.
+    /// Whether the group is deduplicated.
     pub deduplicated: bool,
-    /// Its features.
+    /// The features of the group.
     pub features: Vec<String>,
-    /// The dedupe factor expected in batches of whole sessions.
+    /// The expected dedupe factor of the lists in batches of whole sessions.
     pub dedupe_factor: f64,
     /// The reason for the choice.
     pub why: String,
 }
 
 impl OutputPlan {
-    /// The plan of a configuration whose groups are given and that has no vocabularies.
+    /// Returns the plan of a configuration that defines its groups and has no vocabularies.
     pub(crate) fn as_configured(config: &Config, kept: &[KeptColumn]) -> Self {
         let list = |name: &str| ListColumn { name: name.to_owned(), vocabulary: None };
         Self {
@@ -66,14 +66,14 @@ impl OutputPlan {
     }
 }
 
-/// Makes the plan from the statistics of the samples, and takes the counts of ids out of them, so that their memory
-/// becomes free. A dataset that is appended to (`old`, in `root`) keeps its groups and the numbers of its vocabularies;
-/// further features get groups of their own.
+/// Makes the plan from the statistics of the samples. Takes the counts of ids out of the statistics, which frees their
+/// memory. If a dataset is appended to (the snapshot `old.1` at `old.0`), its groups and the numbers in its
+/// vocabularies are kept, and further features get their own groups.
 ///
 /// # Errors
 ///
 /// [`Error::Dataset`](crate::Error::Dataset) if a vocabulary of the old dataset cannot be read, or a timeline has more
-/// distinct ids than may be counted.
+/// distinct ids than the budget allows.
 pub(crate) async fn decide(
     config: &Config,
     reading: &Reading<'_>,
@@ -105,7 +105,7 @@ pub(crate) async fn decide(
     Ok(OutputPlan { schema, lists: lists.collect(), vocabularies, groups })
 }
 
-/// Whether a schema has the configuration's columns, in any groups; the types of kept columns are not compared.
+/// Returns whether a schema has the columns of the configuration. Groups and the types of kept columns may differ.
 pub(crate) fn has_features(schema: &Schema, config: &Config) -> bool {
     if !schema.kept_names().eq(config.keep.iter().map(String::as_str)) {
         return false;
@@ -118,14 +118,14 @@ pub(crate) fn has_features(schema: &Schema, config: &Config) -> bool {
     features(schema) == features(&config.schema)
 }
 
-/// Whether a configuration has the sparse features of a schema, and maybe further ones.
+/// Returns whether a configuration has all sparse features of a schema. It may have more.
 pub(crate) fn keeps_features(schema: &Schema, config: &Config) -> bool {
     let configured: Vec<&SparseFeature> = config.schema.sparse_features().collect();
     schema.sparse_features().all(|feature| configured.contains(&feature))
 }
 
-/// The schema `new` with the groups of the `old` one, and the further features of `new` in groups of their own. Further
-/// features that are not deduplicated may be in the group of those that are not.
+/// Returns the schema `new` with the groups of the schema `old`. Further features of `new` get their own groups, except
+/// that features which are not deduplicated may join an existing group that is not deduplicated.
 pub(crate) fn extended(old: &Schema, new: &Schema) -> Schema {
     let further = new.further_features(old);
     let mut groups = old.groups.clone();
@@ -151,7 +151,7 @@ pub(crate) fn extended(old: &Schema, new: &Schema) -> Schema {
     Schema { groups, ..new.clone() }
 }
 
-/// The groups that the data suggests for further features, beside those of the `old` schema.
+/// Returns the schema `old` extended by the groups that the data suggests for further features.
 fn extended_groups(
     old: &Schema,
     (chosen, mut summaries): (Schema, Vec<GroupSummary>),
@@ -168,11 +168,11 @@ fn extended_groups(
     (schema, summaries)
 }
 
-/// The kinds of the originals of a dataset's vocabularies.
+/// Returns whether the originals of each vocabulary of a dataset are integers or texts.
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`](crate::Error::Dataset) if the file of one cannot be read.
+/// [`Error::Dataset`](crate::Error::Dataset) if the file of a vocabulary cannot be read.
 pub(crate) fn vocabulary_kinds(
     directory: &Path,
     snapshot: &Snapshot,
@@ -183,9 +183,9 @@ pub(crate) fn vocabulary_kinds(
     snapshot.vocabularies.iter().map(kind).collect()
 }
 
-/// The vocabulary `name`. The vocabulary of an old dataset is extended: its ids keep their numbers and counts, so that
-/// building a partition again changes nothing. `counter` has the counts of the samples' lists; those of timelines are
-/// added.
+/// Returns the vocabulary `name`. A vocabulary of an old dataset is extended: its ids keep their numbers and counts, so
+/// that building a partition again changes nothing. `counter` holds the counts of the samples' lists; the counts of
+/// timelines are added.
 async fn vocabulary(
     config: &Config,
     reading: &Reading<'_>,
@@ -221,7 +221,8 @@ async fn vocabulary(
     })
 }
 
-/// The timelines' columns with the vocabulary `name`: the number of the timeline, and the position of the column in it.
+/// Returns the timeline columns that use the vocabulary `name`, as the number of the timeline and the position of the
+/// column in it.
 fn timeline_columns<'c>(config: &'c Config, name: &'c str) -> impl Iterator<Item = (usize, usize)> + 'c {
     let has_it = move |feature: &str| {
         let mut features = config.schema.sparse_features();
@@ -233,7 +234,7 @@ fn timeline_columns<'c>(config: &'c Config, name: &'c str) -> impl Iterator<Item
     })
 }
 
-/// Counts the ids in timelines of features with the vocabulary `name`: each as often as it is in the timeline.
+/// Counts the ids of timeline columns that use the vocabulary `name`, once per occurrence in the timeline.
 async fn count_timelines(
     config: &Config,
     reading: &Reading<'_>,
@@ -259,7 +260,8 @@ async fn count_timelines(
     Ok(())
 }
 
-/// Adds the texts of a column of a timeline to `texts`. Other machines have made ids of them.
+/// Adds the texts of a timeline column to `texts`, and checks their ids. Other machines have converted these texts to
+/// ids.
 async fn add_texts(
     config: &Config,
     context: &SessionContext,
@@ -282,7 +284,7 @@ async fn add_texts(
     Ok(())
 }
 
-/// The schema with the groups that the data suggests.
+/// Returns the schema with the groups that the data suggests, and a summary of each group.
 fn chosen_groups(config: &Config, statistics: &SampleStatistics) -> (Schema, Vec<GroupSummary>) {
     let Some(changes) = &statistics.changes else { return (config.schema.clone(), Vec::new()) };
     let names = list_names(config).zip(&statistics.values);

@@ -1,4 +1,4 @@
-//! DataFusion, set up for logs of long lists and a memory limit.
+//! Configures DataFusion for logs with long lists and a memory limit.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,59 +19,61 @@ use crate::remote::{Cluster, RunOnCluster, SessionCluster, Stores};
 use crate::spilling_join::{SortedJoins, SpillingJoins};
 use crate::{Config, Result, session_ids, signed_lengths};
 
-/// Rows of a batch of narrow rows (sessions, records) at most …
+/// The largest number of rows of a batch of narrow rows (sessions, records).
 const NARROW_BATCH_ROWS: usize = 4096;
-/// … and fewer where a sort's share of the limit would be a few such batches: a row to so many bytes of a thread's
-/// part.
+/// The bytes of a thread's memory per row of such a batch. Batches are smaller than [`NARROW_BATCH_ROWS`] if a sort's
+/// share of the limit is only a few batches.
 const NARROW_BYTES: usize = 64 << 10;
 
-/// What the engine may use.
+/// The resources that the engine may use.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Bytes that the work may hold: a quarter for the last samples of sessions, and as much for vocabularies; the rest
-    /// for DataFusion's sorts, joins, aggregations and windows, which spill beyond it. Its scans and the row groups
-    /// being written (64 MiB decoded each), with what is uploaded of them, come on top.
+    /// The memory limit in bytes. A quarter is for the last samples of sessions, and another quarter for vocabularies
+    /// if there are any. The rest is for DataFusion's sorts, joins, aggregations and windows, which spill when they
+    /// reach it. Memory of scans and of row groups that are being written (64 MiB decoded each) and uploaded comes on
+    /// top.
     pub memory_limit: u64,
-    /// Threads of the engine and of the writer.
+    /// The number of threads of the engine and of the writer.
     pub threads: usize,
-    /// Where operators spill; the system's temporary directory if `None`.
+    /// The folder for spill files; the system's temporary directory if `None`.
     pub spill_directory: Option<PathBuf>,
-    /// Bytes that temporary files may take together; the files are compressed then. If `None`, they are not, and may
-    /// take the bytes that are free where operators spill, less a margin of a tenth or 4 GiB, whichever is smaller.
+    /// The limit for the total size of temporary files, in bytes; with a limit the files are compressed. If `None`,
+    /// they are not compressed and may take the free space of the spill folder's disk, less a tenth of it or 4 GiB,
+    /// whichever is smaller.
     pub spill_limit: Option<u64>,
-    /// The cluster that executes all plans; this process if `None`.
+    /// The cluster that executes all plans; `None` for this process.
     pub cluster: Option<Arc<dyn Cluster>>,
 }
 
-/// The largest margin that is left free on the disk, in bytes.
+/// The largest margin of free disk space that spilling leaves, in bytes.
 const DISK_MARGIN: u64 = 4 << 30;
 
-/// The part of the memory limit for what is kept of sessions while their samples are encoded, and as much for
-/// vocabularies if there are any. The engine has the rest.
+/// Returns the bytes of the memory limit for the state of sessions while their samples are encoded. Vocabularies, if
+/// there are any, get the same amount. The engine gets the rest.
 pub(crate) fn state_bytes(memory_limit: u64) -> usize {
     usize::try_from(memory_limit / 4).unwrap_or(usize::MAX)
 }
 
-/// The row groups that are written at a time: one on each thread, but fewer where the limit has no room for them.
+/// Returns the number of row groups to write at the same time: one per thread, or fewer if the memory limit is small.
 pub(crate) fn row_groups(memory_limit: u64, threads: usize) -> usize {
     usize::try_from(memory_limit / WRITTEN_BYTES).unwrap_or(usize::MAX).clamp(1, threads.max(1))
 }
 
-/// A row group that is written gets so many bytes of the memory limit. It takes up to 250 MiB. The parts of files that
-/// are filled and sent to a store meanwhile take up to 64 MiB; [`Encoders`](onefold_datasets::Encoders) limit them.
+/// The bytes of the memory limit that a row group gets while it is written. It takes up to 250 MiB. The file parts that
+/// are filled and uploaded at the same time take up to 64 MiB; [`Encoders`](onefold_datasets::Encoders) limits them.
 const WRITTEN_BYTES: u64 = 384 << 20;
 
-/// On a cluster, every task holds the side of a join that has no lists where its files have at most so many bytes.
-/// Otherwise both sides are split by the join's keys.
+/// The file size up to which every task of a cluster holds the side of a join without lists, in bytes. Above it, both
+/// sides are split by the join's keys.
 const MOST_HELD_BYTES: u64 = 64 << 20;
 
-/// How temporary files are compressed: where their bytes are limited, with LZ4. Records hold ids of few bits, so that
-/// saves a quarter of them; a build that spills much takes as long, or a little longer.
+/// Returns the compression of temporary files: LZ4 if their size is limited, otherwise none. Records hold ids of few
+/// bits, so LZ4 saves a quarter of the bytes. A build that spills much takes the same time or slightly longer.
 fn spill_compression(options: &EngineOptions) -> SpillCompression {
     options.spill_limit.map_or(SpillCompression::Uncompressed, |_| SpillCompression::Lz4Frame)
 }
 
-/// Bytes that temporary files may take.
+/// Returns the limit for the size of temporary files, in bytes.
 fn spill_limit(options: &EngineOptions) -> u64 {
     let directory = options.spill_directory.clone().unwrap_or_else(std::env::temp_dir);
     options
@@ -80,8 +82,8 @@ fn spill_limit(options: &EngineOptions) -> u64 {
         .unwrap_or(u64::MAX)
 }
 
-/// Bytes that are free on the disk of `directory`, or of the nearest of its parents that exists; `None` if the system
-/// does not say.
+/// Returns the free bytes on the disk of `directory` or of its nearest existing parent; `None` if the system does not
+/// report them.
 #[cfg(unix)]
 fn free_bytes(directory: &Path) -> Option<u64> {
     let directory = std::path::absolute(directory).ok()?;
@@ -95,9 +97,8 @@ fn free_bytes(_: &Path) -> Option<u64> {
     None
 }
 
-/// DataFusion's rules and ours: [`ProbeLists`] right after the rule that chooses the sides of joins, and at the end,
-/// but before the last check, those that replace what the others made. Plans that a cluster executes have no exchanges
-/// between threads.
+/// Returns DataFusion's optimizer rules with ours: [`ProbeLists`] follows the rule that chooses the sides of joins, and
+/// the rules that replace operators come before the last check. Plans for a cluster have no exchanges between threads.
 pub(crate) fn physical_rules(
     cluster: Option<&Arc<dyn Cluster>>,
 ) -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> {
@@ -116,7 +117,7 @@ pub(crate) fn physical_rules(
     rules
 }
 
-/// An engine that keeps its part of the memory limit and spills beyond it.
+/// Makes an engine that keeps within its part of the memory limit and spills when it reaches it.
 pub(crate) fn context(config: &Config, options: &EngineOptions) -> Result<SessionContext> {
     let parts = if config.vocabularies.is_empty() { 1 } else { 2 };
     let ours = parts * state_bytes(options.memory_limit);
@@ -129,7 +130,8 @@ pub(crate) fn context(config: &Config, options: &EngineOptions) -> Result<Sessio
         runtime = runtime.with_object_store_registry(Arc::new(Stores::default()));
     }
     let runtime: Arc<RuntimeEnv> = runtime.with_max_temp_directory_size(spill_limit(options)).build_arc()?;
-    // What every sort sets aside for merging its runs: DataFusion's 10 MiB, less where that would use up the limit.
+    // The memory that each sort reserves for merging its runs: DataFusion's default of 10 MiB, or less if that would
+    // use up the limit.
     let threads = options.threads.max(1);
     let partitions = options.cluster.as_ref().map_or(threads, |cluster| cluster.partitions().max(1));
     let merge_bytes = (limit / (8 * threads)).min(10 << 20);
@@ -137,10 +139,11 @@ pub(crate) fn context(config: &Config, options: &EngineOptions) -> Result<Sessio
         .with_target_partitions(partitions)
         .with_batch_size((limit / (threads * NARROW_BYTES)).clamp(64, NARROW_BATCH_ROWS))
         .with_sort_spill_reservation_bytes(merge_bytes)
-        // One last sort, not one a thread and a merge of them: the sorts would use up the limit before the merge asks
-        // for its share, which cannot spill.
+        // Use one final sort instead of a sort per thread and a merge. The sorts would use up the limit before the
+        // merge requests its share, and the merge cannot spill.
         .with_repartition_sorts(false)
-        // DataFusion 55 takes a float column whose statistics show one value for constant, and loses its NaNs.
+        // If the statistics of a float column show one value, DataFusion 55 treats the column as constant and loses its
+        // NaNs.
         .with_collect_statistics(false)
         .with_information_schema(false)
         .with_extension(Arc::new(SortedJoins::default()));
@@ -161,7 +164,7 @@ pub(crate) fn context(config: &Config, options: &EngineOptions) -> Result<Sessio
     Ok(context)
 }
 
-/// Whether a join of `context` was sorted so far, because the side that it would hold did not fit into memory.
+/// Returns whether a join of `context` has sorted its inputs, because the side to be held in memory did not fit.
 pub(crate) fn sorted_joins(context: &SessionContext) -> bool {
     context.copied_config().get_extension::<SortedJoins>().is_some_and(|sorted| sorted.count() > 0)
 }
@@ -176,7 +179,7 @@ mod tests {
         EngineOptions { memory_limit: 8 << 20, threads: 2, spill_directory, spill_limit, cluster: None }
     }
 
-    /// Sorts more than fits into the memory limit.
+    /// Sorts more rows than fit into the memory limit, and returns their number.
     fn sort(options: &EngineOptions) -> Result<usize> {
         let text = "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\nkey = [\"user\"]\n\
                     time = \"time\"\n[features]\nitem = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
@@ -214,7 +217,7 @@ mod tests {
 
     #[test]
     fn sorts_spill_with_and_without_compression() {
-        // Both spill: a limit of one byte is reached.
+        // Both configurations spill: a limit of one byte is exceeded.
         assert!(sort(&options(None, Some(1))).is_err());
         for (limit, expected) in
             [(None, SpillCompression::Uncompressed), (Some(1 << 30), SpillCompression::Lz4Frame)]
@@ -230,7 +233,7 @@ mod tests {
         let there = tempfile::tempdir().unwrap();
         let limit = spill_limit(&options(Some(there.path().join("not/made/yet")), None));
         let free = free_bytes(there.path()).unwrap();
-        // Others may write meanwhile.
+        // Other processes may write to the disk at the same time.
         assert!(limit < free + (1 << 30) && limit > free / 2, "{limit} of {free}");
         assert_eq!(spill_limit(&options(None, Some(7))), 7);
     }

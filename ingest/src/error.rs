@@ -1,4 +1,4 @@
-//! The errors of the ETL: each names the place, and says what to do.
+//! The errors of the ETL. Each error names a place and suggests a fix.
 
 use std::fmt;
 use std::io;
@@ -9,20 +9,20 @@ use datafusion::arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
 use onefold_base::fault::{Explain, Fault, Kind, Text, option, text, unexpected};
 
-/// The message of an error and its hint, before the error says where it happened.
+/// The message and the hint of an error, before the place is added.
 pub(crate) type MessageAndHint = (String, String);
 
-/// What can go wrong between raw logs and a dataset.
+/// An error of the way from raw logs to a dataset.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operating-system error; `fs_err` puts the path into it.
+    /// An error of the operating system; `fs_err` adds the path to the message.
     Io(#[from] std::io::Error),
 
-    /// The dataset could not be written.
+    /// The dataset could not be read or written.
     Dataset(#[source] onefold_datasets::Error),
 
-    /// An operator could not spill: the disk is full, files may not be so large, or the spill limit is reached.
+    /// An operator could not spill: the disk is full, a file is too large, or the spill limit is reached.
     Spill(Fault),
 
     /// Several problems of a configuration and its logs.
@@ -38,7 +38,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl From<onefold_datasets::Error> for Error {
     fn from(error: onefold_datasets::Error) -> Self {
         match error {
-            // An error of this crate comes back through the writer.
+            // The writer passes an error of this crate through.
             onefold_datasets::Error::Decoding(own) => match own.downcast::<Self>() {
                 Ok(own) => *own,
                 Err(other) => Self::Dataset(onefold_datasets::Error::Decoding(other)),
@@ -56,12 +56,12 @@ impl From<onefold_storage::Error> for Error {
 
 impl From<DataFusionError> for Error {
     fn from(error: DataFusionError) -> Self {
-        // An error of this crate comes back through the engine.
+        // The engine passes an error of this crate through.
         let error = match own(error) {
             Ok(error) => return error,
             Err(error) => error,
         };
-        // A shared error cannot be taken out. Its fault is copied if it has a hint.
+        // A shared error cannot be moved out, so its fault is copied if it has a hint.
         if let DataFusionError::External(cause) = error.find_root()
             && let Some(fault) = cause.downcast_ref().map(Self::fault)
             && !fault.hints.is_empty()
@@ -117,41 +117,43 @@ impl Explain for Error {
 }
 
 impl Error {
-    /// `dataset.toml` is invalid, or does not fit the data: `message` names the section or key.
+    /// Returns the error for a `dataset.toml` that is invalid or does not fit the data. `message` names the section or
+    /// key.
     pub(crate) fn config(path: &Path, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::of_file(Kind::Options, path, message).hint(hint).into()
     }
 
-    /// Data that do not have the form or the values that they must have. `place` is a file or a column, say.
+    /// Returns the error for data with a wrong form or wrong values. `place` is, for example, a file or a column.
     pub(crate) fn data(place: impl fmt::Display, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Data, text![format!("{place}: "), message]).hint(hint).into()
     }
 
-    /// A column of the query is missing, or its kind does not allow its type or values.
+    /// Returns the error for a column that the query lacks, or with a type or values that its kind of feature does not
+    /// allow.
     pub(crate) fn column(column: &str, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Self::data(format!("column `{column}`"), message, hint)
     }
 
-    /// The query of the configuration `path` gives no sample.
+    /// Returns the error for a query of the configuration `path` that gives no samples.
     pub(crate) fn no_samples(path: &Path, hint: impl Into<Text>) -> Self {
         let message =
             format!("the query of `{}` gives no samples, so there is nothing to build", path.display());
         Fault::new(Kind::Data, message).hint(hint).into()
     }
 
-    /// A file of the source `name` cannot be read, or a path leads to none.
+    /// Returns the error for a file of the source `name` that cannot be read or does not exist.
     pub(crate) fn source(name: &str, path: &Path, message: String, hint: String) -> Self {
         let place = format!("source `{name}`: `{}`", path.display());
         Fault::new(Kind::Failed, format!("{place}: {message}")).hint(hint).into()
     }
 
-    /// The engine failed while it read the sources or ran the query.
+    /// Returns the error for a failure of the engine while it reads the sources or runs the query.
     pub fn engine(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Failed, text!["the query failed: ", message]).hint(hint).into()
     }
 }
 
-/// All problems as one: a list of their messages and hints.
+/// Combines all problems into one fault with a list of their messages and hints.
 fn as_one(faults: &[Fault]) -> Fault {
     let mut message = format!("there are {} problems", faults.len());
     for (number, fault) in faults.iter().enumerate() {
@@ -169,7 +171,7 @@ pub(crate) fn external(error: Error) -> DataFusionError {
     DataFusionError::External(Box::new(error))
 }
 
-/// The error for a state that no input leads to.
+/// Returns the error for a state that no input can cause.
 pub(crate) fn bug(message: &str) -> Error {
     Error::engine(message, unexpected(message))
 }
@@ -179,7 +181,7 @@ pub(crate) fn arrow_bug(error: ArrowError) -> Error {
     bug(&error.to_string())
 }
 
-/// An operator could not spill, because the disk is full or files may not be so large.
+/// Returns the fault for an operator that cannot spill, because the disk is full or a file is too large.
 fn disk_is_full(message: &str) -> Fault {
     let message = format!("rows that do not fit into memory cannot be written to disk: {message}");
     Fault::new(Kind::Storage, message).hint(text![
@@ -192,7 +194,7 @@ fn disk_is_full(message: &str) -> Fault {
     ])
 }
 
-/// The temporary files have reached the spill limit.
+/// Returns the fault for temporary files that have reached the spill limit.
 fn at_spill_limit(message: &str) -> Fault {
     let message = format!("rows that do not fit into memory reached the spill limit: {message}");
     Fault::new(Kind::Failed, message).hint(text![
@@ -207,8 +209,8 @@ fn at_spill_limit(message: &str) -> Fault {
     ])
 }
 
-/// The engine's message without its claim of an internal error and its request for a bug report: nearly always an
-/// expression in the user's SQL is wrong.
+/// Returns the engine's message without its claim of an internal error and its request for a bug report. The cause is
+/// nearly always an incorrect expression in the user's SQL.
 pub(crate) fn engine_message(error: &DataFusionError) -> String {
     const REPORT: &str = "This issue was likely caused by a bug in DataFusion's code.";
     let mut message = error.strip_backtrace();
@@ -220,7 +222,7 @@ pub(crate) fn engine_message(error: &DataFusionError) -> String {
     message.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
-/// What to do about some of the engine's messages that do not say it.
+/// Returns advice for messages of the engine that contain none.
 pub(crate) fn advice(message: &str) -> Option<&'static str> {
     if message.contains("Overflow") && (message.contains("Nanosecond") || message.contains("* 1000")) {
         return Some(
@@ -233,16 +235,16 @@ pub(crate) fn advice(message: &str) -> Option<&'static str> {
     )
 }
 
-/// The sentence about the limit of temporary files in one of the engine's messages, if it has one. The engine has no
-/// type of error for this: the sentence is inside the error of a write.
+/// Returns the sentence about the limit of temporary files from a message of the engine, if there is one. The engine
+/// has no error type for this; the sentence is inside the error of a write.
 fn spill_limit(message: &str) -> Option<String> {
     let from = message.find("The used disk space during the spilling process")?;
     let sentence = message[from..].split(". ").next()?;
     Some(sentence.trim_end_matches('.').replacen("The", "the", 1))
 }
 
-/// Whether the cause of one of the engine's errors is that the disk is full. The engine wraps the operating system's
-/// error more than once.
+/// Returns whether an error of the engine is caused by a full disk. The engine wraps the operating system's error
+/// several times.
 fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
     if let Some(error) = error.downcast_ref::<io::Error>() {
         let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
@@ -257,7 +259,7 @@ fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
     }
 }
 
-/// Takes our own error out of one of the engine's, or gives the engine's error back.
+/// Extracts an error of this crate from an error of the engine, or returns the engine's error.
 fn own(error: DataFusionError) -> Result<Error, DataFusionError> {
     match error {
         DataFusionError::Context(context, inner) => {
@@ -281,7 +283,7 @@ mod tests {
 
     #[test]
     fn the_spill_limit_has_its_own_error() {
-        // The engine's own writer says it; see `tests` of `engine` for the sentence.
+        // The engine writes this sentence; the tests of `engine` check it.
         let sentence = "The used disk space during the spilling process has exceeded the allowable limit of 1.0 MB. Please";
         let error = ArrowError::from(io::Error::other(sentence));
         let error = Error::from(DataFusionError::ArrowError(Box::new(error), None).context("sort"));

@@ -1,9 +1,10 @@
-//! A rule for DataFusion's optimizer: an exchange between threads reads from one input.
+//! An optimizer rule for DataFusion: each exchange between threads reads from one input.
 //!
-//! An exchange (`RepartitionExec`) that has no memory left writes batches to disk. In DataFusion 55.2 it can then wait
-//! for itself for ever, if two of its inputs write at the same time (apache/datafusion#24883): its reader waits at the
-//! end of the older of two open files for a batch that is in the newer one. With one input there is one open file. So
-//! every partition of an input gets an exchange of its own, and what these send to a partition is put together.
+//! An exchange (`RepartitionExec`) without free memory writes batches to disk. In DataFusion 55.2 it can then deadlock
+//! if two of its inputs write at the same time (apache/datafusion#24883): its reader waits at the end of the older of
+//! two open files for a batch that is in the newer one. With one input there is only one open file. This rule therefore
+//! gives each partition of an input its own exchange, and concatenates the rows that the exchanges send to each output
+//! partition.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitio
 
 use crate::operator::{operator_methods, plan_properties, shown_as};
 
-/// Gives every input of an exchange an exchange of its own. To be applied after the rules that add exchanges.
+/// Gives each input of an exchange its own exchange. Must run after the rules that add exchanges.
 #[derive(Debug)]
 pub(crate) struct SingleInputExchanges;
 
@@ -29,7 +30,7 @@ impl PhysicalOptimizerRule for SingleInputExchanges {
             let Some(exchange) = plan.downcast_ref::<RepartitionExec>() else {
                 return Ok(Transformed::no(plan));
             };
-            // An exchange that keeps an order has a file for each pair of input and output.
+            // An exchange that keeps an order already has a file for each pair of input and output.
             let inputs = exchange.input().output_partitioning().partition_count();
             if exchange.preserve_order() || inputs < 2 {
                 return Ok(Transformed::no(plan));
@@ -48,7 +49,7 @@ impl PhysicalOptimizerRule for SingleInputExchanges {
     }
 }
 
-/// Exchanges the rows of `input`; each of its partitions is the input of one exchange.
+/// Returns a plan that exchanges the rows of `input`, with one exchange per input partition.
 pub(crate) fn exchange_of(
     input: Arc<dyn ExecutionPlan>,
     partitioning: Partitioning,
@@ -64,7 +65,7 @@ pub(crate) fn exchange_of(
     Ok(Arc::new(ExchangeExec::new(input, partitioning)?))
 }
 
-/// An exchange for each partition of its input, side by side.
+/// An exchange per partition of its input, side by side.
 #[derive(Debug)]
 struct ExchangeExec {
     input: Arc<dyn ExecutionPlan>,
@@ -80,7 +81,7 @@ impl ExchangeExec {
         };
         let parts = 0..input.output_partitioning().partition_count();
         let exchanges = InterleaveExec::try_new(parts.map(exchange).collect::<Result<_>>()?)?;
-        // An exchange of all partitions keeps more of what is known of the rows, such as which columns are equal.
+        // The properties of one exchange over the whole input retain more facts about the rows, such as equal columns.
         let whole = RepartitionExec::try_new(Arc::clone(&input), partitioning)?;
         Ok(Self { input, exchanges, properties: Arc::clone(whole.properties()) })
     }
@@ -99,8 +100,8 @@ impl ExecutionPlan for ExchangeExec {
     }
 }
 
-/// One partition of a plan. It is an operator without inputs: a rule that looked into each would make the plan anew for
-/// each, and partitions of a plan may share what they read.
+/// One partition of a plan. The optimizer sees it as an operator without inputs. A rule that rewrote the plan inside
+/// each `PartExec` would copy the plan per partition, but the partitions of one plan may share what they read.
 #[derive(Debug)]
 struct PartExec {
     plan: Arc<dyn ExecutionPlan>,
@@ -141,8 +142,8 @@ mod tests {
     use crate::engine::physical_rules;
     use crate::memory::EnginePool;
 
-    /// Grouping by two levels makes two exchanges, which spill: with several inputs this can hang. The numbers come in
-    /// no order that the engine knows; exchanges that keep an order do not spill.
+    /// A query with two levels of grouping. It makes two exchanges, which spill; with several inputs this can deadlock.
+    /// The numbers come in an order that the engine does not know, because exchanges that keep an order do not spill.
     const NESTED: &str = "SELECT sum(c), count(*) FROM (SELECT g, count(a) AS c FROM (SELECT DISTINCT a % 1000 AS g, a \
                           FROM (SELECT value * 7919 % 200000 AS a FROM generate_series(0, 199999))) GROUP BY g)";
 
@@ -175,7 +176,7 @@ mod tests {
                 "the query no longer has exchanges of several inputs, so this tests nothing"
             );
             let rows = datafusion::physical_plan::collect(plan, context.task_ctx());
-            // The bound only ends a run that hangs.
+            // The limit only ends a run that deadlocks.
             let rows = tokio::time::timeout(Duration::from_secs(300), rows)
                 .await
                 .expect("the exchanges hang")

@@ -1,40 +1,42 @@
-//! Feature groups found in the data: which features change together, and which are worth deduplicating.
+//! Finds feature groups in the data: which features change together, and which of them to deduplicate.
 //!
-//! A **group** has one inverse index, and a distinct row wherever any of its features changes. Over `n` samples in `s`
-//! sessions, a group G that changes at `c(G)` of the samples which have a predecessor in their session has
+//! A **group** has one inverse index, and a new distinct row at each sample at which any of its features changes. Let
+//! there be `n` samples in `s` sessions, and let group G change at `c(G)` of the samples that have a predecessor in
+//! their session. Then
 //!
 //! ```text
 //! u(G) = (s + c(G)) / n          distinct rows per sample; 1 / u(G) is the dedupe factor
 //! ```
 //!
-//! With S = n / s samples per session and d = 1 - c / (n - s), the probability that a value repeats, this is the
-//! `1 / (1 - d (S-1)/S)` of RecD (Zhao et al. 2023), counted rather than estimated.
+//! With S = n / s samples per session and the probability d = 1 - c / (n - s) that a value repeats, the dedupe factor
+//! is `1 / (1 - d (S-1)/S)` as in RecD (Zhao et al. 2023), but counted instead of estimated.
 //!
-//! A distinct row of a feature costs its ids, 8 bytes each, and its place, 8 bytes of offset and size; it is shipped,
-//! looked up and pooled once. A sample costs 4 bytes of inverse index per group. So a group costs, in bytes per sample,
+//! A distinct row of a feature costs 8 bytes per id, and 8 bytes for its offset and size. It is sent, looked up and
+//! pooled once. A sample costs 4 bytes of inverse index per group. The cost of a group in bytes per sample is therefore
 //!
 //! ```text
 //! cost(G) = u(G) W(G) + 4,       W(G) = sum over its features of 8 (mean length + 1)
 //! ```
 //!
-//! and putting two groups together changes the cost by
+//! and merging two groups changes the cost by
 //!
 //! ```text
 //! cost(A ∪ B) - cost(A) - cost(B) = (u(A ∪ B) - u(A)) W(A) + (u(A ∪ B) - u(B)) W(B) - 4
 //! ```
 //!
-//! The first two terms, never negative, are rows stored again because the other features changed; the last
-//! is the index saved. Short lists that seldom change share a group even if they change apart; long ones only
-//! if they change together nearly always.
+//! The first two terms are never negative: they are the rows that are stored again because features of the other group
+//! changed. The last term is the saved inverse index. Short lists that rarely change therefore share a group even if
+//! they change independently, and long lists only if they nearly always change together.
 //!
-//! [`choose_groups`] starts with one group for every set of features that always change together, which loses nothing,
-//! and merges the pair that lowers the cost most until none does: agglomerative clustering by cost (after Ward 1963),
-//! with a heap of pairs, O(F² log F) for F features. A feature is **worth deduplicating** if its dedupe factor alone is
-//! over [`WORTHWHILE_FACTOR`]; a sequence also if its ids are, once its windows share them (the partial factor). No
-//! merge takes a group of features that are worth it below that factor.
+//! [`choose_groups`] starts with one group for each set of features that always change together, and repeatedly merges
+//! the pair of groups that lowers the cost most. This is agglomerative clustering by cost (after Ward 1963) with a heap
+//! of pairs: O(F² log F) for F features. A feature is deduplicated if its own dedupe factor exceeds
+//! [`WORTHWHILE_FACTOR`]. A sequence feature is also deduplicated if the dedupe factor of its ids does, after its
+//! windows share ids (the partial factor). No merge lowers the dedupe factor of a group of features of the first kind
+//! below the threshold.
 //!
-//! Features that change together are observed as [`CoChange`]: how often each *set* of features changed. Sets are few,
-//! so this is cheap, and unlike the counts of pairs it gives `c` of any group.
+//! [`CoChange`] counts how often each *set* of features changed. There are few different sets, so this is cheap. Unlike
+//! counts of pairs, it gives `c` of any group.
 
 mod co_change;
 mod merge;
@@ -48,45 +50,45 @@ pub(crate) use self::co_change::CoChange;
 use self::merge::merge_groups;
 use self::names::{UNGROUPED, group_names};
 
-/// The dedupe factor over which deduplication is worth its index (RecD's rule of thumb).
+/// The dedupe factor above which deduplication saves more than its inverse index costs (RecD's rule of thumb).
 pub(crate) const WORTHWHILE_FACTOR: f64 = 1.5;
 
-/// Bytes of an id, and of a row's offset and size.
+/// The bytes of an id, and of the offset and size of a row.
 const ID_BYTES: f64 = 8.0;
 const PLACE_BYTES: f64 = 8.0;
-/// The statistics of one sparse feature over the samples that were observed.
+/// The statistics of one sparse feature over the observed samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ObservedFeature {
     /// The feature.
     pub(crate) feature: SparseFeature,
-    /// Ids over all samples.
+    /// The number of ids over all samples.
     pub(crate) values: u64,
-    /// Of a sequence: ids that are stored if windows share them, that is all ids of a session's first sample and those
-    /// appended at later ones. Ignored for other features.
+    /// For a sequence feature, the number of ids that are stored if windows share them: all ids of the first sample of
+    /// each session, and the ids appended at later samples. Ignored for other features.
     pub(crate) window_values: u64,
 }
 
-/// A group that was chosen.
+/// A group that was chosen from the data.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ChosenGroup {
-    /// The common beginning of its features' names, or the name of the first.
+    /// The words that the names of its features begin with, or else the name of the first feature.
     pub(crate) name: String,
-    /// Whether it is worth deduplicating.
+    /// Whether the group is deduplicated.
     pub(crate) deduplicated: bool,
-    /// Its features: rising positions among those observed.
+    /// The indices of its features among the observed features, in ascending order.
     pub(crate) features: Vec<usize>,
-    /// The dedupe factor that is expected of it.
+    /// The expected dedupe factor of its lists.
     pub(crate) dedupe_factor: f64,
-    /// Why it was chosen, in a sentence.
+    /// The reason for the choice, in a sentence.
     pub(crate) why: String,
 }
 
-/// Chooses the groups: those worth deduplicating by their first feature, then that of all others. Every feature is in
-/// one.
+/// Chooses the groups. Returns the deduplicated groups in the order of their first feature, then the group of all other
+/// features. Each feature is in exactly one group.
 ///
 /// # Panics
 ///
-/// If `observed` is about another number of features than `features` are.
+/// If `observed` and `features` have different numbers of features.
 pub(crate) fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -> Vec<ChosenGroup> {
     assert_eq!(features.len(), observed.features(), "observations of other features");
     let (mut by_rows, mut by_windows, mut rest) = (Vec::new(), Vec::new(), Vec::new());
@@ -101,7 +103,7 @@ pub(crate) fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -
     }
     let weights: Vec<f64> = features.iter().map(|feature| weight(feature, observed)).collect();
     let mut groups = merge_groups(&by_rows, &weights, observed, 1.0 / WORTHWHILE_FACTOR);
-    // These change with nearly every sample, so a group of them has no factor to lose.
+    // These features change with nearly each sample, so merging their groups cannot lower a dedupe factor much.
     groups.extend(merge_groups(&by_windows, &weights, observed, f64::INFINITY));
     groups.sort();
     let all_names: Vec<&str> = features.iter().map(|feature| feature.feature.name.as_str()).collect();
@@ -130,12 +132,13 @@ pub(crate) fn choose_groups(features: &[ObservedFeature], observed: &CoChange) -
     chosen
 }
 
-/// Bytes that a distinct row of a feature costs on average.
+/// Returns the average number of bytes of a distinct row of a feature.
 fn weight(feature: &ObservedFeature, observed: &CoChange) -> f64 {
     ID_BYTES * feature.values as f64 / observed.samples().max(1) as f64 + PLACE_BYTES
 }
 
-/// How many times fewer ids are stored when windows share them; 1 for features that are not sequences.
+/// Returns the factor by which sharing ids between windows reduces the stored ids; 1 for features that are not
+/// sequences.
 fn partial_factor(feature: &ObservedFeature) -> f64 {
     match feature.feature.kind {
         SparseKind::Sequence => feature.values as f64 / feature.window_values.max(1) as f64,
@@ -143,7 +146,7 @@ fn partial_factor(feature: &ObservedFeature) -> f64 {
     }
 }
 
-/// The reason why a group is deduplicated, for the summary.
+/// Returns the reason why a group is deduplicated, for the summary.
 fn why_deduplicated(features: &[ObservedFeature], observed: &CoChange, group: &[usize]) -> String {
     let continued = observed.samples() - observed.sessions();
     let share = 100.0 * observed.group_changes(group) as f64 / continued.max(1) as f64;

@@ -1,16 +1,17 @@
-//! Late materialization: a hash join does not copy the lists of the side that it streams.
+//! Late materialization: a hash join does not copy the lists of its streamed side.
 //!
-//! DataFusion's hash join copies every column of its output twice: it picks the rows, and then fills batches. Lists are
-//! most of the bytes of a log, and most joins pass on every row of the log once. So the join gets row numbers in place
-//! of the lists, and each batch of its output gets the lists back: as a slice where the rows follow each other.
+//! DataFusion's hash join copies each column of its output twice: it selects the rows, and then fills batches. Lists
+//! are most of the bytes of a log, and most joins output each row of the log once. The join therefore receives row
+//! numbers instead of the lists. The lists are added to each batch of its output, as slices if the rows are
+//! consecutive.
 //!
 //! ```text
 //! streamed batches ──▶ row numbers for lists ──▶ hash join ──▶ rows with row numbers ──▶ rows with lists
 //!        └──────────────── lists, until all rows of the batch have passed ───────────────────▲
 //! ```
 //!
-//! The join must pass on every streamed row, so that no more than the lists of a few batches wait. An inner join
-//! becomes an outer one for that, and rows that found no partner are dropped when they come out.
+//! The join must output every streamed row, so that only the lists of a few batches are kept. An inner join is
+//! therefore run as an outer join, and the rows without a partner are dropped from its output.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -32,22 +33,22 @@ use futures::{StreamExt, TryStreamExt};
 
 use crate::probe_lists::is_wide;
 
-/// The lists that a hash join does not see.
+/// The lists that a hash join does not receive.
 #[derive(Debug)]
 pub(crate) struct LateLists {
-    /// The columns of the join's output with its lists.
+    /// The columns of the join's output, including the lists.
     output: SchemaRef,
-    /// Where each of them comes from.
+    /// The source of each output column.
     sources: Vec<Source>,
-    /// The columns of the streamed side that the join sees.
+    /// The columns of the streamed side that the join receives.
     seen: SchemaRef,
-    /// What it sees in place of the lists, by column of the streamed side.
+    /// The replacement of each column of the streamed side; `None` for columns that the join receives.
     stand_ins: Vec<Option<StandIn>>,
-    /// The columns of the streamed side whose lists come back.
+    /// The columns of the streamed side that are added to the output.
     late: Vec<usize>,
-    /// The columns of the join's output that it computes.
+    /// The output columns that the join computes.
     computed: Computed,
-    /// For each partition of the streamed side, the lists of batches whose rows have not all come out.
+    /// For each partition of the streamed side, the lists of batches with rows that the join has not output yet.
     waiting: Vec<Mutex<Waiting>>,
 }
 
@@ -67,11 +68,11 @@ enum StandIn {
 
 #[derive(Debug)]
 struct Computed {
-    /// Places in the unprojected output.
+    /// The indices in the unprojected output.
     projection: Vec<usize>,
-    /// The column of row numbers.
+    /// The index of the column of row numbers.
     numbers: usize,
-    /// A column that is null where a streamed row has found no partner, if such rows are to be dropped.
+    /// The index of a column that is null if a streamed row has no partner; `None` if such rows are kept.
     partner: Option<usize>,
 }
 
@@ -79,12 +80,13 @@ struct Computed {
 struct Waiting {
     /// The number of the next row.
     next: u64,
-    /// The number of the first row of a batch, and its late columns.
+    /// The number of the first row of each batch, and its late columns.
     batches: VecDeque<(u64, RecordBatch)>,
 }
 
 impl LateLists {
-    /// The lists that need not pass through `join`, whose streamed side has so many partitions; `None` if there are none.
+    /// Returns the lists that need not pass through `join`, or `None` if there are none. `partitions` is the number of
+    /// partitions of the streamed side.
     pub(crate) fn of(join: &HashJoinExec, partitions: usize) -> Option<Self> {
         let keeps_rows = match join.join_type() {
             JoinType::Inner => join.null_equality() == NullEquality::NullEqualsNothing,
@@ -137,17 +139,17 @@ impl LateLists {
         })
     }
 
-    /// The columns of the streamed side that the join sees.
+    /// Returns the columns of the streamed side that the join receives.
     pub(crate) fn seen(&self) -> &SchemaRef {
         &self.seen
     }
 
-    /// Makes the join one that computes what is to be computed.
+    /// Makes the join compute only the columns that it has to compute.
     pub(crate) fn computing(&self, join: HashJoinExecBuilder) -> HashJoinExecBuilder {
         join.with_type(JoinType::Right).with_projection(Some(self.computed.projection.clone()))
     }
 
-    /// Hides the lists of a partition of the streamed side.
+    /// Replaces the lists of a partition of the streamed side.
     pub(crate) fn hide(
         self: &Arc<Self>,
         partition: usize,
@@ -158,7 +160,7 @@ impl LateLists {
         Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.seen), hidden))
     }
 
-    /// Gives the output of a partition of the join its lists.
+    /// Adds the lists to the output of a partition of the join.
     pub(crate) fn restore(
         self: &Arc<Self>,
         partition: usize,
@@ -189,7 +191,8 @@ impl LateLists {
         Ok(RecordBatch::try_new(Arc::clone(&self.seen), columns.collect())?)
     }
 
-    /// The rows of a batch of the join's output, with their lists. Each batch has the rows of one streamed batch.
+    /// Adds the lists to the rows of a batch of the join's output. Returns one batch per streamed batch that the rows
+    /// come from.
     fn restored(&self, partition: usize, mut joined: RecordBatch) -> Result<Vec<RecordBatch>> {
         let last = self.numbers(&joined).values().last().copied();
         if let Some(partner) = self.computed.partner
@@ -213,7 +216,7 @@ impl LateLists {
             batches.push(self.put_together(&joined, &rows, &late)?);
             start = rows.end;
         }
-        // A row that has come out may come out again, with its next partner.
+        // The last row may be output again with its next partner.
         last.inspect(|last| waiting.drop_before(*last));
         Ok(batches)
     }
@@ -249,7 +252,7 @@ impl Waiting {
     }
 }
 
-/// For each column of the streamed side, whether it is wide and the join itself does not need it.
+/// Returns, for each column of the streamed side, whether it is wide and the join itself does not need it.
 fn hidden_columns(join: &HashJoinExec, streamed: &ArrowSchema) -> Vec<bool> {
     let mut hidden: Vec<bool> = streamed.fields().iter().map(|field| is_wide(field.data_type())).collect();
     for (_, key) in join.on() {
@@ -272,7 +275,7 @@ fn seen_schema(streamed: &ArrowSchema, stand_ins: &[Option<StandIn>]) -> ArrowSc
     ArrowSchema::new(fields.collect::<Vec<_>>())
 }
 
-/// The rows of `late`, whose first has the number `first`, with these numbers.
+/// Selects the rows with these numbers. `first` is the number of the first row of `late`.
 fn picked(late: &RecordBatch, first: u64, numbers: &[u64]) -> Result<RecordBatch> {
     let place = |number: &u64| (number - first) as u32;
     if numbers.windows(2).all(|pair| pair[1] == pair[0] + 1) {
@@ -281,7 +284,7 @@ fn picked(late: &RecordBatch, first: u64, numbers: &[u64]) -> Result<RecordBatch
     Ok(take_record_batch(late, &UInt32Array::from_iter_values(numbers.iter().map(place)))?)
 }
 
-/// Where `item` stands in `items`; at their end if it was not among them.
+/// Returns the index of `item` in `items`; appends the item if it is not there.
 fn position_or_push(items: &mut Vec<usize>, item: usize) -> usize {
     items.iter().position(|other| *other == item).unwrap_or_else(|| {
         items.push(item);
@@ -302,7 +305,8 @@ mod tests {
     use super::*;
     use crate::engine::physical_rules;
 
-    /// A log of `rows` rows in batches of uneven sizes, in two partitions: keys, lists (some null, some empty), bytes.
+    /// Returns a log of `rows` rows with keys, lists (some null, some empty) and bytes, in two partitions with batches
+    /// of different sizes.
     fn log(rows: i64) -> MemTable {
         let mut partitions = vec![Vec::new(), Vec::new()];
         let (mut start, mut size) = (0, 1);
@@ -326,7 +330,7 @@ mod tests {
         MemTable::try_new(partitions[0][0].schema(), partitions).unwrap()
     }
 
-    /// What a query gives over the log and a table `few` of these keys, with our rules or DataFusion's own.
+    /// Runs a query over the log and a table `few` with these keys, with our rules or DataFusion's own.
     async fn answered(query: &str, keys: &[i64], ours: bool) -> Vec<RecordBatch> {
         let mut config = SessionConfig::new().with_target_partitions(2).with_batch_size(32);
         config.options_mut().optimizer.prefer_hash_join = true;
@@ -385,7 +389,7 @@ mod tests {
         for partition in &table.batches {
             whole.extend(partition.read().await.iter().map(ids));
         }
-        // A slice has all ids of the batch that it was cut from; a copy has its own.
+        // A slice shares all ids of the batch that it was cut from; a copy has only its own.
         assert!(batches.iter().all(|batch| whole.contains(&ids(batch))));
         assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 1000);
     }

@@ -1,4 +1,4 @@
-//! The batch ETL: raw logs in, a session-clustered dataset out.
+//! The batch ETL: builds a session-clustered dataset from raw logs.
 //!
 //! ```text
 //! dataset.toml ─▶ sources ─▶ samples ─▶ cluster: delta-encode ─▶ sort ─▶ WriteExec ─▶ commit
@@ -6,11 +6,10 @@
 //!                 stores     or SQL                    spills      encode
 //! ```
 //!
-//! [`Config`] is `dataset.toml`, checked. [`build()`] runs it on DataFusion, which does the joins, windows, sorts and
-//! spilling. The crate's own parts: finding and inspecting logs (`sources`), the SQL of the declared steps
-//! ([`samples`], [`timeline`]) and of sessions ([`sessionize`]), and `cluster`, which keeps lists out of the sort. The
-//! dataset format and its writer live in `onefold-datasets`, which is the only crate of the workspace that this one
-//! needs.
+//! [`Config`] is a checked `dataset.toml`. [`build()`] runs it on DataFusion, which does the joins, windows, sorts and
+//! spilling. This crate finds and inspects logs (`sources`), makes the SQL of the declared steps ([`samples`],
+//! [`timeline`]) and of sessions ([`sessionize`]), and keeps lists out of the sort (`cluster`). The crate
+//! `onefold-datasets` contains the dataset format and its writer.
 #![forbid(unsafe_code)]
 
 mod build;

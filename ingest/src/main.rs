@@ -1,4 +1,4 @@
-//! `onefold-ingest`: the batch ETL's command line.
+//! `onefold-ingest`: the command line of the batch ETL.
 
 use std::process::ExitCode;
 

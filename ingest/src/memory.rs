@@ -1,4 +1,4 @@
-//! The engine's memory: a fair pool, with a budget of its own for exchanges between threads.
+//! The memory pool of the engine: a fair pool with a separate budget for exchanges between threads.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,14 +9,15 @@ use datafusion::execution::memory_pool::{
     MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation, human_readable_size,
 };
 
-/// A pool that divides its bytes among all operators that can spill and hold something now.
+/// A pool that divides its bytes among the operators that can spill and currently hold memory.
 ///
-/// DataFusion's own fair pool counts all that are planned. A query has many, such as aggregations that have ended or have
-/// not begun, and would leave a sort a small part of the memory. What cannot spill may take all that is left.
+/// DataFusion's fair pool divides its bytes among all planned operators that can spill. A query has many of them, such
+/// as aggregations that have ended or not begun, so a sort would get a small part of the memory. Operators that cannot
+/// spill may take all free memory.
 ///
-/// A query may have one exchange (`RepartitionExec`) for every thread and step, nearly all of them empty. An exchange whose
-/// consumer is slow, or whose key is skewed, holds what its consumer has not taken. Once all exchanges together hold
-/// their budget, they write further batches to disk. `exchanges` makes that safe.
+/// A query may have one exchange (`RepartitionExec`) per thread and step, and nearly all of them are empty. An exchange
+/// with a slow consumer or a skewed key holds the rows that its consumer has not taken. Once all exchanges together
+/// hold their budget, they write further batches to disk. `exchanges` makes that safe.
 #[derive(Debug)]
 pub(crate) struct EnginePool {
     bytes: usize,
@@ -24,27 +25,29 @@ pub(crate) struct EnginePool {
     held: Mutex<Held>,
 }
 
-/// What operators hold, in bytes.
+/// The bytes that operators hold.
 #[derive(Debug, Default)]
 struct Held {
-    /// Of those that can spill, by their numbers; without those that hold nothing.
+    /// The bytes of operators that can spill, by consumer id. Operators that hold nothing have no entry.
     spillable: HashMap<usize, usize>,
     unspillable: usize,
     exchanges: usize,
 }
 
-/// Shares of the pool that no operator gets, because sorts hold a little more than they reserve …
+/// The number of shares of the pool that no operator gets, because sorts hold slightly more than they reserve. At most
+/// [`MOST_HEADROOM`] bytes are kept free.
 const HEADROOM_SHARES: usize = 2;
-/// … but not more than so many bytes.
+/// The limit for the free shares, in bytes.
 const MOST_HEADROOM: usize = 512 << 20;
-/// Every operator may hold one of so many parts of the pool. An operator that starts late finds others that hold more
-/// than their share by now; a sort that holds nothing has nothing to spill, and would fail.
+/// The divisor of the pool's bytes that gives the minimum that each operator may hold. When an operator starts late,
+/// others may hold more than their share. A sort that holds nothing has nothing to spill, and would fail without a
+/// minimum.
 const MINIMUM_PART: usize = 32;
-/// Exchanges get one of so many parts of the memory.
+/// The divisor of the memory that gives the budget of exchanges.
 const EXCHANGE_PART: usize = 8;
 
 impl EnginePool {
-    /// A pool of so many bytes.
+    /// Makes a pool of this number of bytes.
     pub(crate) fn new(bytes: usize) -> Self {
         let exchange_limit = bytes / EXCHANGE_PART;
         Self { bytes: bytes - exchange_limit, exchange_limit, held: Mutex::default() }
@@ -54,13 +57,13 @@ impl EnginePool {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bytes that nobody holds, without those of exchanges.
+    /// Returns the bytes that no operator holds, without the budget of exchanges.
     fn free(&self, held: &Held) -> usize {
         let spillable: usize = held.spillable.values().sum();
         self.bytes.saturating_sub(spillable + held.unspillable)
     }
 
-    /// The bytes that an operator that can spill may hold.
+    /// Returns the bytes that an operator that can spill may hold.
     fn share(&self, held: &Held, consumer: &MemoryConsumer) -> usize {
         let shared = self.bytes.saturating_sub(held.unspillable);
         let is_new = !held.spillable.contains_key(&consumer.id());
@@ -70,14 +73,15 @@ impl EnginePool {
     }
 }
 
-/// Whether the consumer is what an exchange holds for its outputs. The merge of an exchange that keeps an order,
-/// `RepartitionExec[Merge 0]`, cannot spill, and is a member of the pool.
+/// Returns whether the consumer is the output buffer of an exchange. The merge of an exchange that keeps an order,
+/// `RepartitionExec[Merge 0]`, cannot spill and takes its memory from the rest of the pool.
 fn is_exchange(consumer: &MemoryConsumer) -> bool {
     consumer.name().starts_with("RepartitionExec") && consumer.can_spill()
 }
 
 impl Held {
-    /// The bytes of a consumer's kind, or its own if it can spill.
+    /// Returns the counter for a consumer: the shared one of exchanges, the shared one of operators that cannot spill, or
+    /// else its own.
     fn of(&mut self, consumer: &MemoryConsumer) -> &mut usize {
         match consumer {
             exchange if is_exchange(exchange) => &mut self.exchanges,
@@ -165,7 +169,7 @@ mod tests {
         let pool: Arc<dyn MemoryPool> = Arc::new(EnginePool::new(3200));
         let consumer = |name: &str| MemoryConsumer::new(name).with_can_spill(true).register(&pool);
         let (sort, exchange) = (consumer("ExternalSorter[0]"), consumer("RepartitionExec[0]"));
-        // 2800 bytes are in three shares, of which the only sort has one.
+        // 2800 bytes are divided into three shares. The only sort gets one of them.
         sort.try_grow(900).unwrap();
         assert!(sort.try_grow(200).is_err());
         let other = consumer("RepartitionExec[1]");
@@ -177,7 +181,7 @@ mod tests {
         other.try_grow(200).unwrap();
         drop((exchange, other));
         assert_eq!(pool.reserved(), 900);
-        // An operator that cannot spill may have all that is left of the pool.
+        // An operator that cannot spill may take all that is left of the pool.
         let merge = MemoryConsumer::new("ExternalSorterMerge[0]").register(&pool);
         assert!(merge.try_grow(1901).is_err());
         merge.try_grow(1900).unwrap();
@@ -192,7 +196,7 @@ mod tests {
         sort.shrink(433);
         assert!(other.try_grow(701).is_err(), "two sorts have two shares of four");
         other.try_grow(700).unwrap();
-        // One that holds nothing has no share.
+        // An operator that holds nothing has no share.
         sort.free();
         other.try_grow(233).unwrap();
         assert!(other.try_grow(1).is_err());

@@ -1,4 +1,4 @@
-//! What all operators of this crate have in common.
+//! Code that all operators of this crate share.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::{ExecutionPlan, Partitioning, PlanProperties};
 
-/// The methods of an `ExecutionPlan` that has a field `properties` and these inputs, no expressions that a rule should
-/// see, and nothing to gain from more partitions of its inputs. The last argument makes an operator of one input anew, of
-/// another input.
+/// Implements the methods of `ExecutionPlan` for an operator with a field `properties` and the given inputs. The
+/// operator has no expressions for optimizer rules, and does not benefit from more partitions of its inputs. The last
+/// argument makes a copy of an operator with one input over another input.
 macro_rules! operator_methods {
     ($name:literal) => {
         $crate::operator::operator_methods!($name, |_operator| Vec::new());
@@ -64,7 +64,7 @@ macro_rules! operator_methods {
     };
 }
 
-/// How an operator is shown in plans: its name, and more of it in this format.
+/// Implements the display of an operator in plans: its name, followed by this format.
 macro_rules! shown_as {
     ($type:ident, |$operator:ident| $format:literal $(, $value:expr)*) => {
         impl datafusion::physical_plan::DisplayAs for $type {
@@ -83,11 +83,11 @@ macro_rules! shown_as {
 pub(crate) use operator_methods;
 pub(crate) use shown_as;
 
-/// The only one of the inputs that an operator is given anew.
+/// Returns the only input that an operator is given.
 ///
 /// # Errors
 ///
-/// If there is none, or there are several.
+/// If there is not exactly one input.
 pub(crate) fn only(inputs: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
     match <[_; 1]>::try_from(inputs) {
         Ok([input]) => Ok(input),
@@ -97,7 +97,7 @@ pub(crate) fn only(inputs: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn Execut
     }
 }
 
-/// The properties of an operator whose rows come as they are made, in no order, in so many partitions.
+/// Returns the properties of an operator that emits rows incrementally, in no order, in `partitions` partitions.
 pub(crate) fn plan_properties(schema: &SchemaRef, partitions: usize) -> Arc<PlanProperties> {
     Arc::new(PlanProperties::new(
         EquivalenceProperties::new(Arc::clone(schema)),

@@ -1,12 +1,12 @@
-//! The pipeline of everything that reads samples.
+//! The pipeline of all commands that read samples.
 //!
 //! ```text
 //! plan ─▶ fold ─▶ decide ─▶ write ─▶ commit
 //! ```
 //!
-//! Commands differ by their [`Target`]. A build and an append run all steps. A merge folds the late samples, and then
-//! writes them together with those of the ranges of buckets that change. A part of a dataset is written and committed later. A
-//! comparison digests the samples in place of writing them.
+//! The commands differ in their [`Target`]. A build and an append run all steps. A merge folds the late samples, and
+//! then writes them together with the existing samples of the ranges of buckets that change. A part of a dataset is
+//! written, and committed later by another program. A comparison digests the samples instead of writing them.
 
 use std::path::Path;
 
@@ -22,32 +22,31 @@ use crate::reading::{Reading, ReadingOptions, buckets_of_ranges};
 use crate::sources::{self, Source};
 use crate::{Config, Result};
 
-/// How a dataset is built.
+/// The options of a build.
 #[derive(Debug, Clone)]
 pub struct BuildOptions {
-    /// How sparse features are stored. If `None`, as in the dataset that is appended to, or [`Layout::Folded`] in a new
-    /// one.
+    /// The layout of sparse features. If `None`, the layout of the dataset that is appended to, or [`Layout::Folded`]
+    /// for a new dataset.
     pub layout: Option<Layout>,
-    /// The order of the samples within a partition. If `None`, that of the dataset that is appended to, or
-    /// [`Order::Session`] in a new one.
+    /// The order of the samples within a partition. If `None`, the order of the dataset that is appended to, or
+    /// [`Order::Session`] for a new dataset.
     pub order: Option<Order>,
-    /// Where feature groups come from.
+    /// The source of the feature groups.
     pub groups: Groups,
-    /// Columns that stand first in the files, those that jobs read most.
+    /// The columns that come first in the data files, usually those that jobs read most.
     pub column_order: Vec<String>,
-    /// Threads, memory and disk space that the build may use.
+    /// The threads, memory and disk space that the build may use.
     pub engine: EngineOptions,
-    /// How a dataset that exists already is changed.
+    /// How an existing dataset is changed.
     pub commit: Commit,
-    /// Take whole sessions, chosen by the hash of what identifies them, until about so many samples are expected; all
-    /// if `None`. What is built then stands for the share of the sessions that
-    /// [`BuildSummary::share`](crate::BuildSummary::share) says.
+    /// The approximate number of samples to take, in whole sessions chosen by the hash of their identity; all samples
+    /// if `None`. [`BuildSummary::share`](crate::BuildSummary::share) reports the fraction of the sessions.
     pub about_samples: Option<u64>,
-    /// The number of ranges of buckets of a new dataset, each of which has files of its own; that of the configuration,
-    /// or by its size, if `None`. There are at least 64 buckets, so that as many ranks can read the dataset, but for
-    /// samples in arrival order.
+    /// The number of ranges of buckets of a new dataset. Each range has its own files. If `None`, the configuration or
+    /// the size of the dataset determines it. There are at least 64 buckets, so that at least 64 ranks can read the
+    /// dataset, except for samples in arrival order.
     pub buckets: Option<u32>,
-    /// Partitions that are written; samples of others are left out and counted.
+    /// The partitions to write. Samples of other partitions are left out and counted.
     pub partitions: PartitionFilter,
 }
 
@@ -61,7 +60,7 @@ pub enum Groups {
 }
 
 impl BuildOptions {
-    /// The options of a build of all samples as the configuration says, with `engine`.
+    /// Returns the options of a build of all samples with the settings of the configuration and `engine`.
     pub fn new(engine: EngineOptions, commit: Commit) -> Self {
         Self {
             layout: None,
@@ -80,13 +79,13 @@ impl BuildOptions {
 /// The use of the samples that a pipeline reads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Target {
-    /// They are partitions of a dataset.
+    /// The samples are written as partitions of a dataset.
     Partitions,
-    /// They are merged into the partitions of a dataset.
+    /// The samples are merged into partitions of a dataset.
     Merge,
-    /// The samples of one range of buckets are written, to be committed later.
+    /// The samples of one range of buckets are written, and committed later.
     Part { range: u32, ranges: u32 },
-    /// They are compared with those of a dataset.
+    /// The samples are compared with the samples of a dataset.
     Compare,
 }
 
@@ -99,18 +98,19 @@ pub(crate) struct Pipeline<'a> {
 }
 
 impl<'a> Pipeline<'a> {
-    /// The layout and the order of the options, or of the dataset that has the snapshot `old`.
+    /// Returns the layout and the order: those of the options, or else those of the dataset with the snapshot `old`.
     pub(crate) fn layout_and_order(&self, old: Option<&Snapshot>) -> (Layout, Order) {
         let layout = self.options.layout.or(old.map(|old| old.layout)).unwrap_or(Layout::Folded);
         (layout, self.options.order.or(old.map(|old| old.order)).unwrap_or(Order::Session))
     }
 
-    /// Plans the samples of the sources that were [found](Self::find) for a target, a dataset that is new or has the
-    /// snapshot `old`.
+    /// Plans the samples of sources that [`find`](Self::find) returned, for a target. `old` is the snapshot of an
+    /// existing dataset.
     ///
     /// # Errors
     ///
-    /// As [`Reading::plan`], and [`Error::Dataset`](crate::Error::Dataset) if the dataset's vocabularies cannot be read.
+    /// The errors of [`Reading::plan`], and [`Error::Dataset`](crate::Error::Dataset) if the dataset's vocabularies
+    /// cannot be read.
     pub(crate) async fn plan(
         &self,
         (sources, problems): (Vec<Source>, Problems),
@@ -137,12 +137,12 @@ impl<'a> Pipeline<'a> {
         reading.map_err(|error| problems.and(error))
     }
 
-    /// Finds the files of the sources. Problems are collected, and reported when all samples have been folded; on a
-    /// cluster, which reports none to this process, the first one ends the run.
+    /// Finds the files of the sources. Problems are collected, and reported after all samples have been folded. On a
+    /// cluster, which reports no problems to this process, the first problem ends the run.
     ///
     /// # Errors
     ///
-    /// As [`sources::find`].
+    /// The errors of [`sources::find`].
     pub(crate) async fn find(&self) -> Result<(Vec<Source>, Problems)> {
         let problems = match self.options.engine.cluster {
             None => Problems::collected(),
@@ -151,25 +151,25 @@ impl<'a> Pipeline<'a> {
         Ok((sources::find(self.config, &problems).await?, problems))
     }
 
-    /// The same, where the first problem ends the run.
+    /// Finds the files of the sources; the first problem ends the run.
     ///
     /// # Errors
     ///
-    /// As [`sources::find`].
+    /// The errors of [`sources::find`].
     pub(crate) async fn find_strictly(&self) -> Result<(Vec<Source>, Problems)> {
         let problems = Problems::default();
         Ok((sources::find(self.config, &problems).await?, problems))
     }
 
-    /// Folds all samples, and decides on groups and vocabularies; those of the snapshot `known` are kept. Gives `None`
-    /// if there are no samples.
+    /// Folds all samples, and decides on groups and vocabularies. Groups and vocabularies of the snapshot `known` are
+    /// kept. Returns `None` if there are no samples.
     ///
-    /// On a cluster, where folding takes a job of its own, samples are folded on the way if nothing is to be learned of
-    /// them first.
+    /// On a cluster, folding needs a separate job. If nothing is to be learned from the samples first, they are folded
+    /// later, while they are written.
     ///
     /// # Errors
     ///
-    /// As [`Reading::fold`] and [`decide`].
+    /// The errors of [`Reading::fold`] and [`decide`].
     pub(crate) async fn decide(
         &self,
         reading: &Reading<'a>,

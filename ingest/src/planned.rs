@@ -1,7 +1,7 @@
-//! Plans as tables: a query can read the rows of a plan that is made already.
+//! Makes plans available as tables, so that a query can read the rows of an existing plan.
 //!
-//! Rules of the optimizer do not look into such a plan. Where the query is executed on a cluster, the plan becomes a part
-//! of the query's plan when all rules have been applied.
+//! Optimizer rules do not change such a plan. If the query is executed on a cluster, the plan becomes a part of the
+//! query's plan after all other rules have been applied.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProp
 
 use crate::operator::{operator_methods, plan_properties, shown_as};
 
-/// The rows of a plan as a table.
+/// A table with the rows of a plan.
 #[derive(Debug)]
 pub(crate) struct PlannedTable(pub(crate) Arc<dyn ExecutionPlan>);
 
@@ -51,7 +51,7 @@ impl TableProvider for PlannedTable {
     }
 }
 
-/// The rows of a plan that no rule changes any more: an operator without inputs.
+/// The rows of a plan that optimizer rules must not change: an operator without inputs.
 #[derive(Debug)]
 pub(crate) struct PlannedExec {
     plan: Arc<dyn ExecutionPlan>,
@@ -64,7 +64,7 @@ impl PlannedExec {
         Self { plan, properties }
     }
 
-    /// The plan.
+    /// Returns the plan.
     pub(crate) fn plan(&self) -> &Arc<dyn ExecutionPlan> {
         &self.plan
     }

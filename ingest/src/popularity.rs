@@ -1,4 +1,4 @@
-//! Popularity files, which say how often jobs read each column.
+//! Reads popularity files, which contain how often jobs read each column.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,13 +7,13 @@ use onefold_datasets::{SESSION_COLUMN, TIME_COLUMN, suggest};
 
 use crate::{Config, Error, Result};
 
-/// The columns that the file at `path` names: those read most often first, then by name. Every line is `column,reads`.
-/// Empty lines, lines that start with `#`, and a first line without a number are ignored.
+/// Returns the columns that the file at `path` names, by descending number of reads, then by name. Each line is
+/// `column,reads`. Empty lines, lines that start with `#`, and a first line without a number are ignored.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if it cannot be read; [`Error::Fault`], with the line, if a line has another form, or names a
-/// column twice or one that the dataset of `config` does not have.
+/// [`Error::Io`] if the file cannot be read; [`Error::Fault`], with the line number, if a line has another form, a
+/// column occurs twice, or the dataset of `config` does not have the column.
 pub(crate) fn column_order(path: &Path, config: &Config) -> Result<Vec<String>> {
     let text = fs_err::read_to_string(path)?;
     let features = config.feature_columns().map(|(name, _)| name);

@@ -1,12 +1,12 @@
-//! A rule for DataFusion's optimizer: the side of a hash join that carries lists is streamed, not held.
+//! An optimizer rule for DataFusion: a hash join streams the side with lists, and holds the other side in memory.
 //!
-//! A hash join holds one input in memory. DataFusion chooses it by the size that Parquet footers state, which for lists
-//! of ids says little: they are dictionary-encoded on disk and hundreds of times larger decoded. In Onefold's queries
-//! one side has the lists (the feature log) and the other only scalars (events, attributes, sessions), and holding the
-//! scalars is always right. The records of samples, which are bytes, count as lists.
+//! A hash join holds one input in memory. DataFusion chooses this input by the sizes in Parquet footers. These are
+//! misleading for lists of ids, which are dictionary-encoded on disk and hundreds of times larger when decoded. In
+//! Onefold's queries one side has the lists (the feature log) and the other side has only scalars (events, attributes,
+//! sessions), so the scalars are held. The records of samples, which are byte strings, count as lists.
 //!
-//! That side is held once, for all partitions of the other. DataFusion would split both sides by a hash of the key, and
-//! splitting copies every list. On a cluster, every task holds the whole side, as far as its files are small.
+//! The scalars are held once for all partitions of the other side. DataFusion would split both sides by a hash of the
+//! key, and splitting copies each list. On a cluster, each task holds the whole side if its files are small.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::{HashJoinExec, PartitionMode};
 
-/// Swaps the inputs of every hash join that would hold lists although its other side has none, and splits neither.
+/// Swaps the inputs of each hash join that would hold lists although its other side has none, and splits neither input.
 #[derive(Debug)]
 pub(crate) struct ProbeLists {
-    /// The most bytes of the files of a side that is held whole; no limit if `None`.
+    /// The largest total file size of a side that is held whole, in bytes; no limit if `None`.
     pub(crate) held_bytes: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ impl PhysicalOptimizerRule for ProbeLists {
             let lists = (has_lists(&join.left().schema()), has_lists(&join.right().schema()));
             let mode = |join_type, held| match streams_once(join_type) && self.holds(held) {
                 true => PartitionMode::CollectLeft,
-                // A cluster cannot join a side that every task has for itself in any other way.
+                // On a cluster, the only other way to join is to split both sides.
                 false if self.held_bytes.is_some() => PartitionMode::Partitioned,
                 false => *join.partition_mode(),
             };
@@ -64,13 +64,13 @@ impl PhysicalOptimizerRule for ProbeLists {
 }
 
 impl ProbeLists {
-    /// Whether a side of a join is held whole.
+    /// Returns whether a side of a join is held whole.
     fn holds(&self, side: &Arc<dyn ExecutionPlan>) -> bool {
         self.held_bytes.is_none_or(|most| file_bytes(side) <= most)
     }
 }
 
-/// The bytes of all files that a plan reads.
+/// Returns the total bytes of the files that a plan reads.
 fn file_bytes(plan: &Arc<dyn ExecutionPlan>) -> u64 {
     let scan = plan.downcast_ref::<DataSourceExec>();
     let scan = scan.and_then(|scan| scan.data_source().downcast_ref::<FileScanConfig>());
@@ -85,17 +85,17 @@ fn file_bytes(plan: &Arc<dyn ExecutionPlan>) -> u64 {
     own + plan.children().into_iter().map(file_bytes).sum::<u64>()
 }
 
-/// Whether a join of this type, seen from the side that it holds, gives no row for what finds no partner there.
+/// Returns whether a join of this type outputs no rows for held rows without a partner.
 fn streams_once(join_type: JoinType) -> bool {
     matches!(join_type, JoinType::Inner | JoinType::Right | JoinType::RightSemi | JoinType::RightAnti)
 }
 
-/// Whether rows are wide: they have lists, or bytes as the records of samples are.
+/// Returns whether rows are wide: they have lists, or byte strings such as the records of samples.
 fn has_lists(schema: &Schema) -> bool {
     schema.fields().iter().any(|field| is_wide(field.data_type()))
 }
 
-/// Whether the values of a column are lists, or bytes as the records of samples are.
+/// Returns whether the values of a column are lists, or byte strings such as the records of samples.
 pub(crate) fn is_wide(data_type: &DataType) -> bool {
     data_type.is_nested() || data_type.is_binary()
 }
@@ -112,9 +112,10 @@ mod tests {
     use crate::engine::physical_rules;
     use crate::spilling_join::SpillingJoin;
 
-    /// The schema of the side that the plan's only hash join holds. No side with lists may be split.
+    /// Returns the types of the columns that the only hash join of the plan holds. Checks that no side with lists is
+    /// split.
     fn held(query: &str) -> Vec<String> {
-        // Nothing is small enough to be held whole but by our rule.
+        // With these thresholds, only our rule makes a join hold a whole side.
         let mut config = SessionConfig::new().with_target_partitions(2);
         config.options_mut().optimizer.hash_join_single_partition_threshold = 0;
         config.options_mut().optimizer.hash_join_single_partition_threshold_rows = 0;
@@ -125,7 +126,7 @@ mod tests {
         let context = SessionContext::new_with_state(state.build());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let plan = runtime.block_on(async {
-            // The lists' side has fewer rows, so DataFusion alone would hold it.
+            // The side with lists has fewer rows, so DataFusion alone would hold it.
             context.query("CREATE TABLE lists AS VALUES (1, [1, 2]), (2, [3])").await.unwrap();
             context.query("CREATE TABLE scalars AS VALUES (1, 10), (2, 20), (3, 30), (4, 40)").await.unwrap();
             context.query(query).await.unwrap().create_physical_plan().await.unwrap()

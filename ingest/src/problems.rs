@@ -1,4 +1,5 @@
-//! Problems of a configuration and its logs: the first one ends the run, or all are collected and reported together.
+//! Collects the problems of a configuration and its logs: the first problem ends the run, or all are collected and
+//! reported together.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -9,25 +10,25 @@ use onefold_base::fault::{Explain as _, Fault, Kind};
 use crate::error::bug;
 use crate::{Error, Result};
 
-/// Where problems go. By default the first one is an error; a collection keeps them until [`check`](Self::check), and
-/// the code that meets one goes on with a value in its place.
+/// The destination of problems. By default the first problem is an error. A collection keeps problems until
+/// [`check`](Self::check), and the code that meets one continues with a default value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Problems(Option<Arc<Mutex<Vec<Problem>>>>);
 
 #[derive(Debug)]
 struct Problem {
     fault: Fault,
-    /// Rows that have it, by what was read of them: a part that is read again counts once.
+    /// The number of rows with the problem per part of the input, so that a part that is read again is counted once.
     rows: BTreeMap<String, u64>,
     /// The place, the kind and the rest of the message of a problem whose rows are counted.
     counted: Option<[String; 3]>,
 }
 
-/// Rows with one problem, which is told as `place: 3 what`.
+/// A number of rows with one problem. The message is `place: 3 what`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WrongRows<'a> {
     pub(crate) place: &'a str,
-    /// Tells the problem from others of its place.
+    /// Identifies the problem among the problems of its place.
     pub(crate) kind: &'a str,
     pub(crate) what: &'a str,
     pub(crate) hint: &'a str,
@@ -50,12 +51,12 @@ impl Problem {
 }
 
 impl Problems {
-    /// A collection.
+    /// Makes a collection.
     pub(crate) fn collected() -> Self {
         Self(Some(Arc::default()))
     }
 
-    /// Whether problems are collected.
+    /// Returns whether problems are collected.
     pub(crate) fn collects(&self) -> bool {
         self.0.is_some()
     }
@@ -64,8 +65,8 @@ impl Problems {
     ///
     /// # Errors
     ///
-    /// `error`, unless problems are collected. A store that does not answer is no problem of the logs: its error is
-    /// returned in any case.
+    /// `error`, unless problems are collected. The error of a store that does not answer is not a problem of the logs,
+    /// so it is always returned.
     pub(crate) fn report(&self, error: Error) -> Result<()> {
         let Some(found) = &self.0 else { return Err(error) };
         let faults = match error {
@@ -84,15 +85,16 @@ impl Problems {
         Ok(())
     }
 
-    /// Whether such rows were counted before.
+    /// Returns whether rows with this problem were counted before.
     pub(crate) fn knows(&self, place: &str, kind: &str) -> bool {
         let Some(found) = &self.0 else { return false };
         let found = found.lock().unwrap_or_else(PoisonError::into_inner);
         found.iter().any(|known| known.is(place, kind))
     }
 
-    /// Reports that `rows` rows of `part` have a problem. The first report tells it. A part that has a name is read several
-    /// times, and counts with the most rows that were found in it; rows of a part without one are added.
+    /// Reports that `rows` rows of `part` have a problem. The first report determines the message. A part with a name
+    /// may be read several times, and counts with the largest number of rows; the rows of a part without a name are
+    /// added up.
     ///
     /// # Errors
     ///
@@ -114,9 +116,9 @@ impl Problems {
         Ok(())
     }
 
-    /// `error`, together with the problems that were collected before it.
+    /// Combines `error` with the problems that were collected before it.
     pub(crate) fn and(&self, error: Error) -> Error {
-        // A run that was stopped, or a disk that is full, is no problem of the logs.
+        // A stopped run or a full disk is not a problem of the logs.
         if !matches!(error.fault().kind, Kind::Data | Kind::Options | Kind::Failed) {
             return error;
         }
@@ -126,11 +128,11 @@ impl Problems {
         }
     }
 
-    /// Checks that there are no problems so far.
+    /// Checks that no problems have been collected.
     ///
     /// # Errors
     ///
-    /// All of them.
+    /// All collected problems.
     pub(crate) fn check(&self) -> Result<()> {
         let Some(found) = &self.0 else { return Ok(()) };
         let found = found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +145,7 @@ impl Problems {
     }
 }
 
-/// Functions of the engine that report problems are the same function, wherever they report them.
+/// Functions of the engine that report problems compare as equal, regardless of their destination.
 impl PartialEq for Problems {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -185,7 +187,7 @@ mod tests {
             problems.report(Error::column("b", "is wrong", "mend it")).unwrap();
         }
         let all = problems.check().unwrap_err().to_string();
-        // A problem that was reported already is no other one.
+        // A problem that was reported before is not added again.
         let again = problems.and(problems.check().unwrap_err()).to_string();
         assert_eq!(again, all);
         for part in [

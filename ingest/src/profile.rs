@@ -1,10 +1,10 @@
-//! Where the processor time of a build goes: by stage, and by the streams that a stage has side by side.
+//! Measures the processor time of a build, by stage and by the parallel streams of a stage.
 //!
-//! Once a profile [runs](start), every operator of the engine's plans is wrapped, and so is every task that the engine
-//! starts. Each time that one of them works, the processor time of its thread is added to its stage, less what stages
-//! within it took. The threads that encode row groups are looked at from outside, several times a second.
+//! After a profile was [started](start), each operator of the engine's plans and each task that the engine starts is
+//! wrapped. Whenever a wrapper runs, the processor time of its thread is added to its stage, less the time of stages
+//! within it. The threads that encode row groups are sampled from outside, 20 times a second.
 //!
-//! A build without a profile pays nothing for this.
+//! A build without a profile has no overhead.
 
 mod page;
 
@@ -34,24 +34,24 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
 use onefold_base::process::{ThreadSeconds, cpu_seconds, threads_named};
 
-/// The length of the intervals by which work is shown.
+/// The length of the intervals in which work is shown.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// How often the threads are looked at that encode row groups, and how their names begin.
+/// The interval at which the threads that encode row groups are sampled, and the beginning of their names.
 const LOOK: Duration = Duration::from_millis(50);
 const ENCODING_THREADS: &str = "onefold-write";
-/// The longest text about an operator.
+/// The largest number of characters in the description of an operator.
 const MOST_DETAIL: usize = 300;
 
 static RUNNING: RwLock<Option<Arc<Profile>>> = RwLock::new(None);
 
 thread_local! {
-    /// What stages within the one at work took, on this thread.
+    /// The processor time of nested stages within the current one, on this thread.
     static WITHIN: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-    /// The stage at work on this thread; tasks that it starts are a part of it.
+    /// The current stage of this thread. Tasks that it starts belong to it.
     static AT_WORK: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// A profile that runs until this is dropped.
+/// A running profile, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Running(Arc<Profile>);
 
@@ -63,25 +63,25 @@ struct Profile {
     stages: Mutex<Vec<Stage>>,
 }
 
-/// What a stage did.
+/// The measurements of a stage.
 #[derive(Debug, Default)]
 struct Stage {
     name: String,
     detail: String,
     /// The processor time of each stream.
     streams: Vec<Duration>,
-    /// The processor time by interval.
+    /// The processor time per interval.
     intervals: Vec<Duration>,
 }
 
-/// Starts a profile of what this process does, in place of one that runs.
+/// Starts a profile of this process, which replaces a running one.
 pub(crate) fn start() -> Running {
     let profile = Arc::new(Profile {
         began: Instant::now(),
         began_seconds: cpu_seconds().unwrap_or(0.0),
         stages: Mutex::default(),
     });
-    // It fails if there was a profile before, whose tracer serves all.
+    // This fails if an earlier profile has set the tracer, which serves all profiles.
     let _ = set_join_set_tracer(&Tasks);
     *RUNNING.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&profile));
     let looked_at = Arc::downgrade(&profile);
@@ -90,7 +90,7 @@ pub(crate) fn start() -> Running {
 }
 
 impl Running {
-    /// The page of what was done so far, by this many threads.
+    /// Returns the HTML page of the profile so far. `threads` is the number of threads of the build.
     pub(crate) fn page(&self, threads: usize) -> String {
         self.0.page(threads)
     }
@@ -103,12 +103,12 @@ impl Drop for Running {
     }
 }
 
-/// The profile that runs.
+/// Returns the running profile.
 fn running() -> Option<Arc<Profile>> {
     RUNNING.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// The operators of `plan`, measured if a profile runs.
+/// Wraps the operators of `plan` for measurement if a profile is running.
 pub(crate) fn measured(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     let Some(profile) = running() else { return Ok(plan) };
     plan.transform_up(|plan| {
@@ -123,7 +123,7 @@ pub(crate) fn measured(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn Execution
     .data()
 }
 
-/// The work of the stage `name`: what it does, and the tasks that it starts.
+/// Runs `work` as the stage `name`, which includes the tasks that it starts.
 pub(crate) fn stage<T>(name: &str, work: impl FnOnce() -> T) -> T {
     match running() {
         Some(profile) => {
@@ -134,7 +134,7 @@ pub(crate) fn stage<T>(name: &str, work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// The future of `work`, measured as the stage `name` if a profile runs.
+/// Runs the future `work`, and measures it as the stage `name` if a profile is running.
 pub(crate) async fn staged<T>(name: &str, work: impl Future<Output = T>) -> T {
     let Some(profile) = running() else { return work.await };
     let (stage, mut work) = (profile.stage_of_name(name), std::pin::pin!(work));
@@ -146,7 +146,7 @@ impl Profile {
         self.stages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a stage, and gives its number.
+    /// Adds a stage, and returns its number.
     fn stage(&self, name: &str, detail: &str) -> usize {
         let mut stages = self.stages();
         let detail = detail.chars().take(MOST_DETAIL).collect();
@@ -154,13 +154,13 @@ impl Profile {
         stages.len() - 1
     }
 
-    /// The number of the stage that has no operator and this name.
+    /// Returns the number of the stage with this name that has no operator; adds it if necessary.
     fn stage_of_name(&self, name: &str) -> usize {
         let known = self.stages().iter().position(|stage| stage.name == name && stage.detail.is_empty());
         known.unwrap_or_else(|| self.stage(name, ""))
     }
 
-    /// The number of another stream of a stage; `None` if it is a stage of an earlier profile.
+    /// Adds a stream to a stage, and returns its number; `None` if the stage belongs to an earlier profile.
     fn stream(&self, stage: usize) -> Option<usize> {
         let mut stages = self.stages();
         let streams = &mut stages.get_mut(stage)?.streams;
@@ -168,7 +168,7 @@ impl Profile {
         Some(streams.len() - 1)
     }
 
-    /// Does some work of a stream of a stage.
+    /// Runs and measures some work of a stream of a stage.
     fn measure<T>(&self, stage: usize, stream: usize, work: impl FnOnce() -> T) -> T {
         let (began, time) = (Instant::now(), ThreadTime::now());
         let (before, outer) = (WITHIN.replace(Duration::ZERO), AT_WORK.replace(Some(stage)));
@@ -180,7 +180,7 @@ impl Profile {
         done
     }
 
-    /// Adds processor time, which was used evenly between two moments.
+    /// Adds processor time that was spent evenly between two moments.
     fn add(&self, (stage, stream): (usize, usize), time: Duration, (from, to): (Instant, Instant)) {
         let interval = |moment: Instant| {
             (moment.saturating_duration_since(self.began).as_nanos() / INTERVAL.as_nanos()) as usize
@@ -199,7 +199,7 @@ impl Profile {
     }
 }
 
-/// Adds what the threads that encode row groups did to a profile, as long as it is there.
+/// Adds the work of the threads that encode row groups to a profile, until the profile is dropped.
 fn look_at_threads(profile: &Weak<Profile>) {
     let Some(stage) = profile.upgrade().map(|profile| profile.stage("decode and encode row groups", ""))
     else {
@@ -226,7 +226,7 @@ fn look_at_threads(profile: &Weak<Profile>) {
     }
 }
 
-/// The rule that measures the operators of every plan. The last of all.
+/// The rule that measures the operators of each plan. It must be the last rule.
 #[derive(Debug)]
 pub(crate) struct Measure;
 
@@ -316,11 +316,11 @@ impl RecordBatchStream for MeasuredRows {
     }
 }
 
-/// Measures the tasks that the engine starts: each is a stream of the stage that started it.
+/// Measures the tasks that the engine starts. Each task is a stream of the stage that started it.
 struct Tasks;
 
 impl Tasks {
-    /// The stage that starts a task now, and the task's number.
+    /// Returns the stage that is starting a task, and the number of the task's stream.
     fn place() -> Option<(Arc<Profile>, usize, usize)> {
         let (profile, stage) = (running()?, AT_WORK.get()?);
         let stream = profile.stream(stage)?;

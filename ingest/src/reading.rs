@@ -1,4 +1,4 @@
-//! Reading all samples of a configuration, as a build and a comparison do: the engine, its plan, and its errors.
+//! Reads all samples of a configuration, for builds and comparisons: the engine, its plan, and its errors.
 
 use std::collections::BTreeMap;
 
@@ -19,51 +19,51 @@ use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, SampleOrder};
 use crate::sources::{self, Source};
 use crate::{Config, Error, Result};
 
-/// Which samples are read, and in which order.
+/// The samples to read, and their order.
 #[derive(Debug, Clone)]
 pub(crate) struct ReadingOptions {
     pub(crate) order: Order,
-    /// The buckets; by the number of samples if `None`.
+    /// The buckets; chosen by the number of samples if `None`.
     pub(crate) buckets: Option<Buckets>,
     /// Whether to observe which lists change together.
     pub(crate) observe_changes: bool,
-    /// The range of buckets whose samples are read; those of all buckets if `None`.
+    /// The range of buckets whose samples are read; all buckets if `None`.
     pub(crate) only_range: Option<u32>,
-    /// About how many samples, in whole sessions; all if `None`.
+    /// The approximate number of samples to take, in whole sessions; all if `None`.
     pub(crate) about_samples: Option<u64>,
     /// The kinds of the vocabularies of the dataset that is appended to or compared with, if there is one.
     pub(crate) vocabularies: BTreeMap<String, OriginalKind>,
 }
 
-/// The samples of a configuration, planned.
+/// The planned samples of a configuration.
 pub(crate) struct Reading<'a> {
     config: &'a Config,
     options: &'a EngineOptions,
     wanted: ReadingOptions,
     pub(crate) sources: Vec<Source>,
-    /// Where problems go.
+    /// The destination of problems.
     problems: Problems,
     pub(crate) context: SessionContext,
     pub(crate) planned: Samples,
-    /// The samples of which those of a bucket, or of some sessions, are taken; unknown if all are taken and no step has
+    /// The number of samples from which a range or some sessions are taken; `None` if all are taken and no step has
     /// counted them.
     pub(crate) candidates: Option<u64>,
-    /// The share of the sessions that is taken.
+    /// The fraction of the sessions that is taken.
     pub(crate) share: f64,
-    /// The budget for the counts and texts of vocabularies.
+    /// The memory budget for the counts and texts of vocabularies.
     pub(crate) budget: CountBudget,
-    /// The forms of the features' ids, and what is known of them.
+    /// The forms of the ids of features, and the texts that were collected.
     pub(crate) ids: FeatureIds,
-    /// The columns that the dataset keeps beside the features.
+    /// The columns that the dataset keeps besides the features.
     pub(crate) kept: Vec<KeptColumn>,
 }
 
 impl<'a> Reading<'a> {
-    /// Plans the samples over `sources`, and runs what the declared steps need to know first.
+    /// Plans the samples of `sources`, and runs the queries that the declared steps need first.
     ///
     /// # Errors
     ///
-    /// As [`samples::plan_with`], and [`Error::Fault`] for a kept column of a type that is not kept.
+    /// The errors of [`samples::plan_with`], and [`Error::Fault`] for a kept column with an unsupported type.
     pub(crate) async fn plan(
         config: &'a Config,
         (sources, problems): (Vec<Source>, Problems),
@@ -84,7 +84,7 @@ impl<'a> Reading<'a> {
             expected => expected,
         };
         if wanted.only_range.is_some() {
-            // Nothing has counted the samples of a range.
+            // No step has counted the samples of a range.
             planned.expected = None;
         }
         let share = register_samples(config, &context, &planned, (&wanted, candidates)).await?;
@@ -105,23 +105,23 @@ impl<'a> Reading<'a> {
         })
     }
 
-    /// The dataset's partition columns, with the types that they have in the samples.
+    /// Returns the partition columns of the dataset, with their types in the samples.
     pub(crate) fn partition_columns(&self) -> Vec<PartitionColumn> {
         sessionize::partition_columns(self.config, self.planned.wide.schema().as_arrow())
     }
 
-    /// The buckets that sessions are divided into.
+    /// Returns the buckets that sessions are divided into.
     pub(crate) fn buckets(&self) -> Buckets {
         let samples = || self.planned.expected.or_else(|| sources::total_rows(&self.sources)).unwrap_or(0);
         let by_size = || buckets_of_ranges(self.wanted.order, Buckets::of_samples(samples()).ranges());
         self.wanted.buckets.unwrap_or_else(by_size)
     }
 
-    /// The number of sessions that partition columns cut into several.
+    /// Returns the number of sessions that partition columns cut into several.
     ///
     /// # Errors
     ///
-    /// Those of the engine.
+    /// The errors of the engine.
     pub(crate) async fn cut_sessions(&self) -> Result<u64> {
         let columns = self.planned.wide.schema().as_arrow();
         let Some(sql) = sessionize::cut_sessions(self.config, columns)? else { return Ok(0) };
@@ -130,22 +130,22 @@ impl<'a> Reading<'a> {
         Ok(counts.sum::<i64>().unsigned_abs())
     }
 
-    /// Plans their clustering.
+    /// Plans the clustering of the samples.
     ///
     /// # Errors
     ///
-    /// As [`Clustering::plan`].
+    /// The errors of [`Clustering::plan`].
     pub(crate) async fn clustering(&self) -> Result<Clustering<'a>> {
         let columns = self.planned.wide.schema().as_arrow();
         Clustering::plan(self.config, &self.context, columns, &self.cluster_options()).await
     }
 
-    /// Whether a cluster reads them.
+    /// Returns whether a cluster reads the samples.
     pub(crate) fn is_on_cluster(&self) -> bool {
         self.options.cluster.is_some()
     }
 
-    /// How they are clustered.
+    /// Returns the options for clustering the samples.
     pub(crate) fn cluster_options(&self) -> ClusterOptions {
         ClusterOptions {
             order: SampleOrder { order: self.wanted.order, buckets: self.buckets() },
@@ -162,33 +162,33 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Folds them. Returns their totals; `None` if there are none.
+    /// Folds the samples. Returns their totals, or `None` if there are no samples.
     ///
     /// # Errors
     ///
-    /// As [`Clustering::fold`], all problems that were collected, and [`Error::Fault`] if there are not as many as the
-    /// declared steps counted.
+    /// The errors of [`Clustering::fold`], all problems that were collected, and [`Error::Fault`] if the declared steps
+    /// counted another number of samples.
     pub(crate) async fn fold<'c>(
         &self,
         clustering: &'c mut Clustering<'_>,
         reporter: &dyn Reporter,
     ) -> Result<Option<&'c mut SampleTotals>> {
         let totals = clustering.fold(reporter).await.map_err(|error| self.problems.and(error))?;
-        // Everything has been read.
+        // All input has been read.
         self.problems.check()?;
         self.check_count(totals.as_ref().map_or(0, |totals| totals.samples), None)?;
         Ok(totals)
     }
 
-    /// Checks that as many samples were read as the declared steps counted: `found`, and the `known` ones that a merge
-    /// has left out before.
+    /// Checks that the number of samples that were read equals the number that the declared steps counted. `found`
+    /// samples were read, and a merge has left out `known` samples before.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if there are others.
+    /// [`Error::Fault`] if the numbers differ.
     pub(crate) fn check_count(&self, found: u64, known: Option<u64>) -> Result<()> {
         let read = found + known.unwrap_or(0);
-        // Where only some sessions are taken, nothing has counted their samples before.
+        // If only some sessions are taken, no step has counted their samples.
         let Some(expected) = self.planned.expected.filter(|expected| *expected != read && self.share == 1.0)
         else {
             return Ok(());
@@ -203,8 +203,8 @@ impl<'a> Reading<'a> {
         ))
     }
 
-    /// The outcome for the rows of `[samples]`, if `samples` were read, of which `others` are of partitions that are not
-    /// written.
+    /// Returns the counts for the rows of `[samples]`. `samples` were read; `others` of them belong to partitions that
+    /// are not written.
     ///
     /// # Errors
     ///
@@ -221,22 +221,22 @@ impl<'a> Reading<'a> {
         Ok(rows)
     }
 
-    /// The rows that the declared steps read and left out; without steps, each row is one of the `samples`, or of those
-    /// from which they were taken.
+    /// Returns the numbers of rows that the declared steps read and left out. Without steps, each row is one of the
+    /// `samples`, or of the samples from which they were taken.
     pub(crate) fn rows_of(&self, samples: u64) -> RowCounts {
         let read = self.candidates.unwrap_or(samples);
         self.planned.rows.clone().unwrap_or(RowCounts { read, ..RowCounts::default() })
     }
 
-    /// The error that there are no samples.
+    /// Returns the error for a query without samples.
     pub(crate) fn no_samples(&self) -> Error {
         let hint = "check that the logs are not empty, that the join's keys match, and the query's `WHERE`";
         Error::no_samples(&self.config.path, hint)
     }
 }
 
-/// The buckets of a new dataset with `ranges` ranges. In arrival order a range is one bucket, because sorting by smaller
-/// buckets would change the order in which a service logs samples.
+/// Returns the buckets of a new dataset with `ranges` ranges. In arrival order a range is one bucket, because sorting
+/// by smaller buckets would change the order in which a service logs samples.
 pub(crate) fn buckets_of_ranges(order: Order, ranges: u32) -> Buckets {
     match order {
         Order::Session | Order::SessionHash => Buckets::of_ranges(ranges),
@@ -244,8 +244,8 @@ pub(crate) fn buckets_of_ranges(order: Order, ranges: u32) -> Buckets {
     }
 }
 
-/// Makes the samples views of the query, or those of the sessions that are taken, or of the range; gives the share of
-/// the sessions that are taken.
+/// Registers the views of the samples: all of them, those of the sessions that are taken, or those of the range.
+/// Returns the fraction of the sessions that is taken.
 async fn register_samples(
     config: &Config,
     context: &SessionContext,
@@ -281,7 +281,7 @@ mod tests {
          [session]\nkey = [\"id\"]\ntime = { column = \"id\", unit = \"s\" }\n\
          [checks]\nnot_before = 1970-01-01\n[features]\nid = { kind = \"label\" }\nx = { kind = \"dense\" }\n";
 
-    /// Reads three samples of which the steps are said to have counted `counted`.
+    /// Reads three samples, after the steps are made to report that they counted `counted` samples.
     fn read(folder: &Path, counted: Option<u64>) -> Result<u64> {
         let config = Config::parse(&folder.join("dataset.toml"), CONFIG).unwrap();
         let options = EngineOptions {

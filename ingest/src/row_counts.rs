@@ -1,4 +1,4 @@
-//! The outcome for the rows of `[samples]`: each is written, or left out for one reason.
+//! Counts what happens to the rows of `[samples]`: each row is written, or left out for one reason.
 
 use std::collections::BTreeMap;
 
@@ -6,37 +6,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Why a row does not become a sample of the dataset.
+/// The reason why a row does not become a sample of the dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// `[samples].where` does not hold.
+    /// The condition `[samples].where` does not hold.
     Where,
-    /// It has no value in a column that identifies a sample, or no time.
+    /// A column that identifies a sample, or the time, is null.
     NullKey,
-    /// Its time is before the limits.
+    /// The time is before the limits.
     Past,
-    /// Its time is after the limits.
+    /// The time is after the limits.
     Future,
-    /// A clock shows its local time twice, or skips it.
+    /// A clock shows the local time twice, or skips it.
     ClockChange,
-    /// Its parallel lists have different lengths.
+    /// Parallel lists have different lengths.
     Ragged,
-    /// It has the key of an earlier row.
+    /// An earlier row has the same key.
     Duplicate,
-    /// It has no event, and `[join].missing` is `"skip"`.
+    /// The row has no event, and `[join].missing` is `"skip"`.
     NoEvent,
-    /// An `[[attributes]]` has no row for it, and `missing` is `"skip"`.
+    /// An `[[attributes]]` section has no values for the row, and its `missing` is `"skip"`.
     NoAttributes,
-    /// `[sampling]` drops it.
+    /// `[sampling]` drops the row.
     SampledOut,
-    /// Its session is not one of those that are taken.
+    /// The session of the row is not taken.
     OtherSession,
-    /// Its session belongs to another range of buckets.
+    /// The session of the row belongs to another range of buckets.
     OtherRange,
-    /// Its session lies in a partition that is not written.
+    /// The session of the row lies in a partition that is not written.
     OtherPartition,
-    /// The dataset has it already.
+    /// The dataset already has the sample.
     AlreadyThere,
 }
 
@@ -61,26 +61,26 @@ impl Reason {
     }
 }
 
-/// The rows of `[samples]`, and the outcome for them: `read` is `written` and all of `left_out` together.
+/// The number of rows of `[samples]`, and what happened to them: `read` is the sum of `written` and all of `left_out`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowCounts {
-    /// Rows of the source or query of `[samples]`.
+    /// The number of rows of the source or query of `[samples]`.
     pub read: u64,
-    /// Rows that became samples of the dataset.
+    /// The number of rows that became samples of the dataset.
     pub written: u64,
-    /// The others, by reason. A reason without rows is not here.
+    /// The number of other rows, by reason. Reasons without rows have no entry.
     pub left_out: BTreeMap<Reason, u64>,
 }
 
 impl RowCounts {
-    /// Counts rows that are left out.
+    /// Adds rows that are left out.
     pub(crate) fn leave_out(&mut self, reason: Reason, rows: u64) {
         if rows > 0 {
             *self.left_out.entry(reason).or_default() += rows;
         }
     }
 
-    /// Makes rows that were left out of other partitions written ones: a later step has written them.
+    /// Moves rows from those of other partitions to the written ones, because a later step has written them.
     pub(crate) fn write_later(&mut self, rows: u64) {
         let others = self.left_out_for(Reason::OtherPartition);
         let rows = rows.min(others);
@@ -89,27 +89,27 @@ impl RowCounts {
         self.left_out.retain(|_, rows| *rows > 0);
     }
 
-    /// The rows that were left out for a reason.
+    /// Returns the number of rows that were left out for a reason.
     pub(crate) fn left_out_for(&self, reason: Reason) -> u64 {
         self.left_out.get(&reason).copied().unwrap_or(0)
     }
 
-    /// Rows that are written, or left out for a reason that counts samples and not rows of the log.
+    /// Returns the number of samples: rows that are written, or left out for a reason that applies to samples.
     pub(crate) fn samples(&self) -> u64 {
         let reasons = [Reason::OtherSession, Reason::OtherRange, Reason::OtherPartition];
         self.written + reasons.map(|reason| self.left_out_for(reason)).iter().sum::<u64>()
     }
 
-    /// Whether every row is written or left out.
+    /// Returns whether each row is written or left out.
     pub(crate) fn is_complete(&self) -> bool {
         self.read == self.written + self.left_out.values().sum::<u64>()
     }
 
-    /// Checks that every row is written or left out.
+    /// Checks that each row is written or left out.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if one is not, or is twice.
+    /// [`Error::Fault`] if a row is neither, or is counted twice.
     pub(crate) fn check(&self) -> Result<()> {
         if self.is_complete() {
             return Ok(());
@@ -121,7 +121,7 @@ impl RowCounts {
         ))
     }
 
-    /// The counts as one line: `10 rows read: 8 written, left out 2 as duplicates`.
+    /// Returns the counts as one line: `10 rows read: 8 written, left out 2 as duplicates`.
     pub(crate) fn described(&self) -> String {
         use onefold_base::units::{count_of, format_count};
 

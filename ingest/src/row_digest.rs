@@ -1,4 +1,4 @@
-//! A digest of rows of any columns.
+//! Digests rows with any columns.
 
 use arrow::array::{Array, ArrayRef, AsArray, GenericListArray, OffsetSizeTrait, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use crate::Result;
 
-/// Digests rows, whatever their order and however they are cut into batches.
+/// Digests rows, independent of their order and of their division into batches.
 #[derive(Debug)]
 pub(crate) struct RowDigester {
     columns: Vec<Column>,
@@ -18,12 +18,12 @@ pub(crate) struct RowDigester {
 #[derive(Debug)]
 struct Column {
     seed: ColumnSeed,
-    /// For what is no list of numbers: Arrow's row format, bytes that are equal where values are.
+    /// Converts values to Arrow's row format, in which equal values have equal bytes; `None` for lists of numbers.
     rows: Option<RowConverter>,
 }
 
 impl RowDigester {
-    /// A digester of rows of these columns.
+    /// Makes a digester of rows with these columns.
     pub(crate) fn new(schema: &SchemaRef) -> Result<Self> {
         let column = |data_type: &DataType, name: &str| {
             let rows = match data_type {
@@ -44,14 +44,14 @@ impl RowDigester {
         Ok(Self { columns: columns.collect::<Result<_>>()? })
     }
 
-    /// The digest of the rows of `batch`.
+    /// Returns the digest of the rows of `batch`.
     pub(crate) fn digest(&self, batch: &RecordBatch) -> Result<Digest> {
         let mut digest = Digest::default();
         self.rows(batch)?.into_iter().for_each(|row| digest.add(row));
         Ok(digest)
     }
 
-    /// The digest of each row of `batch`.
+    /// Returns the digest of each row of `batch`.
     pub(crate) fn rows(&self, batch: &RecordBatch) -> Result<Vec<SampleDigest>> {
         let columns = self.columns.par_iter().zip(batch.columns());
         let parts: Result<Vec<Vec<u128>>, ArrowError> =
@@ -65,7 +65,7 @@ impl RowDigester {
 }
 
 impl Column {
-    /// The part of every row.
+    /// Returns the contribution of this column to the digest of each row.
     fn parts(&self, values: &ArrayRef) -> Result<Vec<u128>, ArrowError> {
         let Some(converter) = &self.rows else {
             return Ok(match values.data_type() {
@@ -77,7 +77,8 @@ impl Column {
         Ok(rows.iter().map(|row| self.seed.bytes(row.as_ref())).collect())
     }
 
-    /// The parts of lists of numbers: of their bytes as they lie there, which are most of what a log holds.
+    /// Returns the contributions of lists of numbers. They are computed from the lists' bytes in place, because lists
+    /// are most of the bytes of a log.
     fn parts_of_lists<O: OffsetSizeTrait>(&self, lists: &GenericListArray<O>) -> Vec<u128> {
         let items = lists.values().to_data();
         let width = items.data_type().primitive_width().unwrap_or(1);

@@ -1,4 +1,4 @@
-//! The SQL function that makes the ids of sessions, see [`onefold_datasets::session_id`].
+//! The SQL function that computes session ids, see [`onefold_datasets::session_id`].
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use onefold_datasets::session_id;
 /// The name of the function in SQL.
 pub(crate) const SESSION_ID: &str = "__onefold_session_id";
 
-/// The function of two texts, the identity and the instance of a session, that gives the session's id.
+/// Returns the function. Its arguments are two texts, the identity and the instance of a session, and its result is the
+/// session's id.
 pub(crate) fn function() -> ScalarUDF {
     let text = DataType::Utf8;
     create_udf(

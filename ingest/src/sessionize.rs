@@ -1,14 +1,14 @@
-//! The SQL around the samples: which session a sample belongs to, and the order of the samples.
+//! The SQL that assigns samples to sessions, and orders the samples.
 //!
-//! A session is identified by the partition columns, the session columns (the key, or the user) and its
-//! **start**, the time of its first sample. With a gap, a session begins wherever the user paused for longer
-//! (gaps and islands: mark the first sample after a pause; the last mark so far is the start, a running maximum, which
-//! needs no more memory than a row). Samples of one instant are always in one session, so the result does not depend on
-//! how ties were ordered.
+//! A session is identified by the partition columns, the session columns (the key, or the user) and its **start**, the
+//! time of its first sample. With a gap, a session begins after each longer pause of the user. This is the
+//! gaps-and-islands problem: the first sample after a pause is marked with its time, and the latest mark is the start,
+//! a running maximum that needs the memory of one row. Samples with equal times are always in one session, so the
+//! result does not depend on the order of ties.
 //!
-//! All of that is found from the session columns and the time alone, in a narrow table that is then joined to the
-//! records of the samples (`cluster`). A free query is therefore evaluated twice (the first time for the narrow
-//! columns only) and must give the same rows.
+//! Sessions are computed from the session columns and the time alone, in a narrow table that is then joined to the
+//! records of the samples (`cluster`). The query of the samples is therefore evaluated twice, the first time for the
+//! narrow columns only, and must return the same rows each time.
 
 use datafusion::arrow::datatypes::{DataType, Schema as ArrowSchema};
 use onefold_datasets::{Buckets, IDENTITY_SEPARATOR, Order, PartitionColumn, PartitionType, Sessions};
@@ -18,20 +18,20 @@ use crate::session_ids::SESSION_ID;
 use crate::sql::{first_of_each, is_float, key_hint, numbered, quote};
 use crate::{Config, Error, PartitionBy, Result, timeline, times};
 
-/// The view that holds the samples.
+/// The view with the samples.
 pub const SAMPLES_VIEW: &str = "__onefold_samples";
-/// The view that holds of the same samples the columns that say where they belong.
+/// The view with the narrow columns of the samples: those that determine their sessions and order.
 pub const NARROW_VIEW: &str = "__onefold_narrow";
-/// A sample's time in microseconds since 1970.
+/// The time of a sample, in microseconds since 1970.
 pub const TIME: &str = "__onefold_time";
-/// The time of the first sample of a sample's session, likewise.
+/// The time of the first sample of a sample's session, in microseconds since 1970.
 pub const START: &str = "__onefold_start";
 /// The id of a sample's session, see [`onefold_datasets::session_id`].
 pub const SESSION: &str = "__onefold_session";
 /// The time of the latest event that a sample's labels are made of, likewise; null without an event. Samples have it if
 /// it is a kept column.
 pub(crate) const EVENT_TIME: &str = "__onefold_event_time";
-/// Whether a row of the table of records is a part of the totals of its samples, and no record.
+/// Whether a row of the table of records is not a record, but a part of the totals of its samples.
 pub const TOTALS: &str = "__onefold_totals";
 /// The bucket of a record.
 pub(crate) const BUCKET: &str = "__onefold_bucket";
@@ -43,12 +43,12 @@ pub const KEY: &str = "__onefold_key";
 pub struct SampleOrder {
     /// The order within a bucket of a partition.
     pub order: Order,
-    /// The buckets, which come one after the other.
+    /// The buckets, which are in ascending order.
     pub buckets: Buckets,
 }
 
-/// The SQL expression for the bucket of a session in `buckets` buckets: [`onefold_datasets::bucket_of_session`]. If
-/// `buckets` is the number of ranges, it is the session's range.
+/// Returns the SQL expression for the bucket of a session among `buckets` buckets:
+/// [`onefold_datasets::bucket_of_session`]. With the number of ranges for `buckets`, it is the session's range.
 pub(crate) fn bucket(buckets: u32) -> String {
     bucket_of(SESSION, buckets)
 }
@@ -57,25 +57,25 @@ fn bucket_of(session: &str, buckets: u32) -> String {
     format!("(({session} >> 47) * {buckets}) >> 16")
 }
 
-/// The bucket of a sample whose session is not known yet, as SQL.
+/// Returns the SQL expression for the bucket of a sample whose session is not known yet.
 fn bucket_of_user(config: &Config, buckets: u32) -> String {
-    // The bucket follows from what of an identity decides the high bits of a session's id.
+    // The bucket depends only on the session columns, which determine the high bits of a session's id.
     let id = format!("{SESSION_ID}({}, '')", whose(config));
     bucket_of(&id, buckets)
 }
 
-/// The condition that a sample is in a range of buckets, as SQL.
+/// Returns the SQL condition that a sample is in a range of buckets.
 pub(crate) fn in_range(config: &Config, buckets: Buckets, range: u32) -> String {
     format!("{} = {range}", bucket_of_user(config, buckets.ranges()))
 }
 
-/// The query that gives the samples of `config`: the columns that the dataset needs, [`TIME`], and [`KEY`] if samples
-/// have a key. `columns` are those of the samples' view.
+/// Returns the query of the samples of `config`: the columns that the dataset needs, [`TIME`], and [`KEY`] if samples
+/// have a key. `columns` are the columns of the samples' view.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the configuration names a column that the query does not give, the time's type and
-/// configuration do not say what its values mean, or a session or partition column is a list.
+/// [`Error::Fault`] if the query lacks a column that the configuration names, the type and the configuration of the
+/// time do not determine the meaning of its values, or a session or partition column is a list.
 pub fn samples(config: &Config, columns: &ArrowSchema) -> Result<String> {
     check_names(config, columns)?;
     check_comparable(config, columns)?;
@@ -86,23 +86,23 @@ pub fn samples(config: &Config, columns: &ArrowSchema) -> Result<String> {
     Ok(format!("SELECT {}, {time} AS {TIME} FROM {SAMPLES_VIEW}", columns.join(", ")))
 }
 
-/// The hash of a sample's key, as SQL; `None` if samples have no key.
+/// Returns the SQL expression for the hash of a sample's key; `None` if samples have no key.
 pub(crate) fn key_hash(config: &Config) -> Option<String> {
     let key = &config.samples.key;
     (!key.is_empty()).then(|| format!("hash_id({})", texts(&quoted(key))))
 }
 
-/// The samples' columns that say where their lists lie in timelines: a start and an end for each.
+/// Returns the columns of the samples with the positions of their lists in timelines: a start and an end per timeline.
 pub fn position_columns(config: &Config) -> Vec<String> {
     (0..config.timelines.len()).flat_map(|i| [timeline::start_column(i), timeline::end_column(i)]).collect()
 }
 
-/// The query of the samples that slices are made for: where each belongs ([`place_columns`]), the columns of
-/// [`numbered_by`], and the [`position_columns`] of all timelines. `sessions` is the query of [`sessions`].
+/// Returns the query of the samples for which slices are made: the bucket of each sample ([`place_columns`]), the
+/// columns of [`numbered_by`], and the [`position_columns`] of all timelines. `sessions` is the query of [`sessions`].
 ///
 /// # Errors
 ///
-/// As [`samples`].
+/// The errors of [`samples`].
 pub(crate) fn placed_samples(
     config: &Config,
     columns: &ArrowSchema,
@@ -128,14 +128,15 @@ pub(crate) fn placed_samples(
     Ok(format!("SELECT {}, {positions} FROM ({samples})", wanted.join(", ")))
 }
 
-/// The columns of [`placed_samples`] that say which bucket of which partition a sample belongs to. Their names are ones
-/// that no column of the samples has.
+/// Returns the columns of [`placed_samples`] with the partition and bucket of a sample. No column of the samples has
+/// these names.
 pub(crate) fn place_columns(config: &Config) -> Vec<String> {
     numbered("__onefold_place", place_of_slices(config).len())
 }
 
-/// The query that gives the rows of timeline `number` that the samples need, slice by slice, in no order: the columns of
-/// [`place_of_slices`], then those of [`slices_sql`](timeline::slices_sql). `ranges` is the table of the slices' ranges.
+/// Returns the query of the rows of timeline `number` that the samples need, by slice, in no order: the columns of
+/// [`place_of_slices`], then the columns of [`slices_sql`](timeline::slices_sql). `ranges` is the table of the slices'
+/// ranges.
 pub(crate) fn slices(config: &Config, number: usize, ranges: &str) -> String {
     let (names, timeline) = (place_columns(config), &config.timelines[number]);
     let slices = timeline::slices_sql(number, timeline, ranges, &names);
@@ -147,22 +148,22 @@ pub(crate) fn slices(config: &Config, number: usize, ranges: &str) -> String {
     format!("SELECT {} FROM ({slices})", columns.join(", "))
 }
 
-/// The query of the rows of [`slices`] in the order of the samples.
+/// Returns the query of the rows of [`slices`] in the order of the samples.
 pub(crate) fn slices_in_order(config: &Config, slices: &str) -> String {
     let order = [place_of_slices(config), [timeline::FIRST, timeline::POSITION].map(str::to_owned).to_vec()];
     format!("SELECT * FROM {slices} ORDER BY {}", quoted(&order.concat()).join(", "))
 }
 
-/// The columns of [`slices`] that say which bucket of which partition a slice belongs to, in the order in which [`sorted`]
-/// orders buckets: the partition columns, [`START`] (the start of the day or hour, if samples are partitioned by time)
-/// and [`BUCKET`].
+/// Returns the columns of [`slices`] with the partition and bucket of a slice, in the order in which [`sorted`] orders
+/// buckets: the partition columns, [`START`] (the start of the day or hour, if samples are partitioned by time) and
+/// [`BUCKET`].
 pub(crate) fn place_of_slices(config: &Config) -> Vec<String> {
     let period = config.partition_by.map(|_| START);
     let made = period.into_iter().chain([BUCKET]).map(str::to_owned);
     config.partition_columns.iter().cloned().chain(made).collect()
 }
 
-/// The expressions, in SQL, that order partitions and buckets.
+/// Returns the SQL expressions that order partitions and buckets.
 fn place(config: &Config, order: SampleOrder) -> Vec<String> {
     let period = config.partition_by.map(start_of_period);
     let buckets = order.buckets.number;
@@ -170,7 +171,7 @@ fn place(config: &Config, order: SampleOrder) -> Vec<String> {
     [quoted(&config.partition_columns), period.into_iter().chain(bucket).collect()].concat()
 }
 
-/// The columns that order the samples of a bucket.
+/// Returns the columns that order the samples of a bucket.
 fn within(config: &Config, order: Order) -> Vec<String> {
     let first: &[&str] = match order {
         Order::Session => &[START, SESSION, TIME],
@@ -181,15 +182,15 @@ fn within(config: &Config, order: Order) -> Vec<String> {
     first_of_each(first.chain(config.order.iter().cloned()).chain([SESSION.to_owned()]))
 }
 
-/// The columns by which the samples of a bucket are numbered for [`slices`]: those that order them, up to the first
-/// that the narrow view lacks. Samples that these do not tell apart have one number.
+/// Returns the columns by which the samples of a bucket are numbered for [`slices`]: the columns that order them, up to
+/// the first one that the narrow view lacks. Samples with equal values in these columns have the same number.
 pub(crate) fn numbered_by(config: &Config, columns: &ArrowSchema, order: SampleOrder) -> Vec<String> {
     let is_narrow =
         |name: &String| columns.field_with_name(name).map_or(true, |field| !field.data_type().is_nested());
     within(config, order.order).into_iter().take_while(is_narrow).collect()
 }
 
-/// The condition that a sample `s` is one of the session `n`.
+/// Returns the SQL condition that a sample `s` belongs to the session `n`.
 pub(crate) fn same_session(config: &Config) -> String {
     let mut on = identity(config);
     if matches!(config.session, Sessions::Gap { .. }) {
@@ -198,8 +199,8 @@ pub(crate) fn same_session(config: &Config) -> String {
     on.iter().map(|column| format!("n.{column} = s.{column}")).collect::<Vec<_>>().join(" AND ")
 }
 
-/// The query of `records`, a table of the [`key_columns`], [`TIME`], [`TOTALS`] and others of the same samples, with their
-/// [`START`] and [`SESSION`]. `sessions` is the query of [`sessions`].
+/// Returns the query of `records` with their [`START`] and [`SESSION`]. `records` is a table of the [`key_columns`],
+/// [`TIME`], [`TOTALS`] and other columns of the samples. `sessions` is the query of [`sessions`].
 pub fn with_sessions(config: &Config, sessions: &str, records: &str) -> String {
     format!(
         "SELECT s.*, n.{START}, n.{SESSION} FROM ({sessions}) n RIGHT JOIN {records} s ON {}",
@@ -207,15 +208,15 @@ pub fn with_sessions(config: &Config, sessions: &str, records: &str) -> String {
     )
 }
 
-/// The query that [sorts](sorted) `records`, and finds their sessions from the records themselves. `records` is a table
-/// that has all records of each user.
+/// Returns the query that [sorts](sorted) `records` and finds their sessions from the records themselves. `records` is
+/// a table that has all records of each user.
 pub(crate) fn ordered_with_sessions(
     config: &Config,
     order: SampleOrder,
     records: &str,
     last: &[&str],
 ) -> String {
-    // One sort of the records by what identifies a session serves all windows, which need no more memory than a row.
+    // One sort of the records by session columns and time serves all windows, which then need the memory of one row.
     let over = format!("OVER (PARTITION BY {} ORDER BY {TIME}", identity(config).join(", "));
     let started = match &config.session {
         Sessions::Key(_) => {
@@ -227,21 +228,22 @@ pub(crate) fn ordered_with_sessions(
     sorted(config, order, &format!("({samples})"), None, last)
 }
 
-/// The query of `records` with their [`BUCKET`]. Totals go to the first.
+/// Returns the query of `records` with their [`BUCKET`]. Totals are in bucket 0.
 pub(crate) fn with_buckets(config: &Config, buckets: u32, records: &str) -> String {
     let bucket = bucket_of_user(config, buckets);
     format!("SELECT *, CASE WHEN {TOTALS} THEN 0 ELSE {bucket} END AS {BUCKET} FROM {records}")
 }
 
-/// The query of `records`, whose [`SESSION`] is known, with their [`BUCKET`]. Totals go to the first.
+/// Returns the query of `records` with known [`SESSION`] and with their [`BUCKET`]. Totals are in bucket 0.
 pub(crate) fn with_known_buckets(buckets: u32, records: &str) -> String {
     let bucket = bucket(buckets);
     format!("SELECT *, CASE WHEN {TOTALS} THEN 0 ELSE {bucket} END AS {BUCKET} FROM {records}")
 }
 
-/// The query that sorts `samples`, a table or a query in parentheses with the [`key_columns`], [`TIME`], [`TOTALS`], [`START`] and [`SESSION`],
-/// into the order of a dataset, behind the totals. The column `first` orders samples of one time before those of the
-/// configuration do, the columns `last` order samples that no other column orders.
+/// Returns the query that sorts `samples` into the order of a dataset, after the totals. `samples` is a table or a
+/// query in parentheses with the [`key_columns`], [`TIME`], [`TOTALS`], [`START`] and [`SESSION`]. The column `first`
+/// orders samples with equal times before the columns of the configuration do. The columns `last` order samples that no
+/// other column orders.
 pub(crate) fn sorted(
     config: &Config,
     order: SampleOrder,
@@ -259,30 +261,32 @@ pub(crate) fn sorted(
     format!("SELECT * FROM {samples} ORDER BY {}", first_of_each(keys).join(", "))
 }
 
-/// The columns of the samples that [`with_sessions`] and the sort behind it need of their records, beside [`TIME`].
+/// Returns the columns of the samples, besides [`TIME`], that [`with_sessions`] and the following sort need in their
+/// records.
 pub fn key_columns(config: &Config) -> Vec<String> {
     let columns = [&config.partition_columns[..], &session_columns(config), &config.order];
     first_of_each(columns.concat())
 }
 
-/// The columns that a sample's record has beside its time, digest and lists: the [`key_columns`], and [`KEY`] if
-/// samples have a key.
+/// Returns the columns that a sample's record has besides its time, digest and lists: the [`key_columns`], and [`KEY`]
+/// if samples have a key.
 pub(crate) fn record_columns(config: &Config) -> Vec<String> {
     let key = (!config.samples.key.is_empty()).then(|| KEY.to_owned());
     key_columns(config).into_iter().chain(key).collect()
 }
 
-/// The columns that identify a session, apart from its start.
+/// Returns the columns that identify a session together with its start.
 pub fn identity_columns(config: &Config) -> Vec<String> {
     first_of_each([&config.partition_columns[..], &session_columns(config)].concat())
 }
 
-/// The columns of the session's key, or of the user.
+/// Returns the columns of the session's key, or of the user.
 pub(crate) fn session_columns(config: &Config) -> Vec<String> {
     config.session_columns().into_iter().map(str::to_owned).collect()
 }
 
-/// The partition columns of the dataset, with the types of their values. `columns` are those of the samples' view.
+/// Returns the partition columns of the dataset, with the types of their values. `columns` are the columns of the
+/// samples' view.
 pub fn partition_columns(config: &Config, columns: &ArrowSchema) -> Vec<PartitionColumn> {
     let of_samples = |name: &String| {
         let data_type = columns.field_with_name(name).ok().map(|field| match field.data_type() {
@@ -306,8 +310,9 @@ pub fn partition_columns(config: &Config, columns: &ArrowSchema) -> Vec<Partitio
     config.partition_columns.iter().map(of_samples).chain(made).collect()
 }
 
-/// The condition by which about `wanted` of `all` samples are taken, in whole sessions (of whole users, where a pause
-/// ends a session), and the share of them; no condition if all are.
+/// Returns the fraction of samples to take, about `wanted` of `all`, and the SQL condition that takes them; no
+/// condition if all samples are taken. The condition takes whole sessions, or all sessions of a user if a pause ends a
+/// session.
 pub fn taken(config: &Config, wanted: u64, all: u64) -> (f64, Option<String>) {
     const STEPS: u64 = 1 << 32;
     let steps =
@@ -316,33 +321,34 @@ pub fn taken(config: &Config, wanted: u64, all: u64) -> (f64, Option<String>) {
         return (1.0, None);
     }
     let steps = steps.max(1);
-    // Text compares as the number that it stands for.
+    // Hexadecimal texts of equal length compare like the numbers that they represent.
     let condition = format!("substr({}, 1, 8) < '{steps:08x}'", identity_hash(config));
     (steps as f64 / STEPS as f64, Some(condition))
 }
 
-/// A hash of what identifies a session, as hexadecimal text.
+/// Returns the SQL expression for a hash of a session's identity, as hexadecimal text.
 fn identity_hash(config: &Config) -> String {
     let texts: Vec<String> =
         identity(config).iter().map(|column| format!("CAST({column} AS VARCHAR)")).collect();
     format!("md5(concat_ws('/', {}))", texts.join(", "))
 }
 
-/// The query of the identities and times ([`TIME`]) of all samples.
+/// Returns the query of the identities and times ([`TIME`]) of all samples.
 ///
 /// # Errors
 ///
-/// As [`samples`].
+/// The errors of [`samples`].
 pub(crate) fn instants(config: &Config, columns: &ArrowSchema) -> Result<String> {
     let time = time_in_micros(config, columns)?;
     Ok(format!("SELECT {}, {time} AS {TIME} FROM {NARROW_VIEW}", identity(config).join(", ")))
 }
 
-/// The narrow table of sessions: identity, [`START`] and [`SESSION`]; with a gap one row for every instant of a user.
+/// Returns the query of the narrow table of sessions: identity, [`START`] and [`SESSION`]. With a gap, it has a row per
+/// instant of a user.
 ///
 /// # Errors
 ///
-/// As [`samples`].
+/// The errors of [`samples`].
 pub fn sessions(config: &Config, columns: &ArrowSchema) -> Result<String> {
     let by = identity(config).join(", ");
     let narrow = instants(config, columns)?;
@@ -353,14 +359,15 @@ pub fn sessions(config: &Config, columns: &ArrowSchema) -> Result<String> {
     Ok(format!("SELECT *, {} AS {SESSION} FROM ({starts})", session_id(config, START)))
 }
 
-/// The query of the distinct rows of `instants` with their sessions' [`START`], where a longer pause than `gap_micros`
-/// between the rows with one value of the columns `by` ends a session.
+/// Returns the query of the distinct rows of `instants` with the [`START`] of their sessions. A pause of more than
+/// `gap_micros` microseconds between rows with equal values of the columns `by` ends a session.
 fn starts_after_gaps(by: &str, gap_micros: i64, instants: &str) -> String {
     let over = format!("OVER (PARTITION BY {by} ORDER BY {TIME}");
     starts_by_pauses(&over, gap_micros, &format!("(SELECT DISTINCT * FROM ({instants}))"))
 }
 
-/// The query of `rows` with their sessions' [`START`]. `over` is the beginning of a window over one user's rows by time.
+/// Returns the query of `rows` with the [`START`] of their sessions. `over` is the beginning of a window over the rows
+/// of a user by time.
 fn starts_by_pauses(over: &str, gap_micros: i64, rows: &str) -> String {
     let before = format!("SELECT *, lag({TIME}) {over}) AS __onefold_before FROM {rows}");
     let begins = format!("CASE WHEN {TIME} - __onefold_before <= {gap_micros} THEN NULL ELSE {TIME} END");
@@ -369,12 +376,12 @@ fn starts_by_pauses(over: &str, gap_micros: i64, rows: &str) -> String {
     )
 }
 
-/// The query of the number of sessions that partition columns cut: those that would be one session if it were not for
-/// the different values of a partition column. `None` if partition columns cannot cut a session.
+/// Returns the query of the number of sessions that partition columns cut: sessions that would be one session if the
+/// partition columns had equal values. Returns `None` if partition columns cannot cut a session.
 ///
 /// # Errors
 ///
-/// As [`samples`].
+/// The errors of [`samples`].
 pub(crate) fn cut_sessions(config: &Config, columns: &ArrowSchema) -> Result<Option<String>> {
     let whose = session_columns(config);
     let cutting = config.partition_columns.iter().filter(|column| !whose.contains(column));
@@ -397,29 +404,31 @@ pub(crate) fn cut_sessions(config: &Config, columns: &ArrowSchema) -> Result<Opt
     )))
 }
 
-/// The id of the session that begins at the column `start`, as SQL.
+/// Returns the SQL expression for the id of the session that begins at the time in column `start`.
 pub(crate) fn session_id(config: &Config, start: &str) -> String {
     let which = texts(&[identity(config), vec![start.to_owned()]].concat());
     format!("{SESSION_ID}({}, {which})", whose(config))
 }
 
-/// The session columns as one text: what of an identity decides the high bits of a session's id, and the bucket.
+/// Returns the SQL expression for the session columns as one text. It determines the high bits of a session's id, and
+/// the bucket.
 pub(crate) fn whose(config: &Config) -> String {
     texts(&quoted(&session_columns(config)))
 }
 
-/// Columns as one text, as [`onefold_datasets::session_id`] wants it.
+/// Returns the SQL expression for columns as one text, in the form that [`onefold_datasets::session_id`] needs.
 fn texts(columns: &[String]) -> String {
     let texts: Vec<String> = columns.iter().map(|column| format!("CAST({column} AS VARCHAR)")).collect();
     format!("concat_ws(chr({}), {})", u32::from(IDENTITY_SEPARATOR), texts.join(", "))
 }
 
-/// The columns that identify a session, apart from its start, as SQL.
+/// Returns the columns that identify a session together with its start, quoted for SQL.
 pub(crate) fn identity(config: &Config) -> Vec<String> {
     quoted(&identity_columns(config))
 }
 
-/// Lists cannot be compared as keys, and one floating-point number can stand for several sessions.
+/// Checks the types of session and partition columns. Lists cannot be compared as keys, and one floating-point number
+/// can stand for several large integers.
 fn check_comparable(config: &Config, columns: &ArrowSchema) -> Result<()> {
     for name in config.session_columns() {
         if let Ok(field) = columns.field_with_name(name)
@@ -444,7 +453,7 @@ fn check_comparable(config: &Config, columns: &ArrowSchema) -> Result<()> {
     Ok(())
 }
 
-/// Every column that configuration names must be one of the query.
+/// Checks that the query has each column that the configuration names.
 fn check_names(config: &Config, columns: &ArrowSchema) -> Result<()> {
     let known: Vec<&str> = columns.fields().iter().map(|field| field.name().as_str()).collect();
     let places = position_columns(config);
@@ -471,13 +480,13 @@ fn check_names(config: &Config, columns: &ArrowSchema) -> Result<()> {
     Ok(())
 }
 
-/// The features that the samples' view has columns for: not those that timelines make.
+/// Returns the features that are columns of the samples' view: all except those that timelines make.
 fn logged_features(config: &Config) -> impl Iterator<Item = &str> {
     let features = config.feature_columns().map(|(name, _)| name);
     features.filter(|name| config.timeline_of(name).is_none())
 }
 
-/// The columns of the samples' view that the dataset is made from, each once.
+/// Returns the columns of the samples' view that the dataset is made from, without repetitions.
 fn needed_columns(config: &Config) -> Vec<String> {
     let features = logged_features(config).map(str::to_owned);
     let session = config.session_columns().into_iter().map(str::to_owned);
@@ -489,13 +498,14 @@ fn time_in_micros(config: &Config, columns: &ArrowSchema) -> Result<String> {
     times::micros_sql(config, &config.time, columns)
 }
 
-/// The start of the day or hour in which the session starts; a remainder that is never negative.
+/// Returns the SQL expression for the start of the day or hour in which the session starts. The remainder in it is
+/// never negative.
 pub(crate) fn start_of_period(by: PartitionBy) -> String {
     let width = period_micros(by);
     format!("({START} - (({START} % {width} + {width}) % {width}))")
 }
 
-/// The length of a partition in time.
+/// Returns the duration of a partition, in microseconds.
 pub(crate) fn period_micros(by: PartitionBy) -> i64 {
     match by {
         PartitionBy::Day => 86_400_000_000,
@@ -520,8 +530,8 @@ mod tests {
 
     use super::*;
 
-    /// The ordered samples of rows `(user, seconds, item)` under a `[session]` section: item, session id, and start in
-    /// seconds.
+    /// Orders the samples of rows `(user, seconds, item)` with a `[session]` section. Returns the item, session id and
+    /// start in seconds of each sample.
     fn ordered_samples(rows: &str, session: &str, order: Order) -> Vec<(i64, i64, i64)> {
         let text = format!(
             "format_version = 1\n[sources]\nlog = \"x\"\n[samples]\nquery = \"\"\n[session]\ntime = {{ column = \"time\", unit = \"us\" }}\n{session}\n\
@@ -561,7 +571,7 @@ mod tests {
     const LOG: &str =
         "('b', 5, 1), ('a', 0, 2), ('a', 90, 3), ('a', 30, 4), ('b', 5, 5), ('a', 61, 6), ('a', 200, 7)";
 
-    /// The items and starts, and the number of sessions.
+    /// Returns the items and starts, and the number of sessions.
     fn shown(rows: &str, session: &str, order: Order) -> (Vec<(i64, i64)>, usize) {
         let samples = ordered_samples(rows, session, order);
         let ids: BTreeSet<i64> = samples.iter().map(|(_, id, _)| *id).collect();
@@ -570,7 +580,7 @@ mod tests {
 
     #[test]
     fn a_pause_beyond_the_gap_begins_a_session() {
-        // User a: 0 and 30 are 30 s apart, which is no more than the gap; 61 is 31 s after 30, 90 is 29 s after 61.
+        // User a: 0 and 30 are 30 s apart, which does not exceed the gap; 61 is 31 s after 30, and 90 is 29 s after 61.
         let samples = shown(LOG, "user = \"user\"\ngap = \"30s\"", Order::Session);
         let expected = vec![(2, 0), (4, 0), (1, 5), (5, 5), (6, 61), (3, 61), (7, 200)];
         assert_eq!(samples, (expected, 4));

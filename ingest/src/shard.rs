@@ -5,14 +5,14 @@
 //!          log                          route                   segment
 //! ```
 //!
-//! All rows of a key come into one segment, in the order in which they arrived, with all their columns as they are. The
-//! samples of a session, which arrive scattered, are then N times closer to each other, so that a segment compresses
-//! better than the log, and each segment can be clustered by itself. The hash is the one that divides the sessions of a
-//! dataset into buckets ([`onefold_datasets::bucket_of_identity`]): segment i of N has the sessions of bucket i of N.
+//! All rows with the same key go to one segment, in the order in which they arrived, with unchanged columns. With N
+//! segments, the samples of a session are N times closer to each other than in the log. A segment therefore compresses
+//! better than the log, and each segment can be clustered separately. The hash is the one that divides the sessions of
+//! a dataset into buckets ([`onefold_datasets::bucket_of_identity`]): segment i of N has the sessions of bucket i of N.
 //!
-//! Memory: rows wait, decoded, until half of the limit is used; then the largest segments write a row group each. Every
-//! row is digested on the way in, and once more when all segments are written and read again; only if both digests are
-//! the same do the segments appear, by one rename.
+//! Decoded rows are buffered until they take half of the memory limit; then each of the largest segments writes a row
+//! group. All rows are digested when they are read from the log, and again when the finished segments are read back. If
+//! both digests are equal, one rename makes the segments visible.
 
 mod log;
 mod route;
@@ -38,35 +38,35 @@ use crate::row_digest::RowDigester;
 use crate::sources::SEGMENTS_FILE;
 use crate::{Error, Result};
 
-/// The version of [`SEGMENTS_FILE`] that this code writes.
+/// The version of [`SEGMENTS_FILE`] that this program writes.
 const FORMAT_VERSION: u32 = 1;
 
 /// The result of [`shard`].
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ShardSummary {
-    /// Rows of the log, and of all segments together.
+    /// The number of rows of the log, which is also the number of rows of all segments.
     pub(crate) rows: u64,
-    /// Files of the log.
+    /// The number of files of the log.
     pub(crate) log_files: usize,
-    /// Segments written.
+    /// The number of segments.
     pub(crate) segments: usize,
-    /// Rows with a null in a key column; they are in one segment.
+    /// The number of rows with a null in a key column; they are all in one segment.
     pub(crate) null_key_rows: u64,
-    /// Rows of the largest segment.
+    /// The number of rows of the largest segment.
     pub(crate) largest_segment_rows: u64,
-    /// Rows of the smallest segment.
+    /// The number of rows of the smallest segment.
     pub(crate) smallest_segment_rows: u64,
-    /// Size of the log's files.
+    /// The total size of the log's files, in bytes.
     pub(crate) log_bytes: u64,
-    /// Size of the segments.
+    /// The total size of the segments, in bytes.
     pub(crate) bytes_on_disk: u64,
-    /// `log_bytes / bytes_on_disk`: how many times smaller the segments are than the log.
+    /// `log_bytes / bytes_on_disk`: the factor by which the segments are smaller than the log.
     pub(crate) compression_gain: f64,
-    /// Time from start to commit.
+    /// The time from the start to the commit, in seconds.
     pub(crate) wall_seconds: f64,
     /// `rows / wall_seconds`.
     pub(crate) rows_per_second: f64,
-    /// Largest resident set of the process, if the kernel tells it.
+    /// The largest resident set of the process, in bytes, if the kernel reports it.
     pub(crate) peak_rss_bytes: Option<u64>,
 }
 
@@ -80,15 +80,16 @@ struct SegmentList<'a> {
     segments: &'a [SegmentFile],
 }
 
-/// Splits the log of the files that `patterns` match (files, folders of Parquet files, globs; in this order, each in
-/// the order of its names) into segments in the directory `out`, which appears whole or not at all. `name=value`
-/// folders of the paths become text columns.
+/// Splits a log into segments in the directory `out`, which becomes visible as a whole or not at all. The log consists
+/// of the files that `patterns` match (files, folders of Parquet files, globs), in the order of the patterns and then
+/// of the file names. `name=value` folders of the paths become text columns.
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`] around the [error](onefold_datasets::Error) that names the file: a pattern that matches none, a
-/// file that cannot be read or has other columns than the first one, a key column that is missing or neither integer
-/// nor text, segments that cannot be written or do not hold what was read, and a place at `out` that is occupied.
+/// [`Error::Dataset`] with an [error](onefold_datasets::Error) that names the file: a pattern that matches no file, a
+/// file that cannot be read or has other columns than the first one, a key column that is missing or has another type
+/// than integer or text, segments that cannot be written or differ from the rows that were read, and a location `out`
+/// that is occupied.
 pub(crate) fn shard(
     patterns: &[PathBuf],
     out: &Path,
@@ -139,7 +140,7 @@ pub(crate) fn shard(
     })
 }
 
-/// The rows that went into the segments.
+/// The rows that were written to the segments.
 #[derive(Debug, Default)]
 struct Split {
     rows: u64,
@@ -147,7 +148,7 @@ struct Split {
     digest: Digest,
 }
 
-/// Reads the log on a thread of its own, and appends every row to its segment.
+/// Reads the log on a separate thread, and appends each row to its segment.
 fn split(
     log: &Log,
     router: &Router,
@@ -157,10 +158,10 @@ fn split(
 ) -> Result<Split> {
     reporter.begin("sharding", Some(log.rows), "rows");
     let digester = RowDigester::new(&log.schema)?;
-    // One batch waits while the next is read and the last is split.
+    // One batch is buffered while the next one is read and the previous one is split.
     let (sender, batches) = sync_channel(1);
     let split = std::thread::scope(|scope| {
-        // The reader sends batches and errors. It ends when the receiver has ended because of an error.
+        // The thread sends batches or an error. It ends when the receiver has ended because of an error.
         scope.spawn(move || log.read(|batch| sender.send(batch).is_ok()));
         let digester = &digester;
         pool.install(move || split_batches(batches, router, digester, segments, reporter))
@@ -197,8 +198,8 @@ fn split_batches(
     Ok(split)
 }
 
-/// Reads the segments again, and checks that they hold the rows that went into them and that each row is where its key
-/// belongs.
+/// Reads the segments back, and checks that they contain the rows of the log and that each row is in the segment of its
+/// key.
 fn verify(
     directory: &Path,
     files: &[SegmentFile],

@@ -1,7 +1,7 @@
 //! SQL functions that return the length of a list, or a position in it, as a signed integer.
 //!
-//! DataFusion's functions return `UInt64`. Then `cardinality(x) + 1` is a decimal, which functions of integers such as
-//! `range` refuse. With `BIGINT` such a sum is an integer. No list is too long for it.
+//! DataFusion's functions return `UInt64`. `cardinality(x) + 1` is then a decimal, which functions of integers such as
+//! `range` reject. With `BIGINT` the sum is an integer, and the length of any list fits.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use datafusion::logical_expr::{
 };
 use datafusion::prelude::SessionContext;
 
-/// The functions. All of them return `UInt64`.
+/// The functions to replace. All of them return `UInt64`.
 const FUNCTIONS: [&str; 4] = ["array_length", "array_ndims", "array_position", "cardinality"];
 
 /// Replaces the functions of `context`.
 ///
 /// # Errors
 ///
-/// If `context` lacks one of them.
+/// If `context` lacks one of the functions.
 pub(crate) fn register(context: &SessionContext) -> Result<()> {
     for name in FUNCTIONS {
         let unsigned = context.udf(name)?;
@@ -29,7 +29,7 @@ pub(crate) fn register(context: &SessionContext) -> Result<()> {
     Ok(())
 }
 
-/// A function whose result is made signed.
+/// A function with a signed result.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Signed {
     unsigned: Arc<ScalarUDF>,

@@ -1,9 +1,9 @@
-//! A hash join that becomes a sorted one if the side that it holds does not fit into memory.
+//! A hash join that becomes a sort-merge join if the side that it holds does not fit into memory.
 //!
-//! DataFusion's hash join holds one input and fails if that does not fit. A [`SpillingJoin`] stands in for it: it reads
-//! the held side first, before any row of the other. If all of it fits, the hash join runs over it. Otherwise both
-//! sides are sorted by the join's keys, which spills, and merged. The rows that were read are the first rows of that
-//! sort, so nothing is read twice.
+//! DataFusion's hash join holds one input in memory and fails if that does not fit. A [`SpillingJoin`] replaces it. It
+//! reads the held side before any row of the other side. If the held side fits, the hash join runs over it. Otherwise
+//! both sides are sorted by the join's keys, which can spill, and merged. The sort begins with the rows that were
+//! already read, so no row is read twice.
 //!
 //! ```text
 //! it fits:            hash join (rows read, other side)
@@ -46,21 +46,23 @@ use crate::exchanges::exchange_of;
 use crate::late_lists::LateLists;
 use crate::operator::{operator_methods, shown_as};
 
-/// Sorted joins have many sorts at work; each sets aside this part of what the other sorts of a query do.
+/// The divisor for the memory that each sort of a sort-merge join reserves for merging, relative to other sorts of a
+/// query. Many of these sorts run at the same time.
 const MERGE_PART: usize = 4;
-/// A join holds at most one of so many parts of the memory: it cannot spill what it holds, and sorts need the rest.
+/// The divisor of the memory that gives the bytes that a join may hold. A join cannot spill the rows that it holds, and
+/// sorts need the rest.
 const MOST_HELD_PART: usize = 2;
 
-/// Replaces hash joins by [`SpillingJoin`]s. To be applied after all rules that look for hash joins.
+/// Replaces hash joins by [`SpillingJoin`]s. Must run after all rules that look for hash joins.
 #[derive(Debug)]
 pub(crate) struct SpillingJoins;
 
-/// Counts the joins of a session that were sorted. It is an extension of the session's configuration.
+/// The number of joins of a session that were sorted; an extension of the session's configuration.
 #[derive(Debug, Default)]
 pub(crate) struct SortedJoins(AtomicU64);
 
 impl SortedJoins {
-    /// How many there were so far.
+    /// Returns the number of joins that were sorted so far.
     pub(crate) fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -70,7 +72,7 @@ impl PhysicalOptimizerRule for SpillingJoins {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
         plan.transform_up(|plan| {
             let Some(join) = plan.downcast_ref::<HashJoinExec>() else { return Ok(Transformed::no(plan)) };
-            // A merge join has neither the nulls of `NOT IN` nor a limit.
+            // A merge join supports neither the null handling of `NOT IN` nor a limit.
             if join.null_aware || join.fetch().is_some() || *join.partition_mode() == PartitionMode::Auto {
                 return Ok(Transformed::no(plan));
             }
@@ -88,31 +90,31 @@ impl PhysicalOptimizerRule for SpillingJoins {
     }
 }
 
-/// See the module.
+/// A hash join that can spill, see the module.
 #[derive(Debug)]
 pub(crate) struct SpillingJoin(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// The hash join, with the inputs.
+    /// The hash join with its inputs.
     plan: Arc<dyn ExecutionPlan>,
-    /// The joins that run: one for all partitions of the other side where they share the held one, else one for each.
+    /// The running joins: one for all partitions if they share the held side, otherwise one per partition.
     running: Vec<OnceCell<Result<Running, Arc<DataFusionError>>>>,
 }
 
-/// The join that runs.
+/// A join that runs.
 #[derive(Debug)]
 struct Running {
     plan: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
-    /// The lists that do not pass through it.
+    /// The lists that bypass the join.
     late: Option<Arc<LateLists>>,
-    /// What a hash join holds; kept as long as rows come from it.
+    /// The memory that a hash join holds, released after its last row.
     reservation: Option<Arc<MemoryReservation>>,
 }
 
 impl SpillingJoin {
-    /// The spilling join of a plan that is a hash join.
+    /// Makes the spilling join of a plan that is a hash join.
     pub(crate) fn new(plan: Arc<dyn ExecutionPlan>) -> Self {
         let shared = hash_join(&plan).is_ok_and(|join| *join.partition_mode() == PartitionMode::CollectLeft);
         let cells = if shared { 1 } else { plan.output_partitioning().partition_count() };
@@ -121,14 +123,14 @@ impl SpillingJoin {
 }
 
 impl SpillingJoin {
-    /// The hash join that this stands in for.
+    /// Returns the hash join that this replaces.
     pub(crate) fn hash_join(&self) -> Result<&HashJoinExec> {
         hash_join(&self.0.plan)
     }
 }
 
 impl Inner {
-    /// Partition `partition` of the join. The first one that is asked for decides how to join.
+    /// Runs partition `partition` of the join. The first partition that runs decides how to join.
     async fn start(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let join = hash_join(&self.plan)?;
         let shared = *join.partition_mode() == PartitionMode::CollectLeft;
@@ -192,7 +194,7 @@ impl ExecutionPlan for SpillingJoin {
         self.0.plan.children()
     }
 
-    /// Of the side that all partitions share, a machine that executes some of them needs all rows.
+    /// A machine that executes some partitions of the join needs all rows of a shared held side.
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
         let held =
             match self.hash_join().is_ok_and(|join| *join.partition_mode() == PartitionMode::CollectLeft) {
@@ -228,14 +230,14 @@ impl ExecutionPlan for SpillingJoin {
 struct Held {
     schema: SchemaRef,
     batches: Vec<RecordBatch>,
-    /// The bytes of the batches and of a hash table over them.
+    /// The bytes of the batches, and of a hash table over them.
     reservation: MemoryReservation,
-    /// The rows that did not fit.
+    /// The rows that have not been read, because they do not fit.
     rest: Option<SendableRecordBatchStream>,
 }
 
 impl Held {
-    /// Reads `rows` as long as they, and what a hash join makes of them, fit into memory.
+    /// Reads `rows` as long as they and their hash table fit into memory.
     async fn read(mut rows: SendableRecordBatchStream, context: &TaskContext) -> Result<Self> {
         let reservation = MemoryConsumer::new("SpillingJoin").register(context.memory_pool());
         let most = match context.memory_pool().memory_limit() {
@@ -249,7 +251,7 @@ impl Held {
             bytes += counter.count_batch(&batch);
             count += batch.num_rows();
             held.batches.push(batch);
-            // The join copies all batches into one.
+            // The hash join copies all batches into one.
             let needed = 2 * bytes + hash_table_bytes(count);
             if needed > most || held.reservation.try_resize(needed).is_err() {
                 held.rest = Some(rows);
@@ -260,10 +262,10 @@ impl Held {
         Ok(held)
     }
 
-    /// All rows, those that were read first. Memory is given back as they go.
+    /// Returns all rows, beginning with those that were read. Memory is released as they are taken.
     fn into_rows(self) -> SendableRecordBatchStream {
         let Self { schema, batches, reservation, rest } = self;
-        // Whoever takes them needs memory before the last of them is gone.
+        // The consumer needs memory before the last batch is released.
         let share = reservation.size() / 2 / batches.len().max(1);
         reservation.resize(share * batches.len());
         let first = futures::stream::iter(batches).map(move |batch| {
@@ -275,13 +277,13 @@ impl Held {
     }
 }
 
-/// About the bytes of DataFusion's hash table over so many rows: buckets of 13 bytes, and a chain of 8 bytes for each
-/// row.
+/// Estimates the bytes of DataFusion's hash table over this number of rows: buckets of 13 bytes, and 8 bytes per row
+/// for chains.
 fn hash_table_bytes(rows: usize) -> usize {
     (rows * 8 / 7).next_power_of_two() * 13 + 8 * rows
 }
 
-/// The hash join over what fits into memory.
+/// Makes the hash join over the held rows.
 fn hashed(
     join: &HashJoinExec,
     held: Held,
@@ -289,13 +291,13 @@ fn hashed(
     context: &Arc<TaskContext>,
 ) -> Result<Running> {
     let Held { schema, batches, reservation, .. } = held;
-    // A join with nothing reads nothing of the other side.
+    // A hash join with an empty held side does not read the other side.
     let some = batches.iter().any(|batch| batch.num_rows() > 0);
     let partitions = other.properties.partitioning.partition_count();
     let late = if some { LateLists::of(join, partitions).map(Arc::new) } else { None };
     let rows = futures::stream::iter(batches.into_iter().map(Ok));
     let held = once(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))?;
-    // A filter that joins of other partitions make too would be complete too early.
+    // A dynamic filter that the joins of other partitions share would be complete too early, so the join is reset.
     let mut builder = match join.partition_mode() {
         PartitionMode::CollectLeft => join.builder(),
         _ => join.builder().reset_state().with_partition_mode(PartitionMode::CollectLeft),
@@ -305,7 +307,8 @@ fn hashed(
         other = other.hiding(late);
     }
     let plan = builder.with_new_children(vec![held, Arc::new(other)])?.recompute_properties().build_exec()?;
-    // The join reserves what is reserved already: it gets a pool that has no limit, and no other operator does.
+    // The memory of the join is reserved already, so the join gets a pool without a limit. No other operator uses that
+    // pool.
     let runtime = RuntimeEnv {
         memory_pool: Arc::new(UnboundedMemoryPool::default()),
         ..RuntimeEnv::clone(&context.runtime_env())
@@ -314,7 +317,7 @@ fn hashed(
     Ok(Running { plan, context, late, reservation: Some(Arc::new(reservation)) })
 }
 
-/// The merge join, with the partitions and the order that the hash join promises.
+/// Makes the merge join, with the partitioning and the order that the hash join promises.
 fn sorted(join: &HashJoinExec, held: Held, other: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     let (held_keys, other_keys): (Vec<_>, Vec<_>) = join.on().iter().cloned().unzip();
     let partitions = other.output_partitioning().partition_count();
@@ -347,7 +350,7 @@ fn sorted(join: &HashJoinExec, held: Held, other: Arc<dyn ExecutionPlan>) -> Res
         });
         plan = Arc::new(ProjectionExec::try_new(columns.collect::<Vec<_>>(), plan)?);
     }
-    // In a join of one partition of each side, the partition is what it was.
+    // A join of one partition of each side keeps its partition.
     let is_whole = *join.partition_mode() == PartitionMode::CollectLeft;
     let promised = join.properties().output_partitioning();
     if is_whole
@@ -358,7 +361,7 @@ fn sorted(join: &HashJoinExec, held: Held, other: Arc<dyn ExecutionPlan>) -> Res
     Ok(in_order(plan, join.properties().output_ordering().cloned()))
 }
 
-/// The partitions of `input`, each sorted, if there is an order.
+/// Sorts each partition of `input` if `order` is given.
 fn in_order(input: Arc<dyn ExecutionPlan>, order: Option<LexOrdering>) -> Arc<dyn ExecutionPlan> {
     match order {
         Some(order) => Arc::new(SortExec::new(order, input).with_preserve_partitioning(true)),
@@ -366,7 +369,7 @@ fn in_order(input: Arc<dyn ExecutionPlan>, order: Option<LexOrdering>) -> Arc<dy
     }
 }
 
-/// `context` with smaller reserves for the merges of sorts.
+/// Returns `context` with smaller reservations for the merges of sorts.
 fn with_small_merges(context: &Arc<TaskContext>) -> Arc<TaskContext> {
     let config = context.session_config().clone();
     let bytes = config.options().execution.sort_spill_reservation_bytes / MERGE_PART;
@@ -390,12 +393,12 @@ pub(crate) fn in_context(
     ))
 }
 
-/// Rows that are there once, as a plan.
+/// Makes a plan from rows that can be read once.
 pub(crate) fn once(rows: SendableRecordBatchStream) -> Result<Arc<dyn ExecutionPlan>> {
     once_each(&rows.schema(), vec![rows])
 }
 
-/// Rows that are there once, as a plan of as many partitions.
+/// Makes a plan from rows that can be read once, with a partition per stream.
 pub(crate) fn once_each(
     schema: &SchemaRef,
     partitions: Vec<SendableRecordBatchStream>,
@@ -432,13 +435,13 @@ impl PartitionStream for Once {
     }
 }
 
-/// The other side of a join, or one partition of it, in the context of the join.
+/// The other side of a join, or one partition of it, with the task context of the join.
 #[derive(Debug)]
 struct OtherSide {
     input: Arc<dyn ExecutionPlan>,
     part: Option<usize>,
     context: Arc<TaskContext>,
-    /// Hides its lists.
+    /// The lists to remove from its rows.
     late: Option<Arc<LateLists>>,
     properties: Arc<PlanProperties>,
 }
@@ -454,7 +457,7 @@ impl OtherSide {
         Self { input: Arc::clone(input), part, context: Arc::clone(context), late: None, properties }
     }
 
-    /// The same without lists.
+    /// Returns this side without lists.
     fn hiding(self, late: &Arc<LateLists>) -> Self {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(Arc::clone(late.seen())),
@@ -509,7 +512,8 @@ mod tests {
     use crate::engine::physical_rules;
     use crate::memory::EnginePool;
 
-    /// The sums and the count of a query over two tables of `rows` rows, under a limit, and how many joins were sorted.
+    /// Runs a query over two tables of `rows` rows with a memory limit. Returns its count and sums, and the number of
+    /// joins that were sorted.
     fn run(join: &str, rows: i64, limit: usize, held_whole: bool) -> (Vec<i64>, u64) {
         let runtime = RuntimeEnvBuilder::new().with_memory_pool(Arc::new(EnginePool::new(limit)));
         let sorted = Arc::new(SortedJoins::default());

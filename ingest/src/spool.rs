@@ -1,8 +1,9 @@
-//! Narrow tables that several queries share: computed once, kept in temporary files where the engine spills.
+//! Narrow tables that several queries share. They are computed once, and stored in temporary files in the engine's
+//! spill folder.
 //!
-//! The declared steps look at keys and times many times (for duplicates, events, attributes, windows, sessions). The
-//! logs may be remote, compressed or text, so their narrow columns are read once and then come from here, and what is
-//! counted is what is later joined.
+//! The declared steps read keys and times many times (for duplicates, events, attributes, windows, sessions). The logs
+//! may be remote, compressed or text files, so their narrow columns are read only once. All queries also see the same
+//! rows.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,11 +25,11 @@ use parquet::arrow::ArrowWriter;
 use crate::Result;
 use crate::remote::{OnCluster, ROW_GROUP_BYTES, WrittenRows, cluster_of, properties, unwritten, write_rows};
 
-/// The spooled tables of one plan. Their files live as long as this does.
+/// The spooled tables of one plan. Their files are deleted when this is dropped.
 #[derive(Default)]
 pub(crate) struct Spool {
     files: Vec<Arc<dyn SpillFile>>,
-    /// What a cluster has written.
+    /// The rows that a cluster has written.
     on_cluster: Vec<WrittenRows>,
 }
 
@@ -42,8 +43,8 @@ impl fmt::Debug for Spool {
 }
 
 impl Spool {
-    /// Runs `sql` and makes its rows the table `name`. Every partition of the result is written by a task of its own into
-    /// a file of its own, so the table has the rows in no order.
+    /// Runs `sql`, and registers its rows as the table `name`. A task per partition of the result writes a file, so the
+    /// table has no order.
     ///
     /// # Errors
     ///
@@ -139,7 +140,7 @@ fn path_of(file: &dyn SpillFile) -> Result<String> {
     Ok(path.ok_or_else(|| DataFusionError::Internal("temporary files are not local".to_owned()))?)
 }
 
-/// Makes the rows of files the table `name`.
+/// Registers the rows of files as the table `name`.
 async fn read(context: &SessionContext, name: &str, paths: Vec<String>) -> Result<()> {
     let options = ParquetReadOptions { file_extension: "", ..ParquetReadOptions::default() };
     let table = context.read_parquet(paths, options).await?;
@@ -147,7 +148,7 @@ async fn read(context: &SessionContext, name: &str, paths: Vec<String>) -> Resul
     Ok(())
 }
 
-/// Writes rows to a file, in row groups of about so many bytes.
+/// Writes rows to a file, in row groups of about `row_group_bytes` bytes.
 async fn write(
     mut rows: SendableRecordBatchStream,
     schema: SchemaRef,
@@ -166,7 +167,7 @@ async fn write(
     Ok(())
 }
 
-/// The numbers of the only row of `sql`; nulls, as sums over nothing give, are 0.
+/// Returns the numbers in the only row of the result of `sql`. Nulls, such as sums over no rows, become 0.
 pub(crate) async fn counts(context: &SessionContext, sql: &str) -> Result<Vec<u64>> {
     let mut counts = Vec::new();
     for batch in context.query(sql).await?.collect().await? {
@@ -178,7 +179,7 @@ pub(crate) async fn counts(context: &SessionContext, sql: &str) -> Result<Vec<u6
     Ok(counts)
 }
 
-/// The first row of `sql` as `column = value` pairs, for a message; empty if there is none.
+/// Returns the first row of the result of `sql` as `column = value` pairs, for a message; empty if there are no rows.
 pub(crate) async fn example(context: &SessionContext, sql: &str) -> Result<String> {
     for batch in context.query(sql).await?.collect().await? {
         if batch.num_rows() == 0 {

@@ -1,38 +1,38 @@
-//! Pieces of SQL, and which types can be keys.
+//! Helpers for generated SQL, and the types that can be keys.
 
 use std::collections::BTreeSet;
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::TableReference;
 
-/// `"name"`, as SQL writes a name that is taken as it is.
+/// Quotes a name for SQL, as `"name"`.
 pub(crate) fn quote(column: &str) -> String {
     format!("\"{}\"", column.replace('"', "\"\""))
 }
 
-/// The names, each where it stands first.
+/// Returns the names without repetitions, in the order of their first occurrences.
 pub(crate) fn first_of_each(names: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
     let mut seen = BTreeSet::new();
     names.into_iter().map(Into::into).filter(|name: &String| seen.insert(name.clone())).collect()
 }
 
-/// The table of a source, whose name is taken as SQL takes it where it is not quoted.
+/// Returns the table of a source. SQL's rules for unquoted names apply to the name of the source.
 pub(crate) fn table(source: &str) -> String {
     TableReference::from(source).to_quoted_string()
 }
 
-/// `"a", "b"`.
+/// Returns the quoted names as `"a", "b"`.
 pub(crate) fn list<S: AsRef<str>>(columns: impl IntoIterator<Item = S>) -> String {
     columns.into_iter().map(|column| quote(column.as_ref())).collect::<Vec<_>>().join(", ")
 }
 
-/// `prefix0, prefix1, …` for `count` generated columns.
+/// Returns the names `prefix0, prefix1, …` of `count` generated columns.
 pub(crate) fn numbered(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|i| format!("{prefix}{i}")).collect()
 }
 
-/// The kind of a key's values; keys of different kinds are never equal. `None` for a type that cannot be a key: several
-/// large integers are one floating-point number.
+/// Returns the kind of a key's values; keys of different kinds are never equal. Returns `None` for a type that cannot
+/// be a key, such as floats, where one number can stand for several large integers.
 pub(crate) fn key_kind(data_type: &DataType) -> Option<&'static str> {
     Some(match data_type {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "text",
@@ -49,7 +49,7 @@ pub(crate) fn key_kind(data_type: &DataType) -> Option<&'static str> {
     })
 }
 
-/// Whether values are floating-point numbers.
+/// Returns whether values are floating-point numbers.
 pub(crate) fn is_float(data_type: &DataType) -> bool {
     match data_type {
         DataType::Dictionary(_, values) => is_float(values),
@@ -57,7 +57,7 @@ pub(crate) fn is_float(data_type: &DataType) -> bool {
     }
 }
 
-/// The hint about a column whose type cannot be a key.
+/// Returns the hint for a column with a type that cannot be a key.
 pub(crate) fn key_hint(column: &str, data_type: &DataType) -> String {
     if is_float(data_type) {
         return format!(
@@ -68,7 +68,7 @@ pub(crate) fn key_hint(column: &str, data_type: &DataType) -> String {
     "a key needs integers, texts or times".to_owned()
 }
 
-/// Whether rows can be ordered by such a column.
+/// Returns whether rows can be ordered by a column of this type.
 pub(crate) fn is_sortable(data_type: &DataType) -> bool {
     match data_type {
         DataType::List(item) | DataType::LargeList(item) => is_sortable(item.data_type()),
@@ -76,19 +76,19 @@ pub(crate) fn is_sortable(data_type: &DataType) -> bool {
     }
 }
 
-/// Combines conditions with `AND`; `TRUE` if there is none.
+/// Combines conditions with `AND`; returns `TRUE` if there are none.
 pub(crate) fn all(conditions: &[String]) -> String {
     if conditions.is_empty() { "TRUE".to_owned() } else { conditions.join(" AND ") }
 }
 
-/// `a.x = b.y AND …` for pairs of expressions.
+/// Returns `a.x = b.y AND …` for pairs of expressions.
 pub(crate) fn equal<A: AsRef<str>, B: AsRef<str>>(pairs: impl IntoIterator<Item = (A, B)>) -> String {
     let equal: Vec<String> =
         pairs.into_iter().map(|(a, b)| format!("{} = {}", a.as_ref(), b.as_ref())).collect();
     equal.join(" AND ")
 }
 
-/// A condition written by a person, so that neither operators nor a comment in it reach beyond it.
+/// Encloses a user's condition, so that neither operators nor a comment in it affect the SQL around it.
 pub(crate) fn enclosed(condition: &str) -> String {
     format!("({condition}\n)")
 }

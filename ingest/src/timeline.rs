@@ -1,33 +1,33 @@
-//! Window features made by the ETL (`[[timelines]]`), without the lists: one numbered sequence of all rows, and for
-//! every sample the two positions between which its lists lie.
+//! Window features that the ETL makes (`[[timelines]]`). Lists are not materialized: all rows are numbered in one
+//! sequence, and each sample has the two positions between which its lists lie.
 //!
-//! The **timeline** `N` is the table of all usable, distinct rows of its source, ordered by the key (`on`), then the
-//! time, then `order` and the values, and numbered ([`POSITION`]). The rows that one key's samples see are thus
-//! contiguous, and a sample's lists are the values from its start to before its end:
+//! Timeline number `N` is the table of all usable, distinct rows of its source. The rows are ordered by the key (`on`),
+//! the time, `order` and the values, and numbered ([`POSITION`]). The rows that the samples of one key see are
+//! therefore contiguous, and a sample's lists are the values from its start (inclusive) to its end (exclusive):
 //!
 //! ```text
-//! position    0    1    2    3    4    5    6        a sample of user b, after 3 of his 4 rows, length = 2:
+//! position    0    1    2    3    4    5    6        a sample of user b that sees 3 of 4 rows, length = 2:
 //! user        a    a    b    b    b    b    c          start 3, end 5: clicked_items = [40, 50]
 //! item       10   20   30   40   50   60   70                          clicked_categories = [4, 5]
 //! category    1    2    3    4    5    6    7
 //! ```
 //!
-//! Keys are divided into classes by a hash. The rows of a class are numbered for themselves, so that no sort has all
-//! rows; the positions of a class begin where no other class reaches.
+//! A hash divides keys into classes. The rows of each class are numbered separately, so that no sort has all rows. Each
+//! class has its own range of positions.
 //!
-//! A sample at time t sees the rows of its key with `time + delay < t`, strictly; of these, those with `time >= t -
-//! max_age`; of these, the last `length`. Equal starts and ends mean empty lists; nothing else is said by them then.
+//! A sample at time t sees the rows of its key with `time + delay < t` and `time >= t - max_age`, and takes the last
+//! `length` of them. If start and end are equal, the lists are empty, and the value of the positions has no meaning.
 //!
-//! **What the samples have.** [`Samples::wide`](crate::samples::Samples::wide) and `narrow` have two BIGINT columns per
-//! timeline, [`start_column`] and [`end_column`], never null.
+//! **Columns of the samples.** [`Samples::wide`](crate::samples::Samples::wide) and `narrow` have two BIGINT columns
+//! per timeline, [`start_column`] and [`end_column`], which are never null.
 //!
 //! **The rows that samples need.** [`ranges_sql`] divides the samples of each bucket, in the order of the dataset, into
-//! runs, and [`slices_sql`] gives for each run the union of its samples' windows: a *slice*. The values of a window are contiguous in
-//! the slice, and begin where the row with `POSITION = start` is. A slice is bounded whatever the order of the samples,
-//! and rows between windows that lie far apart are left out.
+//! runs. [`slices_sql`] returns the union of the windows of each run, a *slice*. The values of a window are contiguous
+//! in the slice, and begin at the row with `POSITION = start`. The size of a slice is bounded for any order of the
+//! samples, and rows between distant windows are left out.
 //!
-//! Positions come from one narrow sort of samples and rows together and window functions, which spill; a join by range
-//! would compare every sample with every row of its key.
+//! Positions are computed by window functions over one narrow sort of samples and rows together, which can spill. A
+//! range join would compare each sample with each row of its key.
 
 use std::sync::Arc;
 
@@ -44,52 +44,54 @@ use crate::config::TimelineConfig;
 use crate::ids::functions::timeline_function_name;
 use crate::sql::{enclosed, equal, numbered, quote, table as source_table};
 
-/// Number of a row within its timeline: BIGINT.
+/// The number of a row within its timeline: BIGINT.
 pub const POSITION: &str = "__onefold_position";
 /// The number of the first sample of a slice among the samples of its bucket: BIGINT.
 pub const FIRST: &str = "__onefold_first";
-/// What the columns of `order` are called in the tables of a timeline, with their number.
+/// The prefix of the `order` columns in the tables of a timeline; their number follows.
 pub(crate) const ORDER: &str = "__onefold_o";
-/// What the values are called there, likewise.
+/// The prefix of the value columns in the tables of a timeline; their number follows.
 pub(crate) const VALUE: &str = "__onefold_v";
 /// The class of a row's key.
 const CLASS: &str = "__onefold_class";
 /// The name of [`class_function`] in SQL.
 const CLASS_FUNCTION: &str = "__onefold_class_of";
-/// The number of classes: many more than threads, so that all of these have about as many rows.
+/// The number of classes: many more than threads, so that all threads have about equally many rows.
 const CLASSES: i64 = 1 << 12;
-/// The positions that each class has.
+/// The number of positions of each class.
 const CLASS_POSITIONS: i64 = 1 << 40;
-/// Times are kept within ±2^62 µs, so that no sum of a time and a delay overflows.
+/// Times are clamped to ±2^62 µs, so that no sum of a time and a delay overflows.
 const LATEST: i64 = 1 << 62;
 
-/// The samples' column with the position of the first row of their lists in timeline `timeline`: BIGINT, not null.
+/// Returns the samples' column with the position of the first row of their lists in timeline `timeline`: BIGINT, not
+/// null.
 pub fn start_column(timeline: usize) -> String {
     format!("__onefold_t{timeline}_start")
 }
 
-/// The samples' column with the position after the last row of their lists in timeline `timeline`: BIGINT, not null.
+/// Returns the samples' column with the position after the last row of their lists in timeline `timeline`: BIGINT, not
+/// null.
 pub fn end_column(timeline: usize) -> String {
     format!("__onefold_t{timeline}_end")
 }
 
-/// The table with the rows of timeline `timeline` as its source has them.
+/// Returns the table with the rows of timeline `timeline` as its source has them.
 pub(crate) fn log_table(timeline: usize) -> String {
     format!("__onefold_timeline_log{timeline}")
 }
 
-/// The table with the numbered rows of timeline `timeline`: [`POSITION`], key, `__onefold_time`, values.
+/// Returns the table with the numbered rows of timeline `timeline`: [`POSITION`], key, `__onefold_time`, values.
 pub(crate) fn table(timeline: usize) -> String {
     format!("__onefold_timeline{timeline}")
 }
 
-/// The table with start and end by key and time of a sample.
+/// Returns the table with start and end by the key and time of samples.
 pub(crate) fn positions_table(timeline: usize) -> String {
     format!("__onefold_positions{timeline}")
 }
 
-/// The SQL function that gives the class of a key of any columns: a number from 0 to before [`CLASSES`] that is the same
-/// on every machine.
+/// Returns the SQL function that computes the class of a key of any columns: a number from 0 to [`CLASSES`] (exclusive)
+/// that is the same on every machine.
 pub(crate) fn class_function() -> ScalarUDF {
     ScalarUDF::from(ClassOf(Signature::variadic_any(Volatility::Immutable)))
 }
@@ -121,7 +123,7 @@ impl ScalarUDFImpl for ClassOf {
     }
 }
 
-/// The query that makes [`table`] from [`log_table`].
+/// Returns the query that makes [`table`] from [`log_table`].
 pub(crate) fn numbered_sql(timeline: usize, config: &TimelineConfig) -> String {
     let keys = numbered("__onefold_k", config.on.len());
     let values = numbered(VALUE, config.columns.len());
@@ -144,13 +146,13 @@ pub(crate) fn numbered_sql(timeline: usize, config: &TimelineConfig) -> String {
     )
 }
 
-/// The query that counts the values of a column of timeline `timeline`: the value and its count, both BIGINT.
+/// Returns the query that counts the values of a column of timeline `timeline`: the value and its count, both BIGINT.
 pub(crate) fn counts_sql(timeline: usize, column: usize) -> String {
     format!("SELECT {VALUE}{column}, count(*) FROM {} GROUP BY {VALUE}{column}", table(timeline))
 }
 
-/// The query of the distinct values of a column of timeline `timeline` whose ids stand for texts: the id that the
-/// timeline's function gives (BIGINT), and the value. Other rows than those of the timeline may have some of them.
+/// Returns the query of the distinct texts in a column of timeline `timeline`: the id that the timeline's function
+/// returns (BIGINT), and the text. The query may also return texts of rows that are not in the timeline.
 pub(crate) fn texts_sql(timeline: usize, config: &TimelineConfig, column: usize) -> String {
     let value = quote(&config.columns[column].1);
     let filter = config.condition.as_deref().map(|sql| format!(" WHERE {}", enclosed(sql)));
@@ -162,11 +164,11 @@ pub(crate) fn texts_sql(timeline: usize, config: &TimelineConfig, column: usize)
     )
 }
 
-/// The query that gives, for every key and time of `samples` (narrow, with `__onefold_time`), start and end in
-/// [`table`]: columns `__onefold_k0 …`, `__onefold_at`, [`start_column`] and [`end_column`].
+/// Returns the query of start and end in [`table`] for each key and time of `samples` (narrow, with `__onefold_time`):
+/// the columns `__onefold_k0 …`, `__onefold_at`, [`start_column`] and [`end_column`].
 ///
-/// Rows and samples are sorted together, by key and the last instant at which a row is visible: that of a row is its
-/// time plus the delay, that of a sample the microsecond before its time. The rows before a sample are those it sees.
+/// Rows and samples are sorted together by key and by `__onefold_seen`. For a row, this is its time plus the delay; for
+/// a sample, it is the microsecond before its time. The rows up to a sample are the rows that it sees.
 pub(crate) fn positions_sql(timeline: usize, config: &TimelineConfig, samples: &str) -> String {
     let keys = numbered("__onefold_k", config.on.len());
     let ours: Vec<String> =
@@ -193,8 +195,8 @@ pub(crate) fn positions_sql(timeline: usize, config: &TimelineConfig, samples: &
             "OVER (PARTITION BY {keys} ORDER BY __onefold_seen RANGE BETWEEN {reach} PRECEDING AND CURRENT ROW)"
         )
     };
-    // A row is young enough if its time is at least the sample's less `max_age`; both are shifted to `__onefold_seen`
-    // here.
+    // A row is young enough if its time is at least the sample's time less `max_age`. Here both times are expressed in
+    // terms of `__onefold_seen`.
     let young = match config.max_age_micros {
         Some(age) => window(&(age - config.delay_micros - 1).to_string()),
         None => window("UNBOUNDED"),
@@ -213,7 +215,7 @@ pub(crate) fn positions_sql(timeline: usize, config: &TimelineConfig, samples: &
     )
 }
 
-/// `samples` (with `__onefold_time`) and their [`start_column`] and [`end_column`].
+/// Returns the query of `samples` (with `__onefold_time`) with their [`start_column`] and [`end_column`].
 pub(crate) fn placed_sql(timeline: usize, config: &TimelineConfig, samples: &str) -> String {
     let keys = config.on.iter().enumerate();
     let on = equal(keys.map(|(i, (ours, _))| (format!("n.__onefold_k{i}"), format!("s.{}", quote(ours)))));
@@ -226,20 +228,20 @@ pub(crate) fn placed_sql(timeline: usize, config: &TimelineConfig, samples: &str
     )
 }
 
-/// The most rows of a block, by which [`slices_sql`] joins ranges of positions with rows.
+/// The largest number of positions of a block, by which [`slices_sql`] joins ranges of positions with rows.
 const MOST_BLOCK_ROWS: usize = 256;
 
-/// The query that divides the positions of timeline `timeline` that samples need into slices.
+/// Returns the query that divides the positions of timeline `timeline` that samples need into slices.
 ///
-/// `samples` is a query with a row for every sample: the columns `place`, of which there is one at least, those that
-/// `order` names, and [`start_column`] and [`end_column`]. `place` tells apart the samples that are numbered for
-/// themselves, and no slice has rows for two such places; `order` are the expressions that order the samples of a place.
-/// Samples that they do not tell apart have one number (SQL's `rank()`, from 1) and are in one slice. A slice ends when
-/// its samples need about `rows` rows.
+/// `samples` is a query with a row per sample: the columns `place` (at least one), the columns that `order` names, and
+/// [`start_column`] and [`end_column`]. Samples are numbered separately for each value of `place`, and no slice has
+/// rows of two such values. The expressions `order` order the samples of a place. Samples with equal values of them
+/// have the same number (SQL's `rank()`, from 1) and are in the same slice. A slice ends when its samples need about
+/// `rows` rows.
 ///
-/// The result has the columns `place`, [`FIRST`] (the number of the slice's first sample), `low` and `high`: a range of
-/// positions that the slice needs, from `low` to before `high`. The ranges of a slice, islands of overlapping windows,
-/// neither overlap nor touch. A slice of which no row is needed is left out.
+/// The result has the columns `place`, [`FIRST`] (the number of the slice's first sample), `low` (inclusive) and `high`
+/// (exclusive): a range of positions that the slice needs. The ranges of a slice are the islands of its overlapping
+/// windows, so they neither overlap nor touch. Slices that need no rows are left out.
 pub fn ranges_sql(
     timeline: usize,
     samples: &str,
@@ -248,14 +250,16 @@ pub fn ranges_sql(
 ) -> String {
     let (start, end) = (start_column(timeline), end_column(timeline));
     let (place, order) = (place.join(", "), order.join(", "));
-    // Of samples of one number, the one before is always the same, so the query gives the same slices each time.
+    // Also ordering by start and end makes the predecessor of each sample unique, so that the query returns the same
+    // slices each time.
     let before = format!("OVER (PARTITION BY {place} ORDER BY {order}, {start}, {end})");
     let ranked = format!(
         "SELECT {place}, {start} AS low, {end} AS high, \
          CAST(rank() OVER (PARTITION BY {place} ORDER BY {order}) AS BIGINT) AS number, \
          lag({start}) {before} AS low_before, lag({end}) {before} AS high_before FROM {samples}"
     );
-    // Rows that the sample before does not need, if its window overlaps; windows of a user's samples mostly do.
+    // The rows that the previous sample does not need, if its window overlaps, as the windows of a user's samples
+    // mostly do.
     let added = "CASE WHEN low >= low_before AND low <= high_before THEN greatest(high - high_before, 0) ELSE high - low END";
     let summed = format!(
         "SELECT {place}, low, high, number, sum({added}) OVER (PARTITION BY {place} ORDER BY number) / {rows} AS slice \
@@ -276,11 +280,11 @@ pub fn ranges_sql(
     )
 }
 
-/// The query that gives the rows of timeline `timeline` in `ranges`, which is a table or a query in parentheses as
-/// [`ranges_sql`] makes it with these columns `place`.
+/// Returns the query of the rows of timeline `timeline` in `ranges`: a table, or a query in parentheses, of the form
+/// that [`ranges_sql`] returns, with the columns `place`.
 ///
-/// The result has the columns `place`, [`FIRST`], [`POSITION`] (BIGINT), then the lists' values (BIGINT, without nulls),
-/// each under its feature's name in the order of `[timelines.columns]`. It is in no order.
+/// The result has the columns `place`, [`FIRST`], [`POSITION`] (BIGINT), then the values of the lists (BIGINT, without
+/// nulls), each under its feature's name in the order of `[timelines.columns]`. It has no order.
 ///
 /// The rows of a range are found by blocks of positions, so that no range is compared with all rows.
 pub fn slices_sql(timeline: usize, config: &TimelineConfig, ranges: &str, place: &[String]) -> String {

@@ -52,7 +52,7 @@ def free_port():
 
 
 class Cluster:
-    """A scheduler and executors, which end with it."""
+    """A scheduler and executors. They are killed when the context ends."""
 
     def __init__(self, options):
         self.options, self.port, self.number = options, free_port(), 0
@@ -83,7 +83,7 @@ class Cluster:
         executor.wait()
 
     def peak_bytes(self):
-        """The largest resident set of an executor."""
+        """Returns the largest resident set of an executor, in bytes."""
         peaks = []
         for executor in self.executors:
             status = pathlib.Path(f"/proc/{executor.pid}/status").read_text()
@@ -120,7 +120,7 @@ def timed(parts):
 
 
 def contents(options, dataset):
-    """The checksums of a dataset's data files."""
+    """Returns the names and checksums of a dataset's data files, after a vacuum."""
     subprocess.run(command(options, "onefold-ingest", "vacuum", dataset, "--older-than", "0s"), stdout=subprocess.DEVNULL, check=True)
     files = sorted(path for path in (dataset / "data").rglob("*") if path.is_file())
     name = lambda path: str(path.relative_to(dataset)).rpartition("-")[0]

@@ -1,4 +1,4 @@
-//! The client: sends a plan to a scheduler, waits, and fetches the rows from the executors.
+//! The client of a cluster: sends a plan to the scheduler, waits for its job, and fetches the rows from the executors.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -36,22 +36,22 @@ use crate::command::Address;
 use crate::results::Results;
 use crate::tls::Tls;
 
-/// How often the scheduler is asked about a job: at first …
+/// The first interval between two queries for the status of a job. It grows by half each time, up to [`LAST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(10);
-/// … and at last.
+/// The longest interval between two queries for the status of a job.
 const LAST_WAIT: Duration = Duration::from_millis(250);
-/// The time after which the client of a job that has not ended looks whether there are executors …
+/// The time after which the client of an unfinished job first checks whether the scheduler has executors.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
-/// … and how often it looks again.
+/// The interval between further checks for executors.
 const NEXT_LOOK: Duration = Duration::from_secs(30);
-/// A query runs so often at most, if executors are lost before the client has fetched its rows.
+/// The number of times that a query runs at most, if executors are lost before the client has fetched its rows.
 const MOST_RUNS: usize = 3;
-/// The time that the scheduler has to hear that a job is not wanted any more.
+/// The time limit for telling the scheduler to cancel a job.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
 type Scheduler = SchedulerGrpcClient<Channel>;
 
-/// A cluster as its clients see it.
+/// A client of a cluster.
 #[derive(Debug)]
 pub(crate) struct Client {
     scheduler: Address,
@@ -86,7 +86,7 @@ impl Client {
         Ok(scheduler_at(self.channel().await?))
     }
 
-    /// Sends the plan, and gives the number of its job.
+    /// Sends the plan to the scheduler, and returns the id of its job.
     async fn submit(
         &self,
         scheduler: &mut Scheduler,
@@ -116,7 +116,8 @@ impl Client {
         }
     }
 
-    /// Waits for the end of a job, and says where its rows are. Says so on the way if there is no executor.
+    /// Waits until a job ends, and returns the locations of its rows. Logs a warning while the scheduler has no
+    /// executors.
     async fn wait(
         &self,
         scheduler: &mut Scheduler,
@@ -152,14 +153,14 @@ impl Client {
     }
 }
 
-/// The scheduler behind a channel.
+/// Returns a client of the scheduler behind a channel.
 fn scheduler_at(channel: Channel) -> Scheduler {
     SchedulerGrpcClient::new(channel)
         .max_encoding_message_size(MESSAGE_BYTES as usize)
         .max_decoding_message_size(MESSAGE_BYTES as usize)
 }
 
-/// Whether a scheduler has executors; `None` if it does not say.
+/// Returns whether a scheduler has executors, or `None` if it does not answer the question.
 async fn has_executors(channel: &Channel) -> Option<bool> {
     let mut channel = channel.clone();
     std::future::poll_fn(|context| channel.poll_ready(context)).await.ok()?;
@@ -178,11 +179,12 @@ async fn has_executors(channel: &Channel) -> Option<bool> {
     }
 }
 
-/// What the cluster needs to know beside a plan.
+/// Returns the session settings to send with a plan.
 fn settings(config: SessionConfig) -> SessionConfig {
     config
         .upgrade_for_ballista()
-        // Our plans are made for the static planner: the adaptive one knows nothing of our operators.
+        // The plans are made for Ballista's static planner. The adaptive planner does not know the operators of
+        // `onefold-ingest`.
         .with_ballista_adaptive_query_planner(false)
         .with_ballista_grpc_client_max_message_size(MESSAGE_BYTES as usize)
 }
@@ -225,7 +227,7 @@ impl Cluster for Client {
     }
 }
 
-/// A job that is ended when this is dropped.
+/// A guard that cancels a job when it is dropped.
 struct RunningJob {
     scheduler: Address,
     tls: Option<Tls>,
@@ -236,7 +238,7 @@ impl Drop for RunningJob {
     fn drop(&mut self) {
         let Some(job) = self.job.take() else { return };
         let client = Client::new(self.scheduler.clone(), 1, PathBuf::new(), self.tls.clone());
-        // The runtime that drops this may be about to end.
+        // The current runtime may be shutting down, so the request runs on a runtime of another thread.
         let cancel = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let Ok(runtime) = runtime else { return };
@@ -252,7 +254,7 @@ impl Drop for RunningJob {
     }
 }
 
-/// An error and its causes, in one line.
+/// Returns an error and its causes in one line.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -267,7 +269,8 @@ pub(crate) fn failure(message: String, hint: &str) -> DataFusionError {
     DataFusionError::External(Box::new(onefold_ingest::Error::engine(message, hint)))
 }
 
-/// The error of a job, as far as the executor's own message can be told from what Ballista and DataFusion put around it.
+/// Converts the error text of a job. Removes the wrapping of Ballista and DataFusion around the executor's own message
+/// and hint, as far as it can be recognized.
 fn job_failure(error: &str) -> DataFusionError {
     const HINT: &str = "\n  hint: ";
     let text = error.replace("\\n", "\n").replace("\\\"", "\"");

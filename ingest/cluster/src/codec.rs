@@ -1,7 +1,9 @@
-//! How plans are sent: Ballista's own operators as Ballista does it, those of `onefold-ingest` beside them.
+//! The encoding of plans between processes: Ballista's codec for its own operators, and an extension for the operators
+//! of `onefold-ingest`.
 //!
-//! One of ours is `ofld`, then the version of the sender and the operator's text, each behind its length (four bytes,
-//! little-endian), then the part that DataFusion describes, if there is one.
+//! An operator of `onefold-ingest` is encoded as the bytes `ofld`, the version of the sender, the operator's text, and
+//! the plan of the part that DataFusion can encode (empty if there is none). The version, the text and the plan are
+//! each preceded by their length in bytes (4 bytes, little-endian).
 
 use std::sync::Arc;
 
@@ -19,16 +21,16 @@ use onefold_ingest::executor::{
 };
 
 const MAGIC: &[u8; 4] = b"ofld";
-/// The version of this program. Programs of different versions may mean different things by one text.
+/// The version of this program. Another version may give the same text another meaning.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Sends and receives plans.
+/// Encodes and decodes plans.
 #[derive(Debug)]
 pub(crate) struct PlanCodec {
     ballista: BallistaPhysicalExtensionCodec,
-    /// What this process is, for messages.
+    /// The role of this process, for messages: `client`, `scheduler` or `executor`.
     role: &'static str,
-    /// What this process gives to operators; `None` if it executes none.
+    /// The memory that this process gives to the operators that it executes; `None` if it executes none.
     memory: Option<ExecutorMemory>,
 }
 
@@ -37,7 +39,7 @@ impl PlanCodec {
         Arc::new(Self { ballista: BallistaPhysicalExtensionCodec::default(), role, memory })
     }
 
-    /// One of our operators; `None` if the bytes are not one.
+    /// Decodes an operator of `onefold-ingest`, or returns `None` if the bytes are not one.
     fn read(
         &self,
         bytes: &[u8],
@@ -68,7 +70,7 @@ impl PlanCodec {
     }
 }
 
-/// The part at the beginning of `bytes`, and what is behind it.
+/// Returns the length-prefixed part at the beginning of `bytes`, and the bytes after it.
 fn part(bytes: &[u8]) -> Result<(&[u8], &[u8])> {
     let cut = || -> Option<(&[u8], &[u8])> {
         let (length, rest) = bytes.split_first_chunk::<4>()?;
@@ -131,7 +133,7 @@ impl PhysicalExtensionCodec for PlanCodec {
 mod tests {
     use super::*;
 
-    /// What a sender of this version sends of an operator with this text.
+    /// Returns the encoding of an operator with this text by a sender of this version.
     fn sent(version: &str, text: &str) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         push_part(&mut bytes, version.as_bytes()).unwrap();

@@ -68,7 +68,7 @@ struct OnCluster<Arguments: clap::Args> {
 }
 
 impl<Arguments: clap::Args> OnCluster<Arguments> {
-    /// The cluster, with its work folder.
+    /// Connects to the cluster. `work_folder` is the folder that the processes share.
     fn cluster(&self, work_folder: &Path) -> anyhow::Result<Arc<dyn Cluster>> {
         let (scheduler, partitions) = (self.scheduler.clone(), usize::from(self.partitions));
         Ok(Arc::new(Client::new(scheduler, partitions, PathBuf::from(work_folder), self.tls.load()?)))
@@ -96,12 +96,12 @@ impl CommandLine for Cli {
     }
 }
 
-/// Runs a server.
+/// Runs a server on a new runtime.
 fn block_on(server: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(server)
 }
 
-/// A host and a port.
+/// A host name or address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) host: String,

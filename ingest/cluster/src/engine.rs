@@ -1,4 +1,4 @@
-//! How an executor runs the tasks of a plan.
+//! The execution of tasks by an executor.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use onefold_ingest::executor::of_run;
 
 use crate::identity::identify;
 
-/// Ballista's engine, which also reads every output of a stage once, tells our operators which part of which run they
-/// are, and keeps the memory of exchanges within this machine's limit.
+/// Ballista's engine with three additions: it reads each output of a stage once, tells the operators of
+/// `onefold-ingest` which partition and run they belong to, and limits the memory of exchanges.
 pub(crate) struct Engine {
     inner: DefaultExecutionEngine,
     exchange_bytes: usize,
 }
 
 impl Engine {
-    /// Rows of a task that an exchange collects may take so many bytes before it writes them.
+    /// Makes an engine in which an exchange holds up to `exchange_bytes` bytes of rows per task before it writes them.
     pub(crate) fn new(exchange_bytes: u64) -> Self {
         let exchange_bytes = usize::try_from(exchange_bytes).unwrap_or(usize::MAX);
         Self { inner: DefaultExecutionEngine::new(), exchange_bytes }
@@ -58,11 +58,11 @@ impl ExecutionEngine for Engine {
     }
 }
 
-/// A plan that reads the output of every task of an earlier stage once.
+/// Rewrites a plan so that it reads the output of each task of an earlier stage once.
 ///
-/// When an executor is lost, a stage whose input it had runs again. In Ballista 55, stages that read its output are also
-/// told where its tasks had written theirs before. The tasks of a stage have numbers, by the parts of its input; the
-/// last output with a number and a partition is read.
+/// When an executor is lost, Ballista runs the stages again whose input it held. In Ballista 55 the stages that read
+/// their output also receive the locations of the earlier run. A stage numbers its tasks by the parts of its input, so
+/// a task's number and a partition identify an output. Only the last location of each such pair is kept.
 fn each_output_once(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     let once = |plan: Arc<dyn ExecutionPlan>| {
         let Some(reader) = plan.downcast_ref::<ShuffleReaderExec>() else { return Ok(Transformed::no(plan)) };
@@ -71,7 +71,7 @@ fn each_output_once(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPla
         if partitions.iter().map(Vec::len).eq(reader.partition.iter().map(Vec::len)) {
             return Ok(Transformed::no(plan));
         }
-        // The reader's own copy, whose folder the engine sets anyway.
+        // This copies the reader. The engine sets the work folder of the copy later.
         let mut reader = reader.with_work_dir(String::new());
         reader.partition = partitions;
         Ok(Transformed::yes(Arc::new(reader) as _))
@@ -79,7 +79,7 @@ fn each_output_once(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPla
     Ok(plan.transform(once)?.data)
 }
 
-/// Keeps the last of the outputs of a task's number and a partition.
+/// Keeps the last output of each pair of task number and partition.
 fn keep_last(outputs: &mut Vec<PartitionLocation>) {
     let mut seen = HashSet::new();
     outputs.reverse();
@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// What a task has written of a partition on an executor.
+    /// Returns the location of a partition that a task wrote on an executor.
     fn output(executor: &str, task: usize, partition: usize) -> PartitionLocation {
         PartitionLocation {
             map_partition_id: task,
@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// The executor, task and partition of what is read, by partition of the reader.
+    /// Returns the executor, task and partition of each output that is read, per partition of the reader.
     fn read(partitions: Vec<Vec<PartitionLocation>>) -> Vec<Vec<(String, usize, usize)>> {
         let partitioning = Partitioning::UnknownPartitioning(partitions.len());
         let reader =

@@ -28,12 +28,13 @@ use crate::command::Address;
 use crate::engine::Engine;
 use crate::tls::{Tls, TlsArguments};
 
-/// Executors ask for tasks. If the scheduler sent them, those of a lost executor could wait for ever in Ballista 55 (no
-/// event offers them to the others), and executors would need a server of their own for tasks, which knows no TLS.
+/// Executors ask the scheduler for tasks. If the scheduler pushed tasks, Ballista 55 could leave the tasks of a lost
+/// executor waiting forever, because no event offers them to the others. Executors would also need their own server for
+/// tasks, which does not support TLS.
 pub(crate) const POLICY: TaskSchedulingPolicy = TaskSchedulingPolicy::PullStaged;
-/// Seconds that a new executor waits for its scheduler.
+/// The number of seconds for which a new executor tries to connect to its scheduler.
 const CONNECT_SECONDS: u16 = 30;
-/// The rows that an exchange collects before it writes them may take one of so many parts of a thread's memory.
+/// The divisor of a thread's memory that gives the bytes of rows that an exchange collects before it writes them.
 const EXCHANGE_PART: u64 = 4;
 
 /// The arguments of `executor`.
@@ -64,7 +65,7 @@ pub(crate) struct ExecutorArguments {
     tls: TlsArguments,
 }
 
-/// Runs an executor until it is told to end.
+/// Runs an executor until it receives a signal to end.
 pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
     let tls = arguments.tls.load()?;
@@ -88,7 +89,7 @@ pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
         job_data_clean_up_interval_seconds: 600,
         grpc_max_decoding_message_size: MESSAGE_BYTES,
         grpc_max_encoding_message_size: MESSAGE_BYTES,
-        // The pool is that of our runtime, which all tasks share.
+        // All tasks share the memory pool of the runtime below.
         memory_pool_size: Some(0),
         override_execution_engine: Some(Arc::new(Engine::new(exchange_bytes))),
         override_function_registry: Some(Arc::new(registry()?)),
@@ -105,7 +106,7 @@ pub(crate) async fn run(arguments: &ExecutorArguments) -> anyhow::Result<()> {
     })
 }
 
-/// Makes configurations of sessions.
+/// Returns a function that makes session configurations.
 pub(crate) fn config_producer(tls: Option<&Tls>) -> ballista_core::ConfigProducer {
     let endpoints = tls.map(Tls::endpoints);
     Arc::new(move || {
@@ -119,7 +120,7 @@ pub(crate) fn config_producer(tls: Option<&Tls>) -> ballista_core::ConfigProduce
     })
 }
 
-/// DataFusion's functions and ours.
+/// Returns the SQL functions of DataFusion and of `onefold-ingest`.
 fn registry() -> Result<BallistaFunctionRegistry> {
     let mut registry = BallistaFunctionRegistry::default();
     for function in functions()? {
@@ -128,14 +129,14 @@ fn registry() -> Result<BallistaFunctionRegistry> {
     Ok(registry)
 }
 
-/// Listens at `port`, or at a free one if it is 0. Ballista would do so only when it has reached the scheduler; another
-/// process could have taken the free port by then.
+/// Binds `port`, or any free port if it is 0. Ballista would bind it only after it has reached the scheduler, and
+/// another process could take the port before then.
 fn listen(address: IpAddr, port: u16) -> anyhow::Result<TcpIncoming> {
     TcpIncoming::bind((address, port).into())
         .with_context(|| format!("port {port} of {address} cannot be listened on"))
 }
 
-/// Serves what exchanges have written, with TLS if there is a certificate.
+/// Returns a function that serves the files of exchanges, with TLS if `tls` is given.
 fn flight_service(
     incoming: TcpIncoming,
     tls: Option<&Tls>,

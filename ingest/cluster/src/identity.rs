@@ -1,7 +1,7 @@
-//! What identifies a partition of an operator in the whole plan, on an executor that has only a part of it.
+//! Identifies a partition of an operator in the whole plan, on an executor that has only a part of the plan.
 //!
-//! Ballista gives a task the files and exchanged rows that it reads, renumbered from 0. Those are the same whenever the
-//! task is tried again, wherever that is, so they identify the partition.
+//! Ballista gives a task the files and exchanged rows that it reads, renumbered from 0. A task that is tried again gets
+//! the same ones, on any machine, so they identify the partition.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
-/// The number that identifies partition `partition` of `plan`.
+/// Returns a number that identifies partition `partition` of `plan`.
 ///
 /// # Errors
 ///
-/// If the plan deals rows out to partitions within a task.
+/// If the plan redistributes rows among partitions within a task.
 pub(crate) fn identify(plan: &Arc<dyn ExecutionPlan>, partition: usize) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
     describe(plan, partition, &mut hasher)?;
@@ -29,7 +29,7 @@ pub(crate) fn identify(plan: &Arc<dyn ExecutionPlan>, partition: usize) -> Resul
 
 fn describe(plan: &Arc<dyn ExecutionPlan>, partition: usize, hasher: &mut DefaultHasher) -> Result<()> {
     if plan.is::<CoalescePartitionsExec>() {
-        // It has all partitions, whatever the task.
+        // Its single partition holds the rows of all input partitions in every task.
         return Ok(());
     }
     if plan.is::<RepartitionExec>() {
@@ -65,7 +65,7 @@ fn describe(plan: &Arc<dyn ExecutionPlan>, partition: usize, hasher: &mut Defaul
     let requirements = plan.input_distribution_requirements();
     let distributions: Vec<_> = requirements.per_child_distributions().collect();
     for (number, input) in plan.children().into_iter().enumerate() {
-        // What every task has as a whole tells nothing.
+        // An input that every task reads whole does not identify the partition.
         if !matches!(distributions.get(number), Some(Distribution::SinglePartition)) {
             number.hash(hasher);
             describe(input, partition, hasher)?;

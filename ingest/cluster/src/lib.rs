@@ -3,11 +3,11 @@
 //! ```text
 //! onefold-cluster build ──plan──▶ onefold-cluster scheduler ──tasks──▶ onefold-cluster executor, on each machine
 //!        ▲                                                               reads the logs, exchanges records,
-//!        └──────────── what was written, row by row ◀────────────────────  writes the dataset's files
+//!        └──────────── rows that describe the files ◀───────────────────  writes the dataset's files
 //! ```
 //!
-//! The client plans as `onefold-ingest build` does and commits the snapshot. Everything between is done by the
-//! executors, which have the ETL's operators and SQL functions.
+//! The client plans the build as `onefold-ingest build` does, and commits the snapshot. The executors do all work
+//! between these steps with the ETL's operators and SQL functions.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -20,5 +20,5 @@ mod results;
 mod scheduler;
 mod tls;
 
-/// The most bytes of a message between processes: a plan names every file that it reads.
+/// The largest message between processes, in bytes. It is large because a plan names every file that it reads.
 const MESSAGE_BYTES: u32 = 256 << 20;

@@ -1,4 +1,4 @@
-//! The rows of a job that has ended. Executors keep them until a client fetches them.
+//! The rows of a finished job. Executors keep them until a client fetches them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -20,26 +20,27 @@ use crate::MESSAGE_BYTES;
 use crate::client::failure;
 use crate::tls::Tls;
 
-/// The client connects to so many executors at a time.
+/// The number of executors that the client connects to at the same time.
 const CONNECTING: usize = 32;
-/// An executor that does not answer for so long is lost.
+/// The time after which an executor that does not answer counts as lost.
 const CONNECT_WAIT: Duration = Duration::from_secs(20);
 
 /// The rows of a job.
 pub(crate) struct Results {
-    /// Each on an executor that the client is connected to.
+    /// The partitions, each with a connection to its executor.
     partitions: Vec<(BallistaClient, Written)>,
 }
 
 impl Results {
     /// Connects to the executors that have the rows.
     ///
-    /// If an executor was lost while the last stage ran, a partition has several locations: Ballista 55 also lists
-    /// those that tasks had written before the stage ran again. Each of them is the whole partition, so any will do.
+    /// If an executor was lost while the last stage ran, a partition has several locations, because Ballista 55 also
+    /// lists the output of the tasks before the stage ran again. Each location holds the whole partition, so any of
+    /// them can be read.
     ///
     /// # Errors
     ///
-    /// [`Lost`] if the executors of a partition cannot be reached.
+    /// [`Lost`] if no executor that holds a partition can be reached.
     pub(crate) async fn connect(
         locations: Vec<PartitionLocation>,
         tls: Option<&Tls>,
@@ -69,7 +70,7 @@ impl Results {
         }
     }
 
-    /// The rows, one partition after the other.
+    /// Returns the rows, one partition after another.
     pub(crate) fn rows(self) -> impl Stream<Item = Result<RecordBatch>> {
         let fetched = |(client, written): (BallistaClient, Written)| written.fetch(client);
         futures::stream::iter(self.partitions).then(fetched).try_flatten()
@@ -84,7 +85,8 @@ struct Written {
 }
 
 impl Written {
-    /// `None` if the location is incomplete, which Ballista's never are. The digest of the rows would be wrong.
+    /// Returns `None` if the location lacks its partition or its executor. Ballista always sets both; without them the
+    /// rows would be missing, and the digest of all rows would reveal that.
     fn new(location: PartitionLocation) -> Option<Self> {
         let (partition, executor) = (location.partition_id.clone()?, location.executor_meta.clone()?);
         Some(Self { partition, executor, location })
@@ -131,12 +133,12 @@ async fn connect(
     client.await.map_err(|error| Lost::new(executor, &error))
 }
 
-/// The port of an executor, which the scheduler passes on as a longer number.
+/// Returns the port of an executor, which the scheduler reports as a wider integer.
 fn port(executor: &ExecutorMetadata) -> u16 {
     u16::try_from(executor.port).unwrap_or_default()
 }
 
-/// The rows of a partition cannot be fetched, because their executor cannot be reached.
+/// An error: the rows of a partition cannot be fetched, because their executor cannot be reached.
 #[derive(Debug)]
 pub(crate) struct Lost {
     executor: String,

@@ -1,4 +1,4 @@
-//! The scheduler: takes plans, cuts them into stages, and gives their tasks to executors.
+//! The scheduler: receives plans, divides them into stages, and gives the tasks of the stages to executors.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::codec::PlanCodec;
 use crate::executor::{POLICY, config_producer};
 use crate::tls::{Tls, TlsArguments};
 
-/// Seconds between looks for executors that are lost.
+/// The interval at which the scheduler looks for lost executors, in seconds.
 const LOOK_SECONDS: u64 = 2;
 
 /// The arguments of `scheduler`.
@@ -49,7 +49,7 @@ pub(crate) struct SchedulerArguments {
     tls: TlsArguments,
 }
 
-/// What `--json` prints when the scheduler listens.
+/// The object that `--json` prints once the scheduler listens.
 #[derive(serde::Serialize)]
 struct Listening {
     address: String,
@@ -57,7 +57,7 @@ struct Listening {
 
 type OurScheduler = SchedulerServer<LogicalPlanNode, PhysicalPlanNode>;
 
-/// Runs the scheduler until it is told to end.
+/// Runs the scheduler until it receives a signal to end.
 pub(crate) async fn run(arguments: &SchedulerArguments, printer: &Printer) -> anyhow::Result<()> {
     let tls = arguments.tls.load()?;
     let listener = TcpListener::bind((arguments.bind, arguments.port))
@@ -109,7 +109,7 @@ async fn serve(listener: TcpListener, scheduler: OurScheduler, tls: Option<Tls>)
     Ok(server.add_routes(Routes::from(routes)).serve_with_incoming(TcpIncoming::from(listener)).await?)
 }
 
-/// Waits until the process is told to end.
+/// Waits for SIGTERM or SIGINT.
 async fn ended() {
     use tokio::signal::unix::{SignalKind, signal};
     let (terminated, interrupted) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
@@ -122,7 +122,7 @@ async fn ended() {
     }
 }
 
-/// A session of the scheduler, which reads plans with our functions.
+/// Makes a session of the scheduler. It decodes plans that call the SQL functions of `onefold-ingest`.
 fn session(config: SessionConfig) -> datafusion::error::Result<SessionState> {
     let runtime = datafusion::execution::runtime_env::RuntimeEnvBuilder::new()
         .with_object_store_registry(Arc::new(Stores::default()))

@@ -1,4 +1,4 @@
-//! Mutual TLS: every process shows a certificate, and accepts only those of one authority.
+//! Mutual TLS: each process presents a certificate, and accepts only certificates that one authority signed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) struct TlsArguments {
     tls_authority: Option<PathBuf>,
 }
 
-/// What a process shows and accepts.
+/// The certificate that a process presents, and the authority whose certificates it accepts.
 #[derive(Debug, Clone)]
 pub(crate) struct Tls {
     identity: Identity,
@@ -29,7 +29,7 @@ pub(crate) struct Tls {
 }
 
 impl TlsArguments {
-    /// The identity in the files; `None` if there are none.
+    /// Loads the files; returns `None` if the options name none.
     pub(crate) fn load(&self) -> anyhow::Result<Option<Tls>> {
         let (Some(certificate), Some(key), Some(authority)) =
             (&self.tls_certificate, &self.tls_key, &self.tls_authority)
@@ -46,22 +46,22 @@ impl TlsArguments {
 }
 
 impl Tls {
-    /// How a server shows and accepts certificates.
+    /// Returns the TLS configuration of a server.
     pub(crate) fn server(&self) -> ServerTlsConfig {
         ServerTlsConfig::new().identity(self.identity.clone()).client_ca_root(self.authority.clone())
     }
 
-    /// How a client does.
+    /// Returns the TLS configuration of a client.
     fn client(&self) -> ClientTlsConfig {
         ClientTlsConfig::new().identity(self.identity.clone()).ca_certificate(self.authority.clone())
     }
 
-    /// What Ballista applies to its connections.
+    /// Returns the function that Ballista applies to each connection that it opens.
     pub(crate) fn endpoints(&self) -> EndpointOverrideFn {
         let client = self.client();
         Arc::new(move |endpoint: Endpoint| {
             let url = endpoint.uri().to_string().replacen("http://", "https://", 1);
-            // A new endpoint, because the scheme decides whether TLS is used.
+            // The scheme of the URL decides whether TLS is used, so a new endpoint is made.
             let secure = Endpoint::from_shared(url)?;
             Ok(secure.tls_config(client.clone())?.tcp_nodelay(true))
         })

@@ -1,8 +1,8 @@
 //! SQL queries of DataFusion.
 //!
-//! The compiler generates the code of an asynchronous function in every crate that calls it. For
-//! [`SessionContext::sql`] that includes DataFusion's SQL planner: a quarter of the time that `onefold-ingest` took to
-//! compile, and again for its tests. This crate compiles it once. `clippy.toml` keeps the others from calling it.
+//! The compiler generates the code of an async function in every crate that calls it. For [`SessionContext::sql`] this
+//! includes DataFusion's SQL planner, which took a quarter of the compile time of `onefold-ingest`, and the same again
+//! for its tests. This crate compiles it once. `clippy.toml` forbids the other crates to call it.
 
 #![forbid(unsafe_code)]
 
@@ -13,18 +13,18 @@ use datafusion::prelude::{DataFrame, SQLOptions, SessionContext};
 /// Plans queries in SQL.
 #[async_trait]
 pub trait Query {
-    /// As [`SessionContext::sql`].
+    /// Plans a query, like [`SessionContext::sql`].
     ///
     /// # Errors
     ///
-    /// Those of [`SessionContext::sql`].
+    /// The errors of [`SessionContext::sql`].
     async fn query(&self, sql: &str) -> Result<DataFrame>;
 
-    /// As [`SessionContext::sql_with_options`].
+    /// Plans a query, like [`SessionContext::sql_with_options`].
     ///
     /// # Errors
     ///
-    /// Those of [`SessionContext::sql_with_options`].
+    /// The errors of [`SessionContext::sql_with_options`].
     async fn query_with_options(&self, sql: &str, options: SQLOptions) -> Result<DataFrame>;
 }
 

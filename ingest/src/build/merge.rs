@@ -11,9 +11,9 @@ use crate::row_counts::{Reason, RowCounts};
 use crate::{Error, Result};
 
 impl<'a> Pipeline<'a> {
-    /// Folds the samples of `reading`, decides, and plans to write them together with those of the ranges of buckets of
-    /// the dataset that change. The dataset has the snapshot `old`; `choice` are the partitions that may change. The
-    /// files of the merge live until it is dropped.
+    /// Folds the samples of `reading`, decides on vocabularies, and plans to write the samples together with the
+    /// samples of the ranges of buckets that change. `old` is the snapshot of the dataset, `choice` selects the
+    /// partitions that may change. The temporary files of the returned [`Merge`] exist until it is dropped.
     pub(super) async fn merge(
         &self,
         reading: &Reading<'a>,
@@ -27,7 +27,7 @@ impl<'a> Pipeline<'a> {
         let known = writer.appended_to().map(|old| (out, old));
         let mut decided = decide(config, reading, &mut late.totals.statistics, known).await?;
         if decided.schema.kept != writer.schema().kept {
-            // Refused, because the dataset has other types.
+            // The new writer refuses the schema, because the dataset has other types.
             let schema = Schema { kept: decided.schema.kept.clone(), ..writer.schema().clone() };
             writer = self.with_schema(writer, &schema)?;
         }
@@ -38,14 +38,14 @@ impl<'a> Pipeline<'a> {
             writer.replaces(key, *range)?;
         }
         if merge.summary().samples_added == 0 {
-            // Nothing is written, so ids that only samples of other partitions have get no numbers.
+            // Nothing is written, so ids that occur only in samples of other partitions get no numbers.
             decided.vocabularies.clear();
         }
         Ok((writer, clustering, decided, Some(merge)))
     }
 
-    /// The outcome for the rows of `[samples]` that were merged into a dataset, if `others` of the late samples are of
-    /// partitions that may not change.
+    /// Returns the counts for the rows of `[samples]` that were merged into a dataset. `others` is the number of late
+    /// samples whose partitions may not change.
     pub(super) fn merged_rows(reading: &Reading<'_>, merged: &MergeSummary, others: u64) -> RowCounts {
         let known = merged.samples_added + merged.samples_skipped;
         let samples = reading.candidates.unwrap_or(known + others);
@@ -56,13 +56,13 @@ impl<'a> Pipeline<'a> {
         rows
     }
 
-    /// What merging into a dataset that was not there did.
+    /// Returns the summary of a merge into a dataset that did not exist.
     pub(super) fn merged_into_nothing(&self, samples: u64) -> Option<MergeSummary> {
         let summary = MergeSummary { samples_added: samples, ..MergeSummary::default() };
         (self.options.commit == Commit::Merge).then_some(summary)
     }
 
-    /// Refuses to append samples without keys to a dataset that has keys.
+    /// Refuses to append samples without keys to a dataset that has sample keys.
     pub(super) fn check_keys(&self, old: &Snapshot) -> Result<()> {
         if !old.sample_keys || !self.config.samples.key.is_empty() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Builds a dataset range by range of its buckets: any engine or scheduler that can run programs builds the parts, on
-//! as many machines as it likes, and one program commits them.
+//! Builds a dataset in parts, one per range of buckets. Any engine or scheduler that can run programs can write the
+//! parts on any number of machines. One program then commits them.
 //!
 //! ```text
 //! samples of range 0 ─▶ write ─▶ data files, part ─┐
@@ -7,9 +7,9 @@
 //! samples of range 2 ─▶ write ─▶ data files, part ─┘
 //! ```
 //!
-//! A part says what was written of one range. Nothing is visible in the dataset before the commit. A part that is
-//! written again has other files; those of the part that is not committed go with
-//! [`vacuum`](onefold_datasets::vacuum).
+//! A part describes the files that were written for one range. Nothing is visible in the dataset before the commit. A
+//! part that is written again has other files. [`vacuum`](onefold_datasets::vacuum) removes the files of parts that
+//! were not committed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,57 +28,58 @@ use crate::pipeline::{BuildOptions, Pipeline, Target};
 use crate::row_counts::{Reason, RowCounts};
 use crate::{Config, Error, Result, sources};
 
-/// The version of the format of parts that this program writes and reads.
+/// The version of the file format of parts that this program writes and reads.
 const FORMAT_VERSION: u32 = 2;
-/// Files that are looked for at the same time.
+/// The number of files whose existence is checked at the same time.
 const FILES_AT_A_TIME: usize = 32;
 
-/// The description of the files that were written for one range of buckets: everything that a commit needs.
+/// The description of the files that were written for one range of buckets. It contains all that a commit needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     /// The version of this format.
     pub format_version: u32,
-    /// The range.
+    /// The number of the range, from 0.
     pub range: u32,
-    /// The buckets of the dataset.
+    /// The division of the dataset into buckets.
     pub buckets: Buckets,
     /// The schema of the samples.
     pub schema: Schema,
     /// How sparse features are stored.
     pub layout: Layout,
-    /// The order of the samples.
+    /// The order of the samples within a partition.
     pub order: Order,
-    /// What makes a session.
+    /// The definition of sessions.
     pub sessions: Sessions,
-    /// The partition columns, with the types that they have in the samples.
+    /// The partition columns, with their types in the samples.
     pub partition_columns: Vec<PartitionColumn>,
     /// Whether samples have keys.
     pub sample_keys: bool,
     /// A hash of the configuration and of the program's version.
     pub configuration: String,
-    /// The partitions that were written, as a filter; empty if all were.
+    /// The partitions that were written, as a filter; empty for all partitions.
     pub filter: String,
-    /// Hashes by which the files that were read are known.
+    /// Hashes that identify the input files.
     pub input: Vec<u64>,
-    /// The samples that were written.
+    /// The number of samples that were written.
     pub samples: u64,
-    /// The rows of `[samples]`: those that were written, and the others by reason.
+    /// The number of rows of `[samples]`: how many were written, and how many were left out for each reason.
     pub rows: RowCounts,
-    /// Rows of CSV files that were left out, because they have fewer or more values than there are columns.
+    /// The number of CSV rows that were left out, because they have fewer or more values than there are columns.
     pub ragged_rows_skipped: u64,
-    /// What was written, by partition.
+    /// The files that were written, per partition.
     pub written: Vec<WrittenBucket>,
 }
 
-/// Writes the samples of `config` in range `place.0` of `place.1` ranges of buckets to the dataset at `out`, and gives
-/// the part that [`commit_parts`] needs. Samples of other ranges are left out and counted. The buckets, groups, commits
-/// and shares of `options` do not count.
+/// Writes the samples of `config` in range `place.0` of `place.1` ranges of buckets to the dataset at `out`, and
+/// returns the part for [`commit_parts`]. Samples of other ranges are left out and counted. The buckets, groups, commit
+/// and share of `options` are ignored.
 ///
 /// # Errors
 ///
-/// As [`build`](crate::build()); [`Error::Fault`] if `config` has vocabularies, because these are made of the samples
-/// of all ranges, the dataset has another number of ranges, or a segment is read that is not the range's;
-/// [`Error::Dataset`] if `out` is no dataset and holds a file that belongs to none. Files that were written are removed.
+/// The errors of [`build`](crate::build()); [`Error::Fault`] if `config` has vocabularies (they need the samples of all
+/// ranges), the dataset has another number of ranges, or an input file is the segment of another range;
+/// [`Error::Dataset`] if `out` is not a dataset and contains other files. Files that were written are removed after an
+/// error.
 pub async fn write_part(
     config: &Config,
     out: &Path,
@@ -86,7 +87,7 @@ pub async fn write_part(
     options: &BuildOptions,
     reporter: &dyn Reporter,
 ) -> Result<Part> {
-    // The layout and the order are those of a dataset that is there.
+    // An existing dataset determines the layout and the order.
     let options = BuildOptions { commit: Commit::Append, ..options.clone() };
     let mut written = Vec::new();
     let pipeline = Pipeline { config, out, options: &options, reporter };
@@ -96,7 +97,7 @@ pub async fn write_part(
         Err(error) => {
             let paths: Vec<String> =
                 written.iter().flat_map(WrittenBucket::paths).map(str::to_owned).collect();
-            // The error that led here counts.
+            // Report the first error, even if the files cannot be deleted.
             if !paths.is_empty()
                 && let Ok(storage) = Storage::open(out)
             {
@@ -108,8 +109,8 @@ pub async fn write_part(
 }
 
 impl Pipeline<'_> {
-    /// Writes the samples of range `place.0` of `place.1` ranges, and adds the files to `written`. Gives the part
-    /// without them.
+    /// Writes the samples of range `place.0` of `place.1` ranges, and adds the files to `written`. Returns the part
+    /// without the files.
     async fn part(&self, place: (u32, u32), written: &mut Vec<WrittenBucket>) -> Result<Part> {
         let Self { config, options, reporter, .. } = *self;
         let (range, ranges) = place;
@@ -190,14 +191,14 @@ impl Pipeline<'_> {
 }
 
 impl Part {
-    /// Reads the parts at `location`: a file, or a folder whose files are parts.
+    /// Reads the parts at `location`: a file, or a folder that contains only part files.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for what is no part; [`Error::Dataset`] if the location cannot be read.
+    /// [`Error::Fault`] for a file that is not a part; [`Error::Dataset`] if the location cannot be read.
     pub fn read(location: &Path) -> Result<Vec<(PathBuf, Self)>> {
         let (folder, name) = Storage::of_file(location)?;
-        // Without a name, the location is a folder.
+        // If the name is empty, the location is a folder.
         if !name.is_empty()
             && let Some(bytes) = folder.read(&name)?
         {
@@ -231,11 +232,11 @@ impl Part {
         Ok(part)
     }
 
-    /// Writes the part to a file, also over one that is there.
+    /// Writes the part to a file, and replaces an existing file.
     ///
     /// # Errors
     ///
-    /// [`Error::Dataset`] if it cannot be written.
+    /// [`Error::Dataset`] if the file cannot be written.
     pub fn store(&self, location: &Path) -> Result<()> {
         let (folder, name) = Storage::of_file(location)?;
         if name.is_empty() {
@@ -250,7 +251,7 @@ impl Part {
         Ok(folder.replace(&name, text)?)
     }
 
-    /// How the dataset of the part is written.
+    /// Returns the options of a writer for the dataset of the part.
     fn options(&self, commit: Commit) -> WriterOptions {
         WriterOptions {
             layout: self.layout,
@@ -263,13 +264,13 @@ impl Part {
     }
 }
 
-/// Commits parts, one of each range of buckets, to the dataset at `out`, to which they were written.
+/// Commits parts, one per range of buckets, to the dataset at `out`. The parts must have been written to this dataset.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if `parts` is empty, ranges are missing or there twice, parts do not fit together or lack samples
-/// that they have read, or a file of one is not there; [`Error::Dataset`] as for [`DatasetWriter::create`] and
-/// [`DatasetWriter::finish`]. The dataset is then as it was, and the parts can be committed later.
+/// [`Error::Fault`] if `parts` is empty, a range is missing or occurs twice, the parts differ in their settings or lack
+/// samples that they have read, or a file of a part is missing; [`Error::Dataset`] as for [`DatasetWriter::create`] and
+/// [`DatasetWriter::finish`]. After an error the dataset is unchanged, and the parts can be committed later.
 pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> Result<Written> {
     let Some((first_path, first)) = parts.first() else {
         return Err(no_part(out, "there are no parts to commit"));
@@ -297,7 +298,7 @@ pub fn commit_parts(out: &Path, parts: Vec<(PathBuf, Part)>, commit: Commit) -> 
     Ok(writer.finish()?)
 }
 
-/// Checks that all files of the parts are there and whole.
+/// Checks that all files of the parts exist and have their recorded sizes.
 fn check_files(storage: &Storage, parts: &[(PathBuf, Part)]) -> Result<()> {
     let files = parts.iter().flat_map(|(path, part)| {
         let sets = part.written.iter().flat_map(|range| &range.files);
@@ -323,8 +324,8 @@ fn check_files(storage: &Storage, parts: &[(PathBuf, Part)]) -> Result<()> {
 
 /// Checks that each sample that a part has read is in the part of its range.
 ///
-/// Parts that read the same files left out each other's samples; parts that read different files must not have left out
-/// any. Where files overlap only in part, nothing can be said.
+/// Parts that read the same files leave out each other's samples. Parts that read different files must not have left
+/// out any sample. If the input files of two parts overlap only partially, this cannot be checked.
 fn check_rows(parts: &[(PathBuf, Part)]) -> Result<()> {
     let mut inputs: BTreeMap<&[u64], (&Path, u64)> = BTreeMap::new();
     let mut in_ranges = 0;
@@ -368,7 +369,7 @@ fn check_rows(parts: &[(PathBuf, Part)]) -> Result<()> {
     Err(Error::data("the parts", message, hint))
 }
 
-/// Checks that the parts are one of each range, and fit together.
+/// Checks that there is one part for each range, and that the parts agree in their settings.
 fn check_parts(first_path: &Path, first: &Part, parts: &[(PathBuf, Part)]) -> Result<()> {
     if !first.buckets.is_valid() {
         let Buckets { number, in_range } = first.buckets;

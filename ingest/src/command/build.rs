@@ -103,10 +103,10 @@ enum OrderArgument {
     Arrival,
 }
 
-/// Connects a cluster that has this work folder.
+/// A function that connects to a cluster, given its work folder.
 pub type ConnectCluster<'a> = dyn Fn(&Path) -> anyhow::Result<Arc<dyn Cluster>> + 'a;
 
-/// The name and the path of a source.
+/// Parses the name and the path of a source.
 pub(super) fn parse_source(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.to_owned())),
@@ -114,11 +114,11 @@ pub(super) fn parse_source(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Runs `build`, on a cluster if there is one.
+/// Runs `build`, on a cluster if one is given.
 ///
 /// # Errors
 ///
-/// Those of the build.
+/// The errors of the build.
 pub fn run_build(
     arguments: &BuildArguments,
     cluster: Option<&ConnectCluster<'_>>,
@@ -128,11 +128,11 @@ pub fn run_build(
     run(&arguments.common, commit, arguments.buckets, cluster, printer)
 }
 
-/// Runs `append`, on a cluster if there is one.
+/// Runs `append`, on a cluster if one is given.
 ///
 /// # Errors
 ///
-/// Those of the build.
+/// The errors of the build.
 pub fn run_append(
     arguments: &AppendArguments,
     cluster: Option<&ConnectCluster<'_>>,
@@ -162,7 +162,7 @@ fn run(
     let mut out = arguments.out.clone();
     if let Some(connect) = cluster {
         if !is_url(&out) {
-            // Executors have another folder of their own.
+            // Executors have other working directories, so the path must be absolute.
             out = onefold_storage::absolute(&out)?;
         }
         options.engine.cluster = Some(connect(&out.join(WORK))?);
@@ -183,7 +183,7 @@ fn run(
 }
 
 impl HowArguments {
-    /// The options of a build with the groups and the buckets of the configuration.
+    /// Returns the options of a build. Groups and buckets are those of the configuration.
     pub(super) fn options(&self, config: &Config, commit: Commit) -> anyhow::Result<BuildOptions> {
         Ok(BuildOptions {
             layout: self.layout.map(|layout| match layout {
@@ -205,7 +205,7 @@ impl HowArguments {
     }
 }
 
-/// The statistics of the samples, and what looks wrong in them.
+/// Returns the statistics of the samples and the warnings about them, as lines.
 fn describe_samples(summary: &BuildSummary) -> Vec<String> {
     let statistics = &summary.statistics;
     let mut lines = Vec::new();

@@ -17,7 +17,7 @@ pub(crate) struct CheckArguments {
     engine: EngineArguments,
 }
 
-/// Reads all logs of a configuration. Prints the problems that it finds, and fails if there are any.
+/// Reads all logs of a configuration, prints the problems that it finds, and fails if there are any.
 pub(crate) fn run(arguments: &CheckArguments, printer: &Printer) -> anyhow::Result<()> {
     let engine = arguments.engine.options();
     let config = Config::load(&arguments.config)?;

@@ -31,7 +31,7 @@ pub(crate) struct RenameArguments {
 struct Altered {
     /// The number of the new snapshot.
     snapshot: u64,
-    /// The features that the dataset has now.
+    /// The features of the dataset after the change.
     features: Vec<String>,
 }
 

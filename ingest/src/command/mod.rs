@@ -1,4 +1,4 @@
-//! The commands of `onefold-ingest`: each calls the library with its arguments, and prints what was done.
+//! The commands of `onefold-ingest`. Each command calls the library with its arguments and prints the result.
 
 mod build;
 mod check;
@@ -28,22 +28,22 @@ use onefold_terminal::Program;
 pub use self::build::{AppendArguments, BuildArguments, ConnectCluster, run_append, run_build};
 use crate::EngineOptions;
 
-/// The program, to be called in another program's process.
+/// The program, for callers that run it in their own process.
 pub const PROGRAM: Program = Program::of::<cli::Cli>();
 
-/// The types of the errors with which a command ends.
+/// The error types that a command can return.
 pub const ERRORS: [Explainer; 3] =
     [explained::<crate::Error>, explained::<onefold_datasets::Error>, explained::<onefold_storage::Error>];
 
-/// Runs the program with its arguments, whose first is its name.
+/// Runs the program with its arguments. The first argument is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     PROGRAM.main(arguments)
 }
 
-/// How often a running build is asked whether to go on.
+/// The interval at which a running build asks the reporter whether to continue.
 const ASKED_EVERY: Duration = Duration::from_millis(50);
 
-/// Runs a build or a comparison on a runtime of so many threads.
+/// Runs a build or a comparison on a runtime with this number of threads.
 fn run_async<T>(
     threads: usize,
     work: impl Future<Output = crate::Result<T>>,
@@ -56,7 +56,7 @@ fn run_async<T>(
         loop {
             match tokio::time::timeout(ASKED_EVERY, work.as_mut()).await {
                 Ok(done) => return Ok(done?),
-                // To drop the work is to end it.
+                // Returning drops `work`, which stops it.
                 Err(_) => reporter.go_on()?,
             }
         }

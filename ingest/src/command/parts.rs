@@ -91,22 +91,22 @@ pub(crate) fn run_write(arguments: &WriteArguments, printer: &Printer) -> anyhow
     Ok(printer.summary(&text, &part)?)
 }
 
-/// What `commit` did.
+/// The result of `commit`.
 #[derive(Debug, Serialize)]
 struct CommitSummary {
-    /// The number of the dataset's snapshot.
+    /// The number of the dataset's newest snapshot.
     snapshot: u64,
-    /// Whether this committed it; `false` if the dataset had these samples already.
+    /// Whether this run committed the snapshot; `false` if the dataset already had these samples.
     changed: bool,
-    /// Samples of the dataset.
+    /// The number of samples of the dataset.
     samples: u64,
-    /// Sessions they belong to.
+    /// The number of sessions of these samples.
     sessions: u64,
-    /// Partitions of the dataset.
+    /// The number of partitions of the dataset.
     partitions: u64,
-    /// Partitions of the parts.
+    /// The number of partitions that the parts contain.
     partitions_written: usize,
-    /// Size of the data files.
+    /// The total size of the data files, in bytes.
     bytes_on_disk: u64,
 }
 

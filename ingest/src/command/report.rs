@@ -14,7 +14,7 @@ use onefold_terminal::Printer;
 
 use super::run_async;
 
-/// The least memory of a build of some sessions.
+/// The smallest memory limit with which a build of a few sessions runs, in bytes.
 const MINIMUM_BUILD_BYTES: u64 = 512 << 20;
 
 #[derive(Debug, clap::Args)]
@@ -47,7 +47,7 @@ pub(crate) struct ReportArguments {
     threads: Option<u16>,
 }
 
-/// Measures the dataset, and writes the page if there is an option for it.
+/// Measures the dataset, and writes the HTML page if `--html` is given.
 pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Result<()> {
     let threads = arguments.threads.map_or_else(available_threads, usize::from);
     let options = ReportOptions {
@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &ReportArguments, printer: &Printer) -> anyhow::Res
     finish(&report, arguments.html.as_deref(), printer)
 }
 
-/// Builds a temporary dataset of whole sessions of the logs, and reports on it.
+/// Builds a temporary dataset from whole sessions of the logs, and reports on it.
 fn from_logs(
     config: &Path,
     arguments: &ReportArguments,
@@ -81,7 +81,7 @@ fn from_logs(
         Some(directory) => tempfile::tempdir_in(directory)?,
         None => tempfile::tempdir()?,
     };
-    // The report has the name of the configuration's folder.
+    // The report takes its name from the configuration's folder.
     let folder = fs_err::canonicalize(&config.path)?;
     let name = folder.parent().and_then(Path::file_name).unwrap_or("logs".as_ref());
     let dataset = scratch.path().join(name);
@@ -103,7 +103,7 @@ fn from_logs(
     Ok(gather(&dataset, &ReportOptions { sampled, ..options.clone() }, printer)?)
 }
 
-/// Writes the page of a report, and its summary.
+/// Writes the page of a report, and prints its summary.
 pub(crate) fn finish(report: &Report, page: Option<&Path>, printer: &Printer) -> anyhow::Result<()> {
     if let Some(path) = page {
         write_atomically(path, html(report).as_bytes())

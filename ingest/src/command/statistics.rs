@@ -1,9 +1,9 @@
-//! The statistics of a build as a table for people.
+//! Formats the statistics of a build as a table.
 
 use crate::{BuildStatistics, ColumnStatistics, FeatureKind, ValueStatistics};
 use onefold_base::units::format_count;
 
-/// One line for each feature column, below a line that names what they show.
+/// Returns a heading and one line per feature column.
 pub(super) fn table(statistics: &BuildStatistics) -> Vec<String> {
     let mut rows = vec![[
         "feature".to_owned(),
@@ -68,7 +68,7 @@ fn row(feature: &ColumnStatistics) -> [String; 7] {
     [feature.name.clone(), kind.to_owned(), null, empty, length, distinct, values]
 }
 
-/// A share in percent, which is shown as 0 or 100 % only if it is.
+/// Formats a fraction in percent. Only exact values are shown as 0 % and 100 %.
 fn percent(share: f64) -> String {
     match share {
         0.0 => "0 %".to_owned(),

@@ -36,7 +36,7 @@ fn parse_age(text: &str) -> Result<Duration, String> {
     parse_duration_micros(text).map(|micros| Duration::from_micros(micros.unsigned_abs()))
 }
 
-/// Removes old snapshots, and the files that only they name.
+/// Removes old snapshots, and the files that only these snapshots reference.
 pub(crate) fn run(arguments: &VacuumArguments, printer: &Printer) -> anyhow::Result<()> {
     let storage = Storage::open(&arguments.dataset)?;
     let VacuumArguments { keep, older_than, dry_run, .. } = *arguments;
@@ -73,7 +73,7 @@ fn describe(vacuumed: &Vacuumed) -> String {
     )
 }
 
-/// A line about a file that would be removed.
+/// Returns a line about a file that would be removed.
 fn reason(removal: &Removal) -> String {
     let Removal { path, since, .. } = removal;
     match removal.reason {

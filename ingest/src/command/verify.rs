@@ -34,15 +34,15 @@ pub(crate) struct VerifyArguments {
 struct Verified<'a> {
     #[serde(flatten)]
     verification: &'a Verification,
-    /// Absent without `--against`.
+    /// The result of the comparison; absent without `--against`.
     #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<&'a Comparison>,
 }
 
-/// Reads the whole dataset. Prints the problems that it finds, and fails if there are any.
+/// Reads the whole dataset, prints the problems that it finds, and fails if there are any.
 pub(crate) fn run(arguments: &VerifyArguments, printer: &Printer) -> anyhow::Result<()> {
     let engine = arguments.engine.options();
-    // A wrong configuration fails before the long work.
+    // An invalid configuration fails before the long verification.
     let config = arguments.against.as_deref().map(Config::load).transpose()?;
     let options =
         VerifyOptions { threads: engine.threads, snapshot: arguments.at, memory_limit: engine.memory_limit };

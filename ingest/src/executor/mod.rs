@@ -1,5 +1,5 @@
-//! What the processes of a cluster need of this crate: operators and functions as they are sent, and the memory that
-//! the tasks of an executor share.
+//! The parts of this crate that the processes of a cluster need: the encoding of operators and functions, and the
+//! memory that the tasks of an executor share.
 
 mod operators;
 
@@ -19,25 +19,25 @@ use crate::error::external;
 use crate::memory::EnginePool;
 use crate::remote::IdMaps;
 
-/// Counts of ids get one of so many parts of the memory for the last samples of sessions.
+/// The divisor that gives the share of the memory for the last samples of sessions that counts of ids take.
 const COUNTS_PART: usize = 2;
 
-/// What an executor gives to the operators that it makes.
+/// The resources that an executor gives to the operators that it makes.
 #[derive(Debug)]
 pub struct ExecutorMemory {
-    /// Bytes that a task may take for the last samples of sessions, if ids are not counted.
+    /// The bytes that a task may use for the last samples of sessions if ids are not counted.
     state_bytes: usize,
-    /// Bytes that all tasks together may take for the counts of ids and for their texts: half of those for the last
-    /// samples, which have the other half then.
+    /// The byte budget of all tasks together for the counts of ids and their texts: half of the memory for the last
+    /// samples of sessions. The last samples then have the other half.
     counts: CountBudget,
-    /// The vocabularies in memory.
+    /// The vocabularies in memory, shared by all tasks.
     pub(super) maps: Arc<IdMaps>,
-    /// The threads that encode what tasks write.
+    /// The threads that encode the row groups of all tasks.
     pub(super) encoders: Encoders,
 }
 
 impl ExecutorMemory {
-    /// The memory of an executor of so many `threads` that may hold `memory_limit` bytes.
+    /// Divides the memory of an executor with a limit of `memory_limit` bytes and `threads` threads.
     fn new(memory_limit: u64, threads: usize) -> Result<Self> {
         let bytes = state_bytes(memory_limit);
         let encoders = Encoders::new(threads, row_groups(memory_limit, threads))
@@ -46,20 +46,20 @@ impl ExecutorMemory {
         Ok(Self { state_bytes: bytes / threads.max(1), counts, maps: Arc::default(), encoders })
     }
 
-    /// The bytes that a task that folds samples may take for the last samples of sessions, and the budget of the counts
-    /// of ids, if ids are counted.
+    /// Returns the bytes that a task which folds samples may use for the last samples of sessions, and the budget for
+    /// the counts of ids. Counting ids halves the former.
     pub(super) fn of_fold(&self, counts_ids: bool) -> (usize, CountBudget) {
         let part = if counts_ids { self.state_bytes / COUNTS_PART } else { 0 };
         (self.state_bytes - part, self.counts.clone())
     }
 }
 
-/// The runtime of an executor that may hold `memory_limit` bytes and has so many `threads`: a part for the last samples
-/// of sessions, the rest for DataFusion's operators, which write to `work` beyond it.
+/// Makes the runtime of an executor with a limit of `memory_limit` bytes and `threads` threads. A part of the memory is
+/// for the last samples of sessions. DataFusion's operators get the rest, and spill to `work` beyond it.
 ///
 /// # Errors
 ///
-/// If temporary files cannot be made there, or threads cannot be started.
+/// If temporary files cannot be created in `work`, or threads cannot be started.
 pub fn executor_runtime(
     memory_limit: u64,
     threads: usize,
@@ -92,7 +92,7 @@ mod tests {
         while counters[counted % 2].add(counted as i64, 1).is_ok() {
             counted += 1;
         }
-        // Alone, one of them would hold about as many as both.
+        // A single counter would hold about as many ids as both together.
         assert!((8_000..25_000).contains(&counted), "{counted}");
     }
 }

@@ -1,4 +1,5 @@
-//! How operators are sent: each as a text, its inputs, and where DataFusion can describe a part of it, a plan.
+//! The encoding of operators for other machines: a text, the inputs, and a plan of DataFusion's operators for the part
+//! that DataFusion can encode.
 
 use std::sync::Arc;
 
@@ -23,39 +24,39 @@ use crate::sources::{SentScan, SkippedRowsExec, refused_function};
 use crate::spilling_join::SpillingJoin;
 use crate::{session_ids, signed_lengths, timeline, times};
 
-/// An operator of this crate, as it is sent beside its inputs.
+/// An operator of this crate, encoded without its inputs.
 #[derive(Debug)]
 pub struct Sent {
-    /// What describes it.
+    /// The description of the operator, as JSON.
     pub text: Vec<u8>,
-    /// A part of it that DataFusion describes: a plan of its own operators.
+    /// The part of the operator that DataFusion can encode: a plan of its own operators.
     pub plan: Option<Arc<dyn ExecutionPlan>>,
 }
 
-/// What describes an operator.
+/// The description of an operator.
 #[derive(Debug, Serialize, Deserialize)]
 enum Operator {
     Fold(Box<FoldSpec>),
-    /// With the list columns.
+    /// The specification, and the list columns.
     Write(Box<WriteSpec>, SentLists),
     WorkRows(WorkRowsSpec),
-    /// The plan is an exchange by the same partitioning, if there are several partitions.
+    /// The part is an exchange with the same partitioning if there are several partitions.
     Sent(Option<Groups>),
     Received(Option<Groups>),
-    /// The plan is the hash join, over empty inputs.
+    /// The part is the hash join over empty inputs.
     Join,
-    /// The plan is the scan by DataFusion's own format.
+    /// The part is the scan of DataFusion's own format.
     Scan(Box<SentScan>),
     SkippedRows,
-    /// With the list columns. The plan is empty, and has the rows' columns.
+    /// The specification, and the list columns. The part is an empty plan with the columns of the rows.
     OldRows(Box<OldRowsSpec>, SentLists),
 }
 
-/// The operator as it is sent; `None` if it is none of this crate's.
+/// Encodes an operator of this crate; returns `None` for other operators.
 ///
 /// # Errors
 ///
-/// If the operator is one that no other machine can execute.
+/// If no other machine can execute the operator.
 pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
     let (operator, part) = if let Some(fold) = plan.downcast_ref::<FoldExec>() {
         (Operator::Fold(Box::new(fold.spec().clone())), None)
@@ -97,11 +98,11 @@ pub fn write_operator(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Sent>> {
     Ok(Some(Sent { text, plan: part }))
 }
 
-/// The operator that was sent, over its inputs.
+/// Decodes an operator, and puts it over its inputs.
 ///
 /// # Errors
 ///
-/// If it is none of this crate's, or a part is missing.
+/// If the text does not describe an operator of this crate, or a part is missing.
 pub fn read_operator(
     sent: Sent,
     inputs: &[Arc<dyn ExecutionPlan>],
@@ -112,7 +113,8 @@ pub fn read_operator(
     let part = || sent.plan.clone().ok_or_else(|| missing("a plan"));
     Ok(match operator {
         Operator::Fold(mut spec) => {
-            // The memory is that of the machine that folds. Whoever executes nothing needs none.
+            // The machine that folds sets the memory. A process that executes nothing, such as the scheduler, needs
+            // none.
             let (state_bytes, budget) = match memory {
                 Some(memory) => memory.of_fold(spec.counts_ids()),
                 None => (0, CountBudget::new(0)),
@@ -152,15 +154,15 @@ pub fn read_operator(
     })
 }
 
-/// Gives what identifies a partition of an operator in the whole plan.
+/// A function that returns a number which identifies a partition of an operator in the whole plan.
 pub type Identify<'a> = dyn Fn(&Arc<dyn ExecutionPlan>, usize) -> Result<u64> + 'a;
 
-/// A part of a plan, as a machine executes it in one run. `identify` gives what identifies a partition of an operator
-/// in the whole plan: the same in every run.
+/// Prepares a part of a plan for one run on a machine. `identify` returns the same number for a partition of an
+/// operator in each run.
 ///
 /// # Errors
 ///
-/// Those of `identify`.
+/// The errors of `identify`.
 pub fn of_run(
     plan: Arc<dyn ExecutionPlan>,
     run: u64,
@@ -176,11 +178,11 @@ pub fn of_run(
     .data()
 }
 
-/// Our SQL functions, which executors need.
+/// Returns the SQL functions of this crate that executors need.
 ///
 /// # Errors
 ///
-/// If DataFusion lacks a function that one of ours replaces.
+/// If DataFusion lacks a function that one of these replaces.
 pub fn functions() -> Result<Vec<Arc<ScalarUDF>>> {
     let context = SessionContext::new();
     signed_lengths::register(&context)?;
@@ -194,26 +196,26 @@ pub fn functions() -> Result<Vec<Arc<ScalarUDF>>> {
     names.iter().map(|name| context.udf(name)).collect()
 }
 
-/// What describes a function of ours that is made for one configuration, as it is sent beside its name; `None` for one
-/// that every machine has by its name.
+/// Encodes an SQL function that is made for one configuration; returns `None` for functions that every machine knows by
+/// name.
 ///
 /// # Errors
 ///
-/// If the function cannot be sent.
+/// If the function cannot be encoded.
 pub fn write_function(function: &ScalarUDF) -> Result<Option<Vec<u8>>> {
     ids::functions::write_timeline_function(function)
 }
 
-/// The function that was sent.
+/// Decodes an SQL function.
 ///
 /// # Errors
 ///
-/// If it is none that [`write_function`] describes.
+/// If [`write_function`] did not encode it.
 pub fn read_function(sent: &[u8]) -> Result<Arc<ScalarUDF>> {
     ids::functions::read_timeline_function(sent).map(Arc::new)
 }
 
-/// No rows of the columns of `plan`, in as many partitions.
+/// Returns a plan without rows that has the columns and the number of partitions of `plan`.
 fn empty(plan: &Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
     let partitions = plan.output_partitioning().partition_count();
     Arc::new(EmptyExec::new(plan.schema()).with_partitions(partitions))

@@ -1,38 +1,38 @@
-//! Counts which features change together, by set of features.
+//! Counts which sets of features change together.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Different sets of features that are counted before they are thinned.
+/// The number of different sets that are counted before changes are sampled.
 const MOST_SETS: usize = 32 << 10;
 
-/// Numbers of changes by level. A change has level `l` with probability 2^-(l + 1).
+/// The numbers of changes per level. A change has level `l` with probability 2^-(l + 1).
 type Levels = Vec<u64>;
 
-/// How often each set of features changed from one sample of a session to the next.
+/// Counts how often each set of features changed from one sample of a session to the next.
 ///
-/// Exact up to 32,768 different sets. Beyond that every change is kept with probability 1/2, 1/4, …: of any group the
-/// share of changes is then that of a random sample of about 16,384 different sets or more, with a standard error of
-/// 0.4 % or less. Which changes are kept is told by their seeds: neither the order of the observations matters, nor how
-/// they were divided before they were merged. How often a feature changes by itself stays exact.
+/// The counts are exact up to 32,768 different sets. Beyond that, each change is kept with probability 1/2, 1/4, …. The
+/// fraction of changes of a group is then estimated from a random sample of about 16,384 or more different sets, with a
+/// standard error of 0.4 % or less. A change is kept or dropped by its seed, so the result does not depend on the order
+/// of the observations, nor on how they were divided before they were merged. The counts of single features stay exact.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CoChange {
     features: usize,
     samples: u64,
     sessions: u64,
-    /// Changes of each feature.
+    /// The number of changes of each feature.
     changes: Vec<u64>,
-    /// Set of features, as bits, → how often it changed, by level; without the empty set.
+    /// The number of changes of each set of features, per level. A set is a bit set; the empty set is not stored.
     #[serde(serialize_with = "pairs_of", deserialize_with = "of_pairs")]
     pub(super) sets: HashMap<Box<[u64]>, Levels>,
-    /// Changes of this level and higher ones are kept.
+    /// Changes below this level have been dropped.
     pub(super) thinned: usize,
     most_sets: usize,
 }
 
 impl CoChange {
-    /// Starts without observations, of so many features.
+    /// Makes a counter for this number of features, without observations.
     pub(crate) fn new(features: usize) -> Self {
         Self::with_most_sets(features, MOST_SETS)
     }
@@ -42,7 +42,7 @@ impl CoChange {
         Self { features, samples: 0, sessions: 0, changes, sets: HashMap::new(), thinned: 0, most_sets }
     }
 
-    /// Words of 64 bits that a set of the features has: bit `f % 64` of word `f / 64` stands for feature `f`.
+    /// Returns the number of 64-bit words in a set of features. Bit `f % 64` of word `f / 64` represents feature `f`.
     pub(crate) fn words(&self) -> usize {
         self.features.div_ceil(64)
     }
@@ -53,8 +53,8 @@ impl CoChange {
         self.sessions += 1;
     }
 
-    /// Observes `times` samples that each have a predecessor in their session, from which the features of the set
-    /// `changed` differ. Observations should have different seeds.
+    /// Observes `times` samples that each differ from their predecessor in the session in the features of the set
+    /// `changed`. Observations should have different seeds.
     ///
     /// # Panics
     ///
@@ -74,11 +74,11 @@ impl CoChange {
         self.thin();
     }
 
-    /// Adds another's observations of the same features, in other sessions.
+    /// Adds the observations of `other`, which has the same features and other sessions.
     ///
     /// # Panics
     ///
-    /// If `other` is about another number of features.
+    /// If `other` has another number of features.
     pub(crate) fn merge(&mut self, other: Self) {
         assert_eq!(self.features, other.features, "observations of other features");
         self.samples += other.samples;
@@ -91,33 +91,33 @@ impl CoChange {
         self.thin();
     }
 
-    /// The number of features.
+    /// Returns the number of features.
     pub(crate) fn features(&self) -> usize {
         self.features
     }
 
-    /// Samples observed.
+    /// Returns the number of observed samples.
     pub(crate) fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// Sessions observed.
+    /// Returns the number of observed sessions.
     pub(crate) fn sessions(&self) -> u64 {
         self.sessions
     }
 
-    /// How often a feature differed from the sample before it in its session.
+    /// Returns how often a feature differed from the previous sample of its session.
     pub(crate) fn changes(&self, feature: usize) -> u64 {
         self.changes.get(feature).copied().unwrap_or(0)
     }
 
-    /// Whether changes of groups are counted exactly, not estimated from a subset.
+    /// Returns whether the changes of groups are counted exactly, not estimated from a sample.
     #[cfg(test)]
     pub(crate) fn is_exact(&self) -> bool {
         self.thinned == 0
     }
 
-    /// How often any feature of `group` differed from the sample before it in its session.
+    /// Returns how often any feature of `group` differed from the previous sample of its session.
     pub(crate) fn group_changes(&self, group: &[usize]) -> u64 {
         if let [feature] = group {
             return self.changes(*feature);
@@ -129,12 +129,12 @@ impl CoChange {
         hits.sum::<u64>() << self.thinned
     }
 
-    /// The dedupe factor of a group, `1 / u` as above; 1 if nothing was observed.
+    /// Returns the dedupe factor `1 / u` of a group (see the parent module); 1 if nothing was observed.
     pub(crate) fn dedupe_factor(&self, group: &[usize]) -> f64 {
         self.samples.max(1) as f64 / (self.sessions + self.group_changes(group)).max(1) as f64
     }
 
-    /// Counts changes of a level, if it is kept.
+    /// Counts changes of a level, unless the level has been dropped.
     fn count(&mut self, set: &[u64], level: usize, times: u64) {
         if times == 0 || level < self.thinned {
             return;
@@ -147,14 +147,14 @@ impl CoChange {
         levels[level] += times;
     }
 
-    /// Forgets the lowest levels until the sets are few enough.
+    /// Drops the lowest levels until at most `most_sets` sets remain.
     fn thin(&mut self) {
         while self.sets.len() > self.most_sets {
             self.thin_to(self.thinned + 1);
         }
     }
 
-    /// Forgets the levels below `thinned`.
+    /// Drops the levels below `thinned`.
     fn thin_to(&mut self, thinned: usize) {
         if thinned <= self.thinned {
             return;
@@ -167,7 +167,7 @@ impl CoChange {
     }
 }
 
-/// The sets as pairs: not every format has maps with such keys.
+/// Serializes the sets as pairs, because JSON and other formats have no maps with such keys.
 fn pairs_of<S: Serializer>(sets: &HashMap<Box<[u64]>, Levels>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(sets)
 }
@@ -176,7 +176,7 @@ fn of_pairs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashMap<Box<[u
     Ok(Vec::<(Box<[u64]>, Levels)>::deserialize(deserializer)?.into_iter().collect())
 }
 
-/// The positions of the bits that are set.
+/// Returns the positions of the bits that are set.
 fn bits(words: &[u64]) -> impl Iterator<Item = usize> {
     words.iter().enumerate().flat_map(|(at, word)| {
         let mut left = *word;
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(exact.changes, thinned.changes);
         for group in [vec![0, 1], vec![3, 40], vec![0, 5, 10], vec![128, 129]] {
             let (a, b) = (exact.group_changes(&group) as f64, thinned.group_changes(&group) as f64);
-            // Five standard errors of 2,048 samples.
+            // Five standard errors for 2,048 samples.
             assert!((a - b).abs() / 60_000.0 < 0.055, "{group:?}: {a} {b}");
         }
     }

@@ -1,27 +1,27 @@
-//! Merging groups while that lowers their cost.
+//! Merges groups as long as that lowers their cost.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use super::co_change::CoChange;
 
-/// Bytes of a sample's entry in an inverse index.
+/// The bytes of a sample's entry in an inverse index.
 pub(super) const INDEX_BYTES: f64 = 4.0;
 
-/// A group while groups are merged.
+/// A group during merging.
 #[derive(Debug)]
 struct Cluster {
     features: Vec<usize>,
-    /// In which of the sets of [`Sets`] one of its features is.
+    /// A bit set of the sets in [`Sets`] that contain one of its features.
     hits: Vec<u64>,
-    /// Distinct rows per sample.
+    /// The number of distinct rows per sample.
     distinct: f64,
-    /// Bytes of a distinct row.
+    /// The bytes of a distinct row.
     weight: f64,
 }
 
-/// A pair of groups that costs less as one. The greatest saves most; of those that save the same, the one of the
-/// earliest groups.
+/// A pair of groups whose merger lowers the cost. The order is by saving; of equal savings, the pair of the earliest
+/// groups is the greatest.
 #[derive(Debug, PartialEq)]
 struct Merge {
     saving: f64,
@@ -42,8 +42,9 @@ impl PartialOrd for Merge {
     }
 }
 
-/// Merges `features`, each alone at first, while that lowers the cost; no group comes to more than `most_distinct` rows
-/// per sample. The features of a group are in rising order.
+/// Merges `features`, which begin as groups of features that always change together, as long as that lowers the cost.
+/// No merged group has more than `most_distinct` distinct rows per sample. The features of a group are in ascending
+/// order.
 pub(super) fn merge_groups(
     features: &[usize],
     weights: &[f64],
@@ -62,7 +63,7 @@ pub(super) fn merge_groups(
     for (j, b) in first.iter().enumerate() {
         merges.extend(first[..j].iter().enumerate().filter_map(|(i, a)| merge(a, b, (i, j))));
     }
-    // Where groups were merged, the place of each is empty and the merged one is at the end.
+    // A merged group is appended at the end, and the entries of its two parts become `None`.
     let mut clusters: Vec<Option<Cluster>> = first.into_iter().map(Some).collect();
     while let Some(Merge { pair: (i, j), .. }) = merges.pop() {
         if clusters[i].is_none() {
@@ -79,16 +80,16 @@ pub(super) fn merge_groups(
     clusters.into_iter().flatten().map(|cluster| cluster.features).collect()
 }
 
-/// The sets of features that changed, reduced to those in question, and how often each did, ready to count unions: the
-/// bits of the counts are kept apart, so that 64 sets are handled at once.
+/// The observed sets of features, restricted to the features to merge, with their counts. The counts are stored as one
+/// bit set per binary digit, so that a union of groups is counted 64 sets at a time.
 #[derive(Debug)]
 struct Sets {
-    /// The sets, most frequent first; bit `i` stands for the `i`th feature in question.
+    /// The sets, most frequent first. Bit `i` represents the `i`th feature to merge.
     sets: Vec<Vec<u64>>,
-    /// By `k`: which sets' counts have the bit `k`. Trailing zeros are left out, and frequent sets come first, so high
-    /// bits are few words.
+    /// For each `k`, the bit set of the sets whose count has bit `k`. Trailing zero words are omitted. Frequent sets
+    /// come first, so the bit sets of high digits are short.
     count_bits: Vec<Vec<u64>>,
-    /// Distinct rows per sample: those of session starts, and those of one change counted.
+    /// The distinct rows per sample at the starts of sessions, and those that one counted change adds.
     at_starts: f64,
     a_change: f64,
 }
@@ -124,7 +125,7 @@ impl Sets {
         }
     }
 
-    /// A group for each set of `features` that always change together, by first feature.
+    /// Returns a group for each set of `features` that always change together, in the order of their first features.
     fn clusters(&self, features: &[usize], weights: &[f64]) -> Vec<Cluster> {
         let mut by_hits: BTreeMap<Vec<u64>, Vec<usize>> = BTreeMap::new();
         for (i, feature) in features.iter().enumerate() {
@@ -145,7 +146,7 @@ impl Sets {
         clusters
     }
 
-    /// Distinct rows per sample of a group that changes with the sets in `a` and in `b`.
+    /// Returns the distinct rows per sample of a group that changes with the sets in `a` and in `b`.
     fn distinct_of_union(&self, a: &[u64], b: &[u64]) -> f64 {
         let changes = self.count_bits.iter().enumerate().map(|(k, bits)| {
             let hits =

@@ -1,12 +1,12 @@
-//! The names of groups.
+//! Names groups.
 
 use std::collections::BTreeSet;
 
-/// The group of the features that are not worth deduplicating.
+/// The name of the group of the features that are not deduplicated.
 pub(super) const UNGROUPED: &str = "ungrouped";
 
-/// A name for every group of `features`: that of its only feature, or the words that the names of all begin with, or else that of the
-/// first. A name that several groups would have gets a letter behind it.
+/// Returns a name for each group of `features`: the name of its only feature, the words that all of its names begin
+/// with, or else the name of its first feature. Groups with equal names get a letter appended.
 pub(super) fn group_names(features: &[&str], groups: &[Vec<usize>]) -> Vec<String> {
     let stem = |group: &Vec<usize>| {
         let names: Vec<&str> = group.iter().map(|feature| features[*feature]).collect();
@@ -26,7 +26,7 @@ pub(super) fn group_names(features: &[&str], groups: &[Vec<usize>]) -> Vec<Strin
     stems.iter().map(&mut named).collect()
 }
 
-/// The words that all names begin with; a word ends before a character that is not a letter.
+/// Returns the words that all names begin with. A word ends before a character that is not a letter.
 fn common_words<'a>(names: &[&'a str]) -> &'a str {
     let first = names[0];
     let is_boundary = |end: usize| {
@@ -39,7 +39,7 @@ fn common_words<'a>(names: &[&'a str]) -> &'a str {
     first[..end].trim_end_matches(|c: char| !c.is_alphabetic())
 }
 
-/// a, b, … z, aa, ab, …
+/// Returns `a`, `b`, … `z`, `aa`, `ab`, … for the numbers from 0.
 fn letters(number: usize) -> String {
     let last = char::from(b'a' + (number % 26) as u8);
     match number / 26 {

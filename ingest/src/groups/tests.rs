@@ -2,20 +2,20 @@ use super::co_change::scramble;
 use super::merge::INDEX_BYTES;
 use super::*;
 
-/// A feature of `samples` samples with lists of this mean length.
+/// Returns a feature with lists of this mean length over `samples` samples.
 fn feature(name: &str, samples: u64, length: u64) -> ObservedFeature {
     let feature = SparseFeature::new(name, SparseKind::Sparse);
     ObservedFeature { feature, values: samples * length, window_values: 0 }
 }
 
-/// Random numbers in `0..1`.
+/// Returns a random number in `0..1`.
 fn random(state: &mut u64) -> f64 {
     *state += 1;
     scramble(*state) as f64 / u64::MAX as f64
 }
 
-/// What a log of sessions with a mean of 16.5 samples shows in which each part, of features and the probability that
-/// it changes, changes together.
+/// Simulates a log of sessions with a mean of 16.5 samples. Each part is a list of features that change together, and
+/// the probability that they change.
 pub(super) fn simulate(parts: &[(Vec<usize>, f64)], samples: u64, observed: &mut CoChange) {
     let state = &mut 1_u64;
     observed.start_session();
@@ -34,8 +34,8 @@ pub(super) fn simulate(parts: &[(Vec<usize>, f64)], samples: u64, observed: &mut
     }
 }
 
-/// The workload rm1 (`onefold-data generate --workload rm1`): its features, their true groups, and the part of its
-/// samples with which each group changes.
+/// Returns the workload rm1 (`onefold-data generate --workload rm1`): its features, and its true groups with the
+/// fraction of samples at which each group changes.
 pub(super) fn rm1(samples: u64) -> (Vec<ObservedFeature>, Vec<(Vec<usize>, f64)>) {
     let user = (0..24).map(|i| feature(&format!("user_{i:02}"), samples, 20));
     let sequence = (0..6).map(|i| {
@@ -47,7 +47,7 @@ pub(super) fn rm1(samples: u64) -> (Vec<ObservedFeature>, Vec<(Vec<usize>, f64)>
     let mut parts: Vec<(Vec<usize>, f64)> = Vec::new();
     parts.extend((0..4).map(|group| ((6 * group..6 * group + 6).collect(), 0.1)));
     parts.extend((0..2).map(|group| ((24 + 3 * group..27 + 3 * group).collect(), 0.3)));
-    // A short list of frequent ids repeats by chance now and then.
+    // A short list of frequent ids sometimes repeats by chance.
     parts.extend((30..42).map(|feature| (vec![feature], 0.98)));
     (user.chain(sequence).chain(item).collect(), parts)
 }
@@ -68,7 +68,7 @@ fn the_groups_of_rm1_are_found() {
     given.push((UNGROUPED, &items));
     assert_eq!(found, given);
     assert!(chosen[..6].iter().all(|group| group.deduplicated) && !chosen[6].deduplicated);
-    // 1 / (1 - d (S-1)/S) with d = 0.9 and 0.7.
+    // The expected values are 1 / (1 - d (S-1)/S) with d = 0.9 and 0.7.
     assert!((chosen[0].dedupe_factor / 6.5 - 1.0).abs() < 0.06, "{chosen:?}");
     assert!((chosen[4].dedupe_factor / 2.9 - 1.0).abs() < 0.06, "{chosen:?}");
     let why = &chosen[4].why;
@@ -77,7 +77,7 @@ fn the_groups_of_rm1_are_found() {
     assert!(chosen[6].why.starts_with("no feature has a dedupe factor over 1.5"), "{}", chosen[6].why);
 }
 
-/// Bytes per sample that groups cost: their distinct rows and their inverse indices.
+/// Returns the cost of groups in bytes per sample: distinct rows and inverse indices.
 fn groups_cost(groups: &[ChosenGroup], features: &[ObservedFeature], observed: &CoChange) -> f64 {
     let cost = |group: &ChosenGroup| {
         let bytes: f64 = group.features.iter().map(|f| weight(&features[*f], observed)).sum();
@@ -86,7 +86,7 @@ fn groups_cost(groups: &[ChosenGroup], features: &[ObservedFeature], observed: &
     groups.iter().map(cost).sum()
 }
 
-/// The cost of a partition, by the definition, over sets that are counted exactly.
+/// Returns the cost of a partition of the features by its definition, from exact counts of sets.
 fn cost_of(groups: &[Vec<usize>], features: &[ObservedFeature], observed: &CoChange) -> f64 {
     let cost = |group: &Vec<usize>| {
         let distinct = (observed.sessions() + observed.group_changes(group)) as f64;
@@ -96,7 +96,7 @@ fn cost_of(groups: &[Vec<usize>], features: &[ObservedFeature], observed: &CoCha
     groups.iter().map(cost).sum()
 }
 
-/// All ways to put `left` into groups, beside `groups`.
+/// Visits all ways to divide `left` into groups, in addition to `groups`.
 fn partitions(left: &[usize], groups: &mut Vec<Vec<usize>>, visit: &mut dyn FnMut(&[Vec<usize>])) {
     let Some((feature, left)) = left.split_first() else { return visit(groups) };
     for at in 0..groups.len() {
@@ -117,7 +117,7 @@ fn few_features_are_grouped_nearly_as_well_as_by_trying_all_ways() {
         let features: Vec<ObservedFeature> = (0..6)
             .map(|i| feature(&format!("f{i}"), 2_000, 1 + (random(state) * 3.0).powi(3) as u64))
             .collect();
-        // Parts overlap: some features change alone as well as with others.
+        // The parts overlap: some features change alone as well as with others.
         let parts: Vec<(Vec<usize>, f64)> = (0..5)
             .map(|_| {
                 let part: Vec<usize> = (0..6).filter(|_| random(state) < 0.4).collect();
@@ -161,7 +161,8 @@ fn a_feature_that_slides_with_every_sample_is_worth_it_for_its_windows() {
 
 #[test]
 fn no_merge_takes_features_below_the_factor_that_made_them_worth_it() {
-    // Each has 0.5 distinct rows per sample, both together 0.7; without ids, so that an index costs more.
+    // Each feature has 0.5 distinct rows per sample, and both together have 0.7. The lists are empty, so an inverse
+    // index costs more than the rows.
     let features = [feature("a", 1_000, 0), feature("b", 1_000, 0)];
     let mut observed = CoChange::new(2);
     (0..10).for_each(|_| observed.start_session());

@@ -7,10 +7,10 @@ use super::IdType;
 use super::values::{OPTIONS, item_type};
 use crate::FeatureKind;
 
-/// Why a column cannot be a feature: its type, and what to do.
+/// The reason why a column cannot be a feature, and a hint.
 #[derive(Debug)]
 pub(crate) struct WrongType {
-    /// A clause that follows the feature's name: `whose type is …`.
+    /// A clause that follows the name of the feature: `whose type is …`.
     pub(crate) message: String,
     pub(crate) hint: String,
 }
@@ -19,7 +19,7 @@ fn wrong(data_type: &DataType, reason: &str, hint: String) -> Option<WrongType> 
     Some(WrongType { message: format!("whose type is {data_type}, {reason}"), hint })
 }
 
-/// The reason why a label, weight or dense feature cannot have this type; `None` if it can.
+/// Returns the reason why a label, weight or dense feature cannot have this type, or `None` if it can.
 pub(crate) fn wrong_number_type(column: &str, data_type: &DataType) -> Option<WrongType> {
     if data_type.is_numeric() || *data_type == DataType::Boolean {
         return None;
@@ -37,7 +37,7 @@ pub(crate) fn wrong_number_type(column: &str, data_type: &DataType) -> Option<Wr
     wrong(data_type, "but a number or boolean is needed", hint)
 }
 
-/// The reason why a sparse or sequence feature of the samples cannot have this type; `None` if it can.
+/// Returns the reason why a sparse or sequence feature of the samples cannot have this type, or `None` if it can.
 pub(crate) fn wrong_list_type(
     kind: FeatureKind,
     feature: &SparseFeature,
@@ -66,7 +66,7 @@ pub(crate) fn wrong_list_type(
     wrong_item_type(feature, column, data_type)
 }
 
-/// The reason why single ids cannot have this type; `None` if they can.
+/// Returns the reason why single ids cannot have this type, or `None` if they can.
 pub(crate) fn wrong_item_type(
     feature: &SparseFeature,
     column: &str,
@@ -106,7 +106,7 @@ fn unnumbered(
     wrong(data_type, "and a dataset stores ids as integers", format!("{OPTIONS}{numbers}"))
 }
 
-/// The hint for values that are not ids.
+/// Returns the hint for values that are not ids.
 fn convert(column: &str, data_type: &DataType, integers: &str) -> String {
     match data_type {
         DataType::Struct(_) => format!("take a field of it in the query, as `{column}['name']`"),

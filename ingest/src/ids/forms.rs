@@ -1,4 +1,4 @@
-//! The form in which each feature's ids are read, chosen before any row is read.
+//! Chooses the form in which the ids of each feature are read, before any row is read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{IdForm, IdType, timeline_function};
 use crate::remote::cluster_of;
 use crate::{Config, Error, Result};
 
-/// The forms of all features' ids, and the texts collected while they are read.
+/// The forms of the ids of all features, and the texts that are collected while ids are read.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FeatureIds {
     forms: BTreeMap<String, IdForm>,
@@ -20,14 +20,13 @@ pub(crate) struct FeatureIds {
 }
 
 impl FeatureIds {
-    /// Chooses the forms by the columns of the sources and of the `rows` that become samples, and registers with
-    /// `context` the functions that timelines call. `kinds` are those of the vocabularies of a dataset that is appended
-    /// to.
+    /// Chooses the forms by the column types of the sources and of the `rows` that become samples, and registers the
+    /// functions that timelines call with `context`. `kinds` are the kinds of the vocabularies of a dataset that is
+    /// appended to.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the vocabulary of the dataset is one of integers, and a feature has
-    /// other ids.
+    /// [`Error::Fault`] if a vocabulary of the dataset has integers, and a feature that uses it has other ids.
     pub(crate) async fn plan(
         config: &Config,
         context: &SessionContext,
@@ -66,7 +65,7 @@ impl FeatureIds {
         for (i, timeline) in config.timelines.iter().enumerate() {
             for (j, (feature, column)) in timeline.columns.iter().enumerate() {
                 let form = match ids.of(feature) {
-                    // Other machines call it, and no texts are shared with them.
+                    // Other machines call this function, and this process does not share its texts with them.
                     IdForm::Texts(_) if is_on_cluster => IdForm::TextHashes,
                     form => form,
                 };
@@ -76,28 +75,28 @@ impl FeatureIds {
         Ok(ids)
     }
 
-    /// The form of a feature's ids.
+    /// Returns the form of a feature's ids.
     pub(crate) fn of(&self, feature: &str) -> IdForm {
         self.forms.get(feature).cloned().unwrap_or_default()
     }
 
-    /// The texts of a vocabulary whose originals are texts.
+    /// Returns the texts of a vocabulary whose originals are texts.
     pub(crate) fn texts(&self, vocabulary: &str) -> Option<&TextIds> {
         self.texts.get(vocabulary).map(Arc::as_ref)
     }
 
-    /// The same, for somebody else who adds texts.
+    /// Returns a shared reference to these texts, for a caller that adds texts.
     pub(crate) fn shared_texts(&self, vocabulary: &str) -> Option<Arc<TextIds>> {
         self.texts.get(vocabulary).cloned()
     }
 
-    /// Whether a feature's ids are the integers of the log, or their ranks in a vocabulary.
+    /// Returns whether a feature's ids are the integers of the log, or their ranks in a vocabulary.
     pub(crate) fn are_integers(&self, feature: &str) -> bool {
         matches!(self.of(feature), IdForm::Integers)
     }
 }
 
-/// The types of the columns that features are made from; those of unknown columns are left out, since other checks
+/// Returns the types of the columns that features are made from. Unknown columns are omitted, because other checks
 /// report them.
 async fn types(
     config: &Config,
@@ -124,7 +123,7 @@ async fn types(
     Ok(types)
 }
 
-/// The error for a feature that does not fit the vocabulary of the dataset.
+/// Returns the error for a feature that does not fit the vocabulary of the dataset.
 fn other_kind(vocabulary: &str, feature: &SparseFeature, data_type: &DataType) -> Error {
     let message = format!(
         "its type is {data_type}, but the originals of the dataset's vocabulary `{vocabulary}` are integers"

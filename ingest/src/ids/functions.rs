@@ -1,4 +1,4 @@
-//! SQL functions for ids: `hash_id`, `whole_id`, `split_ids` and `split_part_each`, and those that timelines use.
+//! SQL functions for ids: `hash_id`, `whole_id`, `split_ids`, `split_part_each`, and the functions that timelines use.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -21,7 +21,7 @@ use super::{IdForm, IdType, list_ids, scalar_ids};
 use crate::Error;
 use crate::error::external;
 
-/// Makes the functions available to the SQL of `context`.
+/// Registers the functions with `context`.
 pub(crate) fn register(context: &SessionContext) {
     context.register_udf(ScalarUDF::from(HashId(Signature::any(1, Volatility::Immutable))));
     context.register_udf(ScalarUDF::from(WholeId(Signature::any(1, Volatility::Immutable))));
@@ -29,12 +29,12 @@ pub(crate) fn register(context: &SessionContext) {
     context.register_udf(ScalarUDF::from(SplitPartEach(Signature::any(3, Volatility::Immutable))));
 }
 
-/// The name of the function that makes ids of column number `column` of timeline number `timeline`.
+/// Returns the name of the function that makes ids from column number `column` of timeline number `timeline`.
 pub(crate) fn timeline_function_name(timeline: usize, column: usize) -> String {
     format!("__onefold_ids{timeline}_{column}")
 }
 
-/// That function: it returns the id, a BIGINT, of a value of the source's column `shown`.
+/// Returns this function. It returns the id (BIGINT) of a value of the source's column `shown`.
 pub(crate) fn timeline_function(timeline: usize, column: usize, shown: &str, form: IdForm) -> ScalarUDF {
     ScalarUDF::from(TimelineIds {
         name: timeline_function_name(timeline, column),
@@ -44,21 +44,21 @@ pub(crate) fn timeline_function(timeline: usize, column: usize, shown: &str, for
     })
 }
 
-/// The function as it is sent to other machines; `None` if it is none of a timeline.
+/// Encodes a function of a timeline for other machines; returns `None` for other functions.
 ///
 /// # Errors
 ///
-/// If it cannot be written down.
+/// If the function cannot be serialized.
 pub(crate) fn write_timeline_function(function: &ScalarUDF) -> Result<Option<Vec<u8>>> {
     let Some(ids) = function.inner().downcast_ref::<TimelineIds>() else { return Ok(None) };
     serde_json::to_vec(ids).map(Some).map_err(|error| DataFusionError::External(error.into()))
 }
 
-/// The function that was sent.
+/// Decodes a function of a timeline.
 ///
 /// # Errors
 ///
-/// If it is none of a timeline.
+/// If the bytes do not describe such a function.
 pub(crate) fn read_timeline_function(sent: &[u8]) -> Result<ScalarUDF> {
     let ids: TimelineIds =
         serde_json::from_slice(sent).map_err(|error| DataFusionError::External(error.into()))?;
@@ -69,11 +69,11 @@ pub(crate) fn read_timeline_function(sent: &[u8]) -> Result<ScalarUDF> {
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct HashId(Signature);
 
-/// `whole_id(x)`: the integer that a number, or each number of a list, is exactly.
+/// `whole_id(x)`: the exact integer value of a number, or of each number of a list.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct WholeId(Signature);
 
-/// `split_ids(text, separator)`: the texts between separators, trimmed, without empty ones.
+/// `split_ids(text, separator)`: the trimmed texts between separators, without empty texts.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct SplitIds(Signature);
 
@@ -81,7 +81,7 @@ struct SplitIds(Signature);
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct SplitPartEach(Signature);
 
-/// The ids of a timeline's column. Each has a name of its own, so the name identifies it.
+/// Makes ids from a column of a timeline. Each such function has a unique name, which identifies it.
 #[derive(Serialize, Deserialize)]
 struct TimelineIds {
     name: String,
@@ -126,7 +126,7 @@ impl ScalarUDFImpl for HashId {
             }
             _ => Arc::new(scalar_ids("hash_id", &values, &IdForm::Hashes).map_err(external)?),
         };
-        // The items of lists have the name that was announced.
+        // The cast gives the list items the field name of the declared return type.
         result(&arguments, cast(&ids, arguments.return_type())?)
     }
 }
@@ -172,7 +172,7 @@ fn is_number(data_type: &DataType) -> bool {
     }
 }
 
-/// The integers that numbers are.
+/// Returns the exact integer values of numbers.
 fn whole_ids(numbers: &ArrayRef) -> Result<Int64Array> {
     let largest = match numbers.data_type() {
         DataType::Dictionary(_, values) => return whole_ids(&cast(numbers, values)?),
@@ -180,7 +180,7 @@ fn whole_ids(numbers: &ArrayRef) -> Result<Int64Array> {
         DataType::Float32 => 1 << 24,
         DataType::Float64 => 1 << 53,
         DataType::Null => return Ok(Int64Array::new_null(numbers.len())),
-        // Integers that do not fit are an error.
+        // Integers that do not fit into 64 bits are an error.
         _ => return scalar_ids("whole_id", numbers, &IdForm::Integers).map_err(external),
     };
     let doubles = cast(numbers, &DataType::Float64)?;
@@ -287,7 +287,7 @@ impl ScalarUDFImpl for SplitPartEach {
     }
 }
 
-/// Part `number` of `text`, counted from 1, or from -1 at the end.
+/// Returns part `number` of `text`. Parts are numbered from 1 at the beginning, or from -1 at the end.
 fn part<'t>(text: &'t str, separator: &str, number: i64) -> Option<&'t str> {
     let at = usize::try_from(number.unsigned_abs() - 1).ok()?;
     if number > 0 { text.split(separator).nth(at) } else { text.rsplit(separator).nth(at) }
@@ -341,12 +341,12 @@ fn text_item() -> Arc<Field> {
     Arc::new(Field::new_list_field(DataType::Utf8, true))
 }
 
-/// Whether a function takes it as a text; a literal `NULL` is one.
+/// Returns whether a function accepts this type as a text. A literal `NULL` is accepted too.
 fn is_text(data_type: &DataType) -> bool {
     data_type.is_null() || IdType::of(data_type) == Some(IdType::Text)
 }
 
-/// The arguments as arrays of equal lengths.
+/// Returns the arguments as arrays of equal lengths.
 fn arrays<const N: usize>(arguments: &ScalarFunctionArgs) -> Result<[ArrayRef; N]> {
     let arrays = ColumnarValue::values_to_arrays(&arguments.args)?;
     arrays.try_into().map_err(|arrays: Vec<ArrayRef>| {
@@ -354,7 +354,7 @@ fn arrays<const N: usize>(arguments: &ScalarFunctionArgs) -> Result<[ArrayRef; N
     })
 }
 
-/// The result of a call: one value if all arguments are single values, as the engine expects.
+/// Returns the result of a call: a scalar if all arguments are scalars, as the engine expects.
 fn result(arguments: &ScalarFunctionArgs, values: ArrayRef) -> Result<ColumnarValue> {
     if arguments.args.iter().all(|argument| matches!(argument, ColumnarValue::Scalar(_))) {
         return Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&values, 0)?));

@@ -1,4 +1,4 @@
-//! Ids of features: from the types that logs have to the 64-bit integers of a dataset.
+//! Converts the ids of features from the types in logs to the 64-bit integers of a dataset.
 //!
 //! | type of the column, or of its list's items | as it is | `ids = "hash"` | vocabulary |
 //! |---|---|---|---|
@@ -8,9 +8,9 @@
 //! | texts, dictionaries and enums of texts | refused | hash of the UTF-8 bytes | the text |
 //! | binary | refused | hash of the bytes | the bytes as a text |
 //!
-//! After this module all ids are `i64`: an integer, a hash ([`onefold_datasets::hash_id`]), or the number that
-//! [`TextIds`](onefold_datasets::TextIds) gives to a text, which a vocabulary replaces by a rank when samples are
-//! written.
+//! The result is always an `i64`: an integer, a hash ([`onefold_datasets::hash_id`]), or the number that
+//! [`TextIds`](onefold_datasets::TextIds) assigns to a text. If the feature has a vocabulary, the vocabulary replaces
+//! these ids by ranks when samples are written.
 
 mod check;
 mod forms;

@@ -1,4 +1,4 @@
-//! Every type of ids, single and in lists of every kind, hashed and numbered; and the SQL functions.
+//! Tests every type of ids, single and in lists of every kind, hashed and numbered, and the SQL functions.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use onefold_sql::Query as _;
 
 use super::*;
 
-/// Columns of every type whose values stand for the same texts: `17`, null, `3`, `17`.
+/// Returns columns of every type with the values that correspond to the texts `17`, null, `3`, `17`.
 fn numbers() -> Vec<ArrayRef> {
     let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("17"), None, Some("3"), Some("17")]));
     let dictionary = |key, value| DataType::Dictionary(Box::new(key), Box::new(value));
@@ -41,7 +41,7 @@ fn numbers() -> Vec<ArrayRef> {
     types.iter().map(|data_type| cast(&texts, data_type).unwrap()).collect()
 }
 
-/// Columns with their texts.
+/// Returns columns with their texts.
 fn columns() -> Vec<(ArrayRef, [Option<&'static str>; 4])> {
     let texts = [Some("17"), None, Some("3"), Some("17")];
     let mut all: Vec<_> = numbers().into_iter().map(|column| (column, texts)).collect();
@@ -59,7 +59,7 @@ fn columns() -> Vec<(ArrayRef, [Option<&'static str>; 4])> {
     all
 }
 
-/// The ids of a column in a form, as their texts.
+/// Returns the ids of a column as their texts.
 fn undone(ids: &Int64Array, texts: &TextIds) -> Vec<Option<String>> {
     let texts = texts.lock();
     ids.iter().map(|id| id.map(|id| texts.text(id).unwrap().to_owned())).collect()
@@ -139,7 +139,7 @@ fn lists_of_every_kind_and_type_are_hashed_or_numbered() {
             check_lists(&empty, &[]);
             check_lists(&cast(&lists, &kind).unwrap().slice(1, 2), &expected[1..]);
         }
-        // Lists of one length, the second of which is null.
+        // Lists of equal length; the second one is null.
         let pairs = [a, b, c, c, a, b].map(|i| i as u32);
         let items =
             datafusion::arrow::compute::take(&column, &UInt32Array::from(pairs.to_vec()), None).unwrap();
@@ -211,7 +211,7 @@ fn functions_of_timelines_are_sent_with_their_form() {
     assert!(functions::read_timeline_function(b"{}").is_err());
 }
 
-/// The result of a query with the functions, as text.
+/// Runs a query with the functions, and returns the result as text.
 fn query(sql: &str) -> Result<String, String> {
     let context = SessionContext::new();
     functions::register(&context);

@@ -1,4 +1,4 @@
-//! Columns of ids of any type, as columns of `i64`.
+//! Converts columns of ids of any type to columns of `i64`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::error::arrow_bug;
 use crate::{Error, Result};
 
-/// What becomes of the ids of a feature.
+/// The conversion of the ids of a feature.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) enum IdForm {
-    /// They are integers already, or booleans, which become 0 and 1.
+    /// Integers stay as they are; booleans become 0 and 1.
     #[default]
     Integers,
-    /// They become hashes.
+    /// All ids become hashes.
     Hashes,
-    /// They become numbers that stand for texts. These are in memory: whoever is sent this has none of them, and no
-    /// memory for them, before [`with_texts`](Self::with_texts).
+    /// Texts become numbers, which the [`TextIds`] assign. They are in the memory of this process: a receiver of this
+    /// value has no texts and no memory for them before it calls [`with_texts`](Self::with_texts).
     Texts(#[serde(serialize_with = "name_of", deserialize_with = "named")] Arc<TextIds>),
-    /// They become the hashes of texts, which nobody keeps. As long as no two texts have one hash, these are the numbers
-    /// that stand for the texts.
+    /// Texts become hashes, and the texts are not stored. If no two texts have the same hash, the hashes equal the
+    /// numbers that [`TextIds`] assigns.
     TextHashes,
 }
 
 impl IdForm {
-    /// The texts, if ids become numbers that stand for texts.
+    /// Returns the texts if texts become numbers.
     pub(crate) fn texts(&self) -> Option<&Arc<TextIds>> {
         match self {
             Self::Texts(texts) => Some(texts),
@@ -40,7 +40,8 @@ impl IdForm {
         }
     }
 
-    /// Takes the texts of the same vocabulary from `all`, or adds empty ones whose memory comes from `budget`.
+    /// Uses the texts of the same vocabulary in `all`. If there are none, adds an empty collection whose memory comes
+    /// from `budget`.
     pub(crate) fn with_texts(&mut self, all: &mut BTreeMap<String, Arc<TextIds>>, budget: &CountBudget) {
         if let Self::Texts(texts) = self {
             let name = texts.name().to_owned();
@@ -62,7 +63,7 @@ fn named<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Arc<
 /// The types of ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IdType {
-    /// An integer that fits into 64 bits with a sign.
+    /// An integer that fits into a signed 64-bit integer.
     Integer,
     /// An unsigned 64-bit integer.
     Unsigned,
@@ -72,7 +73,7 @@ pub(crate) enum IdType {
 }
 
 impl IdType {
-    /// The type of single ids; `None` if such values are no ids.
+    /// Returns the type of single ids, or `None` if such values are not ids.
     pub(crate) fn of(data_type: &DataType) -> Option<Self> {
         Some(match data_type {
             DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Self::Text,
@@ -89,18 +90,18 @@ impl IdType {
         })
     }
 
-    /// The type of the ids in lists of this type; `None` if it is not a list of ids.
+    /// Returns the type of the ids in lists of this type, or `None` if it is not a list of ids.
     pub(crate) fn of_items(data_type: &DataType) -> Option<Self> {
         Self::of(item_type(data_type)?)
     }
 
-    /// The type of the ids in a column of single ids or lists of them.
+    /// Returns the type of the ids in a column of single ids or lists of ids.
     pub(crate) fn of_column(data_type: &DataType) -> Option<Self> {
         Self::of(data_type).or_else(|| Self::of_items(data_type))
     }
 }
 
-/// The type of the items of lists.
+/// Returns the type of the items of lists.
 pub(crate) fn item_type(data_type: &DataType) -> Option<&DataType> {
     match data_type {
         DataType::List(item)
@@ -112,12 +113,12 @@ pub(crate) fn item_type(data_type: &DataType) -> Option<&DataType> {
     }
 }
 
-/// Single ids of the column `name`, in their form. Nulls stay null.
+/// Converts single ids of the column `name`. Nulls stay null.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] for an integer of more than 63 bits that stays as it is, bytes that should be a text and are not
-/// UTF-8, and a type that is not one of ids; [`Error::Dataset`] if the texts do not fit into their budget.
+/// [`Error::Fault`] for an integer that must stay an integer and needs more than 63 bits, bytes that must be a text and
+/// are not UTF-8, and a type that is not a type of ids; [`Error::Dataset`] if the texts exceed their memory budget.
 pub(crate) fn scalar_ids(name: &str, column: &ArrayRef, form: &IdForm) -> Result<Int64Array> {
     let column = &decoded(name, column)?;
     match form {
@@ -128,7 +129,7 @@ pub(crate) fn scalar_ids(name: &str, column: &ArrayRef, form: &IdForm) -> Result
     }
 }
 
-/// The text that the bytes of an id are.
+/// Returns the bytes of an id as a text.
 fn text_of<'b>(name: &str, bytes: &'b [u8]) -> Result<&'b str> {
     std::str::from_utf8(bytes).map_err(|_| {
         let message = format!("the bytes `{}` are not a UTF-8 text", bytes.escape_ascii());
@@ -140,11 +141,11 @@ fn text_of<'b>(name: &str, bytes: &'b [u8]) -> Result<&'b str> {
     })
 }
 
-/// Lists of ids of the column `name`, in their form: null lists stay null, and so do null ids in them.
+/// Converts lists of ids of the column `name`. Null lists and null ids stay null.
 ///
 /// # Errors
 ///
-/// As [`scalar_ids`].
+/// The errors of [`scalar_ids`].
 pub(crate) fn list_ids(name: &str, column: &ArrayRef, form: &IdForm) -> Result<ListArray> {
     let item = item_type(column.data_type()).ok_or_else(|| no_ids(name, column.data_type()))?;
     let field = Arc::new(Field::new("element", item.clone(), true));
@@ -157,8 +158,8 @@ pub(crate) fn list_ids(name: &str, column: &ArrayRef, form: &IdForm) -> Result<L
     ListArray::try_new(field, offsets, Arc::new(ids), lists.nulls().cloned()).map_err(arrow_bug)
 }
 
-/// The items of lists that are not null, and the lists' lengths; 0 for null lists. (The offsets of a null list may
-/// enclose items, which do not belong to it.)
+/// Returns the items of lists that are not null, and the lengths of all lists (0 for null lists). The offsets of a null
+/// list may enclose items, which do not belong to it.
 fn present_items(lists: &ListArray) -> Result<(ArrayRef, Vec<usize>), datafusion::arrow::error::ArrowError> {
     let bounds = lists.offsets().windows(2);
     let lengths = bounds
@@ -177,7 +178,7 @@ fn present_items(lists: &ListArray) -> Result<(ArrayRef, Vec<usize>), datafusion
     Ok((take(lists.values(), &UInt32Array::from_iter_values(items), None)?, lengths))
 }
 
-/// `column` without a dictionary or runs.
+/// Returns `column` without dictionary or run-length encoding.
 fn decoded(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
     match column.data_type() {
         DataType::Dictionary(_, values) => cast(name, column, values),
@@ -186,7 +187,7 @@ fn decoded(name: &str, column: &ArrayRef) -> Result<ArrayRef> {
     }
 }
 
-/// Integers and booleans as they are.
+/// Converts integers and booleans to `i64`.
 fn integers(name: &str, column: &ArrayRef) -> Result<Int64Array> {
     if let Some(unsigned) = column.as_primitive_opt::<UInt64Type>()
         && let Some(large) = unsigned.iter().flatten().find(|id| i64::try_from(*id).is_err())
@@ -200,11 +201,11 @@ fn integers(name: &str, column: &ArrayRef) -> Result<Int64Array> {
     Ok(cast(name, column, &DataType::Int64)?.as_primitive::<Int64Type>().clone())
 }
 
-/// The hint where ids cannot stay as they are.
+/// The hint for ids that must be converted.
 pub(crate) const OPTIONS: &str = "write `ids = \"hash\"` at the feature for 63-bit hashes, or `vocabulary = \"frequency\"` \
                                   for numbers by frequency, which keeps the original ids in the dataset";
 
-/// Ids from the bytes that stand for each value, as [`onefold_datasets::hash_id`] defines them.
+/// Makes ids from the bytes that represent each value, as [`onefold_datasets::hash_id`] defines them.
 fn from_bytes(name: &str, column: &ArrayRef, mut id: impl FnMut(&[u8]) -> Result<i64>) -> Result<Int64Array> {
     let nulls = column.nulls();
     match column.data_type() {
@@ -238,7 +239,7 @@ fn bytes<'a>(texts: impl Iterator<Item = Option<&'a str>>) -> impl Iterator<Item
     texts.map(|text| text.map(str::as_bytes))
 }
 
-/// The id of every value, null where it is null.
+/// Returns the id of each value; null where the value is null.
 fn numbers<T>(
     values: impl Iterator<Item = Option<T>>,
     nulls: Option<&NullBuffer>,
@@ -248,7 +249,7 @@ fn numbers<T>(
     Ok(Int64Array::new(ids.into(), nulls.cloned()))
 }
 
-/// A cast that refuses values that do not fit.
+/// Casts a column; fails on values that do not fit.
 fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef> {
     if column.is_empty() {
         return Ok(new_empty_array(to));

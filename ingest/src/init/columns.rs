@@ -1,4 +1,4 @@
-//! The names and the first values of a column: what its role follows from.
+//! The names and the first values of columns, which determine their roles.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::Result;
 use crate::error::arrow_bug;
 use crate::ids::item_type;
 
-/// Items of a list that are looked at.
+/// The number of items of a list that are examined.
 pub(super) const MOST_ITEMS: usize = 32;
-/// Characters of a value that comments show.
+/// The number of characters of a value that comments show.
 const MOST_SHOWN: usize = 32;
-/// Words for things that have ids: `itemid` is the id of an item.
+/// Nouns for things that have ids: `itemid` is the id of an item.
 const NOUNS: [&str; 33] = [
     "user",
     "visitor",
@@ -53,22 +53,22 @@ const NOUNS: [&str; 33] = [
     "country",
 ];
 
-/// The type of values, as far as roles depend on it.
+/// The types of values, as far as roles depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Type {
-    /// Integers that fit into 64 bits with a sign.
+    /// An integer that fits into a signed 64-bit integer.
     Integer,
-    /// Unsigned 64-bit integers.
+    /// An unsigned 64-bit integer.
     Unsigned,
-    /// Floats of 64 bits, and other numbers.
+    /// A 64-bit float, or another number.
     Number,
-    /// Smaller floats.
+    /// A float of at most 32 bits.
     Float32,
     Boolean,
     Text,
-    /// Timestamps and dates.
+    /// A timestamp or date.
     Time,
-    /// Structs, bytes, lists of lists, and columns without a value.
+    /// A struct, bytes, a list of lists, or a column without a value.
     Other,
 }
 
@@ -87,42 +87,42 @@ impl Type {
         }
     }
 
-    /// Whether values are integers.
+    /// Returns whether values are integers.
     pub(super) fn is_integer(self) -> bool {
         matches!(self, Self::Integer | Self::Unsigned)
     }
 
-    /// Whether values are numbers with fractions.
+    /// Returns whether values are numbers with fractions.
     pub(super) fn is_float(self) -> bool {
         matches!(self, Self::Number | Self::Float32)
     }
 }
 
-/// A column, and its values in the first rows as text.
+/// A column, and its values in the first rows as texts.
 #[derive(Debug, Clone)]
 pub(super) struct Column {
     pub(super) name: String,
     /// The type of its values, or of the items of its lists.
     pub(super) kind: Type,
     pub(super) is_list: bool,
-    /// Whether `name=value` folders make it.
+    /// Whether the column comes from `name=value` folders.
     pub(super) is_folder: bool,
-    /// Whether the log has no header, so that the name says nothing.
+    /// Whether the log has no header, so that the name has no meaning.
     pub(super) is_unnamed: bool,
-    /// Single values; empty if the column has lists.
+    /// The single values; empty if the column has lists.
     pub(super) values: Vec<Option<String>>,
-    /// The first items of each list, and the list's length; empty if the column has single values.
+    /// The first items of each list, and the length of the list; empty if the column has single values.
     pub(super) lists: Vec<Option<(Vec<String>, usize)>>,
-    /// Whether a list has an item that is null.
+    /// Whether a list has a null item.
     pub(super) has_null_items: bool,
 }
 
 impl Column {
-    /// Column `index` of `rows`, batches with the same columns.
+    /// Reads column `index` of `rows`, which are batches with the same columns.
     ///
     /// # Errors
     ///
-    /// Those of Arrow.
+    /// The errors of Arrow.
     pub(super) fn of(name: &str, data_type: &DataType, rows: &[RecordBatch], index: usize) -> Result<Self> {
         let item = item_type(data_type);
         let mut column = Self {
@@ -161,18 +161,18 @@ impl Column {
         Ok(())
     }
 
-    /// The values that are there.
+    /// Returns the values that are not null.
     pub(super) fn present(&self) -> impl Iterator<Item = &str> {
         self.values.iter().flatten().map(String::as_str)
     }
 
-    /// Rows without a value.
+    /// Returns the number of rows without a value.
     pub(super) fn nulls(&self) -> usize {
         let lists = self.lists.iter().filter(|list| list.is_none()).count();
         self.values.iter().filter(|value| value.is_none()).count() + lists
     }
 
-    /// Whether no row has a value.
+    /// Returns whether no row has a value.
     pub(super) fn is_empty(&self) -> bool {
         self.present().next().is_none() && self.lists.iter().all(Option::is_none)
     }
@@ -181,17 +181,17 @@ impl Column {
         self.present().collect()
     }
 
-    /// Whether every row has a value, and no two have the same.
+    /// Returns whether each row has a value, and all values differ.
     pub(super) fn is_unique(&self) -> bool {
         self.values.len() > 1 && self.distinct().len() == self.values.len()
     }
 
-    /// The values as numbers; `None` if one is no number.
+    /// Returns the values as numbers, or `None` if one of them is not a number.
     pub(super) fn numbers(&self) -> Option<Vec<f64>> {
         self.present().map(|value| value.parse().ok()).collect()
     }
 
-    /// Whether all values are 0 or 1.
+    /// Returns whether all values are 0 or 1.
     pub(super) fn is_binary(&self) -> bool {
         let is_bit = |value: &str| matches!(value, "0" | "1" | "0.0" | "1.0");
         let is_number = self.kind.is_integer() || self.kind.is_float();
@@ -199,7 +199,7 @@ impl Column {
         !self.is_list && !self.is_empty() && bits
     }
 
-    /// Whether the name has one of the words, also as in `itemid` and `items`.
+    /// Returns whether the name contains one of the words, alone or in forms such as `itemid` and `items`.
     pub(super) fn says(&self, words: &[&str]) -> bool {
         let is_said = |token: &String| {
             let stems = ["ids", "id", "s"].map(|end| token.strip_suffix(end));
@@ -208,7 +208,7 @@ impl Column {
         !self.is_unnamed && tokens(&self.name).iter().any(is_said)
     }
 
-    /// Whether the name is that of an id.
+    /// Returns whether the name is the name of an id.
     pub(super) fn is_id(&self) -> bool {
         let is_id = |token: &String| {
             let stem = token.strip_suffix("ids").or_else(|| token.strip_suffix("id"));
@@ -218,7 +218,7 @@ impl Column {
         !self.is_unnamed && tokens(&self.name).iter().any(is_id)
     }
 
-    /// Some values, for a comment.
+    /// Returns some values for a comment.
     pub(super) fn examples(&self) -> String {
         let mut shown: Vec<String> = Vec::new();
         let lists = self.lists.iter().flatten().filter(|(items, _)| !items.is_empty());
@@ -239,7 +239,7 @@ impl Column {
     }
 }
 
-/// The words of a name: `userId` and `user_id` are `user` and `id`.
+/// Splits a name into words: `userId` and `user_id` become `user` and `id`.
 pub(super) fn tokens(name: &str) -> Vec<String> {
     let (mut tokens, mut was_lower) = (vec![String::new()], false);
     for character in name.chars() {
@@ -257,13 +257,13 @@ pub(super) fn tokens(name: &str) -> Vec<String> {
     tokens
 }
 
-/// A value as a comment can have it: on one line, and not long.
+/// Formats a value for a comment: on one line, and shortened.
 pub(super) fn in_comment(value: &str) -> String {
     let mut shown: String = value.chars().take(MOST_SHOWN).flat_map(char::escape_debug).collect();
     if value.chars().nth(MOST_SHOWN).is_some() {
         shown.push('…');
     }
-    // Quotes are no harm in a comment.
+    // Comments need no escaped quotes.
     shown.replace("\\\"", "\"").replace("\\'", "'")
 }
 

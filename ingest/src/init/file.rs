@@ -1,4 +1,4 @@
-//! A plan as the text of a `dataset.toml`.
+//! Writes a plan as the text of a `dataset.toml`.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use super::roles::{Choice, Feature, Plan};
 use crate::config::{Format, MissingColumns, Quote, SourceConfig};
 use crate::sql::quote;
 
-/// The pause that ends a session where only a user is known.
+/// The pause that ends a session if only a user is known.
 const GAP: &str = "30m";
 
-/// The configuration at `out` of the samples of `logs[main]`.
+/// Returns the text of the configuration at `out` for the samples of `logs[main]`.
 pub(super) fn written(logs: &[Log], main: usize, plan: &Plan, out: &Path) -> String {
     let file = in_comment(&out.file_name().unwrap_or_default().to_string_lossy());
     let mut lines = vec![
@@ -61,7 +61,7 @@ fn samples(lines: &mut Vec<String>, log: &Log, plan: &Plan) {
     }
 }
 
-/// The query of the samples.
+/// Returns the query of the samples.
 fn query(log: &Log, plan: &Plan) -> String {
     let table = quote(&log.name);
     let expression = |(name, sql): (&str, &str)| match sql == quote(name) {
@@ -151,7 +151,7 @@ fn timed_session(lines: &mut Vec<String>, plan: &Plan) {
     }
 }
 
-/// What the other logs may be for.
+/// Adds comments with possible uses of the other logs.
 fn others(lines: &mut Vec<String>, logs: &[Log], main: usize) {
     for (_, log) in logs.iter().enumerate().filter(|(place, _)| *place != main) {
         let has = |name: &String| logs[main].columns.iter().any(|column| column.name == *name);
@@ -202,7 +202,7 @@ fn comment(lines: &mut Vec<String>, choice: &Choice) {
     }
 }
 
-/// A source as `[sources]` has it.
+/// Formats a source as an entry of `[sources]`.
 fn source(source: &SourceConfig) -> String {
     let path = match source.paths.as_slice() {
         [path] => text(path),
@@ -237,18 +237,18 @@ fn source(source: &SourceConfig) -> String {
     format!("{{ {} }}", keys.join(", "))
 }
 
-/// A key of TOML.
+/// Formats a key in TOML.
 fn key(name: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !name.is_empty() && name.chars().all(is_bare) { name.to_owned() } else { text(name) }
 }
 
-/// A list of texts.
+/// Formats a list of texts in TOML.
 fn array(texts: &[String]) -> String {
     format!("[{}]", texts.iter().map(|item| text(item)).collect::<Vec<_>>().join(", "))
 }
 
-/// A text of TOML on one line.
+/// Formats a text in TOML on one line.
 fn text(text: &str) -> String {
     let escape = |c: char| match c {
         '"' | '\\' => format!("\\{c}"),
@@ -258,13 +258,13 @@ fn text(text: &str) -> String {
     format!("\"{}\"", text.chars().map(escape).collect::<String>())
 }
 
-/// A text between three quotes, which keeps its quotes and line ends.
+/// Formats a text for triple quotes, which keep its quotes and line ends.
 fn multiline(text: &str) -> String {
     let (mut written, mut quotes) = (String::new(), 0);
     for c in text.chars() {
         quotes = if c == '"' { quotes + 1 } else { 0 };
         match c {
-            // Three in a row would end the text.
+            // Three quotes in a row would end the text.
             '"' if quotes % 3 == 0 => written.push_str("\\\""),
             '\\' => written.push_str("\\\\"),
             '\n' => written.push(c),

@@ -1,19 +1,19 @@
-//! Lists in texts, and lists that belong to others.
+//! Finds lists in texts, and lists that belong to other lists.
 
 use super::columns::{Column, MOST_ITEMS, Type};
 
-/// How the texts of a column are lists.
+/// The format of lists in the texts of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TextLists {
     pub(super) separator: char,
-    /// Whether brackets enclose every text.
+    /// Whether brackets enclose each text.
     brackets: bool,
-    /// What separates each item from the label behind it, as in `N123-1 N456-0`.
+    /// The character between each item and the label after it, as in `N123-1 N456-0`.
     pub(super) pairs: Option<char>,
 }
 
 impl TextLists {
-    /// How the texts of a column are lists; `None` if they are not.
+    /// Finds the format of lists in the texts of a column; returns `None` if they are not lists.
     pub(super) fn of(column: &Column) -> Option<Self> {
         if column.is_list || column.kind != Type::Text || column.is_empty() {
             return None;
@@ -45,7 +45,7 @@ impl TextLists {
                     has_positive |= item.ends_with('1');
                 }
             }
-            // A text with commas or blanks may be a sentence; ids have digits.
+            // A text with commas or blanks may be a sentence. The items are ids if nearly all of them have digits.
             let is_list = separated > 0 && 10 * separated >= 3 * texts;
             let are_ids = matches!(separator, '|' | ';') || 10 * with_digits >= 9 * items;
             let pairs = pairs.into_iter().flatten().next().filter(|_| has_positive);
@@ -59,13 +59,13 @@ impl TextLists {
         text.split(self.separator).map(str::trim).filter(|item| !item.is_empty()).collect()
     }
 
-    /// The SQL expression of the lists of a text column, a quoted name.
+    /// Returns the SQL expression for the lists of a text column. `column` is a quoted name.
     pub(super) fn sql(&self, column: &str) -> String {
         let text = if self.brackets { format!("btrim({column}, '[]')") } else { column.to_owned() };
         format!("split_ids({text}, '{}')", self.separator)
     }
 
-    /// `column` with lists in place of its texts.
+    /// Returns `column` with lists instead of texts.
     pub(super) fn apply(&self, column: &Column) -> Column {
         let list = |text: &String| -> (Vec<String>, usize) {
             let items = self.split(text);
@@ -80,14 +80,14 @@ impl TextLists {
     }
 }
 
-/// Whether a text may be an item of a list: an id, or, between clear separators, some words.
+/// Returns whether a text may be an item of a list: an id, or, between unambiguous separators, some words.
 fn is_name(item: &str, with_blanks: bool) -> bool {
     let may_have = |c: char| c.is_alphanumeric() || "_-.:/#'\"&()+".contains(c) || (with_blanks && c == ' ');
     item.chars().count() <= 64 && item.chars().all(may_have)
 }
 
-/// Whether each value, or each item, of `chosen` is in the list of `shown` in its row. Lists of `shown` that are not known
-/// whole tell nothing.
+/// Returns whether each value, or each item, of `chosen` is in the list of `shown` in its row. Lists of `shown` with
+/// more items than were read are ignored.
 pub(super) fn is_among(chosen: &Column, shown: &Column) -> bool {
     let mut found = false;
     let mut longer = false;
@@ -114,7 +114,7 @@ pub(super) fn is_among(chosen: &Column, shown: &Column) -> bool {
     found && longer
 }
 
-/// Whether the lists of both columns have the same length in each row, and not all the same.
+/// Returns whether the lists of both columns have the same length in each row, and the rows have different lengths.
 pub(super) fn are_parallel(one: &Column, other: &Column) -> bool {
     let length = |list: &Option<(Vec<String>, usize)>| list.as_ref().map_or(0, |(_, length)| *length);
     let mut lengths: Vec<usize> = one.lists.iter().map(length).collect();
@@ -124,7 +124,7 @@ pub(super) fn are_parallel(one: &Column, other: &Column) -> bool {
     same && lengths.len() > 1
 }
 
-/// Whether an item is in a list twice.
+/// Returns whether a list contains an item twice.
 pub(super) fn repeats(column: &Column) -> bool {
     column.lists.iter().flatten().any(|(items, _)| {
         let mut seen: Vec<&String> = items.iter().collect();

@@ -1,4 +1,4 @@
-//! The logs that paths lead to: found and read as sources are. Files with the same columns are one log.
+//! Finds and reads the logs at the given paths in the same way as sources. Files with the same columns form one log.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,11 +17,11 @@ use crate::problems::Problems;
 use crate::sources::{self, Source};
 use crate::{Config, EngineOptions, Error, Result, engine};
 
-/// The rows of a log whose values are looked at.
+/// The number of rows of a log whose values are examined.
 pub(super) const ROWS: usize = 1000;
-/// The name of a log before it has one.
+/// The name of a log before its final name is chosen.
 const PROBED: &str = "log";
-/// Endings of names that say the format.
+/// File name endings that indicate the format.
 const ENDINGS: [&str; 6] = [".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson"];
 
 /// A log, which becomes a source.
@@ -29,13 +29,13 @@ const ENDINGS: [&str; 6] = [".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndj
 pub(super) struct Log {
     /// The name of the source.
     pub(super) name: String,
-    /// Where its files are, and how they are read.
+    /// The paths of its files, and the options for reading them.
     pub(super) source: SourceConfig,
     pub(super) format: Format,
     /// The number of its files.
     pub(super) files: usize,
     pub(super) columns: Vec<Column>,
-    /// The rows that were read.
+    /// The number of rows that were read.
     pub(super) rows: usize,
 }
 
@@ -43,13 +43,13 @@ pub(super) struct Log {
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] for a path that leads to nothing, and files that cannot be read or have no rows.
+/// [`Error::Fault`] for a path without files, and for files that cannot be read or have no rows.
 pub(super) async fn read(paths: &[String], out: &Path, options: &EngineOptions) -> Result<Vec<Log>> {
     let folder = match out.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    // Relative paths of the configuration start there.
+    // The relative paths in the configuration start at this folder.
     let folder = fs_err::canonicalize(folder)?;
     let mut found: Vec<(Vec<String>, SourceConfig)> = Vec::new();
     for path in paths {
@@ -74,11 +74,11 @@ pub(super) async fn read(paths: &[String], out: &Path, options: &EngineOptions) 
     Ok(logs)
 }
 
-/// A path as the configuration in `folder` has it: relative to it where that is possible.
+/// Returns a path for a configuration in `folder`: relative to the folder if possible.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if a local path leads to nothing.
+/// [`Error::Fault`] if a local path has no files.
 fn from_folder(path: &str, folder: &Path) -> Result<String> {
     if is_url(Path::new(path)) {
         return Ok(path.to_owned());
@@ -96,13 +96,13 @@ fn from_folder(path: &str, folder: &Path) -> Result<String> {
     let whole = match (absolute.parent().map(fs_err::canonicalize), absolute.file_name()) {
         (Some(Ok(parent)), Some(name)) => parent.join(name),
         (_, None) => fs_err::canonicalize(&absolute)?,
-        // A glob may have its stars in the folder.
+        // The folder part of a glob may contain wildcards.
         _ => absolute,
     };
     let common =
         whole.components().zip(folder.components()).take_while(|(ours, theirs)| ours == theirs).count();
     let up = folder.components().count() - common;
-    // Beside the root alone, an absolute path is clearer.
+    // If only the root is shared, an absolute path is clearer.
     let relative: PathBuf = match common {
         0 | 1 => whole,
         _ => {
@@ -117,7 +117,7 @@ fn from_folder(path: &str, folder: &Path) -> Result<String> {
     })
 }
 
-/// A configuration with this source alone.
+/// Returns a configuration with only this source.
 fn probe(out: &Path, source: &SourceConfig) -> Result<Config> {
     let text = "format_version = 1\n[sources]\nlog = \"log\"\n[samples]\nsource = \"log\"\n[session]\nkey = [\"key\"]\n\
                 time = \"time\"\n[features]\nlabel = { kind = \"label\" }\nfeature = { kind = \"dense\" }\n";
@@ -125,13 +125,13 @@ fn probe(out: &Path, source: &SourceConfig) -> Result<Config> {
     Ok(Config { sources: BTreeMap::from([(PROBED.to_owned(), source.clone())]), ..config })
 }
 
-/// The files of a source, inspected.
+/// Finds and inspects the files of a source.
 async fn found_source(out: &Path, source: &SourceConfig) -> Result<Source> {
     let mut found = sources::find(&probe(out, source)?, &Problems::default()).await?;
     found.pop().ok_or_else(|| bug("a source was not found"))
 }
 
-/// The first rows of a source. Values that do not have the type of the first rows are null.
+/// Reads the first rows of a source. Values that do not have the type inferred from the first rows are null.
 async fn first_rows(
     out: &Path,
     source: &SourceConfig,
@@ -147,12 +147,12 @@ async fn first_rows(
     Ok((columns, table.collect().await?))
 }
 
-/// How the files of a path are read: as their names say or, where this fails or gives a single column, in another way
-/// that works.
+/// Finds out how to read the files of a path: as their names indicate, or in another way if this fails or gives fewer
+/// than two columns.
 ///
 /// # Errors
 ///
-/// Those of the first way, if none works.
+/// The errors of the first way if no way works.
 async fn probed(out: &Path, path: &str, options: &EngineOptions) -> Result<(Source, SourceConfig)> {
     let plain = SourceConfig::new(path);
     let first = found_source(out, &plain).await;
@@ -160,7 +160,7 @@ async fn probed(out: &Path, path: &str, options: &EngineOptions) -> Result<(Sour
     let is_narrow =
         |source: &Source| source.columns_of_files().all(|(_, columns)| columns.fields().len() < 2);
     match first {
-        // Neither is a store asked again that does not answer, nor is Parquet read as text.
+        // Do not query a store again that has failed, and do not read Parquet or JSON files as CSV.
         Err(error) if is_url(Path::new(path)) || !may_be_csv(path) => return Err(error),
         Ok(source) if !is_csv(&source) => return Ok((source, plain)),
         Ok(source) if !is_narrow(&source) => return with_header(out, source, plain, options).await,
@@ -176,13 +176,13 @@ async fn probed(out: &Path, path: &str, options: &EngineOptions) -> Result<(Sour
     Ok((first?, plain))
 }
 
-/// Whether the name of a file says no other format than CSV.
+/// Returns whether a file name does not indicate a format other than CSV.
 fn may_be_csv(path: &str) -> bool {
     let path = path.to_lowercase();
     ENDINGS.iter().all(|ending| [".csv", ".tsv"].contains(ending) || !path.contains(ending))
 }
 
-/// Other ways in which files may be read.
+/// Returns other ways to read the files.
 fn other_ways(path: &str) -> Vec<SourceConfig> {
     let plain = SourceConfig::new(path);
     let is_named = ENDINGS.iter().any(|ending| path.to_lowercase().contains(ending));
@@ -201,7 +201,7 @@ fn other_ways(path: &str) -> Vec<SourceConfig> {
     ways
 }
 
-/// The source, without a header if the first row of its CSV files looks like values.
+/// Returns the source, without a header if the first row of its CSV files looks like values.
 async fn with_header(
     out: &Path,
     source: Source,
@@ -232,8 +232,8 @@ async fn with_header(
     Ok((source, config))
 }
 
-/// The files of `path` by the names of their columns. Where all have the same, the path stands for them; JSON leaves out
-/// what is null, so its files are one log in any case.
+/// Groups the files of `path` by the names of their columns. If all files have the same columns, the group has only
+/// `path`. JSON omits nulls, so the files of a JSON path always form one group.
 fn by_columns(source: &Source, path: &str, out: &Path) -> Vec<(Vec<String>, Vec<String>)> {
     let base = out.parent().unwrap_or(Path::new(""));
     let mut groups: Vec<(Vec<String>, Vec<String>)> = Vec::new();
@@ -253,7 +253,7 @@ fn by_columns(source: &Source, path: &str, out: &Path) -> Vec<(Vec<String>, Vec<
     }
 }
 
-/// Reads the first rows of a log. `others` are the logs that have names already.
+/// Reads the first rows of a log. `others` are the logs that already have names.
 async fn read_log(out: &Path, source: SourceConfig, others: &[Log], options: &EngineOptions) -> Result<Log> {
     let mut source = source;
     let mut found = found_source(out, &source).await?;
@@ -281,10 +281,10 @@ async fn read_log(out: &Path, source: SourceConfig, others: &[Log], options: &En
     Ok(Log { name: name_of(&source.paths, others), source, format, files, columns, rows })
 }
 
-/// A name for the source of these paths that no other one has: one that SQL takes without quotes.
+/// Returns a name for the source of these paths. No other log has it, and SQL accepts it without quotes.
 fn name_of(paths: &[String], others: &[Log]) -> String {
     let words = |path: &String| -> Vec<String> {
-        // The last part that is a name, without its ending and without patterns.
+        // The last path component that contains words, without its ending and without wildcards.
         let parts =
             path.trim_end_matches('/').rsplit('/').map(|part| part.split('.').next().unwrap_or_default());
         let named = parts.map(tokens).find(|words| !words.is_empty());
@@ -292,7 +292,7 @@ fn name_of(paths: &[String], others: &[Log]) -> String {
     };
     let all: Vec<Vec<String>> = paths.iter().map(words).collect();
     let first = all.first().cloned().unwrap_or_default();
-    // What the names of all files begin or end with.
+    // The words that the names of all files begin or end with.
     let begin = |other: &Vec<String>| first.iter().zip(other).take_while(|(one, other)| one == other).count();
     let end = |other: &Vec<String>| {
         first.iter().rev().zip(other.iter().rev()).take_while(|(one, other)| one == other).count()

@@ -1,4 +1,4 @@
-//! Writes a `dataset.toml` for logs that nobody has described yet.
+//! Writes a `dataset.toml` for logs without a configuration.
 //!
 //! ```text
 //! paths ─▶ logs ─────────────────▶ columns ─▶ roles ─────────────────────────▶ text
@@ -7,8 +7,8 @@
 //!          reads them               first rows
 //! ```
 //!
-//! Every choice rests on names of columns and on values of the first rows, and a comment has both. Where they do not
-//! decide, the file has a line that builds, marked with `CHECK`.
+//! Each choice is based on column names and on the values of the first rows; a comment shows both. If they are not
+//! sufficient, the file has a default that builds, marked with `CHECK`.
 
 mod columns;
 mod file;
@@ -29,37 +29,37 @@ use serde::Serialize;
 use crate::error::bug;
 use crate::{Config, EngineOptions, Result};
 
-/// What [`init`] has written.
+/// The result of [`init`].
 #[derive(Debug, Clone, Serialize)]
 pub struct InitSummary {
     /// The sources of the configuration, in the order in which they were given.
     pub sources: Vec<InitSource>,
     /// The source whose rows become samples.
     pub samples: String,
-    /// Decisions that names and values did not make, each as a sentence: the file has them at `CHECK`.
+    /// The decisions that names and values did not determine, each as a sentence. The file marks them with `CHECK`.
     pub to_check: Vec<String>,
 }
 
 /// A source of a new configuration.
 #[derive(Debug, Clone, Serialize)]
 pub struct InitSource {
-    /// Its name.
+    /// The name of the source.
     pub name: String,
     /// The number of its files.
     pub files: usize,
-    /// The number of its columns, with those of folders.
+    /// The number of its columns, including columns from folder names.
     pub columns: usize,
-    /// The rows whose values were looked at.
+    /// The number of rows whose values were examined.
     pub rows_seen: usize,
 }
 
-/// Looks at the first rows of logs, and writes a configuration to the file `out`. `paths` are files, folders, globs and
-/// URLs; relative ones start at the working directory. The file has them relative to its folder.
+/// Examines the first rows of logs, and writes a configuration to the file `out`. `paths` are files, folders, globs and
+/// URLs; relative paths start at the working directory. The configuration has paths relative to its own folder.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`](crate::Error::Fault) if there is a file at `out` and `overwrite` is false, a path leads to no file,
-/// a file cannot be read, or files have no rows; [`Error::Io`](crate::Error::Io) if the configuration cannot be written.
+/// [`Error::Fault`](crate::Error::Fault) if `out` exists and `overwrite` is false, a path has no files, a file cannot
+/// be read, or files have no rows; [`Error::Io`](crate::Error::Io) if the configuration cannot be written.
 pub async fn init(
     paths: &[String],
     out: &Path,
@@ -67,7 +67,7 @@ pub async fn init(
     options: &EngineOptions,
 ) -> Result<InitSummary> {
     check_free(out, overwrite)?;
-    // One thread reads files in their order, so the first rows are always the same ones.
+    // With one thread, files are read in order, so the first rows are always the same.
     let options = EngineOptions { threads: 1, ..options.clone() };
     let logs = logs::read(paths, out, &options).await?;
     let (main, plan) = roles::decide(&logs);

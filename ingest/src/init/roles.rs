@@ -1,4 +1,4 @@
-//! What each column of a log is for: time, session, label, feature, or nothing.
+//! Chooses the role of each column of a log: time, session, label, feature, or unused.
 
 mod labels;
 
@@ -11,7 +11,7 @@ use super::times;
 use crate::config::RESERVED;
 use crate::sql::quote;
 
-/// Words for sessions, users and keys of samples.
+/// Words in the names of columns with sessions, users and keys of samples.
 const SESSIONS: [&str; 4] = ["session", "visit", "sess", "sessionkey"];
 const USERS: [&str; 14] = [
     "user", "visitor", "uid", "userid", "customer", "member", "client", "account", "device", "cookie",
@@ -31,7 +31,7 @@ const KEYS: [&str; 12] = [
     "srch",
     "record",
 ];
-/// Words for integers that are numbers, and no ids.
+/// Words in the names of integer columns that are quantities, not ids.
 const NUMBERS: [&str; 33] = [
     "count",
     "cnt",
@@ -67,7 +67,7 @@ const NUMBERS: [&str; 33] = [
     "cost",
     "dwell",
 ];
-/// Words for lists whose order matters.
+/// Words in the names of lists with a meaningful order.
 const SEQUENCES: [&str; 12] = [
     "history",
     "hist",
@@ -83,10 +83,10 @@ const SEQUENCES: [&str; 12] = [
     "trail",
 ];
 
-/// Names of columns that datasets have in any case.
+/// The names of columns that each dataset has.
 const OWN_NAMES: [&str; 3] = [SESSION_COLUMN, TIME_COLUMN, SAMPLE_KEY_COLUMN];
 
-/// A value of the samples: its name, and its SQL expression over the columns of the step before.
+/// A column of the samples: its name, and its SQL expression over the columns of the previous step.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Expression {
     pub(super) name: String,
@@ -97,16 +97,16 @@ pub(super) struct Expression {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Feature {
     pub(super) name: String,
-    /// The kind, as `[features]` has it.
+    /// The kind, as written in `[features]`.
     pub(super) kind: &'static str,
     pub(super) group: Option<String>,
     pub(super) hash: bool,
     pub(super) evidence: String,
-    /// What to check.
+    /// A question for the user to check.
     pub(super) check: Option<String>,
 }
 
-/// A choice with its evidence, and what to check of it.
+/// A choice with its evidence, and a question for the user to check.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Choice {
     pub(super) columns: Vec<String>,
@@ -119,21 +119,21 @@ pub(super) struct Choice {
 pub(super) struct Plan {
     /// The columns that the samples take from the log.
     pub(super) taken: Vec<Expression>,
-    /// Lists of which each item makes a sample, all together, and the names of the items.
+    /// The lists to unnest together, each with a name for its items. Each position of the lists makes a sample.
     pub(super) unnested: Vec<(String, String)>,
-    /// Expressions over these.
+    /// The expressions over the columns above.
     pub(super) made: Vec<Expression>,
     pub(super) rows: Choice,
     pub(super) key: Choice,
-    /// The time: its column, and the keys beside it. If samples are in the order of their rows, the columns with the
-    /// number of each row and, for several files, with the number of its file.
+    /// The time: its column, and the keys of its configuration. If samples are in the order of their rows: the columns
+    /// with the number of each row and, for several files, with the number of its file.
     pub(super) time: Choice,
     pub(super) time_keys: Vec<String>,
     /// Whether no column is a time, so that samples are in the order of their rows.
     pub(super) by_rows: bool,
-    /// The columns of the session's key. Without any, each row is a session of its own, which needs `by_rows`.
+    /// The columns of the session's key. Without columns, each row is a session, which needs `by_rows`.
     pub(super) session: Choice,
-    /// Whether the session is a user's, and ends with a pause.
+    /// Whether the session columns are a user, and a pause ends a session.
     pub(super) by_gap: bool,
     pub(super) partition: Choice,
     /// Whether samples are partitioned by day.
@@ -141,12 +141,12 @@ pub(super) struct Plan {
     /// Lines of `[checks]`, each with its reason.
     pub(super) checks: Vec<(String, String)>,
     pub(super) features: Vec<Feature>,
-    /// Columns that are for nothing, and why.
+    /// The columns that are not used, with reasons.
     pub(super) unused: Vec<(String, String)>,
 }
 
 impl Plan {
-    /// Whatever is to be checked.
+    /// Returns all questions for the user to check.
     pub(super) fn to_check(&self) -> Vec<String> {
         let choices = [&self.rows, &self.key, &self.time, &self.session, &self.partition];
         let choices = choices.into_iter().filter_map(|choice| choice.check.clone());
@@ -165,7 +165,7 @@ impl Plan {
     }
 }
 
-/// The log whose rows become samples, by its place, and their plan.
+/// Returns the index of the log whose rows become samples, and their plan.
 pub(super) fn decide(logs: &[Log]) -> (usize, Plan) {
     let plans = logs.iter().map(|log| Roles::new(log).plan());
     let score = |plan: &Plan| {
@@ -182,7 +182,7 @@ pub(super) fn decide(logs: &[Log]) -> (usize, Plan) {
 /// The columns of a log that have no role yet.
 struct Roles<'a> {
     log: &'a Log,
-    /// Those that can be used.
+    /// The usable columns without a role.
     free: Vec<Column>,
     plan: Plan,
 }
@@ -220,7 +220,7 @@ impl<'a> Roles<'a> {
         self.plan
     }
 
-    /// A name that no column has.
+    /// Returns a name that no column has.
     fn unused_name(&self, name: &str) -> String {
         let columns = self.log.columns.iter().map(|column| &column.name);
         let made = self.plan.made.iter().map(|made| &made.name);
@@ -233,7 +233,7 @@ impl<'a> Roles<'a> {
         free
     }
 
-    /// Removes a column from those without a role.
+    /// Removes a column from the columns without a role.
     fn remove(&mut self, name: &str) {
         self.free.retain(|column| column.name != name);
     }
@@ -293,7 +293,7 @@ impl<'a> Roles<'a> {
         }
     }
 
-    /// Has rows without a value left out, if there are some.
+    /// If the column has nulls, adds a check that leaves out rows without a value.
     fn allow_nulls(&mut self, column: &Column) {
         let nulls = column.nulls();
         if nulls > 0 && self.plan.checks.iter().all(|(line, _)| !line.starts_with("null_keys")) {
@@ -306,7 +306,7 @@ impl<'a> Roles<'a> {
         }
     }
 
-    /// Columns of folders are partitions.
+    /// Makes columns from folder names the partition columns.
     fn folders(&mut self) {
         let folders: Vec<String> =
             self.free.iter().filter(|column| column.is_folder).map(|column| column.name.clone()).collect();
@@ -320,7 +320,7 @@ impl<'a> Roles<'a> {
         }
         self.plan.by_day &= folders.is_empty();
         if self.plan.by_day {
-            // Partitions have a column of that name.
+            // Partitions have a column with this name.
             self.free.iter().filter(|column| column.name == "date").for_each(|column| {
                 self.plan.unused.push((column.name.clone(), "a name that partitions have".to_owned()));
             });
@@ -329,12 +329,12 @@ impl<'a> Roles<'a> {
         self.plan.partition = Choice { columns: folders, evidence: evidence.to_owned(), check: None };
     }
 
-    /// The session's key, or the user.
+    /// Chooses the session's key, or the user.
     fn session(&mut self) {
         let is_key = |column: &&Column| {
             !column.is_list && (column.kind.is_integer() || column.kind == Type::Text) && !column.is_binary()
         };
-        // Of a user's columns the one with an id; `device_type` is none.
+        // Select columns with an id; `device_type`, for example, is not one.
         let is_identity = |column: &&Column| {
             let other = [
                 "type", "age", "agent", "name", "country", "city", "category", "location", "count", "time",
@@ -350,7 +350,7 @@ impl<'a> Roles<'a> {
         };
         let (session, user) = (named(&SESSIONS), named(&USERS).filter(|user| !user.says(&SESSIONS)));
         let repeats = |column: &&Column| is_key(column) && column.nulls() == 0 && !column.is_unique();
-        // Without names, a column whose values come back, but not the same few.
+        // Without names, take the first column whose values repeat but are not all equal.
         let unnamed =
             self.free.iter().filter(|column| column.is_unnamed && column.distinct().len() > 1).find(repeats);
         let (columns, check) = match (&session, &user, unnamed) {
@@ -415,7 +415,7 @@ impl<'a> Roles<'a> {
         }
     }
 
-    /// Takes texts that are lists for lists.
+    /// Converts text columns that contain lists to list columns.
     fn text_lists(&mut self) {
         for column in &mut self.free {
             if let Some(lists) = TextLists::of(column) {
@@ -423,7 +423,7 @@ impl<'a> Roles<'a> {
                 self.plan.taken.push(Expression { name: column.name.clone(), sql });
                 *column = lists.apply(column);
                 if let Some(mark) = lists.pairs {
-                    // The item and its label are told apart once each has a row.
+                    // The item and its label are separated after each pair has its own row.
                     self.plan.rows.columns = vec![column.name.clone(), mark.to_string()];
                 }
             } else if column.is_list {
@@ -434,7 +434,7 @@ impl<'a> Roles<'a> {
         }
     }
 
-    /// The column that identifies a row.
+    /// Chooses the column that identifies a row.
     fn key(&mut self) {
         let is_key = |column: &&Column| {
             let is_named = column.says(&KEYS) || tokens(&column.name) == ["id"];
@@ -450,7 +450,7 @@ impl<'a> Roles<'a> {
         self.plan.key = Choice { columns: vec![key.name], evidence, check: None };
     }
 
-    /// The other columns are features where their types allow it.
+    /// Makes the other columns features if their types allow it.
     fn features(&mut self) {
         for column in std::mem::take(&mut self.free) {
             match self.feature(&column) {
@@ -477,14 +477,14 @@ impl<'a> Roles<'a> {
         }
     }
 
-    /// The feature of a column, or why it is none.
+    /// Returns the feature of a column, or the reason why it is not one.
     fn feature(&mut self, column: &Column) -> Result<Feature, String> {
         let name = column.name.clone();
         if OWN_NAMES.contains(&name.as_str()) || BATCH_COLUMNS.contains(&name.as_str()) {
             return Err("a name that the dataset has for another column".to_owned());
         }
         let evidence = column.examples();
-        // Of one row with many samples, all that is not an item's repeats together.
+        // If a row makes several samples, all features that are not items repeat together.
         let group = (!self.plan.unnested.is_empty()).then(|| "row".to_owned());
         let sparse = |hash| Feature {
             name: name.clone(),
@@ -529,7 +529,7 @@ impl<'a> Roles<'a> {
                 let is_finite = numbers.iter().all(|number| number.is_finite());
                 let value = match is_finite {
                     true => quoted,
-                    // NaN is what some writers have for no value.
+                    // Some writers use NaN for missing values.
                     false => format!("nanvl(CAST({quoted} AS DOUBLE), 0)"),
                 };
                 self.plan.take_as(&name, format!("coalesce({value}, 0)"));

@@ -37,7 +37,7 @@ fn log(columns: Vec<Column>) -> Log {
     Log { name: "log".to_owned(), source, format: Format::Csv, files: 1, columns, rows }
 }
 
-/// The text of a log's configuration, and what the parser makes of it.
+/// Returns the text of the configuration of a log, and the parsed configuration.
 fn written(log: Log) -> (String, Config) {
     let logs = [log];
     let (main, plan) = roles::decide(&logs);
@@ -179,7 +179,7 @@ fn columns() -> impl Strategy<Value = Vec<Column>> {
 proptest! {
     #![proptest_config(cases(512))]
 
-    /// Whatever the columns are, the configuration is valid.
+    /// The configuration is valid for all columns.
     #[test]
     fn every_configuration_parses(columns in columns()) {
         let mut names = BTreeSet::new();

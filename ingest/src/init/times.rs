@@ -1,4 +1,4 @@
-//! Which column is the time of a log, and how its values are read.
+//! Chooses the time column of a log, and finds out how to read its values.
 
 use chrono::Utc;
 use chrono::format::StrftimeItems;
@@ -9,9 +9,9 @@ use crate::clock::parse_with_format;
 use crate::config::EpochUnit;
 use crate::times::shown;
 
-/// 1990-01-01T00:00 UTC: where builds begin to accept times.
+/// 1990-01-01T00:00 UTC, the earliest time that builds accept by default.
 const FIRST_PLAUSIBLE: i64 = 7_305 * 86_400 * 1_000_000;
-/// The formats that texts may have; of those that fit, the first counts.
+/// The formats of times in texts. The first format that fits is used.
 const FORMATS: [&str; 17] = [
     "%m/%d/%Y %I:%M:%S %p",
     "%m/%d/%Y %H:%M:%S",
@@ -31,9 +31,9 @@ const FORMATS: [&str; 17] = [
     "%d/%m/%Y",
     "%d.%m.%Y",
 ];
-/// Words for times.
+/// Words in the names of times.
 const TIMES: [&str; 9] = ["timestamp", "time", "ts", "datetime", "when", "at", "utc", "date", "day"];
-/// Words for times that are not those of the row.
+/// Words in the names of times that are not the time of the row.
 const OTHER_TIMES: [&str; 26] = [
     "birth",
     "birthday",
@@ -62,20 +62,20 @@ const OTHER_TIMES: [&str; 26] = [
     "until",
     "dwell",
 ];
-/// The words that a name has alone if it is the time since the beginning of a log.
+/// Words in the names of times since the beginning of a log. Such a name has no other words.
 const RELATIVE: [&str; 11] =
     ["timestamp", "time", "ts", "start", "event", "t", "offset", "elapsed", "datetime", "seconds", "date"];
 
-/// How a column is read as a time.
+/// The way to read a column as a time.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Found {
-    /// Keys beside `column`, as TOML.
+    /// The keys of the configuration besides `column`, as TOML.
     pub(super) keys: Vec<String>,
     /// The times of the first rows, in microseconds since 1970.
     micros: Vec<i64>,
-    /// Why it is read so.
+    /// The evidence for this way.
     how: String,
-    /// What to check, if it is not certain.
+    /// A question for the user to check, if the choice is not certain.
     pub(super) doubt: Option<String>,
 }
 
@@ -85,7 +85,7 @@ impl Found {
         (!micros.is_empty()).then(|| Self { keys, micros, how: how.into(), doubt: None })
     }
 
-    /// The choice and its evidence, for a comment.
+    /// Returns the choice and its evidence, for a comment.
     pub(super) fn evidence(&self, column: &Column) -> String {
         let first = self.micros.iter().min().copied().unwrap_or_default();
         let last = self.micros.iter().max().copied().unwrap_or_default();
@@ -94,7 +94,7 @@ impl Found {
         format!("{}: {}, {first} to {last}", in_comment(value), self.how)
     }
 
-    /// Whether a time is before those that builds accept, and whether one is after now.
+    /// Returns whether a time is before the earliest accepted time, and whether a time is after now.
     pub(super) fn is_past_and_future(&self) -> (bool, bool) {
         let now = Utc::now().timestamp_micros();
         let has_limit = self.keys.iter().any(|key| key.starts_with("not_before"));
@@ -103,13 +103,13 @@ impl Found {
     }
 }
 
-/// The column that is most likely the time of the rows.
+/// Returns the column that is most likely the time of the rows.
 pub(super) fn choose(columns: &[Column]) -> Option<(&Column, Found)> {
     let candidates = columns.iter().filter_map(|column| {
         let found = read(column)?;
         Some((score(column, &found), column, found))
     });
-    // The first of equals.
+    // The first column wins among columns with equal scores.
     let best = candidates.reduce(|best, other| if other.0 > best.0 { other } else { best });
     best.map(|(_, column, found)| (column, found))
 }
@@ -137,11 +137,12 @@ fn score(column: &Column, found: &Found) -> i32 {
     if found.doubt.is_some() {
         score -= 30;
     }
-    // Times of rows are always there.
+    // The time of a row is normally not null.
     score - 40 * i32::from(2 * column.nulls() > column.values.len()) - 10 * i32::from(column.nulls() > 0)
 }
 
-/// How the values of a column are times; `None` if they are not, or nothing says so.
+/// Returns how to read the values of a column as times; `None` if they are not times, or nothing indicates that they
+/// are.
 pub(super) fn read(column: &Column) -> Option<Found> {
     if column.is_list || column.is_folder || column.is_empty() {
         return None;
@@ -201,7 +202,7 @@ fn of_texts(column: &Column) -> Option<Found> {
     })
 }
 
-/// Counts since 1970: the unit in which all values are between 1990 and now.
+/// Reads counts since 1970, in the unit in which all values are between 1990 and now.
 fn by_unit(column: &Column, numbers: &[f64], is_named: bool) -> Option<Found> {
     let now = Utc::now().timestamp_micros() as f64;
     let in_unit = |unit: EpochUnit| -> Option<Vec<i64>> {
@@ -223,7 +224,7 @@ fn by_unit(column: &Column, numbers: &[f64], is_named: bool) -> Option<Found> {
     Some(Found { doubt, ..found })
 }
 
-/// Counts since the beginning of the log, whose unit nothing says.
+/// Reads counts since the beginning of the log. Their unit is unknown.
 fn relative(column: &Column, numbers: &[f64]) -> Option<Found> {
     let words = tokens(&column.name);
     let is_named = !words.is_empty() && words.iter().all(|word| RELATIVE.contains(&word.as_str()));

@@ -1,21 +1,21 @@
-//! Late samples, merged into the partitions of a dataset that they belong to, each exactly once.
+//! Merges late samples into the partitions of a dataset that they belong to, each exactly once.
 //!
 //! ```text
-//! late samples ─▶ sessions of the dataset that they continue ─▶ without those that are there ─▶ sessions anew ─▶ encode ─┐
-//!                                                          samples of the ranges that change ─▶ encode ─▶ sort, decode, write
+//! late samples ─▶ find the sessions that they continue ─▶ drop existing samples ─▶ form sessions ─▶ encode ─┐
+//!                                                   samples of the ranges of buckets that change ─▶ encode ─┴─▶ sort, decode, write
 //! ```
 //!
-//! A merge gives what a build of all logs gives: the same samples in the same sessions and in the same order. Of the
-//! dataset it reads the times of the sessions that late samples could continue, and whole only the ranges of buckets that
-//! change.
-//! Every step is a query, which a cluster executes as well as this process.
+//! A merge has the same result as a build of all logs: the same samples in the same sessions and in the same order. It
+//! reads the times of the dataset's sessions that late samples could continue. It reads complete samples only from the
+//! ranges of buckets that change. Each step is a query, which runs in this process or on a cluster.
 //!
-//! **A sample is there** if a sample of the same user (or session key) in the same values of the partition columns has
-//! its key. Without keys it is there if one of the same time has the same digest (of its time, floats and the lists of
-//! the log); of several equal samples as many are there as the dataset has. Samples that are there stay as they are.
+//! **A sample exists already** if the dataset has a sample with the same user (or session key), the same values of the
+//! partition columns, and the same key. Without keys, the sample must have the same time and the same digest (of its
+//! time, floats and the lists of the log). If several late samples are equal, as many of them exist already as the
+//! dataset has. Existing samples are not changed.
 //!
-//! **Sessions** are formed from late samples and the sessions of the dataset alike. So a late sample may move the start
-//! of a session, and with it the session's id and partition, and may unite sessions.
+//! **Sessions** are formed from late samples and the sessions of the dataset together. A late sample may therefore move
+//! the start of a session, which changes the session's id and maybe its partition, and it may unite sessions.
 
 mod old;
 mod old_rows;
@@ -51,14 +51,14 @@ use crate::sessionize::{self, NARROW_VIEW, SAMPLES_VIEW, START};
 use crate::spool::{Spool, counts};
 use crate::{Config, Error, Result};
 
-/// What a merge did.
+/// The result of a merge.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct MergeSummary {
-    /// Samples that the dataset gained.
+    /// The number of samples that were added to the dataset.
     pub samples_added: u64,
-    /// Samples of the logs that it had already.
+    /// The number of samples of the logs that the dataset already had.
     pub samples_skipped: u64,
-    /// Ranges of buckets of partitions that were written anew.
+    /// The number of ranges of buckets that were rewritten, summed over partitions.
     pub ranges_rewritten: u64,
 }
 
@@ -72,12 +72,12 @@ pub(crate) struct Merge<'a> {
     old: OldDataset,
     sql: Sql<'a>,
     spool: Spool,
-    /// Files for the machines of a cluster: of files to read, and of the lists' vocabularies.
+    /// The files in the work folder of a cluster: lists of data files to read, and vocabularies of lists.
     sent: Vec<WrittenRows>,
     sent_lists: Option<SentLists>,
-    /// The ranges of the dataset in which late samples' sessions could be.
+    /// The partition indices and ranges of buckets of the dataset in which sessions of late samples could be.
     near: BTreeSet<(usize, u32)>,
-    /// The partitions and ranges that are written anew.
+    /// The partitions and ranges of buckets that are rewritten.
     changed: BTreeSet<(PartitionKey, u32)>,
     summary: MergeSummary,
 }
@@ -86,7 +86,7 @@ pub(crate) struct Merge<'a> {
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the dataset does not have what tells late samples from those that are there.
+/// [`Error::Fault`] if late samples cannot be distinguished from existing ones.
 pub(crate) fn check(config: &Config, snapshot: &Snapshot) -> Result<()> {
     let wrong = |message: String, hint: &str| Err(Error::config(&config.path, message, hint));
     if config.samples.by_rows {
@@ -115,11 +115,11 @@ pub(crate) fn check(config: &Config, snapshot: &Snapshot) -> Result<()> {
 }
 
 impl<'a> Merge<'a> {
-    /// A merge of the samples of `reading` into the dataset at `root`, which has this snapshot.
+    /// Prepares a merge of the samples of `reading` into the dataset at `root` with this snapshot.
     ///
     /// # Errors
     ///
-    /// As [`sessionize::samples`].
+    /// The errors of [`sessionize::samples`].
     pub(crate) fn new(
         config: &'a Config,
         reading: &Reading<'_>,
@@ -146,13 +146,13 @@ impl<'a> Merge<'a> {
         })
     }
 
-    /// Finds the sessions of the dataset that the late samples could be in, leaves out samples whose keys are there,
-    /// and encodes the others.
+    /// Finds the sessions of the dataset that late samples could continue, drops late samples with existing keys, and
+    /// encodes the others.
     ///
     /// # Errors
     ///
-    /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read; [`Error::Fault`] if the logs give
-    /// none.
+    /// The errors of the engine; [`Error::Dataset`] if the dataset cannot be read; [`Error::Fault`] if the logs have no
+    /// samples.
     pub(crate) async fn encode(
         &mut self,
         reading: &Reading<'_>,
@@ -176,12 +176,12 @@ impl<'a> Merge<'a> {
         if found + known == 0 { Err(reading.no_samples()) } else { Ok(late) }
     }
 
-    /// Finds out which late samples are there already and which ranges of the `choice` of partitions change.
+    /// Finds the late samples that exist already, and the ranges of buckets that change in the partitions of `choice`.
     ///
     /// # Errors
     ///
-    /// Those of the engine, [`Error::Dataset`] if the dataset cannot be read, and [`Error::Fault`] if a session would
-    /// move between a partition that is chosen and one that is not.
+    /// The errors of the engine; [`Error::Dataset`] if the dataset cannot be read; [`Error::Fault`] if a session would
+    /// move between a partition of `choice` and another one.
     pub(crate) async fn place(&mut self, choice: &PartitionChoice<'_>, decided: &OutputPlan) -> Result<()> {
         if self.config.samples.key.is_empty() {
             self.find_known_digests(choice, decided).await?;
@@ -207,21 +207,21 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// The partitions and ranges that are written anew.
+    /// Returns the partitions and ranges of buckets that are rewritten.
     pub(crate) fn changed(&self) -> &BTreeSet<(PartitionKey, u32)> {
         &self.changed
     }
 
-    /// What the merge does.
+    /// Returns the summary of the merge.
     pub(crate) fn summary(&self) -> MergeSummary {
         self.summary
     }
 
-    /// Plans the clustering of the late samples together with those of the ranges that change.
+    /// Plans the clustering of the late samples together with the samples of the ranges that change.
     ///
     /// # Errors
     ///
-    /// Those of the engine, and [`Error::Dataset`] if the dataset cannot be read.
+    /// The errors of the engine, and [`Error::Dataset`] if the dataset cannot be read.
     pub(crate) async fn cluster(
         &mut self,
         late: LateSamples,
@@ -232,7 +232,7 @@ impl<'a> Merge<'a> {
         Clustering::merged(self.config, context, columns, &self.options, late, &queries).await
     }
 
-    /// The queries of the samples that are written.
+    /// Makes the queries of the samples that are written.
     async fn queries(&mut self, decided: &OutputPlan) -> Result<MergedQueries> {
         let of_dataset = |(key, range): &(PartitionKey, u32)| self.old.range(key, *range);
         let ranges: BTreeSet<(usize, u32)> = self.changed.iter().filter_map(of_dataset).collect();
@@ -246,8 +246,9 @@ impl<'a> Merge<'a> {
         })
     }
 
-    /// The ranges of the dataset in which sessions of the late samples could be: those of their identities in
-    /// partitions with the same values of partition columns; where a pause ends a session, only near in time.
+    /// Finds the ranges of the dataset in which sessions of late samples could be: the ranges of their identities in
+    /// partitions with the same values of the partition columns. If a pause ends a session, only sessions close in time
+    /// count.
     async fn find_near(&mut self) -> Result<()> {
         let mut places = Vec::new();
         for batch in self.rows(&self.sql.places()).await? {
@@ -267,8 +268,8 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// Checks that samples that could be there already can be told from others: without keys they are compared by all
-    /// features, also those that were added after samples of the dataset were written.
+    /// Checks that existing samples can be recognized. Samples without keys are compared by all features, so the files
+    /// of the dataset must not lack features that were added later.
     fn check_comparable(&self) -> Result<()> {
         let sets = self.near.iter().flat_map(|(number, _)| &self.old.snapshot.partitions[*number].files);
         let lacking = sets.flat_map(|set| &set.changes.lacks).next();
@@ -281,8 +282,8 @@ impl<'a> Merge<'a> {
         Err(Error::config(&self.config.path, message, hint))
     }
 
-    /// Whether a session of samples of these `times`, the first of which would lie in the partition `key`, could lie in
-    /// a partition of the dataset.
+    /// Returns whether late samples of one identity could belong to a session in partition `number` of the dataset. The
+    /// samples have times from `low` to `high`, and the first one alone would be in the partition `key`.
     fn is_near(&self, key: &PartitionKey, range: u32, (low, high): (i64, i64), number: usize) -> bool {
         let partition = &self.old.snapshot.partitions[number];
         let columns = self.config.partition_columns.len();
@@ -295,13 +296,13 @@ impl<'a> Merge<'a> {
         if at(high).is_some_and(|last| partition.key > last) {
             return false;
         }
-        // Sessions of an earlier partition may go on until now.
+        // A session of an earlier partition may have continued until `low`.
         let is_earlier = at(low).is_some_and(|first| partition.key < first);
         let last = self.old.last_time(number, range);
         !is_earlier || last.is_none_or(|last| last >= low)
     }
 
-    /// Replaces the views of late samples by views without those whose keys the dataset has.
+    /// Replaces the views of late samples by views without the samples whose keys the dataset has.
     async fn leave_out_known_keys(&mut self) -> Result<()> {
         let found = self.found_ranges().await?;
         self.read_old(sql::OLD_KEYS, &found, Read::Keys, &[]).await?;
@@ -324,7 +325,8 @@ impl<'a> Merge<'a> {
         Ok(counts(&self.context, &sql).await?.first().copied().unwrap_or(0))
     }
 
-    /// Makes a table of the digests that the dataset has of late samples' sessions, as far as their partitions may change.
+    /// Makes a table of the digests of the dataset's samples in the sessions of late samples, for partitions that may
+    /// change.
     async fn find_known_digests(&mut self, choice: &PartitionChoice<'_>, decided: &OutputPlan) -> Result<()> {
         let mut found = BTreeSet::new();
         for (number, range) in self.found_ranges().await? {
@@ -340,7 +342,7 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// The ranges of the sessions that were found.
+    /// Returns the partition indices and ranges of buckets of the sessions that were found.
     async fn found_ranges(&self) -> Result<BTreeSet<(usize, u32)>> {
         let mut found = BTreeSet::new();
         for batch in self.rows(&self.sql.found_ranges()).await? {
@@ -357,7 +359,7 @@ impl<'a> Merge<'a> {
         fold_old_samples(self.config, context, options, sql::OLD_SAMPLES, sql::OLD_RECORDS).await
     }
 
-    /// Adds the move of a session of the dataset to another partition, if it is one.
+    /// Records the move of a session of the dataset to another partition, if it moves.
     fn add_move(&mut self, choice: &PartitionChoice<'_>, batch: &RecordBatch, row: usize) -> Result<()> {
         let to = self.partitions.key(batch, row)?;
         let from = &self.old.snapshot.partitions[integer(batch, PARTITION, row) as usize].key;
@@ -383,7 +385,7 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// Registers the samples of some ranges as a table. `lists` are the list columns, if they are read.
+    /// Registers the samples of some ranges as a table. `lists` are the list columns to read.
     async fn read_old(
         &mut self,
         table: &str,
@@ -412,7 +414,7 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// The vocabularies of lists in files of the work folder, which are written once.
+    /// Writes the vocabularies of lists to the work folder, once per merge.
     fn sent_lists(&mut self, cluster: &Arc<dyn Cluster>, lists: &[ListColumn]) -> Result<SentLists> {
         if lists.is_empty() {
             return Ok(SentLists::default());
@@ -425,7 +427,7 @@ impl<'a> Merge<'a> {
         Ok(self.sent_lists.insert(sent).clone())
     }
 
-    /// A scan of rows that name files, which are put into the work folder, those of each reader into a file.
+    /// Writes rows that name data files to the work folder, one file per reader, and returns a scan of these rows.
     async fn sent_files(
         &mut self,
         cluster: &Arc<dyn Cluster>,
@@ -444,28 +446,29 @@ impl<'a> Merge<'a> {
         Ok(scan)
     }
 
-    /// Runs a query and keeps its rows as a table.
+    /// Runs a query and stores its rows as a table.
     async fn keep(&mut self, table: &str, sql: &str) -> Result<()> {
         self.spool.table(&self.context, table, sql).await
     }
 
-    /// The rows of a query that gives few.
+    /// Runs a query with a small result, and returns its rows.
     async fn rows(&self, sql: &str) -> Result<Vec<RecordBatch>> {
         tracing::debug!("{sql}");
         Ok(self.context.query(sql).await?.collect().await?)
     }
 }
 
-/// A number of a row.
+/// Returns a value of an integer column.
 fn integer(batch: &RecordBatch, name: &str, row: usize) -> i64 {
     batch.column_by_name(name).map_or(0, |column| column.as_primitive::<Int64Type>().value(row))
 }
 
-/// Makes the lists' maps of `decided` know all ids of the vocabularies, also those that no late sample has.
+/// Adds all ids of the vocabularies to the id maps of the lists in `decided`, including ids that no late sample has.
 ///
 /// # Errors
 ///
-/// [`Error::Dataset`] if the texts do not fit into memory; [`Error::Fault`] if a cluster cannot tell two of them apart.
+/// [`Error::Dataset`] if the texts do not fit into memory; [`Error::Fault`] if two texts have the same hash on a
+/// cluster.
 pub(crate) fn know_originals(config: &Config, reading: &Reading<'_>, decided: &mut OutputPlan) -> Result<()> {
     let is_on_cluster = cluster_of(&reading.context.copied_config()).is_some();
     let mut maps = BTreeMap::new();
@@ -473,7 +476,7 @@ pub(crate) fn know_originals(config: &Config, reading: &Reading<'_>, decided: &m
         let texts = reading.ids.texts(name);
         for text in (1..=vocabulary.len() as i64).filter_map(|id| vocabulary.original_text(id)) {
             let Some(texts) = texts else { break };
-            // Other machines know texts by their hashes.
+            // Other machines identify texts by their hashes.
             if texts.number(text)? != hash_id(text.as_bytes()) && is_on_cluster {
                 return Err(same_hash(name, text));
             }

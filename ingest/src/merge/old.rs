@@ -1,7 +1,6 @@
-//! The samples of a dataset as tables of the engine, range by range of its buckets.
+//! Provides the samples of a dataset as tables of the engine, by ranges of buckets.
 //!
-//! A dataset has no column of users or session keys, so its samples are told apart by the partition and session that
-//! they lie in.
+//! A dataset has no columns for users or session keys, so its samples are identified by their partition and session.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,7 +18,7 @@ use crate::cluster::{
 use crate::sessionize::{self, KEY, TIME};
 use crate::{Config, Error, Result};
 
-/// The dataset that late samples are merged into.
+/// The dataset into which late samples are merged.
 #[derive(Debug)]
 pub(crate) struct OldDataset {
     location: PathBuf,
@@ -29,7 +28,7 @@ pub(crate) struct OldDataset {
 }
 
 impl OldDataset {
-    /// The dataset of a snapshot with all of its partitions. `columns` are those of the samples.
+    /// Makes the description of a dataset with all of its partitions. `columns` are the columns of the samples.
     pub(crate) fn new(config: &Config, location: &Path, snapshot: Snapshot, columns: &ArrowSchema) -> Self {
         let data_type = |name: &String| {
             columns.field_with_name(name).map_or(DataType::Utf8, |field| match field.data_type() {
@@ -41,24 +40,25 @@ impl OldDataset {
         Self { location: location.to_owned(), snapshot, partition_types }
     }
 
-    /// The number of the partition with this key, and the range of buckets, if there are samples in that.
+    /// Returns the index of the partition with this key, and the range of buckets, if the partition has samples in the
+    /// range.
     pub(crate) fn range(&self, key: &PartitionKey, range: u32) -> Option<(usize, u32)> {
         let number = self.snapshot.partitions.binary_search_by(|partition| partition.key.cmp(key)).ok()?;
         self.of_range(number, range).next().map(|_| (number, range))
     }
 
-    /// The files of a range of buckets of the partition with this number.
+    /// Returns the files of a range of buckets of partition `number`.
     fn of_range(&self, number: usize, range: u32) -> impl Iterator<Item = &FileSet> {
         self.snapshot.partitions[number].of_range(self.snapshot.division().of_range(range))
     }
 
-    /// The time of the last sample in a range of buckets of the partition with this number, if there are any.
+    /// Returns the time of the last sample in a range of buckets of partition `number`, if there are any samples.
     pub(crate) fn last_time(&self, number: usize, range: u32) -> Option<i64> {
         let row_groups = self.of_range(number, range).flat_map(|set| &set.row_groups);
         row_groups.map(|row_group| row_group.last_time).max()
     }
 
-    /// How samples are read, and the columns that they then have.
+    /// Returns the specification for reading samples, and the columns of the result.
     pub(crate) fn rows(&self, config: &Config, read: Read) -> (OldRowsSpec, SchemaRef) {
         let lists = list_names(config).map(|name| self.feature(name)).collect::<Option<Vec<_>>>();
         let spec = OldRowsSpec {
@@ -73,11 +73,11 @@ impl OldDataset {
         (spec, self.columns(config, read))
     }
 
-    /// The files of some ranges of partitions, divided among several readers.
+    /// Divides the files of some ranges of partitions among several readers.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if a partition's value does not have the type that its column has in the samples.
+    /// [`Error::Fault`] if a partition's value cannot be converted to the type of its column in the samples.
     pub(crate) fn files(
         &self,
         config: &Config,
@@ -133,7 +133,7 @@ impl OldDataset {
         Ok(Arc::new(OldRowsExec::new(Arc::new(spec), lists, &schema, OldFile::scan(rows)?)))
     }
 
-    /// The columns of a table.
+    /// Returns the columns of a table.
     fn columns(&self, config: &Config, read: Read) -> SchemaRef {
         let integer = |name: &str| Field::new(name, DataType::Int64, false);
         let types = self.partition_types.iter().enumerate();
@@ -165,8 +165,8 @@ impl OldDataset {
         Arc::new(ArrowSchema::new(fields))
     }
 
-    /// The values of a partition's columns, as far as the configuration names them. Each can have the type that it has
-    /// in logs.
+    /// Returns the values of a partition in the partition columns of the configuration, after a check that they can be
+    /// converted to the types in the logs.
     fn values(&self, config: &Config, partition: &Partition) -> Result<Vec<String>> {
         let columns = partition.key.columns().iter().zip(&self.partition_types);
         let value = |((name, text), kind): (&(String, String), &DataType)| match value_of(text, kind) {
@@ -183,7 +183,7 @@ impl OldDataset {
         columns.map(value).collect()
     }
 
-    /// A feature of the dataset and its group.
+    /// Returns a feature of the dataset and its group.
     fn feature(&self, name: &str) -> Option<(FeatureGroup, SparseFeature)> {
         let groups = self.snapshot.schema.groups.iter();
         let mut features =

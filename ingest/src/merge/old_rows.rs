@@ -1,6 +1,7 @@
-//! The operator that reads samples of a dataset: rows that name data files in, the samples of these files out.
+//! An operator that reads samples of a dataset. Its input rows name data files, and its output rows are the samples of
+//! these files.
 //!
-//! The files come as rows, so that whoever has such a row reads the file, also on another machine.
+//! The file names are rows, so that the machine that receives a row reads the file.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -35,14 +36,14 @@ use crate::cluster::WrittenLists;
 use crate::error::{arrow_bug, bug, external};
 use crate::operator::{operator_methods, plan_properties, shown_as};
 
-/// Batches that wait for whoever reads them.
+/// The number of batches that are read ahead.
 const WAITING: usize = 2;
 
-/// A row has a file as JSON.
+/// The schema of rows that name files. Each row describes a file set as JSON.
 pub(crate) static FILES: LazyLock<SchemaRef> =
     LazyLock::new(|| Arc::new(ArrowSchema::new(vec![Field::new("file", DataType::Utf8, false)])));
 
-/// The columns of a table of a dataset's samples. Partition columns, partition and session are always among them.
+/// The columns of a table of a dataset's samples, besides the partition columns, the partition and the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Read {
     /// The time.
@@ -51,27 +52,27 @@ pub(crate) enum Read {
     Keys,
     /// Place, hash of the key, time, labels and weight.
     Places,
-    /// Time, key if there is one, place, floats, kept columns, and lists with the originals of their ids.
+    /// The time, the key if there is one, the position, floats, kept columns, and lists with the original ids.
     Samples,
 }
 
-/// Files to read, which have the columns of the same samples.
+/// A set of files to read, which contain the columns of the same samples.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct OldFile {
     pub(super) partition: usize,
     /// The values of the partition columns.
     pub(super) values: Vec<String>,
     pub(super) files: FileSet,
-    /// Samples before those of the files: of the bucket, or of all that are read.
+    /// The number of samples of the range that precede the samples of these files.
     pub(super) before: u64,
 }
 
 impl OldFile {
-    /// Rows that name files.
+    /// Returns rows that name files.
     ///
     /// # Errors
     ///
-    /// If a file cannot be written down.
+    /// If a file cannot be serialized.
     pub(crate) fn rows(files: &[Self]) -> EngineResult<RecordBatch> {
         let texts: Vec<String> =
             files.iter().map(serde_json::to_string).collect::<Result<_, _>>().map_err(json)?;
@@ -88,16 +89,16 @@ impl OldFile {
         Ok(MemorySourceConfig::try_new_exec(&parts, Arc::clone(&FILES), None)?)
     }
 
-    /// The files that rows name.
+    /// Returns the files that rows name.
     fn of_rows(rows: &RecordBatch) -> EngineResult<Vec<Self>> {
-        // Files may have texts of another type.
+        // The scan of a file may return another type of texts.
         let texts = cast(rows.column(0), &DataType::Utf8)?;
         let read = |text| serde_json::from_str(text).map_err(json);
         texts.as_string::<i32>().iter().flatten().map(read).collect()
     }
 }
 
-/// How files are read.
+/// The specification for reading files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct OldRowsSpec {
     /// The dataset: a local path or a URL.
@@ -106,7 +107,7 @@ pub(crate) struct OldRowsSpec {
     pub(super) snapshot: Snapshot,
     pub(super) floats: Vec<String>,
     pub(super) lists: Vec<(FeatureGroup, SparseFeature)>,
-    /// Columns of places in timelines, which old samples do not have: 0.
+    /// The number of columns with positions in timelines. Existing samples have none, so the columns are 0.
     pub(super) positions: usize,
     pub(super) keyed: bool,
     pub(super) read: Read,
@@ -116,15 +117,15 @@ pub(crate) struct OldRowsSpec {
 #[derive(Debug)]
 pub(crate) struct OldRowsExec {
     spec: Arc<OldRowsSpec>,
-    /// The lists, with the vocabularies that number their ids.
+    /// The lists, with the vocabularies of their ids.
     lists: WrittenLists,
     files: Arc<dyn ExecutionPlan>,
-    /// The originals of the lists' ids, once a partition has needed them.
+    /// The originals of the lists' ids, loaded when a partition first needs them.
     originals: Arc<Mutex<Option<Known>>>,
     properties: Arc<PlanProperties>,
 }
 
-/// Originals, and their memory.
+/// Originals, and the reservation of their memory.
 #[derive(Debug)]
 struct Known {
     originals: Vec<Option<Originals>>,
@@ -132,7 +133,7 @@ struct Known {
 }
 
 impl OldRowsExec {
-    /// Reads the samples of `files` as rows of `schema`.
+    /// Makes an operator that reads the samples of `files` as rows of `schema`.
     pub(crate) fn new(
         spec: Arc<OldRowsSpec>,
         lists: WrittenLists,
@@ -143,7 +144,7 @@ impl OldRowsExec {
         Self { spec, lists, files, originals: Arc::default(), properties }
     }
 
-    /// What describes it, and the lists.
+    /// Returns the specification and the lists.
     pub(crate) fn parts(&self) -> (&OldRowsSpec, &WrittenLists) {
         (&self.spec, &self.lists)
     }
@@ -171,7 +172,7 @@ impl ExecutionPlan for OldRowsExec {
         let mut rows = RecordBatchReceiverStream::builder(self.schema(), WAITING);
         let (spec, lists, schema) = (Arc::clone(&self.spec), self.lists.clone(), self.schema());
         let (known, output, runtime) = (Arc::clone(&self.originals), rows.tx(), Handle::current());
-        // The storage makes its callers wait.
+        // The storage blocks its callers.
         rows.spawn_blocking(move || {
             let originals = match spec.read {
                 Read::Samples => known_originals(&known, &lists, context.memory_pool())?,
@@ -193,7 +194,7 @@ impl ExecutionPlan for OldRowsExec {
     }
 }
 
-/// The originals of the ids of `lists`. The first caller finds them, and others wait for it.
+/// Returns the originals of the ids of `lists`. The first caller loads them, and other callers wait.
 fn known_originals(
     known: &Mutex<Option<Known>>,
     lists: &WrittenLists,
@@ -211,10 +212,11 @@ fn known_originals(
     Ok(originals)
 }
 
-/// The originals of a vocabulary by id; that of 0 is one that the vocabulary does not have.
+/// The originals of a vocabulary by id. The original of id 0 is a value that the vocabulary does not contain.
 type Originals = Arc<Vec<i64>>;
 
-/// For each list the originals of its ids, if a vocabulary numbers them. `hold` takes their memory.
+/// Returns the originals of the ids of each list; `None` for lists without a vocabulary. `hold` reserves their memory
+/// in bytes.
 fn originals_of<'m>(
     maps: impl Iterator<Item = Option<&'m Arc<IdMap>>>,
     hold: impl Fn(usize) -> EngineResult<()>,
@@ -245,7 +247,7 @@ fn originals_of<'m>(
     Ok(all)
 }
 
-/// The value of a partition column of this type, which its folder's name gives as a text.
+/// Converts a text from the name of a partition's folder to the type of its column.
 pub(super) fn value_of(text: &str, kind: &DataType) -> Option<ScalarValue> {
     let texts: ArrayRef = Arc::new(StringArray::from(vec![text]));
     let typed = cast(&texts, kind).ok().filter(|typed| typed.null_count() == 0)?;
@@ -261,16 +263,16 @@ struct Reader<'a> {
     storage: Storage,
     spec: &'a OldRowsSpec,
     batch_rows: usize,
-    /// For each list the originals of its ids, if a vocabulary numbers them.
+    /// The originals of the ids of each list; `None` for lists without a vocabulary.
     originals: Vec<Option<Originals>>,
     schema: SchemaRef,
 }
 
-/// A batch for the engine, or an error.
+/// The channel that takes batches, or an error, for the engine.
 type Output = Sender<datafusion::error::Result<RecordBatch>>;
 
 impl Reader<'_> {
-    /// Reads a file; `false` if the engine does not want more.
+    /// Reads a file. Returns `false` if the engine needs no more batches.
     fn read(&self, file: &OldFile, output: &Output) -> Result<bool> {
         let snapshot = &self.spec.snapshot;
         let open = OpenFiles::open(&self.storage, snapshot, &file.files)?;
@@ -291,7 +293,7 @@ impl Reader<'_> {
         Ok(true)
     }
 
-    /// Some rows of a row group. `before` it are so many samples of the bucket.
+    /// Returns some rows of a row group. `before` is the number of samples of the range before the row group.
     fn batch(
         &self,
         file: &OldFile,
@@ -334,7 +336,7 @@ impl Reader<'_> {
     }
 }
 
-/// The columns of a row group that a table has.
+/// The columns of a row group that a table needs.
 struct RowGroup {
     sessions: Vec<i64>,
     times: Option<Vec<i64>>,
@@ -373,7 +375,7 @@ impl RowGroup {
     }
 }
 
-/// Lists of ids of a vocabulary as lists of their originals.
+/// Converts lists of ids of a vocabulary to lists of their originals.
 fn with_originals(lists: &ArrayRef, originals: &[i64]) -> Result<ArrayRef> {
     let lists = lists.as_list::<i32>();
     let ids = lists.values().as_primitive::<Int64Type>();

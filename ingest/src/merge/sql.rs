@@ -1,10 +1,10 @@
-//! The SQL of a merge: which sessions of the dataset late samples continue, which samples are there already, and the
-//! sessions that both form together.
+//! The SQL of a merge: finds the sessions of the dataset that late samples continue, the samples that exist already,
+//! and the sessions that late and existing samples form together.
 //!
-//! A dataset does not have the users or keys that identify its sessions, but a session's id follows from them and from
-//! the session's start ([`onefold_datasets::session_id`]). So a session of the dataset is one of a late sample's user
-//! if the id computed from that user and the start of the session is the id of the session. The 16 bits of an id that
-//! come from the user alone say which sessions to try.
+//! A dataset does not store the users or keys that identify its sessions, but a session's id is computed from them and
+//! from the session's start ([`onefold_datasets::session_id`]). A session of the dataset therefore belongs to the user
+//! of a late sample if the id computed from this user and the session's start equals the session's id. Only sessions
+//! with the same 16 high bits, which depend on the user alone, are compared.
 
 use onefold_datasets::Sessions;
 
@@ -18,41 +18,42 @@ use crate::sessionize::{
 
 /// The times of the samples of the dataset.
 pub(super) const OLD_TIMES: &str = "__onefold_old_times";
-/// The hashes of their keys.
+/// The hashes of the keys of the samples of the dataset.
 pub(super) const OLD_KEYS: &str = "__onefold_old_keys";
-/// All that they have.
+/// The samples of the dataset with all columns.
 pub(super) const OLD_SAMPLES: &str = "__onefold_old_samples";
-/// Their records.
+/// The records of the samples of the dataset.
 pub(super) const OLD_RECORDS: &str = "__onefold_old_records";
 /// The sessions of the dataset, with their first and last time.
 pub(super) const OLD_SESSIONS: &str = "__onefold_old_sessions";
-/// Of these, the sessions of late samples' identities, with the identity.
+/// The sessions of the dataset whose identities late samples have, with the identity.
 pub(super) const FOUND: &str = "__onefold_found";
-/// The identities and keys of samples that are in these sessions.
+/// The identities and keys of the samples in the sessions of [`FOUND`].
 pub(super) const KNOWN_KEYS: &str = "__onefold_known_keys";
 /// The digests of samples of the dataset, by partition and session.
 pub(super) const OLD_DIGESTS: &str = "__onefold_old_digests";
 /// The records of late samples.
 pub(super) const LATE_RECORDS: &str = "__onefold_late_records";
-/// How many samples of each digest the dataset has in the sessions of late samples' identities, if these have no keys.
+/// The number of samples per digest in the sessions of [`FOUND`], if samples have no keys.
 pub(super) const KNOWN_DIGESTS: &str = "__onefold_known_digests";
-/// The sessions that late samples and sessions of the dataset form: a row for each instant or session of either.
+/// The sessions that late samples and sessions of the dataset form: a row for each instant of a late sample, and for
+/// each session of the dataset.
 pub(super) const MERGED: &str = "__onefold_merged";
 /// The sessions that late samples are added to.
 pub(super) const GROWN: &str = "__onefold_grown";
-/// The sessions of the dataset that become part of these.
+/// The sessions of the dataset that become part of the sessions of [`GROWN`].
 pub(super) const MOVED: &str = "__onefold_moved";
-/// Which of several equal late samples it is, from 1, if samples have no keys.
+/// The number of a sample among equal late samples, from 1, if samples have no keys.
 const COPY: &str = "__onefold_copy";
 /// The first and the last time of a session.
 const FIRST: &str = "__onefold_first_time";
 pub(super) const LAST: &str = "__onefold_last_time";
 /// The range of buckets of a session.
 pub(super) const RANGE: &str = "__onefold_range";
-/// How many samples or rows.
+/// A number of samples or rows.
 pub(super) const COUNT: &str = "__onefold_count";
 
-/// Writes the SQL for one configuration.
+/// Generates the SQL for one configuration.
 pub(super) struct Sql<'a> {
     pub(super) config: &'a Config,
     pub(super) order: SampleOrder,
@@ -61,13 +62,13 @@ pub(super) struct Sql<'a> {
 }
 
 impl Sql<'_> {
-    /// The start of the day or hour of [`START`], or 0.
+    /// Returns the start of the day or hour of [`START`], or 0.
     fn period(&self) -> String {
         self.config.partition_by.map_or_else(|| "CAST(0 AS BIGINT)".to_owned(), sessionize::start_of_period)
     }
 
-    /// Partition columns, ranges of buckets and times of the late samples, one row for each day or hour: [`START`] and
-    /// [`LAST`] are the first and last time.
+    /// Returns the query of the partition columns, ranges of buckets and times of the late samples, with one row per
+    /// day or hour. [`START`] and [`LAST`] are the first and last time.
     pub(super) fn places(&self) -> String {
         let partition = self.partition_list();
         let times = format!(
@@ -85,7 +86,7 @@ impl Sql<'_> {
         )
     }
 
-    /// The partition columns, each with a comma.
+    /// Returns the partition columns, each followed by a comma.
     fn partition_list(&self) -> String {
         quoted(&self.config.partition_columns).iter().map(|column| format!("{column}, ")).collect()
     }
@@ -94,7 +95,7 @@ impl Sql<'_> {
         format!("CAST({} AS BIGINT)", bucket(self.order.buckets.ranges()))
     }
 
-    /// [`OLD_SESSIONS`].
+    /// Returns the query of [`OLD_SESSIONS`].
     pub(super) fn old_sessions(&self) -> String {
         let partition: String =
             (0..self.config.partition_columns.len()).map(|i| format!("{}, ", partition_column(i))).collect();
@@ -104,7 +105,7 @@ impl Sql<'_> {
         )
     }
 
-    /// [`FOUND`].
+    /// Returns the query of [`FOUND`].
     pub(super) fn found(&self) -> String {
         let by = identity(self.config).join(", ");
         let identities = format!(
@@ -134,7 +135,7 @@ impl Sql<'_> {
         )
     }
 
-    /// The ranges of the sessions that were found: partition and range.
+    /// Returns the query of the partitions and ranges of the sessions of [`FOUND`].
     pub(super) fn found_ranges(&self) -> String {
         format!(
             "SELECT DISTINCT {PARTITION}, {} AS {RANGE} FROM (SELECT {PARTITION}, {OLD_SESSION} AS {SESSION} FROM {FOUND})",
@@ -142,13 +143,13 @@ impl Sql<'_> {
         )
     }
 
-    /// The identity as columns of other names, for joins.
+    /// Returns the identity as columns with other names, for joins.
     fn renamed_identity(&self) -> Vec<String> {
         let columns = identity(self.config);
         columns.iter().enumerate().map(|(i, column)| format!("f.{column} AS __onefold_i{i}")).collect()
     }
 
-    /// [`KNOWN_KEYS`].
+    /// Returns the query of [`KNOWN_KEYS`].
     pub(super) fn known_keys(&self) -> String {
         let by = self.renamed_identity().join(", ");
         format!(
@@ -157,7 +158,7 @@ impl Sql<'_> {
         )
     }
 
-    /// The rows of a view of late samples whose keys are not in [`KNOWN_KEYS`].
+    /// Returns the query of the rows of a view of late samples whose keys are not in [`KNOWN_KEYS`].
     pub(super) fn without_known_keys(&self, view: &str) -> String {
         let on: String = identity(self.config)
             .iter()
@@ -170,7 +171,7 @@ impl Sql<'_> {
         )
     }
 
-    /// [`OLD_DIGESTS`].
+    /// Returns the query of [`OLD_DIGESTS`].
     pub(super) fn old_digests(&self) -> String {
         format!(
             "SELECT {PARTITION}, {OLD_SESSION}, {TIME}, {} FROM {OLD_RECORDS} WHERE NOT {TOTALS}",
@@ -178,7 +179,8 @@ impl Sql<'_> {
         )
     }
 
-    /// The records of late samples in `records`, with their [`COPY`] if samples have no keys. Totals are among them.
+    /// Returns the query of the records of late samples in `records`, with [`COPY`] if samples have no keys. Totals are
+    /// among them.
     pub(super) fn copies(&self, records: &str) -> String {
         if self.is_keyed() {
             return format!("SELECT * FROM {records}");
@@ -195,7 +197,7 @@ impl Sql<'_> {
         !self.config.samples.key.is_empty()
     }
 
-    /// [`KNOWN_DIGESTS`].
+    /// Returns the query of [`KNOWN_DIGESTS`].
     pub(super) fn known_digests(&self) -> String {
         let digest = DIGEST.join(", ");
         let identity = self.renamed_identity();
@@ -211,13 +213,14 @@ impl Sql<'_> {
         )
     }
 
-    /// The number of late samples that the dataset has already.
+    /// Returns the query of the number of late samples that the dataset already has.
     pub(super) fn known_samples(&self) -> String {
         let marked = self.marked(&format!("r.{TIME}"));
         format!("SELECT count(*) FROM ({marked}) WHERE {ORIGIN} = {Known}")
     }
 
-    /// [`MERGED`]: instants and sessions by identity, with the start and the id of the session that they become part of.
+    /// Returns the query of [`MERGED`]: instants and sessions by identity, with the start and the id of the session
+    /// that they become part of.
     pub(super) fn merged(&self) -> String {
         let by = identity(self.config).join(", ");
         let none = format!("CAST(NULL AS BIGINT) AS {PARTITION}, CAST(NULL AS BIGINT) AS {OLD_SESSION}");
@@ -254,7 +257,7 @@ impl Sql<'_> {
         )
     }
 
-    /// The sessions of late samples, as [`sessionize::sessions`] gives those of a build.
+    /// Returns the query of the sessions of late samples, like [`sessionize::sessions`] for a build.
     pub(super) fn sessions(&self) -> String {
         let time = match self.config.session {
             Sessions::Key(_) => String::new(),
@@ -264,8 +267,8 @@ impl Sql<'_> {
         format!("SELECT {by}, {time}{START}, {SESSION} FROM {MERGED} WHERE {OLD_SESSION} IS NULL")
     }
 
-    /// Late samples with their [`ORIGIN`]: of several equal ones as many are known as the dataset has. Those whose keys
-    /// are known are left out before.
+    /// Returns the query of late samples with their [`ORIGIN`]. If several late samples are equal, as many of them are
+    /// known as the dataset has. Samples with known keys have been dropped before.
     fn marked(&self, columns: &str) -> String {
         if self.is_keyed() {
             return format!("SELECT {columns}, CAST({Late} AS BIGINT) AS {ORIGIN} FROM {LATE_RECORDS} r");
@@ -280,7 +283,7 @@ impl Sql<'_> {
         )
     }
 
-    /// [`GROWN`].
+    /// Returns the query of [`GROWN`].
     pub(super) fn grown(&self) -> String {
         let columns: Vec<String> = identity(self.config)
             .iter()
@@ -298,7 +301,8 @@ impl Sql<'_> {
         )
     }
 
-    /// The partitions and ranges of [`GROWN`] sessions, and how many late samples they get.
+    /// Returns the query of the partitions and ranges of [`GROWN`] sessions, with the number of late samples that they
+    /// get.
     pub(super) fn grown_ranges(&self) -> String {
         let partition = self.partition_list();
         let places = format!(
@@ -312,7 +316,7 @@ impl Sql<'_> {
         )
     }
 
-    /// [`MOVED`].
+    /// Returns the query of [`MOVED`].
     pub(super) fn moved(&self) -> String {
         let partition: String =
             quoted(&self.config.partition_columns).iter().map(|column| format!("g.{column}, ")).collect();
@@ -322,7 +326,7 @@ impl Sql<'_> {
         )
     }
 
-    /// From which partition to which one, and in which range, sessions of the dataset move.
+    /// Returns the query of the partitions from which and to which sessions of the dataset move, with their ranges.
     pub(super) fn moves(&self) -> String {
         let partition = self.partition_list();
         let places = format!(
@@ -335,12 +339,12 @@ impl Sql<'_> {
         )
     }
 
-    /// The column that orders samples of one time before those of the configuration do.
+    /// Returns the column that orders samples with equal times before the columns of the configuration do.
     pub(super) fn first(&self) -> Option<&'static str> {
         (!self.config.order.is_empty()).then_some(SEQUENCE)
     }
 
-    /// The records of late samples, and of the dataset's if there are any, in no order.
+    /// Returns the query of the records of late samples, and of the dataset if `with_old`, in no order.
     pub(super) fn records(&self, with_old: bool) -> String {
         let columns = sessionize::key_columns(self.config);
         let key = (!self.config.samples.key.is_empty()).then_some(KEY);

@@ -1,4 +1,4 @@
-//! A profile as a page.
+//! Renders a profile as an HTML page.
 
 use std::time::Duration;
 
@@ -9,30 +9,32 @@ use onefold_page::{STYLE, document, section};
 
 use super::{INTERVAL, Profile, Stage};
 
-/// Stages are shown together that took less than this part of the processor time …
+/// The fraction of the total processor time below which a stage is shown among the smaller stages, unless it reaches
+/// [`SMALLEST_STREAM`].
 const SMALLEST_SHARE: f64 = 0.002;
-/// … and whose busiest streams took less than this part of what each processor would do.
+/// The fraction of the time per processor that the busiest stream of a stage must reach for the stage to be shown
+/// separately.
 const SMALLEST_STREAM: f64 = 0.01;
-/// The points of a curve.
+/// The number of points of a curve.
 const POINTS: usize = 240;
-/// The picture, in pixels.
+/// The sizes of the picture, in pixels.
 const WIDTH: f64 = 1040.0;
 const LABELS: f64 = 290.0;
 const ROW: f64 = 34.0;
 
-/// A stage as it is shown.
+/// A stage in the form that is shown.
 struct Row {
     name: String,
     detail: String,
     streams: usize,
     seconds: f64,
-    /// The seconds of the busiest stream, and of the next one.
+    /// The seconds of the two busiest streams.
     busiest: [f64; 2],
     intervals: Vec<Duration>,
 }
 
 impl Profile {
-    /// As [`Running::page`](super::Running::page).
+    /// Implements [`Running::page`](super::Running::page).
     pub(super) fn page(&self, threads: usize) -> String {
         let wall = self.began.elapsed().as_secs_f64();
         let (rows, seconds) = self.rows(threads);
@@ -64,7 +66,7 @@ impl Profile {
         document("Where the time of a build went", STYLE, &body)
     }
 
-    /// The stages by when they were at work, and the processor time of all.
+    /// Returns the stages in the order of the times at which they ran, and the total processor time in seconds.
     fn rows(&self, threads: usize) -> (Vec<Row>, f64) {
         let stages = self.stages();
         let measured: f64 = stages.iter().flat_map(|stage| &stage.streams).map(Duration::as_secs_f64).sum();
@@ -113,7 +115,7 @@ fn row(stage: &Stage) -> Row {
     }
 }
 
-/// The two largest values.
+/// Returns the two largest values.
 fn largest(values: impl Iterator<Item = f64>) -> [f64; 2] {
     values.fold([0.0; 2], |[first, second], value| match value {
         value if value > first => [value, first],
@@ -121,7 +123,7 @@ fn largest(values: impl Iterator<Item = f64>) -> [f64; 2] {
     })
 }
 
-/// The interval by which half of the time was used.
+/// Returns the interval by which half of the time was spent.
 fn middle(intervals: &[Duration]) -> usize {
     let all: Duration = intervals.iter().sum();
     let mut before = Duration::ZERO;
@@ -132,7 +134,7 @@ fn middle(intervals: &[Duration]) -> usize {
     intervals.iter().position(half).unwrap_or(0)
 }
 
-/// Rows of curves: the processors that each stage kept busy.
+/// Draws a curve for each stage: the number of processors that it kept busy.
 fn picture(rows: &[Row], wall: f64) -> String {
     let rows: Vec<&Row> = rows.iter().filter(|row| !row.intervals.is_empty()).collect();
     let height = ROW * rows.len() as f64;
@@ -162,7 +164,7 @@ fn picture(rows: &[Row], wall: f64) -> String {
     )
 }
 
-/// The processors that were busy, at [`POINTS`] points of the time.
+/// Returns the number of busy processors at [`POINTS`] points of time.
 fn busy(intervals: &[Duration], wall: f64) -> Vec<f64> {
     let mut busy = vec![0.0; POINTS];
     for (number, time) in intervals.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Exchanges whose rows are digested on both sides.
+//! Exchanges that digest their rows on both sides.
 //!
 //! ```text
 //! rows ─▶ SentExec ─▶ exchange ─▶ ReceivedExec ─▶ the same rows
@@ -6,10 +6,11 @@
 //!         then counts and digests   compares counts and digests
 //! ```
 //!
-//! A cluster tries the tasks of a machine that is lost again, and Ballista 55 may then pass on what the lost task had
-//! written as well as what the new one wrote. So each row says which partition it comes from and which run of it; the
-//! receiver keeps the first run of a partition that it sees and drops the rows of the others. Behind its rows, a sender
-//! says to every receiver how many rows it sent there, and their digest. A difference fails the query.
+//! A cluster runs the tasks of a lost machine again, and Ballista 55 may then deliver both the output of the lost task
+//! and that of the new one. Each row therefore carries the number of its partition and of the run of this partition.
+//! The receiver keeps the first run of a partition that it sees, and drops the rows of other runs. After its rows, a
+//! sender tells each receiver the number of the rows that it sent there, and their digest. If they differ from the rows
+//! that arrived, the query fails.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -38,25 +39,27 @@ use crate::error::external;
 use crate::operator::{only, operator_methods, plan_properties, shown_as};
 use crate::row_digest::RowDigester;
 
-/// The column that says which partition sent a row.
+/// The column with the number of the partition that sent a row.
 const SENDER: &str = "__onefold_sender";
-/// The column that says which run of it did.
+/// The column with the run of this partition.
 const RUN: &str = "__onefold_run";
-/// The column of what a sender says behind its rows: their number and digest. It is null for rows.
+/// The column with a sender's statement, after its rows, about their number and digest. It is null in the rows
+/// themselves.
 const SENT: &str = "__onefold_sent";
-/// The columns that the check adds.
+/// The number of columns that the check adds.
 const ADDED: usize = 3;
 
-/// The groups of rows that are compared: what a sender sends to one partition, or to one value of a column.
+/// The groups in which rows are compared: the rows that a sender sends with one value of a column. Without groups, the
+/// rows that it sends to one partition are compared.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Groups {
-    /// The column.
+    /// The index of the column.
     pub(crate) column: usize,
-    /// What a message calls a value of it.
+    /// The name of the groups in messages.
     pub(crate) name: String,
 }
 
-/// `exchange`, an exchange of one input, with checks around it.
+/// Returns `exchange`, an exchange of one input, with checks before and after it.
 ///
 /// # Errors
 ///
@@ -82,14 +85,15 @@ pub(crate) fn checked_exchange(
     Ok(Arc::new(ReceivedExec::new(exchanged, schema, partitioning, groups)))
 }
 
-/// Adds to rows who sent them, and behind them what was sent.
+/// Adds the sender to rows, and after them a statement about the rows that were sent.
 #[derive(Debug)]
 pub(crate) struct SentExec {
     input: Arc<dyn ExecutionPlan>,
-    /// Where the exchange behind this sends a row.
+    /// The partitioning of the exchange that follows.
     pub(crate) partitioning: Partitioning,
     pub(crate) groups: Option<Groups>,
-    /// What identifies the input's partitions in the whole plan, and the run, where a machine executes a part of it.
+    /// The numbers that identify the input's partitions in the whole plan, and the number of the run; `None` if this
+    /// process executes the whole plan.
     run: Option<(Vec<u64>, u64)>,
     properties: Arc<PlanProperties>,
 }
@@ -100,7 +104,7 @@ impl SentExec {
         partitioning: Partitioning,
         groups: Option<Groups>,
     ) -> Result<Self> {
-        // Fails before anything is read.
+        // This fails before anything is read if a column cannot be digested.
         RowDigester::new(&input.schema()).map_err(external)?;
         let added = [
             Field::new(SENDER, DataType::UInt64, false),
@@ -108,18 +112,18 @@ impl SentExec {
             Field::new(SENT, DataType::Binary, true),
         ];
         let fields = input.schema().fields().iter().cloned().chain(added.map(Arc::new)).collect::<Vec<_>>();
-        // Behind the rows come copies of some of them, so there is no order.
+        // Copies of some rows follow the rows, so the output has no order.
         let schema = Arc::new(ArrowSchema::new(fields));
         let properties = plan_properties(&schema, input.output_partitioning().partition_count());
         Ok(Self { input, partitioning, groups, run: None, properties })
     }
 
-    /// The rows go to one partition.
+    /// Makes an operator that sends its rows to one partition.
     pub(crate) fn to_one(input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         Self::new(input, Partitioning::UnknownPartitioning(1), None)
     }
 
-    /// This in one run of a part of the plan, whose partitions these numbers identify.
+    /// Returns this operator for one run of a part of the plan. `partitions` identify its partitions.
     pub(crate) fn of_run(&self, partitions: Vec<u64>, run: u64) -> Self {
         Self {
             input: Arc::clone(&self.input),
@@ -207,15 +211,15 @@ impl ExecutionPlan for SentExec {
     }
 }
 
-/// What was sent of a group.
+/// The rows of a group that were sent.
 #[derive(Debug)]
 struct SentGroup {
     said: Said,
-    /// The first row, which takes what is said of the group to where its rows go.
+    /// The first row of the group. Its copy carries the statement about the group to the receiver of the group's rows.
     first: RecordBatch,
 }
 
-/// What a sender says of the rows of a group.
+/// A statement about the rows of a group: their number and digest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Said {
     group: u64,
@@ -236,7 +240,7 @@ struct Sender {
 }
 
 impl Sender {
-    /// The rows of a batch, with their sender.
+    /// Returns the rows of a batch with their sender.
     fn send(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
         let rows = batch.num_rows();
         let samples = self.digester.rows(batch).map_err(external)?;
@@ -245,7 +249,7 @@ impl Sender {
             let sent = match self.sent.entry(group) {
                 Entry::Occupied(entry) => entry.into_mut(),
                 Entry::Vacant(entry) => {
-                    // A copy, because a slice would keep the batch.
+                    // A copy, because a slice would keep the whole batch in memory.
                     let first = take_record_batch(batch, &UInt32Array::from(vec![row as u32]))?;
                     entry.insert(SentGroup { said: Said { group, ..Said::default() }, first })
                 }
@@ -256,7 +260,7 @@ impl Sender {
         self.with_added(batch, Arc::new(BinaryArray::new_null(rows)))
     }
 
-    /// The groups of the rows of a batch.
+    /// Returns the group of each row of a batch.
     fn groups_of(&self, batch: &RecordBatch) -> Result<Vec<u64>> {
         if let Some(Groups { column, .. }) = &self.groups {
             let values = cast(batch.column(*column), &DataType::UInt64)?;
@@ -275,7 +279,7 @@ impl Sender {
         }
     }
 
-    /// What was sent, behind the last row; `None` if nothing was.
+    /// Returns the statements about the rows that were sent; `None` if there were no rows.
     fn last(&mut self) -> Result<Option<RecordBatch>> {
         let sent = std::mem::take(&mut self.sent);
         let Some(some) = sent.values().next() else { return Ok(None) };
@@ -295,7 +299,8 @@ impl Sender {
     }
 }
 
-/// Keeps one run of every partition, checks that its rows are those that were sent, and removes what [`SentExec`] added.
+/// Keeps one run of each partition, compares its rows with the sender's statements, and removes the columns that
+/// [`SentExec`] added.
 #[derive(Debug)]
 pub(crate) struct ReceivedExec {
     input: Arc<dyn ExecutionPlan>,
@@ -304,7 +309,7 @@ pub(crate) struct ReceivedExec {
 }
 
 impl ReceivedExec {
-    /// Receives rows of `schema` from an exchange.
+    /// Makes an operator that receives rows of `schema` from an exchange.
     pub(crate) fn new(
         input: Arc<dyn ExecutionPlan>,
         schema: SchemaRef,
@@ -320,7 +325,7 @@ impl ReceivedExec {
         Self { input, groups, properties: Arc::new(properties) }
     }
 
-    /// Receives what an exchange gives, without the columns that [`SentExec`] added.
+    /// Makes an operator that receives the rows of an exchange, without the columns that [`SentExec`] added.
     pub(crate) fn of_exchange(input: Arc<dyn ExecutionPlan>, groups: Option<Groups>) -> Self {
         let schema = input.schema();
         let fields = schema.fields()[..schema.fields().len() - ADDED].to_vec();
@@ -328,7 +333,7 @@ impl ReceivedExec {
         Self::new(input, Arc::new(ArrowSchema::new(fields)), partitioning, groups)
     }
 
-    /// The rows of `schema` among `rows`, which an exchange gives, once they are checked.
+    /// Returns the checked rows of an exchange. `rows` have the columns of `schema` and those that [`SentExec`] added.
     pub(crate) fn check(
         rows: SendableRecordBatchStream,
         schema: SchemaRef,
@@ -364,13 +369,13 @@ impl ExecutionPlan for ReceivedExec {
     }
 }
 
-/// What came from a partition.
+/// The rows that arrived from a partition.
 #[derive(Debug)]
 struct Received {
     run: u64,
-    /// By group; all rows are in one group if no column groups them.
+    /// The counts and digests of the rows that arrived, by group; one group if no column groups them.
     groups: BTreeMap<u64, Said>,
-    /// What the sender says of the groups.
+    /// The statements of the sender, by group.
     said: BTreeMap<u64, Said>,
 }
 
@@ -380,12 +385,12 @@ struct Receiver {
     schema: SchemaRef,
     groups: Option<Groups>,
     digester: RowDigester,
-    /// By the partitions that send.
+    /// The rows that arrived, by sending partition.
     senders: HashMap<u64, Received>,
 }
 
 impl Receiver {
-    /// The rows of a batch that are kept.
+    /// Returns the rows of a batch that are kept.
     fn receive(&mut self, batch: &RecordBatch) -> Result<RecordBatch> {
         let columns = batch.num_columns() - ADDED;
         let senders = batch.column(columns).as_primitive::<UInt64Type>().clone();
@@ -436,7 +441,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Compares what came with what was sent.
+    /// Compares the rows that arrived with the statements of their senders.
     fn finish(&self) -> Result<()> {
         for (partition, received) in &self.senders {
             let nothing = Said::default();
@@ -490,7 +495,7 @@ mod tests {
 
     use super::*;
 
-    /// Rows of a number, a list, and a bucket, which is the number modulo 3.
+    /// Returns rows with a number, a list, and a bucket, which is the number modulo 3.
     fn batch(numbers: std::ops::Range<i64>) -> RecordBatch {
         let lists = numbers.clone().map(|number| (number % 4 > 0).then(|| (0..number % 4).map(Some)));
         let lists = ListArray::from_iter_primitive::<Int64Type, _, _>(lists);
@@ -507,7 +512,7 @@ mod tests {
         Some(Groups { column: 2, name: "bucket".to_owned() })
     }
 
-    /// What a run of partition 7 sends: its rows, and what it says behind them.
+    /// Returns the rows that a run of partition 7 sends, and its statements after them.
     fn sent(run: u64, rows: &RecordBatch) -> [RecordBatch; 2] {
         let input = MemorySourceConfig::try_new_exec(&[vec![]], rows.schema(), None).unwrap();
         let exec = SentExec::new(input, Partitioning::UnknownPartitioning(1), groups()).unwrap();
@@ -523,7 +528,7 @@ mod tests {
         [sender.send(rows).unwrap(), sender.last().unwrap().unwrap()]
     }
 
-    /// The numbers that are received, or the error.
+    /// Returns the numbers that are received, or the error.
     fn received(batches: &[RecordBatch]) -> crate::Result<Vec<i64>> {
         let schema = batch(0..0).schema();
         let digester = RowDigester::new(&schema)?;
@@ -543,7 +548,7 @@ mod tests {
         let [again, said_again] = sent(2, &batch(0..10));
         let all: Vec<i64> = (0..10).collect();
         assert_eq!(received(&[rows.clone(), said.clone()]).unwrap(), all);
-        // A part of what the other run sent is enough to be confused by.
+        // A part of the other run's rows suffices to test this.
         let mixed = [rows.slice(0, 4), again.slice(0, 6), rows.slice(4, 6), said_again.clone(), said.clone()];
         assert_eq!(received(&mixed).unwrap(), all);
         assert_eq!(received(&[again, rows, said, said_again]).unwrap(), all);
@@ -561,7 +566,7 @@ mod tests {
         wrong(&[rows.clone(), rows.slice(4, 1), said.clone()], "of bucket 1");
         wrong(std::slice::from_ref(&rows), "of bucket");
         wrong(&[said], "of bucket");
-        // Numbers 0 and 3 are both of bucket 0, but have other lists.
+        // The numbers 0 and 3 are both in bucket 0, but have different lists.
         let [other, said] = sent(1, &batch(3..4));
         let [row, _] = sent(1, &batch(0..1));
         wrong(&[row, said], "of bucket 0");

@@ -1,5 +1,5 @@
-//! Maps from ids to their numbers in a vocabulary, as files of the work folder: one process writes a map, and every
-//! process that needs it reads it once for all of its tasks.
+//! Stores maps from ids to their numbers in a vocabulary as files of the work folder. One process writes a map. Each
+//! process that needs the map reads it once for all of its tasks.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,9 @@ use super::work::{WorkFile, WorkRowsSpec};
 use crate::Error;
 use crate::error::external;
 
-/// Pairs that are encoded at once.
+/// The number of pairs that are encoded at once.
 const BATCH_PAIRS: usize = 64 << 10;
-/// Bytes that a pair takes at most while a map is made.
+/// The largest number of bytes that a pair takes while a map is loaded.
 const PAIR_BYTES: usize = 64;
 
 static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
@@ -38,11 +38,11 @@ pub(crate) struct IdMapFile {
     contents: Contents,
 }
 
-/// What is known of the pairs of a map, whatever their order.
+/// A summary of the pairs of a map, independent of their order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Contents {
     pairs: usize,
-    /// The sum of the pairs' hashes.
+    /// The sum of the hashes of the pairs.
     hash: u64,
 }
 
@@ -61,7 +61,7 @@ impl IdMapFile {
     ///
     /// # Errors
     ///
-    /// Those of the storage.
+    /// The errors of the storage.
     pub(crate) fn write(folder: &Path, map: &IdMap) -> Result<Self> {
         let spec = WorkRowsSpec { folder: folder.to_owned(), name: "vocabulary".to_owned() };
         let mut file = WorkFile::create(&spec, Arc::clone(&SCHEMA))?;
@@ -79,12 +79,12 @@ impl IdMapFile {
         Ok(Self { folder: folder.to_owned(), file, contents })
     }
 
-    /// The file's name, if there is one.
+    /// Returns the name of the file, if there is one.
     pub(crate) fn file(&self) -> Option<&str> {
         (self.contents.pairs > 0).then_some(&self.file)
     }
 
-    /// Reads the map, and checks it.
+    /// Reads the map, and compares it with its summary.
     fn read(&self) -> Result<IdMap> {
         let Some(file) = self.file() else { return Ok(IdMap::default()) };
         let storage = Storage::open(&self.folder).map_err(|error| external(error.into()))?;
@@ -138,18 +138,18 @@ pub(crate) struct LoadedIdMap {
     _held: MemoryReservation,
 }
 
-/// The maps that a process has in memory, by their files: each for as long as a task uses it.
+/// The maps in the memory of a process, by file. A map stays in memory as long as a task uses it.
 #[derive(Debug, Default)]
 pub(crate) struct IdMaps(Mutex<HashMap<(PathBuf, String), Weak<LoadedIdMap>>>);
 
 impl IdMaps {
-    /// The map of a file, whose memory comes from `pool`. Waits for the storage.
+    /// Returns the map of a file. Its memory comes from `pool`. Blocks while the storage is read.
     ///
     /// # Errors
     ///
-    /// If the map does not fit into the memory, or its file cannot be read or is not as it was written.
+    /// If the map does not fit into memory, or its file cannot be read or has changed since it was written.
     pub(crate) fn load(&self, file: &IdMapFile, pool: &Arc<dyn MemoryPool>) -> Result<Arc<LoadedIdMap>> {
-        // Whoever needs the same map waits for it, and does not read it, too.
+        // Other tasks that need a map wait here, so that it is read only once.
         let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         maps.retain(|_, map| map.strong_count() > 0);
         let key = (file.folder.clone(), file.file.clone());

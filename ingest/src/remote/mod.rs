@@ -1,16 +1,16 @@
-//! Execution of queries on a cluster in place of this process.
+//! Executes queries on a cluster instead of in this process.
 //!
 //! ```text
 //! SQL ─▶ DataFusion's plan ─▶ checked exchanges ─▶ OnCluster ─▶ Cluster ─▶ rows
 //!                             exchange               the last rule    (ingest/cluster)
 //! ```
 //!
-//! A session that has a [`Cluster`] plans as any other. The last rule of its optimizer, `RunOnCluster`, puts the plan
-//! of a query into an `OnCluster`, which executes it on the cluster. So whoever collects the rows of a query need not
-//! know where it runs.
+//! A session with a [`Cluster`] plans queries like any other session. The last rule of its optimizer, `RunOnCluster`,
+//! wraps the plan of a query in an `OnCluster`, which executes it on the cluster. The code that collects the rows of a
+//! query therefore does not depend on where it runs.
 //!
-//! What the cluster needs to send our operators is in [`executor`](crate::executor): an operator is a text and, where
-//! DataFusion can describe a part of it, a plan.
+//! [`executor`](crate::executor) encodes the operators of this crate for the cluster: as a text and, for the part that
+//! DataFusion can encode, a plan.
 
 mod exchange;
 mod id_maps;
@@ -51,18 +51,18 @@ use crate::planned::PlannedExec;
 /// Processes on several machines that execute plans together.
 #[async_trait]
 pub trait Cluster: fmt::Debug + Send + Sync {
-    /// The number of partitions that the exchanges of a plan make.
+    /// Returns the number of output partitions of each exchange in a plan.
     fn partitions(&self) -> usize;
 
-    /// The folder for rows that several queries share: a path that all machines have, or a URL.
+    /// Returns the folder for rows that several queries share: a path that all machines have, or a URL.
     fn work_folder(&self) -> &Path;
 
-    /// Executes a plan, and gives the rows of its partitions, one partition after the other. To drop the rows is to end
+    /// Executes a plan, and returns the rows of its partitions, one partition after another. Dropping the rows cancels
     /// the job.
     ///
     /// # Errors
     ///
-    /// If the plan cannot be sent or fails.
+    /// If the plan cannot be sent, or fails.
     async fn execute(
         &self,
         plan: Arc<dyn ExecutionPlan>,
@@ -70,16 +70,16 @@ pub trait Cluster: fmt::Debug + Send + Sync {
     ) -> Result<SendableRecordBatchStream>;
 }
 
-/// The cluster of a session, as an extension of its configuration.
+/// The cluster of a session, as an extension of the session's configuration.
 #[derive(Debug)]
 pub(crate) struct SessionCluster(pub(crate) Arc<dyn Cluster>);
 
-/// The cluster of a session, if it has one.
+/// Returns the cluster of a session, if it has one.
 pub(crate) fn cluster_of(config: &SessionConfig) -> Option<Arc<dyn Cluster>> {
     config.get_extension::<SessionCluster>().map(|cluster| Arc::clone(&cluster.0))
 }
 
-/// Makes every plan one that is executed on a cluster. The last rule of all.
+/// Makes each plan run on a cluster. This must be the last rule.
 #[derive(Debug)]
 pub(crate) struct RunOnCluster(pub(crate) Arc<dyn Cluster>);
 
@@ -97,12 +97,12 @@ impl PhysicalOptimizerRule for RunOnCluster {
     }
 }
 
-/// Checks the rows of every exchange of a plan. Exchanges that keep an order are replaced by those that do not and a
-/// sort, because a cluster keeps no order.
+/// Adds checks to each exchange of a plan. Replaces exchanges that keep an order by exchanges without order and a sort,
+/// because a cluster keeps no order.
 fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     let check = |plan: Arc<dyn ExecutionPlan>| {
         if let Some(planned) = plan.downcast_ref::<PlannedExec>() {
-            // Its exchanges are checked.
+            // The exchanges of this plan already have checks.
             return Ok(Transformed::yes(Arc::clone(planned.plan())));
         }
         if let Some(merge) = plan.downcast_ref::<SortPreservingMergeExec>() {
@@ -117,7 +117,7 @@ fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan
                 return datafusion::common::not_impl_err!("an exchange that keeps an order, on a cluster");
             }
             if !matches!(exchange.partitioning(), Partitioning::Hash(..)) {
-                // Nothing is gained by dealing rows out to other machines.
+                // Redistributing rows to other machines without a key has no benefit.
                 return Ok(Transformed::yes(Arc::clone(exchange.input())));
             }
             return Ok(Transformed::yes(checked_exchange(plan, None)?));
@@ -134,8 +134,8 @@ fn check_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan
     plan.transform_up(check).data()
 }
 
-/// Sorts the inputs of operators that need an order which they do not seem to have any more. The planner knows which
-/// columns are always equal, and sorts by any one of them; behind an exchange between machines nobody knows that.
+/// Sorts the inputs of operators that need an order which the inputs no longer have. The planner may sort by any column
+/// that always equals the wanted one, but this equality is unknown after an exchange between machines.
 fn sorted_again(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     let plan = PlanWithCorrespondingSort::new_default(plan);
     Ok(plan.transform_up(ensure_sorting).data()?.plan)
@@ -150,13 +150,13 @@ pub(crate) struct OnCluster {
 }
 
 impl OnCluster {
-    /// Executes `plan` on `cluster`.
+    /// Makes an operator that executes `plan` on `cluster`.
     pub(crate) fn new(cluster: Arc<dyn Cluster>, plan: Arc<dyn ExecutionPlan>) -> Self {
         let properties = plan_properties(&plan.schema(), 1);
         Self { cluster, plan, properties }
     }
 
-    /// The plan that `plan` executes on a cluster; `plan` itself if it is not executed on one.
+    /// Returns the plan that `plan` executes on a cluster, or `plan` itself if it is not executed on a cluster.
     pub(crate) fn inner(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
         plan.downcast_ref::<Self>()
             .map_or_else(|| Arc::clone(&plan), |on_cluster| Arc::clone(&on_cluster.plan))
@@ -170,7 +170,7 @@ impl ExecutionPlan for OnCluster {
 
     fn execute(&self, _: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let schema = self.plan.schema();
-        // What leaves the cluster is an exchange, too.
+        // Rows that leave the cluster pass through an exchange too.
         let sent: Arc<dyn ExecutionPlan> = Arc::new(SentExec::to_one(Arc::clone(&self.plan))?);
         tracing::debug!("on the cluster:\n{}", displayable(sent.as_ref()).indent(false));
         let cluster = Arc::clone(&self.cluster);
@@ -196,7 +196,7 @@ mod tests {
     use crate::engine::physical_rules;
     use crate::planned::PlannedTable;
 
-    /// Executes plans in this process.
+    /// A cluster that executes plans in this process.
     #[derive(Debug)]
     struct Here;
 
@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    /// A session whose plans are executed on a cluster.
+    /// Returns a session that executes its plans on a cluster.
     fn on_cluster() -> SessionContext {
         let cluster: Arc<dyn Cluster> = Arc::new(Here);
         let state = SessionStateBuilder::new()
@@ -241,7 +241,7 @@ mod tests {
             let query = context.query("SELECT CAST(sum(n) AS BIGINT) AS s FROM planned").await.unwrap();
             let plan = query.create_physical_plan().await.unwrap();
             let shown = displayable(OnCluster::inner(Arc::clone(&plan)).as_ref()).indent(false).to_string();
-            // One exchange of the table, by value, and one of the sum.
+            // One exchange of the table, by value, and one exchange of the sum.
             assert!(!shown.contains("PlannedExec") && shown.matches("SentExec").count() == 2, "{shown}");
             let rows = collect(plan, context.task_ctx()).await.unwrap();
             assert_eq!(rows[0].column(0).as_primitive::<Int64Type>().values(), &[100]);
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn windows_behind_exchanges_have_their_order() {
         let context = on_cluster();
-        // The planner may sort by `b` in place of `a`.
+        // The planner may sort by `b` instead of `a`.
         let sql = "SELECT row_number() OVER (PARTITION BY c, a ORDER BY t, b) AS n FROM \
                    (SELECT value % 7 AS a, value % 7 AS b, value % 2 AS c, value AS t FROM generate_series(0, 139))";
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,4 +1,5 @@
-//! The stores of a process of a cluster: each is connected when a plan first names it, with the environment's settings.
+//! The object stores of a process of a cluster. Each store is connected when a plan first names it, with settings from
+//! the environment.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +11,7 @@ use object_store::local::LocalFileSystem;
 use onefold_storage::{Patience, RemoteStore, S3Settings};
 use url::Url;
 
-/// Stores by the scheme and host of their URLs.
+/// Object stores by the scheme and host of their URLs.
 #[derive(Debug, Default)]
 pub struct Stores(Mutex<HashMap<String, Arc<dyn ObjectStore>>>);
 
@@ -39,7 +40,7 @@ impl ObjectStoreRegistry for Stores {
     }
 }
 
-/// The store of a URL.
+/// Connects to the store of a URL.
 fn connect(url: &Url) -> Result<Arc<dyn ObjectStore>> {
     if url.scheme() == "file" {
         return Ok(Arc::new(LocalFileSystem::new()));

@@ -1,4 +1,4 @@
-//! Rows that several queries share, in files of the cluster's work folder.
+//! Stores rows that several queries share in files of the cluster's work folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -24,8 +24,8 @@ use crate::Error;
 use crate::error::external;
 use crate::operator::{operator_methods, plan_properties, shown_as};
 
-/// Rows of a row group of a spooled table at most, and about how many bytes the row groups have that are being written:
-/// few, because they are in memory.
+/// The largest number of rows of a row group of a spooled table, and the approximate total bytes of the row groups that
+/// are being written. Both are small, because these row groups are in memory.
 const ROW_GROUP_ROWS: usize = 1 << 17;
 pub(crate) const ROW_GROUP_BYTES: usize = 16 << 20;
 
@@ -34,16 +34,16 @@ static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
     Arc::new(ArrowSchema::new(vec![column("file", DataType::Utf8), column("rows", DataType::Int64)]))
 });
 
-/// Where rows are written.
+/// The place for rows that are written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WorkRowsSpec {
     /// The work folder.
     pub(crate) folder: PathBuf,
-    /// What the rows are called.
+    /// A name for the rows, which file names begin with.
     pub(crate) name: String,
 }
 
-/// Files of the work folder that a cluster has written. They are removed when this is dropped.
+/// Files in the work folder that a cluster has written. They are deleted when this is dropped.
 #[derive(Debug)]
 pub(crate) struct WrittenRows {
     storage: Storage,
@@ -51,7 +51,7 @@ pub(crate) struct WrittenRows {
 }
 
 impl WrittenRows {
-    /// No files yet in the work folder.
+    /// Makes an empty list of files in the work folder.
     ///
     /// # Errors
     ///
@@ -65,12 +65,12 @@ impl WrittenRows {
         self.files.push(file);
     }
 
-    /// A scan of the rows of the files, which have the columns of `schema`, in no order. It is to be executed on the
-    /// cluster.
+    /// Returns a scan of the rows of the files, in no order, to be executed on the cluster. The rows have the columns
+    /// of `schema`.
     ///
     /// # Errors
     ///
-    /// If a file cannot be found.
+    /// If a file does not exist.
     pub(crate) async fn scan(
         &self,
         context: &SessionContext,
@@ -79,11 +79,11 @@ impl WrittenRows {
         Ok(OnCluster::inner(self.rows(context, schema).await?.create_physical_plan().await?))
     }
 
-    /// Makes these rows the table `name`.
+    /// Registers the rows as the table `name`.
     ///
     /// # Errors
     ///
-    /// If a file cannot be found.
+    /// If a file does not exist.
     pub(crate) async fn register(
         &self,
         context: &SessionContext,
@@ -99,7 +99,7 @@ impl WrittenRows {
         Ok(context.read_parquet(self.locations(), options.schema(schema)).await?)
     }
 
-    /// The files' paths or URLs.
+    /// Returns the paths or URLs of the files.
     pub(crate) fn locations(&self) -> Vec<String> {
         self.files.iter().map(|file| self.storage.shown(file).to_string_lossy().into_owned()).collect()
     }
@@ -107,17 +107,17 @@ impl WrittenRows {
 
 impl Drop for WrittenRows {
     fn drop(&mut self) {
-        // What cannot be removed now goes with a vacuum.
+        // A vacuum deletes the files that cannot be deleted now.
         let _ = self.storage.delete(std::mem::take(&mut self.files));
         self.storage.remove_empty_folders(&[]);
     }
 }
 
-/// Writes the rows of `plan` to files in the work folder, each partition to one.
+/// Writes the rows of `plan` to files in the work folder, one file per partition.
 ///
 /// # Errors
 ///
-/// Those of the plan and of the storage.
+/// The errors of the plan and of the storage.
 pub(crate) async fn write_rows(
     cluster: &Arc<dyn Cluster>,
     context: &SessionContext,
@@ -137,7 +137,7 @@ pub(crate) async fn write_rows(
     Ok(files)
 }
 
-/// Writes its input's partitions to files of the work folder, and gives a row about each.
+/// Writes the partitions of its input to files in the work folder, and returns a row about each file.
 #[derive(Debug)]
 pub(crate) struct WorkRowsExec {
     spec: WorkRowsSpec,
@@ -168,10 +168,10 @@ impl ExecutionPlan for WorkRowsExec {
         let rows = self.input.execute(partition, context)?;
         let mut written = RecordBatchReceiverStream::builder(Arc::clone(&SCHEMA), 1);
         let (spec, output, runtime) = (self.spec.clone(), written.tx(), Handle::current());
-        // The storage makes its callers wait.
+        // The storage blocks its callers.
         written.spawn_blocking(move || {
             let row = write(&spec, rows, &runtime)?;
-            // Nobody reads any more if this fails.
+            // This fails only if the rows are no longer read.
             let _ = output.blocking_send(Ok(row));
             Ok(())
         });
@@ -179,7 +179,7 @@ impl ExecutionPlan for WorkRowsExec {
     }
 }
 
-/// Writes rows to a file that no other run writes.
+/// Writes rows to a new file with a unique name.
 fn write(spec: &WorkRowsSpec, mut rows: SendableRecordBatchStream, runtime: &Handle) -> Result<RecordBatch> {
     let mut file = WorkFile::create(spec, rows.schema())?;
     while let Some(batch) = runtime.block_on(rows.next()).transpose()? {
@@ -190,12 +190,12 @@ fn write(spec: &WorkRowsSpec, mut rows: SendableRecordBatchStream, runtime: &Han
     Ok(RecordBatch::try_new(Arc::clone(&SCHEMA), vec![columns.0, columns.1])?)
 }
 
-/// How rows are written.
+/// Returns the Parquet settings of the files.
 pub(crate) fn properties() -> WriterProperties {
     WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP_ROWS)).build()
 }
 
-/// The error for rows that cannot be written.
+/// Returns the error for rows that cannot be written.
 pub(crate) fn unwritten(error: ParquetError) -> Error {
     let message = format!("a temporary file could not be written: {error}");
     match Error::from(DataFusionError::ParquetError(Box::new(error))) {
@@ -204,7 +204,7 @@ pub(crate) fn unwritten(error: ParquetError) -> Error {
     }
 }
 
-/// A file of rows in the work folder, while it is written. It appears once it is complete.
+/// A file of rows in the work folder during writing. It becomes visible when it is complete.
 pub(crate) struct WorkFile {
     name: String,
     writer: ArrowWriter<Upload>,
@@ -212,11 +212,11 @@ pub(crate) struct WorkFile {
 }
 
 impl WorkFile {
-    /// A file that no other run writes, for rows of `schema`.
+    /// Creates a file with a unique name for rows of `schema`.
     ///
     /// # Errors
     ///
-    /// Those of the storage.
+    /// The errors of the storage.
     pub(crate) fn create(spec: &WorkRowsSpec, schema: SchemaRef) -> Result<Self> {
         let failed = |error: onefold_storage::Error| external(error.into());
         let storage = Storage::open(&spec.folder).map_err(failed)?;
@@ -227,11 +227,11 @@ impl WorkFile {
         Ok(Self { name, writer, rows: 0 })
     }
 
-    /// Adds rows.
+    /// Writes rows.
     ///
     /// # Errors
     ///
-    /// Those of the storage.
+    /// The errors of the storage.
     pub(crate) fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         self.rows += batch.num_rows();
         self.writer.write(batch).map_err(|error| external(unwritten(error)))?;
@@ -241,11 +241,11 @@ impl WorkFile {
         Ok(())
     }
 
-    /// Completes the file; one without rows does not appear. Gives its name and the number of its rows.
+    /// Completes the file, and returns its name and the number of its rows. A file without rows is not created.
     ///
     /// # Errors
     ///
-    /// Those of the storage.
+    /// The errors of the storage.
     pub(crate) fn finish(self) -> Result<(String, i64)> {
         let upload = self.writer.into_inner().map_err(|error| external(unwritten(error)))?;
         if self.rows > 0 {

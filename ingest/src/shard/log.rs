@@ -18,14 +18,15 @@ use parquet::errors::ParquetError;
 use crate::sources::{folders, int96_as_micros, local_paths};
 use crate::{Error, Result};
 
-/// Decoded bytes that a batch should have.
+/// The target size of a decoded batch, in bytes.
 const BATCH_BYTES: u64 = 8 << 20;
 
 /// A log of Parquet files with the same columns.
 #[derive(Debug)]
 pub(super) struct Log {
     pub(super) files: Vec<LogFile>,
-    /// The columns of the first file, nullable if they are in any; then those that `name=value` folders make.
+    /// The columns of the first file, nullable if they are nullable in any file, then the columns from `name=value`
+    /// folders.
     pub(super) schema: SchemaRef,
     pub(super) rows: u64,
     pub(super) bytes: u64,
@@ -38,15 +39,15 @@ pub(super) struct LogFile {
     pub(super) path: PathBuf,
     bytes: u64,
     rows: u64,
-    /// Values of all columns.
+    /// The number of values in all columns.
     values: u64,
     schema: SchemaRef,
-    /// Its values of the columns that folders make.
+    /// The values of the columns from folders.
     folder_values: Vec<Option<String>>,
 }
 
 impl Log {
-    /// The log of the files that `patterns` match.
+    /// Finds the files that `patterns` match, and opens them as a log.
     pub(super) fn find(patterns: &[PathBuf]) -> Result<Self> {
         let (mut files, mut seen) = (Vec::new(), HashSet::new());
         for pattern in patterns {
@@ -63,11 +64,11 @@ impl Log {
         Ok(log)
     }
 
-    /// Adds the columns that the files' `name=value` folders make, as text. A column that the files have themselves is
-    /// theirs.
+    /// Adds the columns from the files' `name=value` folders, as text. If the files have a column with the same name,
+    /// the folder is ignored.
     fn add_folder_columns(&mut self) -> Result<()> {
         let folders_of = |file: &LogFile| -> BTreeMap<String, Option<String>> {
-            // The innermost folder of a name counts.
+            // The innermost of several folders with one name is used.
             let mut folders: BTreeMap<_, _> = folders(&file.path.to_string_lossy()).into_iter().collect();
             folders.retain(|name, _| self.schema.field_with_name(name).is_err());
             folders
@@ -95,7 +96,7 @@ impl Log {
         Ok(())
     }
 
-    /// The log of these files; there is at least one.
+    /// Opens a log of these files. `paths` must not be empty.
     pub(super) fn open(paths: Vec<PathBuf>) -> Result<Self> {
         let files = paths.into_iter().map(LogFile::open).collect::<Result<Vec<_>>>()?;
         let schema = common_schema(&files)?;
@@ -106,7 +107,8 @@ impl Log {
         Ok(Self { bytes: files.iter().map(|file| file.bytes).sum(), files, schema, rows, batch_rows })
     }
 
-    /// Gives the log's batches to `take`, file by file, until it wants no more; or one error.
+    /// Passes the batches of the log to `take`, file by file, until `take` returns `false`. Passes an error as the last
+    /// item.
     pub(super) fn read(&self, mut take: impl FnMut(Result<RecordBatch>) -> bool) {
         for file in &self.files {
             match file.read(&self.schema, self.batch_rows, &mut take) {
@@ -142,7 +144,7 @@ impl LogFile {
         })
     }
 
-    /// Whether all batches were taken.
+    /// Passes the batches of the file to `take`. Returns whether all batches were taken.
     fn read(
         &self,
         schema: &SchemaRef,
@@ -154,7 +156,7 @@ impl LogFile {
             wrong(&self.path, format!("it cannot be decoded: {error}"), hint)
         };
         let file = fs_err::File::open(&self.path)?.into_file();
-        // Decoders panic on some damaged bytes.
+        // Decoders may panic on damaged bytes.
         let batches = catch_panic(|| {
             let batches = reader(file).and_then(|builder| builder.with_batch_size(batch_rows).build());
             batches.map_err(|error| error.to_string())
@@ -175,7 +177,7 @@ impl LogFile {
     }
 }
 
-/// Reads a file, with times of type INT96 in microseconds.
+/// Opens a reader of a file. Times of type INT96 are read in microseconds.
 fn reader(file: File) -> Result<ParquetRecordBatchReaderBuilder<File>, ParquetError> {
     let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::new())?;
     let metadata = match int96_as_micros(metadata.metadata(), metadata.schema()) {
@@ -188,8 +190,8 @@ fn reader(file: File) -> Result<ParquetRecordBatchReaderBuilder<File>, ParquetEr
     Ok(ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata))
 }
 
-/// `data_type` with keys of 32 bits in dictionaries with fewer: the rows of several files can have more values than the
-/// keys of one file.
+/// Returns `data_type` with 32-bit keys in dictionaries with narrower keys, because several files together can have
+/// more values than such keys can number.
 fn with_wide_keys(data_type: &DataType) -> DataType {
     match data_type {
         DataType::Dictionary(keys, values) if keys.primitive_width().is_some_and(|bytes| bytes < 4) => {
@@ -203,7 +205,7 @@ fn with_wide_keys(data_type: &DataType) -> DataType {
     }
 }
 
-/// The columns of `batch` in the order of `schema`, with its names of what is nested; then those of these
+/// Returns the columns of `batch` in the order and with the nested names of `schema`, followed by columns of these
 /// `folder_values`.
 fn with_schema(
     batch: &RecordBatch,
@@ -212,7 +214,7 @@ fn with_schema(
 ) -> Result<RecordBatch, arrow::error::ArrowError> {
     let column = |field: &Arc<Field>| {
         let column = batch.column(batch.schema_ref().index_of(field.name())?);
-        // Free where only such names differ.
+        // The cast is free if only nested names differ.
         if column.data_type() == field.data_type() {
             Ok(Arc::clone(column))
         } else {
@@ -230,7 +232,7 @@ fn with_schema(
     RecordBatch::try_new(Arc::clone(schema), columns)
 }
 
-/// The columns of all files: those of the first, nullable where they are in any.
+/// Returns the columns of all files: those of the first file, nullable if they are nullable in any file.
 fn common_schema(files: &[LogFile]) -> Result<SchemaRef> {
     let first = &files[0];
     let wide = |field: &Arc<Field>| Field::clone(field).with_data_type(with_wide_keys(field.data_type()));
@@ -267,7 +269,7 @@ fn is_repeated(schema: &Schema, name: &str) -> bool {
     schema.fields().iter().filter(|field| field.name() == name).count() > 1
 }
 
-/// The first column that one file has and the other lacks, or has with another type.
+/// Returns the first column that only one of the files has, or that has different types.
 fn different_column(first: &Schema, other: &Schema) -> Option<String> {
     let in_both = |field: &&Arc<Field>| match (
         other.field_with_name(field.name()),
@@ -283,7 +285,7 @@ fn different_column(first: &Schema, other: &Schema) -> Option<String> {
     fields.find(|field| !in_both(field)).map(|field| field.name().clone())
 }
 
-/// The files that `pattern` names, in the order of their names.
+/// Returns the files that `pattern` matches, in the order of their names.
 fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
     if pattern.is_file() {
         return Ok(vec![pattern.to_owned()]);
@@ -297,7 +299,7 @@ fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
     Ok(files.into_iter().collect())
 }
 
-/// The error of a file or pattern.
+/// Returns the error for a file or pattern.
 pub(super) fn wrong(path: &Path, message: String, hint: &str) -> Error {
     Error::data(format!("`{}`", path.display()), message, hint)
 }

@@ -1,4 +1,4 @@
-//! The segment that a row belongs to.
+//! Determines the segment of a row.
 
 use arrow::array::{Array, AsArray, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::{CastOptions, cast_with_options};
@@ -8,9 +8,9 @@ use onefold_datasets::{IDENTITY_SEPARATOR, MOST_BUCKETS, bucket_of_identity, sug
 use super::log::{Log, wrong};
 use crate::{Error, Result};
 
-/// Divides rows among segments by their key, as a dataset divides its sessions among buckets: a segment is the bucket
-/// of the key's [identity](onefold_datasets::bucket_of_identity), that is, of the texts of the key columns in the order
-/// given. All rows with a null in a key column go to the segment of the empty identity.
+/// Divides rows among segments by their key, as a dataset divides its sessions among buckets. The number of the segment
+/// is the bucket of the key's [identity](onefold_datasets::bucket_of_identity), which consists of the texts of the key
+/// columns in the given order. All rows with a null in a key column go to the segment of the empty identity.
 #[derive(Debug)]
 pub(super) struct Router {
     columns: Vec<usize>,
@@ -20,14 +20,14 @@ pub(super) struct Router {
 /// The rows of a batch, divided among the segments.
 #[derive(Debug)]
 pub(super) struct Routes {
-    /// For each segment the numbers of its rows, in ascending order.
+    /// The row numbers of each segment, in ascending order.
     pub(super) rows_by_segment: Vec<UInt32Array>,
-    /// Rows with a null in a key column.
+    /// The number of rows with a null in a key column.
     pub(super) null_key_rows: u64,
 }
 
 impl Router {
-    /// A router of the rows of `log` by the columns `by`.
+    /// Makes a router of the rows of `log` by the columns `by`.
     pub(super) fn new(log: &Log, by: &[String], segments: usize) -> Result<Self> {
         let names = || log.schema.fields().iter().map(|field| field.name().as_str());
         let column = |name: &String| {
@@ -53,7 +53,7 @@ impl Router {
         Ok(Self { columns, segments })
     }
 
-    /// Divides the rows of `batch`, whose columns are those of the log, among the segments.
+    /// Divides the rows of `batch`, which has the columns of the log, among the segments.
     pub(super) fn route(&self, batch: &RecordBatch) -> Result<Routes> {
         let texts = self.columns.iter().map(|column| texts(batch, *column)).collect::<Result<Vec<_>>>()?;
         let mut rows = vec![Vec::new(); self.segments as usize];
@@ -84,8 +84,8 @@ fn is_key(data_type: &DataType) -> bool {
     }
 }
 
-/// The texts of a column's values, by the same function as SQL's `CAST(column AS VARCHAR)`, which sessions are made
-/// with.
+/// Returns the values of a column as texts. The conversion is that of `CAST(column AS VARCHAR)` in SQL, which the
+/// identities of sessions are made with.
 fn texts(batch: &RecordBatch, column: usize) -> Result<StringArray> {
     let options = CastOptions { safe: false, ..CastOptions::default() };
     let texts = cast_with_options(batch.column(column), &DataType::Utf8, &options);

@@ -1,4 +1,4 @@
-//! The segments while they are written.
+//! Writes the segments.
 
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::log::Log;
 use crate::{Error, Result};
 
-/// Decoded bytes of a row group, if the memory suffices.
+/// The target size of a decoded row group in bytes, if the memory suffices.
 const ROW_GROUP_BYTES: u64 = 512 << 20;
 const ZSTD_LEVEL: i32 = 3;
 
@@ -30,12 +30,12 @@ pub(crate) struct ShardOptions {
     pub(crate) by: Vec<String>,
     /// The number of segments, at least 1.
     pub(crate) segments: usize,
-    /// Bytes for the rows that wait and the row groups that are encoded. Reading comes on top: two batches of up to 8
-    /// MiB and a page of every column.
+    /// The bytes for buffered rows and for row groups that are being encoded. Reading needs additional memory: two
+    /// batches of up to 8 MiB and a page of each column.
     pub(crate) memory_limit: u64,
-    /// Threads that split, encode and verify, beside the one that reads.
+    /// The number of threads that split, encode and verify, in addition to the reading thread.
     pub(crate) threads: usize,
-    /// Bytes of a page before it is compressed. zstd finds copies of a list only within a page, and a reader decodes
+    /// The bytes of a page before compression. zstd finds copies of a list only within a page, and a reader decodes
     /// whole pages.
     pub(crate) page_bytes: usize,
     /// Whether existing segments are replaced.
@@ -45,24 +45,24 @@ pub(crate) struct ShardOptions {
 /// A segment that was written.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct SegmentFile {
-    /// The file's name.
+    /// The name of the file.
     pub(super) path: String,
     pub(super) rows: u64,
     pub(super) bytes_on_disk: u64,
 }
 
-/// All segments, with their rows that wait to be written.
+/// All segments, with their buffered rows.
 #[derive(Debug)]
 pub(super) struct Segments {
     schema: SchemaRef,
     segments: Vec<Segment>,
-    /// Decoded bytes of the rows that wait, in all segments.
+    /// The decoded bytes of the buffered rows of all segments.
     waiting_bytes: u64,
     most_waiting_bytes: u64,
     row_group_bytes: u64,
-    /// Row groups that are encoded at once.
+    /// The number of row groups that are encoded at the same time.
     threads: usize,
-    /// Chosen from the first rows that are written.
+    /// The Parquet settings, chosen from the first rows that are written.
     properties: Option<WriterProperties>,
     page_bytes: usize,
 }
@@ -71,7 +71,7 @@ pub(super) struct Segments {
 struct Segment {
     path: PathBuf,
     name: String,
-    /// `None` before the first row group.
+    /// The writer; `None` before the first row group.
     writer: Option<ArrowWriter<fs_err::File>>,
     waiting: Vec<RecordBatch>,
     waiting_bytes: u64,
@@ -79,17 +79,17 @@ struct Segment {
 }
 
 impl Segments {
-    /// Segments of `log` in `directory`.
+    /// Makes the segments of `log` in `directory`.
     pub(super) fn create(directory: &Path, log: &Log, options: &ShardOptions) -> Result<Self> {
         let count = options.segments.max(1);
         let segment = |number: usize| {
-            // Zero-filled, so that the order of names is that of numbers.
+            // Zero-padded, so that the order of the names is the order of the numbers.
             let name = format!("segment-{number:05}-of-{count:05}.parquet");
             let path = directory.join(&name);
             Segment { path, name, writer: None, waiting: Vec::new(), waiting_bytes: 0, rows: 0 }
         };
         let threads = options.threads.max(1);
-        // Half of the memory waits. A row group that is encoded is held twice more: put together, and encoded.
+        // Half of the memory is for buffered rows. Encoding holds a row group twice more: concatenated, and encoded.
         let share = options.memory_limit / (4 * threads as u64);
         Ok(Self {
             schema: log.schema.clone(),
@@ -103,7 +103,7 @@ impl Segments {
         })
     }
 
-    /// Appends rows of `batch` to every segment.
+    /// Appends rows of `batch` to each segment.
     pub(super) fn append(&mut self, batch: &RecordBatch, rows_by_segment: &[UInt32Array]) -> Result<()> {
         let segments = self.segments.par_iter_mut().zip(rows_by_segment);
         let bytes = segments.map(|(segment, rows)| segment.append(batch, rows));
@@ -118,7 +118,7 @@ impl Segments {
         }
     }
 
-    /// Writes a row group of each of the segments with the most waiting bytes.
+    /// Writes a row group for each of the segments with the most buffered bytes.
     fn write_largest(&mut self) -> Result<()> {
         let properties = self.properties()?;
         let mut largest: Vec<&mut Segment> = self.segments.iter_mut().collect();
@@ -131,14 +131,14 @@ impl Segments {
         Ok(())
     }
 
-    /// Writes the waiting rows and ends the files.
+    /// Writes the buffered rows, and closes the files.
     pub(super) fn finish(mut self) -> Result<Vec<SegmentFile>> {
         let properties = self.properties()?;
         let schema = &self.schema;
         self.segments.par_iter_mut().map(|segment| segment.finish(schema, &properties)).collect()
     }
 
-    /// The properties of all files; the first call chooses them by the rows that wait.
+    /// Returns the settings of all files. The first call chooses them from the buffered rows.
     fn properties(&mut self) -> Result<WriterProperties> {
         if let Some(properties) = &self.properties {
             return Ok(properties.clone());
@@ -154,7 +154,7 @@ impl Segments {
 }
 
 impl Segment {
-    /// Takes `rows` of `batch` to be written later. Returns their bytes.
+    /// Buffers `rows` of `batch`, and returns their bytes.
     fn append(&mut self, batch: &RecordBatch, rows: &UInt32Array) -> Result<u64, ArrowError> {
         if rows.is_empty() {
             return Ok(0);
@@ -169,7 +169,7 @@ impl Segment {
         Ok(bytes)
     }
 
-    /// Writes the waiting rows as a row group.
+    /// Writes the buffered rows as a row group.
     fn write(&mut self, schema: &SchemaRef, properties: &WriterProperties) -> Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
@@ -208,7 +208,7 @@ impl Segment {
     }
 }
 
-/// A column that keeps only its own rows in memory: views would keep the texts of the whole batch.
+/// Returns a column that keeps only its own rows in memory. View arrays would keep the texts of the whole batch.
 fn compacted(column: &ArrayRef) -> ArrayRef {
     match column.data_type() {
         DataType::Utf8View => Arc::new(column.as_string_view().gc()),
@@ -217,11 +217,11 @@ fn compacted(column: &ArrayRef) -> ArrayRef {
     }
 }
 
-/// Chooses for every column the encoding in which `rows` are smallest.
+/// Chooses the encoding of each column in which `rows` are smallest.
 ///
-/// Plain ids let zstd find a list that is in many rows; a dictionary hides it. The copies of a list are far apart here,
-/// so whole rows are tried. (The writer of datasets, whose sessions are contiguous, tries a small sample of each
-/// column.)
+/// If ids are stored plainly, zstd finds a list that occurs in many rows; a dictionary hides the repetition. The copies
+/// of a list are far apart in a segment, so complete rows are tried. (Sessions in a dataset are contiguous, so its
+/// writer tries a small sample of each column.)
 fn choose_properties(rows: &RecordBatch, page_bytes: usize) -> Result<WriterProperties, ParquetError> {
     let columns = ArrowSchemaConverter::new().convert(rows.schema_ref())?;
     let mut delta = base_properties(page_bytes)?.set_dictionary_enabled(false);
@@ -250,7 +250,7 @@ fn choose_properties(rows: &RecordBatch, page_bytes: usize) -> Result<WriterProp
     Ok(chosen.build())
 }
 
-/// Compressed bytes of every column of a row group of `rows`.
+/// Returns the compressed bytes of each column of a row group of `rows`.
 fn encoded_sizes(rows: &RecordBatch, properties: WriterProperties) -> Result<Vec<i64>, ParquetError> {
     let mut writer = ArrowWriter::try_new(std::io::sink(), rows.schema(), Some(properties))?;
     writer.write(rows)?;

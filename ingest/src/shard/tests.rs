@@ -46,7 +46,7 @@ fn read(path: &Path) -> RecordBatch {
     concat_batches(&schema, &batches).unwrap()
 }
 
-/// A log of every sort of column: `number` counts the rows, `key` is one of 40 and sometimes null.
+/// Returns a log with columns of all types. `number` counts the rows; `key` has 40 values and is sometimes null.
 fn log(rows: std::ops::Range<i64>) -> RecordBatch {
     let keys: Int64Array = rows.clone().map(|i| (i % 41 != 0).then_some(7 * i % 40)).collect();
     let ids = |i: i64| Some((0..i % 5).map(move |at| (at != 3).then_some(i % 7 + at)).collect::<Vec<_>>());
@@ -78,7 +78,7 @@ fn numbers(rows: &RecordBatch) -> Vec<i64> {
     rows.column_by_name("number").unwrap().as_primitive::<Int64Type>().values().to_vec()
 }
 
-/// The rows as bytes that are equal where rows are.
+/// Converts the rows to bytes that are equal if and only if the rows are equal.
 fn row_bytes(rows: &RecordBatch) -> Vec<Vec<u8>> {
     let fields = rows.schema().fields().iter().map(|f| SortField::new(f.data_type().clone())).collect();
     let converter = RowConverter::new(fields).unwrap();
@@ -90,7 +90,7 @@ fn segment_files(directory: &Path) -> Vec<PathBuf> {
     Log::find(&[directory.to_owned()]).unwrap().files.into_iter().map(|file| file.path).collect()
 }
 
-/// A log of two files, 700 rows and 300.
+/// Writes a log of two files with 700 and 300 rows.
 fn two_files() -> (TempDir, RecordBatch) {
     let directory = tempfile::tempdir().unwrap();
     write(&directory.path().join("part-1.parquet"), &log(0..700));
@@ -187,7 +187,7 @@ fn equal_input_gives_equal_bytes() {
     assert!(bytes("first") == bytes("second"));
 }
 
-/// The segment of each row of a log of this key column.
+/// Returns the segment of each row of a log with this key column.
 fn segments_of(key: ArrayRef) -> Vec<usize> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log.parquet");
@@ -244,7 +244,7 @@ fn segments_have_about_as_many_keys_each() {
     assert!(sizes.clone().all(|size| size.abs_diff(1_000) < 190), "{:?}", sizes.collect::<Vec<_>>());
 }
 
-/// The error of sharding `patterns` of a folder.
+/// Returns the error of sharding `patterns` of a folder.
 fn refused(directory: &Path, patterns: &[&str], options: &ShardOptions) -> String {
     let patterns: Vec<PathBuf> = patterns.iter().map(|pattern| directory.join(pattern)).collect();
     let out = directory.join("refused");
@@ -366,7 +366,7 @@ fn a_lost_row_and_a_misplaced_one_are_found() {
     let (rows, others) = (read(&first), read(&second));
     write(&first, &rows.slice(1, rows.num_rows() - 1));
     assert!(checked().unwrap_err().contains("what was written is not what was read"));
-    // A row changed places with one of the other segment: the multiset is the same.
+    // Two rows have swapped segments, so the multiset of rows is unchanged.
     let swap = |a: &RecordBatch, b: &RecordBatch| {
         concat_batches(&a.schema(), [&a.slice(1, a.num_rows() - 1), &b.slice(0, 1)]).unwrap()
     };

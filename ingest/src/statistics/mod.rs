@@ -1,7 +1,7 @@
-//! Statistics of the samples that a build reads, feature by feature, and warnings of what looks wrong in them.
+//! Statistics of the samples that a build reads, per feature, and warnings about suspicious values.
 //!
-//! Numbers, nulls and empty lists are counted where columns are converted, batch by batch; ids where a list changes, so
-//! that a list which repeats costs nothing. All counts are exact but those of distinct ids.
+//! Numbers, nulls and empty lists are counted when columns are converted, batch by batch. Ids are counted where a list
+//! changes, so that repeated lists cost nothing. All counts are exact except the numbers of distinct ids.
 
 mod warnings;
 
@@ -14,14 +14,14 @@ use crate::{Config, FeatureKind};
 
 pub(crate) use self::warnings::warnings;
 
-/// Statistics of the samples that a build read: also of samples of partitions that it does not write.
+/// Statistics of the samples that a build read, including samples of partitions that it does not write.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct BuildStatistics {
-    /// The samples.
+    /// The number of samples.
     pub samples: u64,
     /// The time of the first sample, in UTC; `None` if samples have no times.
     pub first_time: Option<String>,
-    /// The time of the last sample, likewise.
+    /// The time of the last sample, in UTC; `None` if samples have no times.
     pub last_time: Option<String>,
     /// The feature columns, in the dataset's order.
     pub features: Vec<ColumnStatistics>,
@@ -30,11 +30,11 @@ pub struct BuildStatistics {
 /// Statistics of a feature column.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ColumnStatistics {
-    /// The column's name.
+    /// The name of the column.
     pub name: String,
-    /// What it is.
+    /// The kind of the column.
     pub kind: FeatureKind,
-    /// Its values.
+    /// The statistics of its values.
     #[serde(flatten)]
     pub values: ValueStatistics,
 }
@@ -49,35 +49,35 @@ pub enum ValueStatistics {
         min: f32,
         /// The largest value.
         max: f32,
-        /// The share of the samples whose value is above 0.
+        /// The fraction of the samples with a value above 0.
         positive_share: f64,
     },
     /// A sparse or sequence feature.
     List {
-        /// The share of the samples whose list, or single id, is null. Their lists are empty in the dataset.
+        /// The fraction of the samples with a null list or a null single id. Their lists are empty in the dataset.
         null_share: f64,
-        /// The share of the samples whose list is empty without being null.
+        /// The fraction of the samples with a list that is empty but not null.
         empty_share: f64,
-        /// Ids per sample.
+        /// The mean number of ids per sample.
         mean_length: f64,
-        /// An estimate of the distinct ids, with a standard error of 1.6 %.
+        /// An estimate of the number of distinct ids, with a standard error of 1.6 %.
         distinct_ids: u64,
         /// Whether all samples have the same single id.
         is_constant: bool,
         /// The smallest id; `None` if there are no ids, or ids are texts or hashes.
         #[serde(skip_serializing_if = "Option::is_none")]
         min_id: Option<i64>,
-        /// The largest id, likewise.
+        /// The largest id; `None` if there are no ids, or ids are texts or hashes.
         #[serde(skip_serializing_if = "Option::is_none")]
         max_id: Option<i64>,
-        /// With `ids = "hash"`, the pairs of distinct ids that are expected to have the same hash.
+        /// With `ids = "hash"`, the expected number of pairs of distinct ids with equal hashes.
         #[serde(skip_serializing_if = "Option::is_none")]
         expected_collisions: Option<f64>,
     },
 }
 
 impl BuildStatistics {
-    /// The statistics of what was counted. `is_integer` says whether a feature's ids are the integers of the log.
+    /// Makes the statistics from counts. `is_integer` returns whether a feature's ids are the integers of the log.
     pub(crate) fn new(
         config: &Config,
         counted: &SampleStatistics,

@@ -1,12 +1,12 @@
-//! Warnings of what looks wrong in the statistics of a build.
+//! Warnings about suspicious values in the statistics of a build.
 
 use onefold_base::units::format_count;
 
 use super::{BuildStatistics, ColumnStatistics, ValueStatistics};
 use crate::{Config, FeatureKind};
 
-/// Warnings of columns that carry no information, and of labels without positives. Few late samples may well agree in a
-/// value, so a merge warns only of columns without any value.
+/// Returns warnings about columns without information, and labels without positives. A merge warns only about columns
+/// without any value, because a few late samples may well have equal values.
 pub(crate) fn warnings(config: &Config, statistics: &BuildStatistics, is_merge: bool) -> Vec<String> {
     let of_feature = |feature: &ColumnStatistics| {
         let reason = empty_reason(config, feature, statistics.samples)
@@ -16,7 +16,7 @@ pub(crate) fn warnings(config: &Config, statistics: &BuildStatistics, is_merge: 
     statistics.features.iter().filter_map(of_feature).collect()
 }
 
-/// Why a feature has no ids; `None` if it has some.
+/// Returns the reason why a feature has no ids; `None` if it has ids.
 fn empty_reason(config: &Config, feature: &ColumnStatistics, samples: u64) -> Option<String> {
     let ValueStatistics::List { null_share, empty_share, mean_length, .. } = feature.values else {
         return None;
@@ -37,7 +37,7 @@ fn empty_reason(config: &Config, feature: &ColumnStatistics, samples: u64) -> Op
     })
 }
 
-/// Why a column says nothing of its samples; `None` if its values differ.
+/// Returns the reason why a column has no information about its samples; `None` if its values differ.
 fn constant_reason(feature: &ColumnStatistics) -> Option<String> {
     match (feature.kind, &feature.values) {
         (FeatureKind::Label, ValueStatistics::Number { max, .. }) if *max <= 0.0 => Some(

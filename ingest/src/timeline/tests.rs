@@ -16,12 +16,12 @@ use crate::samples::{SkipCounts, plan};
 /// The values of a row.
 type Values = (i64, i64);
 
-/// A row of the event log: user, time, id, item and kind; times are few, so that many tie.
+/// A row of the event log: user, time, id, item and kind. There are few different times, so that many events tie.
 type Event = [i64; 5];
 /// A row of the feature log: request, user and time.
 type Sample = [i64; 3];
 
-/// How the window of a test looks.
+/// The options of a window.
 #[derive(Debug, Clone)]
 struct Window {
     length: usize,
@@ -49,7 +49,7 @@ impl Window {
         Config::parse(Path::new("dataset.toml"), &text.replace("delay = \"0us\"", "delay = \"0s\"")).unwrap()
     }
 
-    /// The lists of a sample by definition: pairs of item and event.
+    /// Returns the lists of a sample by definition, as pairs of item and event.
     fn lists(&self, events: &[Event], [_, user, time]: Sample) -> Vec<(i64, i64)> {
         let mut seen: Vec<Event> = events
             .iter()
@@ -68,7 +68,7 @@ impl Window {
     }
 }
 
-/// Makes rows of numbers the table `name`.
+/// Registers rows of numbers as the table `name`.
 pub(crate) fn register<const N: usize>(
     context: &SessionContext,
     name: &str,
@@ -80,7 +80,7 @@ pub(crate) fn register<const N: usize>(
     context.register_batch(name, batch.unwrap()).unwrap();
 }
 
-/// The rows of numbers that `sql` gives.
+/// Returns the rows of numbers that `sql` selects.
 pub(crate) async fn rows(context: &SessionContext, sql: &str) -> Vec<Vec<i64>> {
     let mut rows = Vec::new();
     for batch in context.query(sql).await.unwrap().collect().await.unwrap() {
@@ -93,9 +93,9 @@ pub(crate) async fn rows(context: &SessionContext, sql: &str) -> Vec<Vec<i64>> {
     rows
 }
 
-/// Every sample's lists, put together from slices and positions as a build does; checks the contract on the way.
-/// `session` is an SQL expression by which the samples are ordered, before their time; so many `places` are numbered
-/// for themselves.
+/// Returns the lists of each sample, assembled from slices and positions as a build does, and checks the contract of
+/// slices. `session` is an SQL expression that orders the samples before their time. Samples are numbered separately in
+/// each of `places` places.
 async fn built(
     window: &Window,
     events: &[Event],
@@ -114,7 +114,7 @@ async fn built(
     let (start, end) = (start_column(0), end_column(0));
     let windows = |table: &str| format!("SELECT request, {start}, {end} FROM {table} ORDER BY request");
     assert_eq!(rows(&context, &windows("narrow")).await, rows(&context, &windows("wide")).await);
-    // Samples that the order does not tell apart are in one slice, and so is a sample's window.
+    // Samples that the order does not distinguish are in one slice, and the window of a sample is in one slice.
     let instants =
         samples.iter().map(|[_, _, time]| samples.iter().filter(|other| other[2] == *time).count());
     let most_at_once = (1 + instants.max().unwrap_or(0)) * window.length;
@@ -155,7 +155,7 @@ async fn built(
         assert!(list.iter().zip(start..).all(|((position, _), wanted)| *position == wanted));
         assert_eq!(lists.insert(request, list.iter().map(|(_, values)| *values).collect()), None);
     }
-    // Nothing is read that no sample of the slice needs, and no slice is much larger than asked for.
+    // A slice has only rows that its samples need, and is not much larger than requested.
     for (first, slice) in by_first {
         let positions: Vec<i64> = slice.iter().map(|(position, _)| *position).collect();
         assert_eq!(needed.remove(&first).unwrap().into_iter().collect::<Vec<_>>(), positions);
@@ -183,7 +183,7 @@ fn logs() -> impl Strategy<Value = (Vec<Event>, Vec<Sample>)> {
     let events = proptest::collection::vec((event, 1usize..3), 0..40).prop_map(|events| {
         let numbered = events.into_iter().enumerate();
         let copies = numbered.flat_map(|(i, ([user, at, _, _, kind], copies))| {
-            // Ids fall as others rise, so that `order` decides between events of one time.
+            // Ids fall from event to event, so that `order` decides between events with equal times.
             std::iter::repeat_n([user, at, 100 - i as i64, 7 * i as i64 % 5, kind], copies)
         });
         copies.collect()
@@ -234,7 +234,7 @@ fn neither_a_later_event_nor_one_of_the_same_instant_is_seen() {
 
 #[test]
 fn times_at_the_ends_of_the_range_leak_nothing() {
-    // The first moment that checks allow here, and one long after the samples.
+    // The earliest time that the checks allow here, and a time long after the samples.
     let (first, late) = (0, 1_600_000_000_000_000);
     let window = Window { length: 9, delay: 3, max_age: Some(10), only_clicks: false, with_key: true };
     let events = [[1, late, 1, 5, 0], [1, first, 2, 6, 0], [1, 2, 3, 7, 0]];
@@ -242,7 +242,7 @@ fn times_at_the_ends_of_the_range_leak_nothing() {
     assert_eq!(lists, BTreeMap::from([(1, vec![(6, 2), (7, 3)]), (2, vec![]), (3, vec![(6, 2)])]));
 }
 
-/// Plans over events of which one has no item.
+/// Plans samples over events, one of which has no item.
 fn planned(sections: &str) -> crate::Result<SkipCounts> {
     let window = Window { length: 9, delay: 0, max_age: None, only_clicks: false, with_key: true };
     let mut config = window.config();

@@ -1,19 +1,19 @@
 //! The SQL function `__onefold_micros(column, spec)`: a time column as microseconds since 1970-01-01T00:00 UTC.
 //!
-//! | column | what the configuration may say | what a value means |
+//! | column | possible settings | meaning of a value |
 //! |---|---|---|
-//! | timestamp with a time zone | nothing | an instant |
+//! | timestamp with a time zone | none | an instant |
 //! | timestamp, date | `time_zone` | a local time (a date: its midnight), of UTC without a zone |
 //! | integer | `unit` | a count since 1970 |
 //! | integer, text | `format`, `time_zone` | digits or text in the notation of `strftime` |
 //! | 64-bit float | `unit` | a count since 1970 with a fraction |
-//! | text | nothing, `time_zone` | ISO 8601 |
+//! | text | none, `time_zone` | ISO 8601 |
 //! | text | `unit` | the digits of a count since 1970 |
 //!
-//! Nulls stay nulls. Where a clock is set back and shows a time twice, the first of the two is taken. A time that a clock
-//! skips, because it is set forward, is read as if it had not been. The function `__onefold_clock_change(column, spec)`
-//! says which: 1 for a time that is shown twice, 2 for one that is skipped, 0 for others. Integers and timestamps that are
-//! finer than a microsecond are rounded down.
+//! Nulls stay nulls. If a clock is set back and shows a local time twice, the first instant is taken. If a clock is set
+//! forward and skips a local time, the time is read as if the clock had not been set. The function
+//! `__onefold_clock_change(column, spec)` returns 1 for a time that is shown twice, 2 for a time that is skipped, and 0
+//! for others. Integers and timestamps that are finer than a microsecond are rounded down.
 
 use std::sync::Arc;
 
@@ -36,12 +36,12 @@ use crate::clock::{ClockChange, Instant, Zone, local_instant, local_midnight, pa
 use crate::config::{EpochUnit, TimeConfig};
 use crate::error::external;
 
-/// The function's name.
+/// The name of the function.
 pub(super) const NAME: &str = "__onefold_micros";
-/// The name of the function that says whether a clock was changed.
+/// The name of the function that detects clock changes.
 pub(super) const CHANGE_NAME: &str = "__onefold_clock_change";
 
-/// The settings of a time column, as the function's second argument.
+/// The settings of a time column, passed as the second argument of the function.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Spec {
     place: String,
@@ -68,26 +68,26 @@ impl Spec {
     }
 }
 
-/// How the values of a column are read.
+/// The way to read the values of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// Counts since 1970 in UTC, by the number of counts in a second.
+    /// Counts since 1970 in UTC, with this number of counts per second.
     Count(i64),
-    /// Counts since 1970 on a local clock, likewise.
+    /// Counts since 1970 on a local clock, with this number of counts per second.
     LocalCount(i64),
     /// Days since 1970.
     Days,
-    /// Counts with a fraction.
+    /// Counts since 1970 with a fraction, with this number of counts per second.
     Fraction(i64),
-    /// The digits of a count since 1970.
+    /// The digits of a count since 1970, with this number of counts per second.
     Digits(i64),
     /// Texts, or the digits of a number, in a format.
     Formatted,
-    /// ISO 8601.
+    /// Texts in ISO 8601.
     Iso,
 }
 
-/// Why a time column cannot be read.
+/// The reason why a time column cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unclear {
     /// Its values are numbers without a unit.
@@ -97,7 +97,7 @@ pub(super) enum Unclear {
 }
 
 impl Reading {
-    /// How a column of `data_type` is read, or why it cannot be: its type and the configuration do not define its
+    /// Returns how to read a column of `data_type`, or the reason why its type and the configuration do not define its
     /// values.
     pub(super) fn of(time: &TimeConfig, data_type: &DataType) -> Result<Self, Unclear> {
         let wrong = |message: &str, hint: &str| Err(Unclear::Wrong(message.to_owned(), hint.to_owned()));
@@ -157,12 +157,12 @@ impl Reading {
     }
 }
 
-/// The function, to be registered with the engine.
+/// Returns the function, to be registered with the engine.
 pub(crate) fn function() -> ScalarUDF {
     ScalarUDF::new_from_impl(Micros { name: NAME, signature: Signature::any(2, Volatility::Immutable) })
 }
 
-/// The function that says whether a clock was changed.
+/// Returns the function that detects clock changes.
 pub(crate) fn change_function() -> ScalarUDF {
     ScalarUDF::new_from_impl(Micros {
         name: CHANGE_NAME,
@@ -170,7 +170,7 @@ pub(crate) fn change_function() -> ScalarUDF {
     })
 }
 
-/// Either function: they read the same values.
+/// One of the two functions, which read the same values.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Micros {
     name: &'static str,
@@ -206,12 +206,12 @@ impl ScalarUDFImpl for Micros {
     }
 }
 
-/// Microseconds since 1970 of the values of a column.
+/// Returns the values of a column in microseconds since 1970.
 fn to_micros(spec: &Spec, values: &ArrayRef) -> EngineResult<Int64Array> {
     Ok(instants(spec, values)?.into_iter().map(|instant| instant.map(|instant| instant.micros)).collect())
 }
 
-/// Whether clocks were changed at the values of a column.
+/// Returns whether a clock change affects each value of a column.
 fn to_changes(spec: &Spec, values: &ArrayRef) -> EngineResult<Int64Array> {
     let change = |instant: Instant| match instant.change {
         ClockChange::None => 0,
@@ -221,7 +221,7 @@ fn to_changes(spec: &Spec, values: &ArrayRef) -> EngineResult<Int64Array> {
     Ok(instants(spec, values)?.into_iter().map(|instant| instant.map(change)).collect())
 }
 
-/// The instants that the values of a column mean.
+/// Returns the instants that the values of a column denote.
 fn instants(spec: &Spec, values: &ArrayRef) -> EngineResult<Vec<Option<Instant>>> {
     if let DataType::Dictionary(_, value) = values.data_type() {
         return instants(spec, &cast(values, value)?);
@@ -258,7 +258,7 @@ fn instants(spec: &Spec, values: &ArrayRef) -> EngineResult<Vec<Option<Instant>>
     }
 }
 
-/// `instant` of each number of a column of integers, timestamps or dates.
+/// Applies `instant` to each number of a column of integers, timestamps or dates.
 fn each_count(
     spec: &Spec,
     values: &ArrayRef,
@@ -275,7 +275,7 @@ fn each_count(
     each(spec, values, counts.as_primitive::<Int64Type>(), instant)
 }
 
-/// `instant` of each text of a column, without the blanks around it; of integers, of their digits.
+/// Applies `instant` to each trimmed text of a column, or to the digits of each integer.
 fn each_text(
     spec: &Spec,
     values: &ArrayRef,
@@ -285,7 +285,8 @@ fn each_text(
     each(spec, values, texts.as_string::<i32>(), |text| instant(text.trim()))
 }
 
-/// `instant` of each of `items`, which are the values of a column; the first that has none is an error.
+/// Applies `instant` to each of `items`, which are the values of a column. Fails at the first value for which it
+/// returns `None`.
 fn each<T>(
     spec: &Spec,
     values: &ArrayRef,
@@ -302,7 +303,7 @@ fn each<T>(
     items.into_iter().enumerate().map(instant).collect()
 }
 
-/// The microseconds of a count since 1970, rounded down; `None` if they exceed 64 bits.
+/// Returns the microseconds of a count since 1970, rounded down; `None` if they exceed 64 bits.
 fn micros_of(count: i64, per_second: i64) -> Option<i64> {
     if per_second <= 1_000_000 {
         count.checked_mul(1_000_000 / per_second)
@@ -311,7 +312,7 @@ fn micros_of(count: i64, per_second: i64) -> Option<i64> {
     }
 }
 
-/// The time of a text in ISO 8601. A text without a zone is in `zone`, or in UTC if that is `None`. `None` for other
+/// Parses a time in ISO 8601. A text without a zone is in `zone`, or in UTC if that is `None`. Returns `None` for other
 /// texts.
 fn parse_iso(text: &str, zone: Option<Zone>) -> Option<Instant> {
     let as_utc = string_to_datetime(&Utc, text).ok()?;
@@ -319,7 +320,7 @@ fn parse_iso(text: &str, zone: Option<Zone>) -> Option<Instant> {
     if zone.is_none() {
         return Some(plain);
     }
-    // A text that names its zone is the same instant in every default zone.
+    // A text with a zone denotes the same instant for every default zone.
     let elsewhere = FixedOffset::east_opt(3600)?;
     if string_to_datetime(&elsewhere, text).ok()? == as_utc {
         return Some(plain);
@@ -331,7 +332,7 @@ fn parse_iso(text: &str, zone: Option<Zone>) -> Option<Instant> {
     }
 }
 
-/// The error for a value that is not a time.
+/// Returns the error for a value that is not a time.
 fn refused(spec: &Spec, value: &str) -> DataFusionError {
     let zone = spec.time_zone.as_deref().map(|zone| format!(" of {zone}")).unwrap_or_default();
     let (message, hint) = match (&spec.unit, &spec.format) {
@@ -452,9 +453,9 @@ mod tests {
     #[test]
     fn clocks_that_are_set_skip_and_repeat_an_hour() {
         let copenhagen = spec(None, None, Some("Europe/Copenhagen"));
-        // 2023-10-29 02:30 comes first in summer time, at 00:30 UTC.
+        // 2023-10-29 02:30 occurs first in summer time, at 00:30 UTC.
         assert_eq!(micros(&copenhagen, texts(&["2023-10-29 02:30:00"])), [Some(1_698_539_400 * MICROS)]);
-        // 2023-03-26 02:30 is the time at which an unchanged clock would have shown it, 01:30 UTC.
+        // 2023-03-26 02:30 is skipped. A clock that had not been set would show it at 01:30 UTC.
         let spring = ["2023-03-26 01:30:00", "2023-03-26 02:30:00", "2023-03-26 03:00:00"];
         let expected = [1_679_790_600, 1_679_794_200, 1_679_792_400].map(|second| Some(second * MICROS));
         assert_eq!(micros(&copenhagen, texts(&spring)), expected);
@@ -463,10 +464,10 @@ mod tests {
         };
         assert_eq!(changes(&spring), [Some(0), Some(2), Some(0)]);
         assert_eq!(changes(&["2023-10-29 02:30:00", "2023-10-29 02:30:00Z"]), [Some(1), Some(0)]);
-        // Samoa had no 2011-12-30.
+        // In Samoa, 2011-12-30 was skipped.
         let samoa = spec(None, None, Some("Pacific/Apia"));
         assert!(micros(&samoa, texts(&["2011-12-30 12:00:00"]))[0].is_some());
-        // Midnight of 2018-11-04 did not exist in São Paulo: that day began at 01:00, 03:00 UTC.
+        // Midnight of 2018-11-04 was skipped in São Paulo: that day began at 01:00, which is 03:00 UTC.
         let day = micros(&spec(None, None, Some("America/Sao_Paulo")), texts(&["2018-11-04"]));
         assert_eq!(day, [Some(1_541_300_400 * MICROS)]);
     }

@@ -1,9 +1,9 @@
-//! Times of every kind as microseconds since 1970-01-01T00:00 UTC.
+//! Converts times of every type to microseconds since 1970-01-01T00:00 UTC.
 //!
-//! [`micros_sql`] makes the SQL expression of every time column: of sessions, joins, attributes and timelines. The
-//! expression calls the function `__onefold_micros` ([`micros`]), which converts a column by its type and by what the
-//! configuration says of it, and fails on a value that it cannot read. [`check`] refuses, before rows are read, a
-//! column whose type and configuration do not say what the values mean.
+//! [`micros_sql`] makes the SQL expression for each time column of sessions, joins, attributes and timelines. The
+//! expression calls the function `__onefold_micros` ([`micros`]), which converts a column according to its type and its
+//! configuration, and fails on a value that it cannot read. [`check`] refuses a column before rows are read if its type
+//! and configuration do not determine the meaning of its values.
 
 mod micros;
 
@@ -22,15 +22,15 @@ use crate::config::{EpochUnit, TimeConfig};
 use crate::sql::quote;
 use crate::{Config, Error, Result};
 
-/// 1990-01-01T00:00 UTC: earlier times are refused unless the configuration allows them.
+/// 1990-01-01T00:00 UTC. Earlier times are refused unless the configuration allows them.
 const FIRST_PLAUSIBLE: i64 = 7_305 * 86_400 * 1_000_000;
-/// More than the rows of a file. Where rows have no times, the time of a row is so many microseconds for each file before
-/// its own, and one for each row before it.
+/// A number larger than the number of rows of any file. If rows have no times, the time of a row is this number of
+/// microseconds for each file before its own, plus one microsecond for each row before it.
 const ROWS_OF_FILE: i64 = 1 << 40;
-/// Rows whose values an error about a missing unit shows.
+/// The number of rows whose values an error about a missing unit takes into account.
 const ROWS_SHOWN: usize = 1000;
 
-/// The range of accepted times, in microseconds since 1970. Both ends belong to it.
+/// The range of accepted times, in microseconds since 1970. Both ends are inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeLimits {
     /// The first accepted time.
@@ -40,7 +40,7 @@ pub struct TimeLimits {
 }
 
 impl TimeLimits {
-    /// The limits of `[checks]`: from 1990 until now, unless it says otherwise.
+    /// Returns the limits of `[checks]`: from 1990 until now by default.
     pub(crate) fn of_checks(config: &Config) -> Self {
         let checks = config.checks.as_ref();
         let not_before = checks.and_then(|checks| checks.not_before).unwrap_or(FIRST_PLAUSIBLE);
@@ -51,7 +51,7 @@ impl TimeLimits {
         Self { not_before, not_after }
     }
 
-    /// The limits of a time column: its own, or else these.
+    /// Returns the limits of a time column: its own limits, or else these.
     pub(crate) fn of(self, time: &TimeConfig) -> Self {
         Self {
             not_before: time.not_before.unwrap_or(self.not_before),
@@ -59,18 +59,18 @@ impl TimeLimits {
         }
     }
 
-    /// The SQL condition that the time `micros` is before the limits.
+    /// Returns the SQL condition that the time `micros` is before the limits.
     pub(crate) fn is_past(self, micros: &str) -> String {
         format!("{micros} < {}", self.not_before)
     }
 
-    /// The SQL condition that the time `micros` is after the limits.
+    /// Returns the SQL condition that the time `micros` is after the limits.
     pub(crate) fn is_future(self, micros: &str) -> String {
         format!("{micros} > {}", self.not_after)
     }
 }
 
-/// Formats `micros` since 1970 for a person.
+/// Formats microseconds since 1970 for messages.
 pub(crate) fn shown(micros: i64) -> String {
     DateTime::from_timestamp_micros(micros).map_or_else(
         || format!("{micros} µs since 1970"),
@@ -78,11 +78,12 @@ pub(crate) fn shown(micros: i64) -> String {
     )
 }
 
-/// The SQL expression for the microseconds since 1970 of the time column of a table with the columns of `schema`.
+/// Returns the SQL expression for the time column of a table with the columns of `schema`, in microseconds since 1970.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the column is missing, or its type and the configuration do not say what its values mean.
+/// [`Error::Fault`] if the column is missing, or its type and the configuration do not determine the meaning of its
+/// values.
 pub(crate) fn micros_sql(config: &Config, time: &TimeConfig, schema: &ArrowSchema) -> Result<String> {
     let data_type = schema.field_with_name(&time.column).map_or(&DataType::Null, |field| field.data_type());
     Reading::of(time, data_type).map_err(|unclear| unclear.error(config, time, data_type, None))?;
@@ -93,12 +94,12 @@ pub(crate) fn micros_sql(config: &Config, time: &TimeConfig, schema: &ArrowSchem
     })
 }
 
-/// The SQL expression that says whether a time of a time column, which was checked, is shown twice (1) by clocks of its
-/// zone, or skipped (2); `None` if the configuration does not name a zone.
+/// Returns the SQL expression that detects clock changes in a checked time column: 1 for a time that the clocks of its
+/// zone show twice, 2 for a time that they skip. Returns `None` if the configuration does not name a zone.
 ///
 /// # Errors
 ///
-/// None that a checked column has.
+/// None for a checked column.
 pub(crate) fn clock_change_sql(time: &TimeConfig) -> Result<Option<String>> {
     time.time_zone.is_some().then(|| call(micros::CHANGE_NAME, time)).transpose()
 }
@@ -108,12 +109,12 @@ fn call(function: &str, time: &TimeConfig) -> Result<String> {
     Ok(format!("{function}({}, '{}')", quote(&time.column), spec.replace('\'', "''")))
 }
 
-/// Checks that the time column of `rows`, where there is one, has a type that says, together with the configuration,
-/// what its values mean.
+/// Checks that the type of the time column of `rows`, if it exists, and the configuration determine the meaning of its
+/// values.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if it does not. For numbers without a unit the error says what some of them would mean in each
+/// [`Error::Fault`] if they do not. For numbers without a unit, the error shows the meaning of some values in each
 /// unit.
 pub(crate) async fn check(config: &Config, time: &TimeConfig, rows: DataFrame) -> Result<()> {
     let Ok(field) = rows.schema().as_arrow().field_with_name(&time.column) else { return Ok(()) };
@@ -128,7 +129,7 @@ pub(crate) async fn check(config: &Config, time: &TimeConfig, rows: DataFrame) -
     }
 }
 
-/// The smallest and the largest of some values of a column; `None` if all are null.
+/// Returns the smallest and the largest of some values of a column; `None` if all are null.
 async fn some_values(rows: DataFrame, column: &str) -> Result<Option<[ScalarValue; 2]>> {
     let some =
         rows.filter(ident(column).is_not_null())?.select(vec![ident(column)])?.limit(0, Some(ROWS_SHOWN))?;
@@ -172,7 +173,7 @@ fn unit_hint(time: &TimeConfig, unit: &str) -> String {
     )
 }
 
-/// A description of what the values would mean in each unit, and a hint.
+/// Describes the meaning of the values in each unit, and returns a hint too.
 fn meanings(config: &Config, time: &TimeConfig, values: &[ScalarValue; 2]) -> (String, String) {
     let limits = TimeLimits::of_checks(config).of(time);
     let numbers = values.each_ref().map(|value| value.to_string().parse::<f64>().unwrap_or(f64::NAN));
@@ -201,7 +202,7 @@ fn meanings(config: &Config, time: &TimeConfig, values: &[ScalarValue; 2]) -> (S
     (meaning, hint)
 }
 
-/// Whether a number has the digits of a date, as 20240601.
+/// Returns whether a number has the digits of a date, such as 20240601.
 fn spells_a_date(value: &ScalarValue) -> bool {
     let text = value.to_string();
     text.len() == 8

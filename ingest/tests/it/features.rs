@@ -1,4 +1,4 @@
-//! Features that come after a dataset was built.
+//! Features that are added after a dataset was built.
 
 use onefold_datasets::Snapshot;
 use serde_json::Value;
@@ -23,7 +23,7 @@ user = { kind = "sparse", group = "user" }
 history = { kind = "sequence", group = "history" }
 "#;
 
-/// The features that come later, one of them in a group that is there.
+/// The features that are added later. One of them joins an existing group.
 const MORE: &str = "shop = { kind = \"sparse\", group = \"user\" }\nprice = { kind = \"dense\" }\n";
 
 fn log() -> Dir {
@@ -34,7 +34,7 @@ fn log() -> Dir {
     dir
 }
 
-/// The summary of a command.
+/// Runs a command, and returns its summary.
 #[track_caller]
 fn works(dir: &Dir, arguments: &[&str]) -> Value {
     let mut command = dir.command(arguments);
@@ -66,7 +66,7 @@ fn appended_partitions_may_have_further_features() {
     let shop = snapshot.statistics.features["shop"];
     assert_eq!(shop.values, snapshot.partitions[1].samples);
     works(&dir, &["verify", "dataset"]);
-    // Of the first partition the columns are compared that it has.
+    // The first partition lacks the added features, so only its other columns are compared.
     works(&dir, &["verify", "dataset", "--against", "more.toml"]);
     works(&dir, &["report", "dataset", "--html", "report.html"]);
     fails(
@@ -88,7 +88,7 @@ fn appended_partitions_may_have_further_features() {
         &["append", "kind.toml", "--out", "dataset"],
         &["the dataset has `shop` as a sparse feature, the samples have it as a dense feature"],
     );
-    // Appended once more, the first partition gets the features, too.
+    // A second append also adds the features to the first partition.
     works(&dir, &["append", "more.toml", "--out", "dataset"]);
     works(&dir, &["build", "more.toml", "--out", "whole"]);
     let digest = |dataset: &str| works(&dir, &["verify", dataset])["digest"].clone();
@@ -125,13 +125,13 @@ fn features_are_dropped_and_renamed_without_writing_files() {
         &["features `store`", "drop-features DATASET store"],
     );
     fails(&dir, &["verify", "dataset", "--against", "now.toml"], &["has 2 problems"]);
-    // Written again, its files are those of the schema of now, and the others are not needed.
+    // After the append, the files have the current schema, and the old files are not needed.
     works(&dir, &["append", "now.toml", "--out", "dataset"]);
     works(&dir, &["verify", "dataset", "--against", "now.toml"]);
     works(&dir, &["vacuum", "dataset", "--keep", "1", "--older-than", "0s"]);
     assert!(before.iter().all(|path| !dir.path("dataset").join(path).exists()));
     works(&dir, &["verify", "dataset"]);
-    // A dropped vocabulary is gone with its feature.
+    // A vocabulary is dropped with its last feature.
     works(&dir, &["drop-features", "dataset", "store"]);
     assert!(Snapshot::load(&dir.path("dataset")).unwrap().vocabularies.is_empty());
     works(&dir, &["append", "first.toml", "--out", "dataset"]);

@@ -1,5 +1,5 @@
-//! Logs whose ids are texts, unsigned integers, booleans or bytes build with `dataset.toml` alone, and each vocabulary
-//! can be undone.
+//! Builds logs with ids that are texts, unsigned integers, booleans or bytes, without a query. The vocabularies can be
+//! undone.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::logs::{Dir, parquet, statistics_of};
 /// 2024-05-01T00:00Z in microseconds since 1970.
 const DAY: i64 = 1_714_521_600_000_000;
 const MINUTE: i64 = 60_000_000;
-/// Requests of a day's log.
+/// The number of requests in the log of a day.
 const REQUESTS: i64 = 60;
 
 const HEAD: &str = "format_version = 1\n[partition]\nby = \"day\"\n[session]\nkey = [\"visit\"]\ntime = \"time\"\norder = [\"request\"]\n";
@@ -40,12 +40,12 @@ fn lists(values: impl IntoIterator<Item = Option<Vec<String>>>) -> ArrayRef {
     Arc::new(lists.finish())
 }
 
-/// The item of a request: seldom ones at `day` 1 that `day` 0 does not have, and none at every seventh.
+/// Returns the item of a request; none for every seventh request. Day 1 has rare items that day 0 does not have.
 fn item(day: i64, request: i64) -> Option<String> {
     (request % 7 != 0).then(|| format!("N{}", request * request % 11 + 8 * day))
 }
 
-/// The history of a request: null at every fifth, empty at every sixth.
+/// Returns the history of a request: null for every fifth request, empty for every sixth.
 fn history(day: i64, request: i64) -> Option<Vec<String>> {
     let items = |length| (0..length).map(|i| format!("N{}", (request / 4 + i) % 9 + 6 * day)).collect();
     (request % 5 != 0).then(|| items(if request % 6 == 0 { 0 } else { request % 4 + 2 }))
@@ -55,7 +55,7 @@ fn user(request: i64) -> String {
     format!("user-{}", request % 7)
 }
 
-/// The columns of a day's log.
+/// Returns the columns of the log of a day.
 fn columns(day: i64) -> Vec<(&'static str, ArrayRef)> {
     let all = || 0..REQUESTS;
     let dictionary = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
@@ -122,7 +122,7 @@ fn run(dir: &Dir, command: &str, out: &str) -> Value {
     dir.works(program, out).0
 }
 
-/// The columns of all samples: lists of ids by the number of the request.
+/// Reads a column of all samples: lists of ids by the number of the request.
 fn read(dataset: &Path, column: &str) -> BTreeMap<i64, Vec<i64>> {
     let snapshot = Snapshot::load(dataset).unwrap();
     let mut all = BTreeMap::new();
@@ -144,7 +144,7 @@ fn vocabulary(dataset: &Path, name: &str) -> Vocabulary {
     Vocabulary::load(dataset, &Snapshot::load(dataset).unwrap(), name).unwrap()
 }
 
-/// The texts that the vocabulary `name` undoes the ids of a column to.
+/// Reads a column, and replaces its ids by the texts in the vocabulary `name`.
 fn undone(dataset: &Path, column: &str, name: &str) -> BTreeMap<i64, Vec<String>> {
     let vocabulary = vocabulary(dataset, name);
     assert_eq!(vocabulary.kind(), OriginalKind::Text);
@@ -158,7 +158,7 @@ fn by_request<T>(of: impl Fn(i64) -> Vec<T>) -> BTreeMap<i64, Vec<T>> {
 
 const FEATURES: [&str; 8] = ["item", "history", "country", "large", "large_list", "flag", "uuid", "number"];
 
-/// The texts that stand for the ids of a feature; bytes of `uuid` as Latin-1.
+/// Returns the texts that correspond to the ids of a feature; the bytes of `uuid` as Latin-1.
 fn texts_of(feature: &str, request: i64) -> Vec<String> {
     let large = (u64::MAX - (request % 13) as u64).to_string();
     match feature {
@@ -206,7 +206,7 @@ fn hashed_ids_of_every_type_are_the_hashes_of_their_texts() {
     let collisions = hashed("large")["expected_collisions"].as_f64().unwrap();
     assert!((collisions / (13.0 * 12.0 / 2_f64.powi(64)) - 1.0).abs() < 0.01, "{collisions}");
 
-    // SQL makes the same ids.
+    // The SQL function makes the same ids.
     let ids: Vec<String> = FEATURES.iter().map(|name| format!("hash_id({name}) AS {name}")).collect();
     let rest = rest.replace(", ids = \"hash\"", "").replace(
         "source = \"log\"",
@@ -219,7 +219,7 @@ fn hashed_ids_of_every_type_are_the_hashes_of_their_texts() {
     }
 }
 
-/// A configuration whose features have vocabularies.
+/// A configuration with vocabularies.
 const NUMBERED: &str = "[sources]\nlog = \"log-*.parquet\"\n[samples]\nsource = \"log\"\n[features]\nclicked = { kind = \"label\" }\n\
     request = { kind = \"sparse\" }\nitem = { kind = \"sparse\", vocabulary = \"items\" }\n\
     history = { kind = \"sequence\", group = \"history\", vocabulary = \"items\" }\n\
@@ -245,13 +245,13 @@ fn vocabularies_keep_the_texts_and_can_be_undone() {
         let expected = by_request(|request| texts_of(feature, request));
         assert_eq!(undone(&dataset, feature, name), expected, "{feature}");
     }
-    // Integers stay integers in a vocabulary of their own.
+    // In a vocabulary of integers, the originals are integers.
     let numbers = vocabulary(&dataset, "number");
     assert_eq!(numbers.kind(), OriginalKind::Integer);
     let values = read(&dataset, "number").into_values().flatten().map(|id| numbers.original(id).unwrap());
     assert!(values.eq((0..REQUESTS).map(|request| request % 10 - 5)));
 
-    // Numbers are ranks: by falling count, ties by text.
+    // The numbers are ranks: by descending count, then by text.
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for request in 0..REQUESTS {
         for text in texts_of("item", request).into_iter().chain(texts_of("history", request)) {
@@ -321,7 +321,7 @@ fn an_append_extends_a_vocabulary_of_texts_and_renumbers_nothing() {
     let output = verify.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 
-    // Hashes in the place of the numbers would be read as other ids.
+    // Hashes instead of the numbers would be read as other ids, so the append is refused.
     configure(
         &dir,
         &NUMBERED.replace("vocabulary = \"large\"", "ids = \"hash\"").replace("[vocabularies.large]\n", ""),
@@ -351,7 +351,7 @@ fn texts_do_not_extend_a_vocabulary_of_integers() {
     let mut append = std::process::Command::new(env!("CARGO_BIN_EXE_onefold-ingest"));
     append.current_dir(dir.path("")).args(["append", "dataset.toml", "--out", "out", "--layout", "rows"]);
     dir.fails_as(append, &["column `item`", "vocabulary `item` are integers", "CAST(item AS BIGINT)"]);
-    // The other way round an integer is its decimal text.
+    // In a vocabulary of texts, an integer is its decimal text.
     run(&dir, "build", "texts");
     dir.write(
         "log-0.parquet",
@@ -432,7 +432,8 @@ fn keys_of_all_kinds_may_be_text() {
         *column = if *name == "visit" { cast(column, &dictionary).unwrap() } else { Arc::clone(column) };
     }
     dir.write("log.parquet", parquet(log));
-    // Every second request has a click, every third user an age; in CSV, whose texts have another type.
+    // Every second request has a click, and every third user an age. The files are CSV, so the engine's type of texts
+    // differs.
     let clicks: Vec<String> =
         (0..REQUESTS).step_by(2).map(|r| format!("r{r},2024-05-01T{:02}:{:02}:30", r / 60, r % 60)).collect();
     dir.write("clicks.csv", format!("of,at\n{}\n", clicks.join("\n")));
@@ -526,7 +527,7 @@ fn hints_of_errors_are_sql_that_works() {
     with("CAST(item AS BIGINT)", "CAST(array_compact(list) AS BIGINT[])", "");
     run(&dir, "build", "out");
     let ids = |column: &str| read(&dir.path("out"), column).into_values().collect::<Vec<_>>();
-    // A null id is an empty list.
+    // A null id becomes an empty list.
     assert_eq!(ids("item"), [vec![1], vec![], vec![3]]);
     assert_eq!(ids("list"), [[7], [7], [7]]);
     with("CAST(item AS BIGINT)", "array_compact(list)", ", ids = \"hash\"");
@@ -537,7 +538,7 @@ fn hints_of_errors_are_sql_that_works() {
 #[test]
 fn texts_of_ids_in_csv_become_sequences_and_samples() {
     let dir = Dir::new();
-    // As a news service logs: the history of the user, then what was shown and whether it was clicked.
+    // A log as a news service writes it: the history of the user, then the articles shown with their clicks.
     dir.write(
         "news.tsv",
         "1\tU13\t2024-05-01T10:00:00\tN1 N2 N3\tN7-1 N8-0\n2\tU13\t2024-05-01T10:05:00\tN1 N2 N3 N7\tN9-0\n3\tU7\t2024-05-01T11:00:00\t\tN8-1\n",
@@ -566,7 +567,7 @@ fn texts_of_ids_in_csv_become_sequences_and_samples() {
     assert_eq!(undone(&dataset, "shown", "items"), expected([&["N7", "N8"], &["N9"], &["N8"]]));
     assert_eq!(read(&dataset, "clicks"), BTreeMap::from([(1, vec![1, 0]), (2, vec![0]), (3, vec![1])]));
 
-    // A sample for each pair.
+    // One sample for each pair.
     configure(
         &dir,
         &format!(

@@ -1,4 +1,4 @@
-//! `init` on small logs of many kinds, and builds of what it writes.
+//! Runs `init` on small logs of many kinds, and builds the configurations that it writes.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::logs::{Dir, parquet, statistics_of};
 
-/// Runs `init` on `paths`; gives its summary and what it has written.
+/// Runs `init` on `paths`, and returns its summary and the text of the configuration.
 #[track_caller]
 fn init(dir: &Dir, paths: &[&str]) -> (Value, String) {
     let arguments = [&["init"][..], paths, &["--out", "dataset.toml", "--overwrite", "--json"]].concat();
@@ -22,7 +22,7 @@ fn init(dir: &Dir, paths: &[&str]) -> (Value, String) {
     (summary, fs_err::read_to_string(dir.path("dataset.toml")).unwrap())
 }
 
-/// Runs `init`, and builds what it has written as it is. Gives the text and the summary of the build.
+/// Runs `init`, and builds the unchanged configuration. Returns its text and the summary of the build.
 #[track_caller]
 fn init_and_build(dir: &Dir, paths: &[&str]) -> (String, Value) {
     let (_, text) = init(dir, paths);
@@ -32,7 +32,7 @@ fn init_and_build(dir: &Dir, paths: &[&str]) -> (String, Value) {
     (text, serde_json::from_str(stdout.lines().last().unwrap()).unwrap())
 }
 
-/// Checks that `feature` has `length` ids in each sample on average.
+/// Checks that `feature` has `length` ids per sample on average.
 #[track_caller]
 fn has_length(summary: &Value, feature: &str, length: f64) {
     let found = statistics_of(summary, feature)["mean_length"].as_f64().unwrap();
@@ -61,7 +61,7 @@ fn a_travel_log_of_searches() {
     let (text, summary) = init_and_build(&dir, &["searches/*.csv"]);
     assert!(text.contains("searches = \"searches/*.csv\"") && !text.contains("# CHECK"), "{text}");
     assert!(text.contains("# 1709629200: seconds, 2024-03-05T09:00:00Z"), "{text}");
-    // 20 searches with 2 hotels, 20 with 3; a click in every fourth.
+    // 20 searches have 2 hotels, 20 have 3, and every fourth has a click.
     assert_eq!(summary["samples"], 100);
     assert_eq!(summary["sessions"], 10);
     has_length(&summary, "filters", 2.0);
@@ -98,7 +98,7 @@ fn a_news_log_of_parquet_lists() {
     let users = columns.iter().filter(|(name, _)| *name == "user_id").cloned().collect();
     dir.write("logs/behaviors.parquet", parquet(columns));
     dir.write("logs/history.parquet", parquet(users));
-    // Files with other columns are another source.
+    // Files with other columns become another source.
     let (text, summary) = init_and_build(&dir, &["logs"]);
     assert!(
         text.contains("behaviors = \"logs/behaviors.parquet\"") && text.contains("# [[attributes]]"),
@@ -220,7 +220,7 @@ fn paths_are_relative_to_the_configuration() {
     assert!(text.contains("logs = \"../logs\"") && text.contains("columns = [\"day\"]"), "{text}");
     let output = dir.command(&["build", "config/dataset.toml", "--out", "dataset"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // It is not replaced unless that is wanted.
+    // The file is replaced only with `--overwrite`.
     dir.fails_as(command("config/dataset.toml"), &["config/dataset.toml", "it exists", "--overwrite"]);
     assert_eq!(fs_err::read_to_string(dir.path("config/dataset.toml")).unwrap(), text);
     dir.fails_as(command("config"), &["it is a folder", "config/dataset.toml"]);

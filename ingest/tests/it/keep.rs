@@ -1,4 +1,4 @@
-//! `keep`: columns that the dataset keeps beside the features.
+//! Tests `keep`: columns that the dataset keeps besides the features.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ fn works(dir: &Dir, arguments: &[&str]) {
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The kept values of a dataset as texts, by `x`, which counts the rows of the log.
+/// Returns the kept values of a dataset as texts, by `x`, which numbers the rows of the log.
 fn kept(dir: &Dir, dataset: &str) -> BTreeMap<i64, Vec<Option<String>>> {
     let path = dir.path(dataset);
     let (storage, snapshot) = (Storage::open(&path).unwrap(), Snapshot::load(&path).unwrap());
@@ -83,13 +83,13 @@ fn texts_and_integers_are_kept_with_their_samples() {
             [KeptKind::Text, KeptKind::Integer]
         );
     }
-    // From text, and with other columns first in the files.
+    // The source is a CSV file, and other columns come first in the data files.
     dir.write("dataset.toml", CONFIG.replace("log.parquet", "log.csv"));
     dir.write("popular.csv", "country,9\nclicked,3\n");
     works(&dir, &["build", "dataset.toml", "--out", "csv", "--popularity", "popular.csv"]);
     assert_eq!(kept(&dir, "csv"), expected);
     works(&dir, &["report", "csv", "--html", "report.html"]);
-    // And with the files of the source from the command line.
+    // The command line sets the files of the source.
     works(&dir, &["build", "dataset.toml", "--out", "other", "--sources", "log=log.parquet"]);
     assert_eq!(kept(&dir, "other"), expected);
     let command = dir.command(&["build", "dataset.toml", "--out", "none", "--sources", "logs=log.parquet"]);
@@ -137,7 +137,7 @@ fn appending_needs_the_columns_that_the_dataset_keeps() {
     refused("[\"country\"]", "'c' || (request % 3)");
     refused("[\"request\", \"country\"]", "'c' || (request % 3)");
     refused("[]", "'c' || (request % 3)");
-    // An integer where the dataset has texts.
+    // The column is an integer, but the dataset has texts.
     refused("[\"country\", \"request\"]", "request % 3");
 }
 

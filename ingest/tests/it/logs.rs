@@ -1,4 +1,4 @@
-//! A log of which the same rows can be written in every format, and the program that makes datasets of it.
+//! A log whose rows can be written in each format, and a wrapper of the program that builds datasets from it.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -18,7 +18,7 @@ use onefold_datasets::Snapshot;
 use parquet::arrow::ArrowWriter;
 use serde_json::{Value, json};
 
-/// Rows of [`rows`].
+/// The number of rows of [`rows`].
 pub(crate) const ROWS: i64 = 40;
 /// 2024-05-01T00:00Z in microseconds since 1970.
 const DAY: i64 = 1_714_521_600_000_000;
@@ -35,7 +35,7 @@ pub(crate) struct Row {
     pub(crate) clicked: bool,
 }
 
-/// A log whose texts need quotes, whose lists are of all lengths, and some of whose values are missing.
+/// Returns a log with texts that need quotes, lists of all lengths, and missing values.
 pub(crate) fn rows() -> Vec<Row> {
     let row = |request: i64| Row {
         request,
@@ -49,13 +49,13 @@ pub(crate) fn rows() -> Vec<Row> {
     (0..ROWS).map(row).collect()
 }
 
-/// The time of a row as ISO 8601 has it.
+/// Formats the time of a row in ISO 8601.
 pub(crate) fn iso(time: i64) -> String {
     let (second, micros) = ((time - DAY) / 1_000_000, time % 1_000_000);
     format!("2024-05-01T{:02}:{:02}:{:02}.{micros:06}", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// The columns of rows, as Parquet has them.
+/// Returns the columns of rows as Parquet stores them.
 pub(crate) fn columns(rows: &[Row]) -> Vec<(&'static str, ArrayRef)> {
     let lists = rows.iter().map(|row| Some(row.history.iter().copied().map(Some)));
     vec![
@@ -69,7 +69,7 @@ pub(crate) fn columns(rows: &[Row]) -> Vec<(&'static str, ArrayRef)> {
     ]
 }
 
-/// `columns` with those of `changed` in the place of columns of their names.
+/// Returns `columns` with the columns of the same names in `changed` replaced.
 pub(crate) fn with(
     columns: Vec<(&'static str, ArrayRef)>,
     changed: &[(&'static str, ArrayRef)],
@@ -81,12 +81,12 @@ pub(crate) fn with(
     columns.into_iter().map(change).collect()
 }
 
-/// A column of 32-bit integers.
+/// Returns a column of 32-bit integers.
 pub(crate) fn int32(values: impl Iterator<Item = i64>) -> ArrayRef {
     Arc::new(Int32Array::from_iter_values(values.map(|value| value as i32)))
 }
 
-/// The bytes of a Parquet file.
+/// Returns the bytes of a Parquet file.
 pub(crate) fn parquet(columns: Vec<(&'static str, ArrayRef)>) -> Vec<u8> {
     let batch = RecordBatch::try_from_iter(columns).unwrap();
     let mut bytes = Vec::new();
@@ -96,7 +96,7 @@ pub(crate) fn parquet(columns: Vec<(&'static str, ArrayRef)>) -> Vec<u8> {
     bytes
 }
 
-/// The text of a CSV file; lists are texts with spaces between the ids.
+/// Returns the text of a CSV file. Lists are texts with spaces between the ids.
 pub(crate) fn csv(rows: &[Row], delimiter: char, header: bool) -> String {
     let names = ["request", "user", "time", "age", "page", "history", "clicked"];
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
@@ -118,7 +118,7 @@ pub(crate) fn csv(rows: &[Row], delimiter: char, header: bool) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The text of a file of JSON lines.
+/// Returns the text of a JSON lines file.
 pub(crate) fn json_lines(rows: &[Row]) -> String {
     let line = |row: &Row| -> Value {
         json!({
@@ -134,7 +134,7 @@ pub(crate) fn json_lines(rows: &[Row]) -> String {
     rows.iter().map(|row| format!("{}\n", line(row))).collect()
 }
 
-/// `text`, compressed as the ending of a name says (`gz`, `bz2`, `xz`, `zst`).
+/// Compresses `text` with the compression of a file name ending (`gz`, `bz2`, `xz`, `zst`).
 pub(crate) fn compressed(text: impl AsRef<[u8]>, ending: &str) -> Vec<u8> {
     let compression: FileCompressionType = ending.parse().unwrap();
     let chunks = stream::iter([Ok(Bytes::copy_from_slice(text.as_ref()))]).boxed();
@@ -142,17 +142,17 @@ pub(crate) fn compressed(text: impl AsRef<[u8]>, ending: &str) -> Vec<u8> {
     futures::executor::block_on(chunks).into_iter().flat_map(|chunk| chunk.unwrap()).collect()
 }
 
-/// The query for logs whose lists are lists.
+/// The query for logs with list columns.
 pub(crate) const SELECT: &str = "SELECT request, user, time, COALESCE(age, 0) AS age, \
     char_length(page) AS page, history, clicked FROM log";
-/// The query for logs whose lists are texts.
+/// The query for logs with lists as texts.
 pub(crate) const SELECT_TEXT: &str = "SELECT request, user, time, COALESCE(age, 0) AS age, \
     char_length(page) AS page, CAST(string_to_array(history, ' ') AS BIGINT[]) AS history, clicked FROM log";
-/// The query for logs that have only `request`, and of `user` what `{user}` says.
+/// The query for logs that have only `request`; `{user}` is the expression for `user`.
 pub(crate) const SELECT_TWO: &str = "SELECT request, {user} AS user, to_timestamp(1714521600 + request) AS time, 1 AS age, \
     2 AS page, [1] AS history, true AS clicked FROM log";
 
-/// A temporary folder with the program in it.
+/// A temporary folder in which the program runs.
 pub(crate) struct Dir(tempfile::TempDir);
 
 impl Dir {
@@ -170,7 +170,7 @@ impl Dir {
         fs_err::write(path, bytes).unwrap();
     }
 
-    /// Writes a `dataset.toml` with `sources`, the lines that begin with the section, and `query`.
+    /// Writes a `dataset.toml` with `sources`, the lines of this section with its heading, and `query`.
     pub(crate) fn configure(&self, sources: &str, query: &str) {
         let text = format!(
             "format_version = 1\n{sources}\n[samples]\nquery = \"\"\"{query}\"\"\"\n\
@@ -182,12 +182,12 @@ impl Dir {
         self.write("dataset.toml", text);
     }
 
-    /// `onefold-ingest build dataset.toml --out out`, with no settings of the environment for S3.
+    /// Returns the command `onefold-ingest build dataset.toml --out out`, without S3 settings in the environment.
     pub(crate) fn program(&self, out: &str) -> Command {
         self.command(&["build", "dataset.toml", "--out", out, "--threads", "2", "--json"])
     }
 
-    /// `onefold-ingest` with these arguments, with no settings of the environment for S3.
+    /// Returns the command `onefold-ingest` with these arguments, without S3 settings in the environment.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_onefold-ingest"));
         command.args(arguments);
@@ -198,7 +198,7 @@ impl Dir {
         command
     }
 
-    /// Builds a dataset; gives its summary and the bytes of its data files.
+    /// Builds a dataset, and returns its summary and the bytes of its data files.
     #[track_caller]
     pub(crate) fn build(&self, out: &str) -> (Value, BTreeMap<PathBuf, Vec<u8>>) {
         self.works(self.program(out), out)
@@ -213,7 +213,8 @@ impl Dir {
         (summary, data_files(&self.path(out)))
     }
 
-    /// A build that must end with one error that holds all of `parts` and a hint, and leave nothing.
+    /// Runs a build that must fail with one error that contains all of `parts` and a hint, and that must leave no
+    /// files.
     #[track_caller]
     pub(crate) fn fails(&self, parts: &[&str]) {
         self.fails_as(self.program("failed"), parts);
@@ -224,7 +225,7 @@ impl Dir {
     pub(crate) fn fails_as(&self, mut command: Command, parts: &[&str]) {
         let output = loop {
             match command.output() {
-                // A copy of the program that another test's child, not yet started, still has open.
+                // A child process of another test that has not yet started may still have the copied program open.
                 Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {}
                 output => break output.unwrap(),
             }
@@ -238,7 +239,7 @@ impl Dir {
     }
 }
 
-/// The statistics of a feature in the summary of a build.
+/// Returns the statistics of a feature in the summary of a build.
 pub(crate) fn statistics_of(summary: &Value, feature: &str) -> Value {
     let features = summary["statistics"]["features"].as_array().unwrap();
     features.iter().find(|known| known["name"] == feature).unwrap().clone()
@@ -249,8 +250,8 @@ fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// The Parquet files of a folder, by their paths in it; of a dataset those of its newest snapshot, without the part of
-/// their names that no two writers share.
+/// Returns the Parquet files of a folder by their relative paths. For a dataset, returns the files of its newest
+/// snapshot by path without the part that is unique to each writer.
 fn data_files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let bytes = |path: &Path| fs_err::read(folder.join(path)).unwrap();
     let files: BTreeMap<PathBuf, Vec<u8>> = if folder.join("snapshots").exists() {
@@ -267,7 +268,7 @@ fn data_files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     files
 }
 
-/// The data files of the dataset that the whole log makes, from one Parquet file.
+/// Returns the data files of the dataset of the whole log, built from one Parquet file.
 pub(crate) fn expected() -> BTreeMap<PathBuf, Vec<u8>> {
     let dir = Dir::new();
     dir.write("log.parquet", parquet(columns(&rows())));

@@ -1,4 +1,4 @@
-//! Raw logs of every kind, in folders and in an S3 server, and what `onefold-ingest` makes of them.
+//! Builds datasets with `onefold-ingest` from raw logs of every kind, in folders and in an S3 server.
 
 mod columns;
 mod examples;

@@ -1,4 +1,4 @@
-//! Late samples: a dataset of a part of a log, into which the rest is merged, is the dataset of the whole log.
+//! Late samples: a dataset of a part of a log, after a merge of the rest, equals the dataset of the whole log.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::logs::{Dir, parquet};
 const DAY: i64 = 1_714_521_600_000_000;
 const MINUTE: i64 = 60_000_000;
 
-/// A row of the log: its request, user and time in minutes; all else follows from them.
+/// A row of the log: its request, user and time in minutes. All other columns are computed from these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Row {
     pub(crate) request: i64,
@@ -37,12 +37,12 @@ impl Row {
         DAY + self.minute * MINUTE
     }
 
-    /// A session key; some of its sessions go on after midnight.
+    /// Returns a session key. Some of its sessions continue after midnight.
     fn visit(self) -> String {
         format!("{}/{}", self.user, self.minute / 400)
     }
 
-    /// What two users read, so that sessions lie in two partitions of an hour.
+    /// Returns a country, which two users share, so that their sessions lie in two partitions of an hour.
     fn country(self) -> &'static str {
         if self.user % 2 == 0 { "dk" } else { "de" }
     }
@@ -51,7 +51,7 @@ impl Row {
         self.request * 7 % 5 - 2
     }
 
-    /// A window that slides with the time.
+    /// Returns a window that slides with the time.
     fn history(self) -> Vec<i64> {
         (self.minute / 10 - self.minute / 50 % 3..self.minute / 10)
             .map(|item| item + 1000 * self.user)
@@ -59,18 +59,18 @@ impl Row {
     }
 }
 
-/// How a dataset is made.
+/// The configuration of a dataset.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     gap: bool,
     pub(crate) keyed: bool,
-    /// Whether the request orders samples of one time.
+    /// Whether the request orders samples with equal times.
     ordered: bool,
     partition: &'static str,
     /// The options of the features with ids.
     ids: &'static str,
     pub(crate) timeline: bool,
-    /// Whether a text and an integer are kept.
+    /// Whether the dataset keeps a text column and an integer column.
     keep: bool,
     layout: Layout,
     order: Order,
@@ -226,9 +226,9 @@ impl Setup {
     }
 }
 
-/// A sample as it is read: session, time, hash of the key, floats, kept values, and the originals of the lists.
+/// A sample of a dataset: session, time, hash of the key, floats, kept values, and the originals of the lists.
 pub(crate) type Sample = (i64, i64, Option<i64>, Vec<u32>, Vec<Option<String>>, Vec<Vec<String>>);
-/// The samples of a dataset in their order, by partition and range of buckets.
+/// The samples of a dataset in order, by partition and range of buckets.
 pub(crate) type Content = BTreeMap<(String, u32), Vec<Sample>>;
 
 pub(crate) fn content(dataset: &Path) -> Content {
@@ -295,7 +295,7 @@ fn original(id: i64, vocabulary: Option<&Vocabulary>) -> String {
     }
 }
 
-/// The sets of files of each range of buckets of each partition.
+/// Returns the file sets of each range of buckets of each partition.
 fn files(dataset: &Path) -> BTreeMap<(String, u32), Vec<FileSet>> {
     let mut files: BTreeMap<_, Vec<FileSet>> = BTreeMap::new();
     let snapshot = Snapshot::load(dataset).unwrap();
@@ -315,7 +315,7 @@ pub(crate) fn assert_sound(dataset: &Path) {
     assert!(verified.is_sound(), "{:?}", verified.problems);
 }
 
-/// A row that a split log has, and in which part: the first, the second, or both.
+/// Generates rows of a log that is split in two, each with the parts that contain it: the first, the second, or both.
 pub(crate) fn rows() -> impl Strategy<Value = Vec<(Row, u8)>> {
     let row = (
         0..4_i64,
@@ -355,10 +355,11 @@ pub(crate) fn setups() -> impl Strategy<Value = Setup> {
     )
 }
 
-/// Builds the first part, merges the second, and compares with a build of all.
+/// Builds the first part, merges the second, and compares the dataset with a build of all rows.
 fn check(setup: &Setup, rows: &[(Row, u8)]) {
     let dir = Dir::new();
-    // Where columns that the dataset does not have order samples of one time, a merge cannot.
+    // A merge cannot order samples with equal times by columns that the dataset does not have, so the times are made to
+    // differ.
     let mut rows = rows.to_vec();
     if setup.ordered {
         rows.iter_mut().for_each(|(row, _)| row.minute = row.minute / 60 * 60 + row.request);
@@ -394,7 +395,7 @@ fn check(setup: &Setup, rows: &[(Row, u8)]) {
     if !setup.ids.contains("vocabulary") {
         assert_eq!(digests("merged"), digests("whole"));
     }
-    // What did not change keeps its files.
+    // Ranges without changes keep their files.
     let (after, files_after) = (content(&dir.path("merged")), files(&dir.path("merged")));
     let mut rewritten = 0;
     for (place, samples) in &after {
@@ -429,7 +430,8 @@ fn row(request: i64, user: i64, minute: i64) -> Row {
 
 #[test]
 fn late_samples_lengthen_and_unite_sessions() {
-    // Sessions of user 1 begin at minutes 100 and 200; 70 is before, 110 within, 150 and 175 unite them.
+    // Sessions of user 1 begin at minutes 100 and 200. 70 is before them, 110 is within the first one, and 150 and 175
+    // unite them.
     let old = [row(0, 1, 100), row(1, 1, 120), row(2, 1, 200), row(3, 2, 100)];
     for (late, sessions) in
         [(vec![70], 3), (vec![110], 3), (vec![130, 225], 3), (vec![150, 175], 2), (vec![300], 4)]
@@ -467,7 +469,7 @@ fn samples_after_midnight_are_brought_into_the_day_of_their_session() {
         let day2 = setup.run(&dir, "both", "dataset", Commit::Append, "date=2024-05-02").unwrap();
         let tails = BTreeMap::from([("date=2024-05-01".to_owned(), 2)]);
         let merged = if keyed {
-            // The append has brought them in.
+            // The append has already merged these samples.
             assert!(day2.changed && day2.samples_of_earlier_sessions.is_empty());
             assert_eq!((day2.rows.read, day2.rows.written, day2.samples_of_other_partitions), (6, 3, 3));
             day2
@@ -505,7 +507,7 @@ fn an_append_leaves_partitions_that_are_not_there_alone() {
 fn a_session_moves_only_between_partitions_that_may_change() {
     let setup = SETUP;
     let dir = Dir::new();
-    // The session of user 1 begins after midnight, until a sample before midnight comes.
+    // The session of user 1 begins after midnight, until a sample before midnight arrives.
     setup.write(&dir, "first", &[row(0, 1, 1450), row(1, 2, 100)]);
     setup.write(&dir, "late", &[row(2, 1, 1430)]);
     setup.works(&dir, "first", "dataset", Commit::Create);
@@ -548,7 +550,7 @@ fn a_key_is_there_whatever_else_the_row_says() {
     SETUP.write(&dir, "first", &[row(0, 1, 100), row(1, 1, 110)]);
     SETUP.works(&dir, "first", "dataset", Commit::Create);
     let before = content(&dir.path("dataset"));
-    // Request 1 comes again with another time, which would begin a session earlier.
+    // Request 1 arrives again with another time, which would begin a session earlier.
     SETUP.write(&dir, "late", &[row(1, 1, 90)]);
     let summary = SETUP.works(&dir, "late", "dataset", Commit::Merge);
     let merged = summary.merged.unwrap();
@@ -600,7 +602,7 @@ fn what_a_merge_needs_is_asked_for() {
         }
     };
     refused(&SETUP, "unkeyed", Commit::Merge, &["the dataset was built without it and has no keys"]);
-    // An append keeps to a dataset without keys.
+    // An append to a dataset without keys writes no keys.
     SETUP.write(&dir, "late", &rows);
     assert!(!SETUP.works(&dir, "late", "unkeyed", Commit::Append).changed);
     SETUP.works(&dir, "late", "keyed", Commit::Create);

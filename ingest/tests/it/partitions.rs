@@ -1,4 +1,4 @@
-//! Partitions: how they are named and chosen, and columns whose names meet those of the ETL.
+//! Tests the names and the selection of partitions, and columns with names that the ETL uses.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::logs::{Dir, parquet};
 const DAY: i64 = 1_717_200_000_000_000;
 const MINUTE: i64 = 60_000_000;
 
-/// A log of 13 weeks with ten samples each, one an hour, whose columns have names that the ETL might use; `partition`
-/// is the section `[partition]`.
+/// Writes a log of 13 weeks with ten samples per week, one per hour. Its columns have names that the ETL might use.
+/// `partition` is the section `[partition]`.
 fn with_log(partition: &str) -> Dir {
     let dir = Dir::new();
     let rows = || 0..130_i64;
@@ -49,7 +49,7 @@ fn with_partition(dir: &Dir, out: &str, filter: &str) -> Command {
     command
 }
 
-/// The partitions that a build with the filter writes.
+/// Returns the partitions that a build with the filter writes.
 fn built(dir: &Dir, filter: &str) -> Vec<String> {
     let out = format!("out{}", filter.replace(|c: char| !c.is_alphanumeric(), "_"));
     dir.works(with_partition(dir, &out, filter), &out);
@@ -92,7 +92,7 @@ fn a_dataset_is_asked_by_numbers_and_dates() {
     assert!(samples("wk>12").unwrap_err().to_string().contains("no partition matches"));
 }
 
-/// Replaces the samples' source by a query.
+/// Replaces the source of the samples by a query.
 fn with_query(dir: &Dir, query: &str) {
     let text = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
     dir.write("dataset.toml", text.replacen("source = \"log\"", &format!("query = '''{query}'''"), 1));
@@ -157,7 +157,7 @@ fn values_with_commas_and_operators_are_chosen_in_quotes() {
 
 #[test]
 fn names_of_columns_meet_no_names_of_the_etl() {
-    // The session's key is called `before`, the partition column `block`.
+    // The session key is named `before`, and the partition column `block`.
     let dir = with_log("columns = [\"block\"]");
     let (summary, _) = dir.build("dataset");
     assert_eq!((summary["samples"].as_i64(), summary["partitions"].as_i64()), (Some(130), Some(2)));

@@ -1,4 +1,4 @@
-//! Ranges of buckets that are written one by one, by processes that know nothing of each other, and committed together.
+//! Ranges of buckets that independent processes write one by one, and that are committed together.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::logs::{Dir, ROWS, SELECT, columns, parquet, rows};
 
 const BUCKETS: usize = 4;
 
-/// A log and its configuration.
+/// Writes a log and its configuration.
 fn log() -> Dir {
     let dir = Dir::new();
     dir.write("log.parquet", parquet(columns(&rows())));
@@ -32,8 +32,8 @@ fn ran(mut command: Command) -> Value {
     serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
 }
 
-/// The files without the part of their names that no two writers share, with their bytes; and what is known of the
-/// samples.
+/// Returns the names of the files without the part that is unique to each writer, their bytes, and the statistics of
+/// the samples.
 fn content(dataset: &Path) -> (Vec<(String, Vec<u8>)>, SampleStatistics) {
     let (storage, snapshot) = (Storage::open(dataset).unwrap(), Snapshot::load(dataset).unwrap());
     let sets = snapshot.partitions.iter().flat_map(|partition| &partition.files);
@@ -54,7 +54,7 @@ fn parts_make_the_dataset_that_a_build_makes() {
     let samples: Vec<i64> = samples.collect();
     assert_eq!(samples.iter().sum::<i64>(), ROWS);
     assert!(!dir.path("dataset/snapshots").exists(), "nothing is visible before the commit");
-    // A task that is run again writes other files.
+    // A task that runs again writes other files.
     ran(write(&dir, 1, "dataset"));
 
     let commit = ["commit", "dataset", "dataset-parts", "--json"];
@@ -65,7 +65,7 @@ fn parts_make_the_dataset_that_a_build_makes() {
     assert_eq!((division.number, division.ranges()), (64, BUCKETS as u32));
     ran(dir.command(&["verify", "dataset", "--json"]));
 
-    // Once more: the dataset is there, and has the samples.
+    // A second commit: the dataset exists, and has the samples.
     dir.fails_as(dir.command(&commit), &["it is a dataset", "--overwrite"]);
     let again = ran(dir.command(&[&commit[..], &["--append"]].concat()));
     assert_eq!((&again["snapshot"], &again["changed"]), (&summary["snapshot"], &false.into()));
@@ -82,10 +82,10 @@ fn the_files_of_a_build_do_not_depend_on_the_threads_that_sort_and_write_them() 
     };
     let expected = build("1", "one", &[]);
     assert!(expected.0.len() > 3, "the samples are in several ranges");
-    // Five threads share seven ranges; the smaller limit leaves one of them to sort.
+    // Five threads process seven ranges; with the smaller limit only one of them sorts at a time.
     assert_eq!(build("5", "five", &[]), expected);
     assert_eq!(build("5", "small", &["--memory-limit", "64MiB"]), expected);
-    // A profile changes nothing, and shows the stages.
+    // A profile does not change the dataset, and its page shows the stages.
     let page = dir.path("profile.html");
     assert_eq!(build("5", "profiled", &["--profile", page.to_str().unwrap()]), expected);
     let page = fs_err::read_to_string(page).unwrap();
@@ -145,7 +145,7 @@ fn parts_that_do_not_make_a_dataset_are_refused_and_kept() {
     );
 }
 
-/// Divides the log by a column into as many segments as there are buckets.
+/// Splits the log by a column into as many segments as there are ranges of buckets.
 fn shard(dir: &Dir, by: &str) {
     let segments = BUCKETS.to_string();
     let shard =
@@ -153,7 +153,7 @@ fn shard(dir: &Dir, by: &str) {
     assert!(dir.command(&shard).output().unwrap().status.success());
 }
 
-/// Writes a bucket from a segment.
+/// Returns the command that writes a range of buckets from a segment.
 fn write_segment(dir: &Dir, bucket: usize, segment: usize) -> Command {
     let mut write = write(dir, bucket, "dataset");
     write.arg(format!("segments/segment-{segment:05}-of-{BUCKETS:05}.parquet"));
@@ -164,7 +164,7 @@ fn write_segment(dir: &Dir, bucket: usize, segment: usize) -> Command {
 fn a_sample_that_is_in_no_part_is_not_lost_in_silence() {
     let dir = log();
     let commit = || dir.command(&["commit", "dataset", "dataset-parts", "--json"]);
-    // By another key than that of the sessions.
+    // The key of the segments differs from the key of the sessions.
     shard(&dir, "request");
     for bucket in 0..BUCKETS {
         let part = ran(write_segment(&dir, bucket, bucket));
@@ -176,7 +176,7 @@ fn a_sample_that_is_in_no_part_is_not_lost_in_silence() {
         assert!(left_out > 0, "{part}");
     }
     dir.fails_as(commit(), &["the parts: 40 samples were read, but", "shard the log by the columns"]);
-    // A source has the log's names, so the columns can be compared before anything is read.
+    // A source has the column names of the log, so the keys can be compared before anything is read.
     let config = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
     let from_source = config.replace(&format!("query = \"\"\"{SELECT}\"\"\""), "source = \"log\"");
     assert_ne!(from_source, config);
@@ -223,7 +223,7 @@ fn parts_of_different_configurations_are_refused() {
     dir.write("dataset.toml", &config);
     let mut filtered = write(&dir, 3, "dataset");
     filtered.args(["--partition", "date=2024-05-01"]);
-    // The partition column is declared for this part alone, so more than the filter differs.
+    // Only this part has the partition column, so parts differ in more than the filter.
     dir.write("dataset.toml", config.replacen("[features]", "[partition]\nby = \"day\"\n[features]", 1));
     ran(filtered);
     dir.fails_as(commit(), &["dataset-parts/3.json`", "it has another definition of partition columns"]);
@@ -281,7 +281,7 @@ fn what_cannot_be_written_bucket_by_bucket_is_refused() {
     dir.fails_as(write(&dir, 0, "dataset"), &["the dataset has 2 ranges of buckets, not 4"]);
 }
 
-/// Runs the example for Slurm as plain processes, as many at a time as there are buckets.
+/// Runs the example for Slurm as plain processes, one per range of buckets at a time.
 #[test]
 fn the_example_for_slurm_builds_a_dataset() {
     let dir = log();

@@ -1,5 +1,5 @@
-//! Columns that say where a row of a log is (its file, and its number in the file), and logs that have nothing else to
-//! say in which order their rows are.
+//! Tests columns with the position of a row in a log (its file, and its number in the file), and logs in which only
+//! this position gives the order of rows.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use serde_json::Value;
 use crate::logs::{Dir, compressed, statistics_of};
 use crate::samples::read;
 
-/// Rows of the three files of a log. The first two are read by several threads where their format allows that.
+/// The numbers of rows in the three files of a log. Several threads read the first two, if the format allows it.
 const FILES: [i64; 3] = [150_000, 150_000, 7];
 
-/// A number that no encoding makes small.
+/// Returns a number that no encoding compresses.
 fn noise(row: i64) -> i64 {
     row.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ row.wrapping_mul(0x1656_67b1_9e37_79f9).rotate_left(31)
 }
 
-/// Rows of file number `part`: the file, the row, and columns of noise, in row groups that are small.
+/// Returns the rows of file number `part`: the file, the row, and columns of noise, in small row groups.
 fn parquet_rows(part: i64, rows: i64) -> Vec<u8> {
     let numbers = |number: &dyn Fn(i64) -> i64| -> ArrayRef {
         Arc::new(Int64Array::from_iter_values((0..rows).map(number)))
@@ -37,7 +37,7 @@ fn parquet_rows(part: i64, rows: i64) -> Vec<u8> {
     bytes
 }
 
-/// The same rows as text, with a line between them that is none.
+/// Returns the same rows as text, with some empty lines between them.
 fn text_rows(part: i64, rows: i64, format: &str) -> String {
     let mut text = if format == "csv" { "part,line,a\n".to_owned() } else { String::new() };
     for row in 0..rows {
@@ -54,7 +54,7 @@ fn text_rows(part: i64, rows: i64, format: &str) -> String {
     text
 }
 
-/// Some samples, whose label is whether the columns say where their rows are.
+/// Writes a configuration of samples whose label is whether the columns give the positions of their rows.
 fn configure(dir: &Dir, path: &str, ending: &str) {
     dir.write(
         "dataset.toml",
@@ -115,7 +115,7 @@ fn rows_of_csv_that_are_left_out_have_no_number() {
     dir.write("log/part-0.csv", "part,line\n0,0\n0,0,0\n0,1\n\n0,2\n0\n0,3\n");
     configure(&dir, "log\", ragged = \"skip", "csv");
     let summary = built(&dir, "dataset", "2");
-    // Row 3 is the only one that the query takes.
+    // Row 3 is the only one that the query selects.
     assert_eq!((&summary["samples"], &summary["ragged_rows_skipped"]), (&1.into(), &2.into()));
     assert_eq!(statistics_of(&summary, "found")["min"], 1.0);
 }
@@ -126,7 +126,7 @@ fn files_are_chosen_by_their_name_and_number() {
     for (part, rows) in [(0, 20), (1, 30)] {
         dir.write(format!("log/part-{part}.parquet"), parquet_rows(part, rows));
     }
-    // Its pages are damaged, but nothing reads it.
+    // The pages of this file are damaged, but it is not read.
     let mut holed = parquet_rows(2, 40);
     holed[4..200].fill(0xff);
     dir.write("log/part-2.parquet", holed);
@@ -158,10 +158,10 @@ fn columns_that_files_have_are_not_replaced() {
     dir.fails(&["day=1/part-1.csv", "a column `day` of its own", "give `file_number`"]);
 }
 
-/// Rows of each of the files of [`write_order`].
+/// The number of rows in each file of [`write_order`].
 const ROWS: usize = 300;
 
-/// A log of three files whose lines are a user and an item. Gives the users and items in order.
+/// Writes a log of three files with lines of a user and an item, and returns the users and items in order.
 fn write_order(dir: &Dir) -> Vec<(i64, i64)> {
     let rows: Vec<(i64, i64)> =
         (0..3 * ROWS as i64).map(|row| (noise(row).rem_euclid(17), noise(-row).rem_euclid(1000))).collect();
@@ -172,7 +172,7 @@ fn write_order(dir: &Dir) -> Vec<(i64, i64)> {
     rows
 }
 
-/// A configuration for these files. The label of a sample is the number of its row in the whole log.
+/// Returns a configuration for these files. The label of a sample is the number of its row in the whole log.
 fn ordered(source: &str, sections: &str) -> String {
     format!(
         "format_version = 1\n[sources]\nlog = {{ path = \"log\", format = \"csv\", delimiter = \" \", header = false, \
@@ -240,7 +240,7 @@ fn without_a_session_each_row_is_one() {
     assert_eq!((&summary["samples"], &summary["sessions"]), (&rows.len().into(), &rows.len().into()));
     let append = ["append", "dataset.toml", "--out", "dataset", "--merge"];
     dir.fails_as(dir.command(&append), &["samples without times cannot be merged"]);
-    // One file needs no number.
+    // A single file needs no file number.
     dir.write("dataset.toml", ordered("row_number = \"place\"", "").replace("300 * part + place", "place"));
     dir.fails(&[
         "log/part-1.txt",
@@ -280,7 +280,7 @@ fn what_needs_times_is_refused_where_there_are_none() {
     }
     dir.write("dataset.toml", ordered("file_number = \"part\"", ""));
     dir.fails(&["does not number its rows", "row_number = \"place\""]);
-    // A query that does not pass the numbers on.
+    // A query that does not select the row numbers.
     dir.write(
         "dataset.toml",
         ordered(PLACE, "").replace("SELECT *, 300 * part + place AS", "SELECT user, item, item AS"),

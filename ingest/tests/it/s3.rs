@@ -1,5 +1,4 @@
-//! Logs in an S3-compatible server, which this test serves over HTTP on the loopback interface, with signatures
-//! checked.
+//! Logs in an S3-compatible server, which the tests serve over HTTP on the loopback interface. It checks signatures.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -9,13 +8,13 @@ use onefold_tests::{Counters, Fault, S3Server, SECRET_KEY, When};
 
 use crate::logs::{Dir, ROWS, SELECT, columns, compressed, csv, expected, json_lines, parquet, rows};
 
-/// The sections of a configuration whose source is `source` in a server.
+/// Returns the sections of a configuration with the source `source` in a server.
 fn sources(server: &S3Server, source: &str) -> String {
     let store = format!("endpoint = \"{}\"\nallow_http = true\nregion = \"us-east-1\"", server.url());
     format!("[sources]\nlog = {source}\n[object_stores.s3]\n{store}")
 }
 
-/// The program with credentials.
+/// Returns the command of a build with credentials.
 fn program(dir: &Dir, out: &str, secret: &str) -> Command {
     let mut command = dir.program(out);
     command.env("AWS_ACCESS_KEY_ID", onefold_tests::ACCESS_KEY).env("AWS_SECRET_ACCESS_KEY", secret);
@@ -47,7 +46,7 @@ fn logs_in_a_bucket_give_the_same_dataset() {
         assert!(files == expected, "{source} differs");
         assert_eq!(summary["samples"], ROWS);
     }
-    // More than three requests take.
+    // The file is larger than three requests read.
     let lines = json_lines(&rows()).repeat(2000);
     assert!(lines.len() > 9 << 20);
     server.put("logs", "large/a.json", lines);
@@ -55,7 +54,7 @@ fn logs_in_a_bucket_give_the_same_dataset() {
     dir.configure(&sources(&server, large), SELECT);
     let (summary, _) = dir.works(program(&dir, "dataset-large", SECRET_KEY), "dataset-large");
     assert_eq!(summary["samples"], 2000 * ROWS);
-    // A directory, of which the folders are columns.
+    // A folder whose subfolders become columns.
     dir.configure(&sources(&server, "{ path = \"s3://logs/events/\", format = \"parquet\" }"), SELECT);
     dir.fails_as(program(&dir, "failed", SECRET_KEY), &["s3://logs/events/day=0/a.json.gz", "compression"]);
     for part in 0..4 {
@@ -123,10 +122,10 @@ fn stores_that_do_not_answer_are_told_apart() {
         program(&dir, "failed", "another secret"),
         &["source `log`", "`s3://logs/*.parquet`", "denied the request", "AWS_SECRET_ACCESS_KEY"],
     );
-    // Nowhere to get credentials from.
+    // No source of credentials is reachable.
     let mut bare = dir.program("failed");
     bare.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1").env("NO_PROXY", "127.0.0.1");
-    // No profile of the person who runs the tests.
+    // Hide the profile of the user who runs the tests.
     bare.env("HOME", dir.path(""));
     dir.fails_as(bare, &["there are no credentials", "AWS_ACCESS_KEY_ID"]);
     dir.configure(&(sources(&server, all) + "\nanonymous = true"), SELECT);
@@ -140,7 +139,7 @@ fn stores_that_do_not_answer_are_told_apart() {
         dir.configure(&sources(&server, &format!("\"{nothing}\"")), SELECT);
         dir.fails_as(program(&dir, "failed", SECRET_KEY), &[nothing, "there is no such file"]);
     }
-    // A server that is gone, and one that takes connections and says nothing.
+    // A server that is down, and one that accepts connections but never answers.
     let down = sources(&server, all);
     drop(server);
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -156,8 +155,8 @@ fn stores_that_do_not_answer_are_told_apart() {
     }
 }
 
-/// A server with the log as Parquet in `pages/`, as CSV in `text/` and as compressed JSON in `packed/`, and a folder
-/// with a configuration for each.
+/// Serves the log as Parquet in `pages/`, as CSV in `text/` and as compressed JSON in `packed/`. Returns a folder, and
+/// the source and query of each format.
 fn served() -> (Dir, S3Server, [(&'static str, String, &'static str); 3]) {
     let (dir, server) = (Dir::new(), S3Server::start());
     for (part, rows) in rows().chunks(10).enumerate() {
@@ -203,8 +202,8 @@ fn transient_failures_are_retried_request_by_request() {
             assert!(files == expected, "{name} {fault:?}");
             let Counters { faults, gets, lists, .. } = server.counters();
             assert!(faults > 0, "{name} {fault:?}: no request had the fault");
-            // What failed is asked for again, but nothing is read again as a whole. Footers may be asked for by two
-            // scans.
+            // Failed requests are sent again, but no file is read again from the beginning. Two scans may request the
+            // same footer.
             let most = (calm.gets + calm.lists) * 3 / 2 + faults;
             assert!(gets + lists <= most, "{name} {fault:?}: {gets} + {lists} requests, {most} expected");
         }
@@ -232,7 +231,7 @@ fn a_failure_that_stays_names_the_object_and_reads_nothing_again() {
             "text" => "csv",
             _ => "json.zst",
         };
-        // The footer or the first rows can be read, and then the object is gone.
+        // The footer or the first rows can be read; then the object is deleted.
         let object = format!("{name}/2.{ending}");
         let path = server.file("logs", &object);
         let bytes = fs_err::read(&path).unwrap();
@@ -257,7 +256,7 @@ fn an_object_that_changes_while_it_is_read_is_an_error() {
             "text" => "csv",
             _ => "json.zst",
         };
-        // Another object of the same size is there when it is read for the second time.
+        // An object of the same size replaces the first one before it is read for the second time.
         let object = format!("{name}/1.{ending}");
         let bytes = fs_err::read(server.file("logs", &object)).unwrap();
         let mut other = bytes.clone();

@@ -1,4 +1,4 @@
-//! Declared steps over logs on disk build the dataset that a query written by hand builds.
+//! Declared steps over logs on disk build the same dataset as a query written by hand.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -13,7 +13,7 @@ use onefold_datasets::{Snapshot, TIME_COLUMN};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-/// Requests of the feature log.
+/// The number of requests in the feature log.
 const REQUESTS: i64 = 6000;
 /// 2024-05-01T00:00Z in microseconds since 1970.
 const DAY: i64 = 1_714_521_600_000_000;
@@ -67,7 +67,7 @@ max_age = "30m"
 columns = { clicks = "id", watched = "seconds" }
 "#;
 
-/// The same by hand, as of the log above, in which copies are equal.
+/// A query written by hand that is equivalent for this log, in which copies of rows are equal.
 const QUERY: &str = r#"
 [samples]
 query = """
@@ -115,7 +115,7 @@ fn write(path: &Path, columns: Vec<(&str, ArrayRef)>) {
     writer.close().unwrap();
 }
 
-/// Logs with every seventh request and every fifth event delivered twice.
+/// Writes logs in which every seventh request and every fifth event is delivered twice.
 fn write_logs(folder: &Path) {
     let delivered: Vec<i64> = (0..REQUESTS).chain((0..REQUESTS).step_by(7)).collect();
     let all = || delivered.iter().copied();
@@ -158,12 +158,12 @@ fn write_logs(folder: &Path) {
 }
 
 fn build(folder: &Path, steps: &str, out: &str) -> Output {
-    // The query by hand joins every event with every click of its user.
+    // The query joins each event with all clicks of its user, which needs more memory.
     let limit = if steps == QUERY { "--memory-limit 1GiB" } else { LIMIT };
     build_config(folder, &format!("{HEAD}{steps}"), limit, out)
 }
 
-/// Builds the dataset `out` of the configuration `text`.
+/// Builds the dataset `out` with the configuration `text`.
 fn build_config(folder: &Path, text: &str, options: &str, out: &str) -> Output {
     let config = folder.join(format!("{out}.toml"));
     fs_err::write(&config, text).unwrap();
@@ -177,7 +177,7 @@ fn build_config(folder: &Path, text: &str, options: &str, out: &str) -> Output {
         .unwrap()
 }
 
-/// All samples of a dataset, in the order of its partitions and files.
+/// Reads all samples of a dataset, in the order of its partitions and files.
 pub(crate) fn read(dataset: &Path) -> RecordBatch {
     let snapshot = Snapshot::load(dataset).unwrap();
     let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);
@@ -199,7 +199,7 @@ fn declared_steps_build_what_a_query_by_hand_builds() {
         assert!(output.status.success(), "{out}: {}", String::from_utf8_lossy(&output.stderr));
     }
     let (mut declared, query) = (read(&folder.path().join("declared")), read(&folder.path().join("query")));
-    // The key that the steps declare is stored as its hash, which the query does not have.
+    // The declared key is stored as its hash, in a column that the dataset of the query lacks.
     let keys = declared.remove_column(declared.schema().index_of("sample_key").unwrap());
     let distinct: std::collections::BTreeSet<i64> =
         keys.as_primitive::<Int64Type>().values().iter().copied().collect();
@@ -220,7 +220,7 @@ fn declared_steps_build_what_a_query_by_hand_builds() {
 fn windows_do_not_depend_on_the_order_of_samples() {
     let folder = tempfile::tempdir().unwrap();
     write_logs(folder.path());
-    // Requests are three seconds apart, so times tell samples apart.
+    // Requests are three seconds apart, so times identify samples.
     let by_time = |dataset: &str| {
         let samples = read(&folder.path().join(dataset));
         let order = sort_to_indices(samples.column_by_name(TIME_COLUMN).unwrap(), None, None).unwrap();
@@ -247,7 +247,7 @@ fn windows_do_not_depend_on_the_order_of_samples() {
 fn sources_may_be_queries_over_files() {
     let folder = tempfile::tempdir().unwrap();
     write_logs(folder.path());
-    // The same logs, but that every step reads a query.
+    // The same logs, but each step reads a query.
     let queries = "[sources]\nraw = \"events.parquet\"\nlog = \"features.parquet\"\npeople = \"users.parquet\"\n\
          features = { query = \"SELECT * FROM log\" }\nusers = { query = \"SELECT * FROM people\" }\n\
          events = { query = \"SELECT * FROM raw WHERE id % 2 = 0 UNION ALL SELECT * FROM raw WHERE id % 2 = 1\" }\n";
@@ -270,7 +270,7 @@ fn sources_may_be_queries_over_files() {
     }
 }
 
-/// Sources of which the events are all rows of `table`.
+/// Returns sources in which the events are a query that selects all rows of `table`.
 fn queries_over(table: &str) -> String {
     format!(
         "[sources]\nraw = \"events.parquet\"\nfeatures = \"features.parquet\"\nusers = \"users.parquet\"\n\

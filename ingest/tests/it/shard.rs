@@ -1,4 +1,4 @@
-//! Logs in segments, from the command line to the dataset.
+//! Splits logs into segments, and builds datasets from them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::logs::{Dir, ROWS, SELECT, columns, expected, parquet, rows};
 
-/// The log in two files, in the folder `log`.
+/// Writes the log into two files in the folder `log`.
 fn two_files() -> Dir {
     let dir = Dir::new();
     for (part, rows) in rows().chunks(25).enumerate() {
@@ -22,12 +22,12 @@ fn two_files() -> Dir {
     dir
 }
 
-/// `onefold-ingest shard log --by COLUMN --segments 3 --out segments --json`.
+/// Returns the command `onefold-ingest shard log --by COLUMN --segments 3 --out segments --json`.
 fn program(dir: &Dir, by: &str) -> Command {
     shard(dir, by, 3, "segments")
 }
 
-/// `onefold-ingest shard log` with these options.
+/// Returns the command `onefold-ingest shard log` with these options.
 fn shard(dir: &Dir, by: &str, segments: u32, out: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_onefold-ingest"));
     command.args(["shard", "log", "--by", by, "--segments", &segments.to_string(), "--out", out, "--json"]);
@@ -47,7 +47,7 @@ fn a_dataset_made_of_segments_is_the_one_made_of_the_log() {
     assert!(dir.build("dataset").1 == expected(), "the samples are others");
 }
 
-/// A log of 2,000 requests of 90 users in arrival order; `user`, `name` and `device` make keys.
+/// Returns a log of 2,000 requests of 90 users in arrival order. `user`, `name` and `device` can be keys.
 fn log_of_users() -> Vec<(&'static str, ArrayRef)> {
     let requests = 0..2_000_i64;
     let user = |request: i64| request * 7919 % 90 - 30;
@@ -68,7 +68,7 @@ fn log_of_users() -> Vec<(&'static str, ArrayRef)> {
     ]
 }
 
-/// The column `request`, of integers or of lists of them, of a Parquet file.
+/// Returns the values of the column `request`, single integers or lists, of a Parquet file.
 fn requests(bytes: Vec<u8>) -> BTreeSet<i64> {
     let batches = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(bytes)).unwrap().build().unwrap();
     let batches: Vec<_> = batches.map(Result::unwrap).collect();
@@ -123,7 +123,7 @@ fn a_segment_holds_the_sessions_of_a_range_of_buckets() {
     }
 }
 
-/// The rows of all segments as `user`, `date` and `zone`, sorted.
+/// Returns the rows of all segments as `user`, `date` and `zone`, sorted.
 fn rows_with_folders(files: BTreeMap<PathBuf, Vec<u8>>) -> Vec<(i64, Option<String>, String)> {
     let mut rows = Vec::new();
     for bytes in files.into_values() {
@@ -150,7 +150,7 @@ fn folders_become_columns_of_the_segments() {
     let zones = |zone: &str, count| -> (&'static str, ArrayRef) {
         ("zone", Arc::new(StringArray::from_iter_values(std::iter::repeat_n(zone, count))))
     };
-    // The files have the column `zone` themselves, so the folder of that name makes none.
+    // The files have a column `zone`, so the folder with that name does not become a column.
     dir.write("log/zone=x/date=2024-06-01/a.parquet", parquet(vec![users(0..30), zones("a b", 30)]));
     dir.write("log/zone=x/date=2024%2F06/b.parquet", parquet(vec![users(30..50), zones("c", 20)]));
     let nulls = "log/zone=x/date=__HIVE_DEFAULT_PARTITION__/c.parquet";

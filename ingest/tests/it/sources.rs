@@ -1,4 +1,4 @@
-//! Every format, compression and way to name files; and files that do not go together.
+//! Tests each format, each compression and each way to name files, and files that do not fit together.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ fn what_names_do_not_tell_the_configuration_says() {
     let fewer = types.replace(", clicked = \"BOOLEAN\"", "");
     dir.configure(&format!("[sources]\nlog = {{ {keys}, {zstd}, {fewer} }}"), SELECT_TEXT);
     dir.fails(&["log.0", "7 columns without a header, and `schema` has 6"]);
-    // A Parquet file needs no ending.
+    // A Parquet file needs no ending in its name.
     dir.write("part-0", parquet(columns(&rows)));
     dir.configure("[sources]\nlog = \"part-0\"", SELECT);
     assert!(dir.build("dataset-parquet").1 == expected);
@@ -92,13 +92,13 @@ fn folders_patterns_and_lists_of_files_are_one_table() {
         assert!(files == expected, "{path}");
         assert_eq!(summary["source_rows"], ROWS);
     }
-    // Folders are columns: text, or what the configuration says.
+    // Folders become columns: text, or the type in the configuration.
     dir.configure("[sources]\nlog = \"log\"", &format!("{SELECT} WHERE day = '1' AND hour IN ('2', '3')"));
     assert_eq!(dir.build("dataset-text").0["samples"], 20);
     let typed = "[sources]\nlog = { path = \"log\", partition_columns = { hour = \"INT\" } }";
     dir.configure(typed, &format!("{SELECT} WHERE hour + 1 > 3"));
     assert_eq!(dir.build("dataset-typed").0["samples"], 10);
-    // Files in other folders are not opened, so this one, whose pages are damaged, is no harm.
+    // Files in folders that the query does not select are not opened, so the damaged pages of this one do not matter.
     let mut holed = parquet(columns(&rows()));
     holed[4..200].fill(0xff);
     dir.write("log/day=7/hour=7/a.parquet", holed);
@@ -134,7 +134,7 @@ fn columns_are_found_by_name_and_widened() {
     dir.configure("[sources]\nlog = \"parquet\"", SELECT);
     assert!(dir.build("dataset-parquet").1 == expected);
 
-    // CSV columns in another order, and one that only one file has.
+    // CSV columns in another order, and a column that only one file has.
     dir.write("csv/a.csv", csv(early, ',', true));
     let swapped = |line: &str| {
         let (request, rest) = line.split_once(',').unwrap();
@@ -147,7 +147,7 @@ fn columns_are_found_by_name_and_widened() {
         .collect();
     let text: String = csv(&plain, ',', true).lines().map(|line| swapped(line) + "\n").collect();
     dir.write("csv/b.csv", text);
-    // It must be in every file only where it is read.
+    // A column must be in every file only if it is used.
     dir.configure(&format!("[sources]\nlog = {{ path = \"csv\", {TIME} }}"), SELECT_TEXT);
     assert!(dir.build("dataset-without").1 == expected);
     dir.configure(
@@ -205,7 +205,7 @@ fn files_that_do_not_go_together_are_named() {
         };
         dir.write(format!("{folder}/b.{format}"), good);
         dir.configure(&format!("[sources]\nlog = \"{folder}/*\""), SELECT);
-        // The types' message names the later file, all others that which is wrong.
+        // The message about types names the later file; all others name the wrong one.
         let file = if parts[0].contains("Utf8 in") { "b.parquet`: " } else { "a." };
         dir.fails(&[&["source `log`", file][..], parts].concat());
     }
@@ -239,7 +239,7 @@ fn rows_that_do_not_fit_name_their_file_and_line() {
         "the first is `x` in line 2502 of",
         "`[sources].log`, as `schema = { user = \"VARCHAR\" }`",
     ]);
-    // A declared type takes it, and then the query has to say what it is.
+    // A declared type accepts the values, and the query must convert them.
     dir.configure(
         "[sources]\nlog = { path = \"log\", schema = { user = \"VARCHAR\" } }",
         &SELECT_TWO.replace("{user}", "char_length(user)"),
@@ -260,13 +260,13 @@ fn rows_that_do_not_fit_name_their_file_and_line() {
         "schema = {",
     ]);
     for ending in ["gz", "bz2", "xz", "zst"] {
-        // Enough of it is there for the columns to be inferred.
+        // The remaining bytes suffice to infer the columns.
         let packed = compressed(json_lines(&rows).repeat(100), ending);
         dir.write(format!("cut-{ending}/a.json.{ending}"), &packed[..packed.len() - 5]);
         dir.configure(&format!("[sources]\nlog = {{ path = \"cut-{ending}\", {TIME} }}"), SELECT);
         dir.fails(&["source `log`", &format!("a.json.{ending}"), "it cannot be", "write it again"]);
     }
-    // Pages that are damaged behind a whole footer.
+    // The pages are damaged, but the footer is intact.
     let mut holed = parquet(columns(&rows));
     holed[4..200].fill(0xff);
     dir.write("holed/a.parquet", parquet(columns(&rows)));
@@ -275,15 +275,15 @@ fn rows_that_do_not_fit_name_their_file_and_line() {
     dir.fails(&["source `log`", "holed/b.parquet", "it cannot be decoded", "write it again"]);
 }
 
-/// The columns of [`SELECT_TWO`] from a text file with a title.
+/// A query of the columns of [`SELECT_TWO`] from a text file with a title.
 const TITLES: &str = "SELECT request, user, to_timestamp(1714521600 + request) AS time, 1 AS age, char_length(title) AS page, \
     [1] AS history, true AS clicked FROM log";
 
 #[test]
 fn quotes_that_are_text_swallow_no_rows() {
     let dir = Dir::new();
-    // 3,000 rows, so that the quotes are behind the rows of which types are inferred. In 2,900 a quote opens, in 2,950
-    // it is closed before a tab: with quotes, these are 51 rows less.
+    // 3,000 rows, so that the quotes come after the rows from which types are inferred. A quote opens in row 2,900 and
+    // closes before a tab in row 2,950. If quotes have a meaning, there are 51 fewer rows.
     let title = |row: i64| match row {
         2900 => "\"Great".to_owned(),
         2950 => "film\"".to_owned(),
@@ -296,7 +296,7 @@ fn quotes_that_are_text_swallow_no_rows() {
     dir.fails(&["source `log`", "log/a.tsv", "lines 2902 to 2952", "51 rows", "quote = \"none\""]);
     dir.configure("[sources]\nlog = { path = \"log\", quote = \"none\" }", TITLES);
     assert_eq!(dir.build("dataset").0["samples"], 3000);
-    // A quote that is never closed, and one behind which text follows.
+    // A quote that is never closed, and a quote that is followed by text.
     for (bad, message) in [
         ("5\t\"Great\t1\n", "line 3002: a quote opens a value here and is not closed"),
         ("5\t\"Great\" film\t1\n", "line 3002: a quote closes a value here, but more text follows"),
@@ -309,7 +309,7 @@ fn quotes_that_are_text_swallow_no_rows() {
         let name = format!("dataset-{}", bad.len());
         assert_eq!(dir.build(&name).0["samples"], 3001);
     }
-    // Other quotes and escapes.
+    // Other quote and escape characters.
     dir.write("log/a.tsv", "request\ttitle\tuser\n1\t'a\\'\tb'\t2\n");
     let options = "quote = \"'\", escape = \"\\\\\"";
     dir.configure(
@@ -370,7 +370,7 @@ fn line_ends_marks_and_empty_lines_make_no_difference() {
         built.push(files);
     }
     assert!(built.windows(2).all(|pair| pair[0] == pair[1]));
-    // Nothing makes a comment of a line.
+    // No option makes a line a comment.
     dir.write("comment.csv", "# by hand\nrequest,user,title\n1,2,x\n");
     dir.configure("[sources]\nlog = \"comment.csv\"", TITLES);
     dir.fails(&["comment.csv", "line 2: the row has 3 values, but there are 1 columns"]);
@@ -379,7 +379,8 @@ fn line_ends_marks_and_empty_lines_make_no_difference() {
     dir.fails(&["wide.csv", "UTF-16", "iconv"]);
 }
 
-/// The bytes of a Parquet file whose pages have checksums: Arrow's writer writes none, so its pages are written again.
+/// Returns the bytes of a Parquet file whose pages have checksums. Arrow's writer writes none, so the pages are
+/// rewritten.
 fn with_checksums(values: &[i64], corrupt: bool) -> Vec<u8> {
     use parquet::basic::{Compression, Encoding};
     use parquet::file::properties::WriterProperties;
@@ -404,12 +405,12 @@ fn with_checksums(values: &[i64], corrupt: bool) -> Vec<u8> {
     let start = column.data_page_offset() as usize;
     let end = start + column.compressed_size() as usize;
     let data = 8 * values.len();
-    // The page's header is a Thrift struct in the compact protocol, whose fields are type, sizes and, as the fourth,
-    // the checksum; the first and second are as they are, and one of six bytes is put behind the third.
+    // The page header is a Thrift struct in the compact protocol. Its fields are the type, two sizes and the checksum
+    // (the fourth field). The first three fields are kept, and a checksum field of six bytes is inserted after them.
     let header = bytes[start..end - data].to_vec();
     let varint = |at: usize| at + header[at..].iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
     let third = varint(varint(varint(1) + 1) + 1);
-    // Between the third field and the fifth are two fields' ids.
+    // The difference between the field ids of the third field and the next one is 2.
     assert_eq!((header[0], header[third] >> 4), (0x15, 2), "{header:?}");
     let mut page = bytes[end - data..end].to_vec();
     let checksum = crc32(&page) as i32;
@@ -422,13 +423,13 @@ fn with_checksums(values: &[i64], corrupt: bool) -> Vec<u8> {
     }
     field.push(rest as u8);
     if corrupt {
-        // Another value, which decodes.
+        // A changed value that can still be decoded.
         page[16] ^= 1;
     }
     let mut header = header;
     header[third] = 0x1c;
     header.splice(third..third, field.iter().copied());
-    // The chunk is the last one, so only its own size changes; the footer is written again with it.
+    // The column chunk is the last one, so only its own size changes. The footer is rewritten with this size.
     let mut file = bytes[..start].to_vec();
     file.extend(header);
     file.extend(page);
@@ -447,7 +448,7 @@ fn with_checksums(values: &[i64], corrupt: bool) -> Vec<u8> {
     file
 }
 
-/// The CRC-32 of gzip and zlib (ISO 3309), which Parquet's pages have, bit by bit.
+/// Returns the CRC-32 of gzip and zlib (ISO 3309), which Parquet pages use.
 fn crc32(bytes: &[u8]) -> u32 {
     let step = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
     !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
@@ -485,7 +486,7 @@ fn a_file_url_is_a_local_path() {
     dir.fails(&["file://elsewhere/a.csv", "names no local path", "file:///"]);
 }
 
-/// The engine cuts files of more than 10 MiB in pieces, where it may.
+/// The engine divides files of more than 10 MiB, if the format allows it.
 #[test]
 fn large_files_are_read_whole() {
     let dir = Dir::new();
@@ -538,7 +539,7 @@ fn an_unreadable_folder_or_file_is_named() {
     let mode = |name: &str, mode: u32| {
         fs_err::set_permissions(dir.path(name), std::fs::Permissions::from_mode(mode)).unwrap();
     };
-    // Root may read everything, so the program runs as nobody then: from a place where nobody can run it.
+    // Root may read all files, so root runs the program as another user, from a copy that this user may execute.
     let root = fs_err::metadata("/proc/self").is_ok_and(|process| {
         use std::os::unix::fs::MetadataExt;
         process.uid() == 0

@@ -1,4 +1,4 @@
-//! What a build says of the samples that it read, and of what looks wrong in them.
+//! Tests the statistics and warnings of a build about its samples.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ fn numbers(of: impl Fn(i64) -> Option<i64>) -> ArrayRef {
     Arc::new(Int64Array::from_iter((0..ROWS).map(of)))
 }
 
-/// A log of one sample a minute by four users, in which much is wrong.
+/// Writes a log with one sample per minute by four users, and with many suspicious values.
 fn write_log(dir: &Dir) {
-    // Every third list is null, every other third is empty.
+    // Every third list is null, and every other third is empty.
     let list = |row: i64| match row % 3 {
         0 => None,
         1 => Some(Vec::new()),
@@ -52,7 +52,7 @@ fn write_log(dir: &Dir) {
     dir.write("log.parquet", parquet(columns));
 }
 
-/// A configuration; `more` are sections before `[features]`.
+/// Writes a configuration. `more` are sections before `[features]`.
 fn configure(dir: &Dir, session: &str, more: &str, features: &str) {
     let text = format!(
         "format_version = 1\n[sources]\nlog = \"log.parquet\"\n[samples]\n\
@@ -105,7 +105,7 @@ fn a_build_ends_with_statistics_of_every_feature() {
     );
     assert_eq!((bag["mean_length"].as_f64(), bag["distinct_ids"].as_u64()), (Some(132.0 / 200.0), Some(21)));
     assert_eq!((bag["min_id"].as_i64(), bag["max_id"].as_i64()), (Some(-5), Some(19)));
-    // Hashes and texts have no range; the nulls of a dictionary are those of its values too.
+    // Hashes and texts have no range. Nulls of a dictionary include nulls among its values.
     let (code, kind) = (of("code"), of("kind"));
     assert!(code["distinct_ids"].as_u64().unwrap().abs_diff(200) <= 16, "{code}");
     assert!(code["expected_collisions"].as_f64().unwrap() > 0.0 && code.get("min_id").is_none(), "{code}");
@@ -115,7 +115,7 @@ fn a_build_ends_with_statistics_of_every_feature() {
     assert_eq!(summary["statistics"]["first_time"], "2024-06-01T00:00:00Z");
     assert_eq!(summary["statistics"]["last_time"], "2024-06-01T03:19:00Z");
     assert_eq!(warnings(&summary), [""; 0]);
-    // People see them as a table.
+    // The text output has a table.
     let mut command = dir.program("shown");
     let arguments: Vec<_> =
         command.get_args().filter(|text| *text != "--json").map(ToOwned::to_owned).collect();
@@ -129,7 +129,7 @@ fn a_build_ends_with_statistics_of_every_feature() {
     assert_eq!(cells, ["bag", "sparse", "33.5", "%", "33.5", "%", "0.7", "~21", "-5", "to", "19"], "{text}");
 }
 
-/// Writes events of every user, one a minute from `first` minutes after the first sample on.
+/// Writes events of all users, one per minute from `first` minutes after the first sample.
 fn write_events(dir: &Dir, first: i64) {
     let columns = vec![
         ("who", numbers(|row| Some(row % 4))),
@@ -152,7 +152,7 @@ const SEEN: &str = "seen = { kind = \"sequence\", group = \"seen\" }\n";
 fn the_windows_of_timelines_have_statistics() {
     let dir = Dir::new();
     write_log(&dir);
-    // Sample and event number n are of one user; the events of the first 100 minutes are before the first sample.
+    // Sample and event number n belong to the same user. The events of the first 100 minutes precede the first sample.
     write_events(&dir, -100);
     configure(&dir, GAP, TIMELINE, SEEN);
     let summary = works(&dir, &["build"]);
@@ -196,7 +196,7 @@ fn what_looks_wrong_is_said() {
     }
     assert_eq!(statistics_of(&summary, "number")["null_share"], 1.0);
     assert_eq!(statistics_of(&summary, "none")["empty_share"], 1.0);
-    // A few late samples may agree in a value, but not lack all of them.
+    // A few late samples may have equal values, so only columns without values give warnings.
     let text = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
     dir.write("late.toml", text.replace("FROM log", "FROM log WHERE request < 6"));
     let summary = works(&dir, &["append", "late.toml", "--merge"]);
@@ -216,7 +216,7 @@ fn what_looks_wrong_is_said() {
 fn sessions_that_partition_columns_cut_are_counted() {
     let dir = Dir::new();
     write_log(&dir);
-    // A gap of 5 minutes divides nothing: every user is one session of 200 minutes. The country changes at the minutes
+    // A gap of 5 minutes divides no session: each user has one session of 200 minutes. The country changes at minutes
     // 60, 100 and 160.
     let partition = "[partition]\ncolumns = [\"country\"]";
     for (session, cut) in
@@ -232,7 +232,7 @@ fn sessions_that_partition_columns_cut_are_counted() {
         assert!(found.iter().all(|warning| warning.starts_with(&message)), "{found:#?}");
         fs_err::remove_dir_all(dir.path("dataset")).unwrap();
     }
-    // A country that is a part of the key, and partitions by time, cut nothing.
+    // A country that is part of the key cuts no session, and neither do partitions by time.
     for (session, partition) in
         [("key = [\"visit\", \"country\"]", partition), (GAP, "[partition]\nby = \"hour\"")]
     {

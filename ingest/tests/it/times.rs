@@ -1,4 +1,4 @@
-//! Times in every form that logs have them: the dataset is the same, or the error says what the values could mean.
+//! Logs with times in all forms: the dataset is the same, or the error shows the possible meanings of the values.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ const DAY: i64 = 1_714_521_600;
 const REQUESTS: i64 = 630;
 const USERS: i64 = 7;
 
-/// Makes a time column of seconds since 1970.
+/// A function that makes a time column from seconds since 1970.
 type MakeColumn = fn(Vec<i64>) -> ArrayRef;
 
-/// The four time columns of [`CONFIG`]: the place, the column, and what the place stands for in it.
+/// The four time columns of [`CONFIG`]: the place in messages, the column, and the placeholder in the text.
 const PLACES: [(&str, &str, &str); 4] = [
     ("`[session].time`", "time", "{session}"),
     ("`[join].time`", "at", "{join}"),
@@ -86,12 +86,12 @@ fn texts(seconds: Vec<i64>, format: &str) -> ArrayRef {
     Arc::new(StringArray::from_iter_values(seconds.into_iter().map(text)))
 }
 
-/// The time of a request: users come back every two hours and see ten things in a visit.
+/// Returns the time of a request. Users return every two hours and see ten items per visit.
 fn time(request: i64) -> i64 {
     DAY + request / 70 * 7200 + request % 70 * 20
 }
 
-/// Writes the three logs; `make` gives the time columns of the feature log, the events and the attributes.
+/// Writes the three logs. `make` makes the time columns of the feature log, the events and the attributes.
 fn write_logs(dir: &Dir, make: [MakeColumn; 3]) {
     let numbers = |number: fn(i64) -> i64| -> ArrayRef {
         Arc::new(Int64Array::from_iter_values((0..REQUESTS).map(number)))
@@ -123,8 +123,8 @@ fn write_logs(dir: &Dir, make: [MakeColumn; 3]) {
     dir.write("users.parquet", parquet(users));
 }
 
-/// Writes `dataset.toml` with the times of the four places in the order of [`PLACES`]; those that are empty name the
-/// column.
+/// Writes `dataset.toml` with the time settings of the four places in the order of [`PLACES`]; an empty setting is only
+/// the column.
 fn configure(dir: &Dir, keys: [&str; 4]) {
     let mut text = CONFIG.to_owned();
     for ((_, column, place), keys) in PLACES.iter().zip(keys) {
@@ -137,7 +137,7 @@ fn configure(dir: &Dir, keys: [&str; 4]) {
     dir.write("dataset.toml", text);
 }
 
-/// The partitions of a dataset, without the names of files, which no two writers share.
+/// Returns the partitions of a dataset, without file names, which are unique to each writer.
 fn partitions(dataset: &Path) -> Vec<Partition> {
     let mut partitions = Snapshot::load(dataset).unwrap().partitions;
     let sets = partitions.iter_mut().flat_map(|partition| &mut partition.files);
@@ -145,7 +145,7 @@ fn partitions(dataset: &Path) -> Vec<Partition> {
     partitions
 }
 
-/// The dataset that timestamps make: its summary and partitions, with the digests of all samples.
+/// Returns the dataset for timestamp columns: its summary and partitions, with the digests of all samples.
 fn expected() -> (Value, Vec<Partition>) {
     let dir = Dir::new();
     write_logs(&dir, [timestamps; 3]);
@@ -200,7 +200,7 @@ fn numbers_without_a_unit_are_refused_wherever_they_are() {
         write_logs(&dir, make);
         let mut keys = [""; 4];
         let unit = if number % 2 == 1 { "unit = \"ms\"" } else { "unit = \"s\"" };
-        // The join and the timeline read one column.
+        // The join and the timeline read the same column.
         if number == 1 {
             keys[3] = unit;
         } else if number == 3 {
@@ -213,7 +213,7 @@ fn numbers_without_a_unit_are_refused_wherever_they_are() {
         configure(&dir, keys);
         dir.build("dataset");
         assert_eq!(partitions(&dir.path("dataset")), expected, "{place}");
-        // A unit that is wrong puts every time into 1970 or the future.
+        // With a wrong unit, all times are in 1970 or in the future.
         keys[number] = if unit.contains("ms") { "unit = \"s\"" } else { "unit = \"ms\"" };
         configure(&dir, keys);
         let check = if unit.contains("ms") { "`[checks].future`" } else { "`[checks].past`" };
@@ -285,7 +285,7 @@ fn an_append_in_seconds_adds_its_day() {
 #[test]
 fn times_outside_of_the_limits_are_refused_or_counted() {
     let dir = Dir::new();
-    // The first version of every user holds since 1900.
+    // The first version of each user is valid since 1900.
     let since: MakeColumn = |times| {
         timestamps(times.into_iter().map(|time| if time < DAY { -2_208_988_800 } else { time }).collect())
     };
@@ -379,7 +379,7 @@ fn times_at_which_clocks_are_changed_are_counted_and_left_out_if_wanted() {
     configure("[checks]\nclock_changes = \"error\"\n");
     let error = "`[checks].clock_changes`: 3 rows have a local time that occurs twice or not at all";
     dir.fails(&[error, "clock_changes = \"skip\""]);
-    // Times that nothing reads may be of any year.
+    // Times in columns that are not used may be of any year.
     dir.write(
         "log.csv",
         format!(

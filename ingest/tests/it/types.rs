@@ -1,10 +1,11 @@
-//! Types of text files: a guess never loses a digit, a fraction or an offset, and unused columns do no harm.
+//! Column types of text files: inference never loses a digit, a fraction or an offset, and unused columns do not cause
+//! errors.
 
 use serde_json::Value;
 
 use crate::logs::{Dir, statistics_of};
 
-/// A configuration of samples `n` with sessions by `n`, and with `rest`.
+/// Writes a configuration of samples `n` with sessions by `n`, followed by `rest`.
 fn configure(dir: &Dir, source: &str, rest: &str) {
     dir.write(
         "dataset.toml",
@@ -33,7 +34,7 @@ fn zeros_in_front_are_part_of_an_id() {
     assert_eq!((&summary["samples"], distinct(&summary, "zip")), (&4.into(), 4.into()));
     assert_eq!(summary["skipped"]["duplicate_samples"], 0);
 
-    // Behind the rows of which types are guessed, and in a second file.
+    // The value comes after the rows from which types are inferred, or in a second file.
     let many: String = (0..1500).map(|n| row(n, &(n + 1).to_string())).collect();
     dir.write("late.csv", format!("n,zip,at,clicked\n{many}{}", row(1500, "007")));
     configure(&dir, "\"late.csv\"", ZIPS);
@@ -45,7 +46,7 @@ fn zeros_in_front_are_part_of_an_id() {
     dir.write("files/b.csv", format!("n,zip,at,clicked\n{}", row(1500, "007")));
     configure(&dir, "\"files\"", ZIPS);
     assert_eq!(dir.build("both").0["samples"], 1501);
-    // Who says that they are numbers gets numbers.
+    // A declared integer type is used.
     configure(&dir, "{ path = \"log.csv\", schema = { zip = \"BIGINT\" } }", ZIPS);
     assert_eq!(dir.build("numbers").0["skipped"]["duplicate_samples"], 2);
 }
@@ -81,17 +82,17 @@ fn json_numbers_are_not_cut_to_integers() {
     configure(&dir, "{ path = \"log.jsonl\", schema = { price = \"DOUBLE\" } }", rest);
     let price = statistics_of(&dir.build("dataset").0, "price");
     assert!((price["min"].as_f64().unwrap() - 0.99).abs() < 1e-6, "{price}");
-    // A declared integer has no fraction either, in no row.
+    // A declared integer may not have a fraction in any row.
     configure(&dir, "{ path = \"log.jsonl\", schema = { price = \"BIGINT\" } }", rest);
     dir.fails(&["column `price`: 1 rows have a value that does not fit its type in `schema`, Int64"]);
-    // Wrong values in a column that nothing reads do no harm.
+    // Wrong values in an unused column do not matter.
     dir.write(
         "log.jsonl",
         format!("{many}{}", row(1000, "5", "[1]").replace("\"other\":1000", "\"other\":\"x\"")),
     );
     configure(&dir, "\"log.jsonl\"", rest);
     assert_eq!(dir.build("unused").0["samples"], 1001);
-    // More digits than any number has.
+    // More digits than any numeric type holds.
     dir.write("log.jsonl", row(0, "5", "[1]").replace("\"other\":0", "\"other\":20000000000000000001"));
     let other = rest.replace("price = { kind = \"dense\" }", "other = { kind = \"sparse\", ids = \"hash\" }");
     configure(&dir, "\"log.jsonl\"", &other);
@@ -123,7 +124,7 @@ fn floating_point_numbers_are_no_keys() {
             "time = \"at\"\n[samples]\nquery = \"{query}\"\nkey = [\"user\"]\n[features]\nitem = {{ kind = \"sparse\" }}\n"
         )
     };
-    // The column is read as text, so no two users are one.
+    // The column is read as text, so no two users are equal.
     configure(&dir, "\"log.csv\"", &samples("SELECT *, n AS item FROM log"));
     assert_eq!(dir.build("text").0["samples"], 3);
     let doubles = "{ path = \"log.csv\", schema = { user = \"DOUBLE\" } }";
@@ -140,7 +141,7 @@ fn floating_point_numbers_are_no_keys() {
     let text = fs_err::read_to_string(dir.path("dataset.toml")).unwrap();
     dir.write("dataset.toml", text.replace("key = [\"n\"]", "key = [\"user\"]"));
     dir.fails(&["column `user`", "a session column cannot be a Float64", "whole_id(user)"]);
-    // A feature of such numbers.
+    // A feature with such numbers.
     configure(&dir, doubles, &session.replace("item", "user").replace("1 AS user", "1 AS one"));
     dir.fails(&["Float64", "`whole_id(user)`"]);
 }
@@ -180,7 +181,7 @@ fn all_problems_are_listed_at_once() {
         assert!(found.iter().any(|found| found.contains(problem)), "no {problem:?} in {found:#?}");
     }
 
-    // The lines that they name, written.
+    // The fixes that the problems suggest are applied.
     dir.write("shops.csv", "shop,size\n0,1\n1,2\n2,3\n3,4\n4,5\n5,6\n");
     let rest = rest
         .replace("duplicates = \"error\"", "duplicates = \"skip\"")
@@ -257,7 +258,7 @@ fn queries_that_vary_are_refused() {
     }
     with("source = \"some\"", "some = { query = \"SELECT * FROM log LIMIT 1\" }");
     dir.fails(&["`[sources].some.query`: `LIMIT` without `ORDER BY`"]);
-    // The queries of the hints work.
+    // The queries that the hints suggest work.
     for query in [
         "SELECT * FROM log ORDER BY n LIMIT 2",
         "SELECT * FROM log WHERE hash_id(n) % 100 < 100",
@@ -283,12 +284,12 @@ fn offsets_of_times_count() {
     assert_eq!(first(&dir.build("instants").0), "2024-06-01T12:00:00Z");
     configure(&dir, "\"log.csv\"", &rest("{ column = \"at\", time_zone = \"America/New_York\" }"));
     dir.fails(&["`time_zone` does not apply", "remove `time_zone`"]);
-    // Only some times have an offset: the others are local.
+    // Only some times have an offset; the others are local.
     dir.write("log.csv", "n,at,clicked\n1,2024-06-01T14:00:00+02:00,0\n2,2024-06-01T13:00:00,0\n");
     let summary = dir.build("mixed").0;
     assert_eq!(first(&summary), "2024-06-01T12:00:00Z");
     assert_eq!(summary["statistics"]["last_time"], "2024-06-01T17:00:00Z");
-    // One with an offset behind the rows of which the type is guessed.
+    // A time with an offset comes after the rows from which the type is inferred.
     let local: String = (0..1500).map(|n| format!("{n},2024-06-01 13:00:00,0\n")).collect();
     dir.write("log.csv", format!("n,at,clicked\n{local}1500,2024-06-01T14:00:00+02:00,0\n"));
     dir.fails(&[

@@ -69,7 +69,7 @@ fn categories_of_several_files_are_more_than_one_file_has() {
 fn lists_nulls_and_times_of_every_writer_go_together() {
     let dir = Dir::new();
     let rows = rows();
-    // The first row has neither an age nor an item in its history.
+    // The first row has no age, and no item in its history.
     let nothing = ListArray::new(
         Arc::new(Field::new("element", DataType::Null, true)),
         OffsetBuffer::from_lengths([0]),
@@ -124,7 +124,7 @@ fn a_column_that_nothing_reads_may_have_any_type() {
     dir.fails(&["source `log`", "log/b.parquet`: the column `only_here` is missing", "missing_columns"]);
 }
 
-/// A file of rows `n` with a time `until` of type INT96: midnight of these days since 1970.
+/// Returns a file of rows `n` with a time `until` of type INT96: midnight of these days since 1970.
 fn int96(days: &[i64]) -> Vec<u8> {
     let schema = parse_message_type("message log { required int64 n; required int96 until; }").unwrap();
     let properties = Arc::new(WriterProperties::default());

@@ -1,10 +1,10 @@
-//! What clusters of any size build is what one process builds.
+//! A build on a cluster of any size writes the same dataset as a build in one process.
 
 use onefold_tests::{Dir, S3Server};
 
 use crate::fleet::{Fleet, contents};
 
-/// Logs of a workload, and the dataset that one process builds of them.
+/// Returns logs of a workload, and the dataset that one process builds from them.
 fn built_here(workload: &str, samples: usize) -> Dir {
     Dir::made_once(&format!("{workload} {samples}"), |dir| {
         dir.command(&format!(
@@ -15,7 +15,7 @@ fn built_here(workload: &str, samples: usize) -> Dir {
     })
 }
 
-/// Builds the dataset on a cluster, and compares it with the one of one process, byte by byte.
+/// Builds the dataset on a cluster, and compares it byte by byte with the dataset of one process.
 fn builds_the_same(dir: &Dir, executors: usize) {
     let fleet = Fleet::new(dir, executors);
     let summary =
@@ -58,7 +58,7 @@ fn logs_and_datasets_may_be_in_an_object_store() {
     assert!(summary["samples"].as_u64() > Some(1000), "{summary}");
     let built = server.file("logs", "built");
     assert_eq!(contents(&built), contents(&dir.path("here")));
-    // With records and vocabularies in the work folder.
+    // These builds put records and vocabularies into the work folder.
     for config in ["dataset.toml", "logs/dataset.toml"] {
         dir.edit(config, "item_00 = {", "item_00 = { vocabulary = \"frequency\",");
     }
@@ -76,7 +76,7 @@ fn logs_and_datasets_may_be_in_an_object_store() {
 fn partitions_are_appended_and_nothing_is_appended_twice() {
     let dir = built_here("rm1", 2000);
     let fleet = Fleet::new(&dir, 2);
-    // The first append makes the dataset, with the configuration's buckets.
+    // The first append creates the dataset, with the number of buckets in the configuration.
     dir.edit("logs/dataset.toml", "format_version = 1\n", "format_version = 1\n\n[dataset]\nbuckets = 5\n");
     let first = fleet.command("append logs/dataset.toml --out there").json();
     assert_eq!((&first["changed"], &first["snapshot"]), (&true.into(), &1.into()));

@@ -1,4 +1,4 @@
-//! Processes that end in the middle of a build.
+//! Processes that are killed in the middle of a build.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Child;
@@ -8,7 +8,7 @@ use onefold_tests::Dir;
 
 use crate::fleet::{Fleet, contents};
 
-/// Logs.
+/// Writes logs.
 fn logs(samples: usize) -> Dir {
     Dir::made_once(&samples.to_string(), |dir| {
         dir.command(&format!("onefold-data generate --workload rm1 --samples {samples} --seed 4 --out logs"))
@@ -16,7 +16,7 @@ fn logs(samples: usize) -> Dir {
     })
 }
 
-/// Logs, and the dataset that one process builds of them.
+/// Writes logs, and the dataset that one process builds from them.
 fn built_here(samples: usize) -> Dir {
     let dir = logs(samples);
     build_here(&dir);
@@ -31,19 +31,19 @@ fn build(out: &str) -> String {
     format!("build logs/dataset.toml --buckets 4 --out {out}")
 }
 
-/// Waits for a build; gives whether it succeeded.
+/// Waits until a build ends, and returns whether it succeeded.
 fn ended(mut build: Child) -> bool {
     build.wait().unwrap().success()
 }
 
-/// A dataset is whole, or nothing of it is visible; then the same command makes it.
+/// Checks that a dataset is complete, or that nothing of it is visible and the same command then builds it.
 fn is_whole_or_can_be_built_again(dir: &Dir, fleet: &Fleet<'_>, out: &str, succeeded: bool) {
     assert_eq!(succeeded, dir.path(format!("{out}/snapshots")).exists(), "a failed build is not visible");
     if !succeeded {
         fleet.command(&build(out)).json();
     }
     assert_eq!(contents(&dir.path(out)), contents(&dir.path("here")));
-    // A task of the build before may still write there for a moment.
+    // A task of the failed build may still write there for a moment.
     let started = Instant::now();
     loop {
         dir.command(&format!("onefold-ingest vacuum {out} --older-than 0s")).works();
@@ -56,14 +56,14 @@ fn is_whole_or_can_be_built_again(dir: &Dir, fleet: &Fleet<'_>, out: &str, succe
     dir.command(&format!("onefold-ingest verify {out}")).works();
 }
 
-/// An executor is killed after each of these fifths of the time that a build takes.
+/// Kills an executor after each of these fifths of the duration of a build.
 fn executors_are_killed(dir: &Dir, fifths: &[u32]) {
     let mut fleet = Fleet::impatient(dir, 2);
     let started = Instant::now();
     fleet.command(&build("whole")).json();
     let whole = started.elapsed();
     for part in fifths {
-        // A folder of its own: a task of the build before may still write into that one.
+        // Each round has its own folder, because a task of the previous build may still write into that one.
         let out = format!("there-{part}");
         let running = fleet.command(&build(&out)).spawn();
         std::thread::sleep(whole * *part / 5);
@@ -79,14 +79,14 @@ fn executors_may_be_killed_at_any_moment() {
     executors_are_killed(&built_here(6000), &[1, 2, 3, 4]);
 }
 
-/// The same with two jobs, the first of which puts records aside.
+/// A build with vocabularies runs two jobs. The first one writes records to the work folder.
 #[test]
 fn executors_may_be_killed_while_vocabularies_are_made() {
     let dir = logs(6000);
     let (plain, numbered) = ("item_00 = {", "item_00 = { vocabulary = \"frequency\",");
     dir.edit("logs/dataset.toml", plain, numbered);
     build_here(&dir);
-    // A moment in each job.
+    // One kill during each job.
     executors_are_killed(&dir, &[1, 4]);
 }
 
@@ -102,13 +102,13 @@ fn a_build_fails_when_its_scheduler_is_killed_and_can_be_run_again() {
     assert!(!output.status.success() && error.contains("the scheduler") && error.contains("hint"), "{error}");
     assert!(!dir.path("there/snapshots").exists());
     fleet.restart_scheduler();
-    // An executor registers again when it hears of the new scheduler.
+    // An executor registers again when it learns of the new scheduler.
     fleet.kill_executor();
     fleet.start_executor();
     is_whole_or_can_be_built_again(&dir, &fleet, "there", false);
 }
 
-/// Two clients build the same dataset at once: one of them commits, and the other says that it is there.
+/// Two clients build the same dataset at once: one of them commits, and the other one reports that the dataset exists.
 #[test]
 fn of_two_builds_of_one_dataset_one_wins() {
     let dir = built_here(3000);
@@ -134,7 +134,7 @@ fn errors_of_executors_name_the_file() {
         .find(|name| name.starts_with("logs") && name.extension().is_some_and(|e| e == "parquet"));
     let log = log.unwrap();
     let mut bytes = dir.read(&log);
-    // The first page of data, and not the footer.
+    // This overwrites the first data page, but not the footer.
     bytes[40..2000].fill(0xff);
     dir.write(&log, bytes);
     let fleet = Fleet::new(&dir, 1);
@@ -176,21 +176,21 @@ fn a_build_says_that_it_waits_for_executors() {
         assert!(succeeded);
         is_whole_or_can_be_built_again(&dir, &fleet, out, succeeded);
     };
-    // Side by side, as they wait for seconds.
+    // In parallel, because both wait for seconds.
     std::thread::scope(|scope| {
         scope.spawn(|| waits("plain", ""));
         scope.spawn(|| waits("secure", tls));
     });
 }
 
-/// A client that is told to end ends its job, so that executors are free for others.
+/// A client that receives a signal to end cancels its job, so that executors are free for other jobs.
 #[test]
 fn a_client_that_is_told_to_end_ends_its_job() {
     let dir = built_here(6000);
     let fleet = Fleet::new(&dir, 1);
     let running = fleet.command(&build("there")).spawn();
     fleet.wait_for_jobs();
-    // The build is started by a program that ends it after a time, and passes the signal on.
+    // The build is started by a program that ends it after a time limit and forwards the signal.
     let told =
         std::process::Command::new("kill").args(["-TERM", &running.id().to_string()]).status().unwrap();
     assert!(told.success() && !ended(running));

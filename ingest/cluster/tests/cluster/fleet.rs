@@ -1,4 +1,4 @@
-//! A scheduler and executors as processes, and datasets that are compared.
+//! Starts a scheduler and executors as processes, and compares datasets.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use onefold_datasets::Snapshot;
 use onefold_tests::{Dir, S3Server, TestCommand, free_port};
 
-/// The time that a process has to start to listen.
+/// The time within which a process must listen.
 const START: Duration = Duration::from_secs(300);
-/// Seconds after which a scheduler takes an executor for lost that it does not hear of: longer than an executor may get
-/// no processor time where much else runs.
+/// Seconds without a heartbeat after which a scheduler counts an executor as lost. An executor may get no processor
+/// time for many seconds on a busy machine.
 const EXECUTOR_TIMEOUT: u32 = 60;
 
-/// A cluster. Its processes end with it.
+/// A cluster. Its processes end when it is dropped.
 pub(crate) struct Fleet<'a> {
     dir: &'a Dir,
-    /// Where executors work.
+    /// The folder for the work folders of executors.
     scratch: Dir,
     server: Option<&'a S3Server>,
     options: String,
@@ -26,22 +26,22 @@ pub(crate) struct Fleet<'a> {
     port: u16,
     scheduler: Child,
     executors: Vec<Child>,
-    /// Executors that were ever started.
+    /// The number of executors that were started, including those that have ended.
     started: usize,
 }
 
 impl<'a> Fleet<'a> {
-    /// A scheduler and so many executors.
+    /// Starts a scheduler and this number of executors.
     pub(crate) fn new(dir: &'a Dir, executors: usize) -> Self {
         Self::with(dir, executors, None, "")
     }
 
-    /// The same with an S3 server that they reach, and options that all of their commands get.
+    /// Like [`new`](Self::new), with an S3 server that the executors reach, and options for all commands.
     pub(crate) fn with(dir: &'a Dir, executors: usize, server: Option<&'a S3Server>, options: &str) -> Self {
         Self::start(dir, executors, server, options, EXECUTOR_TIMEOUT)
     }
 
-    /// The same with a scheduler that soon takes an executor for lost.
+    /// Like [`new`](Self::new), with a scheduler that counts an executor as lost after 8 seconds.
     pub(crate) fn impatient(dir: &'a Dir, executors: usize) -> Self {
         Self::start(dir, executors, None, "", 8)
     }
@@ -80,7 +80,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Waits until a job is at work.
+    /// Waits until a job is running.
     pub(crate) fn wait_for_jobs(&self) {
         let started = Instant::now();
         while !self.get("/api/jobs").contains("\"Running\"") {
@@ -89,7 +89,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// What the scheduler's REST API answers.
+    /// Returns the answer of the scheduler's REST API.
     pub(crate) fn get(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
@@ -98,7 +98,7 @@ impl<'a> Fleet<'a> {
         answer
     }
 
-    /// Starts another executor, of one thread.
+    /// Starts another executor with one thread.
     pub(crate) fn start_executor(&mut self) {
         self.started += 1;
         let command = self.dir.command(&format!(
@@ -111,7 +111,7 @@ impl<'a> Fleet<'a> {
         self.executors.push(self.reaching(command).spawn());
     }
 
-    /// Kills the oldest executor, as the kernel does when memory ends.
+    /// Kills the oldest executor with SIGKILL, as the kernel does when memory runs out.
     pub(crate) fn kill_executor(&mut self) {
         let mut executor = self.executors.remove(0);
         executor.kill().unwrap();
@@ -130,12 +130,12 @@ impl<'a> Fleet<'a> {
         self.wait();
     }
 
-    /// Where the scheduler listens.
+    /// Returns the address of the scheduler.
     pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The command `line`, a build or an append.
+    /// Returns the command `line`, a build or an append, with the options of this cluster.
     pub(crate) fn command(&self, line: &str) -> TestCommand {
         let scheduler = format!("--scheduler 127.0.0.1:{} --partitions 4 {}", self.port, self.options);
         self.reaching(self.dir.command(&format!("onefold-cluster {line} {scheduler}"))).with_time_limit(1800)
@@ -152,7 +152,7 @@ impl<'a> Fleet<'a> {
 impl Drop for Fleet<'_> {
     fn drop(&mut self) {
         for process in self.executors.iter_mut().chain([&mut self.scheduler]) {
-            // It may have ended.
+            // The process may have ended.
             let _ = process.kill();
             let _ = process.wait();
         }
@@ -165,7 +165,7 @@ fn scheduler(dir: &Dir, port: u16, executor_timeout: u32, options: &str) -> Test
     dir.command(&line)
 }
 
-/// Every file of a dataset without the part of its name that no two writers share, with its bytes.
+/// Returns the files of a dataset with their bytes, by name without the part that is unique to each writer.
 pub(crate) fn contents(dataset: &Path) -> Vec<(String, Vec<u8>)> {
     let snapshot = Snapshot::load(dataset).unwrap();
     let files = snapshot.partitions.iter().flat_map(|partition| &partition.files);

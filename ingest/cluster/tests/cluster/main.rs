@@ -1,4 +1,4 @@
-//! Builds on clusters of processes of this machine, compared with builds in one process.
+//! Compares builds on clusters of local processes with builds in one process.
 
 mod builds;
 mod faults;

@@ -1,4 +1,4 @@
-//! Late samples, merged into datasets that have others already.
+//! Merges late samples into datasets that already have samples.
 
 use onefold_tests::Dir;
 use serde_json::Value;
@@ -9,13 +9,13 @@ use crate::vocabularies::are_equal;
 
 const ON: &str = "ON e.request_id = f.request_id";
 
-/// Logs whose samples are divided into five buckets.
+/// Sets five buckets in the configuration of logs.
 fn with_buckets(dir: Dir) -> Dir {
     dir.edit("logs/dataset.toml", "format_version = 1\n", "format_version = 1\n\n[dataset]\nbuckets = 5\n");
     dir
 }
 
-/// Appends most samples, with the command that `run` runs, then merges all of them, and merges them again.
+/// Appends most samples with the command that `run` runs, then merges all samples, and merges them again.
 fn merged(dir: &Dir, run: &dyn Fn(&str) -> Value) -> [Value; 2] {
     let most = format!("{ON}\nWHERE f.request_id % 50 <> 7 AND f.session_id % 9 <> 0");
     dir.edit("logs/dataset.toml", ON, &most);
@@ -24,7 +24,7 @@ fn merged(dir: &Dir, run: &dyn Fn(&str) -> Value) -> [Value; 2] {
     [(); 2].map(|()| run("append logs/dataset.toml --merge"))
 }
 
-/// Merges here and on a cluster, and compares what was done, and the datasets.
+/// Merges in one process and on a cluster, and compares the summaries and the datasets.
 fn merges_the_same(dir: &Dir) {
     let here = merged(dir, &|append| dir.command(&format!("onefold-ingest {append} --out here")).json());
     let fleet = Fleet::new(dir, 2);

@@ -23,7 +23,7 @@ fn all_connections_may_be_mutual_tls() {
 
     let build = "onefold-cluster build logs/dataset.toml --out other --scheduler";
     let address = fleet.address();
-    // Signed by another authority; does not know the scheduler's authority; no TLS.
+    // A certificate that another authority signed, the wrong authority for the scheduler's certificate, and no TLS.
     for options in [options("theirs", "ours"), options("ours", "theirs"), String::new()] {
         let output = dir.command(&format!("{build} {address} {options}")).with_time_limit(300).output();
         let error = String::from_utf8_lossy(&output.stderr);

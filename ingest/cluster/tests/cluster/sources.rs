@@ -1,4 +1,4 @@
-//! Logs that are not Parquet, and rows that are numbered.
+//! Logs that are not Parquet files, and logs with numbered rows.
 
 use std::fmt::Write as _;
 
@@ -38,10 +38,10 @@ clicked = { kind = "label" }
 item = { kind = "sparse" }
 "#;
 
-/// The beginning of a configuration that keeps the columns which say where a row is.
+/// The beginning of a configuration that keeps the columns with the position of a row.
 const KEEP: &str = "format_version = 1\nkeep = [\"n\", \"f\", \"k\"]\n";
 
-/// Rows of a CSV file, of which every `ragged`th is followed by a row with a value too many.
+/// Returns rows of a CSV file. After every `ragged`th row follows a row with one value too many.
 fn csv(header: &str, rows: impl Iterator<Item = String>, ragged: usize) -> String {
     let mut text = format!("{header}\n");
     for (number, row) in rows.enumerate() {
@@ -53,7 +53,7 @@ fn csv(header: &str, rows: impl Iterator<Item = String>, ragged: usize) -> Strin
     text
 }
 
-/// Writes three files of a log, with 10 rows in each that have a value too many, and events with 4.
+/// Writes three log files, each with 10 rows that have one value too many, and a file of events with 4 such rows.
 fn write_text(dir: &Dir) {
     let second = |request: usize| 1_714_521_600 + request;
     let row = |request: usize| format!("{request},{},{},{}", request % 17, second(request), request % 29);
@@ -71,13 +71,13 @@ fn rows_that_are_left_out_are_counted_once() {
     write_text(&dir);
     dir.write("dataset.toml", CONFIG);
     let here = dir.command("onefold-ingest build dataset.toml --out here --threads 2").json();
-    // 10 rows of each part of the log, and 4 events. Nobody reads `others`.
+    // 10 rows of each log file, and 4 events. No query reads `others`.
     assert_eq!(here["ragged_rows_skipped"], 34);
     let fleet = Fleet::new(&dir, 2);
     let there = fleet.command("build dataset.toml --out there").json();
     assert_eq!((&there["ragged_rows_skipped"], &there["samples"]), (&34.into(), &1200.into()));
     are_equal(&dir, "here", "there");
-    // Others are still an error, which names the file and the line.
+    // Other sources still fail, with an error that names the file and the line.
     dir.edit("dataset.toml", "events.csv\", ragged = \"skip\" }\nothers", "events.csv\" }\nothers");
     fleet.command("build dataset.toml --out refused").fails(&["events.csv", "line 3"]);
 }
@@ -93,7 +93,7 @@ fn rows_have_the_numbers_that_they_have_in_one_process() {
     let fleet = Fleet::new(&dir, 2);
     fleet.command("build logs/dataset.toml --buckets 3 --out there").works();
     are_equal(&dir, "here", "there");
-    // Text is numbered where it is read.
+    // Rows of text files are numbered where they are read.
     let dir = Dir::new();
     write_text(&dir);
     dir.write("dataset.toml", CONFIG);

@@ -1,4 +1,4 @@
-//! Lists that `[[timelines]]` make.
+//! Builds lists with `[[timelines]]`.
 
 use onefold_tests::Dir;
 use serde_json::Value;
@@ -6,11 +6,11 @@ use serde_json::Value;
 use crate::fleet::Fleet;
 use crate::vocabularies::{are_equal, logs};
 
-/// What the samples saw: an id and a text for each.
+/// A source of the events that samples see, with an integer id and a text id.
 const SEEN: &str = "[sources.seen]\nquery = \"SELECT request_id, session_id, user_id, timestamp AS at, item_00[1] AS item, \
                     CAST(item_01[1] % 50 AS VARCHAR) AS word, CAST(item_02[1] AS BIGINT UNSIGNED) AS shop FROM features\"\n";
 
-/// Windows of a session, and longer ones of a user, of some of the rows only.
+/// Timelines of a session, and longer ones of a user that take only some of the rows.
 const TIMELINES: &str = r#"
 [[timelines]]
 source = "seen"
@@ -38,7 +38,7 @@ const FEATURES: &str = "[features]\nseen_items = { kind = \"sequence\", group = 
                         seen_words = { kind = \"sequence\", group = \"seen\", ids = \"hash\" }\n\
                         seen_shops = { kind = \"sequence\", group = \"shops\" }\n";
 
-/// Logs with two timelines of three lists.
+/// Writes logs with two timelines of three lists.
 pub(crate) fn logs_with_timelines() -> Dir {
     let dir = logs("rm1");
     dir.edit("logs/dataset.toml", "[samples]\n", &format!("{SEEN}{TIMELINES}[samples]\n"));
@@ -46,7 +46,7 @@ pub(crate) fn logs_with_timelines() -> Dir {
     dir
 }
 
-/// The same with vocabularies: one of integers and one of texts, each of which a list of the log has, too.
+/// Adds vocabularies: one of integers and one of texts. A list of the log has each of them too.
 pub(crate) fn logs_with_vocabularies() -> Dir {
     let dir = logs_with_timelines();
     let select = "SELECT f.*, CAST(f.item_01 AS VARCHAR[]) AS words,";
@@ -63,14 +63,14 @@ pub(crate) fn logs_with_vocabularies() -> Dir {
     dir
 }
 
-/// Partitions by a column, too.
+/// Adds a partition column.
 fn split(dir: &Dir) {
     let split = "SELECT CASE WHEN f.session_id % 3 = 0 THEN 'a' ELSE 'b' END AS split, f.*,";
     dir.edit("logs/dataset.toml", "SELECT f.*,", split);
     dir.edit("logs/dataset.toml", "[partition]\n", "[partition]\ncolumns = [\"split\"]\n");
 }
 
-/// The statistics of the lists that timelines make.
+/// Returns the statistics of the lists from timelines.
 fn statistics(summary: &Value) -> Vec<Value> {
     let features = summary["statistics"]["features"].as_array().unwrap().iter();
     features.filter(|feature| feature["name"].as_str().unwrap().starts_with("seen_")).cloned().collect()
@@ -84,7 +84,7 @@ fn lists_are_those_of_one_process() {
         let build = format!("build logs/dataset.toml {options} --out");
         let (here, there) = (format!("here{number}"), format!("there{number}"));
         let ours = dir.command(&format!("onefold-ingest {build} {here} --threads 2")).json();
-        // The client's limit says how large slices are: here of the fewest rows.
+        // The client's memory limit sets the size of slices: here the smallest one.
         let theirs = fleet.command(&format!("{build} {there} --memory-limit 1MiB")).json();
         assert_eq!(theirs["samples"], ours["samples"]);
         assert_eq!(statistics(&theirs), statistics(&ours));
@@ -93,7 +93,7 @@ fn lists_are_those_of_one_process() {
         );
         are_equal(&dir, &here, &there);
     }
-    // Sessions that a pause ends, in partitions by a column and by the hour.
+    // Sessions that end with a pause, partitioned by a column and by hour.
     split(&dir);
     dir.edit("logs/dataset.toml", "key = [\"session_id\"]\ntime", "user = \"user_id\"\ngap = \"2m\"\ntime");
     let build = "build logs/dataset.toml --buckets 3 --order session-hash --out";

@@ -1,4 +1,4 @@
-//! What is learned of all samples before they are written: vocabularies and groups.
+//! Vocabularies and groups, which a build derives from all samples before it writes them.
 
 use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use crate::fleet::{Fleet, contents};
 
-/// Files that the logs are divided into, so that several tasks have samples of the same sessions.
+/// The number of files that the logs are divided into, so that several tasks have samples of the same sessions.
 const FILES: usize = 6;
 
-/// Logs of a workload in several files.
+/// Writes the logs of a workload into several files.
 pub(crate) fn logs(workload: &str) -> Dir {
     Dir::made_once(workload, |dir| write_logs(dir, workload))
 }
@@ -34,7 +34,7 @@ fn write_logs(dir: &Dir, workload: &str) {
     }
 }
 
-/// The same with vocabularies: one of two features, one without rare ids, one of texts, and one that has no ids.
+/// Adds vocabularies: one of two features, one without rare ids, one of texts, and one without ids.
 fn logs_with_vocabularies() -> Dir {
     let dir = logs("rm1");
     let sparse = |feature: &str, vocabulary: &str| {
@@ -87,14 +87,14 @@ fn vocabularies_are_those_of_one_process() {
     assert_eq!(entries("item_01"), 0);
     assert!(entries("items") > 1000 && entries("words") > 500 && entries("user_00") > 100, "{there}");
     are_equal(&dir, "here", "there");
-    // What a build that failed has left is no hindrance, and goes with a vacuum.
+    // Files that a failed build left behind do not hinder the next one, and a vacuum removes them.
     dir.write("again/work/records-0123456789abcdef.parquet", "half a file");
     fleet.command(&format!("{build} again")).json();
     dir.command("onefold-ingest vacuum again --older-than 0s").works();
     are_equal(&dir, "here", "again");
 }
 
-/// Two appends, the second one of other samples and ids, made by the command that `run` runs.
+/// Runs two appends with the command that `run` runs. The second one has other samples and ids.
 fn appended(dir: &Dir, run: &dyn Fn(&str) -> Value) -> Vec<Value> {
     let on = "ON e.request_id = f.request_id";
     let parts = ["WHERE f.session_id % 3 = 0", "WHERE f.session_id % 3 > 0"];
@@ -126,7 +126,7 @@ fn vocabularies_are_extended_by_appends() {
         assert!(entries(&there[1]) > entries(&there[0]) && entries(&there[0]) > 0, "{name}");
     }
     are_equal(&dir, "here", "there");
-    // The samples are there. Of the first part, ids that were rare before have numbers now.
+    // The samples exist already, but ids of the first part that were rare before now have numbers.
     let changed = |summaries: Vec<Value>| -> Vec<Value> {
         summaries.into_iter().map(|summary| summary["changed"].clone()).collect()
     };

@@ -1,11 +1,11 @@
-//! The labels of samples, and the items that have one each.
+//! Chooses the labels of samples, and the items that have a label each.
 
 use super::super::columns::{Column, Type, in_comment};
 use super::super::lists::{are_parallel, is_among, repeats};
 use super::{Choice, Expression, Feature, NUMBERS, Roles};
 use crate::sql::quote;
 
-/// Words for labels.
+/// Words in the names of labels.
 const LABELS: [&str; 24] = [
     "label",
     "target",
@@ -32,14 +32,14 @@ const LABELS: [&str; 24] = [
     "watched",
     "y",
 ];
-/// Words for what happened, and the values that are a success.
+/// Words in the names of event types, and the values that count as a success.
 const EVENTS: [&str; 7] = ["event", "action", "behavior", "behaviour", "type", "kind", "interaction"];
 const SUCCESSES: [&str; 10] =
     ["click", "cart", "buy", "purchase", "transaction", "order", "like", "convert", "book", "save"];
 const RATINGS: [&str; 4] = ["rating", "stars", "score", "grade"];
 
 impl Roles<'_> {
-    /// The labels: columns of 0 and 1, items among those shown, events of some kinds, or ratings.
+    /// Chooses the labels: columns of 0 and 1, chosen items among shown items, some types of events, or ratings.
     pub(super) fn labels(&mut self) {
         let pairs = std::mem::take(&mut self.plan.rows.columns);
         if let [shown, mark] = pairs.as_slice() {
@@ -59,13 +59,13 @@ impl Roles<'_> {
         self.plan.features.push(Feature { name, kind: "label", group: None, hash: false, evidence, check });
     }
 
-    /// Samples of the items of a list, each with its label behind it.
+    /// Makes a sample of each item of a list of pairs of an item and a label.
     fn pairs(&mut self, shown: &str, mark: &str) {
         let Some(column) = self.free.iter().find(|column| column.name == shown).cloned() else { return };
         let pair = self.unnest(&column);
         let (item, label) = (self.unused_name(&format!("{shown}_id")), self.unused_name("label"));
         let quoted = quote(&pair);
-        // The last mark: an item may have others.
+        // The label follows the last mark, because the item may contain the mark too.
         let id = format!("substr({quoted}, 1, character_length({quoted}) - 2)");
         self.plan.made.push(Expression { name: item.clone(), sql: id });
         let positive = format!("CASE WHEN {quoted} LIKE '%{mark}1' THEN 1 ELSE 0 END");
@@ -78,7 +78,7 @@ impl Roles<'_> {
         self.remove(shown);
     }
 
-    /// Makes a row of each item. Gives its name.
+    /// Makes a row of each item, and returns the name of the item column.
     fn unnest(&mut self, column: &Column) -> String {
         let singular = column.name.strip_suffix('s').filter(|name| !name.is_empty());
         let item = singular.filter(|name| self.unused_name(name) == *name).map(str::to_owned);
@@ -92,7 +92,7 @@ impl Roles<'_> {
         self.plan.features.push(Feature { name, kind: "sparse", group: None, hash, evidence, check: None });
     }
 
-    /// Rows have a key: their items' samples have one of both.
+    /// If rows have a key, extends the key of samples by the item.
     fn key_with(&mut self, item: &str, item_repeats: bool) {
         if item_repeats {
             self.plan.key = Choice::default();
@@ -101,7 +101,7 @@ impl Roles<'_> {
         }
     }
 
-    /// Samples of the items of a list, whose labels are another column: the item that was chosen, or those.
+    /// Makes a sample of each item of a list. Another column with the chosen item or items gives the labels.
     fn chosen(&mut self) -> bool {
         let labels = self.free.iter().filter(|column| column.says(&LABELS) && !column.is_binary());
         let pair =
@@ -139,7 +139,7 @@ impl Roles<'_> {
         true
     }
 
-    /// Lists that go along with those whose items have rows.
+    /// Unnests lists that are parallel to the list whose items make samples.
     fn parallel(&mut self, shown: &Column) {
         for column in self.free.clone().iter().filter(|column| column.is_list && are_parallel(shown, column))
         {

@@ -1,5 +1,5 @@
-//! The configurations in `ingest/examples`, unchanged, over logs of their shapes. Every sample of the datasets is
-//! compared with one that plain loops over the rows of the log make.
+//! Builds the configurations in `ingest/examples`, unchanged, over generated logs of the same form. Each sample of the
+//! datasets is compared with a sample that plain loops over the rows of the log make.
 
 mod news;
 mod retail;
@@ -22,26 +22,26 @@ use serde_json::Value;
 
 use crate::logs::Dir;
 
-/// An id that a vocabulary leaves out, because it is too rare.
+/// The text of an id that a vocabulary leaves out, because it is too rare.
 const RARE: &str = "(rare)";
 
-/// A sample, as a dataset has it or as it should be. Ids are texts: those of a vocabulary are the originals, and hashes
-/// and integers are decimal.
+/// A sample of a dataset, or an expected sample. Ids are texts: the originals of vocabularies, and the decimal digits
+/// of hashes and integers.
 #[derive(Debug, Clone, PartialEq)]
 struct Sample {
     /// The hash of the sample's key.
     key: i64,
     partition: String,
-    /// What samples of one session have in common.
+    /// A text that is equal for samples of one session.
     session: String,
-    /// In microseconds since 1970.
+    /// The time in microseconds since 1970.
     time: i64,
     floats: BTreeMap<String, f32>,
     lists: BTreeMap<String, Vec<String>>,
 }
 
 impl Sample {
-    /// A sample with the values of its key, without floats and lists.
+    /// Returns a sample with the values of its key, without floats and lists.
     fn new(key: &[&dyn Display], session: String, time: i64) -> Self {
         let key: Vec<String> = key.iter().map(ToString::to_string).collect();
         let key = hash_id(key.join("\u{1f}").as_bytes());
@@ -63,7 +63,7 @@ impl Sample {
     }
 }
 
-/// Divides the samples of each session, which is a user so far, where the user pauses for longer than half an hour.
+/// Divides the sessions of the samples, which are users so far, where the user pauses for more than half an hour.
 fn divide_by_pauses(samples: &mut [Sample]) {
     samples.sort_by(|a, b| (&a.session, a.time).cmp(&(&b.session, b.time)));
     let mut last: Option<(String, i64)> = None;
@@ -78,7 +78,7 @@ fn divide_by_pauses(samples: &mut [Sample]) {
     }
 }
 
-/// Adds to the partition of every sample the day on which its session starts.
+/// Adds the day on which the session of each sample starts to its partition.
 fn add_days(samples: &mut [Sample]) {
     let mut starts: BTreeMap<String, i64> = BTreeMap::new();
     for sample in &*samples {
@@ -91,8 +91,7 @@ fn add_days(samples: &mut [Sample]) {
     }
 }
 
-/// A vocabulary: the features of the log and those of timelines that have it, and the ids of all rows of these
-/// timelines.
+/// A vocabulary: the features of the log and of timelines that use it, and the ids of all rows of these timelines.
 struct Numbers<'a> {
     name: &'a str,
     logged: &'a [&'a str],
@@ -102,8 +101,7 @@ struct Numbers<'a> {
 }
 
 impl Numbers<'_> {
-    /// Checks that the dataset has the vocabulary that the samples make, and replaces the ids in `samples` that are too
-    /// rare.
+    /// Checks that the dataset has the vocabulary of the samples, and replaces ids in `samples` that are too rare.
     fn check(&self, dataset: &Path, samples: &mut [Sample]) {
         let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
         let in_samples =
@@ -142,7 +140,7 @@ fn original(vocabulary: &Vocabulary, id: i64) -> String {
     text.unwrap_or_else(|| RARE.to_owned())
 }
 
-/// The samples of a dataset in the layout `rows`, in their order.
+/// Reads the samples of a dataset in the layout `rows`, in order.
 fn read(dataset: &Path) -> Vec<Sample> {
     let snapshot = Snapshot::load(dataset).unwrap();
     let features =
@@ -204,7 +202,7 @@ fn read_batch(
     }
 }
 
-/// Checks that the samples of a dataset are these, in the same sessions, and in the order that a dataset promises.
+/// Checks that a dataset has the expected samples, in the same sessions, and in the order that a dataset promises.
 fn check(dataset: &Path, expected: Vec<Sample>) {
     let built = read(dataset);
     check_order(&built, Snapshot::load(dataset).unwrap().division());
@@ -225,7 +223,7 @@ fn check(dataset: &Path, expected: Vec<Sample>) {
     }
 }
 
-/// Sessions are contiguous and ordered by their bucket and start, and their samples by time.
+/// Checks that sessions are contiguous and ordered by bucket and start, and that their samples are ordered by time.
 fn check_order(samples: &[Sample], buckets: Buckets) {
     let mut sessions = BTreeSet::new();
     for session in samples.chunk_by(|a, b| a.session == b.session) {
@@ -242,7 +240,7 @@ fn check_order(samples: &[Sample], buckets: Buckets) {
     }
 }
 
-/// Builds the dataset `out` by the configuration `text`, and gives the summary.
+/// Builds the dataset `out` with the configuration `text`, and returns the summary.
 #[track_caller]
 fn build(dir: &Dir, text: &str, out: &str) -> Value {
     dir.write("dataset.toml", text);
@@ -256,7 +254,8 @@ fn build(dir: &Dir, text: &str, out: &str) -> Value {
     summary
 }
 
-/// A configuration in which `from`, which it must contain, is `to`, and what the program says then.
+/// Replaces `from` by `to` in a configuration that must contain it, and checks that the build fails with a message that
+/// contains `parts`.
 #[track_caller]
 fn fails(dir: &Dir, text: &str, from: &str, to: &str, parts: &[&str]) {
     assert!(text.contains(from), "the example does not contain {from:?}");
@@ -264,11 +263,11 @@ fn fails(dir: &Dir, text: &str, from: &str, to: &str, parts: &[&str]) {
     dir.fails(parts);
 }
 
-/// Numbers that are the same in every run.
+/// Pseudorandom numbers, which are the same in each run.
 struct Random(u64);
 
 impl Random {
-    /// A number from 0 to below `end`.
+    /// Returns a number from 0 to `end` (exclusive).
     fn below(&mut self, end: u64) -> i64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 33) % end) as i64

@@ -8,10 +8,10 @@ use super::{Numbers, Random, Sample, add_days, build, check, divide_by_pauses, f
 use crate::logs::Dir;
 
 const EXAMPLE: &str = include_str!("../../../examples/news.toml");
-/// 2019-11-14T00:00 in New York, in seconds since 1970. It is five hours behind UTC then.
+/// 2019-11-14T00:00 in New York, in seconds since 1970. New York is five hours behind UTC on that day.
 const DAY: i64 = 1_573_689_600 + 5 * 3600;
 const ARTICLES: u64 = 90;
-/// Quotes at all places, closed or not.
+/// Titles with quotes in all places, closed or not.
 const TITLES: [&str; 6] = [
     "\"A close race\" on the Lake",
     "\"Storm season begins",
@@ -33,10 +33,10 @@ struct Article {
 struct Request {
     number: i64,
     user: String,
-    /// In seconds since 1970.
+    /// The time in seconds since 1970.
     at: i64,
     history: Vec<String>,
-    /// Articles, and whether they were clicked.
+    /// The articles shown, and whether they were clicked.
     shown: Vec<(String, bool)>,
 }
 
@@ -59,7 +59,7 @@ impl Request {
     }
 }
 
-/// Articles by their ids; every ninth id has none.
+/// Returns articles by id. Every ninth id has no article.
 fn articles() -> BTreeMap<String, Article> {
     let mut random = Random(2);
     let numbers = (0..ARTICLES as i64).filter(|number| number % 9 != 0);
@@ -75,7 +75,7 @@ fn id(number: i64) -> String {
     format!("N{}", 100 + 7 * number)
 }
 
-/// Two days of requests. Users pause for exactly half an hour, or a second longer.
+/// Returns two days of requests. Users pause for exactly half an hour, or a second longer.
 fn requests() -> Vec<Request> {
     let mut random = Random(3);
     let mut all: Vec<Request> = Vec::new();
@@ -117,7 +117,7 @@ fn write_logs(dir: &Dir, requests: &[Request], articles: &BTreeMap<String, Artic
     dir.write("articles.tsv", articles.iter().map(line).collect::<String>());
 }
 
-/// The samples by definition.
+/// Returns the samples by definition.
 fn samples(requests: &[Request], articles: &BTreeMap<String, Article>) -> Vec<Sample> {
     let mut samples = Vec::new();
     for request in requests {
@@ -159,8 +159,8 @@ fn pairs_become_samples_with_their_articles() {
         Numbers { name, logged, windows: &[], rows: vec![], min_count }.check(&dataset, &mut expected);
     }
 
-    // The log has what is hard: users without a history, unknown articles, and days that begin in the evening in New
-    // York.
+    // The log contains the hard cases: users without a history, unknown articles, and days that begin in the evening in
+    // New York.
     assert!(expected.len() > 400 && without > 20, "{} samples, {without} without an article", expected.len());
     assert!(requests.iter().any(|request| request.history.is_empty()));
     let pauses = |pause: i64| {

@@ -11,7 +11,7 @@ const START: i64 = 1_714_521_600_123;
 const MINUTE: i64 = 60_000;
 const DAY: i64 = 24 * 60 * MINUTE;
 
-/// A row of `events.csv`; the fields are in the order in which they order the rows of one time.
+/// A row of `events.csv`. The fields are in the order in which they order rows with equal times.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Event {
     at: i64,
@@ -21,11 +21,11 @@ struct Event {
     order: String,
 }
 
-/// The changes of items: property, item and time → value.
+/// The changes of items, as a map from property, item and time to value.
 type Changes = BTreeMap<(&'static str, i64, i64), String>;
 
-/// Visits on days up to a month apart. All times are whole half minutes, so that many events meet others, or the ends
-/// of windows.
+/// Returns visits on days up to a month apart. All times are multiples of half a minute, so that many events coincide
+/// with others, or with the ends of windows.
 fn events() -> Vec<Event> {
     let mut random = Random(4);
     let mut all = Vec::new();
@@ -57,7 +57,8 @@ fn events() -> Vec<Event> {
     all
 }
 
-/// Changes of categories, prices and stock, before the events and between them. Some take place at the time of a view.
+/// Returns changes of categories, prices and stock, before the events and between them. Some take place at the time of
+/// a view.
 fn changes(events: &[Event]) -> Changes {
     let mut random = Random(5);
     let mut all = Changes::new();
@@ -87,13 +88,13 @@ fn changes(events: &[Event]) -> Changes {
     all
 }
 
-/// The parent of a category: some have none, and some are not in the file.
+/// Returns the parent of a category. Some categories have no parent, and some are not in the file.
 fn parent(category: &str) -> Option<String> {
     let number: i64 = category.strip_prefix('c').unwrap().parse().unwrap();
     (number % 4 != 3 && number % 4 != 2).then(|| format!("department {}", number % 5))
 }
 
-/// Writes the logs up to a time, with every seventh event delivered twice.
+/// Writes the logs up to a time. Every seventh event is delivered twice.
 fn write_logs(dir: &Dir, events: &[Event], changes: &Changes, until: i64) {
     let mut text = "time_ms,visitor,event,item,order_id\n".to_owned();
     for event in events.iter().chain(events.iter().step_by(7)).filter(|event| event.at < until) {
@@ -115,10 +116,11 @@ fn write_logs(dir: &Dir, events: &[Event], changes: &Changes, until: i64) {
     dir.write("categories.csv", "category,parent\n".to_owned() + &lines.collect::<String>());
 }
 
-/// The samples by definition.
+/// Returns the samples by definition.
 fn samples(events: &[Event], changes: &Changes) -> Vec<Sample> {
     let events: BTreeSet<&Event> = events.iter().collect();
-    // Orders of one visitor, item and time are one purchase: their numbers are not among its columns.
+    // Orders with the same visitor, item and time are one purchase, because the order number is not a column of
+    // purchases.
     let bought: BTreeSet<(i64, i64, i64)> = events
         .iter()
         .filter(|event| event.kind == "transaction")
@@ -179,7 +181,8 @@ fn views_become_samples_of_what_was_known() {
     build(&dir, EXAMPLE, "retail");
     let mut expected = samples(&events, &changes);
 
-    // The log has what is hard: long and short lists, labels of both kinds, and attributes of which there are none yet.
+    // The log contains the hard cases: long and short lists, both values of labels, and attributes that have no value
+    // yet.
     let share = |of: &dyn Fn(&Sample) -> bool| {
         expected.iter().filter(|sample| of(sample)).count() as f64 / expected.len() as f64
     };
@@ -219,7 +222,7 @@ fn what_comes_later_changes_nothing_but_labels() {
     let events = events();
     let changes = changes(&events);
     let dir = Dir::new();
-    // Without a lowest count all ids keep their texts, whatever is counted later.
+    // Without a minimum count all ids keep their texts, whatever is counted later.
     let text = EXAMPLE.replace("min_count = 3", "min_count = 1");
     assert_ne!(text, EXAMPLE);
     let now = START + 30 * DAY + 12 * 60 * MINUTE;
@@ -246,11 +249,11 @@ fn mistakes_are_explained() {
     let dir = Dir::new();
     let events = events();
     write_logs(&dir, &events, &changes(&events), i64::MAX);
-    // Milliseconds that are taken for seconds lie in the future.
+    // Milliseconds that are read as seconds lie in the future.
     let session = "gap = \"30m\"\ntime = { column = \"time_ms\", unit = \"ms\" }";
     let parts = ["`[checks].future`", "`[session].time`", "time = { column = \"time_ms\""];
     fails(&dir, EXAMPLE, session, &session.replace("\"ms\"", "\"s\""), &parts);
-    // Numbers of one log and texts of another would never be equal.
+    // Numbers in one log never equal texts in another.
     let parts = ["`[join].on`", "`item`", "CAST(item AS VARCHAR)", "schema = { item = \"VARCHAR\" }"];
     let item = "visitor, item, event FROM events";
     fails(&dir, EXAMPLE, item, "visitor, CAST(item AS VARCHAR) AS item, event FROM events", &parts);

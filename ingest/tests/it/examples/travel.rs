@@ -22,9 +22,9 @@ struct Search {
     platform: &'static str,
     destination: &'static str,
     filters: Vec<&'static str>,
-    /// Hotels with their prices.
+    /// The hotels shown, with their prices.
     hotels: Vec<(String, f64)>,
-    /// The hotel that was clicked, and when.
+    /// The hotel that was clicked, and the time of the click.
     click: Option<(String, i64)>,
 }
 
@@ -51,8 +51,8 @@ impl Search {
     }
 }
 
-/// Two days of searches. Sessions last beyond midnight, change the platform, and overlap with others of their user;
-/// some searches show nothing, and some clicks come after the next search.
+/// Returns two days of searches. Sessions last beyond midnight, change the platform, and overlap with other sessions of
+/// their user. Some searches show nothing, and some clicks come after the next search.
 fn searches() -> Vec<Search> {
     let mut random = Random(1);
     let mut all = Vec::new();
@@ -98,7 +98,7 @@ fn searches() -> Vec<Search> {
     all
 }
 
-/// Writes a file for each day; every ninth search is delivered again with the last file.
+/// Writes a file per day. Every ninth search is delivered again in the last file.
 fn write_log(dir: &Dir, searches: &[Search]) {
     let mut files: BTreeMap<i64, String> = BTreeMap::new();
     for search in searches {
@@ -112,7 +112,7 @@ fn write_log(dir: &Dir, searches: &[Search]) {
     }
 }
 
-/// The samples by definition.
+/// Returns the samples by definition.
 fn samples(searches: &[Search]) -> Vec<Sample> {
     let mut samples = Vec::new();
     for search in searches {
@@ -175,8 +175,8 @@ fn searches_become_a_sample_for_each_hotel() {
         numbers.check(&dataset, &mut expected);
     }
 
-    // The log has what is hard: clicks after the next search, sessions on two platforms or days, searches without a
-    // result.
+    // The log contains the hard cases: clicks after the next search, sessions on two platforms or days, and searches
+    // without results.
     assert!(expected.len() > 400, "{} samples", expected.len());
     let is_late = |pair: &[Search]| {
         let click = pair[0].click.as_ref();
