@@ -297,8 +297,8 @@ fn a_sound_dataset_has_no_problem() {
     }
 }
 
-/// A limit that suffices for each single row group suffices for any number of threads. With a lower limit, no
-/// row group is skipped silently.
+/// A limit that suffices for each single row group suffices for any number of threads. With a lower limit, the
+/// verification fails instead of skipping a row group.
 #[test]
 fn a_small_limit_finds_the_same() {
     for layout in [Layout::Rows, Layout::Folded] {
