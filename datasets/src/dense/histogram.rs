@@ -2,9 +2,9 @@
 //!
 //! A bin holds the floats with the same high bits: sign, exponent and, at the finest resolution, 7 bits of
 //! the mantissa, which divide an octave into 128 bins of equal width. DDSketch (Masson, Rim and Lee, PVLDB
-//! 2019) divides octaves in the same way. If more than [`MOST_BINS`] bins have values, neighbouring bins are
-//! united in pairs until at most [`MOST_BINS`] are left, as in UDDSketch (Epicoco, Melle, Cafaro, Pulimeno
-//! and Morleo, IEEE Access 2020).
+//! 2019) uses the same division. If more than [`MOST_BINS`] bins have values, neighbouring bins are united
+//! in pairs until at most [`MOST_BINS`] are left, as in UDDSketch (Epicoco, Melle, Cafaro, Pulimeno and
+//! Morleo, IEEE Access 2020).
 //!
 //! # Merging
 //!
