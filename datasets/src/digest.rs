@@ -39,7 +39,7 @@ impl ColumnSeed {
         self.bytes(bytemuck::cast_slice(ids))
     }
 
-    /// Hashes bytes: a text, or values of one other type. A null text adds nothing.
+    /// Hashes bytes: a text, or values of one other type. Callers skip nulls.
     pub fn bytes(self, bytes: &[u8]) -> u128 {
         xxh3_128_with_seed(bytes, self.0)
     }
@@ -49,7 +49,7 @@ impl ColumnSeed {
         self.number(u64::from(value.to_bits()))
     }
 
-    /// Hashes a time in microseconds since 1970, or an integer of a kept column. A null adds nothing.
+    /// Hashes a time in microseconds since 1970, or an integer of a kept column. Callers skip nulls.
     pub fn integer(self, value: i64) -> u128 {
         self.number(value as u64)
     }

@@ -14,8 +14,8 @@
 //! Related crates in the same folder: `onefold-storage` (folders on local disks and in object stores),
 //! `onefold-raw-logs` (importers and the generator of logs) and `onefold-report` (measures a dataset and
 //! draws one HTML page). Related crates in the folder `common`: `onefold-terminal` (the output of the
-//! binaries) and `onefold-allocator` (their allocator). This crate depends only on `onefold-storage`, so
-//! programs that use it need no terminal, generator or allocator.
+//! binaries) and `onefold-allocator` (their allocator). Among these, this crate depends only on
+//! `onefold-storage`, so programs that use it need no terminal, generator or allocator.
 #![forbid(unsafe_code)]
 
 // `folded/samples.rs` uses this name, because the tests of `onefold-report` include that file.

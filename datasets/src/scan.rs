@@ -2,7 +2,6 @@
 //! layouts as views. It verifies the checksum of each column. A problem in a file is a [`Problem`] with its
 //! location, inside an [`Error::Damaged`](crate::Error::Damaged). Any other error means that the storage
 //! could not deliver the file, and says nothing about its contents.
-//! the file, and nothing of the file itself.
 
 use std::collections::HashMap;
 use std::ops::Range;

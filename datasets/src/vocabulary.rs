@@ -221,8 +221,8 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the ids of originals in the form that passes from readers to writers: integers as they are,
-    /// and texts as the numbers that `texts` assigned.
+    /// Returns the ids of originals in the form in which the ETL passes them from logs to the writer:
+    /// integers as they are, and texts as the numbers that `texts` assigned.
     pub fn id_map(&self, texts: Option<&TextIds>) -> Arc<IdMap> {
         match texts {
             None => Arc::clone(&self.ids),
@@ -450,7 +450,7 @@ mod tests {
                 prop_assert_eq!(vocabulary.id_of_text(text), OUT_OF_VOCABULARY);
             }
 
-            // Readers and writers exchange numbers, which map to the same ids.
+            // The ETL passes numbers instead of texts, which map to the same ids.
             let numbers = TextIds::with_hash("x", &CountBudget::new(1 << 20), hash);
             let all: Vec<(String, i64)> = first.iter().chain(&second)
                 .map(|(text, _)| (text.clone(), numbers.number(text).unwrap())).collect();

@@ -30,7 +30,7 @@ use onefold_base::varint::{read_varint, write_varint};
 const FINEST: u32 = 16;
 /// The largest number of bins of a histogram.
 const MOST_BINS: usize = 1 << 10;
-/// The same number at the coarsest resolution, at which all floats together have [`MOST_BINS`] bins.
+/// The number of these bits at the coarsest resolution, at which all floats together have [`MOST_BINS`] bins.
 const COARSEST: u32 = u32::BITS - MOST_BINS.ilog2();
 /// The largest count of a bin. It leaves two bits for flags.
 const MOST_VALUES: u64 = u64::MAX >> 2;

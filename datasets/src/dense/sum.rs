@@ -135,8 +135,8 @@ impl Moments {
     ///
     /// The formula is `(count * squares - sum²) / count²`. If the mean is large, its two terms are nearly
     /// equal. They are therefore computed as pairs of floats (Dekker, "A floating-point technique for
-    /// extending the available precision", 1971) with relative errors below 2^-101. The variance of different
-    /// `f32`s is larger than this error for up to 2^50 numbers.
+    /// extending the available precision", 1971) with relative errors below 2^-101. Results below the error
+    /// count as 0. The variance of different `f32`s is above it for up to 2^50 numbers.
     pub(super) fn variance(&self, count: u64) -> f64 {
         const NOISE: f64 = 16.0 * f64::EPSILON * f64::EPSILON;
         let count = count.max(1) as f64;

@@ -1,4 +1,4 @@
-//! Assigns numbers to text ids, which represent the texts between readers and writers.
+//! Assigns numbers to text ids. The ETL passes the numbers instead of the texts from logs to the writer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
