@@ -77,12 +77,12 @@ impl DenseStatistics {
         self.not_finite
     }
 
-    /// Returns the smallest finite value; `None` if there is none.
+    /// Returns the smallest finite value; `None` without finite values.
     pub fn min(&self) -> Option<f32> {
         self.histogram.min()
     }
 
-    /// Returns the largest finite value; `None` if there is none.
+    /// Returns the largest finite value; `None` without finite values.
     pub fn max(&self) -> Option<f32> {
         self.histogram.max()
     }

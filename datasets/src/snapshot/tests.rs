@@ -100,7 +100,7 @@ fn manifests_that_are_not_those_of_the_snapshot_are_refused() {
     assert!(refused(|root| fs_err::remove_file(manifest(root)).unwrap()).contains("it is missing"));
     let error = refused(|root| fs_err::write(manifest(root), b"PAR1").unwrap());
     assert!(error.contains("it has 4 bytes, the snapshot says"), "{error}");
-    // The checksum covers all bytes except those of the statistics.
+    // The checksum covers all bytes except the statistics.
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), Commit::Create, "split=a", 3);
     let entry = Snapshot::load_head(directory.path()).unwrap().manifests.remove(0);
