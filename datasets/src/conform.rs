@@ -1,4 +1,4 @@
-//! Record batches from elsewhere, made to have exactly the columns of a schema.
+//! Converts record batches from other sources to the columns of a schema.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use arrow::datatypes::{DataType, Field, FieldRef, Schema as ArrowSchema, SchemaR
 use crate::lists::with_values;
 use crate::{Error, Result};
 
-/// The columns of `batch` in the order and types of `schema`; where it asks for a `List`, a `ListView` stays one.
-/// Copies no values.
+/// Returns the columns of `batch` in the order and with the types of `schema`. Where the schema requires a
+/// `List`, a `ListView` is accepted and kept. No values are copied.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if a column is missing, has another type, or holds nulls and is not nullable.
+/// [`Error::Fault`] if a column is missing or has another type, or if it contains nulls but is not nullable.
 pub(crate) fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
     if batch.schema_ref() == schema {
         return Ok(batch.clone());
@@ -29,8 +29,8 @@ pub(crate) fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordB
     Ok(RecordBatch::try_new(Arc::new(ArrowSchema::new(fields.collect::<Vec<_>>())), columns)?)
 }
 
-/// The column of `batch` for `field`. The name and nullability of a list's items may differ; nulls are refused where
-/// the field is not nullable.
+/// Returns the column of `batch` for `field`. The name and nullability of list items may differ from the
+/// field's; nulls are rejected where the field is not nullable.
 fn conform_column(batch: &RecordBatch, field: &FieldRef) -> Result<ArrayRef> {
     let wrong = |message: String| {
         Error::column(
@@ -60,7 +60,7 @@ fn conform_column(batch: &RecordBatch, field: &FieldRef) -> Result<ArrayRef> {
     }
 }
 
-/// The values without the nulls, none of which is in a list.
+/// Removes the validity buffer of `values`, none of whose nulls is in a list.
 fn without_nulls(values: &ArrayRef) -> Result<ArrayRef> {
     if values.nulls().is_none() {
         return Ok(Arc::clone(values));
@@ -68,7 +68,7 @@ fn without_nulls(values: &ArrayRef) -> Result<ArrayRef> {
     Ok(make_array(values.to_data().into_builder().nulls(None).build()?))
 }
 
-/// The nulls in the lists of a column, each as often as a list holds it.
+/// Counts the nulls in the lists of a column. A null in several lists counts once for each.
 fn nulls_in_lists(column: &ArrayRef) -> usize {
     let nulls_of =
         |values: &ArrayRef, start: i32, size: i32| values.slice(start as usize, size as usize).null_count();
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use crate::schema::item_field;
 
-    /// A batch of one column of views into `1 null 2`.
+    /// Returns a batch with one column of views into the ids `1 null 2`.
     fn views(offsets: Vec<i32>, sizes: Vec<i32>) -> RecordBatch {
         let ids = Arc::new(Int64Array::from(vec![Some(1), None, Some(2)]));
         let item = Arc::new(Field::new("item", DataType::Int64, true));

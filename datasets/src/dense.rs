@@ -1,4 +1,4 @@
-//! Statistics of dense features, by which a model normalizes them.
+//! Statistics of dense features. Models use them to normalize the features.
 
 mod histogram;
 mod sum;
@@ -10,30 +10,31 @@ use serde::{Deserialize, Serialize};
 use self::histogram::{Histogram, Pages};
 use self::sum::{MOST_TIMES, Moments};
 
-/// The number of [quantiles](DenseStatistics::quantiles): 0, 1/16, … 1.
+/// The number of [quantiles](DenseStatistics::quantiles): 0, 1/16, …, 1.
 pub const DENSE_QUANTILES: usize = 17;
 
-/// Statistics of a dense feature over some samples. Infinities and NaNs are counted, and left out of everything else.
+/// The statistics of a dense feature over some samples. Infinities and NaNs are only counted; all other
+/// statistics ignore them.
 ///
-/// They are counts and exact sums: the same samples give the same bits, in any order, on any number of threads, and
-/// however they are divided into parts that are [merged](Self::merge).
+/// The statistics consist of counts and exact sums. Therefore the same samples give the same bits in any
+/// order, with any number of threads, and with any division into parts that are [merged](Self::merge).
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct DenseStatistics {
     not_finite: u64,
     histogram: Histogram,
     values: Moments,
-    /// The same for `sign(x) * ln(1 + |x|)`.
+    /// The moments of `sign(x) * ln(1 + |x|)`.
     logs: Moments,
 }
 
 impl DenseStatistics {
-    /// The statistics of values, which come in any parts.
+    /// Computes the statistics of values, which may be divided into parts in any way.
     pub fn of<'v>(parts: impl IntoIterator<Item = &'v [f32]>) -> Self {
         let mut statistics = Self::default();
         let mut pages = Pages::new();
         for part in parts.into_iter().flat_map(|part| part.chunks(MOST_TIMES)) {
-            // Values repeat within a session.
+            // Values often repeat within a session, so each run of equal values is added at once.
             for run in part.chunk_by(|a, b| a.to_bits() == b.to_bits()) {
                 let (x, times) = (run[0], run.len());
                 if !x.is_finite() {
@@ -50,7 +51,7 @@ impl DenseStatistics {
         statistics
     }
 
-    /// The statistics of as many `samples` with the same value.
+    /// Returns the statistics of `samples` samples with the same value.
     pub(crate) fn repeated(value: f32, samples: u64) -> Self {
         let values = vec![value; MOST_TIMES];
         let (whole, rest) = (samples / MOST_TIMES as u64, samples % MOST_TIMES as u64);
@@ -58,7 +59,7 @@ impl DenseStatistics {
         Self::of(whole.chain([&values[..rest as usize]]))
     }
 
-    /// Adds the statistics of other samples: the result is that of all samples together.
+    /// Adds the statistics of other samples. The result equals the statistics of all samples together.
     pub fn merge(&mut self, other: &Self) {
         self.not_finite = self.not_finite.saturating_add(other.not_finite);
         self.histogram.merge(&other.histogram);
@@ -66,60 +67,61 @@ impl DenseStatistics {
         self.logs.merge(&other.logs);
     }
 
-    /// The number of finite values.
+    /// Returns the number of finite values.
     pub fn finite(&self) -> u64 {
         self.histogram.count()
     }
 
-    /// The number of infinities and NaNs.
+    /// Returns the number of infinities and NaNs.
     pub fn not_finite(&self) -> u64 {
         self.not_finite
     }
 
-    /// The smallest value; `None` without a finite one.
+    /// Returns the smallest finite value; `None` without finite values.
     pub fn min(&self) -> Option<f32> {
         self.histogram.min()
     }
 
-    /// The largest value; `None` without a finite one.
+    /// Returns the largest finite value; `None` without finite values.
     pub fn max(&self) -> Option<f32> {
         self.histogram.max()
     }
 
-    /// The mean; 0 without a finite value, as all that follows.
+    /// Returns the mean; 0 without finite values, as for all statistics below.
     pub fn mean(&self) -> f64 {
         self.values.mean(self.finite())
     }
 
-    /// The population variance.
+    /// Returns the population variance.
     pub fn variance(&self) -> f64 {
         self.values.variance(self.finite())
     }
 
-    /// The mean of `sign(x) * ln(1 + |x|)`.
+    /// Returns the mean of `sign(x) * ln(1 + |x|)`.
     pub fn log_mean(&self) -> f64 {
         self.logs.mean(self.finite())
     }
 
-    /// The population variance of `sign(x) * ln(1 + |x|)`.
+    /// Returns the population variance of `sign(x) * ln(1 + |x|)`.
     pub fn log_variance(&self) -> f64 {
         self.logs.variance(self.finite())
     }
 
-    /// The quantile `share`, from 0, the smallest value, to 1, the largest; these two are exact. Others are found in a
-    /// histogram of at most 1,024 bins, and are off by less than the width of a bin: 1/128 of the quantile's size if
-    /// the values lie within 8 octaves, 1/64 within 16, 1/32 within 32. A bin that holds one value only is exact. Where
-    /// many values have a smooth density, errors are far smaller.
+    /// Returns the quantile `share`, from 0 (the smallest value) to 1 (the largest value); these two are
+    /// exact. Other quantiles are estimated from a histogram with at most 1,024 bins. The error is less than
+    /// the width of a bin: 1/128 of the quantile's size if the values lie within 8 octaves, 1/64 within 16,
+    /// 1/32 within 32. A bin with only one distinct value is exact. For many values with a smooth density,
+    /// the errors are much smaller.
     pub fn quantile(&self, share: f64) -> f64 {
         self.histogram.quantile(share)
     }
 
-    /// The [quantiles](Self::quantile) 0, 1/16, … 1, ascending.
+    /// Returns the [quantiles](Self::quantile) 0, 1/16, …, 1, in ascending order.
     pub fn quantiles(&self) -> [f32; DENSE_QUANTILES] {
         std::array::from_fn(|i| self.quantile(i as f64 / (DENSE_QUANTILES - 1) as f64) as f32)
     }
 
-    /// The statistics as bytes: at most a few KiB, some 60 for a feature of one value.
+    /// Encodes the statistics: at most a few KiB, or about 60 bytes for a feature with one distinct value.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         write_varint(&mut bytes, self.not_finite);
@@ -131,11 +133,11 @@ impl DenseStatistics {
         bytes
     }
 
-    /// The statistics that [`encode`](Self::encode) wrote.
+    /// Decodes the output of [`encode`](Self::encode).
     ///
     /// # Errors
     ///
-    /// If `bytes` are something else.
+    /// Returns an error if `bytes` are not encoded statistics.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let decoded = Self::decode_all(bytes);
         decoded.ok_or_else(|| format!("{} bytes are not the statistics of a dense feature", bytes.len()))
@@ -194,14 +196,14 @@ mod tests {
         })
     }
 
-    /// Mean and population variance.
+    /// Computes the mean and the population variance.
     fn naive(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
         let count = values.clone().count() as f64;
         let mean = values.clone().sum::<f64>() / count;
         (mean, values.map(|x| (x - mean) * (x - mean)).sum::<f64>() / count)
     }
 
-    /// The quantile of sorted values, between the two values around it, which are given too.
+    /// Computes a quantile of sorted values, and returns it with the two values around it.
     fn naive_quantile(sorted: &[f32], share: f64) -> (f64, [f64; 2]) {
         let rank = share * (sorted.len() - 1) as f64;
         let [low, high] = [rank.floor(), rank.ceil()].map(|rank| f64::from(sorted[rank as usize]));
@@ -229,7 +231,7 @@ mod tests {
         prop::collection::vec(value(), 0..300)
     }
 
-    /// Values of more bins than a histogram has, too.
+    /// Generates values for more bins than a histogram can have.
     fn many_values() -> impl Strategy<Value = Vec<f32>> {
         prop::collection::vec(prop_oneof![value(), any::<f32>()], 0..4000)
     }
@@ -254,7 +256,7 @@ mod tests {
         assert_near(found.log_mean(), mean, 100.0);
         assert_near(found.log_variance(), variance, 10_000.0);
         assert!(found.quantiles().is_sorted());
-        // The width of a bin, as a part of its values; that of the bins below the smallest normal number is fixed.
+        // The relative width of a bin. Below the smallest normal number, the absolute width is constant.
         let width = 2.0_f64.powi(found.histogram.shift as i32 - 23);
         for (i, quantile) in found.quantiles().into_iter().enumerate() {
             let (exact, around) = naive_quantile(&finite, i as f64 / 16.0);
@@ -327,7 +329,7 @@ mod tests {
 
     #[test]
     fn bins_are_united_if_there_are_too_many() {
-        // 72 octaves, whose bins all have values if there are 16 in an octave.
+        // The values cover 72 octaves and would fill all bins with 16 bins per octave.
         let values: Vec<f32> = (-2500..2500).map(|i| 1.01_f64.powi(i) as f32).collect();
         assert_eq!(of(&values).histogram.shift, 20);
         check(&values);
@@ -337,9 +339,11 @@ mod tests {
         assert_eq!(few, of(&values));
     }
 
-    /// Merges the statistics of the days of a year, and compares quantiles with those of the sorted values.
+    /// Merges the statistics of the days of a year, and compares the quantiles with the quantiles of the
+    /// sorted values.
     fn check_year(value: impl Fn(f64, f64) -> f64) {
-        // SplitMix64 (Steele, Lea and Flood 2014), and by it numbers of the normal distribution (Box and Muller 1958).
+        // SplitMix64 (Steele, Lea and Flood 2014), which provides normally distributed numbers (Box and
+        // Muller 1958).
         let mut state = 58_u64;
         let mut uniform = || {
             state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -369,7 +373,7 @@ mod tests {
     #[test]
     fn quantiles_of_a_year_are_those_of_its_values() {
         check_year(|_, normal| (2.0 * normal).exp());
-        // A mean that moves, and a distribution that gets wider.
+        // The mean moves, or the distribution widens.
         check_year(|day, normal| 20.0 + day / 10.0 + normal);
         check_year(|day, normal| (day / 365.0 * normal - 3.0).exp());
     }

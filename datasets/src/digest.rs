@@ -1,8 +1,10 @@
-//! An order-independent digest of samples: taken of what a query gives, of what is written, and of what is read again.
+//! An order-independent digest of samples. A build computes it from the query's result, from the written
+//! data, and from the data as it is read again.
 //!
-//! A column's value is hashed with the column's name, the values of a sample are summed and mixed, and the samples are
-//! summed: neither the order of the columns nor that of the samples matters, but each sample counts, as often as it
-//! occurs. XXH3 (Collet) with 128 bits finds what goes wrong by accident; it is no proof against an adversary.
+//! The digest hashes each value of a column together with the column's name, adds the hashes of a sample and
+//! mixes the sum, and adds the results of all samples. It therefore does not depend on the order of columns
+//! or samples, but on each sample and on how often it occurs. XXH3 (Collet) with 128 bits detects accidental
+//! errors; it does not protect against an attacker.
 
 use std::fmt;
 
@@ -17,46 +19,46 @@ use crate::TIME_COLUMN;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Digest(u128);
 
-/// One sample's part of a [`Digest`], while its columns are added in any order.
+/// The digest of one sample while its columns are added in any order.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SampleDigest(u128);
 
-/// What sets the values of one column apart from equal values of another.
+/// A hash seed per column, so that equal values of different columns have different hashes.
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnSeed(u64);
 
 impl ColumnSeed {
-    /// The seed of the column `name`.
+    /// Creates the seed of the column `name`.
     pub fn new(name: &str) -> Self {
         Self(xxh3_128(name.as_bytes()) as u64)
     }
 
-    /// The part of a list of ids. Where a list repeats, its part may be kept and added again.
+    /// Hashes a list of ids. Callers may keep the hash of a repeated list and add it again.
     pub fn list(self, ids: &[i64]) -> u128 {
-        // The bytes of a list depend on its length, so lists need no separator.
+        // The hash depends on the length, so lists need no separator.
         self.bytes(bytemuck::cast_slice(ids))
     }
 
-    /// The part of bytes: a text, of which a null has none, or values of any one type.
+    /// Hashes bytes: a text, or values of one other type. Callers skip nulls.
     pub fn bytes(self, bytes: &[u8]) -> u128 {
         xxh3_128_with_seed(bytes, self.0)
     }
 
-    /// The part of a float: its bits, so that -0.0 is not 0.0.
+    /// Hashes the bits of a float, so -0.0 and 0.0 differ.
     pub fn float(self, value: f32) -> u128 {
         self.number(u64::from(value.to_bits()))
     }
 
-    /// The part of a time, in microseconds since 1970, or of an integer of a kept column. A null has none.
+    /// Hashes a time in microseconds since 1970, or an integer of a kept column. Callers skip nulls.
     pub fn integer(self, value: i64) -> u128 {
         self.number(value as u64)
     }
 
-    /// Adds the parts of a kept column to `samples`: one value each, from the first on.
+    /// Adds the values of a kept column to `samples`: row i belongs to sample i.
     ///
     /// # Panics
     ///
-    /// If the column has fewer values, or is neither `Int64` nor `Utf8`.
+    /// Panics if the column has fewer values than there are samples, or is neither `Int64` nor `Utf8`.
     pub fn add_kept(self, column: &dyn Array, samples: &mut [SampleDigest]) {
         let present = |row: &usize| column.is_valid(*row);
         let rows = (0..samples.len()).filter(present);
@@ -72,21 +74,22 @@ impl ColumnSeed {
         }
     }
 
-    /// The part of any other number, by its bits.
+    /// Hashes another number by its bits.
     pub fn number(self, number: u64) -> u128 {
         mix(u128::from(number) << 64 | u128::from(self.0))
     }
 }
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection: every input bit changes every output bit.
+/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection in which every input bit affects
+/// every output bit.
 pub fn scramble(number: u64) -> u64 {
     let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
 }
 
-/// What the columns of samples are digested with: their times, floats, kept values and lists. The number of a session,
-/// which a build gives it, is no part of a digest.
+/// The seeds of all digested columns of a sample: time, floats, kept values and lists. A digest excludes the
+/// session id, which the build assigns.
 #[derive(Debug, Clone)]
 pub struct SampleSeeds {
     time: ColumnSeed,
@@ -96,7 +99,7 @@ pub struct SampleSeeds {
 }
 
 impl SampleSeeds {
-    /// The seeds of samples with these float, list and kept columns.
+    /// Creates the seeds of samples with these float, list and kept columns.
     pub fn new<'n>(
         floats: impl IntoIterator<Item = &'n str>,
         lists: impl IntoIterator<Item = &'n str>,
@@ -110,16 +113,17 @@ impl SampleSeeds {
         }
     }
 
-    /// The seed of kept column number `column`.
+    /// Returns the seed of kept column number `column`.
     ///
     /// # Panics
     ///
-    /// If there is no such column.
+    /// Panics if there is no such column.
     pub fn kept(&self, column: usize) -> ColumnSeed {
         self.kept[column]
     }
 
-    /// The digest of a sample's time, in microseconds, and floats, one a column; its lists are still to be added.
+    /// Returns the digest of a sample's time, in microseconds, and floats, one per float column. The caller
+    /// adds the lists.
     pub fn numbers(&self, time: i64, floats: impl IntoIterator<Item = f32>) -> SampleDigest {
         let mut digest = SampleDigest::default();
         digest.add(self.time.integer(time));
@@ -127,35 +131,36 @@ impl SampleSeeds {
         digest
     }
 
-    /// The part of a list of list column number `column`.
+    /// Hashes a list of list column number `column`.
     ///
     /// # Panics
     ///
-    /// If there is no such column.
+    /// Panics if there is no such column.
     pub fn list(&self, column: usize, ids: &[i64]) -> u128 {
         self.lists[column].list(ids)
     }
 }
 
 impl SampleDigest {
-    /// Adds the part of one column.
+    /// Adds the hash of one column.
     pub fn add(&mut self, part: u128) {
         self.0 = self.0.wrapping_add(part);
     }
 
-    /// Adds the parts of further columns.
+    /// Adds the hashes of other columns of the same sample.
     pub fn merge(&mut self, others: Self) {
         self.add(others.0);
     }
 
-    /// What the sample adds to a [`Digest`], when all its columns are added: a number that tells samples apart.
+    /// Returns the number that the sample contributes to a [`Digest`] once all its columns are added. It also
+    /// serves to tell samples apart.
     pub fn number(self) -> u128 {
         mix(self.0)
     }
 }
 
 impl Digest {
-    /// The digest that [`Display`](fmt::Display) wrote; `None` for another text.
+    /// Parses the output of [`Display`](fmt::Display); `None` for any other text.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let bits = Some(text).filter(|text| text.len() == 32);
         bits.and_then(|text| u128::from_str_radix(text, 16).ok()).map(Self)
@@ -177,8 +182,8 @@ impl Digest {
     }
 }
 
-/// A bijection of 128 bits: two rounds of multiplying by an odd constant (PCG's, of L'Ecuyer) and folding the high half
-/// down.
+/// A bijection of 128 bits: two rounds that multiply by an odd constant (from PCG, by L'Ecuyer) and fold the
+/// high half into the low half.
 fn mix(mut bits: u128) -> u128 {
     const MULTIPLIER: u128 = 0x2360_ED05_1FC6_5DA4_4385_DF64_9FCC_F645;
     for _ in 0..2 {
@@ -211,7 +216,7 @@ impl<'de> Deserialize<'de> for Digest {
 mod tests {
     use super::*;
 
-    /// The digest of samples of a number and a list.
+    /// Returns the digest of samples with a number and a list each.
     fn digest(samples: &[(u64, &[i64])]) -> Digest {
         let mut digest = Digest::default();
         for (number, list) in samples {

@@ -1,4 +1,4 @@
-//! The errors of this crate. Each names the place, and says what to do.
+//! The errors of this crate. Each error names the affected file or column and suggests a remedy.
 
 use std::path::{Path, PathBuf};
 
@@ -10,50 +10,50 @@ use strsim::levenshtein;
 
 use crate::Problem;
 
-/// What can go wrong with schemas, snapshots and datasets.
+/// An error of a schema, a snapshot or a dataset.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operating-system error; `fs_err` puts the path into it.
+    /// An operating-system error; `fs_err` adds the path.
     Io(#[from] std::io::Error),
 
-    /// The storage of a dataset, or an output path.
+    /// An error of the storage of a dataset, or of an output path.
     Storage(#[from] onefold_storage::Error),
 
-    /// A directory that should hold a dataset does not.
+    /// The folder does not contain a dataset.
     NotADataset(Fault),
 
-    /// A snapshot that cannot be read or contradicts itself.
+    /// A snapshot cannot be read or contradicts itself.
     Snapshot(Fault),
 
-    /// A dataset does not have the snapshot that was asked for.
+    /// The dataset does not have the requested snapshot.
     NoSnapshot(Fault),
 
-    /// A vocabulary's file is not the one that the snapshot records, or is malformed.
+    /// A vocabulary's file is malformed or differs from the file that the snapshot records.
     Vocabulary {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// A description of the error.
         message: String,
     },
 
-    /// A feature has more distinct ids than can be counted in the memory that there is.
+    /// A feature has more distinct ids than fit into the available memory.
     TooManyIds {
-        /// The feature.
+        /// The feature's name.
         feature: String,
-        /// The distinct ids counted until then.
+        /// The number of distinct ids counted so far.
         distinct: u64,
-        /// The bytes that the counters of all features had.
+        /// The memory limit of the counters of all features, in bytes.
         limit: u64,
     },
 
-    /// A dataset's file is not what its snapshot says, or does not decode.
+    /// A file of a dataset differs from its description in the snapshot, or cannot be decoded.
     Damaged(Box<Problem>),
 
-    /// The function that gives the samples of a row group could not decode them.
+    /// The caller's function that provides the samples of a row group could not decode them.
     Decoding(#[source] Box<dyn std::error::Error + Send + Sync>),
 
-    /// An Arrow operation failed on data that had been checked: a bug of Onefold.
+    /// An Arrow operation failed on data that had been checked, which is a bug in Onefold.
     Internal(#[from] arrow::error::ArrowError),
 
     /// Any other error.
@@ -106,34 +106,35 @@ impl Explain for Error {
 }
 
 impl Error {
-    /// A schema, or options, that no dataset can have.
+    /// Creates the error of a schema or of options that no dataset can have.
     pub fn schema(message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Options, message).hint(hint).into()
     }
 
-    /// A snapshot that cannot be read or contradicts itself.
+    /// Creates the error of a snapshot that cannot be read or contradicts itself.
     pub(crate) fn snapshot(path: impl AsRef<Path>, message: impl Into<Text>) -> Self {
         let hint = "the dataset is damaged or of another version; read an older snapshot, or build it again at another \
                     location";
         Self::Snapshot(Fault::of_file(Kind::Data, path, message).hint(hint))
     }
 
-    /// Rows that do not fit the schema they are written under.
+    /// Creates the error of a column that does not fit the dataset's schema.
     pub(crate) fn column(column: &str, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Data, text![format!("column `{column}`: "), message]).hint(hint).into()
     }
 
-    /// A partition filter that cannot be parsed, or chooses nothing.
+    /// Creates the error of a partition filter that cannot be parsed or chooses no partition.
     pub(crate) fn partition_filter(filter: &str, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Options, text![format!("partition filter `{filter}`: "), message]).hint(hint).into()
     }
 
-    /// `path` cannot be written.
+    /// Creates the error of a path that cannot be written.
     pub(crate) fn write(path: impl AsRef<Path>, source: std::io::Error) -> Self {
         onefold_storage::Error::write(path, source).into()
     }
 
-    /// The Parquet file `path` cannot be written: [`Error::Storage`] if the operating system or a store refuses it.
+    /// Creates the error of a Parquet file that cannot be written: [`Error::Storage`] if the operating system
+    /// or an object store refuses the write.
     pub fn write_parquet(path: impl AsRef<Path>, source: ParquetError) -> Self {
         let source = match source {
             ParquetError::External(cause) => match cause.downcast::<std::io::Error>() {
@@ -147,7 +148,7 @@ impl Error {
     }
 }
 
-/// The valid names, and the nearest one to `wrong`, for an error's hint.
+/// Returns a text for an error's hint: the valid names, and the one most similar to `wrong`.
 ///
 /// ```
 /// let hint = onefold_datasets::suggest("histroy", ["history", "user"]);
@@ -176,7 +177,7 @@ impl From<crate::Problem> for Error {
 mod tests {
     use super::*;
 
-    /// The hint must not be to free space on a disk.
+    /// The hint must not advise to free space on a disk.
     #[test]
     fn a_store_that_refuses_to_write_is_explained_from_behind_parquet() {
         let denied = Fault::new(Kind::Storage, "AWS denied the request").hint("set AWS_ACCESS_KEY_ID");

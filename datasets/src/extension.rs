@@ -1,13 +1,14 @@
-//! Which samples can be appended to a dataset: those of its columns, and those with further features.
+//! Checks which samples can be appended to a dataset: samples with the same columns, or with additional
+//! features.
 
 use crate::{FeatureGroup, Schema, SparseFeature, SparseKind};
 
-/// The hint for samples that do not fit.
+/// The hint for samples that do not fit the dataset.
 pub(crate) const SAME_CONFIGURATION: &str =
     "append with the configuration that the dataset was built with, or build the dataset anew";
 
-/// Why samples of the schema `new` cannot be appended to a dataset of the schema `old`, and a hint; `None` if they can,
-/// because they have the same columns, or further features beside these.
+/// Returns the reason why samples of schema `new` cannot be appended to a dataset of schema `old`, and a
+/// hint. Returns `None` if they can: their columns are the same, or they have additional features.
 pub(crate) fn misfit(old: &Schema, new: &Schema) -> Option<(String, String)> {
     if let Some((name, old, new)) = changed_kind(old, new) {
         let message = format!("the dataset has `{name}` as {old}, the samples have it as {new}");
@@ -47,7 +48,7 @@ pub(crate) fn misfit(old: &Schema, new: &Schema) -> Option<(String, String)> {
     }
 }
 
-/// The schema without some features.
+/// Returns the schema without some features.
 fn without(schema: &Schema, features: &[String]) -> Schema {
     let keep = |group: &FeatureGroup| {
         let left = group.features.iter().filter(|feature| !features.contains(&feature.name));
@@ -61,7 +62,7 @@ fn without(schema: &Schema, features: &[String]) -> Schema {
     }
 }
 
-/// The first column that is of another kind in `new`, and both kinds.
+/// Returns the first column that has another kind in `new`, with its old and new kind.
 fn changed_kind<'s>(old: &'s Schema, new: &Schema) -> Option<(&'s str, &'static str, &'static str)> {
     let sparse = old.sparse_features().map(|feature| feature.name.as_str());
     let mut names = old.float_columns().chain(old.kept_names()).chain(sparse);
@@ -71,7 +72,7 @@ fn changed_kind<'s>(old: &'s Schema, new: &Schema) -> Option<(&'s str, &'static 
     })
 }
 
-/// The kind of a column.
+/// Describes the kind of a column.
 fn kind(schema: &Schema, name: &str) -> Option<&'static str> {
     if schema.labels.iter().any(|label| label == name) {
         return Some("a label");

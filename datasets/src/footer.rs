@@ -1,5 +1,6 @@
-//! The footer of a data file, read with one request: the manifest says how long it is, and has its checksum. The footer
-//! has a checksum of each column chunk, so a reader verifies a chunk without any other byte of the file.
+//! The footer of a data file, read with one request: the manifest records its length and checksum. The footer
+//! contains a checksum of each column chunk, so a reader verifies a chunk without reading other bytes of the
+//! file.
 
 use std::ops::Range;
 
@@ -17,24 +18,25 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{DataFile, FileSet, Result};
 
-/// The key of the checksums among the metadata of a file.
+/// The key of the checksums in the metadata of a file.
 const CHECKSUMS: &str = "onefold.checksums";
 
-/// A footer that was verified.
+/// A footer whose checksum was verified.
 #[derive(Debug, Clone)]
 pub struct Footer {
-    /// The metadata in the footer.
+    /// The Parquet metadata in the footer.
     pub metadata: ArrowReaderMetadata,
-    /// XXH3 with 64 bits of each column chunk, by row group and Parquet column.
+    /// The 64-bit XXH3 of each column chunk, by row group and then by Parquet column.
     checksums: Vec<u64>,
 }
 
 impl Footer {
-    /// Reads the footer of a data file; the inner error says why it is not the one that was written.
+    /// Reads the footer of a data file. The inner error is the reason why the bytes are not the footer that
+    /// was written.
     ///
     /// # Errors
     ///
-    /// As [`Storage::read_ranges`].
+    /// Returns the errors of [`Storage::read_ranges`].
     pub fn read(storage: &Storage, file: &DataFile, e_tag: Option<String>) -> Result<Result<Self, String>> {
         let Some(start) = file.bytes_on_disk.checked_sub(file.footer_bytes.into()) else {
             return Ok(Err(format!("its footer cannot have {} bytes", file.footer_bytes)));
@@ -50,12 +52,12 @@ impl Footer {
     ///
     /// # Errors
     ///
-    /// Says why `bytes` are not the footer that was written.
+    /// Returns the reason why `bytes` are not the footer that was written.
     pub fn decode(file: &DataFile, bytes: &Bytes) -> Result<Self, String> {
         if xxh3_64(bytes) != file.footer_checksum {
             return Err("its footer does not have the checksum that the manifest says".to_owned());
         }
-        // Decoders panic on some damaged bytes.
+        // The Parquet decoder panics on some damaged bytes.
         catch_panic(|| {
             let mut reader = ParquetMetaDataReader::new();
             reader.try_parse_sized(bytes, file.bytes_on_disk).map_err(|error| error.to_string())?;
@@ -67,11 +69,11 @@ impl Footer {
         })
     }
 
-    /// The byte ranges of some columns of a row group in a file of `file_bytes` bytes.
+    /// Returns the byte ranges of the chosen columns of a row group, in a file of `file_bytes` bytes.
     ///
     /// # Errors
     ///
-    /// Says why the columns cannot be where the footer says.
+    /// Returns a message if a column, according to the footer, ends after the end of the file.
     pub fn byte_ranges(
         &self,
         row_group: usize,
@@ -85,15 +87,15 @@ impl Footer {
             end.map(|end| start..end)
                 .ok_or_else(|| format!("a column of {length} bytes at {start} ends after the file"))
         });
-        // A footer of damaged bytes may have negative sizes, about which the library panics.
+        // A damaged footer may contain negative sizes, on which the Parquet library panics.
         catch_panic(|| wanted.collect())
     }
 
-    /// Checks the bytes of a column chunk; `leaf` is the number of its Parquet column.
+    /// Verifies the bytes of a column chunk; `leaf` is the index of its Parquet column.
     ///
     /// # Errors
     ///
-    /// Says that the bytes are not those that were written.
+    /// Returns a message if the bytes differ from the bytes that were written.
     pub fn check_chunk(&self, row_group: usize, leaf: usize, bytes: &[u8]) -> Result<(), String> {
         let leaves = self.metadata.parquet_schema().num_columns();
         match self.checksums.get(row_group * leaves + leaf) {
@@ -103,11 +105,12 @@ impl Footer {
     }
 }
 
-/// The object of a data file; the inner error says that it is not there, or has another size than the snapshot says.
+/// Looks up the object of a data file. The inner error says that it is missing, or that its size differs from
+/// the size in the snapshot.
 ///
 /// # Errors
 ///
-/// As [`Storage::head`].
+/// Returns the errors of [`Storage::head`].
 pub fn find(storage: &Storage, file: &DataFile) -> Result<Result<Object, String>> {
     Ok(match storage.head(&file.path)? {
         None => Err("it is missing, the snapshot names it".to_owned()),
@@ -118,7 +121,8 @@ pub fn find(storage: &Storage, file: &DataFile) -> Result<Result<Object, String>
     })
 }
 
-/// Whether two fields are equal but for the name of a list's items, which other writers choose differently.
+/// Returns whether two fields are equal, apart from the name of list items, which other writers choose
+/// differently.
 pub fn same_field(found: &Field, expected: &Field) -> bool {
     let same_type = match (found.data_type(), expected.data_type()) {
         (DataType::List(found), DataType::List(expected)) => {
@@ -129,13 +133,13 @@ pub fn same_field(found: &Field, expected: &Field) -> bool {
     same_type && found.name() == expected.name() && found.is_nullable() == expected.is_nullable()
 }
 
-/// The entry of the metadata of a file with the checksums of its column chunks, by row group and column.
+/// Returns the metadata entry with the checksums of a file's column chunks, by row group and column.
 pub fn checksums_entry(checksums: &[u64]) -> KeyValue {
     let bytes: Vec<u8> = checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
     KeyValue::new(CHECKSUMS.to_owned(), BASE64_STANDARD_NO_PAD.encode(bytes))
 }
 
-/// The checksums of a file's column chunks, one for each.
+/// Reads the checksums of a file's column chunks, one per chunk.
 fn checksums(metadata: &ParquetMetaData) -> Result<Vec<u64>, String> {
     let entries = metadata.file_metadata().key_value_metadata();
     let text =
@@ -150,15 +154,15 @@ fn checksums(metadata: &ParquetMetaData) -> Result<Vec<u64>, String> {
     Ok(checksums.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
 }
 
-/// The bytes that decoding a column chunk takes at most, without those that each Parquet row takes: pages, and values
-/// and levels as decoded. An estimate from the footer.
+/// Estimates from the footer the largest number of bytes that decoding a column chunk takes: pages, decoded
+/// values and levels. The estimate excludes the memory per Parquet row.
 pub fn decoding_bytes(column: &ColumnChunkMetaData) -> u64 {
     let natural = |number: i64| u64::try_from(number).unwrap_or(0);
-    // 8 bytes a value and two levels of 2 bytes; the page and the dictionary that are being read, 1 MiB each as they
-    // are written.
+    // Each value takes 8 bytes and two levels of 2 bytes. The current page and the dictionary take up to 1
+    // MiB each, the size with which they are written.
     let values = natural(column.num_values()).saturating_mul(12);
     let pages = natural(column.uncompressed_size()).min(2 << 20);
-    // Texts that repeat may take more decoded than in pages with a dictionary.
+    // Repeated texts can take more memory decoded than in dictionary-encoded pages.
     let texts = match column.column_type() {
         Type::BYTE_ARRAY => column.unencoded_byte_array_data_bytes().unwrap_or(column.uncompressed_size()),
         _ => 0,
@@ -166,12 +170,12 @@ pub fn decoding_bytes(column: &ColumnChunkMetaData) -> u64 {
     values.saturating_add(pages).saturating_add(natural(texts))
 }
 
-/// Checks that file number `file` of a set has as many row groups as the snapshot says, and each row group as many rows
-/// and bytes.
+/// Checks that file number `file` of a set has the number of row groups that the snapshot records, and that
+/// each row group has the recorded number of rows and bytes.
 ///
 /// # Errors
 ///
-/// Both numbers that differ.
+/// Returns a message with both numbers if they differ.
 pub fn check_counts(metadata: &ParquetMetaData, set: &FileSet, file: usize) -> Result<(), String> {
     let row_groups = metadata.num_row_groups();
     let expected = set.row_groups.len();
@@ -182,7 +186,7 @@ pub fn check_counts(metadata: &ParquetMetaData, set: &FileSet, file: usize) -> R
     let expected = set.row_groups.iter().zip(bytes);
     for (index, (found, (expected, bytes))) in metadata.row_groups().iter().zip(expected).enumerate() {
         let differs = |found: i64, expected: u64| u64::try_from(found).ok() != Some(expected);
-        // A damaged footer may have sizes whose sum overflows.
+        // The sizes in a damaged footer may overflow when they are added.
         let sizes = found.columns().iter().map(ColumnChunkMetaData::compressed_size);
         let (rows, found_bytes) = (found.num_rows(), sizes.fold(0, i64::saturating_add));
         if differs(rows, expected.samples) || i32::try_from(rows).is_err() {

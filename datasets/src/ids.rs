@@ -1,15 +1,16 @@
-//! Ids of 63 bits for texts and other values: the definition of `ids = "hash"`.
+//! 63-bit ids of texts and other values: the definition of `ids = "hash"`.
 //!
-//! An id is a hash of bytes. A text stands for its UTF-8 bytes, an integer of any width for its decimal text (`17`,
-//! `-17`: no leading zeros, no plus sign), a boolean for `true` or `false`, and a binary value for its bytes. So the
-//! text `17` of one log and the integer 17 of another have the same id.
+//! An id is a hash of bytes: of a text's UTF-8 bytes, of an integer's decimal text (`17`, `-17`: no leading
+//! zeros, no plus sign, the same for all integer widths), of `true` or `false` for a boolean, and of the
+//! bytes of a binary value. The text `17` of one log and the integer 17 of another therefore have the same
+//! id.
 //!
-//! The definition never changes: datasets and models that were made with it stay valid.
+//! The definition never changes, so existing datasets and models stay valid.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The id of a value with these bytes: XXH3 (Collet) with 64 bits and seed 0, without its highest bit. It is never
-/// negative.
+/// Returns the id of a value with these bytes: XXH3 (Collet) with 64 bits and seed 0, with the highest bit
+/// cleared. It is never negative.
 #[inline]
 pub fn hash_id(bytes: &[u8]) -> i64 {
     (xxh3_64(bytes) & i64::MAX as u64) as i64

@@ -1,23 +1,24 @@
-//! The format of Onefold's datasets, which every other crate builds on: feature schema, snapshots, layouts,
-//! writer and verification.
+//! Onefold's dataset format, the base of all other crates: feature schema, snapshots, layouts, writer and
+//! verification.
 //!
 //! ```text
 //! raw logs ──onefold-ingest──▶ dataset ──onefold-ikjt──▶ batches
 //!                              (schema, snapshots, writer)
 //! ```
 //!
-//! A **dataset** is a folder of a local disk or an object store: Parquet files in hive-style partition folders, and the
-//! snapshots that name them. A [`Snapshot`] describes one committed state; [`DatasetWriter`] is the only code that
-//! writes one, and its commit creates the next snapshot. Lists are stored in every row, or only where they change
-//! ([`folded`]).
+//! A **dataset** is a folder on a local disk or in an object store. It holds Parquet files in Hive-style
+//! partition folders, and the snapshots that list these files. A [`Snapshot`] describes one committed state.
+//! Only [`DatasetWriter`] writes datasets; its commit creates the next snapshot. A layout stores the lists of
+//! every sample, or only the lists that differ from the previous sample's ([`folded`]).
 //!
-//! Beside this crate, in the same folder: `onefold-storage` (folders of local disks and object stores),
-//! `onefold-raw-logs` (importers and the generator) and `onefold-report` (measures a dataset, draws one HTML page). In
-//! the folder `common`: `onefold-terminal` (the output of the binaries) and `onefold-allocator` (their allocator). Of
-//! these, this crate depends on `onefold-storage` alone: its users inherit no terminal, generator or allocator.
+//! Related crates in the same folder: `onefold-storage` (folders on local disks and in object stores),
+//! `onefold-raw-logs` (importers and the generator of logs) and `onefold-report` (measures a dataset and
+//! draws one HTML page). Related crates in the folder `common`: `onefold-terminal` (the output of the
+//! binaries) and `onefold-allocator` (their allocator). Among these, this crate depends only on
+//! `onefold-storage`, so programs that use it need no terminal, generator or allocator.
 #![forbid(unsafe_code)]
 
-// For files that the tests of other crates include.
+// `folded/samples.rs` uses this name, because the tests of `onefold-report` include that file.
 #[cfg(test)]
 extern crate self as onefold_datasets;
 

@@ -1,5 +1,5 @@
-//! Columns of lists of ids in either of Arrow's forms: `List`, whose ids stand one list after the other, and
-//! `ListView`, whose lists are slices that may overlap or repeat.
+//! Columns of id lists in either of Arrow's two forms: `List`, in which consecutive lists are contiguous, and
+//! `ListView`, in which lists are slices of the values that may overlap or repeat.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::{Error, Result, schema};
 /// The lists of a column without nulls.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Lists<'a> {
-    /// The ids, and where each list starts and the last one ends.
+    /// The ids and the offsets: one more than there are lists.
     List(&'a [i64], &'a [i32]),
-    /// The ids, and where each list starts and how many ids it has.
+    /// The ids, and the offset and size of each list.
     View(&'a [i64], &'a [i32], &'a [i32]),
 }
 
 impl<'a> Lists<'a> {
-    /// The lists of `column`; `None` if it is of another type.
+    /// Returns the lists of `column`, or `None` if its type is not a list of `Int64`.
     pub(crate) fn of(column: &'a ArrayRef) -> Option<Self> {
         match column.data_type() {
             DataType::List(_) => {
@@ -35,16 +35,16 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// The lists of `columns`, one column after the other.
+    /// Returns the lists of each of `columns`, which are batches of the column `name`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if one of them holds no lists of ids.
+    /// [`Error::Fault`] if one of them does not hold lists of ids.
     pub(crate) fn all(columns: &'a [ArrayRef], name: &str) -> Result<Vec<Self>> {
         columns.iter().map(|column| Self::of(column).ok_or_else(|| no_lists(name, column))).collect()
     }
 
-    /// How many lists there are.
+    /// Returns the number of lists.
     pub(crate) fn len(self) -> usize {
         match self {
             Self::List(_, bounds) => bounds.len() - 1,
@@ -52,7 +52,7 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// The ids of the list `row`.
+    /// Returns the number of ids in list `row`.
     pub(crate) fn size(self, row: usize) -> usize {
         match self {
             Self::List(_, bounds) => (bounds[row + 1] - bounds[row]) as usize,
@@ -60,7 +60,7 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// The list `row`.
+    /// Returns the ids of list `row`.
     pub(crate) fn get(self, row: usize) -> &'a [i64] {
         match self {
             Self::List(ids, bounds) => &ids[bounds[row] as usize..bounds[row + 1] as usize],
@@ -68,22 +68,23 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// All lists.
+    /// Returns all lists in order.
     pub(crate) fn iter(self) -> impl Iterator<Item = &'a [i64]> {
         (0..self.len()).map(move |row| self.get(row))
     }
 }
 
-/// Whether two lists have the same ids. Views of the same slice need not be compared.
+/// Returns whether two lists have the same ids. Two views of the same slice are equal without a comparison of
+/// ids.
 pub(crate) fn same_list(a: &[i64], b: &[i64]) -> bool {
     std::ptr::eq(a, b) || a == b
 }
 
-/// The lists of these lengths, one after the other in `ids`.
+/// Builds a list array from consecutive lists with these lengths in `ids`.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if there are more ids than 32-bit offsets address.
+/// [`Error::Fault`] if there are more ids than 32-bit offsets can address.
 pub(crate) fn list_array(
     name: &str,
     lengths: impl IntoIterator<Item = usize>,
@@ -101,11 +102,12 @@ pub(crate) fn list_array(
     Ok(ListArray::try_new(schema::item_field(), offsets, Arc::new(Int64Array::new(ids.into(), None)), nulls)?)
 }
 
-/// `column`, of `List`s or `ListView`s, with other values and this field of the lists' items. The lists have no nulls.
+/// Returns a copy of `column`, a `List` or `ListView` without nulls, with other values and `item` as the
+/// field of the list items.
 ///
 /// # Errors
 ///
-/// The errors of `values`, and Arrow's error if the values do not have the type of the field.
+/// Returns the errors of `values`, and an Arrow error if the new values do not have the type of `item`.
 pub(crate) fn with_values(
     column: &ArrayRef,
     item: &FieldRef,

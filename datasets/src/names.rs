@@ -1,17 +1,17 @@
-//! Names of the files in a dataset's folder. Writers make names here, and the vacuum and the check of a new location
-//! recognise them here.
+//! Names of the files in a dataset's folder. Writers create names with this module; the vacuum and the check
+//! of a new location recognise them with it.
 //!
 //! ```text
 //! data/date=2024-06-01/bucket=003/part-00000-0123456789abcdef.parquet    data files
 //! vocabularies/items-0123456789abcdef.parquet                            vocabularies
-//! work/records-0123456789abcdef.parquet                                  rows of a cluster while it builds
+//! work/records-0123456789abcdef.parquet                                  temporary rows of a build on a cluster
 //! manifests/0123456789abcdef.parquet                                     manifests
 //! snapshots/00000012.json                                                snapshots
-//! snapshots/latest                                                       the hint where the newest snapshot is
+//! snapshots/latest                                                       the number of a recent snapshot
 //! ```
 //!
-//! On a local disk `onefold-storage` writes a file under a temporary name first: `NAME#1` for an upload,
-//! `.NAME.0123456789abcdef.tmp` for a file that must not exist yet, `.NAME.tmp` for one that is replaced.
+//! On a local disk, `onefold-storage` first writes a file under a temporary name: `NAME#1` for an upload,
+//! `.NAME.0123456789abcdef.tmp` for a file that must not exist yet, `.NAME.tmp` for a file that is replaced.
 
 use onefold_base::percent;
 use onefold_storage::random_name;
@@ -22,23 +22,24 @@ use crate::{Buckets, PartitionKey};
 pub(crate) const DATA: &str = "data";
 /// The folder of the vocabularies in a dataset.
 pub(crate) const VOCABULARIES: &str = "vocabularies";
-/// The folder, in a dataset, of what a cluster keeps there while it builds.
+/// The folder in a dataset where a build on a cluster keeps its temporary files.
 pub const WORK: &str = "work";
 /// The folder of the manifests.
 pub(crate) const MANIFESTS: &str = "manifests";
 /// The folder of the snapshots.
 pub(crate) const SNAPSHOTS: &str = "snapshots";
-/// Holds the number of a recent snapshot. It is written after a commit and may be old or missing: listing begins there.
+/// The file with the number of a recent snapshot, from which readers begin to list snapshots. It is written
+/// after a commit and may be missing or out of date.
 pub(crate) const HINT: &str = "snapshots/latest";
-/// The folders of a dataset that writers write to.
+/// The folders of a dataset into which writers write.
 pub(crate) const WRITTEN_FOLDERS: [&str; 5] = [DATA, VOCABULARIES, WORK, MANIFESTS, SNAPSHOTS];
 
 const PARQUET: &str = ".parquet";
 const JSON: &str = ".json";
-/// The start of a data file's name.
+/// The prefix of a data file's name.
 const PART: &str = "part-";
 
-/// The path of the data file `number` of a range of buckets of the partition `key`. `attempt` is the
+/// Returns the path of data file `number` of a range of buckets in the partition `key`. `attempt` is the
 /// [random name](random_name) of the writer.
 pub(crate) fn data_file(
     key: &PartitionKey,
@@ -53,46 +54,48 @@ pub(crate) fn data_file(
     format!("{}/{PART}{number:05}-{attempt}{PARQUET}", folders.join("/"))
 }
 
-/// The folder of a range of buckets in its partition, which has the number of the first bucket; none where there is one
-/// range.
+/// Returns the folder of a range of buckets within its partition, named after the first bucket; `None` if
+/// there is only one range.
 fn range_folder(range: u32, buckets: Buckets) -> Option<String> {
     let digits = buckets.number.saturating_sub(1).to_string().len().max(3);
     (buckets.ranges() > 1).then(|| format!("bucket={:0digits$}", buckets.of_range(range).start))
 }
 
-/// The path of the vocabulary `name`. `attempt` is the [random name](random_name) of the writer.
+/// Returns the path of the vocabulary `name`. `attempt` is the [random name](random_name) of the writer.
 pub(crate) fn vocabulary_file(name: &str, attempt: &str) -> String {
     format!("{VOCABULARIES}/{}-{attempt}{PARQUET}", percent::encode(name))
 }
 
-/// The path of a new manifest.
+/// Returns the path of a new manifest.
 pub(crate) fn manifest_file() -> String {
     format!("{MANIFESTS}/{}{PARQUET}", random_name())
 }
 
-/// The path of snapshot `number`.
+/// Returns the path of snapshot `number`.
 pub(crate) fn snapshot_path(number: u64) -> String {
     format!("{SNAPSHOTS}/{number:08}{JSON}")
 }
 
-/// The number of the snapshot whose path this is.
+/// Returns the number of the snapshot at `path`, or `None` if `path` is not the path of a snapshot.
 pub(crate) fn snapshot_number(path: &str) -> Option<u64> {
     let digits = path.strip_prefix(SNAPSHOTS)?.strip_prefix('/')?.strip_suffix(JSON)?;
     let number = is_number(digits).then(|| digits.parse().ok()).flatten();
     number.filter(|number| snapshot_path(*number) == path)
 }
 
-/// A name, in the folder [`WORK`], of a new file of rows that are called `name`. No other call gives the same name.
+/// Returns a new file name for the folder [`WORK`], made of `name` and a random part. Each call returns a
+/// different name.
 pub fn work_file_name(name: &str) -> String {
     format!("{name}-{}{PARQUET}", random_name())
 }
 
-/// Whether `path`, relative to the dataset's folder, is a name that writers make: that of a file, or a temporary one.
+/// Returns whether `path`, relative to the dataset's folder, is a name that a writer creates, temporary names
+/// included.
 pub(crate) fn is_written(path: &str) -> bool {
     is_complete(path) || complete_name(path).is_some_and(|path| is_complete(&path))
 }
 
-/// Whether `path` is a name that a complete file of a dataset has.
+/// Returns whether `path` is the name of a complete file of a dataset.
 fn is_complete(path: &str) -> bool {
     let Some((folder, name)) = path.split_once('/') else { return false };
     match folder {
@@ -107,7 +110,7 @@ fn is_complete(path: &str) -> bool {
     }
 }
 
-/// Whether `path`, relative to the folder [`DATA`], is that of a data file.
+/// Returns whether `path`, relative to the folder [`DATA`], is the name of a data file.
 fn is_data_file(path: &str) -> bool {
     let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
     let number = before_random_name(name, PARQUET).and_then(|name| name.strip_prefix(PART));
@@ -115,7 +118,7 @@ fn is_data_file(path: &str) -> bool {
         && PartitionKey::parse(folders).is_some_and(|key| key.to_string() == folders)
 }
 
-/// The path of the complete file that is written under the temporary name `path`; `None` for another name.
+/// Returns the path of the file whose temporary name is `path`; `None` if `path` is not a temporary name.
 fn complete_name(path: &str) -> Option<String> {
     if let Some((complete, number)) = path.rsplit_once('#') {
         return is_number(number).then(|| complete.to_owned());
@@ -126,13 +129,13 @@ fn complete_name(path: &str) -> Option<String> {
     Some(format!("{folder}/{}", complete.map_or(name, |(complete, _)| complete)))
 }
 
-/// `NAME` of `NAME-0123456789abcdef` with this `ending`.
+/// Returns `NAME` if `name` is `NAME-0123456789abcdef` followed by `ending`.
 fn before_random_name<'n>(name: &'n str, ending: &str) -> Option<&'n str> {
     let (name, random) = name.strip_suffix(ending)?.rsplit_once('-')?;
     is_random_name(random).then_some(name)
 }
 
-/// Whether [`random_name`] gives such names.
+/// Returns whether `text` has the form of a [`random_name`].
 fn is_random_name(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -218,7 +221,7 @@ mod tests {
         }
     }
 
-    /// `onefold-storage` makes temporary names itself.
+    /// `onefold-storage` creates temporary names itself.
     #[test]
     fn temporary_names_of_the_storage_are_recognised() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,14 +1,15 @@
-//! How two consecutive states of a sliding window overlap.
+//! The overlap of two consecutive states of a sliding window.
 
-/// The largest `n` such that `next` starts with the last `n` items of `previous`: what a window kept when items were
-/// appended to it and old ones dropped. 0 if nothing was kept.
+/// Returns the largest `n` such that `next` starts with the last `n` items of `previous`: the number of items
+/// that a window kept when new items were appended and old items dropped. Returns 0 if it kept no item.
 ///
-/// Time is linear in the lengths for any input: shifts are tried one by one while that is cheap, then
-/// the failure function of Knuth, Morris and Pratt (1977) takes over.
+/// The time is linear in the lengths for any input: the function first tries small shifts, with a limited
+/// number of comparisons, and then continues with the failure function of Knuth, Morris and Pratt (1977).
 pub fn overlap<T: Eq>(previous: &[T], next: &[T]) -> usize {
     let longest = previous.len().min(next.len());
     let tail = &previous[previous.len() - longest..];
-    // A real window shifts by a few items, so one of the first shifts fits; what a wrong shift costs is bounded.
+    // Real windows shift by a few items, so an early shift usually fits. The credit limits the cost of the
+    // other shifts.
     let mut credit = 4 * longest;
     for shift in 0..longest {
         let kept = &tail[shift..];
@@ -24,7 +25,8 @@ pub fn overlap<T: Eq>(previous: &[T], next: &[T]) -> usize {
     0
 }
 
-/// Runs the automaton of `next` over `text`; its last state is the longest prefix of `next` that ends `text`.
+/// Runs the KMP automaton of `next` over `text`. The final state is the longest prefix of `next` that is a
+/// suffix of `text`.
 fn overlap_linear<T: Eq>(text: &[T], next: &[T]) -> usize {
     let pattern = &next[..next.len().min(text.len())];
     let mut failure = vec![0; pattern.len()];
@@ -84,7 +86,7 @@ mod tests {
 
     #[test]
     fn repetitive_lists_take_linear_time() {
-        // Every shift agrees almost to the end: quadratic work would be 10^12 comparisons.
+        // Every shift matches almost to the end, so a quadratic algorithm would need 10^12 comparisons.
         let mut previous = vec![0; 1_000_000];
         previous.push(1);
         let mut next = vec![0; 1_000_000];

@@ -5,35 +5,36 @@ use std::fmt;
 use onefold_base::percent::{decode, encode};
 use serde::{Deserialize, Serialize};
 
-/// The values of a dataset's partition columns, in column order; empty when it has none.
+/// The values of a dataset's partition columns, in column order; empty if the dataset has no partition
+/// columns.
 ///
-/// Written as a relative path: `split=train/date=2024-05-01`. Characters with a meaning in paths or in other tools are
-/// percent-encoded, as Hive encodes them.
+/// Its text is a relative path: `split=train/date=2024-05-01`. Characters with a meaning in paths or in other
+/// tools are percent-encoded in the same way as by Hive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct PartitionKey(Vec<(String, String)>);
 
 impl PartitionKey {
-    /// A key of `(column, value)` pairs.
+    /// Creates a key from `(column, value)` pairs.
     pub fn new(columns: Vec<(String, String)>) -> Self {
         Self(columns)
     }
 
-    /// The `(column, value)` pairs.
+    /// Returns the `(column, value)` pairs.
     pub fn columns(&self) -> &[(String, String)] {
         &self.0
     }
 
-    /// The names of the columns.
+    /// Returns the names of the columns.
     pub fn column_names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The value of `column`, if the key has it.
+    /// Returns the value of `column`, if the key has this column.
     pub fn get(&self, column: &str) -> Option<&str> {
         self.0.iter().find(|(name, _)| name == column).map(|(_, value)| value.as_str())
     }
 
-    /// Parses what [`Display`](fmt::Display) writes; `None` for anything else.
+    /// Parses the output of [`Display`](fmt::Display); `None` for any other text.
     pub fn parse(path: &str) -> Option<Self> {
         if path.is_empty() {
             return Some(Self::default());

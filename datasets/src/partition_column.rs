@@ -1,7 +1,8 @@
-//! The partition columns of a dataset, and the types of their values.
+//! The partition columns of a dataset and the types of their values.
 //!
-//! A partition key holds texts, and texts compare wrongly as numbers (`"9" > "12"`). So a snapshot stores the type of
-//! every partition column, and a writer refuses a value of another type: no value changes how the others compare.
+//! A partition key holds texts, and texts compare incorrectly as numbers (`"9" > "12"`). A snapshot therefore
+//! stores the type of each partition column, and a writer rejects values of other types, so a new value never
+//! changes how existing values compare.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -23,22 +24,22 @@ pub struct PartitionColumn {
     pub kind: PartitionType,
 }
 
-/// The type of a partition column's values, which says how they compare.
+/// The type of a partition column's values, which determines how they compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitionType {
     /// Integers: `07` equals `7`.
     Integer,
-    /// Finite decimal numbers, as `0.5` and `1e20`.
+    /// Finite decimal numbers, such as `0.5` and `1e20`.
     Number,
-    /// Days, as `2024-06-01`.
+    /// Days, such as `2024-06-01`.
     Date,
     /// Texts, which compare character by character: `10` comes before `9`.
     Text,
 }
 
 impl PartitionColumn {
-    /// A column of values of this type.
+    /// Creates a column with values of type `kind`.
     pub fn new(name: impl Into<String>, kind: PartitionType) -> Self {
         Self { name: name.into(), kind }
     }
@@ -57,7 +58,7 @@ impl fmt::Display for PartitionColumn {
 }
 
 impl PartitionType {
-    /// Whether a text is a value of this type.
+    /// Returns whether a text is a value of this type.
     pub(crate) fn allows(self, text: &str) -> bool {
         match self {
             Self::Integer => text.parse::<i128>().is_ok(),
@@ -67,8 +68,8 @@ impl PartitionType {
         }
     }
 
-    /// How two texts compare as values of this type; `None` if one of them is not a value of it. An integer also
-    /// compares with a number.
+    /// Compares two texts as values of this type; `None` if one of them is not such a value. For an integer
+    /// column, the texts may also be other numbers.
     pub(crate) fn compare(self, a: &str, b: &str) -> Option<Ordering> {
         match self {
             Self::Integer | Self::Number => Some(Number::parse(a)?.compare(&Number::parse(b)?)),
@@ -77,7 +78,7 @@ impl PartitionType {
         }
     }
 
-    /// A value of this type, for messages.
+    /// Describes a value of this type, for messages.
     pub(crate) fn described(self) -> &'static str {
         match self {
             Self::Integer => "an integer",
@@ -88,7 +89,7 @@ impl PartitionType {
     }
 }
 
-/// The reason why a dataset with these columns cannot have a partition with this key; `None` if it can.
+/// Returns the reason why `key` cannot be a partition of a dataset with these columns; `None` if it can.
 pub(crate) fn misfit(columns: &[PartitionColumn], key: &PartitionKey) -> Option<String> {
     if !key.column_names().eq(columns.iter().map(|column| column.name.as_str())) {
         return Some(format!("the dataset is {}", described(columns)));
@@ -101,7 +102,7 @@ pub(crate) fn misfit(columns: &[PartitionColumn], key: &PartitionKey) -> Option<
     columns.iter().zip(key.columns()).find_map(wrong)
 }
 
-/// The columns by which a dataset is partitioned, for messages.
+/// Describes the partitioning of a dataset, for messages.
 pub(crate) fn described(columns: &[PartitionColumn]) -> String {
     let columns: Vec<String> = columns.iter().map(ToString::to_string).collect();
     if columns.is_empty() {
@@ -135,7 +136,7 @@ impl Number {
         }
     }
 
-    /// Zero has one sign, so that `total_cmp` compares numbers.
+    /// Converts the number; -0.0 becomes 0.0, so that `total_cmp` treats them as equal.
     fn to_f64(self) -> f64 {
         match self {
             Self::Integer(integer) => integer as f64,
@@ -144,7 +145,8 @@ impl Number {
     }
 }
 
-/// Whether a text is a day of the calendar, written as `2024-06-01`. Such texts are in the order of the days.
+/// Returns whether a text is a calendar day such as `2024-06-01`. The text order of such days is their order
+/// in time.
 fn is_date(text: &str) -> bool {
     let is_shaped = text.len() == 10
         && text.bytes().enumerate().all(|(i, byte)| match i {
@@ -158,7 +160,7 @@ fn is_date(text: &str) -> bool {
 pub(crate) mod tests {
     use super::*;
 
-    /// The columns of a key, of texts.
+    /// Returns the columns of a key, with the type text.
     pub(crate) fn of_texts(key: &PartitionKey) -> Vec<PartitionColumn> {
         key.column_names().map(|name| PartitionColumn::new(name, PartitionType::Text)).collect()
     }

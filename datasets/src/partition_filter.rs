@@ -1,8 +1,8 @@
-//! Filters that choose partitions by conditions on their columns, as `split=train,date<2024-06-01`.
+//! Filters that choose partitions by conditions on their columns, such as `split=train,date<2024-06-01`.
 //!
-//! A partition key holds texts. How they compare is said by the types of the partition columns, which the snapshot
-//! stores ([`PartitionColumn`]). So a filter is first given the columns, and only the [`PartitionChoice`] that results
-//! can be asked for a key.
+//! A partition key holds texts. The types of the partition columns, which the snapshot stores
+//! ([`PartitionColumn`]), determine how these texts compare. [`PartitionFilter::choice`] therefore takes the
+//! columns, and the resulting [`PartitionChoice`] tests keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,16 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, PartitionColumn, PartitionKey, PartitionType, Result};
 
-/// Chooses partitions by their columns: conditions `column=value`, `!=`, `<`, `<=`, `>`, `>=` joined by commas, all of
-/// which must hold. Values compare by the type that the dataset stores for their column: `hour=7` chooses `hour=07` if
-/// `hour` is an integer.
+/// Chooses partitions by their columns: conditions `column=value`, `!=`, `<`, `<=`, `>`, `>=`, joined by
+/// commas, all of which must hold. Values compare by the type that the dataset stores for the column:
+/// `hour=7` chooses `hour=07` if `hour` is an integer.
 ///
-/// A value (or a column's name) with a comma, an operator, a quote, spaces at its ends or nothing in it is written in
-/// double quotes, and a double quote in it twice: `city="Paris, TX"`, `size="5"" x 7"""`, `note=""`. So is one that
-/// begins or ends with another quote, or joins words by `and` or `or`: it would rather be a mistake.
+/// A value or column name must be in quotes if it is empty, or contains a comma, an operator, a quote, or
+/// spaces at its ends. A quote inside quotes is doubled: `city="Paris, TX"`, `size="5"" x 7"""`, `note=""`.
 ///
-/// On a text column, `<`, `<=`, `>` and `>=` compare character by character, so that `10` comes before `9`. With a
-/// number they are therefore refused, unless it is written in quotes: `zip<"9"`.
+/// On a text column, `<`, `<=`, `>` and `>=` compare character by character, so `10` comes before `9`. A
+/// number after one of these operators is therefore an error unless it is in quotes: `zip<"9"`.
 ///
 /// ```
 /// # use onefold_datasets::{PartitionColumn, PartitionFilter, PartitionKey, PartitionType};
@@ -41,11 +40,11 @@ use crate::{Error, PartitionColumn, PartitionKey, PartitionType, Result};
 pub struct PartitionFilter {
     text: String,
     conditions: Vec<Condition>,
-    /// If there are any, only these partitions.
+    /// If present, the filter chooses exactly these partitions.
     keys: Option<BTreeSet<PartitionKey>>,
 }
 
-/// A filter as it is stored: its text, or the partitions.
+/// The stored form of a filter: its text, or the keys of the partitions.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Written {
@@ -79,39 +78,38 @@ struct Condition {
     quoted: bool,
 }
 
-/// The operators; `<=` comes before `<`, with which it begins.
+/// The operators; `<=` comes before its prefix `<`.
 const OPERATORS: [&str; 6] = ["<=", ">=", "!=", "<", ">", "="];
-/// The characters that operators begin with.
+/// The characters with which operators begin.
 const OPERATOR_CHARACTERS: [char; 4] = ['<', '>', '=', '!'];
 /// Characters that are quotes elsewhere.
 const OTHER_QUOTES: [char; 6] = ['\'', '`', '‘', '’', '“', '”'];
 
 impl PartitionFilter {
-    /// Parses a filter; the empty text chooses everything.
+    /// Parses a filter; an empty text chooses all partitions.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a condition without an operator, a column or a value, for wrong quotes, and for a value
-    /// without quotes that looks like several conditions.
+    /// [`Error::Fault`] for a condition without an operator, a column or a value, and for unbalanced quotes.
     pub fn parse(text: &str) -> Result<Self> {
         let parts = text.split(outside_quotes(|c| c == ',')).map(str::trim).filter(|part| !part.is_empty());
         let conditions = parts.map(|part| Condition::parse(text, part)).collect::<Result<_>>()?;
         Ok(Self { text: text.to_owned(), conditions, keys: None })
     }
 
-    /// A filter that chooses these partitions.
+    /// Creates a filter that chooses these partitions.
     pub fn of_keys(keys: impl IntoIterator<Item = PartitionKey>) -> Self {
         let keys: BTreeSet<_> = keys.into_iter().collect();
         let text = keys.iter().map(|key| format!("`{}`", filter_of(key))).collect::<Vec<_>>().join(", ");
         Self { text, conditions: Vec::new(), keys: Some(keys) }
     }
 
-    /// The choice that this filter makes among the partitions of a dataset with these partition columns.
+    /// Resolves the conditions with the types of a dataset's partition columns.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if a condition names a column that there is not, compares numbers or dates with a
-    /// value of another type, or orders texts by a number that is not in quotes.
+    /// [`Error::Fault`] if a condition names an unknown column, compares numbers or dates with a value of
+    /// another type, or orders texts by a number without quotes.
     pub fn choice(&self, columns: &[PartitionColumn]) -> Result<PartitionChoice<'_>> {
         let mut conditions = Vec::with_capacity(self.conditions.len());
         for condition in &self.conditions {
@@ -175,12 +173,12 @@ pub struct PartitionChoice<'f> {
 }
 
 impl PartitionChoice<'_> {
-    /// Whether the partition with this key is chosen.
+    /// Returns whether the filter chooses the partition with this key.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the key lacks a column of the filter, or has a value there that is not of the
-    /// column's type.
+    /// [`Error::Fault`] if the key lacks a column of the filter, or if its value of that column does not have
+    /// the column's type.
     pub fn matches(&self, key: &PartitionKey) -> Result<bool> {
         if let Some(keys) = &self.filter.keys {
             return Ok(keys.contains(key));
@@ -269,8 +267,8 @@ impl Condition {
         Some((message, hint))
     }
 
-    /// The reason why the value cannot be compared with the values of a column of this type, and a hint; `None` if it
-    /// can.
+    /// Returns the reason why the condition's value cannot be compared with values of type `kind`, and a
+    /// hint; `None` if it can.
     fn misfit(&self, kind: PartitionType) -> Option<(String, String)> {
         let Self { column, operator, value, quoted } = self;
         let not_a =
@@ -303,7 +301,8 @@ impl Condition {
         }
     }
 
-    /// Whether a partition's value fulfils the condition; `None` if it is not of the column's type.
+    /// Returns whether a partition's value satisfies the condition; `None` if the value does not have the
+    /// column's type.
     fn holds(&self, value: &str, kind: PartitionType) -> Option<bool> {
         let ordering = kind.compare(value, &self.value)?;
         Some(match self.operator {
@@ -317,14 +316,14 @@ impl Condition {
     }
 }
 
-/// The filter that chooses the partition with this key, as a person writes it: a condition for each column.
+/// Returns the text of the filter that chooses the partition with this key: one condition per column.
 pub(crate) fn filter_of(key: &PartitionKey) -> String {
     let conditions =
         key.columns().iter().map(|(name, value)| format!("{}={}", written(name), written(value)));
     conditions.collect::<Vec<_>>().join(",")
 }
 
-/// A name or value as filters have it: in quotes if it would otherwise be read as something else.
+/// Writes a column name or value for a filter, in quotes where they are needed.
 fn written(text: &str) -> String {
     if is_plain(text) { text.to_owned() } else { in_quotes(text) }
 }
@@ -349,7 +348,8 @@ fn is_plain(text: &str) -> bool {
         && (is_word || !text.split_whitespace().any(joins))
 }
 
-/// The name or value that is [`written`] so, and whether it is in quotes; `None` if its quotes are wrong.
+/// Reverses [`written`]: returns the name or value, and whether it was in quotes; `None` if its quotes are
+/// unbalanced.
 fn unquoted(written: &str) -> Option<(String, bool)> {
     let Some(inner) = written.strip_prefix('"') else {
         return (!written.contains('"')).then(|| (written.to_owned(), false));
@@ -358,8 +358,8 @@ fn unquoted(written: &str) -> Option<(String, bool)> {
     pieces.iter().all(|piece| !piece.contains('"')).then(|| (pieces.join("\""), true))
 }
 
-/// Finds characters outside quotes, in a text that is searched from its start. A quote that is written twice ends the
-/// quotes and begins them again.
+/// Returns a predicate that finds characters outside quotes; it must see each character of the text, from the
+/// start. A doubled quote ends the quoted part and starts it again.
 fn outside_quotes(wanted: impl Fn(char) -> bool) -> impl FnMut(char) -> bool {
     let mut in_quotes = false;
     move |c| {
@@ -368,7 +368,7 @@ fn outside_quotes(wanted: impl Fn(char) -> bool) -> impl FnMut(char) -> bool {
     }
 }
 
-/// The date that a text means which is written in another way, as `2024-6-3` or `20240603`.
+/// Returns the date that a text in another format means, such as `2024-6-3` or `20240603`.
 fn suggested_date(text: &str) -> Option<String> {
     let parts: Vec<&str> = match text.split(['-', '/', '.']).collect::<Vec<_>>() {
         parts if parts.len() == 3 && parts[0].len() == 4 => parts,
@@ -390,7 +390,8 @@ mod tests {
         values.iter().map(key).collect()
     }
 
-    /// The values of the only column `x`, of type `kind`, that the filter chooses.
+    /// Returns the values that the filter chooses if they are the values of the only column `x`, of type
+    /// `kind`.
     fn chosen<'v>(kind: PartitionType, values: &[&'v str], filter: &str) -> Result<Vec<&'v str>> {
         chosen_by(&PartitionFilter::parse(filter)?, kind, values)
     }
@@ -469,7 +470,7 @@ mod tests {
         assert_eq!(days("x<\"2024-6-3\"").unwrap(), &values[..2]);
     }
 
-    /// A new value must not change what a filter means.
+    /// A new value must not change the meaning of a filter.
     #[test]
     fn a_value_of_another_type_is_an_error() {
         let hours = ["0", "1", "10", "2", "unknown"];
@@ -581,14 +582,14 @@ mod tests {
         }
     }
 
-    /// Texts of characters that filters treat differently.
+    /// Generates texts of characters that filters treat differently.
     fn texts(most: usize) -> impl Strategy<Value = String> {
         let characters: Vec<char> = "ab12,,\"\"<>=! \t\n\\é日/%'`-".chars().collect();
         prop::collection::vec(prop::sample::select(characters), 0..most)
             .prop_map(|characters| characters.into_iter().collect())
     }
 
-    /// A naive parser that reads one character after the other; `None` for a text that is not a filter.
+    /// Parses a filter character by character, as a simple reference; `None` for a text that is not a filter.
     fn reference(text: &str) -> Option<Vec<(String, &'static str, String)>> {
         let mut conditions = Vec::new();
         let mut rest: Vec<char> = text.chars().rev().collect();
@@ -624,7 +625,7 @@ mod tests {
         }
     }
 
-    /// A name or value before one of the characters `end`.
+    /// Reads a name or value up to one of the characters in `end`.
     fn operand(rest: &mut Vec<char>, end: &str) -> Option<String> {
         skip_space(rest);
         let mut text = String::new();
@@ -653,7 +654,7 @@ mod tests {
             text in texts(14),
             names in prop::collection::vec(texts(3), 0..3),
         ) {
-            // Few random texts are filters, so some are made of parts that are.
+            // Few random texts are valid filters, so some cases consist of valid parts.
             let condition = |name: &String| format!("{}<={}", written(name), written(&text));
             let made: Vec<String> = names.iter().map(condition).collect();
             for text in [text.clone(), format!("a={text}"), format!("{},b!={text}", made.join(","))] {

@@ -1,47 +1,47 @@
-//! Something in a dataset that is not as it should be, and its place.
+//! A problem in a dataset, with its location.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What is wrong with a dataset, and where.
+/// A description of an error in a dataset, with its location.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// A file or a partition's folder, relative to the dataset's directory; `snapshots` for what the snapshot says of
-    /// the whole.
+    /// A file or a partition's folder, relative to the dataset's folder; `snapshots` if the problem concerns
+    /// the whole snapshot.
     pub path: String,
-    /// The row group in the file, counted from 0.
+    /// The index of the row group in the file, counted from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub row_group: Option<usize>,
-    /// The column.
+    /// The name of the column.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
-    /// The row in the row group, counted from 0.
+    /// The index of the row in the row group, counted from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub row: Option<usize>,
-    /// What is wrong there.
+    /// A description of the problem.
     pub message: String,
 }
 
 impl Problem {
-    /// A problem of a whole file or folder.
+    /// Creates a problem of a whole file or folder.
     pub(crate) fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { path: path.into(), row_group: None, column: None, row: None, message: message.into() }
     }
 
-    /// The same, of one row group.
+    /// Adds the index of the row group.
     pub(crate) fn in_row_group(mut self, row_group: usize) -> Self {
         self.row_group = Some(row_group);
         self
     }
 
-    /// The same, of one column.
+    /// Adds the name of the column.
     pub(crate) fn in_column(mut self, column: impl Into<String>) -> Self {
         self.column = Some(column.into());
         self
     }
 
-    /// The same, of one row if that is known.
+    /// Adds the index of the row, if it is known.
     pub(crate) fn in_row(mut self, row: impl Into<Option<usize>>) -> Self {
         self.row = row.into();
         self

@@ -1,7 +1,7 @@
-//! Data files as verifying and reporting read them: one column of a row group at a time, lists of either layout as
-//! views. The bytes of each column are compared with their checksum. Whatever is wrong with a file is a [`Problem`]
-//! with its place, in an [`Error::Damaged`](crate::Error::Damaged); any other error says why the storage does not give
-//! the file, and nothing of the file itself.
+//! Reads data files for verification and reports: one column of a row group at a time, with the lists of both
+//! layouts as views. It verifies the checksum of each column. A problem in a file is a [`Problem`] with its
+//! location, inside an [`Error::Damaged`](crate::Error::Damaged). Any other error means that the storage
+//! could not deliver the file, and says nothing about its contents.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -31,30 +31,30 @@ use crate::{
     SparseFeature, missing_column, schema, with_name,
 };
 
-/// The files of some row groups, whose footers were read.
+/// The files of a file set, with their footers.
 #[derive(Debug)]
 pub struct OpenFiles {
     /// The path of the first file, relative to the dataset's directory.
     pub path: String,
     storage: Storage,
     files: Vec<OpenFile>,
-    /// The rows of each row group.
+    /// The number of rows of each row group.
     rows: Vec<usize>,
-    /// Columns of the dataset that the files lack.
+    /// Columns of the dataset that the files do not have.
     lacking: Vec<FieldRef>,
     changes: ColumnChanges,
-    /// The bytes of all columns of the row groups that were fetched, by file.
+    /// The fetched bytes of all columns, one element per file, by row group.
     fetched: Mutex<HashMap<usize, Vec<Ranges>>>,
 }
 
-/// A data file whose footer was read.
+/// A data file with its footer.
 #[derive(Debug)]
 struct OpenFile {
     object: Object,
     footer: Footer,
 }
 
-/// Keeps a row group that was fetched in memory.
+/// Keeps a fetched row group in memory until it is dropped.
 #[derive(Debug)]
 pub struct FetchedRowGroup<'a> {
     files: &'a OpenFiles,
@@ -68,11 +68,11 @@ impl Drop for FetchedRowGroup<'_> {
 }
 
 impl OpenFile {
-    /// Reads the footer of file number `number` of a set, and compares it with what the snapshot says.
+    /// Reads the footer of file number `number` of a set and compares it with the snapshot.
     fn open(storage: &Storage, set: &FileSet, number: usize, file: &DataFile) -> Result<Self> {
         let wrong = |message: String| Problem::new(&file.path, message);
         let object = find(storage, file)?.map_err(wrong)?;
-        // An object that takes its place later is an error.
+        // The ETag makes the read fail if another object replaces this one later.
         let footer = Footer::read(storage, file, object.e_tag.clone())?;
         let footer = footer.map_err(|error| wrong(format!("its footer cannot be read: {error}")))?;
         check_counts(footer.metadata.metadata(), set, number).map_err(wrong)?;
@@ -83,7 +83,8 @@ impl OpenFile {
         self.footer.metadata.schema().fields()
     }
 
-    /// The bytes of some columns of a row group; the inner error says why they cannot be where the footer says.
+    /// Reads the bytes of some columns of a row group. The inner error says why the ranges in the footer are
+    /// invalid.
     fn read(
         &self,
         storage: &Storage,
@@ -97,7 +98,7 @@ impl OpenFile {
         })
     }
 
-    /// Compares the bytes of some columns of a row group with their checksums.
+    /// Verifies the checksums of some columns of a row group.
     fn check(&self, row_group: usize, columns: &ProjectionMask, ranges: &Ranges) -> Result<(), String> {
         let chunks = self.footer.metadata.metadata().row_group(row_group).columns().iter().enumerate();
         for (leaf, chunk) in chunks.filter(|(leaf, _)| columns.leaf_included(*leaf)) {
@@ -108,7 +109,7 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Decodes the column `root` of a row group of `rows` rows.
+    /// Decodes column number `root` of a row group of `rows` rows.
     fn decode(&self, row_group: usize, root: usize, rows: usize, ranges: Ranges) -> Result<ArrayRef, String> {
         let metadata = &self.footer.metadata;
         let mask = ProjectionMask::roots(metadata.parquet_schema(), [root]);
@@ -131,13 +132,14 @@ impl OpenFile {
 }
 
 impl OpenFiles {
-    /// Reads the footers of the files of `set`, one of the snapshot, and compares them with what it says. Of columns
-    /// that the files lack, because their features were added later, all rows have the missing value.
+    /// Reads the footers of the files of `set`, which belongs to `snapshot`, and compares them with the
+    /// snapshot. A column of a feature that was added after these files were written has the missing value in
+    /// all rows.
     ///
     /// # Errors
     ///
-    /// [`Error::Damaged`](crate::Error::Damaged) if they are not what the snapshot says, and as
-    /// [`Storage::read_ranges`].
+    /// [`Error::Damaged`](crate::Error::Damaged) if the files differ from the snapshot; otherwise the errors
+    /// of [`Storage::read_ranges`].
     pub fn open(storage: &Storage, snapshot: &Snapshot, set: &FileSet) -> Result<Self> {
         let files = set.files.iter().enumerate();
         let files = files.map(|(number, file)| OpenFile::open(storage, set, number, file));
@@ -145,7 +147,8 @@ impl OpenFiles {
             path: set.path().to_owned(),
             storage: storage.clone(),
             files: files.collect::<Result<_>>()?,
-            // The footers have as many rows, which fit into 31 bits.
+            // `check_counts` has checked that the footers have the same numbers of rows, which fit into 31
+            // bits.
             rows: set.row_groups.iter().map(|row_group| row_group.samples as usize).collect(),
             lacking: snapshot.lacking(set),
             changes: set.changes.clone(),
@@ -153,20 +156,20 @@ impl OpenFiles {
         })
     }
 
-    /// The number of row groups.
+    /// Returns the number of row groups.
     pub fn row_groups(&self) -> usize {
         self.rows.len()
     }
 
-    /// Rows of a row group.
+    /// Returns the number of rows of a row group.
     pub fn rows(&self, row_group: usize) -> usize {
         self.rows[row_group]
     }
 
-    /// The bytes that it takes to [fetch](Self::fetch) a row group and to check it column by column, about: the largest
-    /// column as it is read and decoded, and what is known of each sample beside.
+    /// Estimates the bytes of memory to [fetch](Self::fetch) a row group and to check it column by column:
+    /// the largest column, compressed and decoded, and the other data per sample.
     pub(crate) fn checking_bytes(&self, row_group: usize) -> u64 {
-        // Offsets and sizes of lists, and the session, the time and the digest of a sample.
+        // The offset and size of a list, and the session, time and digest of a sample.
         const SAMPLE_BYTES: u64 = 64;
         let of_files = self.files.iter().map(|file| file.footer.metadata.metadata().row_group(row_group));
         let (mut largest, mut all_compressed) = (0_u64, 0_u64);
@@ -180,13 +183,13 @@ impl OpenFiles {
         largest.saturating_add(fetched).saturating_add(samples)
     }
 
-    /// Fetches all columns of a row group at once, where each column would be a request of its own to an object store.
-    /// They stay in memory until what this gives is dropped. Nothing is fetched if a footer is wrong about a column:
-    /// reading the columns one by one tells which.
+    /// Fetches all columns of a row group of an object store at once, instead of with one request per column.
+    /// They stay in memory until the returned value is dropped. Returns `None` for local files, and if a
+    /// footer has an invalid range: reading the columns one by one finds the damaged one.
     ///
     /// # Errors
     ///
-    /// As [`Storage::read_ranges`].
+    /// Returns the errors of [`Storage::read_ranges`].
     pub fn fetch(&self, row_group: usize) -> Result<Option<FetchedRowGroup<'_>>> {
         if self.storage.local().is_some() {
             return Ok(None);
@@ -206,7 +209,8 @@ impl OpenFiles {
         self.fetched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compressed bytes of each column in all row groups, by the column's name, in the order of the files.
+    /// Returns the compressed bytes of each column over all row groups, with the column's name, in the order
+    /// of the files.
     pub fn column_bytes(&self) -> Vec<(String, u64)> {
         let mut all = Vec::new();
         for file in &self.files {
@@ -225,12 +229,12 @@ impl OpenFiles {
         all
     }
 
-    /// Checks that the files have the columns of `expected`, each in one of them, in any order, and no others but those
-    /// of features that were dropped.
+    /// Checks that each column of `expected` is in exactly one of the files, in any order, and that all other
+    /// columns belong to dropped features.
     ///
     /// # Errors
     ///
-    /// The first column that is missing, is there twice, has another type, or is not one of these.
+    /// Returns the first column that is missing, present twice, unexpected or of another type.
     pub fn check_columns(&self, expected: &SchemaRef) -> Result<(), Problem> {
         let wrong =
             |path: &str, column: &str, message: String| Err(Problem::new(path, message).in_column(column));
@@ -259,17 +263,17 @@ impl OpenFiles {
         Ok(())
     }
 
-    /// Whether the digest and the number of ids of a row group are those of the columns that are read.
+    /// Returns whether the recorded digest and number of ids of a row group still apply to its columns.
     pub(crate) fn are_as_digested(&self) -> bool {
         self.changes.are_digested()
     }
 
-    /// Whether the files lack a column of the dataset.
+    /// Returns whether the files do not have this column of the dataset.
     pub(crate) fn lacks(&self, name: &str) -> bool {
         self.lacking.iter().any(|field| field.name() == name)
     }
 
-    /// The files that have a column, and its number in each.
+    /// Returns the files that have a column, and the index of the column in each.
     fn places<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a OpenFile, usize)> {
         let name = self.changes.in_files(name);
         self.files.iter().filter_map(move |file| {
@@ -278,7 +282,7 @@ impl OpenFiles {
         })
     }
 
-    /// A problem of a column of a row group, in the file that has the column.
+    /// Creates a problem of a column of a row group, in the file that has the column.
     fn problem(&self, row_group: usize, column: &str, message: String) -> Problem {
         let path = self.places(column).next().map_or(&self.path, |(file, _)| &file.object.path);
         Problem::new(path, message).in_row_group(row_group).in_column(column)
@@ -312,12 +316,12 @@ impl OpenFiles {
         Ok(RecordBatch::try_new(Arc::new(ArrowSchema::new(fields)), columns)?)
     }
 
-    /// A column of numbers without nulls.
+    /// Reads a column of numbers without nulls.
     ///
     /// # Errors
     ///
-    /// [`Error::Damaged`](crate::Error::Damaged) if the column is not of this type, does not decode or has a null, and
-    /// as [`Storage::read_ranges`].
+    /// [`Error::Damaged`](crate::Error::Damaged) if the column has another type, cannot be decoded or
+    /// contains a null; otherwise the errors of [`Storage::read_ranges`].
     pub fn numbers<T: ArrowPrimitiveType>(
         &self,
         row_group: usize,
@@ -333,12 +337,12 @@ impl OpenFiles {
         Ok(numbers.values().clone())
     }
 
-    /// A kept column: `Int64` or `Utf8`, with nulls.
+    /// Reads a kept column: `Int64` or `Utf8`, with nulls.
     ///
     /// # Errors
     ///
-    /// [`Error::Damaged`](crate::Error::Damaged) if the column is not of this type or does not decode, and as
-    /// [`Storage::read_ranges`].
+    /// [`Error::Damaged`](crate::Error::Damaged) if the column has another type or cannot be decoded;
+    /// otherwise the errors of [`Storage::read_ranges`].
     pub fn kept(&self, row_group: usize, column: &KeptColumn) -> Result<ArrayRef> {
         let (_, values) = self.column(row_group, &column.name)?;
         if *values.data_type() != column.kind.data_type() {
@@ -348,11 +352,11 @@ impl OpenFiles {
         Ok(values)
     }
 
-    /// The lists of `feature`, one of `group`, in a row group of a file in `layout`.
+    /// Reads the lists of `feature`, which belongs to `group`, in a row group of a file in `layout`.
     ///
     /// # Errors
     ///
-    /// As [`numbers`](Self::numbers).
+    /// Returns the errors of [`numbers`](Self::numbers).
     pub fn lists(
         &self,
         row_group: usize,
@@ -429,11 +433,12 @@ impl OpenFiles {
         })
     }
 
-    /// The ids that a feature's column stores in a row group: in the `folded` layout not those of the samples.
+    /// Returns the ids that a feature's column stores in a row group. In the `folded` layout, they are not
+    /// the ids of every sample.
     ///
     /// # Errors
     ///
-    /// As [`numbers`](Self::numbers).
+    /// Returns the errors of [`numbers`](Self::numbers).
     pub fn stored_ids(&self, row_group: usize, name: &str) -> Result<ScalarBuffer<i64>> {
         let (_, column) = self.column(row_group, name)?;
         let lists = column.as_list_opt::<i32>();
@@ -443,8 +448,8 @@ impl OpenFiles {
     }
 }
 
-/// The list of every sample of a row group, as views of shared ids. Samples with equal offset and size have the same
-/// list.
+/// The lists of all samples of a row group, as views of shared ids. Samples with equal offset and size have
+/// the same list.
 #[derive(Debug)]
 pub struct SampleLists {
     values: ScalarBuffer<i64>,
@@ -453,7 +458,7 @@ pub struct SampleLists {
 }
 
 impl SampleLists {
-    /// The rows of `lists`; `None` if they hold nulls or no ids.
+    /// Creates views of `lists`; `None` if the lists contain a null or other values than `Int64`.
     pub fn new(lists: &ListArray) -> Option<Self> {
         let ids = lists.values().as_primitive_opt::<Int64Type>().filter(|ids| ids.null_count() == 0)?;
         let bounds = lists.offsets();
@@ -464,7 +469,7 @@ impl SampleLists {
         })
     }
 
-    /// The only feature of an unfolded group.
+    /// Converts an unfolded group with one feature.
     fn unfolded(mut group: UnfoldedGroup) -> Self {
         let feature = group.features.remove(0);
         let of_samples = |of_rows: &[i32]| group.inverse.iter().map(|row| of_rows[*row as usize]).collect();
@@ -472,39 +477,40 @@ impl SampleLists {
         Self { values: feature.values, offsets, sizes }
     }
 
-    /// Samples.
+    /// Returns the number of samples.
     pub fn len(&self) -> usize {
         self.offsets.len()
     }
 
-    /// Whether there are no samples.
+    /// Returns whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.offsets.is_empty()
     }
 
-    /// The list of a sample.
+    /// Returns the list of a sample.
     pub fn list(&self, sample: usize) -> &[i64] {
         self.views().get(sample)
     }
 
-    /// Ids in the list of each sample.
+    /// Returns the number of ids in the list of each sample.
     pub fn sizes(&self) -> &[i32] {
         &self.sizes
     }
 
-    /// The lists as a column of views has them.
+    /// Returns the lists in the form of a `ListView` column.
     pub(crate) fn views(&self) -> Lists<'_> {
         Lists::View(&self.values, &self.offsets, &self.sizes)
     }
 
-    /// Whether a sample has the list of the one before, as far as that shows without comparing ids.
+    /// Returns whether a sample and the previous one have the same view. Two equal lists in different places
+    /// are not recognised.
     pub fn repeats(&self, sample: usize) -> bool {
         sample > 0
             && self.offsets[sample] == self.offsets[sample - 1]
             && self.sizes[sample] == self.sizes[sample - 1]
     }
 
-    /// The lists of `samples` written out, as a column of [`Schema::to_arrow`](crate::Schema::to_arrow).
+    /// Copies the lists of `samples` into a column of [`Schema::to_arrow`](crate::Schema::to_arrow).
     pub fn to_array(&self, samples: impl Iterator<Item = usize> + Clone) -> ArrayRef {
         let mut ids = Vec::with_capacity(samples.clone().map(|sample| self.sizes[sample] as usize).sum());
         for sample in samples.clone() {
@@ -516,7 +522,7 @@ impl SampleLists {
         Arc::new(ListArray::new(schema::item_field(), offsets, Arc::new(ids), None))
     }
 
-    /// The lists of `samples`, as a column of views of the ids that these share.
+    /// Returns the lists of `samples` as a column of views of shared ids.
     pub fn to_views(&self, samples: Range<usize>) -> ArrayRef {
         let ids = Arc::new(Int64Array::new(self.values.clone(), None));
         let [offsets, sizes] = [&self.offsets, &self.sizes].map(|of| of[samples.clone()].to_vec().into());

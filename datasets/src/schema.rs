@@ -1,5 +1,5 @@
-//! The schema of a dataset: which columns are labels, dense features and sparse features, and which
-//! sparse features are deduplicated together.
+//! The schema of a dataset: which columns are labels, dense features and sparse features, and which sparse
+//! features are deduplicated together.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,40 +9,42 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// The column that holds a sample's session: an `Int64`, see [`session_id`](crate::session_id).
+/// The column with the session id of a sample: an `Int64`, see [`session_id`](crate::session_id).
 pub const SESSION_COLUMN: &str = "session_id";
-/// The column that holds a sample's time: a `Timestamp` in microseconds since 1970, UTC.
+/// The column with the time of a sample: a `Timestamp` in microseconds since 1970, UTC.
 pub const TIME_COLUMN: &str = "timestamp";
 
-/// The column of a data file that holds the hash of a sample's key, an `Int64`, where [the snapshot says
-/// so](crate::Snapshot::sample_keys): [`hash_id`](crate::hash_id) of the texts of the key's values, joined by
-/// [`IDENTITY_SEPARATOR`](crate::IDENTITY_SEPARATOR). It is not a part of the [`Schema`], nor of digests: readers leave
-/// it out, and a merge finds by it the samples that are there.
+/// The column with the hash of a sample's key, an `Int64`. Data files have it if [the snapshot says
+/// so](crate::Snapshot::sample_keys). The hash is [`hash_id`](crate::hash_id) of the texts of the key's
+/// values, joined by [`IDENTITY_SEPARATOR`](crate::IDENTITY_SEPARATOR). The column belongs neither to the
+/// [`Schema`] nor to digests, and readers skip it. A merge uses it to find samples that the dataset already
+/// has.
 pub const SAMPLE_KEY_COLUMN: &str = "sample_key";
 
 /// The columns of a batch in Arrow that hold all dense features, all labels, the weights and the times. Sparse features
 /// and kept columns are columns of their own beside them, and have other names.
 pub const BATCH_COLUMNS: [&str; 4] = ["dense", "labels", "weights", "timestamps"];
 
-/// What the samples of a dataset consist of.
+/// The columns of a dataset's samples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schema {
-    /// Label columns, one `f32` a sample each.
+    /// Label columns, each with one `f32` per sample.
     pub labels: Vec<String>,
-    /// The column of sample weights, if there is one: one `f32` a sample.
+    /// The column of sample weights, one `f32` per sample, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<String>,
-    /// Dense features, one `f32` a sample each.
+    /// Dense features, one `f32` per sample each.
     pub dense: Vec<String>,
-    /// Sparse features by feature group.
+    /// Feature groups with their sparse features.
     pub groups: Vec<FeatureGroup>,
-    /// Columns that are kept beside the features, to join predictions back or to group by.
+    /// Columns that are kept next to the features, for example to join predictions with other data or to
+    /// group samples.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<KeptColumn>,
 }
 
-/// A column of the samples that the dataset keeps and no model reads: one value a sample, which may be null.
+/// A column that the dataset keeps but no model reads: one nullable value per sample.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptColumn {
@@ -64,7 +66,7 @@ pub enum KeptKind {
 }
 
 impl KeptKind {
-    /// The type of such a column in Arrow and in data files.
+    /// The Arrow type of such a column, in memory and in data files.
     pub fn data_type(self) -> DataType {
         match self {
             Self::Integer => DataType::Int64,
@@ -79,8 +81,8 @@ impl KeptKind {
 pub struct FeatureGroup {
     /// The group's name.
     pub name: String,
-    /// Whether rows are deduplicated. `false` for features that change with every sample, where looking
-    /// for duplicates would only cost.
+    /// Whether rows are deduplicated. `false` for features that change with every sample, for which a search
+    /// for duplicates would only cost time.
     pub deduplicated: bool,
     /// The features, in column order.
     pub features: Vec<SparseFeature>,
@@ -94,21 +96,22 @@ pub struct SparseFeature {
     pub name: String,
     /// Whether the order of the ids matters.
     pub kind: SparseKind,
-    /// The [vocabulary](crate::Snapshot::vocabularies) whose ids these are; `None` if they are those of the logs.
+    /// The [vocabulary](crate::Snapshot::vocabularies) that assigned these ids; `None` if the ids do not come
+    /// from a vocabulary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<String>,
-    /// How the ids were computed from those of the logs; `None` if they are the integers of the logs, or a
-    /// vocabulary's.
+    /// How the ids were computed from values of the logs; `None` if they are integers of the logs or come
+    /// from a vocabulary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<IdEncoding>,
 }
 
-/// How the ids of a sparse feature are computed from those of the logs, where neither integers are taken as they are
-/// nor a vocabulary numbers them.
+/// How the ids of a sparse feature are computed from values of the logs, if they are neither integers of the
+/// logs nor assigned by a vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IdEncoding {
-    /// By [`hash_id`](crate::hash_id).
+    /// With [`hash_id`](crate::hash_id).
     Hash,
 }
 
@@ -123,43 +126,43 @@ pub enum SparseKind {
 }
 
 impl FeatureGroup {
-    /// Whether the `folded` layout stores `feature`, one of this group's, as a window: the items appended and, in
-    /// [its own column](SparseFeature::length_column), the list's length.
+    /// Returns whether the `folded` layout stores `feature`, which belongs to this group, as a window: the
+    /// appended items and, in [a second column](SparseFeature::length_column), the length of the list.
     pub fn folds_to_window(&self, feature: &SparseFeature) -> bool {
         self.deduplicated && feature.kind == SparseKind::Sequence
     }
 }
 
 impl SparseFeature {
-    /// A feature whose ids are those of the logs.
+    /// Creates a feature whose ids are the integers of the logs.
     pub fn new(name: impl Into<String>, kind: SparseKind) -> Self {
         Self { name: name.into(), kind, vocabulary: None, ids: None }
     }
 
-    /// The column that holds the lengths of a window in the `folded` layout.
+    /// Returns the name of the column with the lengths of a window in the `folded` layout.
     pub fn length_column(&self) -> String {
         format!("{}.length", self.name)
     }
 }
 
 impl Schema {
-    /// All sparse features, by group and then column order.
+    /// Returns all sparse features, group by group, in column order.
     pub fn sparse_features(&self) -> impl Iterator<Item = &SparseFeature> {
         self.groups.iter().flat_map(|group| &group.features)
     }
 
-    /// The `f32` columns: labels, then the weight, then dense features.
+    /// Returns the names of the `f32` columns: labels, then the weight, then dense features.
     pub fn float_columns(&self) -> impl Iterator<Item = &str> {
         let labels = self.labels.iter().map(String::as_str);
         labels.chain(self.weight.as_deref()).chain(self.dense.iter().map(String::as_str))
     }
 
-    /// The kept columns' names.
+    /// Returns the names of the kept columns.
     pub fn kept_names(&self) -> impl Iterator<Item = &str> {
         self.kept.iter().map(|column| column.name.as_str())
     }
 
-    /// The dense and sparse features that an `older` schema does not have.
+    /// Returns the names of the dense and sparse features that `older` does not have.
     pub fn further_features(&self, older: &Self) -> Vec<String> {
         let names = |schema: &Self| -> Vec<String> {
             let sparse = schema.sparse_features().map(|feature| feature.name.clone());
@@ -169,19 +172,20 @@ impl Schema {
         names(self).into_iter().filter(|name| !known.contains(name)).collect()
     }
 
-    /// The columns of a `rows` data file: [`SESSION_COLUMN`], [`TIME_COLUMN`], the [`f32`
-    /// columns](Self::float_columns), the [kept](Self::kept) columns, then a `List<Int64>` for every sparse feature.
-    /// Only the kept columns are nullable.
+    /// Returns the columns of a `rows` data file: [`SESSION_COLUMN`], [`TIME_COLUMN`], the [`f32`
+    /// columns](Self::float_columns), the [kept](Self::kept) columns, then a `List<Int64>` for each sparse
+    /// feature. Only the kept columns are nullable.
     pub fn to_arrow(&self) -> SchemaRef {
         let mut fields = self.sample_fields();
         fields.extend(self.sparse_features().map(|feature| list_field(feature, false)));
         Arc::new(ArrowSchema::new(fields))
     }
 
-    /// The columns of a `folded` data file: those of [`to_arrow`](Self::to_arrow) in their order, but that in
-    /// deduplicated groups a sparse feature's lists are nullable, and a sequence feature's lists (the items appended)
-    /// are followed by a nullable `Int32` of its own, the [length](SparseFeature::length_column).
-    /// [`folded`](crate::folded) says what they hold.
+    /// Returns the columns of a `folded` data file. They are the columns of [`to_arrow`](Self::to_arrow) in
+    /// the same order, with two differences in deduplicated groups: the lists of sparse features are
+    /// nullable, and the list column of a sequence feature holds the appended items and is followed by a
+    /// nullable `Int32` column, the [length](SparseFeature::length_column). [`folded`](crate::folded) defines
+    /// their contents.
     pub fn to_folded_arrow(&self) -> SchemaRef {
         let mut fields = self.sample_fields();
         for group in &self.groups {
@@ -197,7 +201,7 @@ impl Schema {
         Arc::new(ArrowSchema::new(fields))
     }
 
-    /// The columns that every layout begins with, one value a sample each.
+    /// Returns the columns that come first in every layout, each with one value per sample.
     fn sample_fields(&self) -> Vec<Field> {
         let mut fields = vec![
             Field::new(SESSION_COLUMN, DataType::Int64, false),
@@ -212,10 +216,9 @@ impl Schema {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if there is no label or no feature, a column or group name is used twice or is
-    /// empty, a group is empty, or a column has a reserved name: one of the two that every file has, that of a window's
-    /// lengths, for a sparse feature or a kept column one of [`BATCH_COLUMNS`], or, for a kept column,
-    /// [`SAMPLE_KEY_COLUMN`].
+    /// [`Error::Fault`] if there is no label or no feature, a column or group name is empty or used twice, a
+    /// group is empty, or a column has a reserved name: [`SESSION_COLUMN`], [`TIME_COLUMN`], the name of a
+    /// window's length column, or, for a kept column, [`SAMPLE_KEY_COLUMN`].
     pub fn validate(&self) -> Result<()> {
         let wrong = |message: String, hint: &str| Err(Error::schema(message, hint));
         if self.labels.is_empty() {
@@ -269,7 +272,7 @@ fn list_field(feature: &SparseFeature, nullable: bool) -> Field {
     Field::new(&feature.name, DataType::List(item_field()), nullable)
 }
 
-/// `columns`, and [`SAMPLE_KEY_COLUMN`] after them if there are `sample_keys`.
+/// Returns `columns`, followed by [`SAMPLE_KEY_COLUMN`] if `sample_keys` is true.
 pub(crate) fn with_sample_keys(columns: SchemaRef, sample_keys: bool) -> SchemaRef {
     if !sample_keys {
         return columns;
@@ -278,7 +281,7 @@ pub(crate) fn with_sample_keys(columns: SchemaRef, sample_keys: bool) -> SchemaR
     Arc::new(ArrowSchema::new(columns.fields().iter().cloned().chain([key]).collect::<Vec<_>>()))
 }
 
-/// The field of a list's ids.
+/// Returns the Arrow field of the ids in a list.
 pub(crate) fn item_field() -> FieldRef {
     Arc::new(Field::new("element", DataType::Int64, false))
 }

@@ -1,5 +1,5 @@
-//! Removes snapshots that were superseded long ago, the files that only they name, and files of writers that did not
-//! commit.
+//! Removes snapshots that were superseded long ago, files that only these snapshots list, and files of
+//! writers that did not commit.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, SystemTime};
@@ -11,51 +11,52 @@ use crate::names::{HINT, SNAPSHOTS, WRITTEN_FOLDERS, is_written, snapshot_number
 use crate::snapshot::{NamedFiles, not_a_dataset, utc};
 use crate::{Error, Result};
 
-/// What a vacuum keeps.
+/// Determines which snapshots and files a vacuum keeps.
 #[derive(Debug, Clone, Copy)]
 pub struct VacuumOptions {
-    /// The number of newest snapshots that are kept, at least 1. The newest one is always kept.
+    /// The number of newest snapshots to keep. At least one is always kept.
     pub keep: usize,
-    /// The least time for which snapshots and files are kept after they are no longer needed:
+    /// The minimum age, since they were last needed, of snapshots and files that are removed:
     ///
-    /// - A snapshot is kept, also beyond `keep`, if it was superseded less than this ago. It is superseded at the
-    ///   modification time of the next snapshot that exists.
-    /// - A file that no kept snapshot names is kept if the first snapshot that no longer names it was committed less
-    ///   than this ago.
-    /// - A file that no snapshot ever named, of a writer that is at work or was killed, is kept if it was modified less
-    ///   than this ago.
+    /// - A snapshot, even if it is not among the newest `keep`, is kept if it was superseded less than this
+    ///   long ago. It is superseded at the modification time of the next snapshot that exists.
+    /// - A file that no kept snapshot lists is kept if the first snapshot that no longer lists it was
+    ///   committed less than this long ago.
+    /// - A file that no snapshot ever listed, from a writer that is running or was killed, is kept if it was
+    ///   modified less than this long ago.
     ///
-    /// It must be longer than the longest job that reads the dataset, and than the longest one that writes it.
+    /// The duration must be longer than the longest job that reads or writes the dataset.
     pub older_than: Duration,
-    /// Only list the snapshots and files that would be removed.
+    /// Whether to only list the snapshots and files that would be removed.
     pub dry_run: bool,
 }
 
 impl Default for VacuumOptions {
-    /// The last 10 snapshots, and all that was superseded or written less than a day ago.
+    /// Keeps the last 10 snapshots, and everything that was superseded or written less than a day ago.
     fn default() -> Self {
         Self { keep: 10, older_than: Duration::from_secs(86_400), dry_run: false }
     }
 }
 
-/// What a vacuum removed, or would remove.
+/// The snapshots and files that a vacuum removed, or would remove.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Vacuumed {
-    /// Whether nothing was removed, because only the figures were asked for.
+    /// Whether this was a dry run, which removes nothing.
     pub dry_run: bool,
-    /// Numbers of the snapshots that are kept.
+    /// The numbers of the kept snapshots.
     pub snapshots_kept: Vec<u64>,
-    /// Numbers of the snapshots removed.
+    /// The numbers of the removed snapshots.
     pub snapshots_removed: Vec<u64>,
-    /// Other files removed: data, vocabularies, manifests.
+    /// The number of other removed files: data, vocabularies, manifests.
     pub files_removed: usize,
-    /// The size of all that was removed.
+    /// The size of everything removed, in bytes.
     pub bytes_removed: u64,
-    /// Files that no kept snapshot names, but that are too young to be removed.
+    /// The number of files that no kept snapshot lists, but that are too young to be removed.
     pub young_files_kept: usize,
-    /// Files in the folders of the dataset whose names no writer of datasets makes. They are never removed.
+    /// The number of files in the dataset's folders whose names no writer creates. They are never removed.
     pub foreign_files_kept: usize,
-    /// The snapshots, and then the other files, that a dry run would remove, by path. Empty if it was no dry run.
+    /// The files that a dry run would remove: snapshots first, then other files, each ordered by path. Empty
+    /// if it was not a dry run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub would_remove: Vec<Removal>,
 }
@@ -63,40 +64,41 @@ pub struct Vacuumed {
 /// A file that a vacuum would remove.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Removal {
-    /// Its path relative to the dataset's folder.
+    /// The path relative to the dataset's folder.
     pub path: String,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Why it is removed.
+    /// The reason why the file is removed.
     pub reason: Reason,
-    /// Since when that is so, RFC 3339, UTC: when the snapshot, or the last snapshot that names the file, was
-    /// superseded; or when the file was modified, if its writer did not commit.
+    /// The start of the file's age (RFC 3339, UTC): the time at which the snapshot, or the last snapshot that
+    /// lists the file, was superseded; or the file's modification time if its writer did not commit.
     pub since: String,
 }
 
-/// Why a vacuum removes a file.
+/// The reason why a vacuum removes a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// A snapshot that was superseded, or a file that only such snapshots name.
+    /// A snapshot that was superseded, or a file that only such snapshots list.
     Superseded,
-    /// A file that no snapshot names: its writer did not commit.
+    /// A file that no snapshot lists: its writer did not commit.
     NotCommitted,
 }
 
-/// Removes what `options` do not keep from the dataset in `storage`. Snapshots are removed before the files that they
-/// name, so that a vacuum that is killed leaves every snapshot whole. Files whose names no writer of datasets makes are
-/// never removed. A snapshot that is to be removed and cannot be read is removed, too.
+/// Removes from the dataset in `storage` everything that `options` do not keep. Snapshots are removed before
+/// their files, so a killed vacuum leaves all remaining snapshots complete. Files whose names no writer
+/// creates are never removed. An unreadable snapshot is removed if it is old enough.
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] if there is no snapshot, [`Error::Snapshot`] if one that is kept cannot be read; nothing is
-/// removed then. [`Error::Storage`] if the storage fails.
+/// [`Error::NotADataset`] if there is no snapshot, [`Error::Snapshot`] if a kept snapshot cannot be read (in
+/// both cases nothing is removed), [`Error::Storage`] if the storage fails.
 pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     let now = SystemTime::now();
-    // A time after `now`, by a clock of the storage that is ahead, is young.
+    // A time after `now` means that the storage's clock is ahead, and counts as young.
     let is_old = |since: SystemTime| now.duration_since(since).is_ok_and(|age| age >= options.older_than);
-    // Listed before the snapshots: a file that is committed meanwhile is named by a snapshot that is read below.
+    // Files are listed before snapshots, so the snapshot of a file that is committed in the meantime is read
+    // below.
     let files = other_files(storage)?;
     let snapshots = snapshots(storage)?;
     if snapshots.is_empty() {
@@ -155,7 +157,7 @@ pub fn vacuum(storage: &Storage, options: &VacuumOptions) -> Result<Vacuumed> {
     Ok(vacuumed)
 }
 
-/// The files in the dataset's folders, temporary ones included, without the snapshots and the hint.
+/// Returns all files in the dataset's folders, including temporary ones, except the snapshots and the hint.
 fn other_files(storage: &Storage) -> Result<Vec<Object>> {
     let mut files = Vec::new();
     for folder in WRITTEN_FOLDERS {
@@ -168,20 +170,21 @@ fn other_files(storage: &Storage) -> Result<Vec<Object>> {
     Ok(files)
 }
 
-/// The snapshots that exist, by number.
+/// Returns the existing snapshots, by number.
 fn snapshots(storage: &Storage) -> Result<BTreeMap<u64, Object>> {
     let objects = storage.list(SNAPSHOTS, None)?.into_iter();
     Ok(objects.filter_map(|object| Some((snapshot_number(&object.path)?, object))).collect())
 }
 
-/// All snapshots but the newest, and the time at which each was superseded: the modification time of the next one.
+/// Returns all snapshots except the newest, each with the time at which it was superseded: the modification
+/// time of the next one.
 fn superseded(snapshots: &BTreeMap<u64, Object>) -> BTreeMap<u64, (&Object, SystemTime)> {
     let pairs = snapshots.iter().zip(snapshots.values().skip(1));
     pairs.map(|((number, snapshot), next)| (*number, (snapshot, next.modified))).collect()
 }
 
-/// The files that the `removed` snapshots name, and the time at which the last one that names each was superseded: the
-/// first snapshot that no longer names the file was committed then.
+/// Returns the files that the `removed` snapshots list, each with the time at which the last snapshot that
+/// lists it was superseded. This is the commit time of the first snapshot that no longer lists the file.
 fn dropped(
     files_of: &mut NamedFiles,
     removed: &[u64],
@@ -192,8 +195,8 @@ fn dropped(
         let Some((_, since)) = superseded.get(number) else { continue };
         match files_of.of(*number) {
             Ok(named) => dropped.extend(named.into_iter().map(|path| (path, *since))),
-            // It is damaged, or another vacuum has removed it. Its files count from their own modification time, which
-            // is before its commit.
+            // The snapshot is damaged, or another vacuum has removed it. The age of its files then starts at
+            // their own modification time, which is before the commit.
             Err(Error::Snapshot(_) | Error::NoSnapshot(_)) => {}
             Err(error) => return Err(error),
         }

@@ -1,9 +1,9 @@
-//! Vocabularies: the ids of a feature, numbered by how often they occur.
+//! Vocabularies: map the ids of a feature to numbers in the order of their frequency.
 //!
-//! The ids of a log are whatever its services use: texts, 64-bit hashes, keys of databases. A vocabulary gives every
-//! id that occurs often enough its **frequency rank**, from 1 on, and gives all others the id 0, [`OUT_OF_VOCABULARY`].
-//! Ranks take fewer bytes than the originals, do not collide as hashes do, and place the hot rows of an embedding table
-//! next to each other.
+//! The ids in a log can be anything that services use: texts, 64-bit hashes, database keys. A vocabulary
+//! assigns a **frequency rank**, from 1 on, to each id that occurs often enough, and the id 0,
+//! [`OUT_OF_VOCABULARY`], to all others. Ranks take fewer bytes than the original ids, do not collide as
+//! hashes do, and put frequently used rows of an embedding table next to each other.
 //!
 //! ```
 //! use onefold_datasets::vocabulary::Vocabulary;
@@ -12,7 +12,7 @@
 //! assert_eq!(vocabulary.apply(&[42, 7001, 13, 42]), [1, 2, 0, 1]);
 //! assert_eq!(vocabulary.original(2), Some(7001));
 //!
-//! // A later partition: originals with an id keep it, new ones follow.
+//! // A later partition: originals with an id keep it, and new originals get the next ids.
 //! vocabulary.extend([(5, 80), (7001, 100)], 2);
 //! assert_eq!(vocabulary.apply(&[42, 7001, 5]), [1, 2, 3]);
 //!
@@ -22,9 +22,9 @@
 //! assert_eq!(vocabulary.original_text(2), Some("N17"));
 //! ```
 //!
-//! A vocabulary is a Parquet file beside the data, with the columns `id`, `original` (integers or texts) and `count`;
-//! the snapshot records its checksum ([`VocabularyFile`]). To make one, a [`VocabularyCounter`] counts the ids. Text
-//! ids are counted by the numbers that [`TextIds`] gives to texts.
+//! A vocabulary is a Parquet file next to the data, with the columns `id`, `original` (integers or texts) and
+//! `count`. The snapshot records its checksum ([`VocabularyFile`]). A [`VocabularyCounter`] counts ids to
+//! create a vocabulary. Text ids are counted by the numbers that [`TextIds`] assigns to texts.
 
 mod counter;
 mod digest;
@@ -46,33 +46,35 @@ pub use self::texts::TextIds;
 use self::texts::{TextHash, candidates};
 use crate::hash_id;
 
-/// The id of every original that the vocabulary does not contain.
+/// The id of each original that the vocabulary does not contain.
 pub const OUT_OF_VOCABULARY: i64 = 0;
 
-/// A numbering of a feature's ids. Originals and ids map one to one, except for those that are out of the vocabulary.
+/// A one-to-one mapping between a feature's originals and ids. Originals outside the vocabulary share the id
+/// 0.
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
-    /// The original of id 1, of id 2, …
+    /// The originals of the ids 1, 2, ….
     originals: Originals,
-    /// How often each of them was counted.
+    /// The number of occurrences of each original.
     counts: Vec<u64>,
-    /// From an original to its id. The key of a text is the first of its [`candidates`] that no text with a lower id
-    /// has.
+    /// The ids by key. The key of an integer is the integer itself. The key of a text is the first of its
+    /// [`candidates`] that is not the key of a text with a lower id.
     ids: Arc<IdMap>,
     hash: TextHash,
 }
 
 impl Vocabulary {
-    /// Numbers the originals of `(original, count)` that were counted at least `min_count` times, by falling count;
-    /// those of equal count by rising original. Counts of an original that comes twice are added.
+    /// Creates a vocabulary of the originals in `(original, count)` pairs with a count of at least
+    /// `min_count`. Ids are assigned by descending count, then by ascending original. Counts of the same
+    /// original are added.
     pub fn from_counts(counts: impl IntoIterator<Item = (i64, u64)>, min_count: u64) -> Self {
         let mut vocabulary = Self::empty(OriginalKind::Integer, hash_id);
         vocabulary.extend(counts, min_count);
         vocabulary
     }
 
-    /// As [`from_counts`](Self::from_counts), for originals that are texts. Those of equal count are ordered by their
-    /// UTF-8 bytes.
+    /// Works like [`from_counts`](Self::from_counts) for text originals. Texts with equal counts are ordered
+    /// by their UTF-8 bytes.
     pub fn from_text_counts<'t>(counts: impl IntoIterator<Item = (&'t str, u64)>, min_count: u64) -> Self {
         let mut vocabulary = Self::empty(OriginalKind::Text, hash_id);
         vocabulary.extend_texts(counts, min_count);
@@ -84,14 +86,15 @@ impl Vocabulary {
         Self { originals, counts: Vec::new(), ids: Arc::new(IdMap::default()), hash }
     }
 
-    /// Adds the counts of more data. An original that has an id keeps it; of the others those with a count of at least
-    /// `min_count` follow, numbered as in [`from_counts`](Self::from_counts). Returns how many followed.
+    /// Adds the counts of more data. Originals with an id keep it. Other originals with a count of at least
+    /// `min_count` get the next ids, in the order of [`from_counts`](Self::from_counts). Returns the number
+    /// of new ids.
     ///
-    /// Originals that do not reach `min_count` are forgotten: the next call counts them from 0.
+    /// Originals that do not reach `min_count` are not remembered: the next call counts them from 0.
     ///
     /// # Panics
     ///
-    /// If the originals of the vocabulary are texts.
+    /// Panics if the originals of the vocabulary are texts.
     pub fn extend(&mut self, counts: impl IntoIterator<Item = (i64, u64)>, min_count: u64) -> usize {
         let mut new: Vec<(i64, u64)> = Vec::new();
         for (original, count) in counts {
@@ -112,11 +115,11 @@ impl Vocabulary {
         ranked.len()
     }
 
-    /// As [`extend`](Self::extend), for originals that are texts.
+    /// Works like [`extend`](Self::extend) for text originals.
     ///
     /// # Panics
     ///
-    /// If the originals of the vocabulary are integers.
+    /// Panics if the originals of the vocabulary are integers.
     pub fn extend_texts<'t>(
         &mut self,
         counts: impl IntoIterator<Item = (&'t str, u64)>,
@@ -142,7 +145,7 @@ impl Vocabulary {
         ranked.len()
     }
 
-    /// Adds to the count of `id`; `false` if there is no such id.
+    /// Adds to the count of `id`; returns `false` if the id does not exist.
     fn add_to_count(&mut self, id: i64, count: u64) -> bool {
         match usize::try_from(id - 1).ok().and_then(|at| self.counts.get_mut(at)) {
             Some(known) => {
@@ -153,7 +156,8 @@ impl Vocabulary {
         }
     }
 
-    /// The vocabulary with these columns, as many counts as originals; `Err` holds an original that occurs twice.
+    /// Creates a vocabulary from these columns, which have the same length. The error is an original that
+    /// occurs twice.
     fn from_columns(originals: Originals, counts: Vec<u64>) -> Result<Self, String> {
         let ids = match &originals {
             Originals::Integers(integers) => match IdMap::repeated(integers) {
@@ -168,12 +172,13 @@ impl Vocabulary {
         Ok(Self { originals, counts, ids: Arc::new(ids), hash: hash_id })
     }
 
-    /// Whether the originals are integers or texts.
+    /// Returns whether the originals are integers or texts.
     pub fn kind(&self) -> OriginalKind {
         self.originals.kind()
     }
 
-    /// The id of `original`, [`OUT_OF_VOCABULARY`] if it has none. If the originals are texts, no integer has one.
+    /// Returns the id of `original`, or [`OUT_OF_VOCABULARY`] if it has no id. If the originals are texts, no
+    /// integer has an id.
     #[inline]
     pub fn id(&self, original: i64) -> i64 {
         match &self.originals {
@@ -182,31 +187,33 @@ impl Vocabulary {
         }
     }
 
-    /// The id of the text `original`, [`OUT_OF_VOCABULARY`] if it has none.
+    /// Returns the id of the text `original`, or [`OUT_OF_VOCABULARY`] if it has no id.
     pub fn id_of_text(&self, original: &str) -> i64 {
         let Originals::Texts(texts) = &self.originals else { return OUT_OF_VOCABULARY };
         find_text(texts, &self.ids, self.hash, original).unwrap_or(OUT_OF_VOCABULARY)
     }
 
-    /// The original of `id` if originals are integers; `None` for [`OUT_OF_VOCABULARY`] and for ids that the
-    /// vocabulary does not have.
+    /// Returns the integer original of `id`; `None` for [`OUT_OF_VOCABULARY`], for unknown ids, and if
+    /// originals are texts.
     pub fn original(&self, id: i64) -> Option<i64> {
         let Originals::Integers(integers) = &self.originals else { return None };
         integers.get(position(id)?).copied()
     }
 
-    /// The original of `id` if originals are texts; otherwise as [`original`](Self::original).
+    /// Returns the text original of `id`; `None` for [`OUT_OF_VOCABULARY`], for unknown ids, and if originals
+    /// are integers.
     pub fn original_text(&self, id: i64) -> Option<&str> {
         let Originals::Texts(texts) = &self.originals else { return None };
         texts.get(position(id)?)
     }
 
-    /// How often the original of `id` was counted, `None` as for [`original`](Self::original).
+    /// Returns the number of occurrences of the original of `id`; `None` for [`OUT_OF_VOCABULARY`] and for
+    /// unknown ids.
     pub fn count(&self, id: i64) -> Option<u64> {
         self.counts.get(position(id)?).copied()
     }
 
-    /// The ids of a list of integer originals.
+    /// Returns the ids of a list of integer originals.
     pub fn apply(&self, originals: &[i64]) -> Vec<i64> {
         match &self.originals {
             Originals::Integers(_) => self.ids.apply(originals),
@@ -214,8 +221,8 @@ impl Vocabulary {
         }
     }
 
-    /// The ids of originals as they are passed from reading to writing: integers as they are, texts by the numbers
-    /// that `texts` gives to them.
+    /// Returns the ids of originals in the form in which the ETL passes them from logs to the writer:
+    /// integers as they are, and texts as the numbers that `texts` assigned.
     pub fn id_map(&self, texts: Option<&TextIds>) -> Arc<IdMap> {
         match texts {
             None => Arc::clone(&self.ids),
@@ -227,24 +234,24 @@ impl Vocabulary {
         }
     }
 
-    /// The number of originals that have an id: the largest id.
+    /// Returns the number of originals with an id, which is the largest id.
     pub fn len(&self) -> usize {
         self.counts.len()
     }
 
-    /// Whether every original is out of the vocabulary.
+    /// Returns whether no original has an id.
     pub fn is_empty(&self) -> bool {
         self.counts.is_empty()
     }
 
-    /// Bytes that the vocabulary takes in memory.
+    /// Returns the memory that the vocabulary takes, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.originals.memory_bytes() + size_of::<u64>() * self.counts.capacity() + self.ids.memory_bytes()
     }
 }
 
 impl PartialEq for Vocabulary {
-    /// Whether ids, originals and counts are the same.
+    /// Compares ids, originals and counts.
     fn eq(&self, other: &Self) -> bool {
         (&self.originals, &self.counts) == (&other.originals, &other.counts)
     }
@@ -252,13 +259,13 @@ impl PartialEq for Vocabulary {
 
 impl Eq for Vocabulary {}
 
-/// The place of an id in the columns.
+/// Returns the index of an id in the columns.
 fn position(id: i64) -> Option<usize> {
     usize::try_from(id).ok()?.checked_sub(1)
 }
 
-/// Originals that were counted at least `min_count` times, by falling count, then rising original. Counts of an
-/// original that comes twice are added.
+/// Returns the originals with a count of at least `min_count`, by descending count, then by ascending
+/// original. Counts of the same original are added.
 fn rank<T: Ord + Copy>(mut counts: Vec<(T, u64)>, min_count: u64) -> Vec<(T, u64)> {
     counts.sort_unstable_by_key(|(original, _)| *original);
     counts.dedup_by(|later, kept| {
@@ -273,7 +280,8 @@ fn rank<T: Ord + Copy>(mut counts: Vec<(T, u64)>, min_count: u64) -> Vec<(T, u64
     counts
 }
 
-/// The keys of texts, numbered from 1 on, and a text that occurs twice if there is one.
+/// Assigns keys to texts, which are numbered from 1 on. Also returns a text that occurs twice, if there is
+/// one.
 fn text_keys(texts: &TextColumn, hash: TextHash) -> (IdMap, Option<String>) {
     let mut ids = IdMap::with_room_for(texts.len());
     for (id, text) in (1..).zip(texts.iter()) {
@@ -285,7 +293,7 @@ fn text_keys(texts: &TextColumn, hash: TextHash) -> (IdMap, Option<String>) {
     (ids, None)
 }
 
-/// The id of `text`, if it has one.
+/// Returns the id of `text`, if it has one.
 fn find_text(texts: &TextColumn, ids: &IdMap, hash: TextHash, text: &str) -> Option<i64> {
     for key in candidates(hash(text.as_bytes())) {
         let id = ids.get(key);
@@ -299,7 +307,7 @@ fn find_text(texts: &TextColumn, ids: &IdMap, hash: TextHash, text: &str) -> Opt
     None
 }
 
-/// The first key that no other text has; `None` if `text` itself has one.
+/// Returns the first candidate key of `text` that is not in use; `None` if `text` already has a key.
 fn free_key(texts: &TextColumn, ids: &IdMap, hash: TextHash, text: &str) -> Option<i64> {
     for key in candidates(hash(text.as_bytes())) {
         match ids.get(key) {
@@ -319,7 +327,7 @@ mod tests {
 
     use super::*;
 
-    /// Originals that repeat, lie close together or are far apart.
+    /// Generates originals that repeat, are close together, or far apart.
     fn originals() -> impl Strategy<Value = i64> {
         prop_oneof![0_i64..20, -3_i64..3, any::<i64>(), Just(i64::MIN), Just(i64::MAX)]
     }
@@ -335,7 +343,8 @@ mod tests {
         }
     }
 
-    /// The definition: originals with enough counts, by falling count, then rising original.
+    /// Ranks originals by definition: by descending count, then by ascending original, if their count
+    /// suffices.
     fn ranked(counts: &[(i64, u64)], min_count: u64, known: &[i64]) -> Vec<i64> {
         let mut sums: BTreeMap<i64, u64> = BTreeMap::new();
         counts.iter().for_each(|(original, count)| *sums.entry(*original).or_default() += count);
@@ -403,7 +412,7 @@ mod tests {
         assert_eq!(whole.apply(&[i64::MIN, i64::MAX, 0, -1]), [2, 1, 0, 0]);
     }
 
-    /// A hash with six values only, so that most texts collide.
+    /// A hash with only six values, so that most texts collide.
     fn weak_hash(bytes: &[u8]) -> i64 {
         [0, 1, 2, i64::MAX, i64::MAX - 1, 1 << 57][bytes.len() % 6]
     }
@@ -441,7 +450,7 @@ mod tests {
                 prop_assert_eq!(vocabulary.id_of_text(text), OUT_OF_VOCABULARY);
             }
 
-            // What passes between reading and writing are numbers, which map to the same ids.
+            // The ETL passes numbers instead of texts, which map to the same ids.
             let numbers = TextIds::with_hash("x", &CountBudget::new(1 << 20), hash);
             let all: Vec<(String, i64)> = first.iter().chain(&second)
                 .map(|(text, _)| (text.clone(), numbers.number(text).unwrap())).collect();

@@ -1,21 +1,21 @@
-//! The writer of datasets: Parquet files by partition and range of buckets, row groups that start at session boundaries,
-//! checksums, statistics, and the commit.
+//! The writer of datasets: Parquet files by partition and range of buckets, row groups that start at session
+//! boundaries, checksums, statistics, and the commit.
 //!
 //! ```text
 //!  write ─▶ conform, check the order, cut into row groups            the caller's thread
-//!             │ (a row group of rows, views as they came)
+//!             │ (the samples of a row group; views are kept)
 //!             ▼
 //!           count + digest ─┐   every column: fold or expand, encode    `threads` row groups at a time
 //!             ▼             └──────────▼
 //!           statistics              upload, checksums ─▶ manifest ─▶ snapshot
 //! ```
 //!
-//! A [`BucketWriter`] writes one range of buckets of a partition; several may be at work at once.
-//! [`DatasetWriter::write`] takes samples bucket by bucket and uses one after the other; [`DatasetWriter::add`] takes
-//! what [`BucketWriters`] elsewhere, also in other processes, have written.
+//! A [`BucketWriter`] writes one range of buckets of a partition. Several can run in parallel.
+//! [`DatasetWriter::write`] takes samples bucket by bucket and uses one bucket writer after the other.
+//! [`DatasetWriter::add`] takes ranges that [`BucketWriters`] wrote elsewhere, possibly in other processes.
 //!
-//! Files have names that no other writer uses, so writers never disturb each other, nor readers. A killed writer leaves
-//! files that no snapshot names; [`vacuum`](crate::vacuum) removes them.
+//! No two writers use the same file name, so writers disturb neither each other nor readers. A killed writer
+//! leaves files that no snapshot lists; [`vacuum`](crate::vacuum) removes them.
 
 mod beside;
 mod bucket;
@@ -63,30 +63,30 @@ use crate::{
 /// Row groups that are encoded and wait for one before them, for each thread.
 const WAITING_PART: usize = 2;
 
-/// Writes a dataset, or partitions of one. Nothing is visible before [`finish`](Self::finish); a writer that is dropped
-/// before it removes the files it wrote.
+/// Writes a dataset, or partitions of one. Nothing becomes visible before [`finish`](Self::finish). A writer
+/// that is dropped earlier removes its files.
 #[derive(Debug)]
 pub struct DatasetWriter {
     writers: BucketWriters,
     schema: Schema,
     options: WriterOptions,
-    /// The head of the newest snapshot when the writer was created.
+    /// The newest snapshot when the writer was created, without its partitions.
     base: Option<Snapshot>,
     partition_columns: Vec<PartitionColumn>,
-    /// The files that are complete, by partition and range of buckets.
+    /// The complete files, by partition and range of buckets.
     written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
     vocabularies: BTreeMap<String, VocabularyFile>,
-    /// Paths of all files that are complete, for the case that the writer fails.
+    /// The paths of all complete files, for removal if the writer fails.
     paths: Vec<String>,
     expected: Option<(u64, Digest)>,
-    /// The ranges that samples came for.
+    /// The ranges for which samples have arrived.
     entered: BTreeSet<(PartitionKey, u32)>,
     open: Option<OpenRange>,
     closing: ClosingBuckets,
     finished: bool,
 }
 
-/// A range of buckets to which samples are written, and its samples that are not yet in a row group.
+/// A range of buckets to which samples are being written, and its samples that are not in a row group yet.
 #[derive(Debug)]
 struct OpenRange {
     place: (PartitionKey, u32),
@@ -95,24 +95,25 @@ struct OpenRange {
 }
 
 impl DatasetWriter {
-    /// Starts writing to the dataset at `location`, a local path or a URL. Samples that are appended may have further
-    /// features: those that are there have the missing values of these.
+    /// Starts writing to the dataset at `location`, a local path or a URL. Appended samples may have
+    /// additional features; existing samples then have the missing values of these features.
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] if `location` holds a dataset that may be neither replaced nor appended to, holds a file that
-    /// belongs to no dataset and no snapshot, or cannot be reached; [`Error::Fault`] for a schema or buckets that no
-    /// dataset can have, a column order that names no column, or a dataset of another schema, layout, order, definition
-    /// of sessions or version to append to.
+    /// [`Error::Storage`] if `location` cannot be reached, contains a dataset that the options do not allow
+    /// to replace or extend, or contains no dataset but files that no dataset writer creates.
+    /// [`Error::Fault`] if no dataset can have the schema or the buckets, if the column order contains an
+    /// unknown column, or if the existing dataset has another schema, layout, order, definition of sessions
+    /// or version.
     pub fn create(location: &Path, schema: Schema, options: WriterOptions) -> Result<Self> {
         Self::create_in(Storage::open(location)?, schema, options)
     }
 
-    /// As [`create`](Self::create), in an open storage.
+    /// Works like [`create`](Self::create) in an open storage.
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create).
+    /// Returns the errors of [`create`](Self::create).
     pub fn create_in(storage: Storage, schema: Schema, mut options: WriterOptions) -> Result<Self> {
         schema.validate()?;
         let base = base(&storage, &schema, &options)?;
@@ -139,22 +140,24 @@ impl DatasetWriter {
         })
     }
 
-    /// The schema of what is written.
+    /// Returns the schema of the written samples.
     pub fn schema(&self) -> &Schema {
         &self.schema
     }
 
-    /// The [head](Snapshot::load_head) of the snapshot that is appended to.
+    /// Returns the [head](Snapshot::load_head) of the snapshot to which the writer appends.
     pub fn appended_to(&self) -> Option<&Snapshot> {
         self.base.as_ref().filter(|_| self.options.commit.keeps_others())
     }
 
-    /// How it is written: the options given, with the buckets and the sample keys of a dataset that is appended to.
+    /// Returns the writer's options. If it appends, the buckets and sample keys are those of the existing
+    /// dataset.
     pub fn options(&self) -> &WriterOptions {
         &self.options
     }
 
-    /// The samples that were written or added so far, in ranges that are complete, and the number of their partitions.
+    /// Returns the number of samples in complete ranges that were written or added so far, and the number of
+    /// their partitions.
     pub fn added(&self) -> (u64, usize) {
         let samples = |ranges: &BTreeMap<u32, WrittenBucket>| -> u64 {
             ranges.values().map(WrittenBucket::samples).sum()
@@ -163,17 +166,17 @@ impl DatasetWriter {
         all.fold((0, 0), |(all, partitions), samples| (all + samples, partitions + 1))
     }
 
-    /// The dataset's partition columns.
+    /// Returns the dataset's partition columns.
     pub fn partition_columns(&self) -> &[PartitionColumn] {
         &self.partition_columns
     }
 
-    /// Sets the partition columns and the types of their values, before anything is written. A new dataset has none
-    /// unless they are set here. A dataset that is appended to keeps its own.
+    /// Sets the partition columns and the types of their values. It must be called before samples are
+    /// written. A new dataset has no partition columns by default. An existing dataset keeps its own.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if they are not those of the dataset that is appended to.
+    /// [`Error::Fault`] if the existing dataset has other partition columns.
     pub fn set_partition_columns(&mut self, columns: Vec<PartitionColumn>) -> Result<()> {
         if let Some(base) = self.appended_to() {
             base.check_partition_columns(&columns)?;
@@ -182,11 +185,12 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Sets the buckets of a new dataset, before anything is written. A dataset that is appended to keeps its own.
+    /// Sets the buckets of a new dataset. It must be called before samples are written. An existing dataset
+    /// keeps its own.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if a dataset cannot have them.
+    /// [`Error::Fault`] if a dataset cannot have these buckets.
     pub fn set_buckets(&mut self, buckets: Buckets) -> Result<()> {
         if !self.options.commit.keeps_others() || self.base.is_none() {
             self.options.buckets = buckets;
@@ -196,17 +200,18 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Appends samples of a partition. Partitions come one after the other, in each of them the
-    /// [buckets](crate::bucket_of_session) of the sessions, and in each of those the samples in the order that the
-    /// options name. `batch` has the columns of [`Schema::to_arrow`] and, where the dataset has it,
-    /// [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN); lists may also be `ListView`s, which are not expanded before
-    /// their row group is encoded.
+    /// Writes samples of a partition. Samples must arrive partition by partition, within a partition in the
+    /// order of their sessions' [buckets](crate::bucket_of_session), and within a bucket in the order given
+    /// by the options. `batch` has the columns of [`Schema::to_arrow`] and, if the dataset has sample keys,
+    /// [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN). Lists may also be `ListView`s, which are expanded
+    /// only when their row group is encoded.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the columns differ, samples do not come in their order, a range comes back after another
-    /// one, or the key does not have the dataset's partition columns, with values of their types; [`Error::Storage`]
-    /// and [`Error::Fault`] if a file cannot be written (a full disk, say), also for one of the row groups before.
+    /// [`Error::Fault`] if the columns differ, if the samples are not in order, if samples of an earlier
+    /// range arrive after another range, or if the key does not fit the dataset's partition columns and
+    /// types. [`Error::Storage`] and [`Error::Fault`] if a file cannot be written (for example, because a
+    /// disk is full). Such an error may concern an earlier row group.
     pub fn write(&mut self, key: &PartitionKey, batch: &RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
             return Ok(());
@@ -225,12 +230,12 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Declares that what is written replaces this range of buckets of this partition, even if nothing is written to it.
-    /// Needed for [`Commit::Merge`] alone, where ranges that are neither written nor declared are kept.
+    /// Declares that this range of buckets of this partition is replaced even if no samples are written to
+    /// it. Only [`Commit::Merge`] needs this, because it keeps ranges that are neither written nor declared.
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write) for the partition and the range.
+    /// Returns the errors of [`write`](Self::write) for the partition and the range.
     pub fn replaces(&mut self, key: &PartitionKey, range: u32) -> Result<()> {
         self.check_place(key, range)?;
         let in_partition = self.written.entry(key.clone()).or_default();
@@ -238,9 +243,9 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Adds the vocabulary `name`, which features of the schema name and whose ids the samples have. Of a dataset that
-    /// is appended to, it replaces the vocabulary of that name, which it must extend; one with the same content changes
-    /// nothing.
+    /// Adds the vocabulary `name`, which features of the schema refer to and which assigned the ids of the
+    /// samples. In an existing dataset it replaces the vocabulary with this name, which it must extend. A
+    /// vocabulary with the same content changes nothing.
     ///
     /// # Errors
     ///
@@ -254,7 +259,8 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Says which samples are to be written in all; if they are others, [`finish`](Self::finish) does not commit.
+    /// Sets the expected number and digest of all samples. If the written samples differ,
+    /// [`finish`](Self::finish) does not commit.
     pub fn expect(&mut self, samples: u64, digest: Digest) {
         self.expected = Some((samples, digest));
     }
@@ -291,24 +297,24 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Adds a range of buckets that one of the [`BucketWriters`] of the same location, schema and options has written.
-    /// Its files are removed if this writer is dropped before it has committed.
+    /// Adds a range of buckets that was written by [`BucketWriters`] with the same location, schema and
+    /// options. Its files are removed if this writer is dropped before it commits.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if there is no such range, it was added or written before, or its key does not fit, as for
-    /// [`write`](Self::write).
+    /// [`Error::Fault`] if the range does not exist, was already added or written, or has a key that does not
+    /// fit (see [`write`](Self::write)).
     pub fn add(&mut self, range: WrittenBucket) -> Result<()> {
         self.owns(&range);
         self.add_part(range)
     }
 
-    /// As [`add`](Self::add), but the files stay where they are if this writer is dropped, so that they can be committed
-    /// by another one.
+    /// Works like [`add`](Self::add), but the files are kept if this writer is dropped, so that another
+    /// writer can commit them.
     ///
     /// # Errors
     ///
-    /// As [`add`](Self::add).
+    /// Returns the errors of [`add`](Self::add).
     pub fn add_part(&mut self, range: WrittenBucket) -> Result<()> {
         self.check_place(&range.key, range.range)?;
         if !self.entered.insert((range.key.clone(), range.range)) {
@@ -322,7 +328,7 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// The files of the range are removed if this is dropped.
+    /// Registers the files of the range for removal if this writer is dropped.
     fn owns(&mut self, range: &WrittenBucket) {
         self.paths.extend(range.paths().map(str::to_owned));
     }
@@ -331,7 +337,7 @@ impl DatasetWriter {
         self.written.entry(range.key.clone()).or_default().insert(range.range, range);
     }
 
-    /// Waits until all samples that were written are in their files.
+    /// Waits until all samples are in complete files.
     fn complete(&mut self) -> Result<()> {
         self.close_range()?;
         let ended = self.closing.finish();
@@ -339,7 +345,7 @@ impl DatasetWriter {
         ended
     }
 
-    /// Ends the range that is open. What is left to do for its files is done on a thread of its own.
+    /// Ends the open range. A separate thread completes its files.
     fn close_range(&mut self) -> Result<()> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         open.end_row_group()?;
@@ -348,7 +354,7 @@ impl DatasetWriter {
         Ok(())
     }
 
-    /// Adds the ranges that have ended.
+    /// Adds the ranges whose files are complete.
     fn add_closed(&mut self) {
         while let Some(written) = self.closing.take() {
             self.owns(&written);
@@ -389,7 +395,7 @@ impl Drop for DatasetWriter {
         if self.finished {
             return;
         }
-        // Removes its files, also those of ranges that are being ended.
+        // Removes its files, including those of ranges that are still being closed.
         drop(self.open.take());
         let _ = self.closing.finish();
         self.add_closed();
@@ -398,7 +404,8 @@ impl Drop for DatasetWriter {
     }
 }
 
-/// The newest snapshot, if there is one and it may be replaced or appended to.
+/// Returns the newest snapshot if there is one, after checking that the options allow to replace or extend
+/// it.
 fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<Option<Snapshot>> {
     match (latest_head(storage)?, options.commit) {
         (Some(_), Commit::Create) => {
@@ -469,8 +476,8 @@ fn times(batch: &RecordBatch) -> &[i64] {
     column.map_or(&[], |column| column.as_primitive::<TimestampMicrosecondType>().values())
 }
 
-/// Decoded bytes of each row of `batch`: 8 for a session id, a time, a kept value and every id, 4 for every float, and
-/// those of kept texts.
+/// Returns the decoded size in bytes of each row of `batch`: 8 bytes per session id, time, kept value and id,
+/// 4 bytes per float, and the bytes of kept texts.
 fn decoded_row_bytes(batch: &RecordBatch) -> Vec<usize> {
     let floats = batch.columns().iter().filter(|column| *column.data_type() == DataType::Float32).count();
     let lists: Vec<Lists> = batch.columns().iter().filter_map(Lists::of).collect();

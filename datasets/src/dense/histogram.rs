@@ -1,41 +1,43 @@
-//! Histograms of floats that add up exactly: all of them have the same boundaries.
+//! Histograms of floats that can be added exactly, because they all have the same boundaries.
 //!
-//! A bin holds the floats that have their high bits in common: sign, exponent, and at the finest resolution 7 bits of
-//! the mantissa, which divide an octave into 128 bins of equal width. DDSketch (Masson, Rim and Lee, PVLDB 2019)
-//! divides octaves in this way, too. If more than [`MOST_BINS`] bins have values, each pair of neighbours is united,
-//! until few enough are left, as in UDDSketch (Epicoco, Melle, Cafaro, Pulimeno and Morleo, IEEE Access 2020).
+//! A bin holds the floats with the same high bits: sign, exponent and, at the finest resolution, 7 bits of
+//! the mantissa, which divide an octave into 128 bins of equal width. DDSketch (Masson, Rim and Lee, PVLDB
+//! 2019) uses the same division. If more than [`MOST_BINS`] bins have values, neighbouring bins are united
+//! in pairs until at most [`MOST_BINS`] are left, as in UDDSketch (Epicoco, Melle, Cafaro, Pulimeno and
+//! Morleo, IEEE Access 2020).
 //!
 //! # Merging
 //!
-//! A histogram depends on its values alone, and not on their order or on the histograms that were merged. Its resolution
-//! is the finest one at which at most [`MOST_BINS`] bins have values. A part of the values has no more bins than all of
-//! them, so its resolution is at least as fine, and its bins can be united to those of the whole. A bin is a single
-//! value, however often it comes, or runs from boundary to boundary; only the first one begins at the smallest value,
-//! and the last one ends at the largest.
+//! A histogram depends only on its values, not on their order or on the histograms that were merged. Its
+//! resolution is the finest at which at most [`MOST_BINS`] bins have values. A subset of the values needs no
+//! more bins than all values, so its resolution is at least as fine, and its bins can be united into the bins
+//! of the whole. A bin either has a single distinct value, or extends from boundary to boundary. Only the
+//! first bin begins at the smallest value instead, and only the last bin ends at the largest value.
 //!
 //! # Errors of quantiles
 //!
-//! The value of a rank is found in the bin that holds the value of this rank. With b bits of the mantissa, a bin of the
-//! octave `[2^e, 2^(e+1))` is `2^(e-b)` wide, so the value found differs from the true one by less than `2^-b` of its
-//! size: by less than 1/128 (0.8 %) with 7 bits. [`MOST_BINS`] bins are 8 whole octaves with 7 bits, 16 with 6 and 32
-//! with 5. Single values are exact. Where many values have a smooth density `f`, a straight line within a bin of the
-//! relative width `w` is off by about `w²/8 * |x f'(x) / f(x)|` of the size: for a lognormal distribution with σ = 2,
-//! whose bins have 5 bits, by less than 0.1 % between the quantiles 1/16 and 15/16.
+//! The value of a rank is computed from the bin that contains this rank. With b bits of the mantissa, a bin
+//! in the octave `[2^e, 2^(e+1))` has the width `2^(e-b)`, so the relative error is less than `2^-b`: less
+//! than 1/128 (0.8 %) with 7 bits. [`MOST_BINS`] bins cover 8 full octaves with 7 bits, 16 with 6 bits and 32
+//! with 5 bits. Single values are exact. If many values have a smooth density `f`, linear interpolation
+//! within a bin of the relative width `w` has a relative error of about `w²/8 * |x f'(x) / f(x)|`. For a
+//! lognormal distribution with σ = 2, whose bins have 5 bits, this is less than 0.1 % between the quantiles
+//! 1/16 and 15/16.
 
 use onefold_base::varint::{read_varint, write_varint};
 
-/// The number of low bits that values of one bin may differ in, at the finest resolution.
+/// The number of low bits in which values of a bin may differ, at the finest resolution.
 const FINEST: u32 = 16;
 /// The largest number of bins of a histogram.
 const MOST_BINS: usize = 1 << 10;
-/// The same bits as [`FINEST`] at the coarsest resolution: all floats together have [`MOST_BINS`] bins.
+/// The number of these bits at the coarsest resolution, at which all floats together have [`MOST_BINS`] bins.
 const COARSEST: u32 = u32::BITS - MOST_BINS.ilog2();
-/// The largest count of a bin. Two bits are left for flags.
+/// The largest count of a bin. It leaves two bits for flags.
 const MOST_VALUES: u64 = u64::MAX >> 2;
-/// Bins of a page, and the pages of all floats.
+/// The number of bins in a page, and the number of pages for all floats.
 const PAGE: usize = 1 << 8;
 
-/// The number of the values between two floats, both of which are given by their [`key`].
+/// The number of values between two floats, which are given by their [`key`]s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bin {
     low: u32,
@@ -53,8 +55,8 @@ impl Bin {
     }
 }
 
-/// Counts values at the finest resolution. Pages of 256 bins, which are two octaves, are made when they are needed: the
-/// values of a feature take some 40 KiB, and at most 1 MiB.
+/// Counts values at the finest resolution. Pages of 256 bins, which cover two octaves, are allocated on
+/// demand. A feature usually takes about 40 KiB, and at most 1 MiB.
 #[derive(Debug)]
 pub(super) struct Pages(Vec<Option<Box<[Bin; PAGE]>>>);
 
@@ -63,7 +65,7 @@ impl Pages {
         Self(vec![None; PAGE])
     }
 
-    /// Counts the finite `x`, `times` times.
+    /// Counts the finite value `x`, `times` times.
     pub(super) fn add(&mut self, x: f32, times: usize) {
         let key = key(x);
         let page = self.0[(key >> 24) as usize].get_or_insert_with(|| Box::new([Bin::EMPTY; PAGE]));
@@ -76,10 +78,10 @@ impl Pages {
     }
 }
 
-/// The bins that have values, ascending, each within its boundaries.
+/// The bins that have values, in ascending order, each within its boundaries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Histogram {
-    /// The number of low bits that values of one bin may differ in.
+    /// The number of low bits in which values of a bin may differ.
     pub(super) shift: u32,
     bins: Vec<Bin>,
 }
@@ -91,7 +93,8 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Unites ascending `bins` at the finest resolution, from `shift` on, that leaves few enough.
+    /// Unites ascending `bins` until at most [`MOST_BINS`] are left, at the finest possible resolution that
+    /// is not finer than `shift`.
     fn new(mut bins: Vec<Bin>, mut shift: u32) -> Self {
         loop {
             bins.dedup_by(|next, bin| {
@@ -127,7 +130,7 @@ impl Histogram {
         *self = Self::new(bins, self.shift.max(other.shift));
     }
 
-    /// The number of values.
+    /// Returns the number of values.
     pub(super) fn count(&self) -> u64 {
         self.bins.iter().fold(0, |sum, bin| sum.saturating_add(bin.count))
     }
@@ -140,15 +143,16 @@ impl Histogram {
         self.bins.last().map(|bin| value_of(bin.high))
     }
 
-    /// The quantile `share`, from 0 to 1, on a straight line between the values of the two ranks around it; 0 without
-    /// values.
+    /// Returns the quantile `share`, from 0 to 1, by linear interpolation between the values of the two
+    /// nearest ranks; 0 if there are no values.
     pub(super) fn quantile(&self, share: f64) -> f64 {
         let rank = share.clamp(0.0, 1.0) * self.count().saturating_sub(1) as f64;
         let (low, high) = (self.value_at(rank.floor() as u64), self.value_at(rank.ceil() as u64));
         (low + rank.fract() * (high - low)).min(high)
     }
 
-    /// The value of a rank, from 0: the values of a bin are spread evenly from its beginning to its end.
+    /// Returns the value of a rank, counted from 0. The values of a bin are assumed to be evenly spaced
+    /// between its ends.
     fn value_at(&self, mut rank: u64) -> f64 {
         for bin in &self.bins {
             if rank < bin.count {
@@ -161,9 +165,9 @@ impl Histogram {
         self.max().map_or(0.0, f64::from)
     }
 
-    /// Writes the resolution, the number of bins, and the bins. These are a count with two flags: whether the bin is a
-    /// single value, and whether bins are left out before it; then their number, and the low bits of the ends that are
-    /// not boundaries.
+    /// Writes the resolution, the number of bins, and the bins. A bin is its count with two flags (whether it
+    /// has a single distinct value, and whether empty bins come before it), the number of these empty bins if
+    /// there are any, and the low bits of the ends that are not boundaries.
     pub(super) fn encode(&self, to: &mut Vec<u8>) {
         to.push((self.shift - FINEST) as u8);
         write_varint(to, self.bins.len() as u64);
@@ -185,7 +189,7 @@ impl Histogram {
         }
     }
 
-    /// Takes an encoded histogram from the start of `from`; `None` if the bytes there do not encode one.
+    /// Removes an encoded histogram from the start of `from`; returns `None` if the bytes do not encode one.
     pub(super) fn decode(from: &mut &[u8]) -> Option<Self> {
         let (coarser, rest) = from.split_first()?;
         *from = rest;
@@ -207,7 +211,8 @@ impl Histogram {
             } else {
                 edge | low_bits(shift)
             };
-            // Two values at least if they differ. Bins hold only finite values or only others.
+            // A bin with two ends has at least two values. A bin has either only finite or only non-finite
+            // values.
             let is_bin = count > u64::from(!single) && (single || low < high) && value_of(edge).is_finite();
             bins.push(is_bin.then_some(Bin { low, high, count })?);
             next = index + 1;
@@ -220,20 +225,20 @@ fn low_bits(shift: u32) -> u32 {
     (1 << shift) - 1
 }
 
-/// Writes the low bits of a key's float in reverse, so that those of round numbers are small.
+/// Writes the low bits of a key's float in reverse order, so that round numbers give small numbers.
 fn write_key(to: &mut Vec<u8>, key: u32, shift: u32) {
     let bits = if key >> 31 == 1 { key } else { !key };
     write_varint(to, (bits.reverse_bits() >> (u32::BITS - shift)).into());
 }
 
-/// The key in the bin that begins at the key `edge` whose low bits come next.
+/// Reads the low bits and returns the key, which is in the bin that begins at the key `edge`.
 fn read_key(from: &mut &[u8], edge: u32, shift: u32) -> Option<u32> {
     let reversed = u32::try_from(read_varint(from)?).ok().filter(|bits| bits >> shift == 0)?;
     let bits = (reversed << (u32::BITS - shift)).reverse_bits();
     Some(edge | if edge >> 31 == 1 { bits } else { bits ^ low_bits(shift) })
 }
 
-/// The bits of a float in an order that is that of the floats; both zeros have one.
+/// Maps the bits of a float to a number with the same order as the floats. Both zeros have the same key.
 fn key(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }

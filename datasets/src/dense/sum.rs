@@ -1,21 +1,23 @@
-//! Sums of floats without rounding, which have the same bits for any order and grouping of the terms.
+//! Sums of floats without rounding: the bits of the result do not depend on the order or grouping of the
+//! terms.
 //!
-//! A sum is a fixed-point number that is wide enough for all bits of all terms (Kulisch and Miranker, "The arithmetic
-//! of the digital computer: a new approach", SIAM Review 1986). Its lowest bit is worth 2^-350: that of a term of 53
-//! bits whose highest is worth 2^-298, the square of the smallest `f32`. The squares of the largest are below 2^256;
-//! 64 bits are left for the number of terms, and one for the sign.
+//! A sum is a fixed-point number that is wide enough for all bits of all terms (Kulisch and Miranker, "The
+//! arithmetic of the digital computer: a new approach", SIAM Review 1986). Its lowest bit has the value
+//! 2^-350: this is the lowest bit of a term with 53 bits whose highest bit is 2^-298, the square of the
+//! smallest `f32`. The squares of the largest `f32`s are below 2^256. This leaves 64 bits for the number of
+//! terms, and one for the sign.
 
 const LIMBS: usize = 11;
 const BYTES: usize = 8 * LIMBS;
-/// A double with this exponent field is a multiple of 2^-350 that has 53 bits.
+/// The exponent field of doubles with 53 bits whose lowest bit is 2^-350.
 const LOWEST_EXPONENT: usize = 1075 - 350;
-/// 2^-350 and 2^64.
+/// The numbers 2^-350 and 2^64.
 const LOWEST: f64 = f64::from_bits((1023 - 350) << 52);
 const LIMB: f64 = f64::from_bits((1023 + 64) << 52);
-/// A term can be added this many times at once, so that products fit into 128 bits.
+/// The largest number of times that a term can be added at once, so that products fit into 128 bits.
 pub(super) const MOST_TIMES: usize = 1 << 10;
 
-/// An exact sum in two's complement, the lowest limb first.
+/// An exact sum in two's complement, lowest limb first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Sum([u64; LIMBS]);
 
@@ -49,7 +51,7 @@ impl Sum {
         }
     }
 
-    /// The sum as a float, off by a few units in its last place.
+    /// Returns the sum as a float, with an error of a few units in the last place.
     fn value(&self) -> f64 {
         let negative = self.0[LIMBS - 1] >> 63 == 1;
         let mut carry = negative;
@@ -64,7 +66,7 @@ impl Sum {
         if negative { -magnitude } else { magnitude }
     }
 
-    /// The sum as two floats: [`value`](Self::value), and what is left.
+    /// Returns the sum as two floats: [`value`](Self::value), and the remainder.
     fn parts(&self) -> [f64; 2] {
         let value = self.value();
         let mut rest = self.clone();
@@ -72,11 +74,12 @@ impl Sum {
         [value, rest.value()]
     }
 
-    /// Writes where the bytes begin that are not 0, how many there are up to the sign, and these bytes.
+    /// Writes the index of the first byte that is not 0, the number of bytes from there up to the sign
+    /// extension, and these bytes.
     fn encode(&self, to: &mut Vec<u8>) {
         let bytes: Vec<u8> = self.0.iter().flat_map(|limb| limb.to_le_bytes()).collect();
         let mut end = BYTES;
-        // The highest bit of the last byte is the sign of all that are left out.
+        // The highest bit of the last byte is the sign of all omitted bytes.
         while end > 1 && bytes[end - 1] == ((bytes[end - 2] as i8) >> 7) as u8 {
             end -= 1;
         }
@@ -107,13 +110,14 @@ pub(super) struct Moments {
 }
 
 impl Moments {
-    /// Adds `x` up to [`MOST_TIMES`] times: an `f32`, or the logarithm `ln(1 + |x|)` of one with its sign. Squares of
-    /// these are multiples of 2^-298: below 2^-54 the logarithm is `x` itself.
+    /// Adds `x` up to [`MOST_TIMES`] times. `x` is an `f32`, or `ln(1 + |y|)` of an `f32` `y` with the sign
+    /// of `y`. Their squares are multiples of 2^-298, because an `f32` is a multiple of 2^-149, and a
+    /// logarithm below 2^-54 equals `y`.
     pub(super) fn add(&mut self, x: f64, times: usize) {
         let square = x * x;
         self.sum.add(x, times);
         self.squares.add(square, times);
-        // The rounding error of the product.
+        // The rounding error of the square.
         self.squares.add(x.mul_add(x, -square), times);
     }
 
@@ -122,16 +126,17 @@ impl Moments {
         self.squares.merge(&other.squares);
     }
 
-    /// The mean of `count` numbers; 0 if `count` is 0.
+    /// Returns the mean of `count` numbers; 0 if `count` is 0.
     pub(super) fn mean(&self, count: u64) -> f64 {
         self.sum.value() / count.max(1) as f64
     }
 
-    /// The population variance of `count` numbers; 0 if they are equal.
+    /// Returns the population variance of `count` numbers; 0 if they are equal.
     ///
-    /// It is `(count * squares - sum²) / count²`, whose terms are nearly equal if the mean is large. They are computed
-    /// as pairs of floats (Dekker, "A floating-point technique for extending the available precision", 1971) with
-    /// errors below 2^-101 of their size. The variance of `f32`s that differ is larger, for up to 2^50 of them.
+    /// The formula is `(count * squares - sum²) / count²`. If the mean is large, its two terms are nearly
+    /// equal. They are therefore computed as pairs of floats (Dekker, "A floating-point technique for
+    /// extending the available precision", 1971) with relative errors below 2^-101. Results below the error
+    /// count as 0. The variance of different `f32`s is above it for up to 2^50 numbers.
     pub(super) fn variance(&self, count: u64) -> f64 {
         const NOISE: f64 = 16.0 * f64::EPSILON * f64::EPSILON;
         let count = count.max(1) as f64;
@@ -166,7 +171,7 @@ mod tests {
     }
 
     proptest! {
-        /// Integers of 40 bits at all scales, whose mean and variance `i128` gives exactly.
+        /// The numbers are 40-bit integers at all scales, for which `i128` gives the exact mean and variance.
         #[test]
         fn moments_are_exact(
             numbers in prop::collection::vec(-1_000_000_000_000..1_000_000_000_000_i64, 1..50),
@@ -215,7 +220,7 @@ mod tests {
         }
     }
 
-    /// The smallest difference that there is at a large mean is a variance.
+    /// The smallest possible difference at a large mean gives a variance above 0.
     #[test]
     fn neighbours_of_a_large_mean_have_their_variance() {
         let (low, high) = (16_777_214.0, 16_777_215.0);

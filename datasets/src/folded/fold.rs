@@ -1,4 +1,4 @@
-//! From lists to what changed.
+//! Folding: reduces lists to their changes.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use arrow::buffer::{BooleanBuffer, NullBuffer};
 use crate::lists::{Lists, list_array, no_lists, same_list};
 use crate::{Result, Schema, overlap};
 
-/// How a column is stored in a file.
+/// The way in which a file stores a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fold {
-    /// A value or a list for every sample.
+    /// Stores a value or a list for each sample.
     Unchanged,
-    /// A list where it changes, null elsewhere.
+    /// Stores a list where it changes, and null elsewhere.
     List,
-    /// The ids appended, and the list's length where it changes.
+    /// Stores the appended ids, and the length of the list where the list changes.
     Window,
 }
 
 impl Fold {
-    /// One for every column of [`Schema::to_arrow`] in the `folded` layout.
+    /// Returns one element per column of [`Schema::to_arrow`], for the `folded` layout.
     pub(crate) fn of_schema(schema: &Schema) -> Vec<Self> {
         let lists = schema.groups.iter().flat_map(|group| {
             group.features.iter().map(|feature| match group.deduplicated {
@@ -33,7 +33,7 @@ impl Fold {
         std::iter::repeat_n(Self::Unchanged, numbers).chain(lists).collect()
     }
 
-    /// How many columns of the file it makes.
+    /// Returns the number of file columns that store the column.
     pub(crate) fn fields(self) -> usize {
         match self {
             Self::Unchanged | Self::List => 1,
@@ -41,12 +41,13 @@ impl Fold {
         }
     }
 
-    /// The next rows of the column `name` as the columns that store it. `last` is the list of the sample before them,
-    /// `None` where a row group starts; it becomes that of the last one.
+    /// Converts the next rows of the column `name` to the columns that store it. `last` is the list of the
+    /// preceding sample, or `None` at the start of a row group. It is set to the list of the last row.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`](crate::Error::Fault) if a column to fold holds no lists, or too many ids.
+    /// [`Error::Fault`](crate::Error::Fault) if a folded column does not contain lists of ids, or contains
+    /// too many ids.
     pub(crate) fn fold(
         self,
         name: &str,
@@ -62,14 +63,14 @@ impl Fold {
     }
 }
 
-/// A list where it changes, null elsewhere.
+/// Keeps a list where it changes; other rows are null.
 fn fold_lists(name: &str, lists: Lists, last: &mut Option<Vec<i64>>) -> Result<ArrayRef> {
     let kept = Kept::of(lists, last, |_, _| 0);
     let changed = NullBuffer::new(kept.changed.clone());
     Ok(Arc::new(kept.into_lists(name, lists, Some(changed))?))
 }
 
-/// The items appended, and the length where the list changes.
+/// Returns the appended ids, and the lengths where the list changes.
 fn fold_windows(name: &str, lists: Lists, last: &mut Option<Vec<i64>>) -> Result<[ArrayRef; 2]> {
     let kept = Kept::of(lists, last, overlap);
     let lengths = (0..lists.len()).map(|row| lists.size(row) as i32).collect::<Vec<i32>>();
@@ -77,17 +78,17 @@ fn fold_windows(name: &str, lists: Lists, last: &mut Option<Vec<i64>>) -> Result
     Ok([Arc::new(kept.into_lists(name, lists, None)?), Arc::new(lengths)])
 }
 
-/// What is stored of every list of a batch: its last ids.
+/// The stored part of each list of a batch: its last ids.
 struct Kept {
-    /// Whether the list differs from the one before.
+    /// Whether the list differs from the preceding list.
     changed: BooleanBuffer,
-    /// How many of its ids are stored.
+    /// The number of ids that are stored of each list.
     stored: Vec<usize>,
 }
 
 impl Kept {
-    /// Compares every list with the one before, which for the first is `last`, and leaves the last list there.
-    /// `overlap` tells how many ids of a changed list are not stored.
+    /// Compares each list with the preceding one (the first list with `last`), and sets `last` to the last
+    /// list. `overlap` returns the number of ids at the start of a changed list that are not stored.
     fn of(lists: Lists, last: &mut Option<Vec<i64>>, overlap: impl Fn(&[i64], &[i64]) -> usize) -> Self {
         let mut stored = Vec::with_capacity(lists.len());
         let mut previous = last.as_deref();
@@ -107,7 +108,7 @@ impl Kept {
         Self { changed, stored }
     }
 
-    /// The stored ends of `lists`, which are the lists that this was made of.
+    /// Returns the stored ends of `lists`, which must be the lists from which `self` was computed.
     fn into_lists(self, name: &str, lists: Lists, nulls: Option<NullBuffer>) -> Result<ListArray> {
         let mut ids: Vec<i64> = Vec::with_capacity(self.stored.iter().sum());
         for (list, stored) in lists.iter().zip(&self.stored) {

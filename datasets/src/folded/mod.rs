@@ -1,10 +1,13 @@
-//! The `folded` layout: lists where they change, and what windows append. The one place that writes and reads it.
+//! The `folded` layout: stores lists where they change, and for windows only the appended items. Only this
+//! module writes and reads it.
 //!
-//! In a deduplicated group, `null` means "as in the row above", within a row group. A sequence feature is a **window**:
-//! its column holds the ids appended, and a column of lengths behind it tells how long the list is; with T all that is
-//! appended up to a row, its list is the last `length` ids of T. What is no window, because an id was removed or ids
-//! changed places, is appended whole, so any lists can be folded. Every feature folds for itself; groups that are not
-//! deduplicated keep a list in every row. Here `city` is a sparse feature and `history` a sequence feature:
+//! In a deduplicated group, `null` means "same as the row above", within a row group. A sequence feature is
+//! stored as a **window**: its column holds the appended ids, and the length column after it holds the length
+//! of the list. With T the concatenation of all ids appended up to a row, the list is the last `length` ids
+//! of T. A list that does not continue its predecessor, for example because an id was removed or ids were
+//! reordered, is appended as a whole, so any lists can be folded. Each feature is folded independently.
+//! Groups that are not deduplicated store a list in every row. In this example, `city` is a sparse feature
+//! and `history` a sequence feature:
 //!
 //! ```text
 //!            rows                        folded                          unfolded
@@ -19,9 +22,10 @@
 //!  the distinct rows of history:  values 1 2 3 4 9 9  offsets 0 1 4 4    sizes 3 3 0 2
 //! ```
 //!
-//! The writer of datasets folds the columns of a row group. [`unfold_group`] reads them into the buffers of a
-//! deduplicated batch: the nulls are the inverse index, the columns' own ids are the values, and no list is repeated,
-//! hashed or compared. In a group of several features a distinct row starts where any of them changes.
+//! The writer of datasets folds the columns of a row group. [`unfold_group`] converts them to the buffers of
+//! a deduplicated batch without repeating, hashing or comparing a list: the nulls determine the inverse
+//! index, and the ids of the columns are the values. In a group of several features, a distinct row starts
+//! wherever any of them changes.
 //!
 //! ```
 //! use arrow::array::{ArrayRef, Int32Array, ListArray, RecordBatch};
@@ -69,7 +73,7 @@ mod tests {
     use crate::FeatureGroup;
     use crate::conform::conform;
 
-    /// Folds samples of [`schema`] batch by batch, from the start of a row group on.
+    /// Folds samples of [`schema`] batch by batch, starting at the beginning of a row group.
     pub(super) struct Folder(Vec<(Fold, Option<Vec<i64>>)>);
 
     impl Folder {
@@ -87,8 +91,8 @@ mod tests {
         }
     }
 
-    /// What the layout's definition says of the folded `columns` of a row group: the lists of `name` row by row, with T
-    /// written out.
+    /// Unfolds the column `name` of a row group by the definition of the layout: returns the list of each
+    /// row, with T written out.
     fn lists_by_definition(columns: &RecordBatch, name: &str) -> Vec<Vec<i64>> {
         let lists = columns.column_by_name(name).unwrap().as_list::<i32>();
         let ids = |row| lists.value(row).as_primitive::<Int64Type>().values().to_vec();
@@ -108,7 +112,7 @@ mod tests {
         rows
     }
 
-    /// The lists of a group's samples, by way of its distinct rows.
+    /// Returns the lists of a group's samples, expanded from its distinct rows.
     fn expand(group: &UnfoldedGroup) -> Vec<Vec<Vec<i64>>> {
         let row = |feature: &UnfoldedFeature, row: usize| {
             feature.values[feature.offsets[row] as usize..][..feature.sizes[row] as usize].to_vec()
@@ -117,7 +121,7 @@ mod tests {
         group.inverse.iter().map(sample).collect()
     }
 
-    /// The inverse index if a distinct row starts wherever a sample differs from the one before.
+    /// Returns the inverse index with a new distinct row wherever a sample differs from the preceding one.
     fn naive_inverse(samples: &[Vec<Vec<i64>>], deduplicated: bool) -> Vec<i32> {
         let mut inverse = vec![0; samples.len().min(1)];
         for pair in samples.windows(2) {
@@ -140,9 +144,9 @@ mod tests {
         assert!(unfolded.features.iter().all(|f| f.offsets.len() == distinct && f.sizes.len() == distinct));
     }
 
-    /// What becomes of a list from one sample to the next.
+    /// Generates a change of a list from one sample to the next.
     fn change() -> impl Strategy<Value = (usize, usize, Vec<i64>)> {
-        // Kinds: 0 and 1 keep it, 2 slides, 3 drops an id within, 4 reverses, 5 replaces.
+        // Kinds: 0 and 1 keep the list, 2 slides it, 3 removes an inner id, 4 reverses it, 5 replaces it.
         (0..6_usize, 0..4_usize, prop::collection::vec(0..3_i64, 0..4))
     }
 
@@ -176,9 +180,9 @@ mod tests {
         })
     }
 
-    /// Folds in batches that end where `ends` says 1 or 2, and row groups that end where it says 2.
+    /// Folds samples in batches. A batch ends where `ends` is 1 or 2, and a row group ends where it is 2.
     fn fold_row_groups(samples: &[Sample], ends: &[u8]) -> Vec<(std::ops::Range<usize>, RecordBatch)> {
-        // One batch, so that those to fold are slices that start anywhere.
+        // All samples are in one batch, so the folded batches are slices with any offset.
         let all = rows(samples);
         let mut folder = Folder::new();
         let (mut groups, mut batches, mut start, mut group_start) = (vec![], vec![], 0, 0);
@@ -215,7 +219,7 @@ mod tests {
                     check(columns, expected, i, group);
                 }
             }
-            // A row group as a slice of more, and the first rows of it.
+            // Also checks a row group that is a slice of several, and the first rows of a row group.
             if let Some((_, first)) = groups.first() {
                 let all = concat_batches(first.schema_ref(), groups.iter().map(|(_, group)| group)).unwrap();
                 for (range, _) in &groups {

@@ -1,4 +1,5 @@
-//! Samples for tests, with a schema that has every case of folding. The tests of `onefold-report` include this file.
+//! Samples for tests, with a schema that covers every case of folding. The tests of `onefold-report` include
+//! this file.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use onefold_datasets::{FeatureGroup, Schema, SparseFeature, SparseKind};
 /// The lists of one sample: `city`, `tags`, `history` and `item`.
 pub(crate) type Sample = [Vec<i64>; 4];
 
-/// Group `user` of two sparse features and a sequence feature, and group `item`, which is not deduplicated.
+/// Returns a schema with two groups: `user` has two sparse features and a sequence feature, and `item` is not
+/// deduplicated.
 pub(crate) fn schema() -> Schema {
     let feature = |name: &str, kind| SparseFeature::new(name, kind);
     let user = vec![
@@ -30,7 +32,7 @@ pub(crate) fn schema() -> Schema {
     }
 }
 
-/// The samples as columns of [`schema`]; session and label are 0, the time counts from 0.
+/// Returns the samples as columns of [`schema`]. Session and label are 0; the times are 0, 1, 2, ….
 pub(crate) fn rows(samples: &[Sample]) -> RecordBatch {
     let lists = |feature: usize| -> ArrayRef {
         let lists = samples.iter().map(|sample| Some(sample[feature].iter().copied().map(Some)));

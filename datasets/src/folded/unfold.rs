@@ -1,4 +1,4 @@
-//! From what changed to distinct rows, without copying or comparing an id.
+//! Unfolding: converts stored changes to distinct rows, without copying or comparing ids.
 
 use arrow::array::{Array, ArrayRef, AsArray, ListArray, RecordBatch};
 use arrow::buffer::{BooleanBuffer, NullBuffer, ScalarBuffer};
@@ -6,38 +6,38 @@ use arrow::datatypes::{Int32Type, Int64Type};
 
 use crate::{FeatureGroup, SparseFeature};
 
-/// A feature group's distinct rows, and which of them every sample has.
+/// The distinct rows of a feature group, and the distinct row of each sample.
 #[derive(Debug, Clone)]
 pub struct UnfoldedGroup {
-    /// The distinct row of every sample: 0 for the first, and never less than the one before.
+    /// The distinct row of each sample. It is 0 for the first sample, and never decreases.
     pub inverse: Vec<i32>,
-    /// The group's features in its order, each with as many distinct rows.
+    /// The features in the order of the group, all with the same number of distinct rows.
     pub features: Vec<UnfoldedFeature>,
 }
 
-/// The distinct rows of a feature: row `u` is `values[offsets[u]..][..sizes[u]]`. A feature that does not change where
-/// another of its group does has the same offset and size again; the rows of a window overlap.
+/// The distinct rows of a feature: row `u` is `values[offsets[u]..][..sizes[u]]`. If another feature of the
+/// group changes but this one does not, the same offset and size are repeated. The rows of a window overlap.
 #[derive(Debug, Clone)]
 pub struct UnfoldedFeature {
     /// The feature's name.
     pub name: String,
-    /// The ids of its column, shared with it.
+    /// The ids of the feature's column. The buffer is shared with the column.
     pub values: ScalarBuffer<i64>,
-    /// Where each distinct row starts.
+    /// The offset of each distinct row in `values`.
     pub offsets: Vec<i32>,
-    /// How many ids each distinct row has.
+    /// The number of ids in each distinct row.
     pub sizes: Vec<i32>,
 }
 
-/// What makes folded columns of a file meaningless.
+/// The reason why folded columns of a file are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("column `{column}`{}: {message}", row.map_or_else(String::new, |row| format!(", row {row}")))]
 pub struct UnfoldError {
-    /// The column.
+    /// The name of the column.
     pub column: String,
-    /// The row, counted from 0 in the batch given, where it is one row's fault.
+    /// The row in the given batch, counted from 0, if the error concerns a single row.
     pub row: Option<usize>,
-    /// What is wrong.
+    /// A description of the error.
     pub message: String,
 }
 
@@ -47,16 +47,17 @@ impl UnfoldError {
     }
 }
 
-/// Finds the distinct rows of `group` in the folded `columns` of a row group, or of its first rows. Other columns may
-/// stand beside them. In a group that is not deduplicated every row is a distinct row.
+/// Finds the distinct rows of `group` in the folded `columns` of a row group, or in the first rows of one.
+/// Other columns are ignored. In a group that is not deduplicated, every row is a distinct row.
 ///
-/// The cost is one `i32` per sample, and an offset and a size per distinct row and feature; ids are not looked at.
+/// The cost is one `i32` per sample, and an offset and a size per distinct row and feature. The ids are not
+/// read.
 ///
 /// # Errors
 ///
-/// [`UnfoldError`] if a column is missing or has another type, the first row is null, a list holds nulls or is null
-/// where the layout allows none, a length is negative or more than the ids so far, ids are appended where the length
-/// is null, or there are more rows than `i32` counts.
+/// [`UnfoldError`] if a column is missing or has another type, the first row is null, a list contains nulls
+/// or is null where the layout does not allow it, a length is negative or exceeds the number of ids so far,
+/// ids are appended where the length is null, or there are more rows than an `i32` can count.
 pub fn unfold_group(columns: &RecordBatch, group: &FeatureGroup) -> Result<UnfoldedGroup, UnfoldError> {
     let features = group.features.iter().map(|feature| Column::find(columns, group, feature));
     let features = features.collect::<Result<Vec<_>, _>>()?;
@@ -67,14 +68,15 @@ pub fn unfold_group(columns: &RecordBatch, group: &FeatureGroup) -> Result<Unfol
     })
 }
 
-/// A feature's columns, of the right types. Unless there are no rows, the first one is not null.
+/// The columns of a feature, with checked types. If there are rows, the first one is not null.
 struct Column<'a> {
     feature: &'a SparseFeature,
     lists: &'a ListArray,
     ids: &'a ScalarBuffer<i64>,
-    /// Where the list changes; everywhere if `None`.
+    /// The validity of the rows, which is set where the list changes. `None` means that the list changes in
+    /// every row.
     changes: Option<&'a NullBuffer>,
-    /// The lengths, if `lists` are what is appended to a window.
+    /// The lengths, if `lists` contains the items appended to a window.
     lengths: Option<&'a [i32]>,
 }
 
@@ -109,12 +111,13 @@ impl<'a> Column<'a> {
         Ok(Self { feature, lists, ids, changes, lengths: None })
     }
 
-    /// The feature's list in every distinct row; `starts` has the rows where they start.
+    /// Returns the feature's list in each distinct row; `starts` contains the first row of each distinct row.
     fn unfold(&self, starts: &[usize]) -> Result<UnfoldedFeature, UnfoldError> {
         let bounds = self.lists.offsets();
         let (mut offsets, mut sizes) = (Vec::with_capacity(starts.len()), Vec::with_capacity(starts.len()));
         let (mut offset, mut size) = (0, 0);
-        // In a window, rows from `next` on are not looked at yet; before them, ids are appended up to `end`.
+        // For a window: rows from `next` on have not been checked yet, and `end` is the end of the ids
+        // appended before them.
         let (mut next, mut end) = (0, bounds[0]);
         for &row in starts {
             if self.changes.is_none_or(|changes| changes.is_valid(row)) {
@@ -140,7 +143,7 @@ impl<'a> Column<'a> {
         Ok(UnfoldedFeature { name: self.feature.name.clone(), values: self.ids.clone(), offsets, sizes })
     }
 
-    /// The error for the first row from `row` on that appends ids, though its length is null.
+    /// Returns the error for the first row, starting at `row`, that appends ids although its length is null.
     fn appended_without_length(&self, row: usize) -> UnfoldError {
         let more = self.lists.offsets()[row..].windows(2).take_while(|pair| pair[0] == pair[1]).count();
         let message = format!("it appends ids, but `{}` is null", self.feature.length_column());
@@ -182,7 +185,7 @@ fn check_no_null(name: &str, nulls: Option<&NullBuffer>, why: &str) -> Result<()
     }
 }
 
-/// Checks that no list holds a null.
+/// Checks that no list contains a null.
 fn check_items(name: &str, lists: &ListArray) -> Result<(), UnfoldError> {
     if lists.values().null_count() == 0 {
         return Ok(());
@@ -196,7 +199,8 @@ fn check_items(name: &str, lists: &ListArray) -> Result<(), UnfoldError> {
     })
 }
 
-/// Inverse indices and offsets are `i32`. A list column cannot hold more ids than that, but its lists can be empty.
+/// Checks that row numbers fit into `i32`, the type of inverse indices and offsets. The number of ids always
+/// fits, but there can be more empty lists.
 fn check_rows(name: &str, rows: usize) -> Result<(), UnfoldError> {
     if i32::try_from(rows).is_err() {
         let message = format!("its {rows} rows are more than 32-bit inverse indices address");
@@ -205,7 +209,7 @@ fn check_rows(name: &str, rows: usize) -> Result<(), UnfoldError> {
     Ok(())
 }
 
-/// The rows where any feature changes.
+/// Returns the rows in which any feature changes.
 fn distinct_starts(features: &[Column], rows: usize) -> Vec<usize> {
     let mut union: Option<BooleanBuffer> = None;
     for feature in features {
@@ -215,14 +219,14 @@ fn distinct_starts(features: &[Column], rows: usize) -> Vec<usize> {
             Some(union) => &union | changes.inner(),
         });
     }
-    // Without features, all samples have the one empty row.
+    // In a group without features, all samples share one empty row.
     let Some(union) = union else { return (0..rows.min(1)).collect() };
     let mut starts = Vec::with_capacity(union.count_set_bits());
     starts.extend(union.set_indices());
     starts
 }
 
-/// The distinct row of every sample.
+/// Returns the distinct row of each sample.
 fn inverse(starts: &[usize], rows: usize) -> Vec<i32> {
     let mut inverse = Vec::with_capacity(rows);
     for (row, end) in (0..).zip(starts.iter().skip(1).chain([&rows])) {
@@ -244,7 +248,8 @@ mod tests {
     use super::super::unfold_group;
     use super::*;
 
-    /// Four samples, folded; the second changes nothing, the third `city` and `history`, the fourth `tags`.
+    /// Returns four folded samples. The second changes nothing, the third changes `city` and `history`, the
+    /// fourth changes `tags`.
     fn folded() -> RecordBatch {
         let samples = [
             [vec![7], vec![1], vec![1, 2, 3], vec![5]],
@@ -264,7 +269,7 @@ mod tests {
         Arc::new(Int32Array::from_iter(lengths))
     }
 
-    /// The error of unfolding the group of column `name` when its place is taken by `column`.
+    /// Returns the error of unfolding the group of the column `name` if `column` replaces that column.
     fn refused(name: &str, column: Option<ArrayRef>) -> String {
         let folded = folded();
         let columns = folded.schema_ref().fields().iter().zip(folded.columns());

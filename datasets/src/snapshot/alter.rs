@@ -1,4 +1,4 @@
-//! Commits that change features and no file: features are dropped or renamed.
+//! Commits that drop or rename features without changing a data file.
 
 use std::time::SystemTime;
 
@@ -8,29 +8,31 @@ use super::commit::{create, utc};
 use super::{Commit, Layout, Operation, Snapshot, latest_head, not_a_dataset};
 use crate::{Error, Result, suggest};
 
-/// Drops dense and sparse features of the dataset in `storage`, and vocabularies that no other feature uses. Older
-/// snapshots still have them. Gives the head of the new snapshot.
+/// Drops dense and sparse features of the dataset in `storage`, and the vocabularies that no other feature
+/// uses. Older snapshots keep them. Returns the new snapshot without its partitions.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the dataset does not have one of these features, or would have none left;
+/// [`Error::Fault`] if the dataset does not have one of these features, or would have no features left;
 /// [`Error::NotADataset`], [`Error::Snapshot`] and [`Error::Storage`] if it cannot be read or written.
 pub fn drop_features(storage: &Storage, names: &[String]) -> Result<Snapshot> {
     alter(storage, |snapshot| names.iter().try_for_each(|name| drop_feature(snapshot, name)))
 }
 
-/// Renames a dense or sparse feature of the dataset in `storage`, and its vocabulary if that has its name and no other
-/// feature uses it. Older snapshots have the old name. Gives the head of the new snapshot.
+/// Renames a dense or sparse feature of the dataset in `storage`. Its vocabulary is renamed too if it has the
+/// feature's name and no other feature uses it. Older snapshots keep the old name. Returns the new snapshot
+/// without its partitions.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if the dataset does not have the feature, or cannot have one of the new name;
+/// [`Error::Fault`] if the dataset does not have the feature, or if no feature can have the new name;
 /// [`Error::NotADataset`], [`Error::Snapshot`] and [`Error::Storage`] if it cannot be read or written.
 pub fn rename_feature(storage: &Storage, old: &str, new: &str) -> Result<Snapshot> {
     alter(storage, |snapshot| rename(snapshot, old, new))
 }
 
-/// Commits the newest snapshot as `edit` changes it. If another writer commits first, its snapshot is changed.
+/// Applies `edit` to the newest snapshot and commits the result. If another writer commits first, `edit` is
+/// applied to that writer's snapshot instead.
 fn alter(storage: &Storage, edit: impl Fn(&mut Snapshot) -> Result<()>) -> Result<Snapshot> {
     loop {
         let mut next = latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?;
@@ -45,7 +47,7 @@ fn alter(storage: &Storage, edit: impl Fn(&mut Snapshot) -> Result<()>) -> Resul
     }
 }
 
-/// The columns of a feature in files of the dataset.
+/// Returns the columns of a feature in the dataset's files.
 fn columns_of_feature(snapshot: &Snapshot, name: &str) -> Result<Vec<String>> {
     let schema = &snapshot.schema;
     let mut columns = vec![name.to_owned()];

@@ -1,4 +1,4 @@
-//! A range of buckets of a partition as a writer wrote it, and the manifest of several ranges.
+//! One written range of buckets of a partition, and the manifest of several ranges.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,23 +7,23 @@ use super::{ColumnChanges, DataFile, FeatureStatistics, FileSet, RowGroup, RowGr
 use crate::digest::Digest;
 use crate::{PartitionKey, Schema};
 
-/// The files of one [range of buckets](crate::Buckets) of a partition, and what is known of its samples: what a commit
+/// The files and statistics of one [range of buckets](crate::Buckets) of a partition: the data that a commit
 /// needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenBucket {
-    /// The partition.
+    /// The key of the partition.
     pub key: PartitionKey,
-    /// The range.
+    /// The number of the range.
     pub range: u32,
-    /// Its files, in the order of the samples; none if it has no samples.
+    /// The files of the range, in sample order; empty if the range has no samples.
     pub files: Vec<FileSet>,
-    /// One for each row group, in the order of the samples. They have no features that the files lack.
+    /// The statistics of each row group, in sample order.
     pub(crate) statistics: Vec<RowGroupStatistics>,
 }
 
 impl WrittenBucket {
-    /// A range without samples.
+    /// Creates a range without samples.
     pub(crate) fn empty(key: PartitionKey, range: u32) -> Self {
         Self { key, range, files: Vec::new(), statistics: Vec::new() }
     }
@@ -32,19 +32,19 @@ impl WrittenBucket {
         self.files.iter().flat_map(|set| &set.row_groups)
     }
 
-    /// Samples in the range.
+    /// Returns the number of samples in the range.
     pub fn samples(&self) -> u64 {
         self.files.iter().fold(0, |sum, set| sum.saturating_add(set.samples))
     }
 
-    /// The digest of the samples.
+    /// Returns the digest of the samples.
     pub fn digest(&self) -> Digest {
         let mut digest = Digest::default();
         self.row_groups().for_each(|row_group| digest.merge(row_group.digest));
         digest
     }
 
-    /// The paths of the files.
+    /// Returns the paths of the files.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.files.iter().flat_map(|set| &set.files).map(|file| file.path.as_str())
     }
@@ -105,7 +105,7 @@ pub(super) fn manifest(schema: &Schema, changes: &ColumnChanges, sets: &[Written
     manifest
 }
 
-/// The position of a file's columns among the lists of columns.
+/// Returns the index of a file's columns in the list of column lists, and adds them if they are missing.
 fn position(all: &mut Vec<Vec<String>>, file: &DataFile) -> u32 {
     let place = all.iter().position(|columns| columns[..] == file.columns[..]).unwrap_or_else(|| {
         all.push(file.columns.to_vec());

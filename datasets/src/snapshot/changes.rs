@@ -1,4 +1,5 @@
-//! Features that changed after files were written, and what stands for the columns that the files do not have.
+//! Differences between the columns of existing files and the current schema, and the values of missing
+//! columns.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -11,21 +12,22 @@ use serde::{Deserialize, Serialize};
 use super::{DataFile, FileSet, Layout, Snapshot};
 use crate::Schema;
 
-/// What samples have of a dense feature that was added after they were written.
+/// The value of a dense feature for samples that were written before the feature was added.
 pub const MISSING_DENSE: f32 = 0.0;
 
-/// How the columns of files differ from those of the schema, because features changed after the files were written.
+/// The differences between the columns of files and the schema. They result from changes of features after
+/// the files were written.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ColumnChanges {
-    /// Features that the files have no columns of, because they were added later. All samples have the missing value:
-    /// an empty list, or [`MISSING_DENSE`].
+    /// Features that were added later, so the files have no columns of them. All samples have the missing
+    /// value: an empty list or [`MISSING_DENSE`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
-    /// By column of the schema, the name that it has in the files, of columns whose feature was renamed.
+    /// For columns of renamed features: the column's name in the schema, mapped to its name in the files.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub renamed: BTreeMap<String, String>,
-    /// Columns of the files whose features were dropped. Another feature may have the name again.
+    /// Columns of the files whose features were dropped. A later feature may have the same name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unused: Vec<String>,
     /// Whether the row groups were digested with these names: columns were written beside the files after features were
@@ -35,12 +37,12 @@ pub struct ColumnChanges {
 }
 
 impl ColumnChanges {
-    /// Whether the files have the columns of the schema.
+    /// Returns whether the files have the columns of the schema.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether the files have no columns of this feature.
+    /// Returns whether the files have no columns of this feature.
     pub fn lacks(&self, feature: &str) -> bool {
         self.lacks.iter().any(|lacking| lacking == feature)
     }
@@ -51,12 +53,12 @@ impl ColumnChanges {
         self.digested || self.renamed.is_empty() && self.unused.is_empty()
     }
 
-    /// The name in the files of a column of the schema that they do not lack.
+    /// Returns the name in the files of a schema column that the files have.
     pub fn in_files<'n>(&'n self, column: &'n str) -> &'n str {
         self.renamed.get(column).map_or(column, String::as_str)
     }
 
-    /// The column of the schema that a column of the files is; `None` if its feature was dropped.
+    /// Returns the schema column of a column in the files; `None` if its feature was dropped.
     pub fn in_schema<'n>(&'n self, column: &'n str) -> Option<&'n str> {
         if self.unused.iter().any(|unused| unused == column) {
             return None;
@@ -78,7 +80,7 @@ impl ColumnChanges {
         }
     }
 
-    /// Renames a feature with these columns, given by their new and old names.
+    /// Renames a feature with these columns, given as pairs of new and old names.
     pub(super) fn rename_feature(&mut self, (old, new): (&str, &str), columns: &[(String, String)]) {
         if self.lacks(old) {
             self.lacks.retain(|lacking| lacking != old);
@@ -94,7 +96,7 @@ impl ColumnChanges {
         }
     }
 
-    /// Adds features that the dataset has from now on.
+    /// Records features that were added to the dataset after these files were written.
     pub(super) fn add_features(&mut self, added: &[String]) {
         self.lacks.extend(added.iter().cloned());
     }
@@ -134,7 +136,7 @@ impl ColumnChanges {
     }
 }
 
-/// A field with another name.
+/// Returns the field with another name.
 pub fn with_name(field: &FieldRef, name: &str) -> FieldRef {
     match field.name() == name {
         true => Arc::clone(field),
@@ -143,7 +145,7 @@ pub fn with_name(field: &FieldRef, name: &str) -> FieldRef {
 }
 
 impl Snapshot {
-    /// The columns of the dataset that the files of `set` have together, under the names of the schema.
+    /// Returns the columns of the dataset that the files of `set` have, with the names in the schema.
     pub fn columns_of(&self, set: &FileSet) -> SchemaRef {
         match set.changes.is_none() {
             true => self.file_columns(),
@@ -151,12 +153,13 @@ impl Snapshot {
         }
     }
 
-    /// The columns of the dataset that the files of `set` do not have. [`missing_column`] gives their values.
+    /// Returns the columns of the dataset that the files of `set` do not have. [`missing_column`] creates
+    /// their values.
     pub fn lacking(&self, set: &FileSet) -> Vec<FieldRef> {
         if set.changes.is_none() { Vec::new() } else { self.divided_columns(set).1 }
     }
 
-    /// The columns that the files of `set` have, and those that they lack.
+    /// Returns the columns that the files of `set` have, and the columns that they lack.
     fn divided_columns(&self, set: &FileSet) -> (Vec<FieldRef>, Vec<FieldRef>) {
         let mut lacking: HashSet<String> = set.changes.lacks.iter().cloned().collect();
         for group in &self.schema.groups {
@@ -171,7 +174,7 @@ impl Snapshot {
         columns.fields().iter().cloned().partition(|field| !lacking.contains(field.name()))
     }
 
-    /// Checks that only features that were added later are missing in files.
+    /// Checks that the files lack only features that were added later.
     pub(super) fn check_changes(&self) -> Result<(), String> {
         let names = feature_names(&self.schema);
         for (feature, since) in &self.features_since {
@@ -197,14 +200,15 @@ impl Snapshot {
     }
 }
 
-/// The names of all dense and sparse features.
+/// Returns the names of all dense and sparse features.
 fn feature_names(schema: &Schema) -> HashSet<&str> {
     let sparse = schema.sparse_features().map(|feature| feature.name.as_str());
     schema.dense.iter().map(String::as_str).chain(sparse).collect()
 }
 
-/// The values of the column `field` of a data file in a row group that lacks it: all samples have an empty list, or
-/// [`MISSING_DENSE`]. In the `folded` layout the empty list is stored in the first of the `rows`.
+/// Creates the column `field` for a row group of `rows` samples whose files lack it. Every sample has an
+/// empty list, or [`MISSING_DENSE`]. In the `folded` layout, only the first Parquet row stores the empty
+/// list.
 pub fn missing_column(field: &Field, rows: usize) -> ArrayRef {
     let first_only = || (0..rows).map(|row| row == 0).collect::<NullBuffer>();
     match field.data_type() {

@@ -1,10 +1,11 @@
-//! The commit: the next snapshot is created if it is not there yet, which of several writers one does.
+//! Commits changes. A commit creates the next snapshot only if it does not exist, so only one of several
+//! concurrent writers succeeds with a given number.
 //!
-//! A writer writes its manifest once. If it finds its number taken, it reads the snapshots since its own. If one of
-//! them touched a partition that the writer writes, or changed a vocabulary that the writer changes to another content,
-//! the commit fails; otherwise the writer's changes are applied to the newest snapshot, and it tries the next number.
-//! So writers of different partitions all succeed unless two of them extend one vocabulary, and of writers of one
-//! partition the first does.
+//! A writer writes its manifest once. If the next snapshot number is taken, it reads the snapshots since its
+//! own. The commit fails if one of them changed a partition that the writer writes, or changed a vocabulary
+//! that the writer also changes, to other content. Otherwise the writer applies its changes to the newest
+//! snapshot and tries the next number. As a result, writers of different partitions all succeed unless two of
+//! them extend the same vocabulary. If several writers write the same partition, only the first succeeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
@@ -22,7 +23,7 @@ use super::{
 use crate::names::{HINT, manifest_file, snapshot_path};
 use crate::{Buckets, Error, PartitionColumn, PartitionKey, Result, Schema, VocabularyFile};
 
-/// What a writer has written: a new dataset, or partitions of one.
+/// The changes of one writer: a new dataset, or partitions of an existing one.
 #[derive(Debug, Clone)]
 pub(crate) struct Changes {
     pub(crate) kind: Commit,
@@ -33,20 +34,20 @@ pub(crate) struct Changes {
     pub(crate) schema: Schema,
     pub(crate) sample_keys: bool,
     pub(crate) partition_columns: Vec<PartitionColumn>,
-    /// The ranges of buckets written. A merge replaces these ranges, new columns the row groups of the same first files,
-    /// any other commit whole partitions.
+    /// The written ranges of buckets. A merge replaces only these ranges; any other commit replaces whole
+    /// partitions.
     pub(crate) written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
-    /// The vocabularies added or extended, and no others. The dataset's other ones stay as they are.
+    /// The vocabularies that were added or extended. The other vocabularies of the dataset do not change.
     pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
 }
 
 impl Changes {
-    /// Whether the changes replace a whole dataset.
+    /// Returns whether the changes replace the whole dataset.
     fn replaces_everything(&self) -> bool {
         !self.kind.keeps_others()
     }
 
-    /// Whether the changes replace row groups of a partition.
+    /// Returns whether the changes replace the range that contains `bucket` in the partition `key`.
     fn replaces(&self, key: &PartitionKey, set: &FileSet) -> bool {
         let Some(ranges) = self.written.get(key) else { return false };
         let range = ranges.get(&self.division.range_of(set.bucket));
@@ -62,13 +63,15 @@ impl Changes {
     }
 }
 
-/// Commits `changes` to the dataset in `storage`; `base` is the snapshot that they were made for. Gives the new
-/// snapshot. Manifests are read only where they may have partitions that change, so both snapshots are heads.
+/// Commits `changes` to the dataset in `storage` and returns the new snapshot. `base` is the snapshot from
+/// which the writer started. Both snapshots come without partitions, because a commit reads only manifests
+/// that may contain changed partitions.
 ///
 /// # Errors
 ///
-/// [`Error::Fault`] if another writer has changed the same partitions or the whole dataset since `base`, or the same
-/// vocabulary to another content; [`Error::Storage`] if the storage fails. Nothing is committed then.
+/// [`Error::Fault`] if, since `base`, another writer changed the same partitions, the whole dataset, or the
+/// same vocabulary to other content; [`Error::Storage`] if the storage fails. In these cases nothing is
+/// committed.
 pub(crate) fn commit(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Snapshot> {
     let manifests = write_manifests(storage, changes)?;
     let committed = commit_manifests(storage, base, changes, &manifests);
@@ -145,19 +148,19 @@ fn commit_manifests(
     }
 }
 
-/// Creates a snapshot, given without its partitions; `false` if there is one of its number.
+/// Creates the file of a snapshot without partitions; returns `false` if a snapshot with this number exists.
 pub(super) fn create(storage: &Storage, snapshot: &Snapshot) -> Result<bool> {
     let mut text = serde_json::to_vec_pretty(snapshot).map_err(std::io::Error::other)?;
     text.push(b'\n');
     if storage.create(&snapshot_path(snapshot.snapshot), text)? != Created::Yes {
         return Ok(false);
     }
-    // Only a hint: whoever looks for the newest snapshot lists what comes after it.
+    // An error does not matter: this is only a hint, and readers list the snapshots after it.
     let _ = storage.replace(HINT, format!("{}\n", snapshot.snapshot).into_bytes());
     Ok(true)
 }
 
-/// The error that `changes`, made for `base`, cannot be applied after `other`; `None` if they can.
+/// Returns an error if `changes`, which were prepared for `base`, conflict with the later snapshot `other`.
 fn conflict(
     storage: &Storage,
     base: Option<&Snapshot>,
@@ -182,7 +185,7 @@ fn conflict(
             format!("changed the partition `{key}`")
         }
     } else {
-        // Paths differ also where the content is the same.
+        // Only content counts: paths can differ for equal content.
         let content = |snapshot: &Snapshot, name: &String| -> Option<String> {
             snapshot.vocabularies.get(name).map(|file| file.sha256.clone())
         };
@@ -201,12 +204,12 @@ fn conflict(
     Some(fault.hint("run this again; it then starts from that snapshot").into())
 }
 
-/// A time in UTC, as RFC 3339 writes it, to the millisecond.
+/// Formats a time in UTC according to RFC 3339, in milliseconds.
 pub(crate) fn utc(time: SystemTime) -> String {
     DateTime::<Utc>::from(time).to_rfc3339_opts(SecondsFormat::Millis, true)
 }
 
-/// The snapshot after `base` with `changes`.
+/// Returns the snapshot that results from applying `changes` to `base`.
 fn apply(
     storage: &Storage,
     base: Option<&Snapshot>,
@@ -223,7 +226,7 @@ fn apply(
     manifests.extend(written.iter().cloned());
     add_written(&mut statistics, changes);
     if removed {
-        // The smallest and largest ids of what is left are not known otherwise.
+        // The smallest and largest ids of the remaining samples cannot be computed from the old totals.
         let all = manifests::statistics(storage, &changes.schema, &manifests, |_| true, false)?;
         statistics.features = all.features;
     }
@@ -257,17 +260,18 @@ fn apply(
     })
 }
 
-/// The row groups of a snapshot that changes leave.
+/// The row groups of a snapshot that remain after changes.
 #[derive(Debug, Default)]
 struct Left {
     manifests: Vec<ManifestEntry>,
     statistics: Statistics,
-    /// Whether row groups were removed: the statistics of the features are those of too many samples then.
+    /// Whether row groups were removed. If so, the statistics of the features still include the removed
+    /// samples.
     removed: bool,
 }
 
-/// The row groups of `base` that `changes` do not replace. The partitions that they write are counted,
-/// and nothing else of what they write.
+/// Returns the row groups of `base` that `changes` do not replace. The number of partitions includes the
+/// written ones; the other totals do not include written samples.
 fn left_of(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Result<Left> {
     let statistics = base.map(|base| base.statistics.clone()).unwrap_or_default();
     let mut left = Left { statistics, ..Left::default() };
@@ -304,12 +308,13 @@ fn left_of(storage: &Storage, base: Option<&Snapshot>, changes: &Changes) -> Res
     Ok(left)
 }
 
-/// The entry of a manifest with only the row groups `kept`, in the order of the manifest; `None` if `kept` is empty.
+/// Returns the manifest entry restricted to the row groups `kept`, which are in manifest order; `None` if
+/// `kept` is empty.
 fn part_of(entry: &ManifestEntry, kept: &[Listed]) -> Option<ManifestEntry> {
     let keys = || kept.iter().map(|listed| &listed.key);
     let mut rows: Vec<(u32, u32)> = Vec::new();
     for range in kept.iter().map(Listed::rows) {
-        // Rows of an entry fit.
+        // Row indices of an entry fit into 32 bits.
         let (start, end) = (range.start as u32, range.end as u32);
         match rows.last_mut() {
             Some((_, last)) if *last == start => *last = end,
@@ -319,7 +324,7 @@ fn part_of(entry: &ManifestEntry, kept: &[Listed]) -> Option<ManifestEntry> {
     Some(ManifestEntry { first: keys().min()?.clone(), last: keys().max()?.clone(), rows, ..entry.clone() })
 }
 
-/// Takes the row groups of `set` out of the totals.
+/// Subtracts the row groups of `set` from the totals.
 fn subtract(statistics: &mut Statistics, set: &FileSet) {
     statistics.samples = statistics.samples.saturating_sub(set.samples);
     statistics.sessions = statistics.sessions.saturating_sub(set.sessions());
@@ -327,7 +332,7 @@ fn subtract(statistics: &mut Statistics, set: &FileSet) {
     statistics.bytes_on_disk = statistics.bytes_on_disk.saturating_sub(set.bytes_on_disk());
 }
 
-/// Adds what was written to the totals, but for the number of partitions.
+/// Adds the written row groups to the totals, except to the number of partitions.
 fn add_written(statistics: &mut Statistics, changes: &Changes) {
     let names: Vec<&String> = changes.schema.sparse_features().map(|feature| &feature.name).collect();
     for name in &names {

@@ -1,4 +1,4 @@
-//! Edits manifests for tests of what damaged datasets do.
+//! Edits snapshots and manifests, for tests of damaged datasets.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::manifest::Manifest;
 use super::manifests::checksum;
 use crate::names::snapshot_path;
 
-/// Edits the snapshot 1 of the dataset at `root` as JSON.
+/// Edits snapshot 1 of the dataset at `root` as JSON.
 pub(crate) fn edit_snapshot(root: &Path, edit: impl FnOnce(&mut Value)) {
     let path = root.join(snapshot_path(1));
     let mut snapshot = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
@@ -17,8 +17,8 @@ pub(crate) fn edit_snapshot(root: &Path, edit: impl FnOnce(&mut Value)) {
     fs_err::write(path, snapshot.to_string()).unwrap();
 }
 
-/// Edits the only manifest of snapshot 1 as JSON, with its `rows` and their `statistics`, and makes the checksums right
-/// again.
+/// Edits the only manifest of snapshot 1 as JSON with the keys `rows` and `statistics`, and updates the
+/// checksums.
 pub(crate) fn edit_manifest(root: &Path, edit: impl FnOnce(&mut Value)) {
     let storage = Storage::open(root).unwrap();
     edit_snapshot(root, |snapshot| {

@@ -1,5 +1,5 @@
-//! A snapshot's description of its partitions, their files and row groups: enough to plan which of them is read when, and
-//! by whom.
+//! The partitions, files and row groups of a snapshot, with enough detail to plan the order in which readers
+//! read them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,39 +10,39 @@ use super::ColumnChanges;
 use crate::digest::Digest;
 use crate::{Buckets, PartitionKey};
 
-/// One partition and its files.
+/// A partition and its files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Partition {
-    /// The partition columns' values.
+    /// The values of the partition columns.
     pub key: PartitionKey,
-    /// Samples in the partition.
+    /// The number of samples in the partition.
     pub samples: u64,
-    /// Sessions in the partition.
+    /// The number of sessions in the partition.
     pub sessions: u64,
-    /// The digest of the samples, of the columns that their files have.
+    /// The digest of the samples, over the columns that their files have.
     pub digest: Digest,
-    /// The time of the last sample, in microseconds since 1970; `None` without samples.
+    /// The latest time of a sample, in microseconds since 1970; `None` if there are no samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_time: Option<i64>,
-    /// The files, in the order of their first buckets and of the samples.
+    /// The files, ordered by their first bucket and then in sample order.
     pub files: Vec<FileSet>,
 }
 
-/// Row groups of a range of buckets, and the files that have their columns: Parquet rows of the files correspond one to
-/// one.
+/// Row groups of a range of buckets, and the files with their columns. Parquet row n of every file belongs to
+/// the same sample.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileSet {
-    /// The first bucket whose sessions are in the row groups.
+    /// The first bucket with sessions in the row groups.
     pub bucket: u32,
-    /// Samples in the row groups.
+    /// The number of samples in the row groups.
     pub samples: u64,
-    /// The row groups in the order of the samples. Row group k of the set is row group k of each file.
+    /// The row groups in sample order. Row group k of the set is row group k of each file.
     pub row_groups: Vec<RowGroup>,
-    /// The files, at least one. Each has some of the columns.
+    /// The files, at least one, each with some of the columns.
     pub files: Vec<DataFile>,
-    /// How the columns of the files differ from those of the schema.
+    /// The differences between the columns of the files and the schema.
     #[serde(default, skip_serializing_if = "ColumnChanges::is_none")]
     pub changes: ColumnChanges,
 }
@@ -51,37 +51,39 @@ pub struct FileSet {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataFile {
-    /// Path relative to the dataset's folder, with `/` between its parts.
+    /// The path relative to the dataset's folder, separated by `/`.
     pub path: String,
-    /// Size of the file.
+    /// The size of the file in bytes.
     pub bytes_on_disk: u64,
-    /// Size of the footer: the Parquet metadata, and the eight bytes after it.
+    /// The size of the footer in bytes: the Parquet metadata and the eight bytes after it.
     pub footer_bytes: u32,
-    /// XXH3 of the footer with 64 bits.
+    /// The 64-bit XXH3 of the footer.
     pub footer_checksum: u64,
-    /// The columns in the order of the file.
+    /// The names of the columns, in file order.
     pub columns: Arc<[String]>,
-    /// Compressed size of each row group.
+    /// The compressed size of each row group in bytes.
     pub row_group_bytes: Vec<u64>,
 }
 
-/// One row group.
+/// A row group.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowGroup {
-    /// The first bucket whose sessions are in the row group.
+    /// The first bucket with sessions in the row group.
     pub bucket: u32,
-    /// The Parquet rows at which the buckets after the first begin, up to the last one that has samples here. A bucket
-    /// without samples begins where the next one does.
+    /// The Parquet rows at which the later buckets begin, up to the last bucket with samples in this row
+    /// group. A bucket without samples begins at the same row as the next bucket.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bucket_starts: Vec<u32>,
-    /// Samples in the row group.
+    /// The number of samples in the row group.
     pub samples: u64,
-    /// Sessions whose first sample in the partition is in the row group.
+    /// The number of sessions whose first sample in the partition is in the row group.
     pub sessions: u64,
-    /// Runs of consecutive samples of one session: in clustered order, the sessions with samples in the row group.
+    /// The number of runs of consecutive samples of one session. In clustered order, it is the number of
+    /// sessions with samples in the row group.
     pub runs: u64,
-    /// The session of the first sample. If it is the last one of the row group before, the session goes on here.
+    /// The session of the first sample. If it equals the last session of the previous row group, that session
+    /// continues here.
     pub first_session: i64,
     /// The session of the last sample.
     pub last_session: i64,
@@ -89,21 +91,23 @@ pub struct RowGroup {
     pub first_time: i64,
     /// The latest time of a sample, in microseconds since 1970.
     pub last_time: i64,
-    /// Ids over all samples and sparse features, as if every sample carried its lists.
+    /// The number of ids over all samples and sparse features if every sample had its own copies of its
+    /// lists.
     pub values: u64,
-    /// Compressed size of all columns.
+    /// The compressed size of all columns in bytes.
     pub bytes_on_disk: u64,
-    /// The digest of the samples, of the columns that the files have.
+    /// The digest of the samples, over the columns that the files have.
     pub digest: Digest,
 }
 
 impl Partition {
-    /// A partition without samples.
+    /// Creates a partition without samples.
     pub(crate) fn empty(key: PartitionKey) -> Self {
         Self { key, samples: 0, sessions: 0, digest: Digest::default(), last_time: None, files: Vec::new() }
     }
 
-    /// Adds row groups. The row groups of one range of buckets come in their order, ranges in any order.
+    /// Adds row groups. The row groups of one range of buckets must be added in order; ranges can be added in
+    /// any order.
     pub(crate) fn add(&mut self, set: FileSet) {
         self.samples = self.samples.saturating_add(set.samples);
         for row_group in &set.row_groups {
@@ -115,46 +119,46 @@ impl Partition {
         self.files.insert(place, set);
     }
 
-    /// Size of the data files.
+    /// Returns the size of the data files in bytes.
     pub fn bytes_on_disk(&self) -> u64 {
         self.files.iter().fold(0, |sum, set| sum.saturating_add(set.bytes_on_disk()))
     }
 
-    /// The row groups of each range of buckets that has some, in ascending order.
+    /// Returns the file sets of each range of buckets that has samples, in ascending order.
     pub fn ranges(&self, buckets: Buckets) -> impl Iterator<Item = &[FileSet]> {
         self.files.chunk_by(move |a, b| buckets.range_of(a.bucket) == buckets.range_of(b.bucket))
     }
 
-    /// The files with sessions of one of these buckets, which are those of a range.
+    /// Returns the file sets whose first bucket is in `buckets`, the buckets of a range.
     pub fn of_range(&self, buckets: Range<u32>) -> impl Iterator<Item = &FileSet> {
         self.files.iter().filter(move |set| buckets.contains(&set.bucket))
     }
 }
 
 impl FileSet {
-    /// The path of the first file, by which the row groups are known.
+    /// Returns the path of the first file, which identifies the set.
     pub fn path(&self) -> &str {
         self.files.first().map_or("", |file| &file.path)
     }
 
-    /// Size of the files.
+    /// Returns the size of the files in bytes.
     pub fn bytes_on_disk(&self) -> u64 {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes_on_disk))
     }
 
-    /// Sessions whose first sample in the partition is in the row groups.
+    /// Returns the number of sessions whose first sample in the partition is in the row groups.
     pub fn sessions(&self) -> u64 {
         self.row_groups.iter().fold(0, |sum, row_group| sum.saturating_add(row_group.sessions))
     }
 }
 
 impl RowGroup {
-    /// The last bucket whose sessions are in the row group.
+    /// Returns the last bucket with sessions in the row group.
     pub fn last_bucket(&self) -> u32 {
         self.bucket.saturating_add(u32::try_from(self.bucket_starts.len()).unwrap_or(u32::MAX))
     }
 
-    /// The Parquet rows of the sessions in these buckets.
+    /// Returns the Parquet rows of the sessions in these buckets.
     pub fn rows_of(&self, buckets: &Range<u32>) -> Range<u64> {
         let start = |bucket: u32| match bucket.checked_sub(self.bucket) {
             None | Some(0) => 0,
@@ -166,7 +170,7 @@ impl RowGroup {
         start(buckets.start)..start(buckets.end)
     }
 
-    /// Adds samples with these sessions and times, which follow those that were added before.
+    /// Adds the sessions and times of samples that follow the samples added before.
     pub(crate) fn add(&mut self, buckets: Buckets, sessions: &[i64], times: &[i64]) {
         let (Some(first), Some(last)) = (sessions.first(), sessions.last()) else { return };
         let earliest = times.iter().copied().min().unwrap_or(i64::MAX);
@@ -218,7 +222,7 @@ mod tests {
 
     #[test]
     fn rows_are_divided_by_buckets() {
-        // Bucket 3 has 2 rows, 4 none, 5 three, 6 one.
+        // Bucket 3 has two rows, bucket 4 none, bucket 5 three and bucket 6 one.
         let row_group =
             RowGroup { bucket: 3, bucket_starts: vec![2, 2, 5], samples: 6, ..RowGroup::default() };
         assert_eq!(row_group.last_bucket(), 6);

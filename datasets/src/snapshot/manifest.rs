@@ -1,14 +1,15 @@
-//! Manifests: the row groups that a commit wrote, in a Parquet file that never changes.
+//! Manifests: each describes the row groups of one commit, in an immutable Parquet file.
 //!
-//! A manifest has one row for each row group, in the order of partitions and buckets. Its columns are two parts, which
-//! are read apart from each other:
+//! A manifest has one row per row group, ordered by partition and bucket. Its columns form two parts, which
+//! can be read separately:
 //!
 //! ```text
-//! statistics of the samples       StatisticsRow    read by few: to verify, and to normalize dense features
-//! files, sessions, times, digest  Row              read by everybody who opens the dataset, with the footer
+//! statistics of the samples       StatisticsRow    read only to verify, and to normalize dense features
+//! files, sessions, times, digest  Row              read together with the footer whenever the dataset is opened
 //! ```
 //!
-//! A program that opens a dataset reads the end of each manifest. The snapshot has a checksum of each part.
+//! The second part and the footer are at the end of the file, so opening a dataset reads only the end of each
+//! manifest. The snapshot has a checksum of each part.
 
 use std::sync::Arc;
 
@@ -30,33 +31,34 @@ use serde_arrow::schema::{SchemaLike, TracingOptions};
 
 use super::FeatureStatistics;
 
-/// The key of [`Names`] among the metadata of the Parquet file.
+/// The key of [`Names`] in the metadata of the Parquet file.
 const NAMES: &str = "onefold.names";
-/// Rows of statistics that are decoded together.
+/// The number of rows of statistics that are decoded at a time.
 const STATISTICS_ROWS: usize = 64;
-/// Rows that are encoded together, and other rows that are decoded together at most.
+/// The number of rows that are encoded at a time, and the largest number of [`Row`]s that are decoded at a
+/// time.
 const BATCH_ROWS: usize = 4 << 10;
 
-/// Names that the rows of a manifest refer to by their positions.
+/// Names to which the rows of a manifest refer by index.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Names {
-    /// The columns of data files, in their order: each list is that of one or more files.
+    /// The distinct lists of column names of data files, each in file order.
     pub(super) columns: Vec<Vec<String>>,
-    /// The sparse features of [`StatisticsRow::features`].
+    /// The names of the sparse features in [`StatisticsRow::features`].
     pub(super) features: Vec<String>,
-    /// The dense features of [`StatisticsRow::dense`].
+    /// The names of the dense features in [`StatisticsRow::dense`].
     pub(super) dense: Vec<String>,
 }
 
-/// Where a row group is, and what is needed to plan who reads it when.
+/// The files of a row group, and the metadata for planning reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Row {
-    /// The partition's key, as it is written in paths.
+    /// The key of the partition, in the form that paths use.
     pub(super) partition: String,
-    /// The first bucket whose sessions are in the row group.
+    /// The first bucket with sessions in the row group.
     pub(super) bucket: u32,
-    /// The Parquet rows at which the buckets after the first begin.
+    /// The Parquet rows at which the later buckets begin.
     pub(super) bucket_starts: Vec<u32>,
     pub(super) samples: u64,
     pub(super) sessions: u64,
@@ -68,37 +70,37 @@ pub(super) struct Row {
     pub(super) values: u64,
     /// The digest of the samples, in hexadecimal.
     pub(super) digest: String,
-    /// The files whose Parquet rows make up the row group: each has some of its columns.
+    /// The files with the columns of the row group; each has some of the columns.
     pub(super) files: Vec<RowFile>,
 }
 
-/// A file that has columns of a row group.
+/// A file with columns of a row group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RowFile {
     /// The path relative to the dataset's folder.
     pub(super) path: String,
-    /// The size of the file.
+    /// The size of the file in bytes.
     pub(super) bytes: u64,
     pub(super) footer_bytes: u32,
     pub(super) footer_checksum: u64,
-    /// The position of its columns in [`Names::columns`].
+    /// The index of its columns in [`Names::columns`].
     pub(super) columns: u32,
-    /// The row group in this file, from 0.
+    /// The index of the row group in this file, counted from 0.
     pub(super) row_group: u32,
-    /// The compressed size of the row group in this file.
+    /// The compressed size of the row group in this file, in bytes.
     pub(super) row_group_bytes: u64,
 }
 
-/// Statistics of a row group's samples.
+/// The statistics of a row group's samples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StatisticsRow {
-    /// By the features of [`Names::features`].
+    /// One element per feature of [`Names::features`].
     pub(super) features: Vec<FeatureStatistics>,
-    /// By the features of [`Names::dense`], as they are written in JSON.
+    /// One element per feature of [`Names::dense`], in its JSON form.
     pub(super) dense: Vec<String>,
 }
 
-/// The content of a manifest: the two parts have the same number of rows.
+/// The contents of a manifest. The two parts have the same number of rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Manifest {
     pub(super) names: Names,
@@ -106,17 +108,17 @@ pub(super) struct Manifest {
     pub(super) statistics: Vec<StatisticsRow>,
 }
 
-/// The Parquet file of a manifest.
+/// The encoded Parquet file of a manifest.
 #[derive(Debug)]
 pub(super) struct Encoded {
     pub(super) bytes: Vec<u8>,
-    /// The first bytes, which hold the statistics and nothing else.
+    /// The number of bytes at the start of the file that contain only the statistics.
     pub(super) statistics_bytes: u64,
 }
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// The Arrow columns of a part.
+/// Returns the Arrow fields of a part.
 fn fields<T: DeserializeOwned>() -> Result<Vec<FieldRef>, Error> {
     let options = TracingOptions::default().sequence_as_large_list(false).strings_as_large_utf8(false);
     Ok(Vec::<FieldRef>::from_type::<T>(options)?)
@@ -127,11 +129,11 @@ fn part<T: Serialize>(rows: &[T], fields: &[FieldRef]) -> Result<RecordBatch, Er
 }
 
 impl Manifest {
-    /// The Parquet file of the manifest.
+    /// Encodes the manifest as a Parquet file.
     ///
     /// # Errors
     ///
-    /// Says what cannot be encoded: a bug.
+    /// Returns an error if the contents cannot be encoded, which is a bug.
     pub(super) fn encode(&self) -> Result<Encoded, Error> {
         let fields = [fields::<StatisticsRow>()?, fields::<Row>()?];
         let schema = Arc::new(ArrowSchema::new(fields.concat()));
@@ -155,7 +157,8 @@ impl Manifest {
     }
 }
 
-/// The position of the first column after `columns`, which is the size of these columns.
+/// Returns the byte offset of the first column after the first `columns` columns, which equals their size in
+/// bytes.
 fn statistics_bytes(bytes: &Bytes, columns: usize) -> Result<u64, Error> {
     let metadata = ArrowReaderMetadata::load(bytes, ArrowReaderOptions::new())?;
     let parquet = metadata.parquet_schema();
@@ -166,7 +169,7 @@ fn statistics_bytes(bytes: &Bytes, columns: usize) -> Result<u64, Error> {
     }
 }
 
-/// A manifest's file, of which parts can be decoded.
+/// A manifest file whose parts can be decoded.
 #[derive(Debug, Clone)]
 pub(super) struct ManifestFile {
     ranges: Ranges,
@@ -175,11 +178,11 @@ pub(super) struct ManifestFile {
 }
 
 impl ManifestFile {
-    /// Reads the metadata of a manifest's file, of which `ranges` has the end at least.
+    /// Reads the metadata of a manifest file. `ranges` must contain at least the end of the file.
     ///
     /// # Errors
     ///
-    /// Says what is wrong with the file.
+    /// Returns a description of the damage if the file is invalid.
     pub(super) fn open(ranges: Ranges) -> Result<Self, String> {
         catch_panic(|| {
             let metadata = ArrowReaderMetadata::load(&ranges, ArrowReaderOptions::new());
@@ -192,21 +195,21 @@ impl ManifestFile {
         })
     }
 
-    /// The names that the rows refer to.
+    /// Returns the names to which the rows refer.
     pub(super) fn names(&self) -> &Names {
         &self.names
     }
 
-    /// The number of row groups that the manifest describes.
+    /// Returns the number of row groups that the manifest describes.
     pub(super) fn len(&self) -> usize {
         usize::try_from(self.metadata.metadata().file_metadata().num_rows()).unwrap_or(0)
     }
 
-    /// Decodes where the row groups are.
+    /// Decodes the files and read-planning metadata of all row groups.
     ///
     /// # Errors
     ///
-    /// Says what is wrong with the file.
+    /// Returns a description of the damage if the file is invalid.
     pub(super) fn rows(&self) -> Result<Vec<Row>, String> {
         let mut parts = self.decode::<Row>(self.len().min(BATCH_ROWS))?;
         let mut rows = Vec::new();
@@ -219,11 +222,11 @@ impl ManifestFile {
         }
     }
 
-    /// Decodes the statistics, some rows at a time.
+    /// Decodes the statistics in batches of rows.
     ///
     /// # Errors
     ///
-    /// Says what is wrong with the file.
+    /// Returns a description of the damage if the file is invalid.
     pub(super) fn statistics(&self) -> Result<Parts<StatisticsRow>, String> {
         self.decode(STATISTICS_ROWS)
     }
@@ -246,18 +249,18 @@ impl ManifestFile {
     }
 }
 
-/// Rows of one part of a manifest, some at a time.
+/// Iterates over batches of rows of one part of a manifest.
 pub(super) struct Parts<T> {
     reader: ParquetRecordBatchReader,
     part: std::marker::PhantomData<fn() -> T>,
 }
 
 impl<T: DeserializeOwned> Parts<T> {
-    /// The next rows; `None` at the end.
+    /// Returns the next batch of rows; `None` at the end.
     ///
     /// # Errors
     ///
-    /// Says what is wrong with the file.
+    /// Returns a description of the damage if the file is invalid.
     pub(super) fn next(&mut self) -> Result<Option<Vec<T>>, String> {
         let reader = &mut self.reader;
         catch_panic(|| {
@@ -337,7 +340,7 @@ mod tests {
         })
     }
 
-    /// The bytes of a file from `start` on.
+    /// Returns the bytes of a file from offset `start`.
     fn ranges(bytes: &[u8], start: usize) -> Ranges {
         let mut ranges = Ranges::empty(bytes.len() as u64);
         ranges.insert(start as u64, Bytes::copy_from_slice(&bytes[start..]));

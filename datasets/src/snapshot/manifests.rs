@@ -1,4 +1,4 @@
-//! The manifests that a snapshot names: reading them, and the row groups that they describe together.
+//! Reads the manifests that a snapshot lists, and combines their row groups.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -18,52 +18,52 @@ use super::{
 use crate::digest::Digest;
 use crate::{DenseStatistics, Error, PartitionKey, Result, Schema};
 
-/// Manifests that are read at the same time.
+/// The largest number of manifests that are read in parallel.
 const MOST_THREADS: usize = 16;
 
-/// A manifest, and which of its row groups belong to the snapshot.
+/// A manifest, and the row groups in it that belong to the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestEntry {
-    /// Path relative to the dataset's folder.
+    /// The path relative to the dataset's folder.
     pub path: String,
-    /// Size of the file.
+    /// The size of the file in bytes.
     pub bytes: u64,
-    /// The first bytes of the file, which hold statistics of samples.
+    /// The number of bytes at the start of the file that contain statistics of samples.
     pub statistics_bytes: u64,
-    /// XXH3 of these with 64 bits, in hexadecimal.
+    /// The 64-bit XXH3 of the statistics bytes, in hexadecimal.
     pub statistics_checksum: String,
-    /// XXH3 of the other bytes.
+    /// The 64-bit XXH3 of the remaining bytes, in hexadecimal.
     pub checksum: String,
-    /// The smallest key of a partition whose row groups belong to the snapshot.
+    /// The smallest partition key of row groups that belong to the snapshot.
     pub first: PartitionKey,
-    /// The largest key.
+    /// The largest partition key of row groups that belong to the snapshot.
     pub last: PartitionKey,
-    /// The rows of these row groups: start and end of each range, in ascending order.
+    /// The manifest rows of these row groups: start and end of each range, in ascending order.
     pub rows: Vec<(u32, u32)>,
-    /// How the columns of the files of these row groups differ from those of the schema.
+    /// The differences between the columns of these row groups' files and the schema.
     #[serde(default, skip_serializing_if = "ColumnChanges::is_none")]
     pub changes: ColumnChanges,
 }
 
-/// Row groups that a manifest describes.
+/// Consecutive row groups of a manifest that are in the same files.
 #[derive(Debug)]
 pub(crate) struct Listed {
-    /// Their partition.
+    /// The key of their partition.
     pub(crate) key: PartitionKey,
-    /// The row of the first one.
+    /// The manifest row of the first row group.
     pub(crate) row: usize,
     pub(crate) set: FileSet,
 }
 
 impl Listed {
-    /// The rows of the row groups.
+    /// Returns the manifest rows of the row groups.
     pub(crate) fn rows(&self) -> Range<usize> {
         self.row..self.row + self.set.row_groups.len()
     }
 }
 
-/// The checksum of bytes as a snapshot has it.
+/// Returns the checksum of `bytes` in the form that snapshots store.
 pub(super) fn checksum(bytes: &[u8]) -> String {
     format!("{:016x}", xxh3_64(bytes))
 }
@@ -73,12 +73,12 @@ impl ManifestEntry {
         Error::snapshot(storage.shown(&self.path), message)
     }
 
-    /// Whether row groups of these partitions may belong to the snapshot.
+    /// Returns whether row groups of these partitions may belong to the snapshot.
     pub(super) fn may_have(&self, keys: &BTreeSet<PartitionKey>) -> bool {
         self.first <= self.last && keys.range(&self.first..=&self.last).next().is_some()
     }
 
-    /// Reads the file, with or without statistics, and checks the bytes.
+    /// Reads the file, with or without statistics, and verifies its checksums.
     pub(super) fn open(&self, storage: &Storage, with_statistics: bool) -> Result<ManifestFile> {
         let wrong = |message: String| self.wrong(storage, message);
         let start = if with_statistics { 0 } else { self.statistics_bytes.min(self.bytes) };
@@ -107,12 +107,12 @@ impl ManifestEntry {
         ManifestFile::open(ranges).map_err(wrong)
     }
 
-    /// The row groups that belong to the snapshot, in their order.
+    /// Returns the row groups that belong to the snapshot, in manifest order.
     ///
     /// # Errors
     ///
-    /// [`Error::Snapshot`] if the manifest is missing, damaged or contradicts itself, [`Error::Storage`] if the storage
-    /// does not give it.
+    /// [`Error::Snapshot`] if the manifest is missing, damaged or contradicts itself; [`Error::Storage`] if
+    /// the storage cannot be read.
     pub(crate) fn listed(&self, storage: &Storage) -> Result<Vec<Listed>> {
         self.list(&self.open(storage, false)?).map_err(|message| self.wrong(storage, message))
     }
@@ -141,7 +141,8 @@ impl ManifestEntry {
     }
 }
 
-/// Adds the row group in row `number`: to the last set if it is in the same files.
+/// Adds the row group of manifest row `number` to the last set if it is in the same files, otherwise to a new
+/// set.
 fn add(
     listed: &mut Vec<Listed>,
     number: usize,
@@ -219,8 +220,8 @@ fn row_group(row: &Row) -> Result<RowGroup, String> {
     })
 }
 
-/// Calls `read` for each manifest, and gives the results in their order. Several are read at the same time, because
-/// requests take long.
+/// Calls `read` for each manifest and returns the results in order. Manifests are read in parallel because
+/// requests to a store have a high latency.
 fn of_each<T: Send>(
     entries: &[ManifestEntry],
     read: impl Fn(&ManifestEntry) -> Result<T> + Sync,
@@ -230,7 +231,7 @@ fn of_each<T: Send>(
     pool.install(|| entries.par_iter().map(&read).collect())
 }
 
-/// The partitions of all manifests, by key.
+/// Returns the partitions of all manifests, by key.
 pub(super) fn partitions(
     storage: &Storage,
     entries: &[ManifestEntry],
@@ -243,7 +244,7 @@ pub(super) fn partitions(
     Ok(partitions)
 }
 
-/// The manifest and the row of the first row group of each set, by the set's path.
+/// Returns the manifest path and the row of the first row group of each file set, by the set's path.
 pub(crate) fn rows_of_sets(
     storage: &Storage,
     entries: &[ManifestEntry],
@@ -256,28 +257,29 @@ pub(crate) fn rows_of_sets(
     Ok(rows.collect())
 }
 
-/// The statistics of the samples of row groups, read from the first row of a manifest to the last.
+/// Reads the statistics of the samples of row groups, in ascending order of manifest rows.
 pub(crate) struct RowStatistics<'a> {
     entry: &'a ManifestEntry,
     storage: &'a Storage,
     schema: &'a Schema,
-    /// Where the manifest has the schema's sparse features; `None` for those that the files lack.
+    /// The indices of the schema's sparse features in the manifest; `None` for features that the files lack.
     sparse: Vec<Option<usize>>,
-    /// The same of dense features.
+    /// The indices of the schema's dense features, likewise.
     dense: Vec<Option<usize>>,
     file: ManifestFile,
     parts: Parts<StatisticsRow>,
-    /// Rows that are decoded, and their numbers.
+    /// The decoded rows, and their numbers in the next field.
     rows: Vec<StatisticsRow>,
     numbers: Range<usize>,
 }
 
 impl<'a> RowStatistics<'a> {
-    /// Reads a manifest of a snapshot with this schema.
+    /// Opens a manifest of a snapshot with this schema.
     ///
     /// # Errors
     ///
-    /// As [`ManifestEntry::listed`], and [`Error::Snapshot`] if the statistics are of other features.
+    /// The errors of [`ManifestEntry::listed`], and [`Error::Snapshot`] if the statistics belong to other
+    /// features.
     pub(crate) fn open(storage: &'a Storage, entry: &'a ManifestEntry, schema: &'a Schema) -> Result<Self> {
         let wrong = |message: String| entry.wrong(storage, message);
         let file = entry.open(storage, true)?;
@@ -289,12 +291,12 @@ impl<'a> RowStatistics<'a> {
         Ok(Self { entry, storage, schema, sparse, dense, file, parts, rows: Vec::new(), numbers: 0..0 })
     }
 
-    /// The statistics of the row group in row `number`, in the order of the schema; of dense features only if they are
-    /// wanted. Of features that the files lack, they are those of no samples.
+    /// Returns the statistics of the row group in row `number`, in schema order; statistics of dense features
+    /// only if `dense` is true. Statistics of features that the files lack are empty.
     ///
     /// # Errors
     ///
-    /// As [`ManifestEntry::listed`].
+    /// Returns the errors of [`ManifestEntry::listed`].
     pub(crate) fn get(&mut self, number: usize, dense: bool) -> Result<RowGroupStatistics> {
         let (entry, storage) = (self.entry, self.storage);
         self.decode(number, dense).map_err(|message| entry.wrong(storage, message))
@@ -325,7 +327,7 @@ impl<'a> RowStatistics<'a> {
         Ok(RowGroupStatistics { features: sparse.collect(), dense: of_dense.collect::<Result<_, _>>()? })
     }
 
-    /// The sum over all row groups of these sets.
+    /// Returns the sum over all row groups of these sets.
     fn sum<'l>(&mut self, listed: impl Iterator<Item = &'l Listed>, dense: bool) -> Result<SampleStatistics> {
         let (mut sum, mut samples) = (RowGroupStatistics::default(), 0_u64);
         for set in listed {
@@ -349,7 +351,7 @@ impl<'a> RowStatistics<'a> {
 
 const OTHER_FEATURES: &str = "it has statistics of other features";
 
-/// The places of features among the `known` ones; `None` for those that the files lack.
+/// Returns the index of each feature in `known`; `None` for features that the files lack.
 fn places<'f>(
     features: impl Iterator<Item = &'f str>,
     known: &[String],
@@ -365,7 +367,8 @@ fn places<'f>(
     places.ok_or_else(|| OTHER_FEATURES.to_owned())
 }
 
-/// The statistics of all samples in the partitions that `is_wanted` chooses; of dense features only if they are wanted.
+/// Returns the statistics of all samples in the partitions that `is_wanted` chooses; statistics of dense
+/// features only if `dense` is true.
 pub(super) fn statistics(
     storage: &Storage,
     schema: &Schema,
@@ -387,15 +390,15 @@ pub(super) fn statistics(
     Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The files that snapshots name. Each manifest is decoded once.
+/// Finds the files that snapshots list. Each manifest is decoded only once.
 pub(crate) struct NamedFiles<'a> {
     storage: &'a Storage,
-    /// By the path of a manifest, the paths of the files of each row.
+    /// The paths of the files of each manifest row, by the path of the manifest.
     manifests: HashMap<String, Vec<Vec<String>>>,
 }
 
 impl<'a> NamedFiles<'a> {
-    /// Reads nothing yet.
+    /// Creates an empty cache, without reading anything.
     pub(crate) fn new(storage: &'a Storage) -> Self {
         Self { storage, manifests: HashMap::new() }
     }
@@ -404,11 +407,11 @@ impl<'a> NamedFiles<'a> {
         self.storage
     }
 
-    /// The paths of the data files of a manifest's row groups, and its own path.
+    /// Returns the path of the manifest and the paths of the data files of its row groups.
     ///
     /// # Errors
     ///
-    /// As [`ManifestEntry::listed`].
+    /// Returns the errors of [`ManifestEntry::listed`].
     pub(super) fn of_entry(&mut self, entry: &ManifestEntry) -> Result<Vec<&String>> {
         let wrong = |message: String| entry.wrong(self.storage, message);
         if !self.manifests.contains_key(&entry.path) {

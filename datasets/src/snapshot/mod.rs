@@ -1,17 +1,18 @@
-//! Snapshots: the committed states of a dataset. What a snapshot does not name is not part of the dataset.
+//! Snapshots: the committed states of a dataset. A dataset consists of exactly the files that its snapshot
+//! lists.
 //!
 //! ```text
-//! snapshots/00000012.json      schema, layout, order, buckets; statistics; what changed; the live rows of each manifest
-//! manifests/….parquet          the row groups that one commit wrote: files, sessions, times, digests, statistics
-//! snapshots/latest             a hint where to look for the newest snapshot; never trusted
+//! snapshots/00000012.json      schema, layout, order, buckets; statistics; operation; valid rows of each manifest
+//! manifests/….parquet          the row groups of one commit: files, sessions, times, digests, statistics
+//! snapshots/latest             a hint for finding the newest snapshot, which may be wrong
 //! ```
 //!
-//! A snapshot is created once and never changed, and so are the files that it names; a reader that holds a snapshot is
-//! therefore not disturbed by any commit. [`commit()`] creates the next one, [`vacuum`](crate::vacuum) removes old
-//! ones.
+//! A snapshot and the files that it lists never change, so no commit affects a reader that holds a snapshot.
+//! [`commit()`] creates the next snapshot, and [`vacuum`](crate::vacuum) removes old ones.
 //!
-//! A commit writes one manifest, of what it wrote, so that its cost does not grow with the commits before it (but for a
-//! reference to each of their manifests). Opening a dataset reads the manifests, and no data file.
+//! A commit writes one manifest, which describes only the new row groups. The cost of a commit therefore does
+//! not depend on earlier commits, apart from one entry for each of their manifests. Opening a dataset reads
+//! the manifests, but no data file.
 
 mod alter;
 mod bucket;
@@ -51,21 +52,21 @@ use crate::partition_filter::filter_of;
 use crate::schema::with_sample_keys;
 use crate::{Buckets, Error, PartitionColumn, PartitionFilter, PartitionKey, Result, Schema, VocabularyFile};
 
-/// The version that this code writes, and the only one that it reads.
+/// The format version that this code writes, and the only one that it reads.
 pub(crate) const FORMAT_VERSION: u32 = 6;
 
-/// How sparse features are stored.
+/// The storage layout of sparse features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
-    /// Every sample carries every list.
+    /// Every sample stores all of its lists.
     Rows,
-    /// In deduplicated groups a list is stored only where it changes; see [`folded`](crate::folded).
+    /// In deduplicated groups, a list is stored only where it changes; see [`folded`](crate::folded).
     Folded,
 }
 
 impl Layout {
-    /// The columns of a data file.
+    /// Returns the columns of a data file.
     pub fn to_arrow(self, schema: &Schema) -> SchemaRef {
         match self {
             Self::Rows => schema.to_arrow(),
@@ -74,136 +75,140 @@ impl Layout {
     }
 }
 
-/// How samples are ordered within a bucket of a partition.
+/// The order of samples within a bucket of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// The samples of a session are contiguous, in time order; sessions are ordered by start time.
+    /// The samples of a session are contiguous and in time order; sessions are ordered by start time.
     Session,
-    /// The samples of a session are contiguous, in time order; sessions are ordered by their id, which is a hash, so
-    /// that any run of sessions is a random sample of all.
+    /// The samples of a session are contiguous and in time order; sessions are ordered by their id. The id is
+    /// a hash, so consecutive sessions are a random sample of all sessions.
     SessionHash,
-    /// By time alone, as a service logs them: the baseline that clustering is measured against.
+    /// Samples are ordered by time, as a service logs them: the baseline for measuring the effect of
+    /// clustering.
     Arrival,
 }
 
 impl Order {
-    /// Whether the samples of a session are contiguous.
+    /// Returns whether the samples of a session are contiguous.
     pub fn is_clustered(self) -> bool {
         self != Self::Arrival
     }
 }
 
-/// What makes a session.
+/// The definition of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sessions {
-    /// Samples with equal values of these columns of the log.
+    /// Samples with equal values of these log columns form a session.
     Key(Vec<String>),
-    /// Samples of one user with no pause longer than the gap.
+    /// Samples of one user without a pause longer than the gap form a session.
     Gap {
-        /// The column of the log that identifies the user.
+        /// The log column that identifies the user.
         user: String,
         /// The longest pause within a session, in microseconds.
         gap_micros: i64,
     },
 }
 
-/// One committed state of a dataset.
+/// A committed state of a dataset.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Snapshot {
-    /// Version of this format.
+    /// The version of the dataset format.
     pub format_version: u32,
-    /// The identity of the dataset: random, given when the dataset is created, the same in all of its snapshots.
+    /// The dataset's identity: a random text, chosen when the dataset is created and the same in all of its
+    /// snapshots.
     pub dataset: String,
-    /// The number of the snapshot: 1 for the first, one more for each commit.
+    /// The number of the snapshot: 1 for the first, and one more for each commit.
     pub snapshot: u64,
-    /// When it was committed: RFC 3339, UTC, by the clock of the writer.
+    /// The time of the commit by the writer's clock: RFC 3339, UTC.
     pub committed: String,
-    /// What the commit did.
+    /// The operation that created the snapshot.
     pub operation: Operation,
-    /// How sparse features are stored.
+    /// The layout of sparse features.
     pub layout: Layout,
-    /// How samples are ordered within a bucket of a partition.
+    /// The order of samples within a bucket of a partition.
     pub order: Order,
-    /// The number of buckets that sessions are divided into; a session's id tells its
+    /// The number of buckets into which sessions are divided. The session id determines the
     /// [bucket](crate::bucket_of_session).
     pub buckets: u32,
     /// The number of consecutive buckets in a range, whose samples share files. Range 0 begins with bucket 0.
     pub buckets_in_range: u32,
-    /// What makes a session; `None` if the writer did not say it.
+    /// The definition of a session; `None` if the writer did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sessions: Option<Sessions>,
-    /// The columns.
+    /// The columns of the samples.
     pub schema: Schema,
-    /// The snapshots since which features exist, by feature, of those that were added to the dataset later. Only files
-    /// that were written before may lack [columns](ColumnChanges) of them.
+    /// For each feature that was added after the dataset was created: the number of the first snapshot with
+    /// it. Only files that were written earlier may lack its [columns](ColumnChanges).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub features_since: BTreeMap<String, u64>,
     /// Whether the data files have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sample_keys: bool,
-    /// The partition columns with the types of their values, in their order; empty for a dataset without partitions.
+    /// The partition columns in order, with the types of their values; empty for a dataset without
+    /// partitions.
     pub partition_columns: Vec<PartitionColumn>,
     /// The manifests with row groups of the snapshot.
     pub manifests: Vec<ManifestEntry>,
-    /// The partitions, by key, as the manifests say. Empty if only the [head](Self::load_head) was loaded: the file of
-    /// a snapshot does not have them.
+    /// The partitions from the manifests, by key. Empty if only the [head](Self::load_head) was loaded: the
+    /// snapshot's file does not contain them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub partitions: Vec<Partition>,
-    /// The vocabularies that give features their ids, by name.
+    /// The vocabularies that assign ids to features' values, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub vocabularies: BTreeMap<String, VocabularyFile>,
-    /// Statistics of all samples.
+    /// The statistics of all samples.
     pub statistics: Statistics,
 }
 
-/// What a commit did.
+/// A description of a commit's effects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Operation {
     /// The kind of commit.
     pub kind: Commit,
-    /// The partitions that were written or removed; all, if the whole dataset was replaced.
+    /// The partitions that were written or removed; all partitions if the whole dataset was replaced.
     pub partitions: Vec<PartitionKey>,
-    /// How many samples the dataset gained; negative if it lost some.
+    /// The number of samples that the dataset gained; negative if it lost samples.
     pub samples_gained: i64,
 }
 
-/// How a commit changes a dataset. A writer is told one, with
-/// [`WriterOptions::commit`](crate::WriterOptions::commit). A snapshot records the one that took place: that of the
-/// writer, or `Create` if there was no dataset.
+/// The effect of a commit on a dataset. A writer's kind is set with
+/// [`WriterOptions::commit`](crate::WriterOptions::commit). A snapshot records the writer's kind, or `Create`
+/// if there was no dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Commit {
-    /// A dataset is created. It is an error if something is there.
+    /// Creates a dataset. It is an error if the location is in use.
     Create,
-    /// The whole dataset is replaced.
+    /// Replaces the whole dataset.
     Overwrite,
-    /// The partitions written replace those of the same key, which must not have more samples; the others are kept. Its
-    /// schema, layout, order and definition of sessions must be those of the writer, which may have further features.
-    /// No dataset there: it is created.
+    /// Replaces the partitions with the same keys as the written ones and keeps the others. A replaced
+    /// partition must not have more samples than the new one. The dataset must have the writer's schema,
+    /// layout, order and definition of sessions, but the writer may add features. Creates the dataset if it
+    /// does not exist.
     Append,
-    /// As `Append`, but a partition may lose samples.
+    /// Works like `Append`, but a partition may lose samples.
     Replace,
-    /// As `Append`, but of a partition only the ranges of buckets written are replaced, and there are no further
+    /// Works like `Append`, but replaces only the written ranges of buckets of a partition, and cannot add
     /// features.
     Merge,
     /// Columns of samples that are there are written into files beside theirs: those of features that the samples lack,
     /// or other values of columns. The dataset must be there; it may get further features, as of `Append`.
     Columns,
-    /// Features were dropped or renamed. A snapshot records it, and no writer is told it.
+    /// Drops or renames features. Only snapshots have this kind; writers cannot be given it.
     Alter,
 }
 
 impl Commit {
-    /// Whether partitions that are not written are kept.
+    /// Returns whether partitions that are not written are kept.
     pub fn keeps_others(self) -> bool {
         matches!(self, Self::Append | Self::Replace | Self::Merge | Self::Columns | Self::Alter)
     }
 
-    /// The name that people read.
+    /// Returns the displayed name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -218,12 +223,12 @@ impl Commit {
 }
 
 impl Snapshot {
-    /// The division of the sessions into buckets, and of these into ranges.
+    /// Returns the division of sessions into buckets and ranges.
     pub fn division(&self) -> Buckets {
         Buckets { number: self.buckets, in_range: self.buckets_in_range }
     }
 
-    /// The columns of data files that are written under this schema.
+    /// Returns the columns of data files written with this schema.
     pub fn file_columns(&self) -> SchemaRef {
         with_sample_keys(self.layout.to_arrow(&self.schema), self.sample_keys)
     }
@@ -232,26 +237,27 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// [`Error::NotADataset`] if there is none, [`Error::Snapshot`] if it is of a version that this code does not read
-    /// or contradicts itself, [`Error::Storage`] if the storage does not give it.
+    /// [`Error::NotADataset`] if there is no snapshot, [`Error::Snapshot`] if its format version is not
+    /// supported or it contradicts itself, [`Error::Storage`] if the storage cannot be read.
     pub fn load(location: &Path) -> Result<Self> {
         Self::load_at(location, None)
     }
 
-    /// Loads the snapshot number `at`, or the newest one.
+    /// Loads snapshot `at`, or the newest one.
     ///
     /// # Errors
     ///
-    /// [`Error::NoSnapshot`] if there is no such snapshot (any more), otherwise as [`load`](Self::load).
+    /// [`Error::NoSnapshot`] if the snapshot does not exist or was removed, and the errors of
+    /// [`load`](Self::load).
     pub fn load_at(location: &Path, at: Option<u64>) -> Result<Self> {
         Self::load_from(&Storage::open(location)?, at)
     }
 
-    /// Loads the snapshot number `at`, or the newest one, of the dataset in `storage`.
+    /// Loads snapshot `at`, or the newest one, of the dataset in `storage`.
     ///
     /// # Errors
     ///
-    /// As [`load_at`](Self::load_at).
+    /// Returns the errors of [`load_at`](Self::load_at).
     pub fn load_from(storage: &Storage, at: Option<u64>) -> Result<Self> {
         let head = match at {
             Some(number) => head_at(storage, number)?,
@@ -260,17 +266,18 @@ impl Snapshot {
         head.with_partitions(storage)
     }
 
-    /// Loads the newest snapshot without its partitions: everything else, statistics included. It reads no manifest.
+    /// Loads the newest snapshot without its partitions, but with all other fields, including statistics.
+    /// Reads no manifest.
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load).
+    /// Returns the errors of [`load`](Self::load).
     pub fn load_head(location: &Path) -> Result<Self> {
         let storage = Storage::open(location)?;
         latest_head(&storage)?.ok_or_else(|| not_a_dataset(&storage))
     }
 
-    /// The same with the partitions of its manifests.
+    /// Adds the partitions from the manifests.
     fn with_partitions(mut self, storage: &Storage) -> Result<Self> {
         self.partitions = manifests::partitions(storage, &self.manifests)?.into_values().collect();
         self.check_partitions()
@@ -278,7 +285,7 @@ impl Snapshot {
         Ok(self)
     }
 
-    /// The partitions with these keys, as far as there are some. The snapshot may be a head.
+    /// Returns the partitions with these keys, as far as they exist. The snapshot may be a head.
     pub(crate) fn partitions_of(
         &self,
         storage: &Storage,
@@ -290,11 +297,12 @@ impl Snapshot {
         Ok(partitions)
     }
 
-    /// The snapshot whose file has this `text`, without its partitions.
+    /// Parses the `text` of a snapshot's file, which has no partitions.
     ///
     /// # Errors
     ///
-    /// What is wrong with it: a version that this code does not read, a missing or unknown key, a contradiction.
+    /// Returns a message if the format version is not supported, a key is missing or unknown, or the snapshot
+    /// contradicts itself.
     pub fn parse(text: &str) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -313,11 +321,11 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// The partitions that `filter` chooses, in order; there may be none.
+    /// Returns the partitions that `filter` chooses, in order. The result may be empty.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] as [`PartitionFilter::choice`].
+    /// [`Error::Fault`] under the conditions of [`PartitionFilter::choice`].
     pub fn matching(&self, filter: &PartitionFilter) -> Result<Vec<&Partition>> {
         if self.partitions.is_empty() {
             return Ok(Vec::new());
@@ -332,12 +340,12 @@ impl Snapshot {
         Ok(chosen)
     }
 
-    /// The partitions that `filter` chooses, in order.
+    /// Returns the partitions that `filter` chooses, in order.
     ///
     /// # Errors
     ///
-    /// As [`matching`](Self::matching), and [`Error::Fault`] if the filter chooses nothing of a dataset that
-    /// has partitions.
+    /// The errors of [`matching`](Self::matching), and [`Error::Fault`] if the dataset has partitions but the
+    /// filter chooses none of them.
     pub fn select(&self, filter: &PartitionFilter) -> Result<Vec<&Partition>> {
         let chosen = self.matching(filter)?;
         if chosen.is_empty() && !self.partitions.is_empty() {
@@ -356,23 +364,23 @@ impl Snapshot {
         Ok(chosen)
     }
 
-    /// The samples of the partitions that `filter` chooses.
+    /// Returns the number of samples in the partitions that `filter` chooses.
     ///
     /// # Errors
     ///
-    /// As [`select`](Self::select).
+    /// Returns the errors of [`select`](Self::select).
     pub fn chosen_samples(&self, filter: &PartitionFilter) -> Result<u64> {
         let chosen = self.select(filter)?;
         Ok(chosen.iter().fold(0, |sum, partition| sum.saturating_add(partition.samples)))
     }
 
-    /// The statistics of the samples in the partitions that `filter` chooses. The snapshot is one of the dataset in
-    /// `storage`, and not a [head](Self::load_head).
+    /// Returns the statistics of the samples in the partitions that `filter` chooses. The snapshot must
+    /// belong to the dataset in `storage` and must not be a [head](Self::load_head).
     ///
     /// # Errors
     ///
-    /// As [`select`](Self::select), [`Error::Snapshot`] if a manifest is damaged, [`Error::Storage`] if the storage
-    /// does not give it.
+    /// The errors of [`select`](Self::select), [`Error::Snapshot`] if a manifest is damaged,
+    /// [`Error::Storage`] if the storage cannot be read.
     pub fn statistics_of(&self, storage: &Storage, filter: &PartitionFilter) -> Result<SampleStatistics> {
         let chosen = self.select(filter)?.into_iter().map(|partition| partition.key.clone());
         let chosen: BTreeSet<PartitionKey> = chosen.collect();
@@ -381,7 +389,7 @@ impl Snapshot {
         manifests::statistics(storage, &self.schema, &entries, |key| chosen.contains(key), true)
     }
 
-    /// The same without the names of the files' columns, which only those who read the files need.
+    /// Removes the lists of column names of the files, which are needed only to read the files.
     #[must_use]
     pub fn without_columns(mut self) -> Self {
         let sets = self.partitions.iter_mut().flat_map(|partition| &mut partition.files);
@@ -389,7 +397,8 @@ impl Snapshot {
         self
     }
 
-    /// The files' paths relative to the dataset's folder: the data files in sample order, then the vocabularies.
+    /// Returns the files' paths relative to the dataset's folder: the data files in sample order, then the
+    /// vocabularies.
     pub fn file_paths(&self) -> impl Iterator<Item = &str> {
         let sets = self.partitions.iter().flat_map(|partition| &partition.files);
         let files = sets.flat_map(|set| &set.files).map(|file| file.path.as_str());
@@ -400,7 +409,7 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the dataset has others, or values of another type in them.
+    /// [`Error::Fault`] if the dataset has other partition columns, or columns of other types.
     pub fn check_partition_columns(&self, columns: &[PartitionColumn]) -> Result<()> {
         let is_new = self.partition_columns.is_empty() && self.statistics.samples == 0;
         if is_new || self.partition_columns == columns {
@@ -414,8 +423,8 @@ impl Snapshot {
         ))
     }
 
-    /// Checks what serde cannot: the schema, the buckets, the vocabularies, and that no path leaves the dataset's
-    /// folder.
+    /// Checks properties that serde cannot check: the schema, the buckets, the vocabularies, and that no path
+    /// leaves the dataset's folder.
     fn check(&self) -> Result<(), String> {
         self.schema.validate().map_err(|error| error.to_string())?;
         if !self.division().is_valid() {
@@ -434,8 +443,8 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Checks the partitions of the manifests: their keys, buckets and paths, and that there are as many samples as the
-    /// snapshot says.
+    /// Checks the partitions from the manifests: their keys, buckets and paths, and that the number of
+    /// samples matches the snapshot.
     fn check_partitions(&self) -> Result<(), String> {
         check_paths(self.file_paths())?;
         let mut samples = 0_u64;
@@ -474,7 +483,7 @@ fn check_paths<'p>(mut paths: impl Iterator<Item = &'p str>) -> Result<(), Strin
     outside.map_or(Ok(()), |path| Err(format!("the file path `{path}` leaves the dataset")))
 }
 
-/// Whether a relative path names something below its folder.
+/// Returns whether a relative path is inside its folder.
 pub(crate) fn stays_inside(path: &str) -> bool {
     let path = Path::new(path);
     path.components().next().is_some() && path.components().all(|part| matches!(part, Component::Normal(_)))

@@ -6,54 +6,54 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DenseStatistics, Schema};
 
-/// Statistics of a whole dataset.
+/// The statistics of a whole dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Statistics {
-    /// Partitions.
+    /// The number of partitions.
     pub partitions: u64,
-    /// Data files.
+    /// The number of data files.
     pub files: u64,
-    /// All samples.
+    /// The number of samples.
     pub samples: u64,
-    /// All sessions.
+    /// The number of sessions.
     pub sessions: u64,
-    /// Size of all data files.
+    /// The size of all data files in bytes.
     pub bytes_on_disk: u64,
-    /// Statistics by sparse feature.
+    /// The statistics of each sparse feature, by name.
     pub features: BTreeMap<String, FeatureStatistics>,
 }
 
-/// Statistics of a sparse feature.
+/// The statistics of a sparse feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureStatistics {
-    /// Ids over all samples, as if every sample carried its list.
+    /// The number of ids over all samples if every sample had its own copy of its list.
     pub values: u64,
     /// The smallest id, if there is any.
     pub min_id: Option<i64>,
     /// The largest id, if there is any.
     pub max_id: Option<i64>,
-    /// The length of the longest list.
+    /// The number of ids in the longest list.
     pub max_length: u64,
 }
 
-/// Statistics of some samples, by feature.
+/// The statistics of some samples, by feature.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SampleStatistics {
-    /// By sparse feature.
+    /// The statistics of sparse features, by name.
     pub features: BTreeMap<String, FeatureStatistics>,
-    /// By dense feature.
+    /// The statistics of dense features, by name.
     pub dense: BTreeMap<String, DenseStatistics>,
 }
 
-/// Statistics of the samples of a row group.
+/// The statistics of the samples of a row group.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RowGroupStatistics {
-    /// By sparse feature, in the order of the schema.
+    /// One element per sparse feature, in schema order.
     pub(crate) features: Vec<FeatureStatistics>,
-    /// By dense feature, in the order of the schema.
+    /// One element per dense feature, in schema order.
     pub(crate) dense: Vec<DenseStatistics>,
 }
 
@@ -79,7 +79,7 @@ impl RowGroupStatistics {
 }
 
 impl SampleStatistics {
-    /// No samples of `schema`.
+    /// Creates the statistics of zero samples with `schema`.
     pub(crate) fn none(schema: &Schema) -> Self {
         let features =
             schema.sparse_features().map(|feature| (feature.name.clone(), FeatureStatistics::default()));

@@ -1,4 +1,4 @@
-//! Snapshots in storage: reading them, and finding the newest one.
+//! Reads snapshots from storage and finds the newest one.
 
 use onefold_base::fault::{Fault, Kind};
 use onefold_storage::Storage;
@@ -8,7 +8,7 @@ use super::{Commit, NamedFiles, Snapshot};
 use crate::names::{HINT, SNAPSHOTS, snapshot_number, snapshot_path};
 use crate::{Error, Result};
 
-/// The numbers of the snapshots that are there, in ascending order; with `after`, only greater ones.
+/// Returns the numbers of the existing snapshots in ascending order; with `after`, only greater numbers.
 pub(crate) fn numbers(storage: &Storage, after: Option<u64>) -> Result<Vec<u64>> {
     let after_path = after.map(snapshot_path);
     let objects = storage.list(SNAPSHOTS, after_path.as_deref())?;
@@ -18,7 +18,7 @@ pub(crate) fn numbers(storage: &Storage, after: Option<u64>) -> Result<Vec<u64>>
     Ok(numbers)
 }
 
-/// The number of the newest snapshot; `None` if there is none.
+/// Returns the number of the newest snapshot; `None` if there is no snapshot.
 pub(crate) fn newest_number(storage: &Storage) -> Result<Option<u64>> {
     let hint =
         storage.read(HINT)?.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.trim().parse::<u64>().ok());
@@ -27,13 +27,13 @@ pub(crate) fn newest_number(storage: &Storage) -> Result<Option<u64>> {
     {
         return Ok(Some(*newest));
     }
-    // Without a hint, or where it names a snapshot that is gone.
+    // The hint is missing, or the snapshot that it refers to was removed.
     Ok(numbers(storage, None)?.last().copied())
 }
 
-/// The newest snapshot, without its partitions.
+/// Reads the newest snapshot without its partitions.
 pub(crate) fn latest_head(storage: &Storage) -> Result<Option<Snapshot>> {
-    // A vacuum may remove the snapshot between the listing and the reading; there is a newer one then.
+    // A vacuum may remove the snapshot between listing and reading. If so, a newer snapshot exists.
     for _ in 0..3 {
         let Some(number) = newest_number(storage)? else { return Ok(None) };
         if let Some(head) = read(storage, number)? {
@@ -43,7 +43,7 @@ pub(crate) fn latest_head(storage: &Storage) -> Result<Option<Snapshot>> {
     Ok(None)
 }
 
-/// Snapshot `number`, without its partitions.
+/// Reads snapshot `number` without its partitions.
 pub(crate) fn head_at(storage: &Storage, number: u64) -> Result<Snapshot> {
     if let Some(head) = read(storage, number)? {
         return Ok(head);
@@ -59,11 +59,11 @@ pub(crate) fn head_at(storage: &Storage, number: u64) -> Result<Snapshot> {
 }
 
 impl NamedFiles<'_> {
-    /// The paths of all files that snapshot `number` names: manifests, data files and vocabularies.
+    /// Returns the paths of all files that snapshot `number` lists: manifests, data files and vocabularies.
     ///
     /// # Errors
     ///
-    /// As [`head_at`], [`Error::Snapshot`] if a manifest is missing or damaged.
+    /// The errors of [`head_at`], and [`Error::Snapshot`] if a manifest is missing or damaged.
     pub(crate) fn of(&mut self, number: u64) -> Result<Vec<String>> {
         let head = head_at(self.storage(), number)?;
         let mut named: Vec<String> = head.vocabularies.into_values().map(|file| file.path).collect();
@@ -74,7 +74,7 @@ impl NamedFiles<'_> {
     }
 }
 
-/// The snapshots after number `after`, in order, without their partitions.
+/// Reads the snapshots after number `after`, in order, without their partitions.
 pub(crate) fn heads_after(storage: &Storage, after: u64) -> Result<Vec<Snapshot>> {
     numbers(storage, Some(after))?.into_iter().map(|number| head_at(storage, number)).collect()
 }
@@ -97,38 +97,40 @@ pub(crate) fn not_a_dataset(storage: &Storage) -> Error {
     Error::NotADataset(Fault::new(Kind::Options, message).hint(hint))
 }
 
-/// A line of a dataset's history.
+/// An entry of a dataset's history.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SnapshotEntry {
     /// The number of the snapshot.
     pub snapshot: u64,
-    /// When it was committed: RFC 3339, UTC.
+    /// The time of the commit: RFC 3339, UTC.
     pub committed: String,
     /// The kind of commit.
     pub operation: Commit,
-    /// The partitions that the commit wrote.
+    /// The keys of the partitions that the commit wrote or removed.
     pub partitions_written: Vec<String>,
-    /// How many samples the dataset gained.
+    /// The number of samples that the dataset gained; negative if it lost samples.
     pub samples_gained: i64,
-    /// Samples of the dataset.
+    /// The number of samples of the dataset.
     pub samples: u64,
-    /// Sessions of the dataset.
+    /// The number of sessions of the dataset.
     pub sessions: u64,
-    /// Size of its data files.
+    /// The size of the data files in bytes.
     pub bytes_on_disk: u64,
 }
 
-/// The snapshots of the dataset in `storage` that are there, the oldest first; with `limit`, the last ones only.
+/// Returns the existing snapshots of the dataset in `storage`, oldest first; with `limit`, only the newest
+/// ones.
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] if there are none, [`Error::Snapshot`] and [`Error::Storage`] if one cannot be read.
+/// [`Error::NotADataset`] if there are no snapshots, [`Error::Snapshot`] and [`Error::Storage`] if one cannot
+/// be read.
 pub fn history(storage: &Storage, limit: Option<usize>) -> Result<Vec<SnapshotEntry>> {
     let numbers = numbers(storage, None)?;
     let skipped = limit.map_or(0, |limit| numbers.len().saturating_sub(limit));
     let mut heads = Vec::new();
     for number in &numbers[skipped..] {
-        // A vacuum may have removed it meanwhile.
+        // A vacuum may have removed the snapshot in the meantime.
         heads.extend(read(storage, *number)?);
     }
     if heads.is_empty() {

@@ -1,4 +1,4 @@
-//! Tests of loading snapshots, and of what is refused.
+//! Tests of loading valid and damaged snapshots.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::partition_column::tests::of_texts;
 use crate::vacuum::{VacuumOptions, vacuum};
 use crate::{Commit, DatasetWriter, PartitionType, WriterOptions};
 
-/// Writes a partition of `samples` equal samples, and gives the snapshot.
+/// Writes a partition of `samples` equal samples and returns the snapshot.
 pub(crate) fn write(root: &Path, commit: Commit, key: &str, samples: usize) -> Snapshot {
     let options = WriterOptions { commit, ..WriterOptions::new(Order::Session) };
     let mut writer = DatasetWriter::create(root, schema(), options).unwrap();
@@ -22,7 +22,7 @@ pub(crate) fn write(root: &Path, commit: Commit, key: &str, samples: usize) -> S
     Snapshot::load(root).unwrap()
 }
 
-/// The message that refuses a dataset with an edit.
+/// Returns the error message of loading a dataset after `edit`.
 fn refused(edit: impl FnOnce(&Path)) -> String {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), Commit::Create, "split=a", 3);
@@ -40,7 +40,7 @@ fn refused_snapshot(edit: impl FnOnce(&mut Value)) -> String {
     error
 }
 
-/// The message that refuses a snapshot whose manifest has an edited first row.
+/// Returns the error message of loading a snapshot whose manifest has an edited first row.
 fn refused_row(edit: impl FnOnce(&mut Value)) -> String {
     refused(|root| edit_manifest(root, |manifest| edit(&mut manifest["rows"][0])))
 }
@@ -100,7 +100,7 @@ fn manifests_that_are_not_those_of_the_snapshot_are_refused() {
     assert!(refused(|root| fs_err::remove_file(manifest(root)).unwrap()).contains("it is missing"));
     let error = refused(|root| fs_err::write(manifest(root), b"PAR1").unwrap());
     assert!(error.contains("it has 4 bytes, the snapshot says"), "{error}");
-    // All bytes but those of the statistics are read.
+    // The checksum covers all bytes except the statistics.
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), Commit::Create, "split=a", 3);
     let entry = Snapshot::load_head(directory.path()).unwrap().manifests.remove(0);
@@ -125,7 +125,7 @@ fn manifests_that_are_not_those_of_the_snapshot_are_refused() {
     refused_snapshot_rows(json!([[0, 1], [0, 1]]));
 }
 
-/// The message that refuses a snapshot with these rows of its manifest.
+/// Returns the error message of loading a snapshot with these `rows` in its manifest entry.
 fn refused_snapshot_rows(rows: Value) -> String {
     refused(|root| edit_snapshot(root, |json| json["manifests"][0]["rows"] = rows))
 }
@@ -186,7 +186,7 @@ fn a_vacuum_keeps_what_kept_snapshots_name() {
     let first = write(root, Commit::Create, "day=1", 3);
     write(root, Commit::Append, "day=2", 5);
     let third = write(root, Commit::Append, "day=1", 4);
-    // What a killed writer leaves.
+    // Files that a killed writer left.
     let left_over = [
         "data/day=1/part-00000-0123456789abcdef.parquet",
         "data/day=3/part-00000-0123456789abcdef.parquet#1",
@@ -203,7 +203,8 @@ fn a_vacuum_keeps_what_kept_snapshots_name() {
     assert_eq!((planned.snapshots_kept, &planned.snapshots_removed), (vec![3], &vec![1, 2]));
     assert!(root.join(first.partitions[0].files[0].path()).exists(), "a dry run removes nothing");
     let done = vacuum(&storage, &VacuumOptions { dry_run: false, ..now }).unwrap();
-    // Two data files, and the manifest of the first commit, of which nothing is left, too.
+    // The two left-over files, the replaced data file, and the manifest of the first commit, which has no row
+    // groups left.
     assert_eq!((done.snapshots_removed, done.files_removed), (vec![1, 2], 4));
     assert_eq!(Snapshot::load(root).unwrap(), third);
     let mut there: Vec<String> =
@@ -212,7 +213,7 @@ fn a_vacuum_keeps_what_kept_snapshots_name() {
     assert_eq!(there, third.file_paths().collect::<Vec<_>>());
     assert!(!root.join("data/day=3").exists());
     assert!(matches!(Snapshot::load_at(root, Some(1)), Err(Error::NoSnapshot(_))));
-    // The next commit goes on from there.
+    // The next commit continues the numbering.
     assert_eq!(write(root, Commit::Append, "day=4", 1).snapshot, 4);
 }
 
@@ -244,7 +245,7 @@ fn a_filter_that_chooses_nothing_names_what_there_is() {
     assert_eq!(snapshot.chosen_samples(&PartitionFilter::parse(hint).unwrap()).unwrap(), 3);
 }
 
-/// Writes partitions of a sample each.
+/// Writes partitions with one sample each.
 fn write_hours(root: &Path, kind: PartitionType, hours: &[&str]) -> Result<Snapshot> {
     let options = WriterOptions { commit: Commit::Append, ..WriterOptions::new(Order::Session) };
     let mut writer = DatasetWriter::create(root, schema(), options)?;
@@ -280,7 +281,7 @@ fn a_partition_with_another_type_does_not_change_what_a_filter_chooses() {
     refused(PartitionType::Text, &["partitioned by `hour` (integer)", "partitioned by `hour` (text)"]);
     let after = Snapshot::load(root).unwrap();
     assert_eq!((after.snapshot, early(&after)), (1, early(&before)));
-    // Another integer is no other type.
+    // A different integer has the same type.
     assert_eq!(early(&write(PartitionType::Integer, &["24"]).unwrap()), hours[..9]);
 }
 

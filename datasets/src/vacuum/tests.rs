@@ -1,4 +1,4 @@
-//! Tests of the ages that a vacuum goes by, and of the files that it never removes.
+//! Tests of the ages that determine removal, and of the files that are never removed.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn set_age_of_all(root: &Path, age: Duration) {
     }
 }
 
-/// Keeps the newest snapshot, and all that was superseded or written less than a day ago.
+/// Keeps the newest snapshot, and everything that was superseded or written less than a day ago.
 fn run(root: &Path) -> Vacuumed {
     vacuum(&Storage::open(root).unwrap(), &VacuumOptions { keep: 1, ..VacuumOptions::default() }).unwrap()
 }
@@ -43,7 +43,7 @@ fn an_old_snapshot_that_was_superseded_lately_is_kept() {
     assert_eq!((&vacuumed.snapshots_kept, vacuumed.files_removed), (&vec![1, 2], 0));
     assert_eq!(Snapshot::load_at(root, Some(1)).unwrap(), first);
     assert!(first.file_paths().all(|path| root.join(path).exists()));
-    // Its age is that of the next snapshot, and not its own.
+    // The next snapshot's modification time determines the age, not the snapshot's own.
     set_age(root, &snapshot_path(1), Duration::ZERO);
     set_age(root, &snapshot_path(2), DAY * 2);
     let vacuumed = run(root);
@@ -72,7 +72,8 @@ fn a_file_counts_from_the_commit_that_dropped_it() {
     let second = write(root, Commit::Append, "day=1", 4);
     write(root, Commit::Append, "day=1", 5);
     set_age_of_all(root, DAY * 30);
-    // The first snapshot was superseded three days ago, the second one lately; the files were copied lately.
+    // The first snapshot was superseded three days ago, the second one recently, and the files were copied
+    // recently.
     set_age(root, &snapshot_path(2), DAY * 3);
     set_age(root, &snapshot_path(3), DAY / 2);
     let [first, second] = [first, second].map(|snapshot| snapshot.partitions[0].files[0].path().to_owned());
@@ -145,7 +146,7 @@ fn files_of_others_are_never_removed() {
     ];
     ours.into_iter().for_each(|path| put(root, path, DAY * 30));
     let vacuumed = run(root);
-    // The file in the dataset's own folder is in none that a vacuum looks into.
+    // The vacuum does not look at files directly in the dataset's own folder.
     assert_eq!((vacuumed.files_removed, vacuumed.foreign_files_kept), (ours.len(), foreign.len() - 1));
     assert!(foreign.into_iter().all(|path| root.join(path).exists()));
     assert!(!ours.into_iter().any(|path| root.join(path).exists()));

@@ -1,6 +1,6 @@
-//! The samples of another place, the sources say, compared with those of a dataset: partition by partition, by their
-//! number and their digest. Features that the files of a partition lack are not compared. Nothing of the dataset is read
-//! but its snapshot and manifests, whose digests [`verify`](super::verify()) compares with the files.
+//! Compares samples from another source, such as the raw logs, with a dataset: the number and digest of the
+//! samples of each partition. Features that the files of a partition lack are not compared. Only the snapshot
+//! and manifests of the dataset are read; [`verify`](super::verify()) compares their digests with the files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use crate::lists::with_values;
 use crate::writer::Counter;
 use crate::{Error, Partition, PartitionFilter, PartitionKey, Problem, Result, Snapshot};
 
-/// Counts samples from elsewhere, to be compared with those of a dataset.
+/// Counts samples from another source to compare them with a dataset.
 #[derive(Debug)]
 pub struct ExpectedSamples<'a> {
     storage: Storage,
     snapshot: &'a Snapshot,
     columns: SchemaRef,
-    /// By the features that the files of a partition lack.
+    /// The counters, by the features that the files of a partition lack.
     counters: BTreeMap<Vec<String>, Counter>,
     threads: rayon::ThreadPool,
     partitions: BTreeMap<PartitionKey, (u64, Digest)>,
-    /// By partition of the dataset, the highest ids of the features, by name.
+    /// The highest ids of the features in each partition of the dataset, by feature name.
     highest: BTreeMap<PartitionKey, BTreeMap<String, i64>>,
 }
 
 impl<'a> ExpectedSamples<'a> {
-    /// Starts to count samples that are compared with the dataset of `snapshot` in `storage`.
+    /// Creates a counter of samples that are compared with the dataset of `snapshot` in `storage`.
     ///
     /// # Errors
     ///
@@ -49,13 +49,14 @@ impl<'a> ExpectedSamples<'a> {
         })
     }
 
-    /// Adds samples of a partition, in any order: the columns of [`Schema::to_arrow`](crate::Schema::to_arrow) in any
-    /// order, lists as `List` or `ListView`, ids by the dataset's vocabularies.
+    /// Adds samples of a partition, in any order. They have the columns of
+    /// [`Schema::to_arrow`](crate::Schema::to_arrow) in any order, with lists as `List` or `ListView` and ids
+    /// from the dataset's vocabularies.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the columns are others, [`Error::Snapshot`] and [`Error::Storage`] if a manifest cannot be
-    /// read.
+    /// [`Error::Fault`] if the columns differ, [`Error::Snapshot`] and [`Error::Storage`] if a manifest
+    /// cannot be read.
     pub fn add(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<()> {
         let mut samples = conform(samples, &self.columns)?;
         let has_vocabulary =
@@ -72,8 +73,8 @@ impl<'a> ExpectedSamples<'a> {
         Ok(())
     }
 
-    /// The features that the files of a partition lack. Files of one partition that lack others than these have other
-    /// samples than the sources.
+    /// Returns the features that the files of a partition lack, according to its first file set. If another
+    /// file set of the partition lacks other features, the samples differ from the source.
     fn lacks(&self, key: &PartitionKey) -> Vec<String> {
         if self.snapshot.features_since.is_empty() {
             return Vec::new();
@@ -83,8 +84,8 @@ impl<'a> ExpectedSamples<'a> {
         set.map(|set| set.changes.lacks.clone()).unwrap_or_default()
     }
 
-    /// The samples with the ids that vocabularies had when the partition was written. A vocabulary only grows, so what
-    /// is above the partition's highest id came later, and was unknown then: 0.
+    /// Replaces ids that vocabularies did not yet have when the partition was written. A vocabulary only
+    /// grows, so ids above the partition's highest id were added later and were 0 at that time.
     fn as_known_to(&mut self, key: &PartitionKey, samples: &RecordBatch) -> Result<RecordBatch> {
         if !self.highest.contains_key(key) {
             let filter = PartitionFilter::of_keys([key.clone()]);
@@ -110,16 +111,16 @@ impl<'a> ExpectedSamples<'a> {
         Ok(RecordBatch::try_new(samples.schema(), columns)?)
     }
 
-    /// The samples that were counted.
+    /// Returns the number of samples that were counted.
     pub fn samples(&self) -> u64 {
         self.partitions.values().map(|(samples, _)| samples).sum()
     }
 
-    /// What is not the same in the dataset's partitions that `filter` chooses.
+    /// Returns the differences from the dataset in the partitions that `filter` chooses.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] as [`Snapshot::matching`].
+    /// [`Error::Fault`] under the conditions of [`Snapshot::matching`].
     pub fn problems(&self, filter: &PartitionFilter) -> Result<Vec<Problem>> {
         let mut problems = Vec::new();
         for partition in self.snapshot.matching(filter)? {
@@ -155,7 +156,7 @@ impl<'a> ExpectedSamples<'a> {
     }
 }
 
-/// A column of lists in which 0 stands for every id above `highest`.
+/// Returns a list column in which ids above `highest` are replaced by 0.
 fn without_ids_above(column: &ArrayRef, highest: i64) -> Result<ArrayRef> {
     let (DataType::List(item) | DataType::ListView(item)) = column.data_type() else {
         return Ok(Arc::clone(column));

@@ -1,4 +1,4 @@
-//! Files as the snapshot names them: their bytes, and those that it does not name.
+//! Checks vocabulary files, and finds files that the snapshot does not list.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -8,11 +8,11 @@ use crate::names::{DATA, MANIFESTS, VOCABULARIES, is_written};
 use crate::snapshot::{NamedFiles, numbers};
 use crate::{Error, Problem, Result, Snapshot, Vocabulary};
 
-/// Finds what is wrong with the vocabularies' files.
+/// Returns the problems of the vocabularies' files.
 ///
 /// # Errors
 ///
-/// As [`Vocabulary::read`], but for what is wrong with a file.
+/// Returns the errors of [`Vocabulary::read`], except problems of a file.
 pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
     for file in snapshot.vocabularies.values() {
@@ -25,8 +25,8 @@ pub(super) fn vocabulary_problems(storage: &Storage, snapshot: &Snapshot) -> Res
     Ok(problems)
 }
 
-/// Files in the folders of data files, vocabularies and manifests that no snapshot names: those of a writer that was
-/// killed or is at work, and files whose names no writer makes.
+/// Returns the files in the folders of data files, vocabularies and manifests that no snapshot lists: files
+/// of a writer that is running or was killed, and files whose names no writer creates.
 pub(super) fn unnamed_files(storage: &Storage, snapshot: &Snapshot) -> Result<Vec<Problem>> {
     let mut files = NamedFiles::new(storage);
     let mut named: HashSet<String> = snapshot.file_paths().map(str::to_owned).collect();

@@ -1,14 +1,14 @@
-//! The memory of the row groups that are checked at the same time.
+//! Limits the memory of the row groups that are checked in parallel.
 
 use futures::executor::block_on;
 use onefold_base::fault::{Fault, Kind, option, text};
 use onefold_base::units::{format_bytes, format_least_bytes};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// The bytes of the unit in which memory is counted.
+/// The unit in which memory is counted, in bytes.
 const UNIT: u64 = 1 << 10;
 
-/// Memory that threads share.
+/// An amount of memory that threads share.
 #[derive(Debug)]
 pub(super) struct Memory {
     limit: u64,
@@ -21,12 +21,12 @@ impl Memory {
         Self { limit, free: Semaphore::new(in_units(limit) as usize) }
     }
 
-    /// Waits until `bytes` are free. They are taken until what this gives is dropped. A thread that has some must not
-    /// wait for more.
+    /// Waits until `bytes` bytes are free, and takes them until the returned permit is dropped. A thread that
+    /// holds a permit must not wait for another one.
     ///
     /// # Errors
     ///
-    /// More bytes than the limit.
+    /// Returns an error if `bytes` exceeds the limit.
     pub(super) fn wait_for(&self, bytes: u64) -> Result<SemaphorePermit<'_>, Fault> {
         if bytes > self.limit {
             let (needed, limit) = (format_bytes(bytes), format_bytes(self.limit));

@@ -1,18 +1,18 @@
-//! Reads a whole dataset again, and tells what is not as the snapshot and the format say.
+//! Reads a whole dataset and reports differences from the snapshot and from the format's rules.
 //!
 //! ```text
-//! files       are there, with their size; footers have their checksum, and the snapshot's rows, row groups and columns
-//! row groups  every column has its checksum and decodes, folded ones unfold; order within the row group; ids are in
-//!             their vocabulary; sessions, times, statistics and digest are those of the manifest
-//! ranges      order from row group to row group, contiguous sessions, row groups starting with sessions
-//! the whole   the totals, the vocabularies' files, and that nothing else lies in the dataset's folders
+//! files       exist with the recorded size, footer checksum, rows, row groups and columns
+//! row groups  all columns have the right checksum, decode and unfold; samples are in order; ids are in their
+//!             vocabulary; sessions, times, statistics and digest match the manifest
+//! ranges      order between row groups, contiguous sessions, row groups that start with sessions
+//! dataset     totals, vocabulary files, and unexpected files in the dataset's folders
 //! ```
 //!
-//! A problem does not stop the verification. But a column chunk with a wrong checksum is not decoded, and a figure that
-//! depends on a row group that cannot be read is not compared. Some files are open at a time, as many as it takes to
-//! keep the threads busy. Their row groups are read in parallel, one column at a time: each thread holds one decoded
-//! column and 16 bytes a sample, and waits until the memory limit has room for them. Beside that, a range of buckets
-//! takes 8 bytes a session, 16 in arrival order.
+//! A problem does not stop the verification. However, a column chunk with a wrong checksum is not decoded,
+//! and a total that depends on an unreadable row group is not compared. Enough files are open at a time to
+//! keep the threads busy. Their row groups are read in parallel, one column at a time: each thread holds one
+//! decoded column and 16 bytes per sample, and waits until the memory limit allows this. In addition, a range
+//! of buckets takes 8 bytes per session, or 16 in arrival order.
 
 mod against;
 mod files;
@@ -44,79 +44,81 @@ use crate::scan::OpenFiles;
 use crate::snapshot::RowGroupStatistics;
 use crate::{Buckets, Error, FileSet, Partition, PartitionKey, Problem, Result, SESSION_COLUMN, Snapshot};
 
-/// As many problems are told with their places; all are counted.
+/// The largest number of problems that are reported with their locations. All problems are counted.
 pub const MOST_PROBLEMS: usize = 100;
 
-/// Row groups whose files are open, for each thread. Files with more of them are open alone.
+/// The number of row groups per thread whose files are open at a time. Files with more row groups are opened
+/// alone.
 const ROW_GROUPS_OF_THREAD: usize = 8;
 
-/// How a dataset is verified.
+/// Options of a verification.
 #[derive(Debug, Clone, Copy)]
 pub struct VerifyOptions {
-    /// Threads, each of which reads a file or a row group at a time.
+    /// The number of threads. Each reads one file or row group at a time.
     pub threads: usize,
-    /// The number of the snapshot; the newest one if `None`.
+    /// The number of the snapshot; `None` for the newest one.
     pub snapshot: Option<u64>,
-    /// Memory for the row groups that are read at the same time.
+    /// The memory limit, in bytes, of the row groups that are read in parallel.
     pub memory_limit: u64,
 }
 
 impl VerifyOptions {
-    /// Verifies the newest snapshot with `threads` threads and a memory limit of 1 GiB.
+    /// Creates options that verify the newest snapshot with `threads` threads and a memory limit of 1 GiB.
     pub fn new(threads: usize) -> Self {
         Self { threads, snapshot: None, memory_limit: 1 << 30 }
     }
 }
 
-/// What verifying found.
+/// The result of a verification.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verification {
-    /// The number of the snapshot that was verified.
+    /// The number of the verified snapshot.
     pub snapshot: u64,
-    /// Partitions in the snapshot.
+    /// The number of partitions in the snapshot.
     pub partitions: usize,
-    /// Data files in the snapshot.
+    /// The number of data files in the snapshot.
     pub files: usize,
-    /// Row groups in the snapshot.
+    /// The number of row groups in the snapshot.
     pub row_groups: u64,
-    /// Samples in the snapshot.
+    /// The number of samples in the snapshot.
     pub samples: u64,
-    /// Sessions in the snapshot.
+    /// The number of sessions in the snapshot.
     pub sessions: u64,
-    /// Size of all data files in the snapshot.
+    /// The size of all data files in the snapshot, in bytes.
     pub bytes_on_disk: u64,
-    /// Partitions whose samples could all be read, and were compared with the digest taken when they were written, of
-    /// the columns that they were written with.
+    /// The number of partitions that could be read completely. Their samples were compared with the digests
+    /// from when they were written, over the columns with which they were written.
     pub digests: usize,
-    /// The digest of the samples that were read, with the missing values of features that were added later. It does not
-    /// depend on their order. `None` if some could not be read.
+    /// The digest of the samples that were read, with missing values for features that were added later. It
+    /// does not depend on the order of the samples. `None` if some samples could not be read.
     pub digest: Option<Digest>,
-    /// Row groups that begin inside a session, because the session does not fit into one.
+    /// The number of row groups that begin inside a session, because the session does not fit into one row
+    /// group.
     pub row_groups_inside_sessions: u64,
-    /// How many problems were found; a kind of problem counts once in a row group.
+    /// The number of problems. Problems of the same kind in a row group count once.
     pub problems_found: usize,
-    /// The first [`MOST_PROBLEMS`] of them, by partition, file and row group.
+    /// The first [`MOST_PROBLEMS`] problems, by partition, file and row group.
     pub problems: Vec<Problem>,
-    /// What is odd and does no harm: files that the snapshot does not name.
+    /// Harmless irregularities: files that the snapshot does not list.
     pub warnings: Vec<Problem>,
-    /// Time that it took.
+    /// The duration of the verification in seconds.
     pub wall_seconds: f64,
 }
 
 impl Verification {
-    /// Whether no problem was found.
+    /// Returns whether no problem was found.
     pub fn is_sound(&self) -> bool {
         self.problems_found == 0
     }
 }
 
-/// Verifies the dataset at `location`. Problems of the data are not errors of this function, and a storage that does
-/// not give the data is no problem of the data.
+/// Verifies the dataset at `location`. Problems in the data are part of the result. Failures to read the data
+/// are errors.
 ///
 /// # Errors
 ///
-/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no snapshot to compare with, [`Error::Storage`] if the
-/// storage does not give a file, or another one takes its place meanwhile, [`Error::Io`] if threads cannot be started,
+/// [`Error::NotADataset`] and [`Error::Snapshot`] if there is no valid snapshot, [`Error::Storage`] if a file
+/// cannot be read or is replaced by another one meanwhile, [`Error::Io`] if threads cannot be started,
 /// [`Error::Fault`] if a row group does not fit into the memory limit.
 pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter) -> Result<Verification> {
     let started = Instant::now();
@@ -152,15 +154,15 @@ pub fn verify(location: &Path, options: &VerifyOptions, reporter: &dyn Reporter)
     })
 }
 
-/// What was found so far.
+/// The findings so far.
 #[derive(Debug, Default)]
 struct Found<'a> {
-    /// The first ones.
+    /// The first [`MOST_PROBLEMS`] problems.
     problems: Vec<Problem>,
     problems_found: usize,
-    /// Partitions with row groups that could not be read.
+    /// The partitions with row groups that could not be read.
     unread: BTreeSet<&'a PartitionKey>,
-    /// Statistics of the samples that could be read.
+    /// The digest of the samples that could be read.
     digest: Digest,
     row_groups_inside_sessions: u64,
 }
@@ -176,7 +178,7 @@ impl Found<'_> {
     }
 }
 
-/// Separates a problem of the data from an error that says nothing of it.
+/// Separates problems in the data from other errors.
 fn problem_of<T>(read: Result<T>) -> Result<Result<T, Problem>> {
     match read {
         Ok(read) => Ok(Ok(read)),
@@ -192,10 +194,10 @@ struct BucketRange<'a> {
     sets: &'a [FileSet],
 }
 
-/// A row group to check, and its files, if they could be opened.
+/// A row group to check: its file set, its files if they could be opened, and its index.
 type Place<'a> = (&'a FileSet, Option<&'a OpenFiles>, usize);
 
-/// State that the checks of all ranges share.
+/// The state that the checks of all ranges share.
 struct Work<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,
@@ -205,7 +207,7 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// Checks the row groups of all files, those of some at a time.
+    /// Checks the row groups of all files, a limited number of files at a time.
     fn check_partitions(&self, expected: &mut Expected, found: &mut Found<'a>) -> Result<()> {
         let (snapshot, reporter) = (self.snapshot, self.reporter);
         let division = snapshot.division();
@@ -233,7 +235,8 @@ impl<'a> Work<'a> {
         checked
     }
 
-    /// Reads all row groups of some files. The last range stays `open` until all of its files were read.
+    /// Reads all row groups of some files. The last range stays in `open` until all of its files have been
+    /// read.
     fn check_files(
         &self,
         sets: &[(BucketRange<'a>, &'a FileSet)],
@@ -247,7 +250,7 @@ impl<'a> Work<'a> {
             files.check_columns(&snapshot.columns_of(set))?;
             Ok(files)
         };
-        // The first error of the storage ends the work.
+        // The first storage error stops the verification.
         let opened: Result<Vec<Result<OpenFiles, Problem>>> =
             pool.install(|| sets.par_iter().map(|(_, set)| problem_of(open_files(set))).collect());
         let opened = opened?;
@@ -286,7 +289,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// How a row group is named in errors.
+/// Returns the name of a row group for errors.
 fn row_group_of(storage: &Storage, files: &OpenFiles, index: usize) -> String {
     format!("row group {index} of `{}`", storage.shown(&files.path).display())
 }
@@ -296,7 +299,7 @@ struct OpenRange<'a> {
     range: BucketRange<'a>,
     buckets: Buckets,
     order: OrderCheck,
-    /// Whether all row groups could be read so far.
+    /// Whether all row groups so far could be read.
     whole: bool,
     sets_left: usize,
 }
@@ -308,7 +311,7 @@ impl<'a> OpenRange<'a> {
         Self { range, buckets, order, whole: true, sets_left: range.sets.len() }
     }
 
-    /// Adds the row groups of the next files.
+    /// Adds the row groups of the next file set.
     fn add(&mut self, set: &FileSet, row_groups: impl Iterator<Item = CheckedRowGroup>, found: &mut Found) {
         for (index, checked) in row_groups.enumerate() {
             self.whole &= checked.counted;
@@ -319,7 +322,7 @@ impl<'a> OpenRange<'a> {
         self.sets_left -= 1;
     }
 
-    /// Checks what the row groups are together; their sessions only if all of them were read.
+    /// Checks the range as a whole. Its sessions are checked only if all row groups were read.
     fn end(self, found: &mut Found<'a>) {
         let Self { range: BucketRange { partition, sets }, buckets, order, whole, .. } = self;
         if !whole {
@@ -349,7 +352,7 @@ impl<'a> OpenRange<'a> {
     }
 }
 
-/// How a partition is named in problems.
+/// Returns the name of a partition for problems.
 fn partition_path(partition: &Partition) -> String {
     match partition.key.to_string() {
         key if key.is_empty() => DATA.to_owned(),

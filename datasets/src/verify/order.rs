@@ -1,41 +1,43 @@
-//! The order of samples and sessions, within row groups and from one to the next.
+//! Checks the order of samples and sessions, within and between row groups.
 
 use std::collections::HashSet;
 
 use crate::{Buckets, Order, Problem, SESSION_COLUMN, TIME_COLUMN};
 
-/// What is wrong with session `now` coming after session `before`, if anything is.
+/// Returns a message if the order does not allow session `now` after session `before`.
 fn wrong_succession(order: Order, before: i64, now: i64) -> Option<String> {
     (order == Order::SessionHash && now < before)
         .then(|| format!("session {now} follows session {before}; sessions are ordered by their ids"))
 }
 
-/// The problem if session `now` follows session `before` and its bucket comes before that of `before`; else `None`.
+/// Returns a message if the bucket of session `now`, which follows session `before`, is lower than the bucket
+/// of `before`.
 fn wrong_bucket(buckets: Buckets, before: i64, now: i64) -> Option<String> {
     let [first, second] = [before, now].map(|session| buckets.bucket_of(session));
     (second < first)
         .then(|| format!("session {now} of bucket {second} follows session {before} of bucket {first}"))
 }
 
-/// What the row groups around it need to know of a row group.
+/// A summary of a row group, for checks against the neighbouring row groups.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Span {
     pub(super) rows: usize,
-    /// Session and time of the first row.
+    /// The session and time of the first row.
     first: (i64, i64),
-    /// Session and time of the last row.
+    /// The session and time of the last row.
     last: (i64, i64),
-    /// The time at which the first session after row 0 starts, if it is of the same bucket.
+    /// The start time of the first session that begins after row 0, if it is in the same bucket.
     first_start: Option<i64>,
-    /// The time at which the last session after row 0 starts.
+    /// The start time of the last session that begins after row 0.
     last_start: Option<i64>,
-    /// The session of each run of samples of one session, in clustered order; each session in arrival order.
+    /// In clustered order, the session of each run of consecutive samples of one session; in arrival order,
+    /// each session once.
     runs: Vec<i64>,
-    /// Decoded size, as if every sample had its lists.
+    /// The decoded size in bytes if every sample had its own copies of its lists.
     pub(super) decoded_bytes: u64,
 }
 
-/// A row group's span, and what is wrong with its order: column, row and message.
+/// Returns a row group's span and the errors in its order: column, row and message.
 pub(super) fn check_row_group(
     order: Order,
     buckets: Buckets,
@@ -102,7 +104,7 @@ fn earlier(order: Order) -> String {
     format!("the sample is earlier than the one before it{within}")
 }
 
-/// The first row of a row group where something is wrong, and how many rows it is wrong in.
+/// The first invalid row of a row group, and the number of invalid rows.
 #[derive(Debug, Default)]
 struct Finding {
     first: Option<(usize, String)>,
@@ -127,24 +129,24 @@ impl Finding {
     }
 }
 
-/// Follows the order of a range of buckets of a partition from row group to row group.
+/// Checks the order of a range of buckets of a partition, row group by row group.
 #[derive(Debug)]
 pub(super) struct OrderCheck {
     order: Order,
     buckets: Buckets,
-    /// The session of each run of samples so far: 8 bytes a session.
+    /// The session of each run of samples so far, in clustered order: 8 bytes per session.
     runs: Vec<i64>,
-    /// The sessions so far, in arrival order: about 16 bytes a session.
+    /// The sessions so far, in arrival order: about 16 bytes per session.
     seen: HashSet<i64>,
-    /// Session and time of the last row so far; unknown before the first row group, and after one that cannot be read.
+    /// The session and time of the last row; `None` before the first row group and after an unreadable one.
     last: Option<(i64, i64)>,
-    /// When the session of that row started, if that is known.
+    /// The start time of the session of the last row, if it is known.
     session_start: Option<i64>,
     /// The row groups so far.
     row_groups: Vec<Ended>,
 }
 
-/// How a row group of a partition ended.
+/// The end of a row group of a partition.
 #[derive(Debug)]
 struct Ended {
     path: String,
@@ -166,7 +168,7 @@ impl OrderCheck {
         }
     }
 
-    /// The next row group of the range, or `None` in place of one that could not be read.
+    /// Adds the next row group of the range, or `None` for one that could not be read.
     pub(super) fn next(&mut self, path: &str, index: usize, span: Option<Span>) -> Vec<Problem> {
         let Some(span) = span.filter(|span| span.rows > 0) else {
             (self.last, self.session_start) = (None, None);
@@ -219,8 +221,8 @@ impl OrderCheck {
         problems
     }
 
-    /// The number of sessions of the range, and in clustered order one whose samples are not contiguous, if there is
-    /// one.
+    /// Returns the number of sessions of the range, and in clustered order a session whose samples are not
+    /// contiguous, if there is one.
     pub(super) fn sessions(&self) -> (u64, Option<i64>) {
         if !self.order.is_clustered() {
             return (self.seen.len() as u64, None);
@@ -232,16 +234,17 @@ impl OrderCheck {
         (sessions.len() as u64, split)
     }
 
-    /// Row groups that begin inside a session.
+    /// Returns the number of row groups that begin inside a session.
     pub(super) fn row_groups_inside_sessions(&self) -> u64 {
         self.row_groups.iter().filter(|ended| ended.inside_session).count() as u64
     }
 
-    /// Row groups that end inside a session though there was room for more.
+    /// Returns problems for row groups that end inside a session although they had room for more samples.
     ///
-    /// A row group ends with the first session after some size, and inside one only after twice that size. So one that
-    /// ends inside a session is no smaller than those that do not, but for one sample; here it may have half as much,
-    /// because a partition's files may have been written with unlike samples.
+    /// The writer ends a row group at the first session boundary after a target size, and inside a session
+    /// only after twice that size. A row group that ends inside a session is therefore at least as large as
+    /// the others, apart from one sample. This check allows half of that size, because a partition's files
+    /// may come from writers with different samples.
     pub(super) fn small_row_groups(&self) -> Vec<Problem> {
         let whole = self.row_groups.iter().filter(|ended| !ended.inside_session);
         let largest = whole.map(|ended| ended.decoded_bytes).max().unwrap_or(0);
@@ -265,10 +268,10 @@ mod tests {
     /// The first session of bucket 1.
     const SECOND: i64 = 1 << 62;
 
-    /// Session and time of a sample.
+    /// The session and time of a sample.
     type SessionAndTime = (i64, i64);
 
-    /// The messages for row groups of (session, time).
+    /// Returns the messages for row groups of (session, time) pairs.
     fn messages(order: Order, row_groups: &[&[(i64, i64)]]) -> Vec<String> {
         let mut check = OrderCheck::new(order, BUCKETS);
         let mut found = Vec::new();
@@ -326,7 +329,7 @@ mod tests {
             assert_eq!(messages(order, &[&[within[2], within[0]]]), ["0 session_id 1"], "{order:?}");
             assert_eq!(messages(order, &[&within[2..], &within[..2]]), ["1 session_id 0"], "{order:?}");
         }
-        // The order goes on within the second bucket.
+        // The order continues within the second bucket.
         let rows = [(0, 5), (SECOND, 7), (SECOND + 1, 6)];
         assert_eq!(messages(Order::Session, &[&rows]), ["0 timestamp 2"]);
         assert_eq!(messages(Order::Session, &[&rows[..2], &rows[2..]]), ["1 timestamp -"]);

@@ -1,4 +1,4 @@
-//! One row group, read column by column.
+//! Checks one row group, column by column.
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
@@ -20,17 +20,17 @@ pub(super) struct RowGroupCheck<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) files: &'a OpenFiles,
     pub(super) index: usize,
-    /// The snapshot's description of it.
+    /// The description of the row group in the snapshot.
     pub(super) described: &'a RowGroup,
-    /// The manifest's statistics of its samples.
+    /// The statistics of its samples in the manifest.
     pub(super) statistics: &'a RowGroupStatistics,
 }
 
-/// What was found in a row group.
+/// The findings in a row group.
 #[derive(Debug, Default)]
 pub(super) struct CheckedRowGroup {
     pub(super) problems: Vec<Problem>,
-    /// Where it begins and ends; `None` if its sessions or times could not be read.
+    /// The start and end of the row group; `None` if its sessions or times could not be read.
     pub(super) span: Option<Span>,
     /// Whether all columns could be read.
     pub(super) counted: bool,
@@ -39,11 +39,11 @@ pub(super) struct CheckedRowGroup {
 }
 
 impl RowGroupCheck<'_> {
-    /// Reads all columns, as many as are not damaged.
+    /// Checks all columns that can be read.
     ///
     /// # Errors
     ///
-    /// As [`Storage::read_ranges`](onefold_storage::Storage::read_ranges).
+    /// Returns the errors of [`Storage::read_ranges`](onefold_storage::Storage::read_ranges).
     pub(super) fn run(&self) -> Result<CheckedRowGroup> {
         let mut problems = Vec::new();
         let _fetched = self.files.fetch(self.index)?;
@@ -59,7 +59,8 @@ impl RowGroupCheck<'_> {
             problem
         };
         let schema = &self.snapshot.schema;
-        // The digest of a sample has the missing values of columns that the files lack, the manifest's does not.
+        // The dataset's digest includes the missing values of columns that the files lack. The manifest's
+        // digest does not.
         let mut missing = SampleDigest::default();
         for name in schema.float_columns() {
             if self.files.lacks(name) {
@@ -115,7 +116,7 @@ impl RowGroupCheck<'_> {
         Ok(CheckedRowGroup { problems, span: Some(span), counted, digest })
     }
 
-    /// Checks the order of the samples, and starts their digests.
+    /// Checks the order of the samples and starts their digests.
     fn read_order(&self, problems: &mut Vec<Problem>) -> Result<(Span, RowGroup, Vec<SampleDigest>)> {
         let sessions = self.files.numbers::<Int64Type>(self.index, SESSION_COLUMN)?;
         let times = self.files.numbers::<TimestampMicrosecondType>(self.index, TIME_COLUMN)?;
@@ -132,11 +133,13 @@ impl RowGroupCheck<'_> {
         Ok((span, described, samples))
     }
 
-    /// The first thing that is wrong in the snapshot's description of the row group. Bytes and samples were checked
-    /// with the footers, the number of sessions is that of a range of buckets.
+    /// Returns the first difference between the row group and its description in the snapshot. Bytes and
+    /// samples have been checked against the footers, and the number of sessions is checked per range of
+    /// buckets.
     fn misdescribed(&self, found: &RowGroup) -> Option<Problem> {
         let expected = self.described;
-        // Of the columns that were written; features may have been dropped or renamed since.
+        // The digest covers the columns that were written, but features may have been dropped or renamed
+        // since.
         let is_digested = self.files.are_as_digested();
         let session = |of: &RowGroup| [of.first_session, of.last_session];
         let time = |of: &RowGroup| [of.first_time, of.last_time];
@@ -170,7 +173,7 @@ impl RowGroupCheck<'_> {
         Some(Problem::new(&self.files.path, message).in_row_group(self.index))
     }
 
-    /// Reads a float column; gives what is wrong with its statistics.
+    /// Reads a float column and returns a problem if its statistics differ.
     fn add_floats(&self, name: &str, samples: &mut [SampleDigest]) -> Result<Option<Problem>> {
         let floats = self.files.numbers::<Float32Type>(self.index, name)?;
         let seed = ColumnSeed::new(name);
@@ -186,7 +189,7 @@ impl RowGroupCheck<'_> {
         }))
     }
 
-    /// Reads a kept column; gives its decoded bytes.
+    /// Reads a kept column and returns its decoded size in bytes.
     fn add_kept(&self, column: &KeptColumn, samples: &mut [SampleDigest]) -> Result<u64> {
         let values = self.files.kept(self.index, column)?;
         ColumnSeed::new(&column.name).add_kept(&values, samples);
@@ -194,7 +197,7 @@ impl RowGroupCheck<'_> {
         Ok(8 * values.len() as u64 + texts as u64)
     }
 
-    /// Reads a sparse feature: its statistics, and an id that is not in its vocabulary.
+    /// Reads a sparse feature and returns its statistics, and a problem if an id is not in its vocabulary.
     fn add_lists(
         &self,
         group: &FeatureGroup,
@@ -207,7 +210,7 @@ impl RowGroupCheck<'_> {
         Ok((statistics, self.unknown_id(feature, &lists, &statistics)))
     }
 
-    /// The first id of a feature that its vocabulary does not have.
+    /// Returns a problem for the first id that the feature's vocabulary does not have.
     fn unknown_id(
         &self,
         feature: &SparseFeature,

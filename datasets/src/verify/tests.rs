@@ -1,4 +1,5 @@
-//! Each test damages a sound dataset in one way, makes its checksums right again, and expects the damage to be named.
+//! Each test damages a valid dataset in one way, corrects the checksums, and expects the damage to be
+//! reported.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +28,8 @@ use crate::{
     WriterOptions,
 };
 
-/// A dataset that tests damage: two partitions of sessions of 1 to 6 samples, in several row groups and files.
+/// A dataset for tests to damage: two partitions with sessions of 1 to 6 samples, in several row groups and
+/// files.
 struct Dataset {
     directory: tempfile::TempDir,
     /// The path of the first data file of the first partition.
@@ -82,8 +84,8 @@ impl Dataset {
         (0..groups).map(read).collect()
     }
 
-    /// Writes the file with other row groups, and makes the manifest describe it as it is now: not the sessions, the
-    /// statistics and the digests of its row groups.
+    /// Writes the file with other row groups and adapts the manifest to it, except for the sessions,
+    /// statistics and digests of the row groups.
     fn rewrite(&self, edit: impl FnOnce(&mut Vec<RecordBatch>)) {
         let mut row_groups = self.row_groups();
         edit(&mut row_groups);
@@ -119,7 +121,7 @@ impl Dataset {
         self.edit_rows(row_groups.len(), |index, row| row["values"] = json!(ids[index]));
     }
 
-    /// Edits the rows of the file's row groups in the manifest, and sets their number.
+    /// Edits the manifest rows of the file's row groups, and sets their number to `count`.
     fn edit_rows(&self, count: usize, mut edit: impl FnMut(usize, &mut Value)) {
         let mut samples = 0;
         self.edit_manifest(|manifest| {
@@ -140,7 +142,7 @@ impl Dataset {
         self.edit_snapshot(|snapshot| snapshot["statistics"]["samples"] = json!(samples));
     }
 
-    /// The number of ids in every row group of the file; 0 for a feature whose lists cannot be read.
+    /// Returns the number of ids in each row group of the file; 0 for a feature whose lists cannot be read.
     fn ids(&self) -> Vec<u64> {
         let snapshot = Snapshot::load(self.root()).unwrap();
         let storage = Storage::open(self.root()).unwrap();
@@ -157,7 +159,7 @@ impl Dataset {
         (0..files.row_groups()).map(ids).collect()
     }
 
-    /// Makes the manifest have the digests and the statistics of the row groups of the file, in the layout `rows`.
+    /// Updates the digests and statistics of the file's row groups in the manifest, for the layout `rows`.
     fn recount(&self) {
         let counter = Counter::new(&schema());
         let counts: Vec<_> =
@@ -185,7 +187,7 @@ impl Dataset {
         });
     }
 
-    /// Makes the manifest name the file with its present bytes.
+    /// Updates the manifest's description of the file to its current bytes.
     fn name_file(&self) {
         let bytes = fs_err::read(self.file()).unwrap();
         let end = bytes.last_chunk::<8>().unwrap();
@@ -214,10 +216,10 @@ impl Dataset {
         verify(self.root(), &VerifyOptions::new(2), &Silent).unwrap()
     }
 
-    /// The problems, with the file's number in its partition for its path.
+    /// Returns the problems, with paths shortened to the file's number in its partition.
     fn problems(&self) -> Vec<String> {
         let short = |problem: &Problem| {
-            // Without the part of the name that is random.
+            // Removes the random part of the name.
             let text = problem.to_string();
             match text.split_once("`data/split=a/part-00000-") {
                 Some((start, rest)) => {
@@ -237,7 +239,7 @@ impl Dataset {
     }
 }
 
-/// The description of a row group, without its ids and bytes.
+/// Returns the description of a row group, without its ids and bytes.
 fn described(rows: &RecordBatch) -> RowGroup {
     let sessions = rows.column(0).as_primitive::<Int64Type>().values();
     let times = rows.column(1).as_primitive::<TimestampMicrosecondType>().values();
@@ -248,7 +250,7 @@ fn described(rows: &RecordBatch) -> RowGroup {
 
 const DIGEST: &str = "file 0, row group 0: the samples are not those that were written: their digest is ";
 
-/// Samples of sessions that overlap in time, in the given order.
+/// Returns samples of sessions that overlap in time, in the given order.
 fn samples(order: Order, first_id: i64) -> RecordBatch {
     let mut places: Vec<(i64, i64)> =
         (0..60_i64).flat_map(|s| (0..1 + s % 6).map(move |i| (s, s * 10 + i * 25))).collect();
@@ -295,8 +297,8 @@ fn a_sound_dataset_has_no_problem() {
     }
 }
 
-/// A limit that suffices for each row group suffices for all, whatever the number of threads. With less, no row group
-/// is skipped.
+/// A limit that suffices for each single row group suffices for any number of threads. With a lower limit, the
+/// verification fails instead of skipping a row group.
 #[test]
 fn a_small_limit_finds_the_same() {
     for layout in [Layout::Rows, Layout::Folded] {
@@ -390,7 +392,7 @@ fn samples_out_of_order_are_found() {
             rows.swap(row - 1, row);
             take_record_batch(batch, &UInt32Array::from(rows)).unwrap()
         });
-        // The samples are the same ones, and so is their digest.
+        // The samples are the same, and so is their digest.
         let place = format!("file 0, row group 1, column `timestamp`, row {row}: {expected}");
         let problems = dataset.problems();
         assert!(problems[0].starts_with(&place), "{problems:?}");
@@ -498,7 +500,7 @@ fn figures_of_the_snapshot_are_compared() {
 #[test]
 fn sessions_that_are_not_contiguous_or_ordered_are_found() {
     let dataset = Dataset::new(Layout::Rows, Order::SessionHash);
-    // Session 3 is named as if it came after the others.
+    // Session 3 gets an id that belongs after the others.
     dataset.replace(0, SESSION, |column| {
         numbers(column, |sessions| sessions.iter_mut().filter(|session| **session == 3).for_each(|s| *s = 99))
     });
@@ -523,7 +525,7 @@ fn sessions_that_start_earlier_than_the_one_before_are_found() {
     let expected =
         "file 0, row group 0, column `timestamp`: the session starts earlier than the one before it";
     assert!(problems.iter().any(|problem| problem == expected), "{problems:?}");
-    // By hash, sessions may start at any time.
+    // In the order by hash, sessions may start at any time.
     let dataset = Dataset::new(Layout::Rows, Order::SessionHash);
     dataset.replace(0, crate::TIME_COLUMN, |column| numbers(column, |times| times[1] = -1));
     dataset.has(&[DIGEST]);
@@ -643,7 +645,7 @@ fn vocabularies_are_read_again() {
     fs_err::write(&path, &bytes).unwrap();
     let found = problems();
     assert!(found.len() == 1 && found[0].message.starts_with("its SHA-256 is not "), "{found:?}");
-    // As if it had been written so: the checksum is right, and there is an entry less.
+    // The recorded checksum is correct, but there is one entry less.
     let other = Vocabulary::from_counts([(70, 9)], 1);
     let file =
         other.write(&Storage::open(directory.path()).unwrap(), &snapshot.vocabularies["items"].path).unwrap();

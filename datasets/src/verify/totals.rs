@@ -1,4 +1,4 @@
-//! Statistics of row groups, and their comparison with the snapshot's.
+//! Compares statistics of row groups with the snapshot's totals.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,35 +9,35 @@ use crate::names::SNAPSHOTS;
 use crate::snapshot::{RowGroupStatistics, RowStatistics, rows_of_sets};
 use crate::{DenseStatistics, Error, FeatureStatistics, FileSet, Partition, Problem, Result, Snapshot};
 
-/// The manifests' statistics of the samples of row groups, and their sums.
+/// The statistics of row groups in the manifests, and their sums.
 pub(super) struct Expected<'a> {
     storage: &'a Storage,
     snapshot: &'a Snapshot,
-    /// By the path of a set: its manifest, and the row of its first row group there.
+    /// The manifest path and the row of the first row group of each file set, by the set's path.
     rows: HashMap<String, (Arc<str>, usize)>,
-    /// The manifest that was asked for last. Adjacent partitions are mostly in the same manifest.
+    /// The manifest that was used last. Adjacent partitions are usually in the same manifest.
     open: Option<RowStatistics<'a>>,
     path: Arc<str>,
     sum: RowGroupStatistics,
 }
 
 impl<'a> Expected<'a> {
-    /// Reads which manifest describes which row group. The statistics are read later.
+    /// Finds the manifest row of each row group. The statistics are read later.
     ///
     /// # Errors
     ///
-    /// [`Error::Snapshot`] if a manifest is damaged, [`Error::Storage`] if the storage does not give it.
+    /// [`Error::Snapshot`] if a manifest is damaged, [`Error::Storage`] if it cannot be read.
     pub(super) fn new(storage: &'a Storage, snapshot: &'a Snapshot) -> Result<Self> {
         let rows = rows_of_sets(storage, &snapshot.manifests)?;
         let sum = RowGroupStatistics::default();
         Ok(Self { storage, snapshot, rows, open: None, path: "".into(), sum })
     }
 
-    /// The statistics of the row groups of a set.
+    /// Returns the statistics of the row groups of a set.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// Returns the errors of [`new`](Self::new).
     pub(super) fn of(&mut self, set: &FileSet) -> Result<Vec<RowGroupStatistics>> {
         let missing = || Error::snapshot(self.storage.shown(set.path()), "no manifest names it any more");
         let (path, first) = self.rows.get(set.path()).cloned().ok_or_else(missing)?;
@@ -59,18 +59,18 @@ impl<'a> Expected<'a> {
         Ok(statistics)
     }
 
-    /// The statistics of the sparse features of all row groups that were asked for, in the schema's order.
+    /// Returns the sums of the sparse features' statistics over all requested row groups, in schema order.
     pub(super) fn features(&self) -> &[FeatureStatistics] {
         &self.sum.features
     }
 }
 
-/// The parts of the statistics of a dense feature that are compared.
+/// The statistics of a dense feature that are compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct DenseRange {
     finite: u64,
     not_finite: u64,
-    /// The smallest and the largest finite value.
+    /// The smallest and largest finite value.
     ends: Option<(f32, f32)>,
 }
 
@@ -97,7 +97,8 @@ impl DenseRange {
     }
 }
 
-/// Where the snapshot's totals are not the sums over its partitions; `features` are the sums by sparse feature.
+/// Returns a problem for each total that differs from the sum over the partitions; `features` are the sums of
+/// the sparse features.
 pub(super) fn snapshot_problems(snapshot: &Snapshot, features: &[FeatureStatistics]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let statistics = &snapshot.statistics;
@@ -123,7 +124,7 @@ pub(super) fn snapshot_problems(snapshot: &Snapshot, features: &[FeatureStatisti
     problems
 }
 
-/// What differs between the figures that the snapshot has and those that were found.
+/// Returns the differences between the recorded statistics and those that were found.
 pub(super) fn differences(
     expected: &FeatureStatistics,
     found: &FeatureStatistics,

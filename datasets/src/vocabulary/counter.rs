@@ -1,4 +1,4 @@
-//! Counting ids within a budget of memory.
+//! Counts ids within a memory budget.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::table::IdTable;
 use crate::{Error, Result};
 
-/// Bytes that the counters of several features and threads may take together.
+/// A memory budget, in bytes, that the counters of several features and threads share.
 #[derive(Debug, Clone)]
 pub struct CountBudget {
     limit: u64,
@@ -14,22 +14,22 @@ pub struct CountBudget {
 }
 
 impl CountBudget {
-    /// A budget of `bytes`.
+    /// Creates a budget of `bytes` bytes.
     pub fn new(bytes: u64) -> Self {
         Self { limit: bytes, left: Arc::new(AtomicU64::new(bytes)) }
     }
 
-    /// Bytes that are taken now.
+    /// Returns the number of bytes in use.
     pub fn used_bytes(&self) -> u64 {
         self.limit - self.left.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the whole budget.
+    /// Returns the size of the whole budget in bytes.
     pub(super) fn limit_bytes(&self) -> u64 {
         self.limit
     }
 
-    /// Takes `bytes`, or nothing if fewer are left.
+    /// Takes `bytes` from the budget; takes nothing and returns `false` if fewer are left.
     pub(super) fn take(&self, bytes: usize) -> bool {
         let less = |left: u64| left.checked_sub(bytes as u64);
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
@@ -40,7 +40,8 @@ impl CountBudget {
     }
 }
 
-/// Counts a feature's ids, exactly: 20 to 39 bytes for each distinct one, and half as much more while it grows.
+/// Counts a feature's ids exactly. It takes 20 to 39 bytes per distinct id, and half as much more while it
+/// grows.
 #[derive(Debug)]
 pub struct VocabularyCounter {
     feature: String,
@@ -49,16 +50,17 @@ pub struct VocabularyCounter {
 }
 
 impl VocabularyCounter {
-    /// A counter of the ids of `feature`, which takes its memory from `budget` and gives it back at its end.
+    /// Creates a counter of the ids of `feature`. It takes its memory from `budget` and returns it when
+    /// dropped.
     pub fn new(feature: &str, budget: &CountBudget) -> Self {
         Self { feature: feature.to_owned(), budget: budget.clone(), counts: IdTable::default() }
     }
 
-    /// Counts `id` another `times` times.
+    /// Adds `times` to the count of `id`.
     ///
     /// # Errors
     ///
-    /// [`Error::TooManyIds`] if the budget does not suffice for one more id; nothing is counted then.
+    /// [`Error::TooManyIds`] if the budget does not suffice for another id. In this case nothing is counted.
     #[inline]
     pub fn add(&mut self, id: i64, times: u64) -> Result<()> {
         if times == 0 {
@@ -71,26 +73,26 @@ impl VocabularyCounter {
         Ok(())
     }
 
-    /// Adds the counts of another counter of the same feature, such as another thread's.
+    /// Adds the counts of another counter of the same feature, for example from another thread.
     ///
     /// # Errors
     ///
-    /// As [`add`](Self::add); the ids before the one that did not fit are counted.
+    /// Returns the errors of [`add`](Self::add). The ids before the one that did not fit are counted.
     pub fn merge(&mut self, mut other: Self) -> Result<()> {
         if self.counts.len() < other.counts.len() {
-            // Their budgets go with their tables.
+            // The tables are swapped together with their budgets.
             std::mem::swap(&mut self.budget, &mut other.budget);
             std::mem::swap(&mut self.counts, &mut other.counts);
         }
         other.counts().try_for_each(|(id, times)| self.add(id, times))
     }
 
-    /// The ids and how often each was counted, in no order that means anything.
+    /// Returns the ids and their counts, in arbitrary order.
     pub fn counts(&self) -> impl Iterator<Item = (i64, u64)> {
         self.counts.iter()
     }
 
-    /// The number of distinct ids.
+    /// Returns the number of distinct ids.
     pub fn distinct(&self) -> usize {
         self.counts.len()
     }
@@ -155,7 +157,7 @@ mod tests {
         other.add(1, 1).unwrap();
         let mut counter = VocabularyCounter::new("item", &budget);
         let error = (0..100_000).find_map(|id| counter.add(id, 1).err()).unwrap();
-        // 2,048 slots, and no room for 4,096 beside them.
+        // The table has 2,048 slots, and the budget has no room for another one with 4,096.
         assert_eq!(counter.distinct(), 1_792);
         assert_eq!(
             error.to_string(),

@@ -1,4 +1,4 @@
-//! What the first ids of a vocabulary stand for, as a digest.
+//! A digest of the originals of the first ids of a vocabulary.
 
 use onefold_base::units;
 use sha2::{Digest, Sha256};
@@ -7,8 +7,8 @@ use super::Vocabulary;
 use super::originals::Originals;
 
 impl Vocabulary {
-    /// A digest of the originals of ids 1 to `entries`, SHA-256 in hexadecimal: in vocabularies with the same digest
-    /// these ids stand for the same. `None` if there are fewer ids.
+    /// Returns the SHA-256, in hexadecimal, of the originals of ids 1 to `entries`. In vocabularies with the
+    /// same digest, these ids have the same originals. Returns `None` if there are fewer ids.
     pub fn digest(&self, entries: u64) -> Option<String> {
         let entries = usize::try_from(entries).ok().filter(|entries| *entries <= self.len())?;
         let mut digest = Sha256::new();
@@ -42,7 +42,7 @@ mod tests {
         assert_eq!(integers.digest(2).unwrap(), before);
         assert_ne!(integers.digest(3).unwrap(), before);
         assert_ne!(Vocabulary::from_counts([(7, 2), (9, 3)], 1).digest(2).unwrap(), before);
-        // Where a text ends counts, and so does what the originals are.
+        // The digest depends on the ends of texts and on the kind of the originals.
         let texts = |first: &str, second: &str| Vocabulary::from_text_counts([(first, 2), (second, 1)], 1);
         assert_ne!(texts("ab", "c").digest(2), texts("a", "bc").digest(2));
         assert_eq!(texts("ab", "c").digest(1), texts("ab", "d").digest(1));

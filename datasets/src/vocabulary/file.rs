@@ -23,33 +23,34 @@ use super::originals::{OriginalKind, Originals};
 use crate::snapshot::stays_inside;
 use crate::{Error, Result, Snapshot, suggest};
 
-/// Rows that are encoded or decoded at once.
+/// The number of rows that are encoded or decoded at a time.
 const BATCH_ROWS: usize = 64 << 10;
-/// Rows of a row group.
+/// The number of rows in a row group.
 const ROW_GROUP_ROWS: usize = 1 << 20;
-/// More than the footer of a file takes: that of each row group has less than 1 KiB.
+/// More bytes than the footer of a file takes: less than 1 KiB per row group.
 const FOOTER_BYTES: u64 = 1 << 20;
 
-/// What a snapshot records of a vocabulary.
+/// The description of a vocabulary's file in a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabularyFile {
-    /// Path relative to the dataset's folder, with `/` between its parts.
+    /// The path relative to the dataset's folder, separated by `/`.
     pub path: String,
-    /// Originals that have an id: the largest id.
+    /// The number of originals with an id, which is the largest id.
     pub entries: u64,
-    /// Size of the file.
+    /// The size of the file in bytes.
     pub bytes_on_disk: u64,
-    /// SHA-256 of the file, in hexadecimal.
+    /// The SHA-256 of the file, in hexadecimal.
     pub sha256: String,
 }
 
 impl Vocabulary {
-    /// Writes the vocabulary to the file `path` of the dataset in `storage`. `path` is one that no snapshot names.
+    /// Writes the vocabulary to the file `path` of the dataset in `storage`. No snapshot may list `path`.
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] or [`Error::Fault`] if it cannot be written; the file does not appear then.
+    /// [`Error::Storage`] or [`Error::Fault`] if the file cannot be written. In this case the file does not
+    /// appear.
     pub fn write(&self, storage: &Storage, path: &str) -> Result<VocabularyFile> {
         let shown = storage.shown(path);
         let wrong = |source| Error::write_parquet(&shown, source);
@@ -64,7 +65,7 @@ impl Vocabulary {
         Ok(VocabularyFile { path: path.to_owned(), entries: self.len() as u64, bytes_on_disk, sha256 })
     }
 
-    /// Up to [`BATCH_ROWS`] rows of the file.
+    /// Returns up to [`BATCH_ROWS`] rows of the file, starting at row `start`.
     fn batch(&self, start: usize) -> Result<RecordBatch> {
         let end = self.len().min(start + BATCH_ROWS);
         let ids = Int64Array::from_iter_values(start as i64 + 1..=end as i64);
@@ -79,11 +80,12 @@ impl Vocabulary {
         Ok(RecordBatch::try_new(columns(self.kind()), arrays)?)
     }
 
-    /// Reads the vocabulary `name` of the dataset at `location`, of this snapshot.
+    /// Reads the vocabulary `name` of a snapshot of the dataset at `location`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the dataset has no vocabulary of that name, and as [`read`](Self::read).
+    /// [`Error::Fault`] if the dataset has no vocabulary with this name; otherwise the errors of
+    /// [`read`](Self::read).
     pub fn load(location: &Path, snapshot: &Snapshot, name: &str) -> Result<Self> {
         match snapshot.vocabularies.get(name) {
             Some(file) => Self::read(&Storage::open(location)?, file),
@@ -94,18 +96,18 @@ impl Vocabulary {
         }
     }
 
-    /// Whether the vocabulary that a snapshot of the dataset in `storage` records as `file` has integers or texts, from
-    /// the file's footer alone.
+    /// Returns whether the vocabulary in `file`, as recorded by a snapshot of the dataset in `storage`, has
+    /// integers or texts. It reads only the end of the file.
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] if the storage does not give the file, [`Error::Vocabulary`] if it is not a vocabulary.
+    /// [`Error::Storage`] if the file cannot be read, [`Error::Vocabulary`] if it is not a vocabulary.
     pub fn read_kind(storage: &Storage, file: &VocabularyFile) -> Result<OriginalKind> {
         let length = file.bytes_on_disk;
         let start = length.saturating_sub(FOOTER_BYTES);
         let ranges =
             storage.read_ranges(&file.path, length, std::iter::once(start..length).collect(), None)?;
-        // Decoders panic on some damaged bytes.
+        // The Parquet decoder panics on some damaged bytes.
         let kind = catch_panic(|| {
             let footer = ArrowReaderMetadata::load(&ranges, ArrowReaderOptions::new());
             kind_of(footer.map_err(|error| error.to_string())?.schema())
@@ -113,13 +115,14 @@ impl Vocabulary {
         kind.map_err(|message| Error::Vocabulary { path: storage.shown(&file.path), message })
     }
 
-    /// Reads the vocabulary that a snapshot of the dataset in `storage` records as `file`, and checks all of it.
+    /// Reads and fully checks the vocabulary in `file`, as recorded by a snapshot of the dataset in
+    /// `storage`.
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] if the storage does not give the file, [`Error::Vocabulary`] if it is missing, its size,
-    /// checksum, columns or number of entries are not the recorded ones, the ids do not count from 1, or an original
-    /// occurs twice.
+    /// [`Error::Storage`] if the file cannot be read. [`Error::Vocabulary`] if the file is missing, if its
+    /// size, checksum, columns or number of entries differ from the recorded ones, if the ids do not count
+    /// from 1, or if an original occurs twice.
     pub fn read(storage: &Storage, file: &VocabularyFile) -> Result<Self> {
         let wrong = |message| Error::Vocabulary { path: storage.shown(&file.path), message };
         if !stays_inside(&file.path) {
@@ -134,12 +137,12 @@ impl Vocabulary {
         if units::format_hex(&Sha256::digest(&content)) != file.sha256 {
             return Err(wrong("its SHA-256 is not the one that the snapshot records".to_owned()));
         }
-        // Decoders panic on some damaged bytes.
+        // The Parquet decoder panics on some damaged bytes.
         catch_panic(|| decode(content, file.entries)).map_err(wrong)
     }
 }
 
-/// The columns of a file with originals of this kind.
+/// Returns the columns of a file with originals of this kind.
 fn columns(kind: OriginalKind) -> SchemaRef {
     let original = match kind {
         OriginalKind::Integer => DataType::Int64,
@@ -152,7 +155,7 @@ fn columns(kind: OriginalKind) -> SchemaRef {
     ]))
 }
 
-/// The kind of the originals in a file with these columns; an error is a sentence.
+/// Returns the kind of the originals in a file with these columns. The error is a sentence.
 fn kind_of(found: &Schema) -> Result<OriginalKind, String> {
     let same = |(a, b): (&Arc<Field>, &Arc<Field>)| (a.name(), a.data_type()) == (b.name(), b.data_type());
     let fits = |kind: &OriginalKind| {
@@ -164,7 +167,8 @@ fn kind_of(found: &Schema) -> Result<OriginalKind, String> {
         .ok_or_else(|| format!("it has the columns {found}, not `id`, `original` and `count`"))
 }
 
-/// Values seldom repeat: integers as differences, texts by their lengths, all compressed.
+/// Integers are stored as differences and texts with their lengths, without dictionaries because values
+/// seldom repeat.
 fn properties(kind: OriginalKind) -> parquet::errors::Result<WriterProperties> {
     let properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(3)?))
@@ -180,7 +184,7 @@ fn properties(kind: OriginalKind) -> parquet::errors::Result<WriterProperties> {
     .build())
 }
 
-/// Decodes and checks a file of `entries` rows; an error is a sentence.
+/// Decodes and checks a file of `entries` rows. The error is a sentence.
 fn decode(file: Bytes, entries: u64) -> Result<Vocabulary, String> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string())?;
     let kind = kind_of(builder.schema())?;
@@ -229,7 +233,7 @@ mod tests {
         (bytes.len() as u64, units::format_hex(&Sha256::digest(&bytes)))
     }
 
-    /// A vocabulary of far originals, in a file of more than one batch.
+    /// Returns a vocabulary of originals that are far apart, whose file has more than one batch.
     fn vocabulary() -> Vocabulary {
         let original = |i: i64| (i << 30) * if i % 2 == 0 { 1 } else { -1 };
         Vocabulary::from_counts((0..70_000_i64).map(|i| (original(i), 1 + (i as u64 * i as u64) % 977)), 2)
@@ -265,7 +269,7 @@ mod tests {
         );
     }
 
-    /// A dataset without samples.
+    /// A snapshot of a dataset without samples.
     const SNAPSHOT: &str = r#"{
         "format_version": 6, "dataset": "d078e343a0b044a6", "snapshot": 1, "committed": "2026-11-22T20:39:48.899Z",
         "operation": { "kind": "create", "partitions": [], "samples_gained": 0 },
@@ -311,7 +315,7 @@ mod tests {
         assert!(matches!(Vocabulary::read(&storage(&directory), &file), Err(Error::Vocabulary { .. })));
     }
 
-    /// The error of reading a file of these columns with the right checksum.
+    /// Returns the error of reading a file with these columns and a correct checksum.
     fn refused_columns(ids: Vec<Option<i64>>, originals: Vec<i64>, name: &str) -> String {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("v.parquet");

@@ -1,4 +1,4 @@
-//! From originals to ids.
+//! Maps originals to ids.
 
 use foldhash::fast::FixedState;
 use hashbrown::HashSet;
@@ -6,16 +6,17 @@ use hashbrown::HashSet;
 use super::OUT_OF_VOCABULARY;
 use super::table::IdTable;
 
-/// An array of ids is used where it has at most this many entries for each original, and a hash table elsewhere.
+/// The largest number of array entries per original. If an array would have more, a hash table is used
+/// instead.
 const ARRAY_ENTRIES_PER_ORIGINAL: u64 = 4;
 
-/// A map from 64-bit originals to ids; [`OUT_OF_VOCABULARY`] for all others.
+/// A map from 64-bit originals to ids. All other originals map to [`OUT_OF_VOCABULARY`].
 #[derive(Debug, Clone)]
 pub struct IdMap(Form);
 
 #[derive(Debug, Clone)]
 enum Form {
-    /// Originals that lie close together: `ids[original - first]`.
+    /// An array for originals that are close together: `ids[original - first]`.
     Array {
         first: i64,
         ids: Vec<i64>,
@@ -30,7 +31,7 @@ impl Default for IdMap {
 }
 
 impl IdMap {
-    /// The ids of distinct originals: their positions, from 1 on.
+    /// Creates a map in which the ids of distinct originals are their positions, counted from 1.
     pub(super) fn of_integers(originals: &[i64]) -> Self {
         let numbered = || (1_i64..).zip(originals);
         let (first, last) = (originals.iter().min(), originals.iter().max());
@@ -48,7 +49,7 @@ impl IdMap {
         map
     }
 
-    /// The pairs of original and id, in no order that means anything.
+    /// Returns the pairs of original and id, in arbitrary order.
     pub fn pairs(&self) -> impl Iterator<Item = (i64, i64)> {
         let (array, table) = match &self.0 {
             Form::Array { first, ids } => (Some((*first, ids)), None),
@@ -63,19 +64,19 @@ impl IdMap {
         )
     }
 
-    /// The ids of distinct originals in pairs of original and id, which is positive.
+    /// Creates a map from pairs of original and id. The originals must be distinct, and the ids positive.
     pub fn of_pairs(pairs: impl Iterator<Item = (i64, i64)>) -> Self {
         let mut map = Self::default();
         pairs.for_each(|(original, id)| map.add(original, id));
         map
     }
 
-    /// An empty map that takes `originals` originals without growing.
+    /// Creates an empty map with room for `originals` originals.
     pub(super) fn with_room_for(originals: usize) -> Self {
         Self(Form::Table(IdTable::with_room_for(originals)))
     }
 
-    /// Adds a positive id of an original that has none. The map is not an array.
+    /// Adds a positive id for a new original. The map must not be an array.
     pub(super) fn add(&mut self, original: i64, id: i64) {
         if let Form::Table(table) = &mut self.0 {
             if table.is_full() {
@@ -85,13 +86,13 @@ impl IdMap {
         }
     }
 
-    /// A value that occurs twice, if there is one.
+    /// Returns a value that occurs twice, if there is one.
     pub(super) fn repeated(values: &[i64]) -> Option<i64> {
         let mut seen = HashSet::with_capacity_and_hasher(values.len(), FixedState::default());
         values.iter().copied().find(|value| !seen.insert(*value))
     }
 
-    /// The id of `original`, [`OUT_OF_VOCABULARY`] if it has none.
+    /// Returns the id of `original`, or [`OUT_OF_VOCABULARY`] if it has no id.
     #[inline]
     pub fn get(&self, original: i64) -> i64 {
         match &self.0 {
@@ -100,9 +101,9 @@ impl IdMap {
         }
     }
 
-    /// The ids of a list of originals.
+    /// Returns the ids of a list of originals.
     pub fn apply(&self, originals: &[i64]) -> Vec<i64> {
-        // One branch for all of them, not one each.
+        // Branches once for the whole list instead of once per original.
         match &self.0 {
             Form::Array { first, ids } => {
                 originals.iter().map(|original| in_array(ids, *first, *original)).collect()
@@ -111,7 +112,7 @@ impl IdMap {
         }
     }
 
-    /// The entries of the array, if the map is one.
+    /// Returns the number of entries of the array, if the map is an array.
     #[cfg(test)]
     pub(super) fn array_len(&self) -> Option<usize> {
         match &self.0 {
@@ -120,7 +121,7 @@ impl IdMap {
         }
     }
 
-    /// Bytes that the map takes in memory.
+    /// Returns the memory that the map takes, in bytes.
     pub fn memory_bytes(&self) -> usize {
         match &self.0 {
             Form::Array { ids, .. } => size_of::<i64>() * ids.capacity(),
@@ -131,13 +132,13 @@ impl IdMap {
 
 #[inline]
 fn in_array(ids: &[i64], first: i64, original: i64) -> i64 {
-    // Originals below `first` wrap to positions beyond the end of any array.
+    // Originals below `first` wrap around to positions after the end of any array.
     let at = usize::try_from(original.wrapping_sub(first) as u64).unwrap_or(usize::MAX);
     ids.get(at).copied().unwrap_or(OUT_OF_VOCABULARY)
 }
 
 #[inline]
 fn in_table(table: &IdTable, original: i64) -> i64 {
-    // The table returns 0 for keys that it does not contain.
+    // The table returns 0 for unknown keys.
     table.get(original) as i64
 }

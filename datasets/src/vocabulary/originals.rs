@@ -1,11 +1,11 @@
 //! The originals of a vocabulary, in the order of their ids.
 
-/// Whether the originals of a vocabulary are integers or texts.
+/// The kind of the originals of a vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OriginalKind {
     /// 64-bit signed integers.
     Integer,
-    /// Texts, in UTF-8.
+    /// UTF-8 texts.
     Text,
 }
 
@@ -16,11 +16,11 @@ pub(super) enum Originals {
     Texts(TextColumn),
 }
 
-/// Texts, one after the other in one buffer.
+/// Texts, stored consecutively in one buffer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct TextColumn {
     buffer: String,
-    /// Where each text ends.
+    /// The end of each text in the buffer.
     ends: Vec<usize>,
 }
 

@@ -1,43 +1,45 @@
-//! A hash table from ids to positive numbers, which grows only when it is told to.
+//! A hash table from ids to positive numbers that grows only on request.
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-/// Ids that the smallest table holds: seven eighths of 64 slots.
+/// The number of ids that the smallest table holds: seven eighths of 64 slots.
 const FEWEST_IDS: usize = 56;
-/// More bytes than the smallest table has.
+/// An upper limit for the size of the smallest table, in bytes.
 const FEWEST_BYTES: usize = 20 * 64;
 
-/// 17 bytes a slot, at most seven eighths of them used.
+/// A table with 17 bytes per slot, of which at most seven eighths are used.
 #[derive(Debug, Clone, Default)]
 pub(super) struct IdTable(HashMap<i64, u64, FixedState>);
 
 impl IdTable {
-    /// A table that holds `ids` ids without growing.
+    /// Creates a table that holds `ids` ids without growing.
     pub(super) fn with_room_for(ids: usize) -> Self {
         Self(HashMap::with_capacity_and_hasher(ids.max(FEWEST_IDS), FixedState::default()))
     }
 
-    /// The number of `id`, 0 if the table does not hold it.
+    /// Returns the number of `id`, or 0 if the table does not contain it.
     #[inline]
     pub(super) fn get(&self, id: i64) -> u64 {
         self.0.get(&id).copied().unwrap_or(0)
     }
 
-    /// Adds `number`, which is not 0, to that of `id`. [`is_full`](Self::is_full) was asked before.
+    /// Adds `number`, which is not 0, to the number of `id`. Callers must check [`is_full`](Self::is_full)
+    /// first.
     #[inline]
     pub(super) fn add(&mut self, id: i64, number: u64) {
         let sum = self.0.entry(id).or_insert(0);
         *sum = sum.saturating_add(number);
     }
 
-    /// Whether one more id needs a [grown](Self::grow) table.
+    /// Returns whether another id would need a [larger](Self::grow) table.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.0.len() == self.0.capacity()
     }
 
-    /// The most bytes of the table that [`grow`](Self::grow) makes; until it is made, the old one is held too.
+    /// Returns the maximum size in bytes of the table that [`grow`](Self::grow) creates. The old table is
+    /// kept until the new one is complete.
     pub(super) fn grown_bytes(&self) -> usize {
         (2 * self.memory_bytes()).max(FEWEST_BYTES)
     }
@@ -47,12 +49,12 @@ impl IdTable {
         self.0.reserve(if self.0.is_empty() { FEWEST_IDS } else { 1 });
     }
 
-    /// The ids and their numbers, in no order that means anything.
+    /// Returns the ids and their numbers, in arbitrary order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (i64, u64)> {
         self.0.iter().map(|(id, number)| (*id, *number))
     }
 
-    /// The number of ids.
+    /// Returns the number of ids.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

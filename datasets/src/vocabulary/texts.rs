@@ -1,4 +1,4 @@
-//! Numbers that stand for text ids between reading and writing.
+//! Assigns numbers to text ids. The ETL passes the numbers instead of the texts from logs to the writer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,30 +7,31 @@ use super::CountBudget;
 use super::table::IdTable;
 use crate::{Error, Result, hash_id};
 
-/// A function from the bytes of a text to a number that is not negative.
+/// A function from the bytes of a text to a non-negative number.
 pub(super) type TextHash = fn(&[u8]) -> i64;
 
-/// Parts of [`TextIds`] that threads lock one by one: a power of two.
+/// The number of parts of [`TextIds`] with separate locks: a power of two.
 const SHARDS: usize = 64;
-/// The bits of a number that do not choose the shard.
+/// A mask of the bits of a number that do not select the shard.
 const WITHIN_SHARD: i64 = (1 << (63 - SHARDS.trailing_zeros())) - 1;
-/// Bytes that the texts of a shard take at least, once there is one.
+/// The smallest capacity in bytes of a shard's texts, once it has a text.
 const FEWEST_TEXT_BYTES: usize = 1 << 10;
-/// Bytes in front of each text: its length.
+/// The number of bytes of a text's length, which is stored before the text.
 const LENGTH_BYTES: usize = size_of::<usize>();
 
-/// The numbers that a text may have, in the order in which they are tried: its hash, then the numbers after it in the
-/// hash's shard. A text has the first of them that no other text has taken. So two texts never share a number, also
-/// if their hashes are equal.
+/// Returns the numbers that a text may get, in the order of preference: its hash, then the following numbers
+/// in the shard of the hash. A text gets the first of them that no other text has, so two texts never have
+/// the same number, even if their hashes are equal.
 pub(super) fn candidates(hash: i64) -> impl Iterator<Item = i64> {
     let shard = hash & !WITHIN_SHARD;
     (0..=WITHIN_SHARD).map(move |step| shard | (hash.wrapping_add(step) & WITHIN_SHARD))
 }
 
-/// Gives every distinct text a number and keeps the text, exactly: two texts never have the same number. Threads share
-/// it. The number is the text's [`hash_id`], unless another text with the same hash was there first.
+/// Assigns a unique number to each distinct text, and stores the texts. Threads can share it. The number of a
+/// text is its [`hash_id`], unless another text already has this number.
 ///
-/// A text takes its bytes, 8 bytes more, and 20 to 39 bytes of a table; the memory comes from a [`CountBudget`].
+/// A text takes its own bytes, 8 bytes for its length, and 20 to 39 bytes in a table. The memory comes from a
+/// [`CountBudget`].
 #[derive(Debug)]
 pub struct TextIds {
     feature: String,
@@ -43,21 +44,21 @@ pub struct TextIds {
 /// The texts whose hashes have the same high bits.
 #[derive(Debug, Default)]
 struct Shard {
-    /// From a text's number to one more than its place in `texts`.
+    /// Maps a text's number to its offset in `texts`, plus one.
     places: IdTable,
-    /// Each text after its length.
+    /// The texts, each preceded by its length.
     texts: Vec<u8>,
 }
 
-/// The texts and their numbers, while no other thread adds any.
+/// The texts and their numbers, locked so that no other thread can add texts.
 #[derive(Debug)]
 pub struct LockedTextIds<'t> {
     shards: Vec<MutexGuard<'t, Shard>>,
 }
 
 impl TextIds {
-    /// No texts yet of `feature`, or of the vocabulary with this name. They take their memory from `budget` and return
-    /// it when this is dropped.
+    /// Creates an empty set of texts of `feature`, or of the vocabulary with this name. The texts take their
+    /// memory from `budget` and return it when this is dropped.
     pub fn new(feature: &str, budget: &CountBudget) -> Self {
         Self::with_hash(feature, budget, hash_id)
     }
@@ -72,16 +73,16 @@ impl TextIds {
         }
     }
 
-    /// The feature or the vocabulary whose texts these are.
+    /// Returns the name of the feature or vocabulary to which the texts belong.
     pub fn name(&self) -> &str {
         &self.feature
     }
 
-    /// The number of `text`, which is not negative.
+    /// Returns the number of `text`, which is not negative, and assigns one if the text is new.
     ///
     /// # Errors
     ///
-    /// [`Error::TooManyIds`] if the budget does not suffice for one more text.
+    /// [`Error::TooManyIds`] if the budget does not suffice for another text.
     pub fn number(&self, text: &str) -> Result<i64> {
         let hash = (self.hash)(text.as_bytes());
         let mut shard = lock(&self.shards[shard_of(hash)]);
@@ -128,12 +129,12 @@ impl TextIds {
         Error::TooManyIds { feature: self.feature.clone(), distinct, limit: self.budget.limit_bytes() }
     }
 
-    /// The number of distinct texts.
+    /// Returns the number of distinct texts.
     pub fn distinct(&self) -> u64 {
         self.distinct.load(Ordering::Relaxed)
     }
 
-    /// Stops other threads from adding texts, to look texts up by their numbers.
+    /// Prevents other threads from adding texts, so that texts can be looked up by their numbers.
     pub fn lock(&self) -> LockedTextIds<'_> {
         LockedTextIds { shards: self.shards.iter().map(lock).collect() }
     }
@@ -149,7 +150,7 @@ impl Drop for TextIds {
 }
 
 impl Shard {
-    /// The bytes of the text at `place`, as `places` holds it; empty if no text begins there.
+    /// Returns the bytes of the text at `place`, a value of `places`; empty if no text begins there.
     fn text(&self, place: u64) -> &[u8] {
         let start = place as usize - 1;
         let length = self.texts.get(start..start + LENGTH_BYTES).and_then(|bytes| bytes.try_into().ok());
@@ -159,7 +160,7 @@ impl Shard {
 }
 
 impl LockedTextIds<'_> {
-    /// The text whose number this is.
+    /// Returns the text with this number.
     pub fn text(&self, number: i64) -> Option<&str> {
         let shard = self.shards.get(shard_of(number))?;
         match shard.places.get(number) {
@@ -168,7 +169,7 @@ impl LockedTextIds<'_> {
         }
     }
 
-    /// All numbers and their texts, in no particular order.
+    /// Returns all numbers and their texts, in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = (i64, &str)> {
         let pairs = self.shards.iter().flat_map(|shard| {
             shard.places.iter().map(|(number, place)| (number, std::str::from_utf8(shard.text(place)).ok()))
@@ -177,12 +178,12 @@ impl LockedTextIds<'_> {
     }
 }
 
-/// The shard of a number that is not negative.
+/// Returns the shard of a non-negative number.
 fn shard_of(number: i64) -> usize {
     ((number & !WITHIN_SHARD) >> (63 - SHARDS.trailing_zeros())) as usize % SHARDS
 }
 
-/// A shard is complete after every change, so a thread that panicked leaves nothing to repair.
+/// Locks a shard. It is consistent after each change, so a panic of another thread does not matter.
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -224,7 +225,7 @@ mod tests {
 
     #[test]
     fn texts_whose_hashes_are_equal_have_numbers_of_their_own() {
-        // The end of a shard, where the next number is the shard's first.
+        // The hashes include the end of a shard, after which the shard's first number is tried.
         for hash in [(|_| 5) as TextHash, |_| i64::MAX, |_| WITHIN_SHARD] {
             let texts = TextIds::with_hash("item", &CountBudget::new(1 << 20), hash);
             let numbers: Vec<i64> = (0..50).map(|i| texts.number(&i.to_string()).unwrap()).collect();
@@ -245,7 +246,7 @@ mod tests {
         let error = (0..1_000).find_map(|i| texts.number(&format!("{i}{long}")).err()).unwrap();
         assert!((20..105).contains(&texts.distinct()), "{} texts", texts.distinct());
         assert!(error.to_string().starts_with("feature `page`: "), "{error}");
-        // Texts that have a number still have it.
+        // Texts that already have a number keep it.
         assert_eq!(texts.number(&format!("0{long}")).unwrap(), hash_id(format!("0{long}").as_bytes()));
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of appending: which partitions a dataset has, and what happens to two writers.
+//! Tests of appending: the resulting partitions, and concurrent writers.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn options(commit: Commit) -> WriterOptions {
     WriterOptions { commit, layout: Layout::Folded, ..WriterOptions::new(Order::Session) }
 }
 
-/// As many samples, with ids from `first` on.
+/// Returns `count` samples with ids from `first` on.
 fn samples(count: i64, first: i64) -> RecordBatch {
     let sample = |i: i64| -> Sample { [vec![first], vec![], vec![first, first + i], vec![first + i]] };
     rows(&(0..count).map(sample).collect::<Vec<_>>())
@@ -29,7 +29,7 @@ fn writer(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> Da
     writer
 }
 
-/// A writer of partitions whose column `day` is an integer.
+/// Creates a writer of partitions whose column `day` is an integer.
 fn partitioned_by_day(root: &Path, schema: Schema, options: WriterOptions) -> DatasetWriter {
     let mut writer = DatasetWriter::create(root, schema, options).unwrap();
     writer.set_partition_columns(vec![PartitionColumn::new("day", PartitionType::Integer)]).unwrap();
@@ -48,7 +48,7 @@ fn write(root: &Path, commit: Commit, partitions: &[(&str, RecordBatch)]) -> Sna
     finished(root, writer(root, commit, partitions))
 }
 
-/// The snapshot that a writer commits, with its partitions.
+/// Returns the snapshot that a writer commits, with its partitions.
 fn finished(root: &Path, writer: DatasetWriter) -> Snapshot {
     let head = writer.finish().unwrap().snapshot;
     let snapshot = Snapshot::load(root).unwrap();
@@ -60,7 +60,7 @@ fn keys(snapshot: &Snapshot) -> Vec<String> {
     snapshot.partitions.iter().map(|partition| partition.key.to_string()).collect()
 }
 
-/// Paths of the data files that are there.
+/// Returns the paths of the existing data files.
 fn data_files(root: &Path) -> Vec<String> {
     let mut files: Vec<String> =
         Storage::open(root).unwrap().list(DATA, None).unwrap().into_iter().map(|o| o.path).collect();
@@ -82,11 +82,11 @@ fn partitions_written_replace_their_own_and_keep_the_others() {
     assert_eq!((second.operation.kind, second.operation.samples_gained), (Commit::Append, 8));
     let item = FeatureStatistics { values: 16, min_id: Some(10), max_id: Some(103), max_length: 1 };
     assert_eq!(second.statistics.features["item"], item);
-    // Both snapshots stay readable.
+    // Both snapshots remain readable.
     assert_eq!(Snapshot::load_at(root, Some(1)).unwrap(), first);
     assert_eq!(Snapshot::load(root).unwrap(), second);
     assert_eq!(data_files(root).len(), 4);
-    // The same at once, into nothing.
+    // Writes the same samples at once into an empty location.
     let whole = tempfile::tempdir().unwrap();
     let at_once = write(whole.path(), Commit::Append, &[a, b, new_c]);
     assert_eq!((content(&at_once), &at_once.statistics), (content(&second), &second.statistics));
@@ -122,7 +122,8 @@ fn a_partition_loses_samples_only_if_it_is_to_be_replaced() {
     assert_eq!((replaced.statistics.samples, replaced.operation.samples_gained), (4, -1));
 }
 
-/// The snapshots of a dataset with samples in its first and its last bucket, before and after a merge into the last one.
+/// Returns the snapshots, before and after a merge into the last bucket, of a dataset with samples in its
+/// first and last bucket.
 fn merged_into_last_bucket(root: &Path, create: impl Fn(Commit) -> DatasetWriter) -> [Snapshot; 2] {
     let key = PartitionKey::parse("day=1").unwrap();
     let mut writer = create(Commit::Create);
@@ -154,7 +155,7 @@ fn a_merge_keeps_the_buckets_that_it_does_not_write() {
 #[test]
 fn a_merge_replaces_the_range_of_the_buckets_that_it_writes() {
     let directory = tempfile::tempdir().unwrap();
-    // Buckets 0 and 1 share files, and so do 2 and 3.
+    // Buckets 0 and 1 share files, and so do buckets 2 and 3.
     let buckets = Buckets { number: 4, in_range: 2 };
     let create =
         |commit| partitioned_by_day(directory.path(), schema(), WriterOptions { buckets, ..options(commit) });
@@ -181,7 +182,8 @@ fn of_two_merges_into_one_partition_the_first_succeeds() {
     writer.finish().unwrap();
     let [mut first, mut second, mut other] = [(); 3].map(|()| create(Commit::Merge));
     first.write(&key, &samples(6, 10)).unwrap();
-    // Also of another bucket: its files are those of the partition as it was.
+    // The second merge conflicts even though it writes another bucket, because it was based on the old
+    // partition.
     second.write(&key, &in_last_bucket(&samples(7, 100))).unwrap();
     other.write(&PartitionKey::parse("day=2").unwrap(), &samples(1, 7)).unwrap();
     first.finish().unwrap();
@@ -226,7 +228,7 @@ fn of_two_writers_of_a_new_dataset_one_succeeds() {
     assert!(error.to_string().contains("` already exists\n"), "{error}");
 }
 
-/// The sizes of the manifests that are there, by path.
+/// Returns the sizes of the existing manifests in bytes, by path.
 fn manifests(root: &Path) -> BTreeMap<String, u64> {
     let listed = Storage::open(root).unwrap().list(crate::names::MANIFESTS, None).unwrap();
     listed.into_iter().map(|object| (object.path, object.bytes)).collect()
@@ -255,13 +257,14 @@ fn a_commit_writes_one_manifest_of_what_it_writes() {
         let after = manifests(root);
         let new: Vec<&u64> =
             after.iter().filter(|(path, _)| !before.contains_key(*path)).map(|(_, b)| b).collect();
-        // The statistics of a row group of three features take a part of it.
+        // A manifest with one row group, including the statistics of three features, is smaller than 20,000
+        // bytes.
         assert!(matches!(new[..], [bytes] if *bytes < 20_000), "{new:?}");
         before = after;
     }
-    // A snapshot grows by a reference to a manifest.
+    // Each commit adds one manifest entry to the snapshot.
     assert!(head_bytes(21) - head_bytes(2) < 19 * 800, "{} bytes, then {}", head_bytes(2), head_bytes(21));
-    // A partition of the first manifest is replaced, and nothing is lost or there twice.
+    // Replaces a partition of the first manifest. No sample is lost or duplicated.
     let replaced = write(root, Commit::Append, &[(&day(3), samples(2, 7))]);
     assert_eq!((replaced.partitions.len(), replaced.statistics.samples), (385, 386));
     assert_eq!(replaced.manifests[0].rows, [(0, 3), (4, 365)]);
@@ -302,7 +305,7 @@ fn what_does_not_fit_is_not_appended() {
     refused(other, append(), "has another schema");
     refused(schema(), WriterOptions { layout: Layout::Rows, ..append() }, "has another layout");
     refused(schema(), WriterOptions { order: Order::Arrival, ..append() }, "has another order");
-    // The partition columns and their types are those of the dataset, also if the writer does not set them.
+    // The dataset's partition columns and types apply even if the writer does not set them.
     let mut writer = DatasetWriter::create(root, schema(), append()).unwrap();
     for (key, expected) in [
         ("hour=1", "the dataset is partitioned by `day` (integer)"),
@@ -344,7 +347,7 @@ fn a_new_dataset_has_the_partition_columns_that_were_set() {
     assert_eq!(snapshot["partition_columns"], serde_json::json!([{ "name": "day", "type": "text" }]));
 }
 
-/// The samples with a key each, from `first` on.
+/// Returns the samples with a key each, starting at `first`.
 fn keyed(samples: &RecordBatch, first: i64) -> RecordBatch {
     let keys = arrow::array::Int64Array::from_iter_values(first..first + samples.num_rows() as i64);
     let columns = samples
@@ -381,7 +384,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
         let file = crate::scan::OpenFiles::open(&storage, &snapshot, set).unwrap();
         let keys = file.numbers::<Int64Type>(0, crate::SAMPLE_KEY_COLUMN).unwrap();
         assert_eq!(keys.to_vec(), [100, 101, 102, 103, 104]);
-        // A dataset that is appended to keeps having them, whatever the writer says.
+        // A dataset with sample keys keeps them, regardless of the writer's options.
         let append = WriterOptions { sample_keys: false, ..options(Commit::Append, layout) };
         let mut writer = DatasetWriter::create(&root, schema(), append).unwrap();
         let error = writer.write(&key, &samples(6, 10)).unwrap_err().to_string();
@@ -399,7 +402,7 @@ fn keys_of_samples_are_no_part_of_their_digest() {
     );
 }
 
-/// A writer of a dataset whose features `item` and `city` have a vocabulary of their name each.
+/// Creates a writer of a dataset whose features `item` and `city` each have a vocabulary of the same name.
 fn with_vocabularies(
     root: &Path,
     commit: Commit,
@@ -417,7 +420,7 @@ fn with_vocabularies(
     writer
 }
 
-/// The file of the vocabulary `name` in a snapshot.
+/// Returns the file of the vocabulary `name` in a snapshot.
 fn vocabulary_of(snapshot: &Snapshot, name: &str) -> VocabularyFile {
     snapshot.vocabularies[name].clone()
 }
@@ -430,7 +433,7 @@ fn appends_that_extend_no_vocabulary_do_not_conflict() {
         (Vocabulary::from_counts([(70, 9)], 1), Vocabulary::from_counts([(70, 9), (80, 3)], 1));
     let both = [("city", &small), ("item", &small)];
     let first = with_vocabularies(root, Commit::Create, "day=1", &both).finish().unwrap().snapshot;
-    // Writers add all vocabularies, under paths of their own, also if they do not extend them.
+    // Writers add all vocabularies with new paths, even vocabularies that they do not extend.
     let extends = with_vocabularies(root, Commit::Append, "day=2", &[("city", &small), ("item", &large)]);
     let later: [(&str, &[(&str, &Vocabulary)]); 3] =
         [("day=3", &both), ("day=4", &[]), ("day=5", &[("city", &large)])];
@@ -439,7 +442,7 @@ fn appends_that_extend_no_vocabulary_do_not_conflict() {
     let second = extends.finish().unwrap().snapshot;
     assert_eq!(vocabulary_of(&second, "city"), vocabulary_of(&first, "city"));
     assert_eq!(vocabulary_of(&second, "item").entries, 2);
-    // The vocabularies of the first commit stay.
+    // Commits without new vocabulary entries keep the existing vocabulary files.
     for writer in [same, none] {
         let snapshot = writer.finish().unwrap().snapshot;
         assert_eq!(snapshot.vocabularies, second.vocabularies);
@@ -448,7 +451,7 @@ fn appends_that_extend_no_vocabulary_do_not_conflict() {
     assert_eq!((keys(&last).len(), last.snapshot), (5, 5));
     assert_eq!(vocabulary_of(&last, "item"), vocabulary_of(&second, "item"));
     assert_eq!(vocabulary_of(&last, "city").sha256, vocabulary_of(&second, "item").sha256);
-    // No file is left of vocabularies that were added unchanged.
+    // The files of vocabularies that were added unchanged have been removed.
     let files = Storage::open(root).unwrap().list(crate::names::VOCABULARIES, None).unwrap();
     assert_eq!(files.len(), 4, "{files:?}");
 }

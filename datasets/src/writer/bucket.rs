@@ -19,34 +19,36 @@ use crate::names::{WRITTEN_FOLDERS, data_file};
 use crate::schema::with_sample_keys;
 use crate::{Buckets, Error, PartitionKey, Result, Schema, WrittenBucket};
 
-/// A row group has at most so many decoded bytes: ids of twice as many are addressed by 32-bit offsets.
+/// The largest target size of a row group in decoded bytes. A row group can reach twice this size, for which
+/// 32-bit offsets still suffice.
 const MOST_ROW_GROUP_BYTES: usize = 4 << 30;
 
-/// Gives the samples of a row group, in batches with the columns of [`Schema::to_arrow`] and, where the dataset has it,
-/// [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN); lists may be `ListView`s.
+/// A function that returns the samples of a row group, in batches with the columns of [`Schema::to_arrow`]
+/// and, if the dataset has sample keys, [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN). Lists may be
+/// `ListView`s.
 pub type Decode = Box<
     dyn FnOnce() -> std::result::Result<Vec<RecordBatch>, Box<dyn std::error::Error + Send + Sync>> + Send,
 >;
 
-/// What all files of a dataset have in common, and the threads that encode them.
+/// The properties that all files of a dataset share, and the threads that encode them.
 #[derive(Debug)]
 pub(super) struct Format {
     pub(super) columns_of_samples: SchemaRef,
     options: WriterOptions,
     pub(super) columns: FileColumns,
     pub(super) counter: Counter,
-    /// The samples' columns of dense features.
+    /// The indices of the dense features among the samples' columns.
     pub(super) dense: Vec<usize>,
     pub(super) level: ZstdLevel,
     pub(super) encoders: Encoders,
 }
 
 impl Format {
-    /// The format of the files of a dataset at `location`.
+    /// Creates the format of the files of a dataset at `location`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a column order that names no column.
+    /// [`Error::Fault`] if the column order contains an unknown column.
     pub(super) fn new(
         location: &Path,
         schema: &Schema,
@@ -88,33 +90,34 @@ impl Format {
     }
 }
 
-/// Where the dense features stand among the columns of [`Schema::to_arrow`].
+/// Returns the indices of the dense features among the columns of [`Schema::to_arrow`].
 fn dense_columns(schema: &Schema) -> Vec<usize> {
     let columns = schema.to_arrow();
     schema.dense.iter().filter_map(|name| columns.index_of(name).ok()).collect()
 }
 
-/// Makes the writers of a dataset's ranges of buckets, which may be at work at the same time.
+/// Creates the writers of a dataset's ranges of buckets, which can run in parallel.
 #[derive(Debug, Clone)]
 pub struct BucketWriters {
     pub(super) storage: Storage,
-    /// A part of the names of all files, which no other writer uses.
+    /// A part of all file names that no other writer uses.
     pub(super) attempt: String,
     pub(super) format: Arc<Format>,
     pub(super) buckets: Buckets,
-    /// The part of the threads that these writers keep busy: what waits for them is bounded by it.
+    /// The number of threads that these writers keep busy. It limits the number of waiting row groups.
     pub(super) threads: usize,
 }
 
 impl BucketWriters {
-    /// Writers of ranges of buckets of the dataset in `storage`, as the options say, with these encoders; the options'
-    /// threads are not used. Several may write the same range in turns or at the same time, as tasks that are tried
-    /// again do: the names of their files differ. What they have written becomes visible when one of them is
-    /// [added](super::DatasetWriter::add) and committed.
+    /// Creates writers of ranges of buckets of the dataset in `storage` with these options and encoders. The
+    /// options' number of threads is ignored. Several such writers may write the same range, even at the same
+    /// time, as repeated attempts of a task do, because their file names differ. A written range becomes
+    /// visible when one of them is [added](super::DatasetWriter::add) and committed.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a schema or buckets that no dataset can have, or a column order that names no column.
+    /// [`Error::Fault`] if no dataset can have the schema or the buckets, or if the column order contains an
+    /// unknown column.
     pub fn new(storage: Storage, schema: Schema, options: WriterOptions, encoders: Encoders) -> Result<Self> {
         schema.validate()?;
         options.check_buckets()?;
@@ -124,15 +127,15 @@ impl BucketWriters {
         Ok(Self { storage, attempt: random_name(), format, buckets, threads })
     }
 
-    /// Writers for one of so many `parts` of the dataset's samples, whose files have other names. All parts share the
-    /// threads of these writers.
+    /// Returns writers with other file names for one of `parts` parts of the dataset's samples. All parts
+    /// share the threads of these writers.
     #[must_use]
     pub fn for_part(&self, parts: usize) -> Self {
         let threads = self.format.encoders.threads().div_ceil(parts.max(1));
         Self { attempt: random_name(), threads, ..self.clone() }
     }
 
-    /// The writer of a range of buckets of a partition. A range has one writer.
+    /// Creates the writer of a range of buckets of a partition. A range must have only one writer.
     pub fn range(&self, key: &PartitionKey, range: u32) -> BucketWriter {
         BucketWriter {
             order: SampleOrder::new(self.format.options.order, self.buckets),
@@ -147,43 +150,46 @@ impl BucketWriters {
     }
 }
 
-/// Writes the samples of one range of buckets of a partition. Its row groups are decoded and encoded in parallel, and
-/// appended to its files in their order: what is written depends neither on the number of threads nor on the batches.
+/// Writes the samples of one range of buckets of a partition. Its row groups are decoded and encoded in
+/// parallel, and appended to its files in order, so the output depends neither on the number of threads nor
+/// on the division into batches.
 ///
-/// The samples are announced one by one with [`push`](Self::push), which says where row groups end. The files appear in
-/// the storage as they become full; they are removed again if the writer is dropped before [`finish`](Self::finish).
+/// Each sample is first announced with [`push`](Self::push), which determines where row groups end. A file
+/// appears in the storage when it is full. The files are removed if the writer is dropped before
+/// [`finish`](Self::finish).
 #[derive(Debug)]
 pub struct BucketWriter {
     writers: BucketWriters,
     order: SampleOrder,
-    /// The samples that were pushed since the last row group ended.
+    /// The samples that were pushed since the end of the last row group.
     pushed: Pushed,
-    /// The row group that has ended and is still to be written.
+    /// A row group that has ended but has not been written yet.
     ended: Option<Pushed>,
     open: Option<DataFileWriter>,
     /// Files that get no more row groups.
     ending: VecDeque<DataFileWriter>,
-    /// The paths of all files that were started, for the case that the writer fails.
+    /// The paths of all started files, for removal if the writer fails.
     started: Vec<String>,
     written: WrittenBucket,
 }
 
-/// The samples of a row group that were pushed.
+/// The pushed samples of a row group.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Pushed {
-    /// Their decoded bytes.
+    /// Their decoded size in bytes.
     pub(super) bytes: usize,
-    /// Sessions that begin with one of them.
+    /// The number of sessions that begin with one of them.
     pub(super) sessions: u64,
 }
 
 impl BucketWriter {
-    /// Announces the next sample, which has so many decoded bytes. If this gives `true`, a row group ends before the
-    /// sample, and has to be written with [`write_row_group`](Self::write_row_group) before the next one is pushed.
+    /// Announces the next sample and its decoded size in bytes. If the result is `true`, a row group ends
+    /// before this sample, and the caller must write it with [`write_row_group`](Self::write_row_group)
+    /// before it pushes the next sample.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a sample that belongs before the one that came before it.
+    /// [`Error::Fault`] if the sample belongs before the previous one.
     pub fn push(&mut self, session: i64, time: i64, bytes: usize) -> Result<bool> {
         let sessions = self.order.sessions();
         let starts_run = self.order.sample(session, time)?;
@@ -196,7 +202,7 @@ impl BucketWriter {
         Ok(ends)
     }
 
-    /// Whether the current row group ends before a sample that starts a session or not.
+    /// Returns whether the current row group ends before the next sample.
     fn row_group_is_full(&self, starts_session: bool) -> bool {
         let options = &self.writers.format.options;
         let target = options.row_group_bytes.clamp(1, MOST_ROW_GROUP_BYTES);
@@ -204,14 +210,14 @@ impl BucketWriter {
         self.pushed.bytes >= target && boundary || self.pushed.bytes >= target.saturating_mul(2)
     }
 
-    /// Writes a row group: the samples that were pushed since the row group before it; without the last one if that
-    /// begins the next row group. Returns while it is decoded and encoded, but waits while the encoders work at as many
-    /// row groups as they may.
+    /// Writes a row group: the samples that were pushed since the previous row group, without the last one if
+    /// it begins the next row group. The function returns while the row group is still being decoded and
+    /// encoded, but waits if the encoders already work on the maximum number of row groups.
     ///
     /// # Errors
     ///
-    /// [`Error::Storage`] and [`Error::Fault`] if a file cannot be written, and the errors of decoding, also for one
-    /// of the row groups before.
+    /// [`Error::Storage`] and [`Error::Fault`] if a file cannot be written, and the errors of decoding. They
+    /// may concern an earlier row group.
     pub fn write_row_group(&mut self, decode: Decode) -> Result<()> {
         let pushed = self.ended.take().unwrap_or_else(|| std::mem::take(&mut self.pushed));
         self.append_encoded()?;
@@ -230,13 +236,13 @@ impl BucketWriter {
         Ok(())
     }
 
-    /// The next data file's path in the dataset.
+    /// Returns the path of the next data file in the dataset.
     fn next_path(&self) -> String {
         let BucketWriters { attempt, buckets, .. } = &self.writers;
         data_file(&self.written.key, self.written.range, *buckets, self.started.len(), attempt)
     }
 
-    /// Appends what is encoded; waits for the first row group if too many wait for it.
+    /// Appends the encoded row groups. If too many are waiting, it also waits until the first one is encoded.
     fn append_encoded(&mut self) -> Result<()> {
         let most = WAITING_PART * self.writers.threads;
         while let Some(mut first) = self.ending.pop_front() {
@@ -266,11 +272,11 @@ impl BucketWriter {
         Ok(())
     }
 
-    /// Ends the files, after the last row group was written.
+    /// Completes the files. It must be called after the last row group was written.
     ///
     /// # Errors
     ///
-    /// As [`write_row_group`](Self::write_row_group).
+    /// Returns the errors of [`write_row_group`](Self::write_row_group).
     pub fn finish(mut self) -> Result<WrittenBucket> {
         self.ending.extend(self.open.take());
         while let Some(file) = self.ending.pop_front() {
@@ -284,7 +290,7 @@ impl BucketWriter {
 
 impl Drop for BucketWriter {
     fn drop(&mut self) {
-        // A file that is being written is not there yet.
+        // Incomplete files do not exist in the storage yet.
         drop(self.open.take());
         self.ending.clear();
         if !self.started.is_empty() {

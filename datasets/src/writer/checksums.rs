@@ -1,4 +1,4 @@
-//! A data file while it is written: its bytes go to the storage, and each column chunk gets a checksum.
+//! Computes checksums of the column chunks of a data file while it is uploaded.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,21 +7,22 @@ use std::io::{self, Write};
 use onefold_storage::{Result, Upload};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-/// A Parquet file ends with the length of its metadata in four bytes and four letters.
+/// The size in bytes of the end of a Parquet file: the length of its metadata in four bytes, and four
+/// letters.
 const END_BYTES: usize = 8;
 
-/// An upload of a Parquet file that takes the checksum of each column chunk, and of the footer.
+/// Uploads a Parquet file and computes the checksums of each column chunk and of the footer.
 ///
-/// The writer of Parquet puts the chunks of a row group one behind the other. The lengths of the chunks are announced
-/// with [`expect`](Self::expect) before they are written, so that the chunks are told apart although the writer buffers
-/// them.
+/// The Parquet writer writes the chunks of a row group consecutively, but buffers them. The lengths of the
+/// chunks are therefore announced with [`expect`](Self::expect) before they are written, so that their
+/// boundaries are known.
 pub(super) struct ChecksumWriter {
     upload: Upload,
-    /// The bytes left of the part that is written now, and of the parts after it. The first part is the letters at the
-    /// beginning of the file.
+    /// The number of remaining bytes of the current part and of the parts after it. The first part is the
+    /// four letters at the start of the file.
     parts: VecDeque<u64>,
     hasher: Box<Xxh3Default>,
-    /// The checksums of the parts that are complete.
+    /// The checksums of the complete parts.
     checksums: Vec<u64>,
     /// The bytes after all parts: page indexes and the footer.
     rest: Vec<u8>,
@@ -34,37 +35,37 @@ impl fmt::Debug for ChecksumWriter {
     }
 }
 
-/// The end of a file that was written.
+/// The size and footer of a written file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct WrittenEnd {
-    /// The size of the file.
+    /// The size of the file in bytes.
     pub(super) bytes: u64,
-    /// The size of its footer: the metadata and the eight bytes after it.
+    /// The size of its footer in bytes: the metadata and the eight bytes after it.
     pub(super) footer_bytes: u32,
     /// The checksum of the footer.
     pub(super) footer_checksum: u64,
 }
 
 impl ChecksumWriter {
-    /// Writes a Parquet file to `upload`.
+    /// Creates a writer of a Parquet file to `upload`.
     pub(super) fn new(upload: Upload) -> Self {
         let parts = VecDeque::from([4]);
         Self { upload, parts, hasher: Box::default(), checksums: Vec::new(), rest: Vec::new(), bytes: 0 }
     }
 
-    /// Announces the lengths of the column chunks that are written next.
+    /// Announces the lengths of the next column chunks.
     pub(super) fn expect(&mut self, chunks: impl IntoIterator<Item = u64>) {
         self.parts.extend(chunks);
     }
 
-    /// The checksums of all column chunks, in the order in which they were written.
+    /// Returns the checksums of all column chunks, in file order.
     ///
     /// # Errors
     ///
-    /// If chunks that were announced are not written yet: a bug.
+    /// Returns an error if announced chunks are not written yet, which is a bug.
     pub(super) fn chunks(&self) -> io::Result<&[u64]> {
         match (self.parts.is_empty(), self.checksums.get(1..)) {
-            // The letters at the beginning are no chunk.
+            // The first part, the letters at the start of the file, is not a chunk.
             (true, Some(chunks)) => Ok(chunks),
             _ => Err(io::Error::other(
                 "internal error: column chunks do not have the sizes that were announced",
@@ -72,11 +73,11 @@ impl ChecksumWriter {
         }
     }
 
-    /// Ends the upload.
+    /// Completes the upload.
     ///
     /// # Errors
     ///
-    /// As [`Upload::finish`], and if the bytes are not those of a Parquet file.
+    /// The errors of [`Upload::finish`], and an error if the bytes do not end like a Parquet file.
     pub(super) fn finish(self) -> Result<WrittenEnd> {
         let footer = self.footer().ok_or_else(|| io::Error::other("internal error: a file has no footer"))?;
         let (footer_bytes, footer_checksum) = (footer.len() as u32, xxh3_64(footer));
@@ -84,7 +85,7 @@ impl ChecksumWriter {
         Ok(WrittenEnd { bytes: self.bytes, footer_bytes, footer_checksum })
     }
 
-    /// The footer; `None` if the end is not that of a Parquet file.
+    /// Returns the footer, or `None` if the bytes do not end like a Parquet file.
     fn footer(&self) -> Option<&[u8]> {
         let (_, end) = self.rest.split_last_chunk::<END_BYTES>()?;
         let length = u32::from_le_bytes([end[0], end[1], end[2], end[3]]) as usize;
@@ -92,7 +93,7 @@ impl ChecksumWriter {
         (&end[4..] == b"PAR1").then(|| &self.rest[start..])
     }
 
-    /// Adds bytes that were written to the checksums.
+    /// Adds written bytes to the checksums.
     fn digest(&mut self, mut bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         while let Some(left) = self.parts.front_mut() {

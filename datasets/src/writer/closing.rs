@@ -1,4 +1,4 @@
-//! Ranges of buckets that are ended while others are written.
+//! Closes ranges of buckets while others are being written.
 
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
@@ -7,10 +7,10 @@ use super::{BucketWriter, BucketWriters};
 use crate::names::WRITTEN_FOLDERS;
 use crate::{Result, WrittenBucket};
 
-/// Ends ranges of buckets on threads of their own, so that the caller does not wait until their last files are encoded
-/// and uploaded.
+/// Closes ranges of buckets on separate threads, so that the caller does not wait until the last files are
+/// encoded and uploaded.
 ///
-/// The files of ranges that were ended and not [taken](Self::take) are removed when this is dropped.
+/// When this is dropped, the files of closed ranges that were not [taken](Self::take) are removed.
 #[derive(Debug)]
 pub struct ClosingBuckets {
     writers: BucketWriters,
@@ -19,18 +19,19 @@ pub struct ClosingBuckets {
 }
 
 impl ClosingBuckets {
-    /// No ranges yet, of these writers.
+    /// Creates an empty set of ranges of these writers.
     pub fn new(writers: &BucketWriters) -> Self {
         let (closing, ended) = Default::default();
         Self { writers: writers.clone(), closing, ended }
     }
 
-    /// Ends a range. Waits while too many others are being ended, here or by others that share the encoders.
+    /// Starts to close a range. It waits while too many other ranges are being closed by users of the same
+    /// encoders.
     ///
     /// # Errors
     ///
-    /// As [`BucketWriter::finish`], for one of the ranges before; [`Error::Io`](crate::Error::Io) if a thread cannot
-    /// be started.
+    /// The errors of [`BucketWriter::finish`] for an earlier range; [`Error::Io`](crate::Error::Io) if a
+    /// thread cannot be started.
     pub fn close(&mut self, range: BucketWriter) -> Result<()> {
         let permit = self.writers.format.encoders.closing()?;
         let end = move || {
@@ -45,11 +46,11 @@ impl ClosingBuckets {
         Ok(())
     }
 
-    /// Waits until all ranges have ended.
+    /// Waits until all ranges are closed.
     ///
     /// # Errors
     ///
-    /// As [`BucketWriter::finish`].
+    /// Returns the errors of [`BucketWriter::finish`].
     pub fn finish(&mut self) -> Result<()> {
         while !self.closing.is_empty() {
             self.end_next()?;
@@ -57,12 +58,12 @@ impl ClosingBuckets {
         Ok(())
     }
 
-    /// A range that has ended, in the order in which they were closed.
+    /// Removes and returns the next closed range, in the order of [`close`](Self::close).
     pub fn take(&mut self) -> Option<WrittenBucket> {
         self.ended.pop_front()
     }
 
-    /// Waits for the range that was closed first.
+    /// Waits for the oldest range.
     fn end_next(&mut self) -> Result<()> {
         let Some(thread) = self.closing.pop_front() else { return Ok(()) };
         self.ended.push_back(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
@@ -73,7 +74,7 @@ impl ClosingBuckets {
 impl Drop for ClosingBuckets {
     fn drop(&mut self) {
         for thread in self.closing.drain(..) {
-            // The error that led here counts.
+            // Ignores further errors; the caller reports the first one.
             self.ended.extend(thread.join().into_iter().flatten());
         }
         let paths: Vec<String> =

@@ -1,4 +1,4 @@
-//! Kept columns come back as they were written, and dense features have the statistics of their values.
+//! Tests that kept columns are read as written, and that dense features have the statistics of their values.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ fn y(sample: i64) -> f32 {
     if sample % 100 == 0 { f32::NAN } else { (sample % 3) as f32 }
 }
 
-/// Samples of sessions of 10; every session lies in the bucket of its number, of four.
+/// Returns samples in sessions of 10. Session number n is in bucket n modulo 4 of four buckets.
 fn rows(samples: &[i64]) -> RecordBatch {
     let session = |sample: &i64| ((sample / 10 % 4) << 61) | (sample / 10);
     let floats = |of: fn(i64) -> f32| -> ArrayRef {
@@ -64,7 +64,7 @@ fn rows(samples: &[i64]) -> RecordBatch {
     RecordBatch::try_from_iter(columns).unwrap()
 }
 
-/// Partitions `day=0` and `day=1` of the samples, by bucket where there are four.
+/// Writes partitions `day=0` and `day=1` of the samples, ordered by bucket if there are four.
 fn write(root: &Path, options: WriterOptions, batch: usize, days: &[i64]) -> Snapshot {
     let buckets = i64::from(options.buckets.number);
     let mut writer = DatasetWriter::create(root, schema(), options).unwrap();
@@ -92,7 +92,7 @@ fn statistics(root: &Path, filter: &str) -> BTreeMap<String, DenseStatistics> {
     snapshot.statistics_of(&storage, &PartitionFilter::parse(filter).unwrap()).unwrap().dense
 }
 
-/// The statistics of the values of samples, found from all of them at once.
+/// Computes the statistics from the values of all samples at once.
 fn expected(of: fn(i64) -> f32, samples: impl Iterator<Item = i64>) -> DenseStatistics {
     DenseStatistics::of([&samples.map(of).collect::<Vec<f32>>()[..]])
 }
@@ -128,7 +128,7 @@ fn appending_and_merging_keep_dense_statistics() {
     write(parts, new.clone(), 999, &[0]);
     write(parts, WriterOptions { commit: Commit::Append, ..new.clone() }, 999, &[1]);
     assert_eq!(statistics(parts, ""), statistics(whole, ""));
-    // A merge replaces one bucket of a partition by a part of its samples.
+    // Merges one bucket of a partition with fewer samples than before.
     let commit = WriterOptions { commit: Commit::Merge, ..new };
     let mut writer = DatasetWriter::create(parts, schema(), commit).unwrap();
     let key = PartitionKey::new(vec![("day".to_owned(), "0".to_owned())]);

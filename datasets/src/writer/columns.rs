@@ -1,4 +1,4 @@
-//! The columns of a data file: their order, and the column of the samples from which each is made.
+//! The columns of a data file: their order, and the samples' column from which each is computed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use crate::{
     Error, Layout, Order, Result, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, TIME_COLUMN, suggest, with_name,
 };
 
-/// The columns of the data files.
+/// The columns of data files.
 #[derive(Debug)]
 pub(super) struct FileColumns {
-    /// The columns of the samples, in the order of the file.
+    /// The columns of the samples, in file order.
     pub(super) sources: Vec<Source>,
-    /// The fields of the file, each with one leaf.
+    /// The fields of the file. Each has one Parquet leaf column.
     pub(super) file: SchemaRef,
-    /// Their names.
+    /// The names of the fields.
     pub(super) names: Arc<[String]>,
-    /// The columns by which the rows of a row group ascend.
+    /// The columns by which the rows of a row group are sorted in ascending order.
     pub(super) sorting: Vec<SortingColumn>,
 }
 
@@ -39,11 +39,11 @@ pub(super) struct Source {
 }
 
 impl FileColumns {
-    /// The columns of files of `schema`.
+    /// Returns the columns of files of `schema`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the options' column order names a column twice, or one that does not exist.
+    /// [`Error::Fault`] if the options' column order contains a column twice, or an unknown column.
     pub(super) fn new(schema: &Schema, options: &WriterOptions) -> Result<Self> {
         check_sample_keys(schema, options)?;
         let rows = with_sample_keys(schema.to_arrow(), options.sample_keys);
@@ -88,7 +88,7 @@ impl FileColumns {
     }
 }
 
-/// Refuses a column that has the name of the sample keys.
+/// Checks that no column has the name that is reserved for sample keys.
 fn check_sample_keys(schema: &Schema, options: &WriterOptions) -> Result<()> {
     let is_taken = schema.to_arrow().field_with_name(SAMPLE_KEY_COLUMN).is_ok();
     if !options.sample_keys || !is_taken {
@@ -100,7 +100,7 @@ fn check_sample_keys(schema: &Schema, options: &WriterOptions) -> Result<()> {
     Err(Error::schema(message, hint))
 }
 
-/// The path of a field's leaf.
+/// Returns the path of a field's Parquet leaf column.
 pub(super) fn leaf_path(field: &Field) -> ColumnPath {
     let mut parts = vec![field.name().clone()];
     if let DataType::List(item) = field.data_type() {
@@ -109,7 +109,7 @@ pub(super) fn leaf_path(field: &Field) -> ColumnPath {
     ColumnPath::from(parts)
 }
 
-/// The places of `rows`' columns: those in `first`, then the others.
+/// Returns the indices of `rows`' columns: first the columns in `first`, then the others.
 fn in_order(rows: &SchemaRef, first: &[String]) -> Result<Vec<usize>> {
     let mut places = Vec::with_capacity(rows.fields().len());
     let mut seen = HashSet::new();
@@ -131,7 +131,7 @@ fn in_order(rows: &SchemaRef, first: &[String]) -> Result<Vec<usize>> {
 
 fn sorting_columns(fields: &[FieldRef], order: Order) -> Vec<SortingColumn> {
     let names: &[&str] = match order {
-        // Sessions are ordered by their start, which is no column.
+        // Sessions are ordered by their start time, which is not a column.
         Order::Session => &[],
         Order::SessionHash => &[SESSION_COLUMN, TIME_COLUMN],
         Order::Arrival => &[TIME_COLUMN],

@@ -1,4 +1,4 @@
-//! What the snapshot says of samples: figures by sparse feature, and a digest.
+//! Computes statistics of sparse features and a digest for the snapshot.
 
 use std::ops::Range;
 
@@ -10,22 +10,23 @@ use crate::digest::{ColumnSeed, Digest, SampleDigest};
 use crate::lists::Lists;
 use crate::{FeatureStatistics, SESSION_COLUMN, Schema};
 
-/// Rows that are counted in one go: their digests stay in the cache while column after column is added to them.
+/// The number of rows that are counted at a time. Their digests stay in the cache while columns are added to
+/// them.
 const BLOCK_ROWS: usize = 1 << 10;
 
-/// Counts samples of a schema.
+/// Counts samples with a given schema.
 #[derive(Debug)]
 pub(crate) struct Counter {
-    /// One for every column of [`Schema::to_arrow`], `None` for one that is no part of the digest. Columns after these,
-    /// which are the sample keys, are left out too.
+    /// The seed of each column of [`Schema::to_arrow`]; `None` for columns outside the digest. Additional
+    /// columns (the sample keys) are ignored.
     seeds: Vec<Option<ColumnSeed>>,
     features: usize,
 }
 
-/// What was counted.
+/// The statistics of counted samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// By sparse feature, in the schema's order.
+    /// The statistics of the sparse features, in schema order.
     pub(crate) features: Vec<FeatureStatistics>,
     pub(crate) digest: Digest,
 }
@@ -35,7 +36,7 @@ impl Counter {
         Self::without(schema, &[])
     }
 
-    /// Counts samples as files have them that lack some features.
+    /// Creates a counter of samples from files that lack some features.
     pub(crate) fn without(schema: &Schema, lacks: &[String]) -> Self {
         let columns = schema.to_arrow();
         let is_counted = |name: &String| name != SESSION_COLUMN && !lacks.contains(name);
@@ -45,12 +46,13 @@ impl Counter {
         Self { seeds, features }
     }
 
-    /// Of no samples.
+    /// Returns the statistics of zero samples.
     fn nothing(&self) -> Counts {
         Counts { features: vec![FeatureStatistics::default(); self.features], digest: Digest::default() }
     }
 
-    /// Counts the samples of `batches`, which have the columns of [`Schema::to_arrow`], on the threads of this pool.
+    /// Counts the samples of `batches`, which have the columns of [`Schema::to_arrow`], on the current thread
+    /// pool.
     pub(crate) fn count(&self, batches: &[RecordBatch]) -> Counts {
         let blocks = batches.iter().flat_map(|batch| {
             let starts = (0..batch.num_rows()).step_by(BLOCK_ROWS);
@@ -88,7 +90,7 @@ impl Counts {
     }
 }
 
-/// The figures of the lists of some rows, whose parts are added to the digests of these rows.
+/// Computes the statistics of the lists of some rows, and adds the lists to the digests of these rows.
 pub(crate) fn count_lists(
     lists: Lists,
     rows: Range<usize>,
@@ -121,7 +123,7 @@ pub(crate) fn count_lists(
     figures
 }
 
-/// Adds a column of times or floats, or a kept one.
+/// Adds a column of times, floats or kept values.
 fn add_values(column: &ArrayRef, rows: Range<usize>, seed: ColumnSeed, samples: &mut [SampleDigest]) {
     match column.data_type() {
         DataType::Int64 | DataType::Utf8 => seed.add_kept(&column.slice(rows.start, rows.len()), samples),

@@ -1,4 +1,4 @@
-//! One Parquet file while it is written.
+//! Writes one Parquet file.
 //!
 //! ```text
 //! row group 0 ─▶ decode ─▶ choose encodings ─▶ count, encode ─┐
@@ -6,8 +6,8 @@
 //! row group 2 ─▶ …                                            ┘
 //! ```
 //!
-//! Each row group has a thread of its own, which does its share of the work on the writer's pool. A row group that is
-//! alone is encoded by all threads of the pool, column by column.
+//! Each row group has its own thread, which runs its work on the writer's thread pool. A single row group is
+//! encoded by all threads of the pool, column by column.
 
 use std::collections::VecDeque;
 use std::io;
@@ -41,30 +41,30 @@ use crate::footer::checksums_entry;
 use crate::snapshot::RowGroupStatistics;
 use crate::{Buckets, ColumnChanges, DataFile, DenseStatistics, Error, FileSet, Result, RowGroup};
 
-/// A data file that row groups are appended to.
+/// A data file to which row groups are appended.
 #[derive(Debug)]
 pub(super) struct DataFileWriter {
-    /// Relative to the dataset's directory.
+    /// The path relative to the dataset's folder.
     path: String,
     full_path: PathBuf,
     format: Arc<Format>,
     /// The division of the dataset's sessions into buckets.
     buckets: Buckets,
-    /// Decoded bytes of the rows in the file.
+    /// The decoded size of the rows in the file, in bytes.
     pub(super) bytes: usize,
     /// The empty file, until the first row group takes it.
     empty: Option<(ChecksumWriter, oneshot::Sender<Arc<ArrowRowGroupWriterFactory>>)>,
-    /// What makes the writers of columns, once the first row group has told how these are encoded.
+    /// The factory of column writers. It is available once the first row group has chosen the encodings.
     factory: Shared<oneshot::Receiver<Arc<ArrowRowGroupWriterFactory>>>,
-    /// The row groups that are being encoded, in their order, and the number of those before them.
+    /// The row groups that are being encoded, in file order.
     encoding: VecDeque<JoinHandle<Result<EncodedRowGroup>>>,
     file: Option<Box<SerializedFileWriter<ChecksumWriter>>>,
     row_groups: Vec<RowGroup>,
-    /// One for each row group.
+    /// The statistics of each row group.
     statistics: Vec<RowGroupStatistics>,
 }
 
-/// A row group that can be appended to its file.
+/// An encoded row group that can be appended to its file.
 struct EncodedRowGroup {
     /// The file, if this is its first row group.
     file: Option<Box<SerializedFileWriter<ChecksumWriter>>>,
@@ -98,8 +98,8 @@ impl DataFileWriter {
         })
     }
 
-    /// Starts to decode and encode the next row group, which has the samples `pushed`. Waits while the encoders work at
-    /// as many row groups as they may.
+    /// Starts to decode and encode the next row group, which contains the samples `pushed`. It waits if the
+    /// encoders already work on the maximum number of row groups.
     pub(super) fn write_row_group(&mut self, pushed: Pushed, decode: Decode) -> Result<()> {
         self.bytes += pushed.bytes;
         let slot = self.format.encoders.row_group();
@@ -119,12 +119,12 @@ impl DataFileWriter {
         Ok(())
     }
 
-    /// Row groups that are being encoded or wait to be appended.
+    /// Returns the number of row groups that are being encoded or wait to be appended.
     pub(super) fn encoding(&self) -> usize {
         self.encoding.len()
     }
 
-    /// Appends the row groups that are encoded.
+    /// Appends the row groups that are already encoded.
     pub(super) fn append_encoded(&mut self) -> Result<()> {
         while self.encoding.front().is_some_and(JoinHandle::is_finished) {
             self.append_next()?;
@@ -132,7 +132,7 @@ impl DataFileWriter {
         Ok(())
     }
 
-    /// Appends the next row group, once it is encoded; nothing if there is none.
+    /// Waits for the next row group and appends it, if there is one.
     pub(super) fn append_next(&mut self) -> Result<()> {
         let Some(thread) = self.encoding.pop_front() else { return Ok(()) };
         let encoded = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
@@ -153,8 +153,8 @@ impl DataFileWriter {
         Ok(())
     }
 
-    /// Ends the file, which appears in the storage then: the only file of a set of row groups. Gives the statistics of
-    /// the row groups, too.
+    /// Completes the file, which then appears in the storage. Returns a file set with this single file, and
+    /// the statistics of its row groups.
     pub(super) fn finish(mut self) -> Result<(FileSet, Vec<RowGroupStatistics>)> {
         while self.encoding() > 0 {
             self.append_next()?;
@@ -164,7 +164,7 @@ impl DataFileWriter {
         file.flush().map_err(wrong)?;
         let checksums = checksums_entry(file.inner().chunks().map_err(wrong)?);
         file.append_key_value_metadata(checksums);
-        // Writes the footer.
+        // This call writes the footer.
         let file = file.into_inner().map_err(|error| Error::write_parquet(&self.full_path, error))?;
         let end = file.finish()?;
         let row_groups = std::mem::take(&mut self.row_groups);
@@ -190,14 +190,14 @@ impl DataFileWriter {
 
 impl Drop for DataFileWriter {
     fn drop(&mut self) {
-        // No thread must go on writing a file that is given up.
+        // No thread may continue to write a file that was given up.
         for thread in self.encoding.drain(..) {
             let _ = thread.join();
         }
     }
 }
 
-/// Decodes and encodes row group `number` of a file. The first one gets the `empty` file, and begins it.
+/// Decodes and encodes row group `number` of a file. The first row group gets the `empty` file and begins it.
 fn encode_row_group(
     path: &Path,
     (format, buckets): (&Format, Buckets),
@@ -216,12 +216,12 @@ fn encode_row_group(
         let encodings = pool.install(|| choose_encodings(path, columns, &rows, format.level))?;
         let (begun, factory) = begin(empty, columns, format.level, &encodings).map_err(wrong)?;
         file = Some(Box::new(begun));
-        // Nobody waits for it if there is only one row group.
+        // If there is only one row group, no other thread receives this.
         let _ = chosen.send(Arc::new(factory));
     }
-    // The thread that begins the file may fail, and says so itself.
+    // The thread that begins the file reports its own errors.
     let lost = |_| Error::write(path, io::Error::other("its first row group failed"));
-    // Waits outside of the pool, whose threads the first row group needs.
+    // This wait is outside the pool, because the first row group needs the pool's threads.
     let writers = block_on(factory).map_err(lost)?.create_column_writers(number).map_err(wrong)?;
     let count = || rayon::join(|| format.counter.count(&rows), || dense_statistics(&format.dense, &rows));
     let ((counts, dense), chunks) =
@@ -233,7 +233,8 @@ fn encode_row_group(
     Ok(EncodedRowGroup { file, chunks: chunks?, described, statistics })
 }
 
-/// The statistics of the dense features in the columns `dense` of a row group, each found on one thread.
+/// Returns the statistics of the dense features in the columns `dense` of a row group. Each column is
+/// computed by one thread.
 fn dense_statistics(dense: &[usize], rows: &[RecordBatch]) -> Vec<DenseStatistics> {
     let statistics = |column: &usize| {
         let parts =
@@ -243,7 +244,7 @@ fn dense_statistics(dense: &[usize], rows: &[RecordBatch]) -> Vec<DenseStatistic
     dense.par_iter().map(statistics).collect()
 }
 
-/// Starts a Parquet file; `encodings` has one for every field.
+/// Starts a Parquet file; `encodings` has one element per field.
 fn begin(
     file: ChecksumWriter,
     columns: &FileColumns,

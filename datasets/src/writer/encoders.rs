@@ -1,4 +1,4 @@
-//! The threads that encode row groups, and limits of what is written at a time.
+//! The threads that encode row groups, and the limits of concurrent work.
 
 use std::io;
 use std::sync::Arc;
@@ -11,28 +11,28 @@ use tokio::task::unconstrained;
 
 use crate::Result;
 
-/// Ranges of buckets that may be ended at a time, for each row group that may be encoded at a time.
+/// The number of ranges of buckets that may be closed at a time, per row group that may be encoded at a time.
 const CLOSING_PART: usize = 4;
 
-/// Threads that decode and encode row groups, and limits of what is written at a time. All writers of a process can
+/// Threads that decode and encode row groups, and the limits of concurrent work. All writers of a process can
 /// share them.
 #[derive(Debug, Clone)]
 pub struct Encoders {
     pub(super) pool: Arc<ThreadPool>,
-    /// One for each row group that may be decoded and encoded at a time.
+    /// Has one permit for each row group that may be decoded and encoded at a time.
     slots: Arc<Semaphore>,
-    /// One for each range of buckets that may be ended at a time.
+    /// Has one permit for each range of buckets that may be closed at a time.
     closing: Arc<Semaphore>,
-    /// The parts of files that may be sent at a time.
+    /// Limits the parts of files that are uploaded at a time.
     pub(super) upload_parts: UploadParts,
 }
 
 impl Encoders {
-    /// So many threads, which work at up to so many row groups at a time. What is written depends on neither number. A
-    /// row group that is worked at takes the memory of its samples, decoded and encoded: 150 to 250 MiB with
-    /// [`row_group_bytes`](super::WriterOptions::row_group_bytes) of 64 MiB. For each of these, two parts of files (at
-    /// least four in all) are sent to a store at a time, and four ranges of buckets are ended, whose next parts are
-    /// filled: another 48 MiB.
+    /// Creates `threads` threads that work on up to `row_groups` row groups at a time. The output depends on
+    /// neither number. A row group in work takes the memory of its decoded and encoded samples: 150 to 250
+    /// MiB if [`row_group_bytes`](super::WriterOptions::row_group_bytes) is 64 MiB. In addition, for each row
+    /// group, two parts of files are uploaded at a time (at least four in total), and four ranges of buckets
+    /// with one partly filled part each are closed: another 48 MiB.
     ///
     /// # Errors
     ///
@@ -49,25 +49,25 @@ impl Encoders {
         })
     }
 
-    /// Waits until another row group may be decoded and encoded, which it may until the permit is dropped.
+    /// Waits until another row group may be decoded and encoded. The right lasts until the permit is dropped.
     pub(super) fn row_group(&self) -> io::Result<OwnedSemaphorePermit> {
         wait_for(&self.slots)
     }
 
-    /// Waits until another range of buckets may be ended. Ending one waits for nothing but threads and requests that
-    /// are at work already, so every permit is dropped some time.
+    /// Waits until another range of buckets may be closed. Closing a range waits only for threads and
+    /// requests that already run, so each permit is dropped eventually.
     pub(super) fn closing(&self) -> io::Result<OwnedSemaphorePermit> {
         wait_for(&self.closing)
     }
 
-    /// The number of threads.
+    /// Returns the number of threads.
     pub(super) fn threads(&self) -> usize {
         self.pool.current_num_threads()
     }
 }
 
 fn wait_for(semaphore: &Arc<Semaphore>) -> io::Result<OwnedSemaphorePermit> {
-    // A task of tokio may have used up its budget of polls. The semaphore would then stay pending for ever, because
-    // nothing polls the task while this thread waits.
+    // The caller may be a tokio task that has used up its poll budget. Without `unconstrained`, the semaphore
+    // would then stay pending forever, because nothing polls the task while this thread waits.
     block_on(unconstrained(Arc::clone(semaphore).acquire_owned())).map_err(io::Error::other)
 }

@@ -1,9 +1,10 @@
-//! How the columns of a file are encoded: tried out on a part of its first row group.
+//! Chooses the encodings of a file's columns by trying them on a part of its first row group.
 //!
-//! A candidate's size is what Parquet's own writer makes of the sampled values, compressed. Only a dictionary needs
-//! more thought, because it is stored once for all values of a row group: its page grows with the distinct values,
-//! which are counted approximately over the whole row group (linear counting, Whang et al. 1990). Smaller wins, but what
-//! is read slower only where it is smaller by a margin. All of it depends on the rows and on nothing else.
+//! The size of a candidate is the compressed size that the Parquet writer produces for the sampled values. A
+//! dictionary needs an estimate, because it is stored once for all values of a row group: its page grows with
+//! the number of distinct values, which is counted approximately over the whole row group (linear counting,
+//! Whang et al. 1990). The smallest candidate is chosen, but a candidate that is slower to read must be
+//! smaller by a margin. The choice depends only on the rows.
 
 use std::sync::Arc;
 
@@ -21,54 +22,54 @@ use crate::Result;
 use crate::digest::scramble;
 use crate::lists::Lists;
 
-/// At most as many values of a column are tried.
+/// The largest number of sampled values of a column.
 const SAMPLE_VALUES: usize = 1 << 16;
-/// Nor more than this share of a row group's, so that trying costs little of what writing a file costs …
+/// A sample has at most the number of values divided by this, so that it costs little compared to writing the
+/// file.
 const SAMPLE_SHARE: usize = 4;
-/// … but at least as many, if there are as many: of few values the pages' headers would decide.
+/// The smallest sample of a column with enough values. In smaller samples, page headers would dominate.
 const LEAST_VALUES: usize = 1 << 12;
-/// The sample consists of as many runs of rows, spread evenly.
+/// The number of evenly spaced runs of rows that form a sample.
 const RUNS: usize = 16;
-/// A dictionary, or values split into their bytes, are taken where they have less than this share of what the packed
-/// differences take, which are read 1.5 times as fast.
+/// A dictionary, or values split into bytes, must be smaller than this share of the delta-packed size,
+/// because delta-packed values are read 1.5 times as fast.
 const AGAINST_PACKED: f64 = 0.90;
-/// A dictionary has to take less than this share of the other encodings …
+/// A dictionary must be smaller than this share of any other encoding.
 const AGAINST_PLAIN: f64 = 0.95;
-/// … and values split into their bytes less than this share of values one after the other, which need not be put
-/// together.
+/// Values split into bytes must be smaller than this share of plain values, because they must be reassembled.
 const SPLIT_AGAINST_PLAIN: f64 = 0.98;
-/// The bytes of a dictionary page at which Parquet's writer gives dictionaries up.
+/// The size in bytes of a dictionary page at which the Parquet writer abandons the dictionary.
 const DICTIONARY_BYTES: f64 = (1 << 20) as f64;
 
-/// How a column's values are stored.
+/// The encoding of a column's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoded {
-    /// As indices into a dictionary.
+    /// Indices into a dictionary.
     Dictionary,
-    /// One by one.
+    /// The values themselves, with this encoding.
     Values(Encoding),
 }
 
-/// A part of a column's values, without nulls.
+/// A sample of a column's values, without nulls.
 #[derive(Debug)]
 pub(super) struct Sample {
     values: ArrayRef,
-    /// Distinct values in the sample and in the whole row group, about.
+    /// The approximate numbers of distinct values in the sample and in the whole row group.
     distinct: (f64, f64),
-    /// All values of the row group.
+    /// The number of values in the row group.
     total: usize,
 }
 
-/// The sizes of a sample.
+/// The encoded sizes of a sample.
 #[derive(Debug)]
 struct Tried {
-    /// The candidates besides the dictionary, in the order in which they are compared.
+    /// The candidates other than the dictionary, in the order in which they are compared.
     values: Vec<(Encoding, u64)>,
     dictionary: f64,
 }
 
 impl Sample {
-    /// Of a column of numbers or texts.
+    /// Samples a column of numbers or texts.
     pub(super) fn of_values(column: &ArrayRef) -> Result<Self> {
         let column = match column.null_count() {
             0 => Arc::clone(column),
@@ -87,7 +88,7 @@ impl Sample {
         Ok(Self { values, distinct, total })
     }
 
-    /// Of the ids of lists.
+    /// Samples the ids of lists.
     pub(super) fn of_lists(columns: &[Lists]) -> Self {
         let rows: usize = columns.iter().map(|lists| lists.len()).sum();
         let total = columns.iter().flat_map(|lists| (0..lists.len()).map(|row| lists.size(row))).sum();
@@ -111,17 +112,17 @@ impl Sample {
         Self { distinct: (count_distinct(&values), distinct.estimate()), values, total }
     }
 
-    /// The encoding to take, with pages compressed by zstd at `level`.
+    /// Chooses the encoding, for pages that zstd compresses at `level`.
     ///
     /// # Errors
     ///
-    /// Parquet's, where it cannot encode the values.
+    /// Returns the Parquet writer's error if it cannot encode the values.
     pub(super) fn choose(&self, level: ZstdLevel) -> ParquetResult<Encoded> {
         let candidates = match self.values.data_type() {
             DataType::Float32 => &[Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT][..],
             DataType::Utf8 => &[Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY],
-            // Of ids that are far from 2^63 most bytes are zero: split, they take nothing. Of few ids, the tables of
-            // zstd's codes would decide.
+            // Most bytes of ids far below 2^63 are zero, and take almost no space if split. With few ids,
+            // zstd's code tables would dominate.
             _ if self.values.len() >= LEAST_VALUES => {
                 &[Encoding::DELTA_BINARY_PACKED, Encoding::PLAIN, Encoding::BYTE_STREAM_SPLIT]
             }
@@ -135,11 +136,12 @@ impl Sample {
         Ok(Tried { values, dictionary: self.dictionary_size(level)? }.best())
     }
 
-    /// What the sample takes with a dictionary: its share of the row group's dictionary, and its indices.
+    /// Estimates the size of the sample with a dictionary: its share of the row group's dictionary, and its
+    /// indices.
     fn dictionary_size(&self, level: ZstdLevel) -> ParquetResult<f64> {
         let (here, all) = (self.distinct.0.max(1.0), self.distinct.1.max(1.0));
         let value_bytes = match self.values.as_string_opt::<i32>() {
-            // Each text with its length, of 4 bytes.
+            // Each text is stored with a length of 4 bytes.
             Some(texts) => 4.0 + texts.values().len() as f64 / texts.len().max(1) as f64,
             None => 8.0,
         };
@@ -153,7 +155,8 @@ impl Sample {
         Ok(indices + page as f64 * (all / here) * share)
     }
 
-    /// The bytes of the encoded sample, and those of its dictionary page among them.
+    /// Returns the size of the encoded sample in bytes, and the size of its dictionary page, which is
+    /// included.
     fn size(&self, encoded: Encoded, level: ZstdLevel) -> ParquetResult<(u64, u64)> {
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(level))
@@ -191,7 +194,7 @@ impl Tried {
     }
 }
 
-/// Whether an encoding of values is better than the one that was the best so far.
+/// Returns whether an encoding of values is better than the best one so far.
 fn replaces((encoding, size): (Encoding, u64), (best, best_size): (Encoding, u64)) -> bool {
     let share = match (encoding, best) {
         (Encoding::BYTE_STREAM_SPLIT, Encoding::DELTA_BINARY_PACKED) => AGAINST_PACKED,
@@ -201,7 +204,7 @@ fn replaces((encoding, size): (Encoding, u64), (best, best_size): (Encoding, u64
     (size as f64) < share * best_size as f64
 }
 
-/// The values to try of as many.
+/// Returns the number of values to sample from `total` values.
 fn sample_size(total: usize) -> usize {
     (total / SAMPLE_SHARE).clamp(LEAST_VALUES, SAMPLE_VALUES).min(total)
 }
@@ -233,13 +236,14 @@ fn count_distinct(values: &ArrayRef) -> f64 {
     distinct.estimate()
 }
 
-/// Counts distinct numbers by the bits that their hashes set.
+/// Counts distinct numbers approximately by the number of distinct hashes.
 struct Distinct {
     words: Vec<u64>,
     set: u32,
 }
 
-/// Bits of the hashes: 2²⁰ tell a million numbers apart to within a percent, in 128 KiB.
+/// The number of bits of a hash. 2²⁰ hashes take 128 KiB and count a million numbers with an error of less
+/// than a percent.
 const HASH_BITS: u32 = 20;
 
 impl Default for Distinct {
@@ -294,7 +298,7 @@ mod tests {
             Encoded::Dictionary
         );
         assert_eq!(chosen(Int64Array::from_iter_values((0..50_000).map(hash))), plain, "no order");
-        // Ids of which few are frequent: their bytes repeat, their differences do not.
+        // Few of the ids are frequent: their bytes repeat, their differences do not.
         let skewed = |i: i64| 100_000.0 * (hash(i).unsigned_abs() as f64 / i64::MAX as f64).powi(4);
         assert_eq!(chosen(Int64Array::from_iter_values((0..200_000).map(|i| skewed(i) as i64))), split);
         assert_eq!(chosen(Int32Array::from_iter_values((0..9_000).map(|i| i / 3))), packed);
@@ -327,10 +331,10 @@ mod tests {
         assert_eq!(tried(&[(packed, 1000), (plain, 990), (split, 960)], 960.0), Encoded::Values(split));
     }
 
-    /// A dictionary of a part would be taken for smaller or larger than that of all.
+    /// The dictionary of a part would be estimated too small or too large for the whole.
     #[test]
     fn a_dictionary_is_judged_by_the_whole_row_group() {
-        // 100,000 values, each twice: a sample holds hardly one of them again.
+        // Each of 100,000 values occurs twice, so the sample hardly contains a value twice.
         let ids = (0..200_000).map(|i| hash(i % 100_000)).collect::<Vec<i64>>();
         let sample = Sample::of_values(&(Arc::new(Int64Array::from(ids)) as ArrayRef)).unwrap();
         assert_eq!(sample.values.len(), 50_000);

@@ -1,4 +1,4 @@
-//! The end of writing: partitions are put together, compared with what the dataset has, and committed.
+//! The end of writing: combines partitions, compares them with the existing dataset, and commits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,27 +9,29 @@ use crate::digest::Digest;
 use crate::snapshot::{Changes, Commit, Partition, Snapshot, WrittenBucket, commit};
 use crate::{Error, FileSet, PartitionKey, Result, VocabularyFile};
 
-/// What a writer has committed.
+/// The result of a commit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Written {
-    /// The dataset now: the [head](Snapshot::load_head) of its newest snapshot.
+    /// The [head](Snapshot::load_head) of the dataset's newest snapshot.
     pub snapshot: Snapshot,
-    /// Whether something was committed; `false` if the dataset had these samples already.
+    /// Whether there was a commit; `false` if the dataset already had these samples.
     pub changed: bool,
-    /// The samples that each partition written had before, and has now.
+    /// For each written partition, its numbers of samples before and after the commit.
     pub partitions: BTreeMap<PartitionKey, (u64, u64)>,
 }
 
 impl DatasetWriter {
-    /// Closes the files and commits: from the moment the next snapshot is created, readers that open the dataset see
-    /// it. If the dataset has the samples of all partitions written already, nothing is committed.
+    /// Completes the files and commits. Readers that open the dataset see the changes as soon as the next
+    /// snapshot has been created. If the dataset already has the samples of all written partitions, nothing
+    /// is committed.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the samples are not those [expected](Self::expect), a partition would lose samples and may
-    /// not, another writer has changed the same partitions meanwhile, or the same vocabulary to another content, or a
-    /// feature's vocabulary was not added; [`Error::Storage`] and [`Error::Fault`] if a file or the snapshot cannot be
-    /// written. The dataset is then as it was.
+    /// [`Error::Fault`] if the samples differ from the [expected](Self::expect) ones, if a partition would
+    /// lose samples although the commit does not allow it, if another writer has changed the same partitions
+    /// or the same vocabulary to other content in the meantime, or if a feature's vocabulary was not added.
+    /// [`Error::Storage`] and [`Error::Fault`] if a file or the snapshot cannot be written. After an error
+    /// the dataset is unchanged.
     pub fn finish(mut self) -> Result<Written> {
         self.complete()?;
         self.check_expected()?;
@@ -49,13 +51,13 @@ impl DatasetWriter {
         let is_unchanged = same_samples(&old, &new);
         let added = std::mem::take(&mut self.vocabularies);
         self.check_vocabularies(kept, &added)?;
-        // A vocabulary with the content of the dataset's is not changed. Its new file is named by no snapshot.
+        // A vocabulary with unchanged content keeps its old file, and no snapshot lists the new file.
         let (unchanged, vocabularies): (BTreeMap<_, _>, BTreeMap<_, _>) =
             added.into_iter().partition(|(name, file)| {
                 kept.and_then(|kept| kept.vocabularies.get(name)).is_some_and(|old| old.sha256 == file.sha256)
             });
         if let Some(kept) = kept.filter(|_| is_unchanged && vocabularies.is_empty()) {
-            // Dropped unfinished, so that the files written are removed.
+            // Dropping the writer before it is finished removes its files.
             return Ok(Written { snapshot: kept.clone(), changed: false, partitions });
         }
         let changes = Changes {
@@ -82,8 +84,8 @@ impl DatasetWriter {
         Ok(Written { snapshot, changed: true, partitions })
     }
 
-    /// The samples of a partition in the ranges written; when merging, together with the other ranges of `old`, and when
-    /// writing columns with its other row groups.
+    /// Returns the number and digest of a partition's samples in the written ranges. For a merge, they
+    /// include the other ranges of `old`.
     fn samples(&self, written: &BTreeMap<u32, WrittenBucket>, old: Option<&Partition>) -> Samples {
         let mut samples = Samples::default();
         written.values().for_each(|range| samples.add(range.samples(), range.digest()));
@@ -102,7 +104,7 @@ impl DatasetWriter {
         samples
     }
 
-    /// Refuses to append a partition with fewer samples than it has.
+    /// Returns an error if an append would reduce the number of samples in a partition.
     fn check_losses(
         &self,
         old: &BTreeMap<PartitionKey, Partition>,
@@ -111,7 +113,7 @@ impl DatasetWriter {
         if !matches!(self.options.commit, Commit::Append | Commit::Merge) {
             return Ok(());
         }
-        // A merge may move a session that starts earlier now to another partition.
+        // A merge may move a session to another partition if the session now starts earlier.
         let lost = new.iter().filter_map(|(key, new)| {
             let before = old.get(*key)?.samples;
             (self.options.commit == Commit::Append && new.number < before)
@@ -156,7 +158,7 @@ impl DatasetWriter {
         Err(Fault::new(Kind::Failed, message).hint(hint).into())
     }
 
-    /// Checks that the vocabularies of `kept` and those that were added are those that features name.
+    /// Checks that the vocabularies of `kept` and the added ones are exactly those to which features refer.
     fn check_vocabularies(
         &self,
         kept: Option<&Snapshot>,
@@ -179,7 +181,7 @@ impl DatasetWriter {
     }
 }
 
-/// How many samples there are, and their digest.
+/// The number of samples and their digest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Samples {
     number: u64,
@@ -193,8 +195,8 @@ impl Samples {
     }
 }
 
-/// Whether the new partitions have the samples of the old ones. Digests of files whose features changed since say
-/// nothing: another feature may have a former name and its values.
+/// Returns whether the new partitions have the samples of the old ones. Digests of files whose features have
+/// changed since cannot be compared: another feature may now have the old name and the same values.
 fn same_samples(old: &BTreeMap<PartitionKey, Partition>, new: &BTreeMap<&PartitionKey, Samples>) -> bool {
     new.iter().all(|(key, new)| match old.get(*key) {
         Some(old) => {

@@ -1,4 +1,4 @@
-//! Locations that do not hold a dataset: a dataset may be created in one without files of anybody else.
+//! Checks locations without a dataset. A dataset may be created there only if there are no foreign files.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use onefold_storage::Storage;
 use crate::Result;
 use crate::names::{WRITTEN_FOLDERS, is_written};
 
-/// Most files that the error lists.
+/// The largest number of files that the error lists.
 const MOST_LISTED: usize = 5;
 
-/// Checks that a dataset may be created in `storage`, which holds no snapshot. It may hold empty folders, and files
-/// with the names that writers of datasets make: another writer is at work, or was killed. What operating systems put
-/// into folders counts for nothing, as `lost+found` at the root of a disk.
+/// Checks that a dataset can be created in `storage`, which has no snapshot. Empty folders are allowed, and
+/// files with names that writers of datasets create, because another writer may be running or may have been
+/// killed.
 ///
 /// # Errors
 ///
-/// [`Error::Storage`](crate::Error::Storage) if there is another file, in whichever folder, or if the storage cannot be
-/// listed.
+/// [`Error::Storage`](crate::Error::Storage) if there is another file in any folder, or if the storage cannot
+/// be listed.
 pub fn check_new_location(storage: &Storage) -> Result<()> {
     let mut found = match storage.local() {
         Some(root) => local_files(root)?,
@@ -36,7 +36,8 @@ pub fn check_new_location(storage: &Storage) -> Result<()> {
     Err(onefold_storage::Error::exists(storage.location(), hint).into())
 }
 
-/// Files of a local folder whose names no writer makes: the first ones, in order, and at most one more than are listed.
+/// Returns files of a local folder whose names no writer creates: the first ones in order, and at most one
+/// more than the error lists.
 fn local_files(root: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if root.exists() {
@@ -48,7 +49,7 @@ fn local_files(root: &Path) -> Result<Vec<String>> {
 fn local_files_below(root: &Path, folder: &str, found: &mut Vec<String>) -> Result<()> {
     let mut names = Vec::new();
     for entry in fs_err::read_dir(root.join(folder))? {
-        // A name that is not UTF-8 is another one than writers make, also with its bytes replaced.
+        // A name that is not UTF-8 is foreign, and stays foreign when its invalid bytes are replaced.
         names.push(entry?.file_name());
     }
     names.sort();
@@ -61,7 +62,7 @@ fn local_files_below(root: &Path, folder: &str, found: &mut Vec<String>) -> Resu
             continue;
         }
         let path = if folder.is_empty() { shown.into_owned() } else { format!("{folder}/{shown}") };
-        // A link to a folder is a folder. Anything else, a link to nothing included, is a file.
+        // A link to a folder counts as a folder. Everything else counts as a file, including a broken link.
         if !fs_err::metadata(root.join(folder).join(&name)).is_ok_and(|metadata| metadata.is_dir()) {
             found.extend(Some(path).filter(|path| !is_written(path)));
         } else if name.to_str().is_some() {
@@ -73,8 +74,8 @@ fn local_files_below(root: &Path, folder: &str, found: &mut Vec<String>) -> Resu
     Ok(())
 }
 
-/// As [`local_files`], of an object store. Of a folder that writers do not write to, only the name is given, because it
-/// may hold any number of objects.
+/// Works like [`local_files`] for an object store. A folder that no writer uses is returned by its name only,
+/// because it may contain any number of objects.
 fn stored_files(storage: &Storage) -> Result<Vec<String>> {
     let mut names = storage.entries("")?;
     names.sort();
@@ -91,7 +92,7 @@ fn stored_files(storage: &Storage) -> Result<Vec<String>> {
         }
     }
     if found.is_empty() && !names.is_empty() {
-        // Tools represent an empty folder by an object without content.
+        // Some tools represent an empty folder by an object without content.
         let objects = storage.list("", None)?.into_iter().filter(|object| object.bytes > 0);
         let paths = objects.map(|object| object.path);
         let is_foreign = |path: &String| {
@@ -119,7 +120,7 @@ fn is_of_system(name: &str) -> bool {
     names.contains(&name) || name.starts_with(".Trash-") || name.starts_with(".nfs")
 }
 
-/// Whether writers write to the folder `name` of a dataset.
+/// Returns whether writers write to the folder `name` of a dataset.
 fn is_written_folder(name: &str) -> bool {
     WRITTEN_FOLDERS.contains(&name)
 }
@@ -130,7 +131,7 @@ mod tests {
     use crate::folded::samples::schema;
     use crate::{Commit, DatasetWriter, Order, WriterOptions};
 
-    /// The error of a writer with `commit`, if it refuses the location.
+    /// Returns the error of a writer with `commit`, if it refuses the location.
     fn refusal(root: &Path, commit: Commit) -> Option<String> {
         let options = WriterOptions { commit, ..WriterOptions::new(Order::Session) };
         DatasetWriter::create(root, schema(), options).err().map(|error| error.to_string())

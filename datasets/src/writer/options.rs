@@ -1,43 +1,48 @@
-//! How a dataset is written.
+//! The options of a writer.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Buckets, Commit, Error, Layout, MOST_BUCKETS, Order, Result, Sessions};
 
-/// How a dataset is written.
+/// Options for writing a dataset.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WriterOptions {
-    /// How sparse features are stored. It does not change what the [`DatasetWriter`](crate::DatasetWriter) is given.
+    /// The layout of sparse features in files. The input of the [`DatasetWriter`](crate::DatasetWriter) does
+    /// not depend on it.
     pub layout: Layout,
-    /// The order in which the samples will arrive at [`DatasetWriter::write`](crate::DatasetWriter::write).
+    /// The order in which samples arrive at [`DatasetWriter::write`](crate::DatasetWriter::write).
     pub order: Order,
-    /// What becomes of an existing dataset.
+    /// The effect on an existing dataset.
     pub commit: Commit,
-    /// Whether the samples have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN), to be stored in a new dataset. A
-    /// dataset that is appended to keeps having or lacking it.
+    /// Whether the samples have [`SAMPLE_KEY_COLUMN`](crate::SAMPLE_KEY_COLUMN), which a new dataset then
+    /// stores. An existing dataset determines this itself.
     pub sample_keys: bool,
-    /// The buckets of a new dataset, and their ranges. A dataset that is appended to keeps its own.
+    /// The buckets and ranges of a new dataset. An existing dataset keeps its own.
     pub buckets: Buckets,
-    /// What makes a session, which the snapshot records; it must be that of a dataset that is appended to.
+    /// The definition of a session, which the snapshot records. It must equal the definition in an existing
+    /// dataset.
     pub sessions: Option<Sessions>,
-    /// Threads of a [`DatasetWriter`](crate::DatasetWriter) that encode row groups, while the next one is gathered. What
-    /// is written does not depend on their number.
+    /// The number of threads with which a [`DatasetWriter`](crate::DatasetWriter) encodes row groups while it
+    /// gathers the next one. The output does not depend on it.
     pub threads: usize,
-    /// Columns that come first in the files, in this order: those that jobs read most, side by side, are read in fewer
-    /// requests. The others follow in the schema's order, which readers see in any case.
+    /// The columns that come first in the files, in this order. If the columns that jobs read most are
+    /// adjacent, reading them takes fewer requests. The other columns follow in schema order. Readers always
+    /// see the schema order.
     pub column_order: Vec<String>,
-    /// A row group ends at the first session boundary after this many decoded bytes (4 GiB at most), and at the latest
-    /// after twice as many. Decoded, every sample carries every list, in any layout.
+    /// The decoded size in bytes (at most 4 GiB) after which a row group ends at the next session boundary.
+    /// It ends after twice this size in any case. The decoded size counts each list for each sample, in any
+    /// layout.
     pub row_group_bytes: usize,
-    /// A file ends at the first row group end after this many decoded bytes.
+    /// The decoded size in bytes after which a file ends with the current row group.
     pub file_bytes: usize,
-    /// zstd level of the pages.
+    /// The zstd compression level of the pages.
     pub zstd_level: i32,
 }
 
 impl WriterOptions {
-    /// The options for samples in this order: a new dataset of one bucket in the layout `rows` without sample keys, one
-    /// thread, columns in the schema's order, row groups of 64 MiB and files of 2 GiB decoded, zstd 3.
+    /// Creates options for a new dataset with samples in this order: one bucket, layout `rows`, no sample
+    /// keys, one thread, columns in schema order, row groups of 64 MiB and files of 2 GiB decoded size, zstd
+    /// level 3.
     pub fn new(order: Order) -> Self {
         Self {
             layout: Layout::Rows,
@@ -58,7 +63,8 @@ impl WriterOptions {
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the number of buckets is zero, too large, or no multiple of the length of a range.
+    /// [`Error::Fault`] if the number of buckets is zero, too large, or not a multiple of the length of a
+    /// range.
     pub(super) fn check_buckets(&self) -> Result<()> {
         if self.buckets.is_valid() {
             return Ok(());

@@ -1,22 +1,22 @@
-//! The order of the samples of a range of buckets of a partition, checked as they come.
+//! Checks the order of the samples of a range of buckets while they arrive.
 
 use std::collections::HashSet;
 
 use crate::{Buckets, Error, Order, Result, SESSION_COLUMN, TIME_COLUMN};
 
-/// Checks the order, and counts sessions.
+/// Checks the order of samples, and counts sessions.
 #[derive(Debug)]
 pub(super) struct SampleOrder {
     order: Order,
     buckets: Buckets,
     /// The bucket of the last sample.
     bucket: u32,
-    /// Session and time of the last sample of the bucket.
+    /// The session and time of the last sample of the bucket.
     last: Option<(i64, i64)>,
-    /// The start of the last sample's session.
+    /// The start time of the last sample's session.
     start: i64,
     sessions: u64,
-    /// The sessions of the bucket so far. Only samples in arrival order need it; it takes about 16 bytes a session.
+    /// The sessions so far, at about 16 bytes per session. Used only for samples in arrival order.
     seen: HashSet<i64>,
 }
 
@@ -26,16 +26,16 @@ impl SampleOrder {
         Self { order, buckets, bucket: 0, last: None, start: i64::MIN, sessions: 0, seen }
     }
 
-    /// Sessions so far.
+    /// Returns the number of sessions so far.
     pub(super) fn sessions(&self) -> u64 {
         self.sessions
     }
 
-    /// Adds the next sample; says whether it starts a run of samples of one session.
+    /// Adds the next sample, and returns whether it starts a run of samples of one session.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] for a sample that belongs before the one that came before it.
+    /// [`Error::Fault`] if the sample belongs before the previous one.
     pub(super) fn sample(&mut self, session: i64, time: i64) -> Result<bool> {
         let bucket = self.buckets.bucket_of(session);
         if bucket < self.bucket {

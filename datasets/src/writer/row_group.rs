@@ -1,7 +1,7 @@
-//! The columns of a row group, each folded or expanded and then encoded for itself, in parallel.
+//! Encodes the columns of a row group in parallel; each is first folded or expanded.
 //!
-//! What a column chunk holds depends on the lists of the row group and on nothing else: not on the batches that they
-//! came in, nor on whether they were views.
+//! The content of a column chunk depends only on the lists of the row group. It does not depend on their
+//! division into batches, or on whether they were views.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::folded::Fold;
 use crate::lists::{Lists, list_array};
 use crate::{Error, Result};
 
-/// Lists are expanded about as many ids at a time.
+/// The approximate number of ids for which lists are expanded at a time.
 const EXPANDED_IDS: usize = 1 << 18;
 
-/// Encodes the rows of a row group; gives the file's column chunks in its order.
+/// Encodes the rows of a row group, and returns the column chunks in file order.
 pub(super) fn encode(
     path: &Path,
     columns: &FileColumns,
@@ -32,7 +32,7 @@ pub(super) fn encode(
     let mut writers = writers.into_iter();
     let own = |source: &Source| writers.by_ref().take(source.fields.len()).collect::<Vec<_>>();
     let work: Vec<_> = columns.sources.iter().map(own).zip(&columns.sources).collect();
-    // One column at a time and thread: that is what bounds the memory.
+    // Each thread works on one column at a time, which limits the memory.
     let chunks = work.into_par_iter().with_max_len(1).map(|(writers, source)| {
         let mut writers: Vec<_> = writers
             .into_iter()
@@ -52,7 +52,7 @@ pub(super) fn encode(
     Ok(chunks.into_iter().flatten().collect())
 }
 
-/// How the file's columns are best encoded, by the rows of its first row group.
+/// Chooses the encodings of the file's columns from the rows of its first row group.
 pub(super) fn choose_encodings(
     path: &Path,
     columns: &FileColumns,
@@ -79,18 +79,18 @@ pub(super) fn choose_encodings(
     Ok(chosen.into_iter().flatten().collect())
 }
 
-/// A column's part of every batch.
+/// Returns a column of each batch.
 fn parts(source: &Source, rows: &[RecordBatch]) -> Vec<ArrayRef> {
     rows.iter().map(|batch| batch.column(source.index).clone()).collect()
 }
 
-/// Whether every list is stored, so that the column is better not made as a whole.
+/// Returns whether every list is stored. Such a column is expanded in parts instead of as a whole.
 fn is_expanded(source: &Source) -> bool {
     let is_list = source.fields.iter().any(|field| matches!(field.data_type(), DataType::List(_)));
     source.fold == Fold::Unchanged && is_list
 }
 
-/// The columns that the file has in place of the column with these parts.
+/// Returns the file's columns that store the column with these parts.
 fn stored(source: &Source, parts: &[ArrayRef]) -> Result<Vec<ArrayRef>> {
     let mut last = None;
     let folded = parts.iter().map(|part| source.fold.fold(&source.name, part, &mut last));
@@ -116,8 +116,8 @@ impl Column<'_> {
         written.map_err(|error| Error::write_parquet(self.path, error))
     }
 
-    /// Writes every list of `parts`. Parquet's writer looks where to end a page once for every call and 1,024 values,
-    /// so the calls are cut by the ids alone.
+    /// Writes all lists of `parts`. The Parquet writer decides where pages end once per call and per 1,024
+    /// values, so the calls are divided only by the number of ids.
     fn write_lists(&mut self, parts: &[ArrayRef]) -> Result<()> {
         let (mut ids, mut lengths) = (Vec::with_capacity(EXPANDED_IDS), Vec::new());
         for list in Lists::all(parts, self.field.name())?.into_iter().flat_map(Lists::iter) {

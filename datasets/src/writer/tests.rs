@@ -16,8 +16,8 @@ use crate::partition_column::tests::of_texts;
 use crate::schema::item_field;
 use crate::{FileSet, Layout, Order, Partition, PartitionFilter};
 
-/// Sessions of 1 to 13 samples: `city` changes with the session, `tags` never, `history` slides, `item` is the
-/// sample's number.
+/// Returns sessions of 1 to 13 samples. `city` changes with the session, `tags` never changes, `history`
+/// slides, and `item` is the number of the sample.
 fn samples() -> RecordBatch {
     let sizes = (0..60).map(|session| 1 + session * 5 % 13);
     let sessions: Vec<i64> = (0..).zip(sizes).flat_map(|(session, size)| vec![session; size]).collect();
@@ -31,7 +31,7 @@ fn samples() -> RecordBatch {
     RecordBatch::try_new(rows.schema(), columns).unwrap()
 }
 
-/// The row groups of a dataset of [`samples`], written in batches of 7 with small limits.
+/// Returns the row groups of a dataset of [`samples`], written in batches of 7 with small limits.
 fn written_row_groups(layout: Layout) -> (Snapshot, Vec<RecordBatch>) {
     let directory = tempfile::tempdir().unwrap();
     let limits =
@@ -91,7 +91,7 @@ fn what_is_written_depends_neither_on_threads_nor_on_batches() {
     }
 }
 
-/// The writer of a bucket with all samples in one row group.
+/// Returns the writer of a bucket with all samples in one row group.
 fn filled(writers: &BucketWriters, bucket: u32) -> BucketWriter {
     let (mut bucket, samples) = (writers.range(&PartitionKey::default(), bucket), samples());
     let bytes = decoded_row_bytes(&samples);
@@ -102,7 +102,7 @@ fn filled(writers: &BucketWriters, bucket: u32) -> BucketWriter {
     bucket
 }
 
-/// Writes the samples as one bucket, as a process without the dataset's writer does.
+/// Writes the samples as one bucket, like a process without the dataset's writer.
 fn part(root: &Path, options: &WriterOptions) -> WrittenBucket {
     let encoders = Encoders::new(2, 1).unwrap();
     let writers =
@@ -115,7 +115,7 @@ fn part(root: &Path, options: &WriterOptions) -> WrittenBucket {
     serde_json::from_str(&serde_json::to_string(&written).unwrap()).unwrap()
 }
 
-/// More buckets wait for their end than may be ended and sent at a time, on several threads.
+/// More buckets wait to be closed than may be closed and uploaded at a time, on several threads.
 #[test]
 fn writers_that_share_encoders_end_many_buckets() {
     let directory = tempfile::tempdir().unwrap();
@@ -168,7 +168,7 @@ fn buckets_that_others_wrote_are_committed_like_written_ones() {
     let added = part(&root("added"), &options);
     let path = root("added").join(added.files[0].path());
 
-    // One writer is given up, and the part stays.
+    // If this writer is dropped, the added part remains.
     let mut writer = DatasetWriter::create(&root("added"), schema(), options.clone()).unwrap();
     writer.add_part(added.clone()).unwrap();
     let twice = writer.add_part(added.clone()).unwrap_err().to_string();
@@ -186,7 +186,7 @@ fn buckets_that_others_wrote_are_committed_like_written_ones() {
         |name: &str, of: &Snapshot| fs_err::read(root(name).join(of.partitions[0].files[0].path())).unwrap();
     assert!(bytes("added", &added) == bytes("written", &written));
 
-    // A writer that is given up removes what was added to it.
+    // A dropped writer removes ranges that were added to it.
     let lost = part(&root("lost"), &options);
     let mut writer = DatasetWriter::create(&root("lost"), schema(), options).unwrap();
     writer.add(lost).unwrap();
@@ -226,7 +226,7 @@ fn folded_row_groups_hold_the_samples_of_plain_ones() {
     }
 }
 
-/// Writes `batches` into a dataset of one partition.
+/// Writes `batches` into a dataset with one partition.
 fn write(directory: &Path, options: WriterOptions, batches: &[RecordBatch]) -> Snapshot {
     let mut writer = DatasetWriter::create(directory, schema(), options).unwrap();
     batches.iter().for_each(|batch| writer.write(&PartitionKey::default(), batch).unwrap());
@@ -266,7 +266,7 @@ fn files_say_what_engines_skip_by() {
     }
 }
 
-/// The same lists as views, which share what they have in common with the list before.
+/// Returns the same lists as views, which share common ids with the preceding list.
 fn as_views(lists: &RecordBatch) -> RecordBatch {
     let columns = lists.schema_ref().fields().iter().zip(lists.columns()).map(|(field, column)| {
         let Some(all) = Lists::of(column) else { return (field.name().clone(), Arc::clone(column)) };
@@ -320,7 +320,7 @@ proptest! {
     }
 }
 
-/// Partitions without what tells one writer from another.
+/// Returns the partitions without the random parts that differ between writers.
 pub(super) fn content(snapshot: &Snapshot) -> Vec<Partition> {
     let mut partitions = snapshot.partitions.clone();
     let sets = partitions.iter_mut().flat_map(|partition| &mut partition.files);
@@ -332,7 +332,7 @@ pub(super) fn content(snapshot: &Snapshot) -> Vec<Partition> {
     partitions
 }
 
-/// The samples, in sessions whose ids are of the last bucket.
+/// Returns the samples in sessions of the last bucket.
 pub(super) fn in_last_bucket(samples: &RecordBatch) -> RecordBatch {
     let mut columns = samples.columns().to_vec();
     let ids = session_ids(samples).iter().map(|session| session | 0xffff << 47);
@@ -374,7 +374,7 @@ fn buckets_of_a_range_share_files_and_row_groups() {
         writer.write(&PartitionKey::default(), &in_last_bucket(&samples().slice(5, 40))).unwrap();
         writer
     };
-    // A bucket does not come back after another one.
+    // Samples of a bucket must not arrive after samples of a later bucket.
     let elsewhere = tempfile::tempdir().unwrap();
     let mut writer = written(elsewhere.path());
     let error = writer.write(&PartitionKey::default(), &samples().slice(30, 1)).unwrap_err().to_string();
@@ -450,7 +450,7 @@ fn a_file_that_cannot_be_written_is_named_and_nothing_is_left() {
     let mut writer =
         DatasetWriter::create(directory.path(), schema(), WriterOptions::new(Order::Session)).unwrap();
     writer.set_partition_columns(of_texts(&key)).unwrap();
-    // A file takes the place of the partition's folder.
+    // A file has the path of the partition's folder.
     fs_err::create_dir(directory.path().join("data")).unwrap();
     fs_err::write(directory.path().join("data/split=a"), b"").unwrap();
     writer.write(&key, &samples()).unwrap();

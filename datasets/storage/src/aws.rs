@@ -1,6 +1,6 @@
-//! The profiles of AWS: regions and credentials as the AWS CLI finds them, that is, keys in files, roles, SSO, processes
-//! that print credentials, and web identities. AWS's own crates read the files and ask AWS's services; their requests go
-//! through the HTTP client of [`object_store`].
+//! AWS profiles: finds regions and credentials in the same way as the AWS CLI. Credentials may come from keys
+//! in files, roles, SSO, processes that print credentials, and web identities. AWS's own crates read the
+//! files and send requests to AWS's services, through the HTTP client of [`object_store`].
 
 use std::convert::Infallible;
 use std::env;
@@ -33,20 +33,20 @@ use tokio::sync::Mutex;
 
 use crate::runtime::{self, PerProcess};
 
-/// The profile that is used if AWS_PROFILE names none. It need not exist.
+/// The profile that is used if AWS_PROFILE is not set. It need not exist.
 const DEFAULT: &str = "default";
-/// The region of AWS's services if nothing names one, as for S3.
+/// The region of AWS's services if none is configured, as for S3.
 const DEFAULT_REGION: &str = "us-east-1";
-/// Credentials are renewed this long before they expire: a request is repeated for three minutes with those of its
-/// first try.
+/// The time before their expiry at which credentials are renewed. A request is repeated for up to three
+/// minutes with the credentials of its first attempt.
 const RENEWED_BEFORE: Duration = Duration::from_secs(300);
-/// The time that it may take to get credentials: a process may ask a person for a code.
+/// The time limit for getting credentials. A process may ask a person for a code.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The time for one of AWS's services to accept a connection.
+/// The time limit for connecting to one of AWS's services.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time for one of AWS's services to answer.
+/// The time limit for an answer from one of AWS's services.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The keys of a profile that has credentials: any of them says so.
+/// The keys of a profile any of which shows that the profile has credentials.
 const CREDENTIALS: [&str; 8] = [
     "aws_access_key_id",
     "aws_secret_access_key",
@@ -57,33 +57,35 @@ const CREDENTIALS: [&str; 8] = [
     SSO[0],
     SSO[1],
 ];
-/// The keys of a profile whose credentials come from SSO.
+/// The keys of a profile with credentials from SSO.
 const SSO: [&str; 2] = ["sso_account_id", "sso_role_name"];
-/// Profiles of a chain of source profiles that are looked at: a chain may be a loop.
+/// The largest number of profiles that are read of a chain of source profiles. A chain may be a loop.
 const LONGEST_CHAIN: usize = 10;
 
-/// A profile of AWS's files.
+/// A profile in AWS's files.
 #[derive(Debug)]
 pub(crate) struct Profile {
-    /// Its region, if the environment and the settings have none.
+    /// The region of the profile, if neither the environment nor the settings have one.
     region: Option<String>,
     credentials: Option<Arc<ProfileCredentials>>,
 }
 
 impl Profile {
-    /// The profile that AWS_PROFILE names, or the default one; `None` if there is no default one. `region`, if given,
-    /// takes precedence over that of the profile. Reads AWS's files, and makes no request.
+    /// Returns the profile that AWS_PROFILE names, or the default profile; `None` if AWS_PROFILE is not set
+    /// and there is no default profile. `region` takes precedence over the profile's region. It reads AWS's
+    /// files, but sends no request.
     ///
     /// # Errors
     ///
-    /// If AWS_PROFILE names no profile, the files are malformed, or the profile's credentials come from `aws login`.
+    /// Returns an error if the profile in AWS_PROFILE does not exist, the files are malformed, or the
+    /// profile's credentials come from `aws login`.
     pub(crate) fn of_environment(region: Option<String>) -> Result<Option<Self>, Fault> {
         let named = env::var("AWS_PROFILE").ok().filter(|name| !name.is_empty());
         let name = named.clone().unwrap_or_else(|| DEFAULT.to_owned());
         let load = {
             let name = name.clone();
             async move {
-                // The disk, the environment and the files that it names.
+                // The defaults use the real disk, environment, and the files that the environment names.
                 let (disk, environment, files) = Default::default();
                 profile::load(&disk, &environment, &files, Some(name.into())).await
             }
@@ -109,12 +111,12 @@ impl Profile {
         Ok(Some(Self { region: of_profile, credentials }))
     }
 
-    /// Its credentials, if it has any.
+    /// Returns the credentials of the profile, if it has any.
     pub(crate) fn credentials(&self) -> Option<&Arc<ProfileCredentials>> {
         self.credentials.as_ref()
     }
 
-    /// A client with the region and the credentials of the profile, as far as it has them.
+    /// Adds the region and the credentials of the profile to a client, if it has them.
     pub(crate) fn apply(&self, mut builder: AmazonS3Builder) -> AmazonS3Builder {
         if let Some(region) = &self.region {
             builder = builder.with_region(region);
@@ -126,7 +128,7 @@ impl Profile {
     }
 }
 
-/// The error of a profile that does not exist.
+/// Returns the error for a profile that does not exist.
 fn missing(name: &str, profiles: &ProfileSet) -> Fault {
     let file = |variable, default: &str| env::var(variable).unwrap_or_else(|_| default.to_owned());
     let config = file("AWS_CONFIG_FILE", "~/.aws/config");
@@ -144,13 +146,14 @@ fn missing(name: &str, profiles: &ProfileSet) -> Fault {
     Fault::new(Kind::Options, message).hint(hint)
 }
 
-/// The profile and those that it has its credentials from.
+/// Returns the profile and its chain of source profiles.
 fn chain<'a>(profiles: &'a ProfileSet, name: &'a str) -> impl Iterator<Item = &'a profile::Profile> {
     let next = |profile: &&'a profile::Profile| profiles.get_profile(profile.get("source_profile")?);
     iter::successors(profiles.get_profile(name), next).take(LONGEST_CHAIN)
 }
 
-/// The hint for a profile that gives no credentials. It names the first profile of the chain that uses SSO or a process.
+/// Returns the hint for a profile that gives no credentials. It names the first profile of the chain that
+/// uses SSO or a process.
 fn hint(profiles: &ProfileSet, name: &str) -> String {
     let hint = chain(profiles, name).find_map(|profile| {
         let name = profile.name();
@@ -166,7 +169,8 @@ fn hint(profiles: &ProfileSet, name: &str) -> String {
     hint.unwrap_or_else(|| format!("see what `aws sts get-caller-identity --profile {name}` says"))
 }
 
-/// The error of a profile whose credentials come from `aws login`. AWS's crate for it would compile more cryptography.
+/// Returns the error for a profile with credentials from `aws login`. Support for it would add another
+/// cryptography library to the build.
 fn of_login(name: &str) -> Fault {
     let message = format!("the AWS profile `{name}` has a `login_session`, which is not supported");
     Fault::new(Kind::Options, message).hint(format!(
@@ -175,11 +179,11 @@ fn of_login(name: &str) -> Fault {
     ))
 }
 
-/// The credentials of a profile, which all clients of a bucket share.
+/// The credentials of a profile. All clients of a bucket share them.
 #[derive(Debug)]
 pub(crate) struct ProfileCredentials {
     name: String,
-    /// Where roles are assumed.
+    /// The region in which roles are assumed.
     region: String,
     hint: String,
     of_process: PerProcess<Mutex<Cache>>,
@@ -212,8 +216,8 @@ impl Last {
     }
 }
 
-/// When credentials that expire at `expiry` are renewed: [`RENEWED_BEFORE`], or after half of the time that is left if
-/// there is little of it.
+/// Returns the time at which credentials that expire at `expiry` are renewed: [`RENEWED_BEFORE`] their
+/// expiry, or after half of the remaining time if that is later.
 fn renewal(now: SystemTime, expiry: SystemTime) -> SystemTime {
     let left = expiry.duration_since(now).unwrap_or_default();
     now + left.saturating_sub(RENEWED_BEFORE).max(left / 2)
@@ -260,7 +264,7 @@ impl CredentialProvider for ProfileCredentials {
                 self.failure(Kind::Storage, &format!("it took longer than {} seconds", LIMIT.as_secs()))
             }
         };
-        // A provider remembers that it could not be made, but not why.
+        // A provider remembers a failure of its construction, but not the cause.
         cache.provider = self.provider();
         match &mut cache.last {
             Some(Last { credential, expiry: Some(expiry), renewal: next }) if now < *expiry => {
@@ -272,12 +276,12 @@ impl CredentialProvider for ProfileCredentials {
     }
 }
 
-/// A fault as an error of a client.
+/// Converts a fault to an error of a client.
 pub(crate) fn error(fault: &Fault) -> object_store::Error {
     object_store::Error::Generic { store: "S3", source: Box::new(fault.clone()) }
 }
 
-/// The text of an error with those of its causes, but for causes that only say that there are no credentials.
+/// Returns the text of an error and its causes, without causes that only report missing credentials.
 fn causes(error: &(dyn Error + 'static)) -> String {
     let (mut text, mut cause) = (String::new(), Some(error));
     while let Some(error) = cause {
@@ -292,11 +296,12 @@ fn causes(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// The HTTP client of [`object_store`] as AWS's crates use it, or the message why it could not be made.
+/// The HTTP client of [`object_store`] for AWS's crates, or the message why it could not be created.
 #[derive(Debug)]
 struct Connector(Result<HttpClient, String>);
 
-/// A client with the timeouts that AWS's crates ask for; the environment sets a proxy and certificates as for a store.
+/// Creates a client with the timeouts that AWS's crates request. The environment sets a proxy and
+/// certificates as for object stores.
 fn connector(settings: &HttpConnectorSettings) -> SharedHttpConnector {
     let mut options = ClientOptions::new()
         .with_connect_timeout(settings.connect_timeout().unwrap_or(CONNECT_TIMEOUT))
@@ -309,7 +314,7 @@ fn connector(settings: &HttpConnectorSettings) -> SharedHttpConnector {
             options = options.with_config(key, value);
         }
     }
-    // AWS's crates use HTTP for the services of the machine itself and where a person has written it.
+    // AWS's crates use plain HTTP only for services on the same machine, and for explicitly configured URLs.
     let client = ReqwestConnector::default().connect(&options.with_allow_http(true));
     SharedHttpConnector::new(Connector(client.map_err(|error| error.to_string())))
 }

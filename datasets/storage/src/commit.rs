@@ -1,4 +1,4 @@
-//! Writes that are whole or not there: a file by temporary name and rename, a directory likewise.
+//! Writes files and directories atomically, under a temporary name followed by a rename.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -9,30 +9,32 @@ use onefold_base::fault::{option, text};
 
 use crate::{Created, Error, Result};
 
-/// Replaces the file at `path` with `bytes`: written beside it, synced, renamed over it, and the directory
-/// synced, so that after a crash either the old or the new file is there, whole.
+/// Replaces the file at `path` with `bytes`. It writes and syncs a file next to it, renames it over the old
+/// file, and syncs the directory, so after a crash either the old or the new file exists, complete.
 ///
 /// # Errors
 ///
-/// The operating system's error; the old file is then untouched, and nothing is left beside it.
+/// Returns the operating system's error. In this case the old file is unchanged, and no temporary file is
+/// left.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = sibling(path, "tmp");
     let written = write_synced(&temporary, bytes).and_then(|()| fs_err::rename(&temporary, path));
     if written.is_err() {
-        // What counts is the first error; the next write replaces what cannot be removed.
+        // The first error is reported. If the temporary file cannot be removed, the next write replaces it.
         let _ = fs_err::remove_file(&temporary);
     }
     written?;
     sync_directory(parent(path))
 }
 
-/// Creates the file at `path` with `bytes`, unless it exists: written beside it, synced, and given its name, which fails
-/// if the name is taken. Missing folders are made, and the folder is synced.
+/// Creates the file at `path` with `bytes` unless it exists. It writes and syncs a file next to it and gives
+/// it the name, which fails if the name is taken. Missing folders are created, and the folder is synced.
 ///
 /// # Errors
 ///
-/// The operating system's error; nothing is left beside the file. `ResourceBusy` if the file system has neither hard
-/// links nor a rename that does not replace, and another writer has claimed the name and not given it up.
+/// Returns the operating system's error. In this case no temporary file is left. The error is `ResourceBusy`
+/// if the file system supports neither hard links nor a rename that does not replace, and another writer
+/// keeps its claim to the name.
 pub(crate) fn create_file(path: &Path, bytes: &[u8]) -> io::Result<Created> {
     create_file_by(&Naming::default(), path, bytes)
 }
@@ -43,7 +45,7 @@ fn create_file_by(naming: &Naming, path: &Path, bytes: &[u8]) -> io::Result<Crea
         write_synced(&temporary, bytes)?;
         naming.name(&temporary, path)
     });
-    // The first error is the one to report; a vacuum removes the temporary file if this fails.
+    // The first error is reported. If this fails, a vacuum removes the temporary file.
     let _ = fs_err::remove_file(&temporary);
     if created? == Created::Yes {
         sync_directory(parent(path))?;
@@ -54,26 +56,28 @@ fn create_file_by(naming: &Naming, path: &Path, bytes: &[u8]) -> io::Result<Crea
 
 /// Gives a complete file its name, unless the name is taken. Tests replace the system calls.
 ///
-/// Three ways are tried, the safest first. With each of them, a name appears only with the complete and synced file, so
-/// a killed writer leaves nothing under it, and of several writers one succeeds:
+/// It tries three methods, the safest first. With each of them, a name appears only together with the
+/// complete and synced file. A killed writer therefore leaves nothing under the name, and only one of several
+/// writers succeeds:
 ///
-/// 1. A hard link: one atomic call, which POSIX defines. Object stores behind FUSE, exFAT, FAT and some network mounts
-///    refuse it.
-/// 2. A rename that does not replace (Linux's `renameat2` with `RENAME_NOREPLACE`): atomic too, but only some file
-///    systems support it.
-/// 3. A rename by the one writer that has created a claim, a file with a name of its own, exclusively (`O_EXCL`). The
-///    holder checks that the name is free before it renames. A writer that is killed in between leaves the claim. It
-///    keeps others from the name until a person or a vacuum removes it: to take over a claim would be a guess that its
-///    holder is dead, and a wrong guess would let two writers succeed.
+/// 1. A hard link: one atomic call, defined by POSIX. Object stores behind FUSE, exFAT, FAT and some network
+///    mounts do not support it.
+/// 2. A rename that does not replace (Linux's `renameat2` with `RENAME_NOREPLACE`): also atomic, but only
+///    some file systems support it.
+/// 3. A rename by the one writer that has created a claim, which is a separate file created exclusively
+///    (`O_EXCL`). The holder of the claim checks that the name is free before it renames. A writer that is
+///    killed in between leaves the claim, which blocks the name until a person or a vacuum removes it. Other
+///    writers never take over a claim: they would have to guess that its holder is dead, and a wrong guess
+///    would let two writers succeed.
 ///
-/// To create the name itself exclusively and write into it would need no claim, but a killed writer would leave a part
-/// of a file under the name. The third way excludes writers that use the third way only; writers agree on the way as
-/// long as they see the same file system with the same capabilities.
+/// Creating the name itself exclusively and writing into it would need no claim, but a killed writer would
+/// leave a partial file under the name. The third method excludes only writers that also use it. Writers use
+/// the same method as long as they see the same file system with the same capabilities.
 #[derive(Debug, Clone, Copy)]
 struct Naming {
     link: fn(&Path, &Path) -> io::Result<()>,
     rename: fn(&Path, &Path) -> io::Result<()>,
-    /// How long another writer may hold its claim.
+    /// The time limit for another writer to hold its claim.
     patience: Duration,
 }
 
@@ -83,9 +87,10 @@ impl Default for Naming {
     }
 }
 
-/// A writer holds its claim for one rename. A rename may copy the file in an object store behind FUSE.
+/// The time limit of a claim. A writer holds it for one rename, which may copy the file in an object store
+/// behind FUSE.
 const CLAIM_LIMIT: Duration = Duration::from_secs(30);
-/// The wait between two looks at another writer's claim.
+/// The interval between two checks of another writer's claim.
 const CLAIM_WAIT: Duration = Duration::from_millis(10);
 
 impl Naming {
@@ -102,7 +107,7 @@ impl Naming {
     }
 
     fn name_with_claim(&self, temporary: &Path, path: &Path) -> io::Result<Created> {
-        // The name is one that a vacuum takes for a left-over.
+        // A vacuum recognises this name as a left-over file.
         let claim = sibling(path, "claim.tmp");
         let started = Instant::now();
         loop {
@@ -120,18 +125,18 @@ impl Naming {
                 }
             }
         }
-        // Another writer may have held the claim, and created the file, since the look above.
+        // Another writer may have held the claim and created the file since the check above.
         let named = is_taken(path).and_then(|taken| match taken {
             true => Ok(Created::Exists),
             false => fs_err::rename(temporary, path).map(|()| Created::Yes),
         });
-        // A claim that stays is only in the way of a writer to whom the name is taken anyway.
+        // If the claim cannot be removed, it blocks only writers for which the name is taken anyway.
         let _ = fs_err::remove_file(&claim);
         named
     }
 }
 
-/// Whether something has the name `path`.
+/// Returns whether a file, folder or link has the name `path`.
 fn is_taken(path: &Path) -> io::Result<bool> {
     match fs_err::symlink_metadata(path) {
         Ok(_) => Ok(true),
@@ -140,7 +145,7 @@ fn is_taken(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Makes a hard link. The error has the system's code, which `fs_err` hides.
+/// Creates a hard link. The error has the system's error code, which `fs_err` hides.
 #[cfg(unix)]
 fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
     Ok(rustix::fs::link(from, to)?)
@@ -156,7 +161,7 @@ fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
     rename_with(from, to, rustix::fs::RenameFlags::NOREPLACE)
 }
 
-/// Exchanges the names of two files or directories in one step.
+/// Exchanges the names of two files or directories atomically.
 #[cfg(target_os = "linux")]
 fn exchange_names(one: &Path, other: &Path) -> io::Result<()> {
     rename_with(one, other, rustix::fs::RenameFlags::EXCHANGE)
@@ -166,7 +171,7 @@ fn exchange_names(one: &Path, other: &Path) -> io::Result<()> {
 fn rename_with(from: &Path, to: &Path, flags: rustix::fs::RenameFlags) -> io::Result<()> {
     use rustix::fs::{CWD, renameat_with};
     renameat_with(CWD, from, CWD, to, flags).map_err(|error| match error {
-        // A file system that does not know the flag says that it is invalid.
+        // A file system that does not know the flag reports it as invalid.
         rustix::io::Errno::INVAL => io::ErrorKind::Unsupported.into(),
         error => error.into(),
     })
@@ -182,8 +187,8 @@ fn exchange_names(_: &Path, _: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Whether the file system does not support a call. Permission to link is refused by file systems without links; if the
-/// user may not write, the next call fails too.
+/// Returns whether the file system does not support a call. File systems without links report missing
+/// permission. If the user really has no permission, the next call fails too.
 fn is_unsupported(error: &io::Error) -> bool {
     #[cfg(unix)]
     {
@@ -196,17 +201,17 @@ fn is_unsupported(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported
 }
 
-/// How often a folder may be removed again before a file is in it. Another process removes empty folders once, when it
-/// ends.
+/// The largest number of repetitions because another process removed the empty folder. A process removes
+/// empty folders once, when it ends.
 const MOST_REMOVALS: usize = 1000;
 
-/// Makes `folder` and what is missing above it, and calls `create`, which makes a file in it. Until then another writer
-/// or a vacuum may remove the folder, because it is empty; both steps are then repeated. A folder that is removed while
-/// it is made appears as one that exists and yet is no directory, so that error is repeated too.
+/// Creates `folder` and its missing ancestors, and calls `create`, which creates a file in it. Until then
+/// another writer or a vacuum may remove the empty folder; both steps are then repeated. `AlreadyExists` is
+/// also repeated, because it is the error if a folder is removed while it is being created.
 ///
 /// # Errors
 ///
-/// The operating system's error. `AlreadyExists` says that a file is where the folder should be.
+/// Returns the operating system's error. `AlreadyExists` means that a file has the path of the folder.
 pub(crate) fn in_folder<T>(folder: &Path, mut create: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut attempt = || fs_err::create_dir_all(folder).and_then(|()| create());
     for _ in 0..MOST_REMOVALS {
@@ -224,11 +229,11 @@ fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Makes the entries of a directory (new names, renames) survive a power cut.
+/// Makes the entries of a directory (new names, renames) durable.
 ///
 /// # Errors
 ///
-/// The operating system's error.
+/// Returns the operating system's error.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
     fs_err::File::open(path)?.sync_all()
 }
@@ -236,8 +241,9 @@ pub fn sync_directory(path: &Path) -> io::Result<()> {
 /// The file that is locked while its directory is written.
 const LOCK_FILE: &str = ".onefold-writing";
 
-/// The exclusive right to write a directory: a locked file, removed at the end. The kernel releases the lock when the
-/// process ends, however it ends. The file must keep its path while it is locked, because it is removed by its path.
+/// The exclusive right to write a directory: a locked file that is removed when this is dropped. The kernel
+/// releases the lock when the process ends for any reason. The file must not be moved while it is locked,
+/// because it is removed by its path.
 #[derive(Debug)]
 pub struct DirectoryLock {
     path: PathBuf,
@@ -254,13 +260,13 @@ impl DirectoryLock {
         Self::take_file(directory.join(LOCK_FILE), directory)
     }
 
-    /// Takes the lock of `directory` that is the file `path`.
+    /// Takes the lock of `directory` with the lock file `path`.
     fn take_file(path: PathBuf, directory: &Path) -> Result<Self> {
         loop {
             let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
             match file.file().try_lock() {
                 Ok(()) if is_still_at(&file, &path)? => return Ok(Self { path, _file: file }),
-                // The writer that held it removed it as it ended; the next one would lock another file.
+                // The previous holder removed the file, so the next writer would lock another file.
                 Ok(()) => {}
                 Err(std::fs::TryLockError::WouldBlock) => {
                     return Err(Error::Locked { path: directory.to_owned() });
@@ -273,12 +279,12 @@ impl DirectoryLock {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // Left behind, it is only a file that the next writer locks.
+        // If the file cannot be removed, the next writer locks it.
         let _ = fs_err::remove_file(&self.path);
     }
 }
 
-/// Whether the open file `file` is the one that `path` names now.
+/// Returns whether the open file `file` still has the path `path`.
 #[cfg(unix)]
 fn is_still_at(file: &fs_err::File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
@@ -289,18 +295,19 @@ fn is_still_at(file: &fs_err::File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Where an open file cannot be removed, it is.
+/// On systems where an open file cannot be removed, it always has its path.
 #[cfg(not(unix))]
 fn is_still_at(_: &fs_err::File, _: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Directories made on the way to an output. Dropped before [`keep`](Self::keep), those that are empty are removed.
+/// Directories that were created on the path to an output. Dropping this before [`keep`](Self::keep) removes
+/// those that are empty.
 #[derive(Debug)]
 pub(crate) struct CreatedDirectories(Vec<PathBuf>);
 
 impl CreatedDirectories {
-    /// Makes `path` and what is missing above it.
+    /// Creates `path` and its missing ancestors.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
         let created = Self(missing.map(Path::to_owned).collect());
@@ -308,7 +315,7 @@ impl CreatedDirectories {
         Ok(created)
     }
 
-    /// Leaves the directories where they are.
+    /// Keeps the directories.
     pub(crate) fn keep(&mut self) {
         self.0.clear();
     }
@@ -322,32 +329,32 @@ impl Drop for CreatedDirectories {
     }
 }
 
-/// A directory that is built under a temporary name beside its place and appears there by one rename.
+/// A directory that is built under a temporary name and then appears with its own name by one rename.
 ///
-/// Dropped without [`commit`](Self::commit), it is removed, so a failed command leaves nothing. What a
-/// killed command leaves has names that only the next run of the same command uses, and clears: `.NAME.partial` for the
-/// directory, `.NAME.lock` for its lock, and `.NAME.previous` for an old output.
+/// Dropping this without [`commit`](Self::commit) removes the directory, so a failed command leaves nothing.
+/// A killed command leaves files with names that only the next run of the same command uses and clears:
+/// `.NAME.partial` for the directory, `.NAME.lock` for its lock, and `.NAME.previous` for an old output.
 #[derive(Debug)]
 pub struct StagedDirectory {
     target: PathBuf,
     staging: PathBuf,
     overwrite: bool,
-    /// A file beside the directory: it does not move with the directory, so it protects the name before, during and
-    /// after the rename.
+    /// A lock file next to the directory. It does not move with the directory, so it protects the name
+    /// before, during and after the rename.
     _lock: DirectoryLock,
     created: CreatedDirectories,
 }
 
 impl StagedDirectory {
-    /// Starts a directory that will be at `target`.
+    /// Starts a directory that will appear at `target`.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if something is there and `overwrite` is false, if it is there and does not hold `marker`, the
-    /// file that makes it a directory of the kind being written, or if `target` is a URL or names nothing, as
-    /// [`absolute`](crate::absolute) says; [`Error::Locked`] if another process writes the same directory.
+    /// [`Error::Fault`] if `target` exists and `overwrite` is false, if it exists without the file `marker`,
+    /// which identifies a directory of the same kind, or if `target` is not a valid path (see
+    /// [`absolute`](crate::absolute)); [`Error::Locked`] if another process writes the same directory.
     pub fn create(target: &Path, marker: &str, overwrite: bool) -> Result<Self> {
-        // The folders on the way are made, so a `~` that the shell did not expand would become one.
+        // Missing folders are created, so this must first reject a `~` that the shell did not expand.
         crate::absolute(target)?;
         if crate::is_url(target) {
             let message = "this folder is written to a local disk";
@@ -374,14 +381,14 @@ impl StagedDirectory {
         Ok(Self { target: target.to_owned(), staging, overwrite, _lock: lock, created })
     }
 
-    /// Where the files are written until the commit.
+    /// Returns the path under which files are written until the commit.
     pub fn path(&self) -> &Path {
         &self.staging
     }
 
-    /// Moves the directory to its place. An old one there is exchanged with it, and then removed. Where the file system
-    /// cannot exchange two names, the old one is moved aside first; after a kill in between, the next run of the same
-    /// command moves it back.
+    /// Moves the directory to its target. An old directory there is exchanged with it and then removed. If
+    /// the file system cannot exchange two names, the old directory is moved aside first; if the command is
+    /// killed in between, its next run moves it back.
     ///
     /// # Errors
     ///
@@ -390,7 +397,8 @@ impl StagedDirectory {
         self.commit_by(exchange_names)
     }
 
-    /// As [`commit`](Self::commit), with this way of exchanging two names, which tests replace.
+    /// Works like [`commit`](Self::commit) with a given function that exchanges two names, which tests
+    /// replace.
     fn commit_by(mut self, exchange: fn(&Path, &Path) -> io::Result<()>) -> Result<()> {
         sync_directory(&self.staging)?;
         let replaces = self.target.exists();
@@ -413,21 +421,23 @@ impl StagedDirectory {
 
 impl Drop for StagedDirectory {
     fn drop(&mut self) {
-        // After a commit it is not there. Otherwise nothing more can be done in a drop; the next run clears the name.
+        // After a commit it does not exist. Otherwise, an error cannot be handled here; the next run clears
+        // the name.
         let _ = fs_err::remove_dir_all(&self.staging);
     }
 }
 
-/// Gives `staging` the name of `target`, and the other way round.
+/// Exchanges the names of `staging` and `target`.
 fn replace(exchange: fn(&Path, &Path) -> io::Result<()>, staging: &Path, target: &Path) -> io::Result<()> {
     if exchange(staging, target).is_ok() {
         return Ok(());
     }
-    // The file system cannot exchange names. If something else is wrong, these fail too, and say with which path.
+    // The file system cannot exchange names. If there is another problem, the following calls also fail and
+    // report the path.
     let aside = sibling(target, PREVIOUS);
     fs_err::rename(target, &aside)?;
     if let Err(error) = fs_err::rename(staging, target) {
-        // If it cannot be moved back now, the next run does it.
+        // If this fails, the next run moves it back.
         let _ = restore(target);
         return Err(error);
     }
@@ -437,7 +447,7 @@ fn replace(exchange: fn(&Path, &Path) -> io::Result<()>, staging: &Path, target:
 /// The suffix of an old output that is replaced without an exchange.
 const PREVIOUS: &str = "previous";
 
-/// Moves an old output back that a killed writer has moved aside; removes it if the new one is in its place.
+/// Moves back an old output that a killed writer moved aside, or removes it if the new one has its name.
 fn restore(target: &Path) -> io::Result<()> {
     let aside = sibling(target, PREVIOUS);
     match (aside.exists(), target.exists()) {
@@ -447,17 +457,17 @@ fn restore(target: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether `path` is a directory without entries.
+/// Returns whether `path` is an empty directory.
 pub(crate) fn is_empty_directory(path: &Path) -> io::Result<bool> {
     Ok(path.is_dir() && fs_err::read_dir(path)?.next().is_none())
 }
 
-/// The directory that holds `path`.
+/// Returns the directory that contains `path`.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// `.name.suffix` beside `path`.
+/// Returns the path `.NAME.SUFFIX` in the same directory as `path`.
 fn sibling(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_else(|| "output".as_ref()));

@@ -1,4 +1,4 @@
-//! The errors of this crate. Each names the place, and says what to do.
+//! The errors of this crate. Each error names the affected path or URL and suggests a remedy.
 
 use std::fmt;
 use std::io;
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use onefold_base::fault::{Explain, Fault, Kind, Text, text};
 
-/// What can go wrong with files and folders, on a local disk or in an object store.
+/// An error of files and folders on a local disk or in an object store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operating-system error; `fs_err` puts the path into it.
+    /// An operating-system error; `fs_err` adds the path.
     Io(#[from] io::Error),
 
-    /// Another process writes the same directory.
+    /// Another process is writing the same directory.
     Locked {
         /// The directory.
         path: PathBuf,
@@ -26,7 +26,7 @@ pub enum Error {
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What to do when a file cannot be written because of an error of this `kind`.
+/// Returns the hint for a file that cannot be written because of an error of this `kind`.
 pub fn write_hint(kind: io::ErrorKind) -> &'static str {
     use io::ErrorKind;
     match kind {
@@ -62,17 +62,18 @@ impl Explain for Error {
 }
 
 impl Error {
-    /// Output would go where something already is.
+    /// Creates the error of an output path that already exists.
     pub fn exists(path: impl AsRef<Path>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Failed, format!("`{}` already exists", path.as_ref().display())).hint(hint).into()
     }
 
-    /// A path or URL that names no storage.
+    /// Creates the error of a path or URL that is not a valid location.
     pub fn location(location: impl fmt::Display, message: impl Into<Text>, hint: impl Into<Text>) -> Self {
         Fault::new(Kind::Options, text![format!("`{location}`: "), message]).hint(hint).into()
     }
 
-    /// `path` cannot be written. The cause is what a store explained, or an error of the operating system.
+    /// Creates the error of a path that cannot be written. The cause is a store's explanation or an error of
+    /// the operating system.
     pub fn write(path: impl AsRef<Path>, source: io::Error) -> Self {
         let place = format!("`{}` cannot be written", path.as_ref().display());
         let fault = match source.get_ref().and_then(|cause| cause.downcast_ref::<Fault>()) {

@@ -1,4 +1,4 @@
-//! Resolves a local location to the folder that it names, with the meaning that the location has in a shell.
+//! Resolves a local location to a folder, with the meaning that the location has in a shell.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -8,7 +8,7 @@ use onefold_base::percent;
 
 use crate::{Error, Result, is_url};
 
-/// A folder of the local disk.
+/// A folder on a local disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Folder {
     /// The absolute path, without `.`, `..` and symbolic links.
@@ -22,17 +22,17 @@ pub(crate) struct Folder {
 /// A message and a hint.
 type Problem = (String, String);
 
-/// An absolute name of a location: a local path without `.` and `..`, or a URL without slashes at its end. The name does
-/// not depend on the working directory, so it may be kept and sent to other processes.
+/// Returns the absolute form of a location: a local path without `.` and `..`, or a URL without trailing
+/// slashes. It does not depend on the working directory, so it can be stored and sent to other processes.
 ///
-/// Symbolic links stay in a path, because another machine may have other links to the same folder. Only a path with
-/// `..` is resolved: its meaning depends on the links.
+/// Symbolic links remain in a path, because another machine may reach the same folder through other links.
+/// Only a path with `..` is resolved, because its meaning depends on the links.
 ///
 /// # Errors
 ///
 /// [`Error::Fault`] if the location is empty, begins with a `~` that the shell did not expand, goes through a
-/// symbolic link whose target does not exist, has `..` after a folder that does not exist, or has a name that is not
-/// UTF-8.
+/// symbolic link to a target that does not exist, has `..` after a folder that does not exist, or has a name
+/// that is not UTF-8.
 pub fn absolute(location: &Path) -> Result<PathBuf> {
     if let Some(url) = location.to_str().filter(|_| is_url(location)) {
         return Ok(url.trim_end_matches('/').into());
@@ -41,20 +41,20 @@ pub fn absolute(location: &Path) -> Result<PathBuf> {
     if location.components().any(|component| component == Component::ParentDir) {
         return Ok(resolved);
     }
-    // The components leave out slashes at the end.
+    // The components omit trailing slashes.
     Ok(std::path::absolute(location)?.components().collect())
 }
 
 impl Folder {
-    /// Resolves the path `folder` of the location `location`, which errors name.
+    /// Resolves the path `folder`. Errors name `location`, from which the path was taken.
     ///
     /// # Errors
     ///
-    /// As [`absolute`].
+    /// Returns the errors of [`absolute`].
     pub(crate) fn resolve(folder: &Path, location: &Path) -> Result<Self> {
         let resolved = resolve(folder).and_then(|path| {
             let prefix = prefix_of(&path)?;
-            // A slash or a `.` at the end of a path makes the kernel follow the link.
+            // A trailing slash or `.` would make the kernel follow the link.
             let named: PathBuf = folder.components().collect();
             let is_link = fs_err::symlink_metadata(named).is_ok_and(|metadata| metadata.is_symlink());
             Ok(Self { path, prefix, is_link })
@@ -62,24 +62,25 @@ impl Folder {
         resolved.map_err(|problem| wrong_location(location, problem))
     }
 
-    /// Resolves a `file://` URL. Its path has the meaning of the same local path: in particular, `..` after a symbolic
-    /// link names the parent of the link's target, while a parser of URLs drops the link.
+    /// Resolves a `file://` URL. Its path has the same meaning as the local path: in particular, `..` after a
+    /// symbolic link is the parent of the link's target, although URL parsers would remove the link.
     ///
     /// # Errors
     ///
-    /// As [`absolute`], and if the URL names another machine or has a query or a fragment.
+    /// Returns the errors of [`absolute`], and an error if the URL names another machine or has a query or a
+    /// fragment.
     pub(crate) fn of_url(url: &str, location: &Path) -> Result<Self> {
         let folder = path_of_url(url).map_err(|problem| wrong_location(location, problem))?;
         Self::resolve(&folder, location)
     }
 
-    /// Whether this is the root of the file system.
+    /// Returns whether this is the root of the file system.
     pub(crate) fn is_root(&self) -> bool {
         self.prefix.is_root()
     }
 }
 
-/// The error for a location.
+/// Creates the error for a location.
 pub(crate) fn wrong_location(location: &Path, (message, hint): Problem) -> Error {
     Error::location(location.display(), message, hint)
 }
@@ -88,7 +89,7 @@ fn problem(message: impl Into<String>, hint: &str) -> Problem {
     (message.into(), hint.to_owned())
 }
 
-/// The path of a `file://` URL, decoded but not resolved.
+/// Returns the path of a `file://` URL, decoded but not resolved.
 pub(crate) fn path_of_url(url: &str) -> Result<PathBuf, Problem> {
     let write_url = "write `file:///folder`";
     let rest = url.split_once("://").map_or("", |(_, rest)| rest);
@@ -110,15 +111,15 @@ pub(crate) fn path_of_url(url: &str) -> Result<PathBuf, Problem> {
     Ok(decoded.into())
 }
 
-/// Resolves a path as the kernel does. The deepest ancestor that exists is resolved by the system; the components after
-/// it, which do not exist yet, are appended.
+/// Resolves a path in the same way as the kernel. The system resolves the deepest existing ancestor; the
+/// components after it, which do not exist yet, are appended.
 fn resolve(folder: &Path) -> Result<PathBuf, Problem> {
     if folder.as_os_str().is_empty() {
         return Err(problem("the path is empty", "write `.` for the working directory"));
     }
     check_tilde(folder)?;
     check_scheme(folder)?;
-    // This drops `.` and repeated slashes, and keeps `..`.
+    // This removes `.` and repeated slashes, but keeps `..`.
     let components: Vec<Component<'_>> = folder.components().collect();
     for existing in (0..=components.len()).rev() {
         let (there, missing) = components.split_at(existing);
@@ -142,7 +143,7 @@ fn resolve(folder: &Path) -> Result<PathBuf, Problem> {
     Err(problem("the working directory does not exist", "change to a folder that exists"))
 }
 
-/// Appends components that do not exist to a folder that does.
+/// Appends components that do not exist to an existing folder.
 fn append(mut folder: PathBuf, missing: &[Component<'_>]) -> Result<PathBuf, Problem> {
     for component in missing {
         match component {
@@ -158,7 +159,7 @@ fn append(mut folder: PathBuf, missing: &[Component<'_>]) -> Result<PathBuf, Pro
     Ok(folder)
 }
 
-/// Refuses a `~` that the shell would have expanded, unless a folder of that name exists.
+/// Rejects a `~` that the shell should have expanded, unless a folder with this name exists.
 fn check_tilde(folder: &Path) -> Result<(), Problem> {
     let Some(Component::Normal(first)) = folder.components().next() else { return Ok(()) };
     if !first.to_string_lossy().starts_with('~') || Path::new(first).is_dir() {
@@ -197,14 +198,15 @@ pub(crate) fn check_scheme(location: &Path) -> Result<(), Problem> {
     Err(problem(format!("after `{scheme}:` there are not the two slashes of a URL"), &hint))
 }
 
-/// The key of an absolute folder in a store of the whole local disk.
+/// Returns the key of an absolute folder in a store of the whole local disk.
 fn prefix_of(folder: &Path) -> Result<ObjectPath, Problem> {
     let hint = "rename the folder, or choose another one";
     if folder.to_str().is_none() {
         return Err(problem("the folder's path is not UTF-8 text", hint));
     }
     let prefix = ObjectPath::from_absolute_path(folder).map_err(|error| problem(error.to_string(), hint))?;
-    // A key is encoded as a URL on its way to a path. A wrong folder must never be written to, so the way is tried.
+    // The store converts keys to paths through URLs. This checks the conversion, because a wrong folder must
+    // never be written.
     let file = LocalFileSystem::new().path_to_filesystem(&prefix.clone().join("file"));
     let file = file.map_err(|error| problem(error.to_string(), hint))?;
     if file != folder.join("file") {
@@ -230,7 +232,7 @@ mod tests {
         absolute(path).unwrap_err().to_string()
     }
 
-    /// A folder whose own path has no symbolic link.
+    /// Returns a folder with a path that contains no symbolic links.
     fn folder() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = fs_err::canonicalize(folder.path()).unwrap();
@@ -253,7 +255,7 @@ mod tests {
             ("a/b/../../new", "new"),
             ("a/link", "far/away/target"),
             ("a/link/new", "far/away/target/new"),
-            // The kernel follows the link first.
+            // The kernel follows the link before it applies `..`.
             ("a/link/..", "far/away"),
             ("a/link/../new", "far/away/new"),
         ] {
@@ -281,7 +283,7 @@ mod tests {
             ("far/../link", "far/target"),
         ] {
             let found = absolute(&root.join(location)).unwrap();
-            // Paths that differ in slashes only are equal as paths.
+            // As paths, paths that differ only in slashes would compare as equal.
             assert_eq!(found.into_os_string(), root.join(name).into_os_string(), "{location}");
         }
         let here = fs_err::canonicalize(".").unwrap();

@@ -1,19 +1,18 @@
-//! Where datasets and the checkpoints of runs lie: folders of a local disk or of an object store, through one
+//! Access to folders with datasets and checkpoints, on a local disk or in an object store, through one
 //! interface.
 //!
 //! A **location** is a local path or a URL: `file://`, `s3://`, `gs://` or `az://` (and the other forms that
-//! [`object_store`] parses). In a URL, `#`, `?` and spaces are parts of names, and `%` begins an encoded one, as `%25`.
-//! Credentials and endpoints come from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`), and
-//! for S3 from profiles of AWS, too.
-//! Requests run on a few threads of the process; functions here block the calling thread, and may be called from any
-//! thread, also one of another runtime.
+//! [`object_store`] parses). Credentials and endpoints come from the environment (`AWS_…`, `GOOGLE_…`,
+//! `AZURE_…`), and for S3 also from AWS profiles. Requests run on a few threads of the process. The functions
+//! of this crate block the calling thread, and may be called from any thread, including a thread of another
+//! runtime.
 //!
-//! Transient failures (a busy store, a reset connection, an answer that breaks off) are retried with exponential
-//! backoff for three minutes, and so are requests that stall. A request is retried by itself: nothing that was read
-//! before is read again. Objects of a dataset never change, and requests for an object whose ETag is known say so: a
+//! Transient failures (a busy store, a reset connection, an interrupted answer) and stalled requests are
+//! retried with exponential backoff for three minutes. Only the failed request is repeated, not earlier ones.
+//! Objects of a dataset never change: requests for an object with a known ETag require this ETag, and a
 //! changed object is an error.
 //!
-//! The module [`commit`] writes files and directories of a local disk that are whole or not there.
+//! The module [`commit`] writes files and directories of a local disk atomically.
 #![forbid(unsafe_code)]
 
 mod aws;
@@ -59,50 +58,50 @@ use self::service::CHANGED;
 pub use self::service::{Explanation, Hints, Service};
 pub use self::upload::{HashingWriter, Upload};
 
-/// The size of the requests for an object that is read from its first byte to its last.
+/// The size in bytes of the requests that read a whole object in order.
 const STREAMED_REQUEST: u64 = 4 << 20;
-/// The requests for such an object that are under way at the same time: their answers take 16 MiB.
+/// The number of these requests in flight for an object: their answers take 16 MiB.
 const STREAMED_REQUESTS: usize = 4;
-/// The time for removing the objects that a failed writer left in a store.
+/// The time limit for removing the objects of a failed writer from a store.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(10);
 
-/// An object as the store lists it.
+/// An object, as listed by the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object {
-    /// Its path relative to the folder of the storage, with `/` between its parts.
+    /// The path relative to the folder of the storage, separated by `/`.
     pub path: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// When it was written.
+    /// The time at which it was written.
     pub modified: SystemTime,
-    /// The store's tag of this version of the object, if it has one.
+    /// The ETag of this version of the object, if the store has one.
     pub e_tag: Option<String>,
 }
 
-/// Whether an object was created.
+/// The result of creating an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Created {
-    /// It did not exist, and does now.
+    /// The object was created.
     Yes,
-    /// It existed already, and was not touched.
+    /// The object already existed and is unchanged.
     Exists,
 }
 
-/// A folder of a local disk or of an object store.
+/// A folder on a local disk or in an object store.
 #[derive(Clone)]
 pub struct Storage {
     location: PathBuf,
     service: Service,
     store: Arc<dyn ObjectStore>,
-    /// The bucket of the store, for clients with other timeouts.
+    /// The bucket of the store, for creating clients with other timeouts.
     remote: Option<RemoteStore>,
-    /// A client that gives up soon, for the first request. Nothing is here once the store has answered.
+    /// A client with short timeouts for the first request. `None` once the store has answered.
     probe: Arc<Mutex<Option<Arc<dyn ObjectStore>>>>,
-    /// The limit of the parts that uploads send at a time; that of the process if `None`.
+    /// The limit of parts that uploads send at a time; `None` for the limit of the process.
     upload_parts: Option<UploadParts>,
     /// The folder within the store.
     prefix: ObjectPath,
-    /// The resolved folder, if it is one of a local disk.
+    /// The resolved folder, if it is on a local disk.
     local: Option<PathBuf>,
     /// Whether the location is a symbolic link to the folder.
     is_link: bool,
@@ -114,7 +113,7 @@ impl fmt::Debug for Storage {
     }
 }
 
-/// Whether a location is a URL rather than a local path.
+/// Returns whether a location is a URL rather than a local path.
 pub fn is_url(location: &Path) -> bool {
     location.to_str().is_some_and(|text| {
         text.split_once("://").is_some_and(|(scheme, _)| {
@@ -130,16 +129,16 @@ fn is_file_url(location: &str) -> bool {
 }
 
 impl Storage {
-    /// The storage at `location`, a local path or a URL. Makes no request.
+    /// Opens the storage at `location`, a local path or a URL. Sends no request.
     ///
-    /// A local path is resolved now, as the kernel does it: the storage stays the same folder if the working directory
-    /// or a symbolic link changes later.
+    /// A local path is resolved immediately, in the same way as by the kernel. The storage refers to the same
+    /// folder even if the working directory or a symbolic link changes later.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the URL is malformed, of an unknown scheme, or the environment's settings for its store
-    /// contradict each other; if a local path names nothing, as [`absolute`] says; if it is the root of the file
-    /// system.
+    /// [`Error::Fault`] if the URL is malformed or has an unknown scheme, if the environment's settings for
+    /// its store contradict each other, if a local path is not valid (see [`absolute`]), or if it is the root
+    /// of the file system.
     pub fn open(location: &Path) -> Result<Self> {
         let Some(text) = location.to_str().filter(|_| is_url(location)) else {
             return Self::of_disk(Folder::resolve(location, location)?, location);
@@ -162,13 +161,14 @@ impl Storage {
         Ok(Self { remote: Some(remote), probe, ..storage })
     }
 
-    /// The storage of the folder that holds the file `location`, and the file's name in it. The name is empty if
-    /// `location` ends in a slash, `.` or `..` or is the URL of a bucket; it is then the storage of that folder itself.
-    /// Makes no request.
+    /// Opens the storage of the folder that contains the file `location`, and returns the file's name in it.
+    /// If `location` ends with a slash, `.` or `..`, or is the URL of a bucket, the name is empty and the
+    /// storage is that folder itself. Sends no request.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open). A file may be directly in the root of the file system.
+    /// Returns the errors of [`open`](Self::open), but the file may be directly in the root of the file
+    /// system.
     pub fn of_file(location: &Path) -> Result<(Self, String)> {
         let text = location.to_str().ok_or_else(|| {
             Error::location(location.display(), "the path is not UTF-8 text", "choose another name")
@@ -179,7 +179,7 @@ impl Storage {
             let path = folder::path_of_url(text).map_err(|problem| wrong_location(location, problem))?;
             return Self::of_file(&path);
         }
-        // The slashes of `s3://` do not end a folder's name.
+        // The slashes of `s3://` do not separate folders.
         let scheme = if is_url(location) { text.find("://").map_or(0, |at| at + 3) } else { 0 };
         let (folder, name) = match text[scheme..].rsplit_once('/') {
             Some((folder, name)) => (&text[..scheme + folder.len()], name),
@@ -189,7 +189,7 @@ impl Storage {
         if matches!(name, "" | "." | "..") {
             return Ok((Self::open(location)?, String::new()));
         }
-        // Only a path whose single slash is its first character has an empty folder.
+        // The folder is empty only if the path's single slash is its first character.
         let storage = match folder {
             "" => Self::of_resolved(Folder::resolve(Path::new("/"), location)?, Path::new("/")),
             folder => Self::open(Path::new(folder))?,
@@ -198,7 +198,7 @@ impl Storage {
         Ok((storage, name))
     }
 
-    /// The storage of a folder of the local disk, which is not the root of the file system.
+    /// Returns the storage of a folder on a local disk, which must not be the root of the file system.
     fn of_disk(folder: Folder, location: &Path) -> Result<Self> {
         if folder.is_root() {
             let message = "this is the root of the file system";
@@ -233,48 +233,48 @@ impl Storage {
         }
     }
 
-    /// A storage over any store, for tests.
+    /// Creates a storage in any store, for tests.
     #[doc(hidden)]
     pub fn over(store: Arc<dyn ObjectStore>, prefix: &str) -> Self {
         let location = format!("memory:///{prefix}").into();
         Self::of_store(location, Service::s3(None, true), store, ObjectPath::from(prefix))
     }
 
-    /// The same storage, whose uploads keep to the limit `parts` together with others. Otherwise all uploads of the
-    /// process share one.
+    /// Returns the same storage with uploads that share the limit `parts`. By default, all uploads of the
+    /// process share one limit.
     #[must_use]
     pub fn with_upload_parts(self, parts: UploadParts) -> Self {
         Self { upload_parts: Some(parts), ..self }
     }
 
-    /// The path or URL of the folder.
+    /// Returns the path or URL of the folder.
     pub fn location(&self) -> &Path {
         &self.location
     }
 
-    /// The folder, if it is one of a local disk: an absolute path without `.`, `..` and symbolic links.
+    /// Returns the folder if it is on a local disk: an absolute path without `.`, `..` and symbolic links.
     pub fn local(&self) -> Option<&Path> {
         self.local.as_deref()
     }
 
-    /// The full path or URL of the object `path`, for messages.
+    /// Returns the full path or URL of the object `path`, for messages.
     pub fn shown(&self, path: &str) -> PathBuf {
         let base = self.location.to_string_lossy();
         format!("{}/{path}", base.trim_end_matches('/')).into()
     }
 
-    /// Reads a whole object; `None` if there is no such object.
+    /// Reads a whole object; `None` if it does not exist.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the store does not give it.
+    /// [`Error::Fault`] if the store cannot deliver it.
     pub fn read(&self, path: &str) -> Result<Option<Bytes>> {
         let (key, is_local) = (self.key(path)?, self.local.is_some());
         let found = self.ask(path, move |store| {
             let key = key.clone();
             async move {
                 match store.get(&key).await {
-                    // One request of it could take longer than a try may.
+                    // A single request for this object could exceed its timeout.
                     Ok(object) if !is_local && object.meta.size > LARGEST_REQUEST => {
                         Ok(Some(Err(object.meta)))
                     }
@@ -298,7 +298,7 @@ impl Storage {
         Ok(Some(bytes.into()))
     }
 
-    /// Size, time and ETag of an object; `None` if there is no such object.
+    /// Returns the size, time and ETag of an object; `None` if it does not exist.
     ///
     /// # Errors
     ///
@@ -318,12 +318,12 @@ impl Storage {
         Ok(found.map(|found| object_of(path.to_owned(), found)))
     }
 
-    /// Reads byte ranges of an object of `length` bytes with few large requests, several at a time. With an `e_tag`, an
-    /// object of another version is an error.
+    /// Reads byte ranges of an object of `length` bytes with few large requests, several at a time. With an
+    /// `e_tag`, another version of the object is an error.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the store does not give them, or the object has another ETag.
+    /// [`Error::Fault`] if the store cannot deliver them, or the object has another ETag.
     pub fn read_ranges(
         &self,
         path: &str,
@@ -335,12 +335,12 @@ impl Storage {
         self.wait(path, request)
     }
 
-    /// As [`read_ranges`](Self::read_ranges), but without waiting: `then` is called with the result on a thread that
-    /// must not be blocked for long.
+    /// Works like [`read_ranges`](Self::read_ranges) without waiting. `then` is called with the result, on a
+    /// thread that must not be blocked for long.
     ///
     /// # Errors
     ///
-    /// The operating system's error if threads cannot be started.
+    /// Returns the operating system's error if threads cannot be started.
     pub fn start_reading(
         &self,
         path: &str,
@@ -358,11 +358,11 @@ impl Storage {
         Ok(self.threads().start(reading)?)
     }
 
-    /// Fills `output` with the bytes of an object from number `first` on.
+    /// Fills `output` with the bytes of an object from offset `first` on.
     ///
     /// # Errors
     ///
-    /// As [`read_ranges`](Self::read_ranges).
+    /// Returns the errors of [`read_ranges`](Self::read_ranges).
     pub fn read_at(&self, path: &str, object: &Object, first: u64, output: &mut [u8]) -> Result<()> {
         let wanted = std::iter::once(first..first + output.len() as u64).collect();
         let (store, key) = (Arc::clone(&self.store), self.key(path)?);
@@ -383,12 +383,12 @@ impl Storage {
         Ok(ranges::fetch(Arc::clone(&self.store), self.key(path)?, length, wanted, e_tag))
     }
 
-    /// Reads an object from its first byte to its last. `read` is given the bytes as they come; an error of it ends the
-    /// work. Up to four requests of 4 MiB are under way at a time.
+    /// Reads an object from start to end. `read` receives the bytes in order; its first error stops the
+    /// function. Up to four requests of 4 MiB are in flight.
     ///
     /// # Errors
     ///
-    /// As [`read_ranges`](Self::read_ranges), and that of `read`.
+    /// Returns the errors of [`read_ranges`](Self::read_ranges) and of `read`.
     pub fn read_through(
         &self,
         path: &str,
@@ -415,12 +415,12 @@ impl Storage {
         }
     }
 
-    /// The objects below the folder `folder` (all if it is empty), in no particular order. With `after`, only those
-    /// whose path is greater.
+    /// Lists the objects below `folder` (all objects if it is empty), in no particular order. With `after`,
+    /// only objects with greater paths.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the store does not list them.
+    /// [`Error::Fault`] if the store cannot list them.
     pub fn list(&self, folder: &str, after: Option<&str>) -> Result<Vec<Object>> {
         let key = self.key(folder)?;
         let after = after.map(|after| self.key(after)).transpose()?;
@@ -447,12 +447,12 @@ impl Storage {
         Ok(found.into_iter().map(object).collect())
     }
 
-    /// Creates an object that must not exist yet. Of several writers at a time one creates it. On a local disk it is
-    /// synced, and so is its folder.
+    /// Creates an object that must not exist yet. Only one of several concurrent writers creates it. On a
+    /// local disk, the file and its folder are synced.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the store refuses it for another reason than that it exists.
+    /// [`Error::Fault`] if the store refuses it for another reason than that the object exists.
     pub fn create(&self, path: &str, bytes: Vec<u8>) -> Result<Created> {
         if let Some(local) = &self.local {
             let created = commit::create_file(&local.join(path), &bytes);
@@ -464,7 +464,8 @@ impl Storage {
         created.map_err(|error| self.write_error(path, &error))
     }
 
-    /// Writes an object whole, also over one that is there. On a local disk it is synced, and so is its folder.
+    /// Writes an object atomically, and replaces an existing one. On a local disk, the file and its folder
+    /// are synced.
     ///
     /// # Errors
     ///
@@ -482,8 +483,8 @@ impl Storage {
         runtime::wait(put)?.map(|_| ()).map_err(|error| self.write_error(path, &error))
     }
 
-    /// Starts an object that is written as a stream. Nobody else may write an object of this name. Nothing is sent to a
-    /// store before there is enough for a request.
+    /// Starts an object that is written as a stream. No other writer may use its name. Requests are sent only
+    /// when there are enough bytes.
     ///
     /// # Errors
     ///
@@ -492,17 +493,17 @@ impl Storage {
         self.upload_of(path, 0)
     }
 
-    /// As [`upload`](Self::upload), for an object of up to `bytes`: its parts are as large as it takes for a store to
-    /// accept their number. Up to four of them are in memory: one that is filled, and those that are sent, which
-    /// [`UploadParts`] limits for all uploads.
+    /// Works like [`upload`](Self::upload) for an object of up to `bytes` bytes. Its parts are large enough
+    /// for the store's limit of the number of parts. Up to four of them are in memory: one that is being
+    /// filled, and others that are being sent, which [`UploadParts`] limits over all uploads.
     ///
     /// # Errors
     ///
-    /// As [`upload`](Self::upload).
+    /// Returns the errors of [`upload`](Self::upload).
     pub fn upload_of(&self, path: &str, bytes: u64) -> Result<Upload> {
         self.key(path)?;
         let multipart = match self.local.as_ref().map(|local| local.join(path)) {
-            // The upload begins with a file in this folder.
+            // The upload starts by creating a file in this folder.
             Some(file) => {
                 let start = || self.start_multipart(path, 0);
                 let started = commit::in_folder(file.parent().unwrap_or(&file), start);
@@ -513,7 +514,7 @@ impl Storage {
         Ok(Upload::new(self.clone(), path.to_owned(), multipart, bytes))
     }
 
-    /// Starts the upload of an object in parts of `part_bytes`.
+    /// Starts the upload of an object in parts of `part_bytes` bytes.
     fn start_multipart(&self, path: &str, part_bytes: u64) -> io::Result<Box<dyn MultipartUpload>> {
         let store = self.store_for(part_bytes).map_err(|error| self.service.io_error(&error))?;
         let key = self.key(path).map_err(io::Error::other)?;
@@ -521,7 +522,7 @@ impl Storage {
         started.map_err(|error| self.service.io_error(&error))
     }
 
-    /// The client whose timeout is long enough for requests of up to `bytes`.
+    /// Returns a client with a timeout for requests of up to `bytes` bytes.
     fn store_for(&self, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
         match &self.remote {
             Some(remote) if bytes > LARGEST_REQUEST => remote.connect_for(bytes),
@@ -529,7 +530,7 @@ impl Storage {
         }
     }
 
-    /// Removes objects; those that are not there are no error.
+    /// Removes objects. Objects that do not exist are ignored.
     ///
     /// # Errors
     ///
@@ -550,8 +551,8 @@ impl Storage {
         deleted.map_err(|error| self.write_error(&paths.join("`, `"), &error))
     }
 
-    /// Removes what a writer that failed has written, as far as the store lets it soon: the error that the writer
-    /// failed with counts. A vacuum removes the rest.
+    /// Removes the files of a failed writer, within a time limit. Errors are ignored, because the writer's
+    /// own error is reported. A vacuum removes the rest.
     pub fn clean_up(&self, paths: Vec<String>) {
         if self.local.is_some() {
             let _ = self.delete(paths);
@@ -560,7 +561,7 @@ impl Storage {
         }
     }
 
-    /// Requests that remove objects of a store.
+    /// Returns the requests that remove objects of a store.
     fn deletion(
         &self,
         paths: &[String],
@@ -582,12 +583,12 @@ impl Storage {
         Ok(async move { retry::repeat(delete).await })
     }
 
-    /// Removes a folder with all that is in it, the object `first` of it before all else: what is removed in part then
-    /// lacks it. A folder that is not there is no error.
+    /// Removes a folder and its contents, starting with the object `first` in it, so a partly removed folder
+    /// does not have this object. A folder that does not exist is ignored.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the store does not list the folder, or refuses to remove an object.
+    /// [`Error::Fault`] if the store cannot list the folder, or refuses to remove an object.
     pub fn remove_folder(&self, folder: &str, first: Option<&str>) -> Result<()> {
         if let Some(first) = first {
             self.delete(vec![format!("{folder}/{first}")])?;
@@ -604,11 +605,12 @@ impl Storage {
         removed.map_err(|error| Error::write(self.shown(folder), error))
     }
 
-    /// The names of files and folders directly in `folder`, in the storage's own folder if it is empty.
+    /// Returns the names of files and folders directly in `folder`, or in the storage's own folder if it is
+    /// empty.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the store does not list them.
+    /// [`Error::Fault`] if the store cannot list them.
     pub fn entries(&self, folder: &str) -> Result<Vec<String>> {
         if let Some(local) = &self.local {
             let path = local.join(folder);
@@ -640,8 +642,8 @@ impl Storage {
         })
     }
 
-    /// Sends a request that changes nothing, and waits for the answer. The first one to a store that cannot be reached
-    /// fails within about ten seconds.
+    /// Sends a read-only request and waits for the answer. The first request to an unreachable store fails
+    /// within about ten seconds.
     fn ask<T, R>(
         &self,
         path: &str,
@@ -659,7 +661,7 @@ impl Storage {
             };
             let ask_first = || request(Arc::clone(&first));
             match retry::repeat_within(retry::FIRST_REQUEST_BUDGET, ask_first).await {
-                // It is there, and busy.
+                // The store is reachable, but busy.
                 Err(error) if !retry::is_unreachable(&error) && service::fault_of(&error).is_none() => {
                     retry::repeat(|| request(Arc::clone(&store))).await
                 }
@@ -678,7 +680,7 @@ impl Storage {
         self.threads().wait(request)?.map_err(|error| self.read_error(path, error))
     }
 
-    /// The threads on which requests of this storage run.
+    /// Returns the threads on which requests of this storage run.
     fn threads(&self) -> Threads {
         if self.local.is_some() { Threads::Disk } else { Threads::Network }
     }
@@ -699,7 +701,7 @@ impl Storage {
         fault.into()
     }
 
-    /// The error of an [`Upload`] of the object `path` that could not be written to.
+    /// Creates the error of an [`Upload`] of the object `path` that could not be written.
     pub fn write_failure(&self, path: &str, error: io::Error) -> Error {
         Error::write(self.shown(path), error)
     }
@@ -709,14 +711,15 @@ impl Storage {
     }
 }
 
-/// An object with the path `path`, as the store describes it.
+/// Creates an object with the path `path` from the store's description.
 fn object_of(path: String, meta: ObjectMeta) -> Object {
     Object { path, bytes: meta.size, modified: meta.last_modified.into(), e_tag: meta.e_tag }
 }
 
-/// A random name of 16 hexadecimal digits, for files that no two writers may both write.
+/// Returns a random name of 16 hexadecimal digits, for files that must not be written by two writers.
 pub fn random_name() -> String {
-    // The version and the variant have different places in the halves, so all bits of the name are random.
+    // The version and the variant are in different positions of the two halves, so all bits of the name are
+    // random.
     let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
     format!("{:016x}", high ^ low)
 }

@@ -1,4 +1,4 @@
-//! What only a local disk needs: files that a killed writer left, empty folders, and syncing.
+//! Functions for local disks only: left-over files of killed writers, empty folders, and syncing.
 
 use std::io;
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::path::Path;
 use crate::{Object, Result, Storage, commit};
 
 impl Storage {
-    /// Files below the given `folders` of a local disk that a killed writer left half-written; the store does not list
-    /// them.
+    /// Finds files below the given `folders` of a local disk that a killed writer left incomplete. The store
+    /// does not list them.
     ///
     /// # Errors
     ///
-    /// The operating system's error if a folder cannot be listed.
+    /// Returns the operating system's error if a folder cannot be listed.
     pub fn left_over_files(&self, folders: &[&str]) -> Result<Vec<Object>> {
         let mut found = Vec::new();
         if let Some(local) = &self.local {
@@ -22,9 +22,9 @@ impl Storage {
         Ok(found)
     }
 
-    /// Removes the local folders below the given `folders` that hold nothing, these themselves, and the folder of the
-    /// storage if nothing else is in it, as far as that is possible. A folder that the location names by a symbolic link
-    /// stays: without it, the link would name nothing.
+    /// Removes empty local folders below the given `folders`, these folders if they are empty, and then the
+    /// storage's own folder if it is empty. Errors are ignored. If the location is a symbolic link, the
+    /// storage's own folder is kept, because the link would be broken without it.
     pub fn remove_empty_folders(&self, folders: &[&str]) {
         let Some(local) = &self.local else { return };
         for folder in folders {
@@ -35,7 +35,7 @@ impl Storage {
         }
     }
 
-    /// Makes a local file and the entry in its folder survive a power cut; stores do that by themselves.
+    /// Makes a local file and its entry in the folder durable. Object stores do this themselves.
     pub(super) fn sync(&self, path: &str) -> io::Result<()> {
         let Some(local) = &self.local else { return Ok(()) };
         let path = local.join(path);
@@ -45,8 +45,8 @@ impl Storage {
     }
 }
 
-/// Collects half-written files: `NAME#1` of an upload, `.NAME.tmp` of a file that was to be created or of a claim to a
-/// name.
+/// Collects incomplete files: `NAME#1` of an upload, and `.NAME.tmp` of a file to be created or of a claim to
+/// a name.
 fn left_over_below(root: &Path, folder: &str, found: &mut Vec<Object>) -> io::Result<()> {
     let path = root.join(folder);
     if !path.is_dir() {
@@ -72,6 +72,6 @@ fn remove_empty_below(folder: &Path) {
     for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
         remove_empty_below(&entry.path());
     }
-    // It fails if something is in there, which is as well.
+    // This fails if the folder is not empty, as intended.
     let _ = fs_err::remove_dir(folder);
 }

@@ -1,4 +1,4 @@
-//! How many parts of uploads are in memory on their way to a store.
+//! Limits the parts of uploads in memory that are being sent to a store.
 
 use std::sync::Arc;
 
@@ -6,41 +6,42 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
 use crate::remote::LARGEST_REQUEST;
 
-/// The parts that uploads may send at a time, each with its bytes in memory. All uploads that share a clone of it
-/// together keep to the limit.
+/// Limits the number of parts that uploads send at a time, because each part's bytes are in memory. All
+/// uploads that share clones of this share the limit.
 ///
-/// A part waits for its place in the buffer of its own upload, which has one such buffer. The place is free again when
-/// the request with the part ends, fails or is given up. So an upload waits for requests only, never for what is
-/// written to another one: all of them end also with one place, and if one thread writes to several of them in turns.
+/// A part waits for a permit in the buffer of its own upload, and each upload has one such buffer. The permit
+/// is released when the request with the part ends, fails or is cancelled. An upload therefore waits only for
+/// requests, never for writes to another upload: all uploads complete even with a single permit, and even if
+/// one thread writes to several uploads alternately.
 #[derive(Debug, Clone)]
 pub struct UploadParts {
     places: Arc<Semaphore>,
     most: u32,
 }
 
-/// Parts that may be sent at a time at least: as many as one upload sends.
+/// The smallest default number of parts that may be sent at a time: the number that one upload sends.
 const LEAST_PARTS: usize = 4;
 
 impl UploadParts {
-    /// Up to `most` parts of 8 MiB at a time, at least one. A larger part counts as several, and as `most` at the
-    /// highest.
+    /// Allows up to `most` parts of 8 MiB at a time, at least one. A larger part counts as several parts, but
+    /// at most as `most`.
     pub fn new(most: usize) -> Self {
         let most = u32::try_from(most.max(1)).unwrap_or(u32::MAX);
         Self { places: Arc::new(Semaphore::new(most as usize)), most }
     }
 
-    /// Two parts for each of `writers`, the objects that are written at a time, and at least four.
+    /// Allows two parts for each of `writers` objects that are written at a time, and at least four.
     pub fn of_writers(writers: usize) -> Self {
         Self::new(writers.saturating_mul(2).max(LEAST_PARTS))
     }
 
-    /// As many as the threads of this machine call for.
+    /// Allows the number of parts for this machine's number of threads.
     pub(crate) fn of_machine() -> Self {
         Self::of_writers(std::thread::available_parallelism().map_or(1, usize::from))
     }
 
-    /// Waits for the place of a part of `bytes` bytes, which is free again when the permit is dropped. There is no
-    /// error: nothing closes the semaphore.
+    /// Waits for a permit for a part of `bytes` bytes, which lasts until it is dropped. There is no error,
+    /// because the semaphore is never closed.
     pub(crate) async fn place(self, bytes: usize) -> Result<OwnedSemaphorePermit, AcquireError> {
         let wanted = bytes.div_ceil(LARGEST_REQUEST as usize).clamp(1, self.most as usize);
         self.places.acquire_many_owned(wanted as u32).await

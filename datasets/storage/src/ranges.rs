@@ -1,4 +1,4 @@
-//! Byte ranges of an object, fetched with few large requests and then read from memory.
+//! Byte ranges of an object, which are fetched with few large requests and then read from memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,17 +13,18 @@ use parquet::file::reader::{ChunkReader, Length};
 use crate::remote::LARGEST_REQUEST;
 use crate::retry;
 
-/// Ranges closer than this may be fetched with one request: the bytes between them cost less than another request.
-/// (Meta's readers merge ranges within about 1 MiB.)
+/// The largest gap in bytes across which ranges are fetched with one request: the bytes in between cost less
+/// than another request. (Meta's readers merge ranges within about 1 MiB.)
 pub const RANGE_GAP: u64 = 1 << 20;
 
-/// The bytes between ranges that are fetched with them are at most those wanted, divided by this.
+/// The divisor that limits unneeded bytes: the gaps that are fetched have at most the wanted bytes divided by
+/// this.
 const GAPS_SHARE: u64 = 50;
 
-/// Requests for one object that run at a time.
+/// The number of concurrent requests for one object.
 const REQUESTS_AT_A_TIME: usize = 8;
 
-/// Some ranges of an object, in memory. Parquet's decoder reads from it.
+/// Some ranges of an object in memory, from which Parquet's decoder reads.
 #[derive(Debug, Clone)]
 pub struct Ranges {
     length: u64,
@@ -32,29 +33,30 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Ranges of an object of `length` bytes: the start and the bytes of each part, in ascending order.
+    /// Creates ranges of an object of `length` bytes from the start and bytes of each part, in ascending
+    /// order.
     fn new(length: u64, parts: Vec<(u64, Bytes)>) -> Self {
         Self { length, parts }
     }
 
-    /// Nothing of an object of `length` bytes.
+    /// Creates an empty set of ranges of an object of `length` bytes.
     pub fn empty(length: u64) -> Self {
         Self::new(length, Vec::new())
     }
 
-    /// Adds the bytes from `start` on, which are not there yet.
+    /// Adds the bytes from offset `start` on, which must not be present yet.
     pub fn insert(&mut self, start: u64, bytes: Bytes) {
         let place = self.parts.partition_point(|(first, _)| *first < start);
         self.parts.insert(place, (start, bytes));
     }
 
-    /// The start and the bytes of each part.
+    /// Returns the start and the bytes of each part.
     pub fn into_parts(self) -> Vec<(u64, Bytes)> {
         self.parts
     }
 
-    /// A copy of the ranges `wanted`, which may lie across parts that follow each other; `None` if one of them is not
-    /// all there. It does not keep the original in memory.
+    /// Copies the ranges `wanted`, which may extend over adjacent parts; `None` if one of them is not
+    /// completely present. The copy does not keep the original in memory.
     pub fn copy(&self, wanted: Vec<Range<u64>>) -> Option<Self> {
         let parts = &self.parts;
         let copy = |range: Range<u64>| {
@@ -75,17 +77,17 @@ impl Ranges {
         Some(Self::new(self.length, copies?))
     }
 
-    /// The start and the bytes of each part.
+    /// Returns the start and the bytes of each part.
     pub fn parts(&self) -> impl ExactSizeIterator<Item = (u64, &[u8])> {
         self.parts.iter().map(|(start, bytes)| (*start, bytes.as_ref()))
     }
 
-    /// The number of bytes fetched.
+    /// Returns the number of bytes in memory.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
-    /// The bytes from `start` to the end of the part that holds `start`.
+    /// Returns the bytes from `start` to the end of the part that contains `start`.
     fn from(&self, start: u64) -> ParquetResult<Bytes> {
         let part = self.parts.partition_point(|(first, _)| *first <= start).checked_sub(1);
         let found = part.map(|part| &self.parts[part]).and_then(|(first, bytes)| {
@@ -119,7 +121,8 @@ impl ChunkReader for Ranges {
     }
 }
 
-/// The requests that cover `wanted`: sorted, and merged across the smallest gaps, as many as are worth a request.
+/// Returns the requests that cover `wanted`: sorted, and merged across the smallest gaps as long as this
+/// saves requests at a low cost.
 fn requests(wanted: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let ranges = coalesce(wanted, 0);
     let mut gaps: Vec<u64> = ranges.windows(2).map(|pair| pair[1].start - pair[0].end).collect();
@@ -136,7 +139,7 @@ fn requests(wanted: Vec<Range<u64>>) -> Vec<Range<u64>> {
     coalesce(ranges, widest)
 }
 
-/// `wanted`, sorted, and merged where the gap is at most `gap` bytes.
+/// Returns `wanted` sorted, and merged where the gap is at most `gap` bytes.
 fn coalesce(mut wanted: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     wanted.retain(|range| !range.is_empty());
     wanted.sort_by_key(|range| range.start);
@@ -150,8 +153,8 @@ fn coalesce(mut wanted: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     merged
 }
 
-/// Fetches `wanted` ranges of an object of `length` bytes, those that follow each other as one part. With an `e_tag`,
-/// an object of another version is an error.
+/// Fetches the `wanted` ranges of an object of `length` bytes. Adjacent ranges become one part. With an
+/// `e_tag`, another version of the object is an error.
 pub(super) async fn fetch(
     store: Arc<dyn ObjectStore>,
     key: Path,
@@ -163,7 +166,8 @@ pub(super) async fn fetch(
     Ok(Ranges::new(length, join_adjacent(parts)))
 }
 
-/// The start and the bytes of every answer to the requests for `wanted` ranges of an object, in ascending order.
+/// Returns the start and the bytes of each answer to the requests for the `wanted` ranges of an object, in
+/// ascending order.
 pub(super) async fn fetch_parts(
     store: Arc<dyn ObjectStore>,
     key: Path,
@@ -191,13 +195,13 @@ pub(super) async fn fetch_parts(
     stream::iter(requests).map(fetch_one).buffered(REQUESTS_AT_A_TIME).try_collect().await
 }
 
-/// Parts of a large request, which are fetched at the same time.
+/// Divides a large request into parts that are fetched concurrently.
 fn split(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let starts = (range.start..range.end).step_by(LARGEST_REQUEST as usize);
     starts.map(move |start| start..range.end.min(start + LARGEST_REQUEST))
 }
 
-/// Joins parts that follow each other without a gap, so that a column chunk is contiguous.
+/// Joins adjacent parts, so that a column chunk is contiguous.
 fn join_adjacent(parts: Vec<(u64, Bytes)>) -> Vec<(u64, Bytes)> {
     let mut joined: Vec<(u64, Vec<Bytes>, u64)> = Vec::new();
     for (start, bytes) in parts {

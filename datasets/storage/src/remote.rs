@@ -1,4 +1,4 @@
-//! Connections to object stores: S3 and what is compatible with it, Google Cloud Storage, and Azure Blob Storage.
+//! Connections to object stores: S3 and compatible stores, Google Cloud Storage, and Azure Blob Storage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,41 +15,41 @@ use url::Url;
 use crate::aws::{self, Profile};
 use crate::{Service, retry};
 
-/// The settings for an S3 bucket that take precedence over those of the environment and of AWS's profiles. Credentials
-/// are not among them.
+/// Settings for an S3 bucket that take precedence over those in the environment and in AWS profiles. They
+/// contain no credentials.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct S3Settings {
-    /// The server's URL. If `None`, that of the environment, or AWS.
+    /// The server's URL. If `None`, the endpoint in the environment, or AWS.
     pub endpoint: Option<String>,
-    /// The bucket's region. If `None`, that of the environment or of the AWS profile, or `us-east-1`.
+    /// The bucket's region. If `None`, the region in the environment or the AWS profile, or `us-east-1`.
     pub region: Option<String>,
-    /// Whether the endpoint may use plain HTTP; also if the environment allows it.
+    /// Whether the endpoint may use plain HTTP. The environment can allow it too.
     #[serde(default)]
     pub allow_http: bool,
-    /// Whether the bucket's name is in the path of request URLs rather than in the host. If `None`, it is if there is
-    /// an endpoint.
+    /// Whether the bucket's name is in the path of request URLs rather than in the host. If `None`, it is in
+    /// the path if there is an endpoint.
     pub path_style: Option<bool>,
-    /// Whether requests are sent without a signature, as public buckets allow.
+    /// Whether requests are sent without a signature, which public buckets allow.
     #[serde(default)]
     pub anonymous: bool,
 }
 
 /// How long a client keeps trying.
 ///
-/// The variables `AWS_TIMEOUT`, `GOOGLE_TIMEOUT` and `AZURE_TIMEOUT` of the environment (such as `30 seconds`) set the
-/// timeout of a try for either.
+/// The environment variables `AWS_TIMEOUT`, `GOOGLE_TIMEOUT` and `AZURE_TIMEOUT` (for example `30 seconds`)
+/// set the timeout of an attempt for both variants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
-    /// For reading and writing data: a try may take 15 seconds and one more for each MiB, and a failed request is sent
-    /// again for three minutes.
+    /// For reading and writing data: an attempt may take 15 seconds plus one second per MiB, and a failed
+    /// request is repeated for three minutes.
     Long,
     /// For the first requests to a store: a wrong endpoint is reported after about ten seconds.
     Short,
 }
 
 impl Patience {
-    /// The time that a try may take if it transfers up to `bytes`.
+    /// Returns the timeout of an attempt that transfers up to `bytes` bytes.
     fn try_timeout(self, bytes: u64) -> Duration {
         match self {
             Self::Long => retry::try_timeout(bytes),
@@ -65,21 +65,22 @@ impl Patience {
     }
 }
 
-/// Bytes that a request transfers at most, except by a client for [larger ones](RemoteStore::connect_for).
+/// The largest number of bytes of a request, except by a client for [larger
+/// requests](RemoteStore::connect_for).
 pub(crate) const LARGEST_REQUEST: u64 = 8 << 20;
 
 /// How a location is written.
 const WRITE_URL: &str = "write a local path, or a URL such as `s3://bucket/folder`, `gs://bucket/folder`, \
                          `az://container/folder` or `file:///folder`";
 
-/// Time for a store to accept a connection.
+/// The timeout for connecting to a store.
 const CONNECT_TIMEOUT: &str = "3 seconds";
 
 #[derive(Debug, Clone)]
 enum Kind {
     S3 {
         settings: S3Settings,
-        /// The AWS profile in use, or why it cannot be used.
+        /// The AWS profile in use, or the reason why it cannot be used.
         profile: Result<Option<Arc<Profile>>, Fault>,
     },
     GoogleCloud,
@@ -130,12 +131,12 @@ impl RemoteStore {
         found.ok_or_else(unknown)
     }
 
-    /// The bucket that `url` names, and the path within it; `None` if there is no client for the URL's scheme. Makes no
-    /// request, but may read the files of AWS's profiles. `settings` apply to S3 only.
+    /// Returns the bucket that `url` names, and the path within it; `None` if there is no client for the
+    /// URL's scheme. Sends no request, but may read the files of AWS profiles. `settings` apply only to S3.
     ///
     /// # Errors
     ///
-    /// A message if the URL is not that of an object.
+    /// Returns a message if the URL is not the URL of an object.
     pub fn of_url(url: &Url, settings: S3Settings) -> Result<Option<(Self, Path)>, String> {
         let (scheme, path) = ObjectStoreScheme::parse(url).map_err(|error| error.to_string())?;
         let kind = match scheme {
@@ -150,7 +151,7 @@ impl RemoteStore {
         Ok(Some((Self { url: url.clone(), kind }, path)))
     }
 
-    /// The service that holds the bucket, which explains failed requests.
+    /// Returns the service that hosts the bucket, which explains failed requests.
     pub fn service(&self) -> Service {
         match &self.kind {
             Kind::S3 { settings, profile } => {
@@ -166,22 +167,23 @@ impl RemoteStore {
         }
     }
 
-    /// A client of the bucket, for requests of up to 8 MiB. A longer answer that a timeout breaks off is asked for again
-    /// from where it broke off. Makes no request.
+    /// Creates a client of the bucket for requests of up to 8 MiB. If a timeout interrupts a longer answer,
+    /// the client requests the rest. Sends no request.
     ///
     /// # Errors
     ///
-    /// If the settings contradict each other, AWS_PROFILE names no profile, or the endpoint uses plain HTTP without
-    /// permission.
+    /// Returns an error if the settings contradict each other, the profile in AWS_PROFILE does not exist, or
+    /// the endpoint uses plain HTTP without permission.
     pub fn connect(&self, patience: Patience) -> object_store::Result<Arc<dyn ObjectStore>> {
         self.connect_with(patience, LARGEST_REQUEST)
     }
 
-    /// A client of the bucket with [`Patience::Long`], for requests of up to `bytes`. Makes no request.
+    /// Creates a client of the bucket with [`Patience::Long`] for requests of up to `bytes` bytes. Sends no
+    /// request.
     ///
     /// # Errors
     ///
-    /// If the settings contradict each other.
+    /// Returns an error if the settings contradict each other.
     pub(crate) fn connect_for(&self, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
         self.connect_with(Patience::Long, bytes)
     }
@@ -189,12 +191,12 @@ impl RemoteStore {
     fn connect_with(&self, patience: Patience, bytes: u64) -> object_store::Result<Arc<dyn ObjectStore>> {
         use ClientConfigKey::{AllowHttp, ConnectTimeout, Timeout};
         let retries = patience.retries();
-        // A setting of the environment is left as it is.
+        // A timeout in the environment takes precedence.
         let timeout = |variable: &str| match std::env::var_os(variable) {
             Some(_) => None,
             None => Some(format!("{} seconds", patience.try_timeout(bytes).as_secs())),
         };
-        // The other settings of the client, such as a proxy, are those of the environment.
+        // The client's other settings, such as a proxy, come from the environment.
         Ok(match &self.kind {
             Kind::S3 { settings, profile } => {
                 let mut builder = self
@@ -227,7 +229,7 @@ impl RemoteStore {
                     .with_config(AzureConfigKey::Client(ConnectTimeout), CONNECT_TIMEOUT)
                     .with_retry(retries);
                 let setting = |key| builder.get_config_value(&key);
-                // The emulator has an endpoint of its own.
+                // The emulator has its own endpoint.
                 if !setting(AzureConfigKey::UseEmulator).is_some_and(|emulator| is_true(&emulator)) {
                     let allowed = setting(AzureConfigKey::Client(AllowHttp));
                     check_scheme(setting(AzureConfigKey::Endpoint), allowed, "AZURE_ALLOW_HTTP")?;
@@ -240,11 +242,12 @@ impl RemoteStore {
         })
     }
 
-    /// The builder of a client of an S3 bucket: the settings of the environment, with `settings` in front of them.
+    /// Creates the builder of a client of an S3 bucket from the environment. `settings` take precedence.
     fn s3_builder(&self, settings: &S3Settings) -> AmazonS3Builder {
         let mut builder = AmazonS3Builder::from_env().with_url(self.url.as_str());
         let endpoint = settings.endpoint.clone().or_else(|| s3_endpoint(&builder));
-        // A URL such as `https://bucket.s3.region.amazonaws.com` says itself where the bucket's name stands.
+        // A URL such as `https://bucket.s3.region.amazonaws.com` itself determines where the bucket's name
+        // is.
         let bucket = self.url.host_str().filter(|_| !matches!(self.url.scheme(), "http" | "https"));
         if let Some(bucket) = bucket {
             let in_host = builder.get_config_value(&AmazonS3ConfigKey::VirtualHostedStyleRequest);
@@ -276,8 +279,8 @@ impl RemoteStore {
     }
 }
 
-/// The AWS profile whose region and credentials a client uses; `None` if there is no profile. If the environment has keys,
-/// or requests are not signed, no profile is needed, and no file is read.
+/// Returns the AWS profile with the region and credentials for a client; `None` if there is no profile. If
+/// the environment has keys, or requests are not signed, no profile is needed, and no file is read.
 fn profile(settings: &S3Settings) -> Result<Option<Arc<Profile>>, Fault> {
     let builder = AmazonS3Builder::from_env();
     let keys = [AmazonS3ConfigKey::AccessKeyId, AmazonS3ConfigKey::SecretAccessKey];
@@ -289,14 +292,14 @@ fn profile(settings: &S3Settings) -> Result<Option<Arc<Profile>>, Fault> {
     Ok(Profile::of_environment(region)?.map(Arc::new))
 }
 
-/// The endpoint that the environment gives.
+/// Returns the endpoint in the environment.
 fn s3_endpoint(builder: &AmazonS3Builder) -> Option<String> {
     let keys = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
     keys.iter().find_map(|key| builder.get_config_value(key))
 }
 
-/// Refuses an endpoint of plain HTTP that is not allowed. The client would do so too, but with each request, and its
-/// error cannot be told from one that may pass.
+/// Rejects an endpoint with plain HTTP that is not allowed. The client would also reject it, but only with
+/// each request, and its error looks like a transient one.
 fn check_scheme(
     endpoint: Option<String>,
     allowed: Option<String>,
@@ -312,7 +315,8 @@ fn check_scheme(
     Err(object_store::Error::Generic { store: "settings", source })
 }
 
-/// Whether the environment has credentials, or says that none are needed. If not, those of the cloud machine are used.
+/// Returns whether the environment has credentials, or disables signatures. Otherwise, the credentials of the
+/// cloud machine are used.
 fn has_credentials(builder: &AmazonS3Builder) -> bool {
     let keys = [
         AmazonS3ConfigKey::AccessKeyId,
@@ -323,13 +327,14 @@ fn has_credentials(builder: &AmazonS3Builder) -> bool {
     keys.iter().any(|key| builder.get_config_value(key).is_some()) || is_unsigned(builder)
 }
 
-/// Whether the environment says that requests are sent without a signature.
+/// Returns whether the environment disables signatures.
 fn is_unsigned(builder: &AmazonS3Builder) -> bool {
     let unsigned = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
     unsigned.is_some_and(|unsigned| is_true(&unsigned))
 }
 
-/// Whether the environment or the files of `gcloud` have credentials. If not, those of the cloud machine are used.
+/// Returns whether the environment or the files of `gcloud` have credentials. Otherwise, the credentials of
+/// the cloud machine are used.
 fn has_google_credentials() -> bool {
     use GoogleConfigKey::{ApplicationCredentials, ServiceAccount, ServiceAccountKey, SkipSignature};
     let builder = GoogleCloudStorageBuilder::from_env();
@@ -340,7 +345,7 @@ fn has_google_credentials() -> bool {
         || of_gcloud.is_some_and(|file| file.exists())
 }
 
-/// Whether the environment has credentials. If not, those of the cloud machine are used.
+/// Returns whether the environment has credentials. Otherwise, the credentials of the cloud machine are used.
 fn has_azure_credentials() -> bool {
     use AzureConfigKey::{AccessKey, ClientId, SasKey, SkipSignature, Token, UseAzureCli, UseEmulator};
     let builder = MicrosoftAzureBuilder::from_env();
@@ -348,7 +353,7 @@ fn has_azure_credentials() -> bool {
     keys.iter().any(|key| builder.get_config_value(key).is_some_and(|value| value != "false"))
 }
 
-/// Whether a setting of the environment is switched on, as [`object_store`] reads it.
+/// Returns whether a setting in the environment is switched on, by the rules of [`object_store`].
 fn is_true(value: &str) -> bool {
     matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y")
 }

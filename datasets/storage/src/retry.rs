@@ -1,10 +1,12 @@
-//! The one policy by which failed requests are sent again: reads of objects and ranges, listings, heads and uploads.
+//! The policy for repeating failed requests. It applies to reads of objects and ranges, listings, heads and
+//! uploads.
 //!
-//! Each try has a timeout that is well below the [budget](BUDGET), so a request that stalls is sent again. The client
-//! of [`object_store`] repeats requests whose failure it understands: a busy store, a refused connection, and a timeout
-//! of a request that may be executed twice. [`repeat`] repeats those whose answer is lost or breaks off, where the
-//! client does not know whether the store has executed them. Both stop when the budget is spent. Neither repeats a
-//! request that the store refuses (no permission, no such bucket, another region): that error is reported at once.
+//! Each attempt has a timeout far below the [budget](BUDGET), so a stalled request is repeated. The client of
+//! [`object_store`] repeats requests after failures that it understands: a busy store, a refused connection,
+//! and a timeout of an idempotent request. [`repeat`] repeats requests without a complete answer, for which
+//! the client does not know whether the store executed them. Both stop when the budget is used up. Neither
+//! repeats a request that the store rejects (no permission, no such bucket, another region); that error is
+//! reported immediately.
 
 use std::error::Error;
 use std::future::Future;
@@ -18,43 +20,43 @@ use object_store::{BackoffConfig, ObjectStore, ObjectStoreExt, PutMode, RetryCon
 
 use crate::Created;
 
-/// After this time a failed request is not sent again. Stores sign requests for longer.
+/// The time after which a failed request is not repeated. The signatures of requests are valid for longer.
 pub(super) const BUDGET: Duration = Duration::from_secs(180);
-/// The same for the first request to a store, which may not be there.
+/// The budget of the first request to a store, which may be unreachable.
 pub(super) const FIRST_REQUEST_BUDGET: Duration = Duration::from_secs(8);
-/// The time that a try may take for what does not depend on its bytes.
+/// The part of an attempt's timeout that does not depend on the number of bytes.
 const LATENCY: Duration = Duration::from_secs(15);
-/// The time that a try of a first request may take: a second try begins within its budget.
+/// The timeout of an attempt of a first request. Its budget allows a second attempt to begin.
 const FIRST_REQUEST_LATENCY: Duration = Duration::from_secs(5);
-/// Bytes a second with which a transfer is not taken for stalled.
+/// The transfer rate in bytes per second below which a transfer counts as stalled.
 const SLOWEST: u64 = 1 << 20;
-/// The wait before the second try; it doubles from try to try.
+/// The wait before the second attempt. It doubles with each attempt.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// The longest wait between two tries.
+/// The longest wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// How often an object is not there although it could not be created.
+/// The largest number of tolerated conflicts, in which creating an object fails although it does not exist.
 const MOST_CONFLICTS: u32 = 10;
 
-/// The time that a try may take if it transfers up to `bytes`.
+/// Returns the timeout of an attempt that transfers up to `bytes` bytes.
 pub(super) fn try_timeout(bytes: u64) -> Duration {
     LATENCY + Duration::from_secs(bytes.div_ceil(SLOWEST))
 }
 
-/// The time that a try of the first request to a store may take.
+/// Returns the timeout of an attempt of the first request to a store.
 pub(super) fn first_try_timeout() -> Duration {
     FIRST_REQUEST_LATENCY
 }
 
-/// The retries of a client of [`object_store`].
+/// Returns the retry configuration of a client of [`object_store`].
 pub(super) fn of_client(budget: Duration) -> RetryConfig {
-    // Each wait is random, up to three times the one before it, so that they grow.
+    // Each wait is random, at most three times the previous one, so waits grow.
     let backoff = BackoffConfig { init_backoff: FIRST_WAIT, max_backoff: LONGEST_WAIT, base: 3.0 };
-    // Time is what limits the patience with a store: ten tries may be over after two seconds, because the waits
-    // between them are random.
+    // Only time limits the retries. A limit of ten attempts could be reached after two seconds, because the
+    // waits between them are random.
     RetryConfig { backoff, max_retries: 1000, retry_timeout: budget }
 }
 
-/// Sends a request again while its answer is lost. The request must be one that may be executed twice.
+/// Repeats a request while its answer is lost. The request must be idempotent.
 pub(super) async fn repeat<T, R>(request: impl Fn() -> R) -> object_store::Result<T>
 where
     R: Future<Output = object_store::Result<T>>,
@@ -62,7 +64,7 @@ where
     repeat_within(BUDGET, request).await
 }
 
-/// As [`repeat`], for as long as `budget`.
+/// Works like [`repeat`] with the given `budget`.
 pub(super) async fn repeat_within<T, R>(budget: Duration, request: impl Fn() -> R) -> object_store::Result<T>
 where
     R: Future<Output = object_store::Result<T>>,
@@ -95,9 +97,10 @@ pub(super) async fn create(
             Err(error) => return Err(error),
         }
         match repeat(|| async { store.get(&key).await?.bytes().await }).await {
-            // A repeated request may find what its first try created, of which the answer was lost.
+            // A repeated request may find the object that the first attempt created, if the first answer was
+            // lost.
             Ok(found) => return Ok(if found == bytes { Created::Yes } else { Created::Exists }),
-            // S3 answers with a conflict while another writer creates the object, who may not succeed.
+            // S3 reports a conflict while another writer is creating the object, which may still fail.
             Err(object_store::Error::NotFound { .. }) if conflicts < MOST_CONFLICTS => {
                 conflicts += 1;
                 tokio::time::sleep(FIRST_WAIT * conflicts).await;
@@ -107,17 +110,18 @@ pub(super) async fn create(
     }
 }
 
-/// Whether the connection broke after the request had been sent. The client itself repeats what was never sent.
+/// Returns whether the connection broke after the request was sent. The client itself repeats requests that
+/// were never sent.
 fn is_lost(error: &object_store::Error) -> bool {
     kind_of(error).is_some_and(|kind| !matches!(kind, HttpErrorKind::Connect | HttpErrorKind::Request))
 }
 
-/// Whether there was no connection, or nothing came over it in time.
+/// Returns whether there was no connection, or no answer in time.
 pub(super) fn is_unreachable(error: &object_store::Error) -> bool {
     kind_of(error).is_some_and(|kind| matches!(kind, HttpErrorKind::Connect | HttpErrorKind::Timeout))
 }
 
-/// How HTTP failed; `None` if there was an answer, or no request.
+/// Returns the kind of an HTTP failure; `None` if there was an answer, or no request.
 fn kind_of(error: &object_store::Error) -> Option<HttpErrorKind> {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
@@ -136,8 +140,8 @@ mod tests {
     use super::*;
     use crate::remote::LARGEST_REQUEST;
 
-    /// Sends a request whose first `failures` tries fail with `kind`; gives the number of tries, and whether one
-    /// worked.
+    /// Sends a request whose first `failures` attempts fail with `kind`. Returns the number of attempts, and
+    /// whether one succeeded.
     fn tries(failures: u32, kind: HttpErrorKind) -> (u32, bool) {
         let tried = AtomicU32::new(0);
         let request = || async {
@@ -160,17 +164,17 @@ mod tests {
         assert_eq!(tries(2, HttpErrorKind::Interrupted), (3, true));
         assert_eq!(tries(1, HttpErrorKind::Decode), (2, true));
         assert_eq!(tries(2, HttpErrorKind::Timeout), (3, true));
-        // After 0, 100, 300 and 700 ms; a try after 1.5 s is beyond the budget.
+        // Attempts follow after about 0, 100, 300 and 700 ms. An attempt after 1.5 s would exceed the budget.
         let (tried, worked) = tries(9, HttpErrorKind::Timeout);
         assert!((2..=4).contains(&tried) && !worked, "{tried}");
         assert_eq!(tries(1, HttpErrorKind::Connect), (1, false));
     }
 
-    /// A request that stalls is one failed try: its budget has room for more of them.
+    /// A stalled request is one failed attempt, and the budget allows several of them.
     #[test]
     fn the_budget_has_room_for_several_stalled_tries() {
         assert!(try_timeout(LARGEST_REQUEST) * 4 < BUDGET);
-        // A store that is busy for a minute is asked again afterwards.
+        // A store that is busy for a minute gets another attempt afterwards.
         assert!(Duration::from_secs(60) + LONGEST_WAIT < BUDGET);
         assert!(first_try_timeout() < FIRST_REQUEST_BUDGET);
         assert_eq!(try_timeout(0), LATENCY);

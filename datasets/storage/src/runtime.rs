@@ -1,16 +1,17 @@
-//! The threads that wait for storage and for services. They serve every dataset and every reader of a process: requests
-//! run on them, and decoding does not wait on threads that could compute.
+//! The threads that wait for storage and services. All datasets and readers of a process share them: requests
+//! run on these threads, so that threads for computation, such as decoding, do not wait for requests.
 //!
-//! Requests to object stores and services are driven by threads with a runtime of tokio. Requests for files of a local
-//! disk run on a fixed number of threads of their own, without a runtime: there the client of [`object_store`] does its
-//! work on the calling thread. (In a runtime it would pass each piece of work to tokio's pool of blocking threads.)
+//! Threads with a tokio runtime drive requests to object stores and services. Requests for files on a local
+//! disk run on a fixed number of separate threads without a runtime, where the client of [`object_store`]
+//! works on the calling thread. (In a runtime it would pass each piece of work to tokio's pool of blocking
+//! threads.)
 //!
-//! A process may be forked, as Python does it, and the child has none of its parent's threads. It starts threads of its
-//! own, and leaves its parent's alone. But what is global in a library is the same for both: tokio parks idle threads in a
-//! table of the process (that of the crate `parking_lot`), and after a fork this table leads to the memory of threads
-//! that are gone, which the child frees. So no thread here ever idles there: each thread that drives requests has a
-//! runtime for itself and waits in the operating system's queue of events, and the threads for local files wait for the
-//! standard library's channel.
+//! A process may be forked, for example by Python, and the child has none of its parent's threads. It starts
+//! its own threads and does not touch its parent's. However, both share the global state of libraries: tokio
+//! parks idle threads in a global table (of the crate `parking_lot`), and after a fork this table points to
+//! the memory of threads that no longer exist, which the child frees. Therefore no thread of this module ever
+//! parks there: each thread that drives requests has its own runtime and waits in the operating system's
+//! event queue, and the threads for local files wait on the standard library's channel.
 
 use std::future::Future;
 use std::io;
@@ -28,18 +29,19 @@ use tokio::sync::oneshot;
 
 use crate::parts::UploadParts;
 
-/// Threads that drive requests. They only wait and copy, so two serve many requests at a time.
+/// The number of threads that drive requests. They only wait and copy, so two serve many requests at a time.
 const THREADS: usize = 2;
-/// Threads for local files: the largest number of requests that wait for the disk at a time.
+/// The number of threads for local files, which is the largest number of concurrent requests to the disk.
 const DISK_THREADS: usize = 16;
-/// Threads of a driver for what blocks in a client: it resolves the names of hosts, or runs a program for credentials.
+/// The number of threads per driver for blocking calls of a client: resolving host names, or running a
+/// program for credentials.
 const BLOCKING_THREADS: usize = 8;
 /// The name of all these threads.
 const NAME: &str = "onefold-storage";
 
-/// A value of each process. A child that was forked has none of its parent's threads, and its parent's locks may be held
-/// for ever. So it makes a value of its own, and does not use its parent's. The list of values has no lock: links are
-/// only added.
+/// A value per process. A forked child has none of its parent's threads, and its parent's locks may be held
+/// forever. It therefore creates its own value and does not use its parent's. The list of values has no lock:
+/// links are only added.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T>(OnceLock<Box<Link<T>>>);
 
@@ -55,7 +57,7 @@ impl<T> PerProcess<T> {
         Self(OnceLock::new())
     }
 
-    /// The value of this process. The first call makes it with `make`.
+    /// Returns the value of this process. The first call creates it with `make`.
     pub(crate) fn get_or_try_init<E>(&self, make: impl Fn() -> Result<T, E>) -> Result<&T, E> {
         let (process, mut link) = (process::id(), &self.0);
         loop {
@@ -71,16 +73,16 @@ impl<T> PerProcess<T> {
     }
 }
 
-/// The threads of a process, and the parts of its uploads that have no other ones: those of its parent may never be
-/// free again.
+/// The threads of a process, and the default limit of its upload parts. A child has its own limit, because
+/// permits that its parent took would never be released in the child.
 struct OfProcess {
     threads: Vec<Driver>,
-    /// The requests that began, which take turns on the threads.
+    /// The number of requests that have started, which are distributed over the threads in turn.
     requests: AtomicUsize,
     upload_parts: UploadParts,
 }
 
-/// A thread that drives requests, as long as this exists.
+/// A thread that drives requests as long as this exists.
 struct Driver {
     handle: Handle,
     _running: oneshot::Sender<()>,
@@ -90,7 +92,7 @@ impl Driver {
     fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread()
             .max_blocking_threads(BLOCKING_THREADS)
-            // Blocking work is rare, and an idle thread would wait in the table that a fork breaks.
+            // Blocking calls are rare, and an idle thread would wait in the table that a fork breaks.
             .thread_keep_alive(Duration::ZERO)
             .thread_name(NAME)
             .enable_all()
@@ -98,7 +100,7 @@ impl Driver {
         let handle = runtime.handle().clone();
         let (running, ended) = oneshot::channel();
         let drive = move || {
-            // An error says that the other end is gone, which is the end here too.
+            // An error means that the other end was dropped, which also ends this thread.
             let _ = runtime.block_on(ended);
         };
         thread::Builder::new().name(NAME.to_owned()).spawn(drive)?;
@@ -106,18 +108,18 @@ impl Driver {
     }
 }
 
-/// A handle to a runtime of this process for storage requests.
+/// Returns a handle to a runtime of this process for storage requests.
 ///
 /// # Errors
 ///
-/// The operating system's error if its threads cannot be started.
+/// Returns the operating system's error if its threads cannot be started.
 pub fn handle() -> io::Result<&'static Handle> {
     let of = of_process()?;
     let request = of.requests.fetch_add(1, Ordering::Relaxed);
     Ok(&of.threads[request % THREADS].handle)
 }
 
-/// The parts that all uploads of the process may send at a time, if nothing else limits them.
+/// Returns the limit of the parts that all uploads of the process may send at a time by default.
 pub(crate) fn upload_parts() -> io::Result<UploadParts> {
     Ok(of_process()?.upload_parts.clone())
 }
@@ -130,7 +132,7 @@ fn of_process() -> io::Result<&'static OfProcess> {
     })
 }
 
-/// The threads for local files. Each takes the next request when it has answered one.
+/// The threads for local files. A thread takes the next request when it has finished one.
 struct DiskThreads(Sender<BoxFuture<'static, ()>>);
 
 impl DiskThreads {
@@ -145,7 +147,8 @@ impl DiskThreads {
     }
 }
 
-/// Runs requests until the process ends. If one panics, its result is missing, and the thread goes on.
+/// Runs requests until the process ends. If a request panics, its result is missing, and the thread
+/// continues.
 fn answer_requests(requests: &Mutex<Receiver<BoxFuture<'static, ()>>>) {
     let next = || requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
     while let Ok(request) = next() {
@@ -153,12 +156,12 @@ fn answer_requests(requests: &Mutex<Receiver<BoxFuture<'static, ()>>>) {
     }
 }
 
-/// The threads on which the requests of a storage run.
+/// The kind of threads on which the requests of a storage run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Threads {
-    /// Those for object stores, with timers and connections.
+    /// The threads for object stores, with timers and connections.
     Network,
-    /// Those for local files. A request may block, and may not use timers of tokio.
+    /// The threads for local files. A request may block, but must not use tokio's timers.
     Disk,
 }
 
@@ -178,36 +181,38 @@ impl Threads {
         Ok(())
     }
 
-    /// Runs `request` and waits for its result. It may be called on a thread of a runtime, which it blocks.
+    /// Runs `request` and waits for its result. If it is called on a thread of a runtime, it blocks that
+    /// thread.
     pub(crate) fn wait<T: Send + 'static>(
         self,
         request: impl Future<Output = T> + Send + 'static,
     ) -> io::Result<T> {
         let (sender, receiver) = sync_channel(1);
         self.start(async move {
-            // The caller waits below, so somebody receives.
+            // The caller waits below, so the receiver exists.
             let _ = sender.send(request.await);
         })?;
         receiver.recv().map_err(|_| io::Error::other("a storage request ended without a result"))
     }
 }
 
-/// Runs `request` on the threads for object stores and waits for its result. Unlike `Runtime::block_on` this also works
-/// on a thread of another runtime, which it blocks.
+/// Runs `request` on the threads for object stores and waits for its result. Unlike `Runtime::block_on`, it
+/// also works on a thread of another runtime, which it blocks.
 ///
 /// # Errors
 ///
-/// The operating system's error if the threads cannot be started, or if the request panicked.
+/// Returns the operating system's error if the threads cannot be started, or an error if the request
+/// panicked.
 pub fn wait<T: Send + 'static>(request: impl Future<Output = T> + Send + 'static) -> io::Result<T> {
     Threads::Network.wait(request)
 }
 
-/// Runs `work` on this thread, which waits for it. Its timers and connections, and the tasks that it spawns, are those of
-/// a storage runtime.
+/// Runs `work` on the current thread and blocks it. Timers, connections and spawned tasks belong to a storage
+/// runtime.
 ///
 /// # Errors
 ///
-/// The operating system's error if the threads cannot be started.
+/// Returns the operating system's error if the threads cannot be started.
 pub fn block_on<T>(work: impl Future<Output = T>) -> io::Result<T> {
     let _entered = handle()?.enter();
     // `Handle::block_on` would park this thread in the table that a fork breaks.
@@ -221,10 +226,10 @@ mod tests {
     use super::*;
     use crate::Storage;
 
-    /// The ids of the threads of this process that have [`NAME`].
+    /// Returns the ids of the threads of this process with the name [`NAME`].
     fn storage_threads() -> BTreeSet<String> {
         let threads = fs_err::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap());
-        // A thread may end while it is looked at.
+        // A thread may end while it is being inspected.
         let is_named =
             |path: &std::path::Path| fs_err::read_to_string(path).is_ok_and(|name| name.trim_end() == NAME);
         threads
@@ -243,7 +248,7 @@ mod tests {
             storage.read_ranges("file", 100, vec![0..10, 20..30], None).unwrap();
             seen.extend(storage_threads());
         }
-        // Other tests of this process use the threads for networks.
+        // Other tests of this process use the threads for object stores.
         let most = DISK_THREADS + THREADS + THREADS * BLOCKING_THREADS;
         assert!((DISK_THREADS..=most).contains(&seen.len()), "{}", seen.len());
     }

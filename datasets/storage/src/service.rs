@@ -1,46 +1,47 @@
-//! Failed requests, explained in plain words.
+//! Explains failed requests in plain words.
 
 use std::io;
 
 use onefold_base::fault::{Fault, Kind};
 
-/// Why a request failed, and a hint.
+/// The reason why a request failed, and a hint.
 pub type Explanation = (String, String);
 
-/// The hints of a [`Service`]'s explanations. Callers that have settings of their own say where those are.
+/// The hints of a [`Service`]'s explanations. Callers with their own settings replace them.
 #[derive(Debug, Clone)]
 pub struct Hints {
-    /// If the bucket does not exist, or the store does not answer.
+    /// The hint if the bucket does not exist or the store does not answer.
     pub settings: String,
-    /// If the store denies a request.
+    /// The hint if the store denies a request.
     pub credentials: String,
-    /// If an object is not the version that was asked for.
+    /// The hint if an object is not the requested version.
     pub changed: String,
 }
 
-/// What holds the files: the local disk or a service. It explains failed requests.
+/// The local disk or the service that stores files. It explains failed requests.
 #[derive(Debug, Clone)]
 pub struct Service {
-    /// Its name in messages.
+    /// The name in messages.
     name: String,
     is_local: bool,
-    /// Whether there are credentials, or none are needed. If not, the machine's own are used, if it has any.
+    /// Whether credentials are configured or not needed. Otherwise, the machine's own credentials are used,
+    /// if it has any.
     has_credentials: bool,
     hints: Hints,
 }
 
-/// The hint if a file of a dataset changed.
+/// The hint if a file of a dataset has changed.
 pub(crate) const CHANGED: &str =
     "files of a dataset never change; find out what else writes there, and build the dataset again";
 
 impl Service {
-    /// The local disk.
+    /// Creates the service of the local disk.
     pub fn local_disk() -> Self {
         let readable = "check that the file exists and that this user may read it";
         Self { is_local: true, ..Self::new("the disk".to_owned(), readable, "") }
     }
 
-    /// S3 at `endpoint`, or AWS.
+    /// Creates the service S3 at `endpoint`, or AWS.
     pub fn s3(endpoint: Option<String>, has_credentials: bool) -> Self {
         let settings = "check the bucket's name and the settings in the environment (`AWS_ENDPOINT_URL`, \
                         `AWS_REGION`, `AWS_ALLOW_HTTP`), then run this again";
@@ -50,7 +51,7 @@ impl Service {
         Self { has_credentials, ..Self::new(name, settings, credentials) }
     }
 
-    /// Google Cloud Storage.
+    /// Creates the service Google Cloud Storage.
     pub fn google_cloud(has_credentials: bool) -> Self {
         let settings = "check the bucket's name, then run this again";
         let credentials = "set GOOGLE_APPLICATION_CREDENTIALS in the environment to the path of a key file";
@@ -58,7 +59,7 @@ impl Service {
         Self { has_credentials, ..Self::new(name, settings, credentials) }
     }
 
-    /// Azure Blob Storage.
+    /// Creates the service Azure Blob Storage.
     pub fn azure(has_credentials: bool) -> Self {
         let settings = "check the container's name and AZURE_STORAGE_ACCOUNT_NAME, then run this again";
         let credentials = "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or a SAS token or service \
@@ -75,18 +76,18 @@ impl Service {
         Self { name, is_local: false, has_credentials: true, hints }
     }
 
-    /// The hints of the explanations.
+    /// Returns the hints of the explanations.
     pub fn hints(&self) -> &Hints {
         &self.hints
     }
 
-    /// This service with other hints.
+    /// Returns this service with other hints.
     #[must_use]
     pub fn with_hints(self, hints: Hints) -> Self {
         Self { hints, ..self }
     }
 
-    /// Whether this is the local disk.
+    /// Returns whether this is the local disk.
     pub fn is_local(&self) -> bool {
         self.is_local
     }
@@ -124,7 +125,7 @@ impl Service {
                 let message = format!("the bucket is in another region of {name}: {answer}");
                 explanation(message, &format!("{region}{settings}"))
             }
-            // Listing has no error variant of its own for these.
+            // Listing has no error variants for these failures.
             _ if is_denied(&cause) => {
                 let hint =
                     format!("{credentials}; they must allow listing, reading and, for output, writing");
@@ -149,7 +150,7 @@ impl Service {
         }
     }
 
-    /// Explains why a client could not be made, for which no request is necessary.
+    /// Explains why a client could not be created, which happens before any request.
     pub(crate) fn explain_settings(&self, error: &object_store::Error) -> Explanation {
         if let Some(fault) = fault_of(error) {
             return explained(fault);
@@ -159,8 +160,8 @@ impl Service {
         (message, self.hints.credentials.clone())
     }
 
-    /// A failed request as an I/O error: the operating system's own on a local disk, otherwise the explanation as a
-    /// [`Fault`].
+    /// Converts a failed request to an I/O error: the operating system's own error on a local disk, otherwise
+    /// the explanation as a [`Fault`].
     pub(crate) fn io_error(&self, error: &object_store::Error) -> io::Error {
         match (self.is_local, fault_of(error)) {
             (true, _) => operating_system_error(error),
@@ -173,8 +174,8 @@ impl Service {
     }
 }
 
-/// The [`Fault`] among the causes of `error`, if our own code in a client made the error: for example, if a profile gives
-/// no credentials.
+/// Returns the [`Fault`] among the causes of `error`. A fault comes from this project's code in a client, for
+/// example if a profile gives no credentials.
 pub(crate) fn fault_of(error: &object_store::Error) -> Option<&Fault> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
@@ -191,7 +192,7 @@ fn explained(fault: &Fault) -> Explanation {
     (fault.message.to_string(), hints.join("; "))
 }
 
-/// The operating system's error that caused `error`.
+/// Returns the operating system's error that caused `error`.
 fn operating_system_error(error: &object_store::Error) -> io::Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
@@ -203,14 +204,14 @@ fn operating_system_error(error: &object_store::Error) -> io::Error {
     io::Error::other(error.to_string())
 }
 
-/// The innermost cause that has a text.
+/// Returns the innermost cause that has a text.
 fn root_cause(error: &object_store::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     let mut text = error.to_string();
     while let Some(source) = cause.source() {
         cause = source;
         let inner = cause.to_string();
-        // The body of an answer has the store's own words; the causes below it have only the status.
+        // The body of an answer contains the store's message. The causes below it contain only the status.
         if text.contains("<Code>") || inner.is_empty() {
             break;
         }
@@ -219,7 +220,7 @@ fn root_cause(error: &object_store::Error) -> String {
     text
 }
 
-/// Whether the store refuses to answer this user.
+/// Returns whether the store denied access.
 fn is_denied(answer: &str) -> bool {
     let codes = [
         "AccessDenied",
@@ -306,7 +307,7 @@ mod tests {
         assert!(explained.message.to_string().starts_with("Azure cannot be reached"), "{explained}");
     }
 
-    /// The hint must not be to free space on a disk.
+    /// The hint must not advise to free space on a disk.
     #[test]
     fn a_store_that_refuses_to_write_is_explained() {
         let body = "<Error><Code>AccessDenied</Code></Error>";

@@ -7,7 +7,7 @@ use super::*;
 
 fn storages() -> (tempfile::TempDir, Vec<Storage>) {
     let directory = tempfile::tempdir().unwrap();
-    // Characters that paths, URLs and stores treat differently.
+    // These characters have different meanings in paths, URLs and stores.
     let local = Storage::open(&directory.path().join("a dataset#1 100%")).unwrap();
     (directory, vec![local, Storage::over(Arc::new(InMemory::new()), "some/folder")])
 }
@@ -103,7 +103,7 @@ fn a_location_that_cannot_be_opened_says_what_to_write() {
     assert_eq!(url.local(), Some(&*root.join("a b")));
 }
 
-/// The store and the local paths address the same folder, and nothing is written elsewhere.
+/// The store and the local paths refer to the same folder, and nothing is written elsewhere.
 #[test]
 fn a_location_with_parent_folders_is_that_folder() {
     let folder = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ fn a_file_is_in_the_folder_that_its_path_names() {
     assert!(Storage::of_file(Path::new("~/file")).unwrap_err().to_string().contains("$HOME"));
 }
 
-/// A writer that fails leaves the folder that the user's link points to.
+/// A failed writer keeps the folder that is the target of the user's link.
 #[cfg(unix)]
 #[test]
 fn the_target_of_a_link_is_not_removed() {
@@ -173,7 +173,8 @@ fn the_target_of_a_link_is_not_removed() {
     assert!(!target.exists());
 }
 
-/// A writer that ends removes empty folders, also those in which another one is about to create its first file.
+/// A writer that ends removes empty folders, including folders in which another writer is about to create its
+/// first file.
 #[test]
 fn folders_that_vanish_before_a_file_is_in_them_are_made_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -183,7 +184,8 @@ fn folders_that_vanish_before_a_file_is_in_them_are_made_again() {
         let remover = scope.spawn(|| {
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
                 storage.remove_empty_folders(&["data", "snapshots"]);
-                // Writers end now and then. Without a pause, every folder could be removed as soon as it is made.
+                // Writers end occasionally. Without a pause, every folder could be removed as soon as it is
+                // created.
                 std::thread::sleep(std::time::Duration::from_micros(100));
             }
         });
@@ -206,7 +208,8 @@ fn folders_that_vanish_before_a_file_is_in_them_are_made_again() {
     });
 }
 
-/// The error is not taken for the object's own name being taken, which a writer would answer with another number.
+/// The error must differ from the error that the object's name is taken, after which a writer would try the
+/// next number.
 #[test]
 fn a_file_where_a_folder_should_be_is_an_error() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! Streaming uploads: what is written goes to the store in parts, some of them at a time, and the object appears whole
-//! when the upload is finished. An object of less than a part goes to a store in one request.
+//! Streaming uploads: written bytes are sent to the store in parts, several at a time, and the complete
+//! object appears when the upload is finished. An object smaller than a part is sent to a store in one
+//! request.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -16,22 +17,24 @@ use crate::remote::LARGEST_REQUEST;
 use crate::runtime::Threads;
 use crate::{CLEAN_UP_LIMIT, Error, Result, Storage, runtime};
 
-/// Bytes of a part at least. With S3's 10,000 parts an object may have 78 GiB, unless it is known to be larger.
+/// The smallest size of a part in bytes. With S3's 10,000 parts an object may have 78 GiB, unless it is known
+/// to be larger.
 const PART_BYTES: u64 = LARGEST_REQUEST;
-/// Parts of an object at most, as S3 allows them.
+/// The largest number of parts of an object, as in S3.
 const MOST_PARTS: u64 = 10_000;
-/// Parts of one upload in flight at most; their bytes are in memory.
+/// The largest number of parts of one upload in flight. Their bytes are in memory.
 const PARTS_IN_FLIGHT: usize = 3;
 
-/// An object that is being written. Dropped before [`finish`](Self::finish), it does not appear.
+/// An object that is being written. If it is dropped before [`finish`](Self::finish), the object does not
+/// appear.
 pub struct Upload {
     storage: Storage,
     path: String,
-    /// `None` until there is a part to send, and at the end.
+    /// `None` until there is a part to send, and after completion.
     multipart: Option<Box<dyn MultipartUpload>>,
     buffer: Vec<u8>,
     part_bytes: usize,
-    /// Bytes that were written, those in the buffer among them.
+    /// The number of bytes written so far, including those in the buffer.
     bytes: u64,
     in_flight: VecDeque<PartInFlight>,
 }
@@ -48,13 +51,13 @@ impl std::fmt::Debug for Upload {
     }
 }
 
-/// Bytes of each part of an object of so many.
+/// Returns the size in bytes of each part of an object of up to `expected` bytes.
 fn part_bytes(expected: u64) -> u64 {
     expected.div_ceil(MOST_PARTS).next_multiple_of(1 << 20).max(PART_BYTES)
 }
 
 impl Upload {
-    /// An upload of an object that has up to `expected` bytes, as far as is known.
+    /// Creates an upload of an object that is expected to have up to `expected` bytes.
     pub(super) fn new(
         storage: Storage,
         path: String,
@@ -66,11 +69,13 @@ impl Upload {
         Self { storage, path, multipart, buffer, part_bytes, bytes: 0, in_flight }
     }
 
-    /// Sends what is left and makes the object appear. On a local disk the file is synced before this returns.
+    /// Sends the remaining bytes and makes the object appear. On a local disk, the file is synced before this
+    /// returns.
     ///
     /// # Errors
     ///
-    /// [`Error::Fault`] if the store refuses a part or the whole; the object does not appear then.
+    /// [`Error::Fault`] if the store refuses a part or the whole object. In this case the object does not
+    /// appear.
     pub fn finish(mut self) -> Result<()> {
         if self.multipart.is_none() {
             return self.storage.replace(&self.path, std::mem::take(&mut self.buffer));
@@ -89,8 +94,9 @@ impl Upload {
         self.storage.sync(&self.path).map_err(wrong)
     }
 
-    /// Whether the object is there although the request that completes it failed: where the first answer is lost, the
-    /// client asks again, and the store knows the upload no more. Nobody else writes an object of this name.
+    /// Returns whether the object exists although the request that completes it failed. If the first answer
+    /// was lost, the client repeats the request, and the store no longer knows the upload. No other writer
+    /// uses the object's name.
     fn is_complete(&self) -> bool {
         let found = || self.storage.head(&self.path).ok().flatten();
         self.storage.local().is_none() && found().is_some_and(|object| object.bytes == self.bytes)
@@ -113,7 +119,7 @@ impl Upload {
         let (sent, abort) = future::abortable(async move {
             let sent = request.await;
             drop(place);
-            // Nobody receives if the upload was dropped.
+            // There is no receiver if the upload was dropped.
             let _ = sender.send(sent);
         });
         self.storage.threads().start(sent.map(drop))?;
@@ -152,7 +158,7 @@ impl Write for Upload {
     }
 }
 
-/// An upload that digests what is written to it.
+/// An upload that computes a digest of the written bytes.
 #[derive(Debug)]
 pub struct HashingWriter {
     upload: Upload,
@@ -161,16 +167,16 @@ pub struct HashingWriter {
 }
 
 impl HashingWriter {
-    /// Digests what is written to `upload` from now on.
+    /// Creates a writer that computes the digest of all bytes written to `upload` from now on.
     pub fn new(upload: Upload) -> Self {
         Self { upload, digest: Sha256::new(), bytes: 0 }
     }
 
-    /// Ends the upload; gives its size in bytes and its SHA-256 in hexadecimal.
+    /// Completes the upload; returns its size in bytes and its SHA-256 in hexadecimal.
     ///
     /// # Errors
     ///
-    /// As [`Upload::finish`].
+    /// Returns the errors of [`Upload::finish`].
     pub fn finish(self) -> Result<(u64, String)> {
         self.upload.finish()?;
         Ok((self.bytes, units::format_hex(&self.digest.finalize())))
@@ -196,8 +202,8 @@ impl Drop for Upload {
         for part in self.in_flight.drain(..) {
             part.abort.abort();
         }
-        // The error that led here counts, and should come soon. Parts that cannot be removed are removed by the store's
-        // lifecycle rules.
+        // The original error is reported, and should be reported soon, so errors here are ignored. The
+        // store's lifecycle rules remove parts that are left.
         let _ =
             match self.storage.threads() {
                 Threads::Disk => Threads::Disk.wait(async move { multipart.abort().await.is_ok() }),
@@ -231,14 +237,14 @@ mod tests {
         }
     }
 
-    /// The parts that a store has and has not answered yet, now and at most.
+    /// The number of parts that a store has received but not answered: the current and the largest number.
     #[derive(Debug, Default)]
     struct Unanswered {
         now: AtomicUsize,
         most: AtomicUsize,
     }
 
-    /// How a store answers requests with parts.
+    /// The way in which a store answers requests with parts.
     #[derive(Debug, Clone, Copy)]
     enum Answer {
         Slow,
@@ -246,7 +252,7 @@ mod tests {
         Failure,
     }
 
-    /// An upload to a store in memory that answers like this.
+    /// An upload to a store in memory that answers in this way.
     #[derive(Debug)]
     struct FakeUpload {
         inner: Box<dyn MultipartUpload>,
@@ -288,12 +294,12 @@ mod tests {
 
     const PART: usize = 1000;
 
-    /// A store whose uploads send up to `most` parts at a time.
+    /// Creates a store whose uploads send up to `most` parts at a time.
     fn store(most: usize) -> Storage {
         Storage::over(Arc::new(InMemory::new()), "folder").with_upload_parts(UploadParts::new(most))
     }
 
-    /// An upload in parts of [`PART`] bytes.
+    /// Creates an upload in parts of [`PART`] bytes.
     fn upload(storage: &Storage, path: &str, answer: Answer, unanswered: &Arc<Unanswered>) -> Upload {
         let inner = storage.start_multipart(path, 0).unwrap();
         let multipart = FakeUpload { inner, answer, unanswered: Arc::clone(unanswered) };
@@ -306,7 +312,7 @@ mod tests {
     fn many_uploads_keep_to_one_limit_of_parts() {
         for most in [1, 3] {
             let (storage, unanswered) = (store(most), Arc::default());
-            // From nothing to several parts; every second one ends in the middle of a part.
+            // The objects are empty or have up to several parts; every second one ends in the middle of a part.
             let write = |number: usize| {
                 let path = number.to_string();
                 let mut upload = upload(&storage, &path, Answer::Slow, &unanswered);
@@ -325,7 +331,7 @@ mod tests {
         }
     }
 
-    /// An upload that waits for more to write takes no place.
+    /// An upload that waits for more bytes takes no permit.
     #[test]
     fn one_thread_writes_several_uploads_in_turns() {
         let (storage, unanswered) = (store(1), Arc::default());
@@ -337,7 +343,7 @@ mod tests {
                 upload.write_all(&[number; PART * 3 / 4]).unwrap();
             }
         }
-        // One that is smaller than a part and has not begun a request.
+        // This upload is smaller than a part and has sent no request yet.
         storage.upload("small").unwrap().finish().unwrap();
         uploads.into_iter().rev().for_each(|upload| upload.finish().unwrap());
         for number in 0..8 {

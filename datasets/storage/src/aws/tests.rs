@@ -1,4 +1,5 @@
-//! Each case is a process of its own, whose environment has nothing but what the case sets.
+//! Tests of AWS profiles. Each case runs in a separate process with only the environment variables of the
+//! case.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -23,7 +24,7 @@ struct Server {
 const ROLE: &str = "<Credentials><AccessKeyId>ROLE</AccessKeyId><SecretAccessKey>s</SecretAccessKey>\
                     <SessionToken>of-role</SessionToken><Expiration>2199-01-01T00:00:00Z</Expiration></Credentials>";
 
-/// The answer to a request.
+/// Returns the answer to a request.
 fn answer(request: &str) -> String {
     let sts = |action: &str| {
         format!("<{action}Response><{action}Result>{ROLE}</{action}Result></{action}Response>")
@@ -41,7 +42,7 @@ fn answer(request: &str) -> String {
     }
 }
 
-/// A request: its head, and a body as long as the head says.
+/// Reads a request: its head, and a body of the length given in the head.
 fn receive(stream: &mut TcpStream) -> String {
     let (mut request, mut byte) = (Vec::new(), [0]);
     while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read > 0) {
@@ -76,14 +77,14 @@ impl Server {
     }
 }
 
-/// A home directory, and a server for everything.
+/// A home directory, and a server for all services.
 struct Case {
     home: TempDir,
     server: Server,
 }
 
 impl Case {
-    /// A home directory with this `~/.aws/config`.
+    /// Creates a home directory with this `~/.aws/config`.
     fn new(config: &str) -> Self {
         let case = Self { home: TempDir::new().unwrap(), server: Server::start() };
         case.write(".aws/config", config);
@@ -96,7 +97,7 @@ impl Case {
         fs_err::write(path, text).unwrap();
     }
 
-    /// The output of a process with these environment variables.
+    /// Returns the output of a process with these environment variables.
     fn says(&self, variables: &[(&str, &str)]) -> String {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", "aws::tests::lists_a_bucket_twice", "--ignored", "--nocapture"]);
@@ -106,7 +107,7 @@ impl Case {
         String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
     }
 
-    /// The requests that a process with these variables sends, which must list the bucket.
+    /// Returns the requests of a process with these variables, which must list the bucket.
     #[track_caller]
     fn requests(&self, variables: &[(&str, &str)]) -> Vec<String> {
         let said = self.says(variables);
@@ -114,7 +115,8 @@ impl Case {
         std::mem::take(&mut *self.server.requests.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Checks which key and region sign the last request of such a process, and whether it has a session token.
+    /// Checks the key and region that sign the last request of such a process, and whether it has a session
+    /// token.
     #[track_caller]
     fn signs(&self, variables: &[(&str, &str)], key: &str, region: &str, token: Option<&str>) -> Vec<String> {
         let requests = self.requests(variables);
@@ -130,7 +132,7 @@ impl Case {
         requests
     }
 
-    /// Checks that such a process fails, with these parts in its error.
+    /// Checks that such a process fails with an error that contains these parts.
     #[track_caller]
     fn fails(&self, variables: &[(&str, &str)], parts: &[&str]) {
         let said = self.says(variables);
@@ -188,7 +190,7 @@ fn what_the_environment_says_comes_first() {
     assert!(!case.home.path().join("asked").exists());
 }
 
-/// A profile without credentials leaves those of the machine.
+/// With a profile without credentials, the machine's credentials are used.
 #[test]
 fn a_profile_may_have_a_region_alone() {
     let case = Case::new("[default]\nregion = eu-central-1\n");

@@ -10,7 +10,7 @@ fn a_file_is_replaced_whole() {
     assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
 }
 
-/// The ways to name a file on file systems with ever fewer capabilities.
+/// Returns methods of naming a file, for file systems with fewer and fewer capabilities.
 #[cfg(unix)]
 fn namings() -> [Naming; 4] {
     use rustix::io::Errno;
@@ -55,7 +55,7 @@ fn of_many_writers_one_creates_a_file_also_without_hard_links() {
     }
 }
 
-/// The system's other errors are not taken for a missing capability.
+/// Other errors of the system do not count as a missing capability.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_is_reported_by_the_first_way() {
@@ -68,7 +68,7 @@ fn a_full_disk_is_reported_by_the_first_way() {
     assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0);
 }
 
-/// A killed writer leaves its claim and no file; the name is not given to another one before the claim is removed.
+/// A killed writer leaves its claim but no file. No other writer gets the name before the claim is removed.
 #[cfg(unix)]
 #[test]
 fn a_claim_of_a_killed_writer_is_reported() {
@@ -90,7 +90,7 @@ fn a_claim_of_a_killed_writer_is_reported() {
 fn what_cannot_be_put_in_place_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
-    // A folder with something in it cannot be renamed over.
+    // A rename cannot replace a folder that is not empty.
     fs_err::create_dir_all(path.join("thesis")).unwrap();
     assert!(write_atomically(&path, b"new").is_err());
     assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
@@ -132,7 +132,7 @@ fn one_directory_is_staged_once_at_a_time() {
     assert!(matches!(second, Err(Error::Locked { path }) if path == target));
     drop(first);
     assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 0, "the folder on the way is left");
-    // Files that a killed process left are removed.
+    // Left-over files of a killed process are removed.
     fs_err::create_dir_all(directory.path().join(".out.partial")).unwrap();
     fs_err::write(directory.path().join(".out.partial/half"), b"1").unwrap();
     let staged = StagedDirectory::create(&directory.path().join("out"), "marker", false).unwrap();
@@ -158,7 +158,7 @@ fn unsupported(_: &Path, _: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// An output in `directory` with this text in its marker.
+/// Creates an output in `directory` with this text in its marker.
 fn output(directory: &Path, name: &str, text: &str) -> PathBuf {
     let path = directory.join(name);
     fs_err::create_dir(&path).unwrap();
@@ -185,7 +185,7 @@ fn an_old_directory_is_replaced_with_and_without_an_exchange() {
     }
 }
 
-/// Otherwise the other writer would lose its lock, or its files, to this one.
+/// Otherwise the other writer could lose its lock or its files to this one.
 #[test]
 fn no_other_writer_begins_while_a_directory_takes_its_place() {
     let directory = tempfile::tempdir().unwrap();
@@ -216,7 +216,7 @@ fn a_kill_between_two_renames_costs_no_output() {
     let refused = StagedDirectory::create(&target, "marker", false).unwrap_err();
     assert!(refused.to_string().contains("already exists"), "{refused}");
     assert_eq!(marker(&target), "old");
-    // Killed after both: the new output is in its place.
+    // The process was killed after both renames: the new output has its final name.
     fs_err::rename(&target, &aside).unwrap();
     output(directory.path(), "out", "new");
     drop(StagedDirectory::create(&target, "marker", true).unwrap());
