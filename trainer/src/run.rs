@@ -62,7 +62,8 @@ pub struct Run {
     pub tables: Vec<FeatureConfig>,
     /// The streams that batches are put together from.
     pub streams: usize,
-    /// The digests of the snapshot's partitions, by key: later ones can be told from them.
+    /// The digests of the snapshot's partitions, by key: later ones can be told from them. Of a run that follows its
+    /// dataset, those of the partitions that it was trained on, and of those that it leaves out.
     pub partitions: BTreeMap<String, Digest>,
     /// The partitions that are trained on, if it is not those that the configuration names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,6 +71,9 @@ pub struct Run {
     /// Whether every partition is evaluated on before it is trained on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub progressive: bool,
+    /// Whether it follows its dataset: the snapshot is the one that it began with.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub follow: bool,
     /// The run whose model is trained further.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm_start: Option<WarmStarted>,
@@ -131,6 +135,7 @@ impl Run {
             partitions: BTreeMap::new(),
             train_partitions: None,
             progressive: false,
+            follow: false,
             warm_start: None,
             steps: 0,
             trained: Trained::default(),
@@ -271,6 +276,9 @@ impl Run {
         }
         if self.progressive {
             parts.push(("--progressive", true.into()));
+        }
+        if self.follow {
+            parts.push(("command", "follow".into()));
         }
         parts
     }
@@ -452,7 +460,7 @@ impl Run {
             Error::run(
                 directory,
                 format!("the model was trained on other {what}: {trained}, the dataset has {given}"),
-                "evaluate on a dataset that was built with the same `[features]`",
+                "give a dataset that was built with the same `[features]`, or train a new model",
             )
         };
         if trained.dense != given.dense {

@@ -1,7 +1,9 @@
 //! What runs came to, side by side, as a page: curves, calibration, days, segments.
 //!
-//! Everything comes from the files of a run: `metrics.jsonl`, and `summary.json` where it is complete.
+//! Everything comes from the files of a run: `metrics.jsonl`, `summary.json` where it is complete, and `follow.jsonl` where
+//! it follows its dataset.
 
+mod following;
 mod html;
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,8 @@ struct ReportedRun {
     evaluations: Vec<Point>,
     /// Days before they were trained on.
     days: Vec<(String, Value)>,
+    /// The lines of a run that follows its dataset.
+    followed: Vec<Value>,
 }
 
 /// Figures at a moment of training.
@@ -79,7 +83,8 @@ impl ReportedRun {
             Err(error) => return Err(error.into()),
         };
         let (training, evaluations, days) = (Vec::new(), Vec::new(), Vec::new());
-        let mut run = Self { name, description, summary, training, evaluations, days };
+        let followed = following::lines(directory)?;
+        let mut run = Self { name, description, summary, training, evaluations, days, followed };
         if !path.exists() {
             return Err(Error::run(
                 path,

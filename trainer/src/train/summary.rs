@@ -21,6 +21,8 @@ pub enum Ending {
     MaxSteps,
     /// Held-out figures got no better.
     EarlyStopping,
+    /// The partitions that a run was to follow are done.
+    Partitions,
     /// [`Stop`](crate::Stop) was raised: there is a checkpoint, and no model yet.
     Stopped,
 }
