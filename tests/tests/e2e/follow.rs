@@ -64,17 +64,25 @@ fn name(hour: i64) -> String {
 
 /// Commits the samples of an hour: 48 of them, 3 batches. Another `seed` gives other ones.
 fn commit_hour(dir: &Dir, hour: i64, seed: i64, commit: Commit) {
+    commit_with(dir, hour, seed, commit, &[]);
+}
+
+/// The same with further features.
+fn commit_with(dir: &Dir, hour: i64, seed: i64, commit: Commit, further: &[&str]) {
     let group = |name: &str, deduplicated, kind| FeatureGroup {
         name: name.to_owned(),
         deduplicated,
         features: vec![SparseFeature::new(name, kind)],
     };
+    let mut groups =
+        vec![group("history", true, SparseKind::Sequence), group("item", false, SparseKind::Sparse)];
+    groups.extend(further.iter().map(|name| group(name, false, SparseKind::Sparse)));
     let schema = Schema {
         labels: vec!["clicked".to_owned()],
         weight: None,
         dense: vec!["age".to_owned()],
         kept: Vec::new(),
-        groups: vec![group("history", true, SparseKind::Sequence), group("item", false, SparseKind::Sparse)],
+        groups,
     };
     let samples = || 0..2 * SESSIONS * SAMPLES;
     // A bucket follows from the 16 high bits of 63.
@@ -93,7 +101,7 @@ fn commit_hour(dir: &Dir, hour: i64, seed: i64, commit: Commit) {
     let floats = |value: &dyn Fn(i64) -> f32| -> ArrayRef {
         Arc::new(Float32Array::from_iter_values(samples().map(value)))
     };
-    let columns: Vec<(&str, ArrayRef)> = vec![
+    let mut columns: Vec<(&str, ArrayRef)> = vec![
         (SESSION_COLUMN, Arc::new(Int64Array::from_iter_values(samples().map(session)))),
         (
             TIME_COLUMN,
@@ -106,6 +114,7 @@ fn commit_hour(dir: &Dir, hour: i64, seed: i64, commit: Commit) {
         ("history", lists(&|i| (0..i % SAMPLES).map(|place| random(i / SAMPLES + place, 30)).collect())),
         ("item", lists(&|i| vec![random(i, 40)])),
     ];
+    columns.extend(further.iter().map(|name| (*name, lists(&|i| vec![random(i, 3)]))));
     let rows = RecordBatch::try_from_iter(columns).unwrap();
     let options =
         WriterOptions { commit, buckets: Buckets::with_own_files(2), ..WriterOptions::new(Order::Session) };
@@ -293,6 +302,26 @@ fn a_partition_that_is_changed_is_reported_once_and_not_trained_on_again() {
     let next = dir.command(&format!("{FOLLOW} {next}")).json();
     assert_eq!((next["samples"].as_u64(), next["lifetime"]["samples"].as_u64()), (Some(48), Some(6 * 48)));
     assert_eq!(parts(&dir, "next")[0].0, name(5));
+}
+
+/// Features that the dataset gets later are not read, and snapshots that were trained on need not stay.
+#[test]
+fn a_run_goes_on_when_the_dataset_has_moved_on() {
+    let (dir, other) = (with_hours(2), with_hours(4));
+    let follow =
+        |dir: &Dir, run: &str, more: &str| dir.command(&format!("{FOLLOW} --out {run} {more}")).json();
+    follow(&dir, "run", "--stop-after 2");
+    commit_with(&dir, 2, 0, Commit::Append, &["region"]);
+    dir.command("onefold-ingest vacuum dataset --keep 1 --older-than 0s").works();
+    follow(&dir, "run", "--stop-after 3");
+    commit_with(&dir, 3, 0, Commit::Append, &["region"]);
+    let found = follow(&dir, "run", "--stop-after 4");
+    let expected = follow(&other, "run", "--stop-after 4");
+    assert_eq!(losses(&found), losses(&expected));
+    assert_same_parts(&parts(&dir, "run"), &parts(&other, "run"));
+    // A new run has them.
+    follow(&dir, "new", "--stop-after 1");
+    assert!(has(&dir, "new/run.json", "region") && !has(&dir, "run/run.json", "region"));
 }
 
 #[test]

@@ -218,6 +218,7 @@ impl<'a> Prepared<'a> {
         let begun = follow.and_then(|follow| follow.begun.as_ref());
         follow.map_or(Ok(()), |_| follow::check(config))?;
         let snapshot = load_snapshot(dataset, options.snapshot)?;
+        let snapshot = begun.map(|begun| follow::as_begun(&snapshot, begun.snapshot)).unwrap_or(snapshot);
         let preprocessing = Preprocessing::of(config)?;
         let preprocessor = Preprocessing::preprocessor(preprocessing.as_ref(), &snapshot.schema)?;
         let schema = preprocessor.as_ref().map_or(&snapshot.schema, Preprocessor::schema).clone();
@@ -245,6 +246,9 @@ impl<'a> Prepared<'a> {
             // A commit between here and the opening of the readers must not change what is trained on.
             snapshot: Some(snapshot.snapshot),
             preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
+            // Those that are added while the dataset is followed are not read.
+            features: follow
+                .map(|_| snapshot.schema.sparse_features().map(|feature| feature.name.clone()).collect()),
             ..ReaderOptions::new(config.train.batch_size)
         };
         let checks = checks(config, &features);

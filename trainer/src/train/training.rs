@@ -1,5 +1,6 @@
 //! The training loop.
 
+mod begin;
 mod follow;
 
 use std::path::{Path, PathBuf};
@@ -9,11 +10,12 @@ use std::time::{Duration, Instant};
 use onefold_base::fault::{Fault, Kind};
 use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
-use onefold_ikjt::{Batches, Reader, load_snapshot};
+use onefold_ikjt::{Batches, Reader};
 
+use self::begin::begin;
 use super::clock::Clock;
 use super::early_stopping::Seen;
-use super::follow::{Followed, Follower};
+use super::follow::Follower;
 use super::log::{Line, Log, METRICS_FILE, Window, tagged, tagged_by_task};
 use super::model_state::{optimizer_entries, restore, restore_model, take_over};
 use super::parts::Parts;
@@ -22,7 +24,7 @@ use super::state::Sums;
 use super::step::{Stepper, Taken};
 use super::{Ending, Prepared, Progress, ProgressiveSummary, RowCounts, TrainSummary};
 use crate::checkpoint::tensor_file::Entry;
-use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints};
+use crate::checkpoint::{CheckpointParts, Checkpoints};
 use crate::config::ParameterCount;
 use crate::device::guarded;
 use crate::distributed::Collectives;
@@ -313,7 +315,9 @@ impl<'a> Training<'a> {
             self.progress.evaluation_due = false;
         }
         let by_steps = is_due(self.config.checkpoint.every_steps, self.progress.steps);
-        if is_best || by_steps || self.stepper.checkpoint_due {
+        // After a part of a dataset that is followed there is a checkpoint, which says that the part is done.
+        let ends_part = self.follower.is_some() && !self.stepper.has_next();
+        if (is_best || by_steps || self.stepper.checkpoint_due) && !ends_part {
             self.checkpoint()?;
         }
         if self.progress.stopped_early {
@@ -654,52 +658,4 @@ fn headlines(metrics: &TaskMetrics) -> String {
 
 fn is_due(every: Option<u64>, steps: u64) -> bool {
     steps > 0 && every.is_some_and(|every| steps.is_multiple_of(every))
-}
-
-/// Where training begins, at the start or at a checkpoint, and the reader of the part that it begins with.
-fn begin(
-    prepared: &Prepared<'_>,
-    parts: &mut Parts<'_>,
-    newest: Option<&Checkpoint<Progress>>,
-    trained: Trained,
-) -> Result<(Progress, Arc<Reader>)> {
-    let options = prepared.options;
-    let part = newest.map_or(0, |checkpoint| checkpoint.progress().partition);
-    if let Some((snapshot, day)) = newest.and_then(|checkpoint| checkpoint.progress().followed.day()) {
-        parts.turn_to(Arc::new(load_snapshot(&prepared.dataset, Some(snapshot))?), day);
-    }
-    // A run that follows may have no part yet.
-    let waits = options.follow.is_some() && parts.followed().is_none();
-    let reader = match waits {
-        true => Arc::clone(&prepared.reader),
-        // Where all is done, any part will do.
-        false => parts.open(part.min(parts.len().saturating_sub(1)))?,
-    };
-    let dedupe = format!("{:?}", options.dedupe).to_lowercase();
-    let Trained { optimizer_steps, samples } = trained;
-    let fresh = Progress::new(reader.position(0), dedupe, options.threads);
-    let followed = Followed::leaving_out(prepared.known.clone());
-    let fresh = Progress { optimizer_steps, samples_before: samples, followed, ..fresh };
-    let Some(checkpoint) = newest else { return Ok((fresh, reader)) };
-    let progress = checkpoint.progress().clone();
-    if !waits {
-        reader.check(&progress.position)?;
-    }
-    warn_of_changes(&fresh, &progress);
-    let position = if waits { fresh.position } else { progress.position };
-    let progress = Progress { dedupe: fresh.dedupe, threads: fresh.threads, position, ..progress };
-    Ok((progress, reader))
-}
-
-/// Says when what is continued will not be bit for bit what it would have been.
-fn warn_of_changes(now: &Progress, before: &Progress) {
-    if now.dedupe != before.dedupe || now.threads != before.threads {
-        tracing::warn!(
-            "the run was trained with deduplication `{}` on {} threads and continues with `{}` on {} threads: sums have another order, so losses differ in their last bits",
-            before.dedupe,
-            before.threads,
-            now.dedupe,
-            now.threads
-        );
-    }
 }

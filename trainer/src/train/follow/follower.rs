@@ -12,7 +12,7 @@ use onefold_ikjt::{load_snapshot, stored_at};
 use serde::{Deserialize, Serialize};
 
 use super::record::{Changed, Lines, Record, publish};
-use super::{Follow, Followed, check_rows};
+use super::{Follow, Followed, as_begun, check_rows};
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
 use crate::train::Prepared;
@@ -158,6 +158,7 @@ impl<'a> Follower<'a> {
                 ],
             ));
         }
+        let snapshot = &as_begun(snapshot, self.run.snapshot);
         let preprocessor = Preprocessing::preprocessor(self.preprocessing, &snapshot.schema)?;
         let schema = preprocessor.as_ref().map_or(&snapshot.schema, Preprocessor::schema);
         self.run.check_schema(schema, &self.directory)?;
@@ -223,7 +224,7 @@ impl<'a> Follower<'a> {
             }
         };
         let mut followed = progress.followed.clone();
-        followed.end_part(snapshot);
+        followed.end_part();
         self.run.partitions = followed.trained;
         self.run.store(&self.directory)
     }

@@ -81,11 +81,30 @@ pub(crate) struct Followed {
 pub(super) struct Current {
     /// The number of the snapshot that it is read from.
     pub(super) snapshot: u64,
-    pub(super) partitions: Vec<PartitionKey>,
+    /// Its partitions, and their digests there.
+    partitions: Vec<(PartitionKey, Digest)>,
     /// Samples that were trained on before it.
-    pub(super) samples_before: u64,
+    samples_before: u64,
     /// The sum of their losses, as bits: JSON rounds.
-    pub(super) loss_bits_before: u64,
+    loss_bits_before: u64,
+}
+
+impl Current {
+    /// The part of these partitions of `snapshot`, before which so many samples were trained on, with this sum of losses.
+    pub(super) fn of(snapshot: &Snapshot, keys: &[PartitionKey], (samples, loss_sum): (u64, f64)) -> Self {
+        let own = snapshot.partitions.iter().filter(|partition| keys.contains(&partition.key));
+        Self {
+            snapshot: snapshot.snapshot,
+            partitions: own.map(|partition| (partition.key.clone(), partition.digest)).collect(),
+            samples_before: samples,
+            loss_bits_before: loss_sum.to_bits(),
+        }
+    }
+
+    /// Its partitions.
+    pub(super) fn keys(&self) -> Vec<PartitionKey> {
+        self.partitions.iter().map(|(key, _)| key.clone()).collect()
+    }
 }
 
 impl Followed {
@@ -104,24 +123,17 @@ impl Followed {
         &self.trained
     }
 
-    /// The day that is trained on now.
-    pub(super) fn day(&self) -> Option<(u64, Day)> {
-        let current = self.current.as_ref()?;
-        Some((current.snapshot, Day::of_keys(current.partitions.clone())))
-    }
-
     /// Whether a partition is trained on now, was, or is left out.
     fn is_known(&self, key: &PartitionKey) -> bool {
-        let is_current = self.current.as_ref().is_some_and(|current| current.partitions.contains(key));
-        is_current || self.trained.contains_key(&key.to_string())
+        let is_own = |current: &Current| current.partitions.iter().any(|(own, _)| own == key);
+        self.current.as_ref().is_some_and(is_own) || self.trained.contains_key(&key.to_string())
     }
 
-    /// The part under way is done. It was read from `snapshot`.
-    pub(super) fn end_part(&mut self, snapshot: &Snapshot) {
+    /// The part under way is done.
+    pub(super) fn end_part(&mut self) {
         let Some(current) = self.current.take() else { return };
-        let own = snapshot.partitions.iter().filter(|partition| current.partitions.contains(&partition.key));
-        self.trained.extend(own.map(|partition| (partition.key.to_string(), partition.digest)));
-        self.before = current.partitions;
+        self.before = current.keys();
+        self.trained.extend(current.partitions.into_iter().map(|(key, digest)| (key.to_string(), digest)));
     }
 }
 
@@ -163,6 +175,18 @@ pub(super) fn check_until(config: &TrainConfig, follow: &Follow, keys: &[Partiti
         ],
         format!("give a time of these columns, as that of `{key}`"),
     ))
+}
+
+/// A snapshot as a run sees it that has begun with the snapshot number `first`: without the sparse features that were added
+/// to the dataset since.
+pub(super) fn as_begun(snapshot: &Snapshot, first: u64) -> Snapshot {
+    let mut snapshot = snapshot.clone();
+    let is_known = |name: &str| snapshot.features_since.get(name).is_none_or(|since| *since <= first);
+    for group in &mut snapshot.schema.groups {
+        group.features.retain(|feature| is_known(&feature.name));
+    }
+    snapshot.schema.groups.retain(|group| !group.features.is_empty());
+    snapshot
 }
 
 /// How the model of the run that goes on normalizes dense features.

@@ -133,7 +133,7 @@ fn stability(
     before: &[PartitionKey],
 ) -> Result<BTreeMap<String, f64>> {
     let is_there = |key: &PartitionKey| snapshot.partitions.iter().any(|partition| partition.key == *key);
-    if before.is_empty() || !before.iter().all(is_there) {
+    if before.is_empty() || !now.iter().chain(before).all(is_there) {
         return Ok(BTreeMap::new());
     }
     let of = |keys: &[PartitionKey]| {

@@ -80,13 +80,15 @@ fn a_time_that_partitions_do_not_have_is_refused() {
 fn a_part_that_is_done_is_known() {
     let mut followed = Followed::default();
     assert!(followed.is_nothing());
-    let partitions = vec![key("hour=01")];
+    let partitions = vec![(key("hour=01"), Digest::default())];
     followed.current =
         Some(Current { snapshot: 2, partitions, samples_before: 3, loss_bits_before: u64::MAX });
     let text = serde_json::to_string(&followed).unwrap();
     assert_eq!(serde_json::from_str::<Followed>(&text).unwrap(), followed);
     assert!(followed.is_known(&key("hour=01")) && !followed.is_known(&key("hour=02")));
-    assert_eq!(followed.day().map(|(snapshot, day)| (snapshot, day.name)), Some((2, "hour=01".to_owned())));
+    followed.end_part();
+    assert!(followed.is_known(&key("hour=01")) && followed.current.is_none());
+    assert_eq!((followed.before.len(), followed.trained().len()), (1, 1));
 }
 
 #[test]

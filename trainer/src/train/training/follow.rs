@@ -84,17 +84,13 @@ impl Training<'_> {
             Some(known) => Ok(known),
             None => Ok(Arc::new(load_snapshot(dataset, Some(snapshot))?)),
         })?;
-        self.parts.turn_to(loaded, Day::of_keys(partitions.clone()));
+        let current = Current::of(&loaded, &partitions, (self.progress.samples, self.sums.loss_sum));
+        self.parts.turn_to(loaded, Day::of_keys(partitions));
         let number = self.progress.partition;
         self.reader = collectives.agree_on(|| self.parts.open(number))?;
         self.ahead = None;
         self.progress.position = self.reader.position(0);
-        self.progress.followed.current = Some(Current {
-            snapshot,
-            partitions,
-            samples_before: self.progress.samples,
-            loss_bits_before: self.sums.loss_sum.to_bits(),
-        });
+        self.progress.followed.current = Some(current);
         Ok(())
     }
 
@@ -110,9 +106,7 @@ impl Training<'_> {
             }
             _ => Ok(()),
         })?;
-        if let Some((snapshot, _)) = self.parts.followed() {
-            self.progress.followed.end_part(snapshot);
-        }
+        self.progress.followed.end_part();
         self.progress.partition += 1;
         Ok(())
     }
