@@ -11,10 +11,11 @@ use onefold_datasets::{
     Buckets, Commit, DatasetWriter, FeatureGroup, Order, PartitionColumn, PartitionKey, PartitionType,
     SESSION_COLUMN, Schema, SparseFeature, SparseKind, TIME_COLUMN, WriterOptions,
 };
-use onefold_tests::Dir;
+use onefold_tests::{Dir, S3Server};
 use serde_json::Value;
 
 use crate::crash::kill_at;
+use crate::logs::write_logs;
 use crate::ranks::{assert_near, losses};
 
 const CONFIG: &str = r#"format_version = 1
@@ -322,6 +323,40 @@ fn a_run_goes_on_when_the_dataset_has_moved_on() {
     // A new run has them.
     follow(&dir, "new", "--stop-after 1");
     assert!(has(&dir, "new/run.json", "region") && !has(&dir, "run/run.json", "region"));
+}
+
+#[test]
+fn a_store_is_followed_from_any_machine() {
+    let (dir, server) = (Dir::new(), S3Server::start());
+    write_logs(&dir);
+    dir.edit("logs/train.toml", "eval = \"split=holdout\"\n", "");
+    for (key, value) in [("epochs", "1"), ("batch_size", "2")] {
+        dir.set("logs/train.toml", key, value);
+    }
+    let append = |location: &str, hours: &str| {
+        let append = format!("onefold-ingest append logs/dataset.toml --threads 2 --out {location}");
+        dir.command(&format!("{append} --partition split=train,hour{hours}")).with_s3(&server).works();
+    };
+    let follow = |location: &str, more: &str| {
+        let follow =
+            format!("onefold-train follow logs/train.toml --threads 2 --look-every 50ms --data {location}");
+        dir.command(&format!("{follow} {more}")).with_s3(&server).json()
+    };
+    for location in ["local", "s3://data/ds"] {
+        append(location, "<12");
+    }
+    follow("s3://data/ds", "--out here --checkpoints s3://data/run --export-every 1 --stop-after 2");
+    for location in ["local", "s3://data/ds"] {
+        append(location, "=12");
+    }
+    let found =
+        follow("s3://data/ds", "--out there --checkpoints s3://data/run --export-every 1 --stop-after 3");
+    let expected = follow("local", "--out run --stop-after 3");
+    assert!(found["resumed_from_step"].is_u64() && losses(&found) == losses(&expected), "{found}");
+    // The lines of the first machine are lost, but for that of the last checkpoint.
+    assert_eq!((parts(&dir, "here").len(), parts(&dir, "there").len()), (2, 2));
+    assert!(has(&dir, "there/exports/latest", "step-"));
+    dir.command("onefold-train eval s3://data/run --data local").with_s3(&server).works();
 }
 
 #[test]
