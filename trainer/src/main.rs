@@ -133,6 +133,10 @@ struct FollowArguments {
     /// samples]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     max_wait: Option<Duration>,
+    /// Begin to train when a dense feature of what waits has this population stability index, as `0.25`, against the
+    /// partition before, whatever the samples [default: wait for the samples]
+    #[arg(long, value_name = "INDEX")]
+    max_drift: Option<f64>,
     /// The time between two looks for a new snapshot, at most an hour
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_interval)]
     look_every: Duration,
@@ -348,17 +352,17 @@ fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
 }
 
 fn follow(arguments: &FollowArguments, printer: &Printer) -> anyhow::Result<()> {
-    let FollowArguments { job, min_samples, max_wait, look_every, export_every, stop_after, until } =
-        arguments;
+    let FollowArguments { job, min_samples, max_wait, max_drift, look_every, .. } = arguments;
     job.on_ranks("follow", |collectives, device| {
         let resumed = resumed(job, Existing::Resume, &**collectives)?;
         let follow = Follow {
             min_samples: *min_samples,
             max_wait: *max_wait,
+            max_drift: *max_drift,
             look_every: *look_every,
-            export_every: *export_every,
-            stop_after: *stop_after,
-            until: until.clone(),
+            export_every: arguments.export_every,
+            stop_after: arguments.stop_after,
+            until: arguments.until.clone(),
             begun: resumed.run.clone(),
         };
         let options = TrainOptions {

@@ -361,7 +361,7 @@ fn a_store_is_followed_from_any_machine() {
 
 #[test]
 fn it_ends_where_it_is_told_and_waits_for_as_much_as_it_is_told() {
-    let dir = with_hours(4);
+    let dir = with_hours(5);
     let until = |time: &str, more: &str| {
         dir.command(&format!("{FOLLOW} --out run --until date=2024-05-01{time} {more}")).works();
         parts(&dir, "run").len()
@@ -371,7 +371,9 @@ fn it_ends_where_it_is_told_and_waits_for_as_much_as_it_is_told() {
     assert_eq!(until("/hour=02", "--min-samples 1000000"), 3);
     let waited = format!("{FOLLOW} --out run --min-samples 1000000 --max-wait 100ms --stop-after 4");
     dir.command(&waited).works();
-    assert_eq!(until("", ""), 4);
+    let drifted = format!("{FOLLOW} --out run --min-samples 1000000 --max-drift 0.01 --stop-after 5");
+    dir.command(&drifted).works();
+    assert_eq!(until("", ""), 5);
 
     let refused =
         |more: &str, parts: &[&str]| dir.command(&format!("{FOLLOW} --out other {more}")).fails(parts);

@@ -11,7 +11,7 @@ use onefold_ikjt::preprocess::Preprocessor;
 use onefold_ikjt::{load_snapshot, stored_at};
 use serde::{Deserialize, Serialize};
 
-use super::record::{Changed, Lines, Record, publish};
+use super::record::{Changed, Lines, Record, publish, stability};
 use super::{Follow, Followed, as_begun, check_rows};
 use crate::preprocess::Preprocessing;
 use crate::run::Run;
@@ -52,6 +52,8 @@ pub(in crate::train) struct Follower<'a> {
     newest: Option<Arc<Snapshot>>,
     /// Whether it was compared with the run.
     compared: bool,
+    /// Whether the partitions of it that wait have drifted too far, if that is known.
+    drifted: Option<bool>,
     next_look: Instant,
     /// Since when partitions wait.
     waiting_since: Option<Instant>,
@@ -78,6 +80,7 @@ impl<'a> Follower<'a> {
             lines,
             newest: None,
             compared: false,
+            drifted: None,
             next_look: Instant::now(),
             waiting_since: None,
         }))
@@ -118,14 +121,15 @@ impl<'a> Follower<'a> {
         let since = *self.waiting_since.get_or_insert_with(Instant::now);
         let samples = pending.iter().fold(0, |sum: u64, partition| sum.saturating_add(partition.samples));
         let waited = self.options.max_wait.is_some_and(|most| since.elapsed() >= most);
-        if followed.released == 0 && (samples >= self.options.min_samples || waited || reached) {
+        if followed.released == 0 {
+            let is_enough = samples >= self.options.min_samples || waited || reached;
+            if !is_enough && !self.has_drifted(&snapshot, &pending, followed)? {
+                return Ok(Found::Nothing);
+            }
             followed.released = days.len();
         }
-        if followed.released == 0 {
-            return Ok(Found::Nothing);
-        }
         followed.released -= 1;
-        self.waiting_since = None;
+        (self.waiting_since, self.drifted) = (None, None);
         let partitions = days[0].keys().to_vec();
         Ok(Found::Part { snapshot: snapshot.snapshot, partitions })
     }
@@ -139,8 +143,26 @@ impl<'a> Follower<'a> {
             return Ok(Arc::clone(newest));
         }
         let newest = Arc::new(load_snapshot(self.dataset, Some(head.snapshot))?);
-        (self.newest, self.compared) = (Some(Arc::clone(&newest)), false);
+        (self.newest, self.compared, self.drifted) = (Some(Arc::clone(&newest)), false, None);
         Ok(newest)
+    }
+
+    /// Whether a dense feature of the partitions that wait is too far from what it was in the part before.
+    fn has_drifted(
+        &mut self,
+        snapshot: &Snapshot,
+        pending: &[&Partition],
+        followed: &Followed,
+    ) -> Result<bool> {
+        let Some(most) = self.options.max_drift else { return Ok(false) };
+        if let Some(known) = self.drifted {
+            return Ok(known);
+        }
+        let keys: Vec<PartitionKey> = pending.iter().map(|partition| partition.key.clone()).collect();
+        let drift = stability((self.dataset, snapshot), &keys, &followed.before)?;
+        let drifted = drift.values().any(|index| *index >= most);
+        self.drifted = Some(drifted);
+        Ok(drifted)
     }
 
     /// Refuses a snapshot that the model cannot be trained on.

@@ -33,8 +33,11 @@ use crate::{Error, Result, TrainConfig};
 pub struct Follow {
     /// Training begins when partitions of so many samples wait…
     pub min_samples: u64,
-    /// …or when one has waited for so long; if `None`, it waits for the samples.
+    /// …or when one has waited for so long…
     pub max_wait: Option<Duration>,
+    /// …or when a dense feature of those that wait has this population stability index, or a larger one, against the
+    /// part before.
+    pub max_drift: Option<f64>,
     /// The time between two looks for a new snapshot.
     pub look_every: Duration,
     /// An export after every so many parts; none if `None`.

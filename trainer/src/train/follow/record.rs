@@ -127,7 +127,7 @@ impl Record {
 
 /// By dense feature, how far its distribution in the partitions `now` is from that in the partitions `before`; nothing if
 /// the snapshot does not have these any more.
-fn stability(
+pub(super) fn stability(
     (dataset, snapshot): (&Path, &Snapshot),
     now: &[PartitionKey],
     before: &[PartitionKey],
