@@ -121,6 +121,31 @@ impl DenseStatistics {
         std::array::from_fn(|i| self.quantile(i as f64 / (DENSE_QUANTILES - 1) as f64) as f32)
     }
 
+    /// The population stability index of these samples against those of `before`: the sum of `(p - q) ln(p / q)` over
+    /// the tenths of `before`, with the shares `p` and `q` that these samples and those before have there, each at least
+    /// 1/10,000. Values that are not finite are a part of their own. About 0 where the distributions are equal; above 0.25
+    /// they are usually called different. `None` if there is no sample, or there was none.
+    pub fn stability_index(&self, before: &Self) -> Option<f64> {
+        const TENTHS: u32 = 10;
+        const LEAST: f64 = 1e-4;
+        let all = |of: &Self| (of.finite() + of.not_finite) as f64;
+        if all(self) == 0.0 || all(before) == 0.0 {
+            return None;
+        }
+        let mut ends: Vec<f64> = match before.finite() {
+            0 => Vec::new(),
+            _ => (1..TENTHS).map(|i| before.quantile(f64::from(i) / f64::from(TENTHS))).collect(),
+        };
+        ends.dedup();
+        let shares = |of: &Self| -> Vec<f64> {
+            let ends = ends.iter().map(|end| of.histogram.count_to(*end)).chain([of.finite() as f64]);
+            let mut start = 0.0;
+            let counts = ends.map(|end| end - std::mem::replace(&mut start, end));
+            counts.chain([of.not_finite as f64]).map(|count| (count / all(of)).max(LEAST)).collect()
+        };
+        Some(shares(self).iter().zip(shares(before)).map(|(p, q)| (p - q) * (p / q).ln()).sum())
+    }
+
     /// Encodes the statistics: at most a few KiB, or about 60 bytes for a feature with one distinct value.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -376,6 +401,32 @@ mod tests {
         // The mean moves, or the distribution widens.
         check_year(|day, normal| 20.0 + day / 10.0 + normal);
         check_year(|day, normal| (day / 365.0 * normal - 3.0).exp());
+    }
+
+    #[test]
+    fn the_stability_index_tells_how_far_a_distribution_has_moved() {
+        let uniform = |from: f32, to: f32| -> Vec<f32> {
+            (0..20_000).map(|i| from + (to - from) * i as f32 / 20_000.0).collect()
+        };
+        let index = |now: &[f32], before: &[f32]| of(now).stability_index(&of(before)).unwrap();
+        let before = uniform(1.0, 2.0);
+        assert_eq!(index(&before, &before), 0.0);
+        // Half of the samples in each tenth's half: by the definition, five tenths have none and five have twice as many.
+        let moved = index(&uniform(1.0, 1.5), &before);
+        let expected = 5.0 * (0.1 * 2.0_f64.ln() + (1e-4_f64 - 0.1) * (1e-4_f64 / 0.1).ln());
+        assert!((moved - expected).abs() < 0.05 * expected, "{moved} {expected}");
+        assert!(index(&uniform(1.0, 2.1), &before) < 0.25);
+        // Few values: shares of 0.5 and 0.5 become 0.9 and 0.1.
+        let coin = |ones: usize| -> Vec<f32> { (0..100).map(|i| f32::from(u8::from(i < ones))).collect() };
+        let found = index(&coin(10), &coin(50));
+        let expected = 0.4 * (0.9_f64 / 0.5).ln() - 0.4 * (0.1_f64 / 0.5).ln();
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        // What is not finite counts, and nothing is known without samples.
+        assert!(index(&[f32::NAN, 1.0], &[1.0, 1.0]) > 1.0);
+        assert_eq!(
+            (of(&[]).stability_index(&of(&[1.0])), of(&[1.0]).stability_index(&of(&[]))),
+            (None, None)
+        );
     }
 
     #[test]

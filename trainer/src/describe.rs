@@ -7,7 +7,8 @@ use std::path::Path;
 use onefold_base::units::{format_bytes, format_count};
 use onefold_trainer::metrics::Figures;
 use onefold_trainer::{
-    Ending, EvaluationSummary, GrownTable, LossJump, ModelSize, ProgressiveSummary, RowCounts, TrainSummary,
+    Ending, EvaluationSummary, GrownTable, LossJump, ModelSize, PartitionFigures, ProgressiveSummary,
+    RowCounts, TrainSummary,
 };
 
 use crate::trace_command;
@@ -23,7 +24,7 @@ pub(crate) fn size(size: &ModelSize, ranks: u32) -> String {
     )
 }
 
-pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
+pub(crate) fn run(summary: &TrainSummary, out: &Path, resumes_with: &str) -> String {
     let mut text = format!(
         "{} {}: {} samples in {} steps, {:.1} s, {} samples/s, {:.1} % waiting for input\n",
         if summary.ended == Ending::Stopped { "stopped" } else { "trained" },
@@ -55,8 +56,10 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
     }
     match summary.ended {
         Ending::EarlyStopping => text.push_str("stopped early: held-out figures got no better\n"),
-        Ending::Stopped => text.push_str("there is a checkpoint; go on with `--resume`\n"),
-        Ending::Completed | Ending::MaxSteps => {}
+        Ending::Stopped => {
+            let _ = writeln!(text, "there is a checkpoint; go on with {resumes_with}");
+        }
+        Ending::Completed | Ending::MaxSteps | Ending::Partitions => {}
     }
     if let Some(step) = summary.model_step.filter(|step| *step != summary.steps) {
         let _ = writeln!(text, "the model is that of step {}, whose figures were best", format_count(step));
@@ -77,8 +80,8 @@ pub(crate) fn run(summary: &TrainSummary, out: &Path) -> String {
         let samples = format_count(figures.samples);
         let _ = writeln!(text, "progressive {}  ({samples} samples)", line(figures));
         for of in partitions {
-            let figures =
-                Figures { loss: of.loss, ne: of.ne, auc: of.auc, rmse: of.rmse, ..Figures::default() };
+            let PartitionFigures { loss, ne, auc, calibration, rmse, .. } = *of;
+            let figures = Figures { loss, ne, auc, calibration, rmse, ..Figures::default() };
             let _ = writeln!(
                 text,
                 "  {}: {}  ({} samples)",

@@ -69,6 +69,6 @@ use onefold_train_config as config;
 pub use predict::{PredictionSummary, predict};
 pub use stop::Stop;
 pub use train::{
-    Ending, Existing, GrownTable, LossJump, PartitionFigures, Prepared, ProgressiveSummary, RowCounts,
-    TrainOptions, TrainSummary, WarmStart,
+    Ending, Existing, Follow, GrownTable, LossJump, PartitionFigures, Prepared, ProgressiveSummary,
+    RowCounts, TrainOptions, TrainSummary, WarmStart,
 };

@@ -8,14 +8,15 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use onefold_base::fault::Explainer;
 use onefold_base::process::available_threads;
 use onefold_base::progress::{Reporter, Silent};
-use onefold_base::units::{format_bytes, format_count, parse_bytes};
-use onefold_datasets::PartitionFilter;
-use onefold_ikjt::Dedupe;
+use onefold_base::units::{format_bytes, format_count, parse_bytes, parse_duration_micros};
+use onefold_datasets::{PartitionFilter, PartitionKey, Snapshot};
+use onefold_ikjt::{Dedupe, stored_at};
 use onefold_terminal::{CommandLine, OutputOptions, Printer, Program};
 use onefold_trainer::checkpoint::CheckpointChoice;
 use onefold_trainer::command::{self, DeviceOption, LaunchArguments, RankOptions, Ranks};
@@ -23,8 +24,8 @@ use onefold_trainer::device::Accelerator;
 use onefold_trainer::distributed::Collectives;
 use onefold_trainer::run::{Run, WarmStarted, absolute};
 use onefold_trainer::{
-    Error, EvaluateOptions, Existing, Prepared, Stop, TrainConfig, TrainOptions, WarmStart, evaluate, export,
-    predict,
+    Error, EvaluateOptions, Existing, Follow, Prepared, Stop, TrainConfig, TrainOptions, WarmStart, evaluate,
+    export, predict,
 };
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +52,15 @@ enum Command {
     ///
     /// Example: onefold-train run logs/train.toml --data dataset --out tuesday --warm-start monday --new-partitions
     Run(RunArguments),
+    /// Train a model on every new partition of a dataset, as partitions are committed
+    ///
+    /// It waits for snapshots. For each new partition in the order of time, it evaluates the model on it, trains on it once
+    /// and writes a checkpoint; `follow.jsonl` in RUN has a line for each. The same command goes on where a run that was
+    /// killed or ended was. A partition that is changed after it was trained on is reported, and not trained on again.
+    /// SIGTERM and Ctrl-C end it after the step that it is in, with a checkpoint and exit status 0.
+    ///
+    /// Example: onefold-train follow logs/train.toml --data dataset --out run --export-every 1
+    Follow(FollowArguments),
     /// Start a command on several ranks of this machine, without Python
     ///
     /// Each rank is a process with its share of the machine's threads, and the environment that `torchrun` would give
@@ -92,26 +102,73 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct RunArguments {
+    #[command(flatten)]
+    job: JobArguments,
+    /// The number of the dataset's snapshot [default: with `--resume` that of the run, otherwise the newest]
+    #[arg(long, value_name = "SNAPSHOT")]
+    at: Option<u64>,
+    /// End after this many steps, those before a resumption included
+    #[arg(long, value_name = "N")]
+    max_steps: Option<u64>,
+    /// Replace the run that is at `--out`, once the new one is complete
+    #[arg(id = "existing = overwrite", long = "overwrite", conflicts_with = "existing = resume")]
+    overwrite: bool,
+    /// Go on from the newest checkpoint of the run that is at `--out`, or begin if there is none
+    #[arg(id = "existing = resume", long = "resume")]
+    resume: bool,
+    /// Train on the partitions of one day or hour after the other, and evaluate on them before: the figures of a model
+    /// that is trained every day
+    #[arg(long)]
+    progressive: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct FollowArguments {
+    #[command(flatten)]
+    job: JobArguments,
+    /// Begin to train when partitions of so many samples wait
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    min_samples: u64,
+    /// Begin to train when a partition has waited for so long, as `30m`, whatever the samples [default: wait for the
+    /// samples]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    max_wait: Option<Duration>,
+    /// Begin to train when a dense feature of what waits has this population stability index, as `0.25`, against the
+    /// partition before, whatever the samples [default: wait for the samples]
+    #[arg(long, value_name = "INDEX")]
+    max_drift: Option<f64>,
+    /// The time between two looks for a new snapshot, at most an hour
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_interval)]
+    look_every: Duration,
+    /// Export the model after every N partitions, to a folder of its own in RUN/exports, and name the newest one in
+    /// RUN/exports/latest [default: no exports]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    export_every: Option<u64>,
+    /// End after N partitions, those before a resumption included; partitions of one time count as one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    stop_after: Option<u64>,
+    /// End after the partitions of this time, as `date=2024-05-02/hour=03` or, for all hours, `date=2024-05-02`
+    #[arg(long, value_name = "PARTITION", value_parser = parse_partition)]
+    until: Option<PartitionKey>,
+}
+
+/// What both ways to train need.
+#[derive(Debug, clap::Args)]
+struct JobArguments {
     /// The configuration: data, model, tables, optimizers
     config: PathBuf,
     /// The dataset: a path or a URL, as `s3://bucket/folder`
     #[arg(long, value_name = "DATASET")]
     data: PathBuf,
-    /// The number of the dataset's snapshot [default: with `--resume` that of the run, otherwise the newest]
-    #[arg(long, value_name = "SNAPSHOT")]
-    at: Option<u64>,
     /// Directory of the run: checkpoints, metrics, model, summary
     #[arg(long, value_name = "RUN")]
     out: PathBuf,
     /// A folder for the checkpoints and the model that all ranks reach: a path, or a URL as `s3://bucket/folder`
-    /// [default: RUN; with `--resume` that of the run]
+    /// [default: RUN, or that of the run that goes on]
     #[arg(long, value_name = "LOCATION")]
     checkpoints: Option<PathBuf>,
     #[command(flatten)]
     shared: SharedArguments,
-    /// End after this many steps, those before a resumption included
-    #[arg(long, value_name = "N")]
-    max_steps: Option<u64>,
     /// A plan of `onefold-shard plan` for as many ranks as there are [default: every table whole, the largest first,
     /// each on the rank that has the fewest bytes]
     #[arg(long, value_name = "FILE")]
@@ -120,15 +177,9 @@ struct RunArguments {
     /// several ranks, none on one]
     #[arg(long, value_name = "FIRST..LAST", value_parser = trace_command::parse_steps)]
     trace_steps: Option<RangeInclusive<u64>>,
-    /// Replace the run that is at `--out`, once the new one is complete
-    #[arg(id = "existing = overwrite", long = "overwrite", conflicts_with = "existing = resume")]
-    overwrite: bool,
-    /// Go on from the newest checkpoint of the run that is at `--out`, or begin if there is none
-    #[arg(id = "existing = resume", long = "resume")]
-    resume: bool,
     /// Train the model of another run further: its parameters and optimizer state, with this configuration's partitions,
     /// learning rates and batch size, on any number of ranks. RUN is its directory, or the folder or URL of its
-    /// checkpoints, and stays there until the new run is complete [default: with `--resume` what the run was begun with]
+    /// checkpoints, and stays there until the new run is complete [default: what a run that goes on was begun with]
     #[arg(long, value_name = "RUN")]
     warm_start: Option<PathBuf>,
     /// A checkpoint of that run in place of its model: `latest`, or a step
@@ -137,16 +188,29 @@ struct RunArguments {
     /// Train only on partitions that were committed after the snapshot of the run that `--warm-start` names
     #[arg(long, requires = "warm_start")]
     new_partitions: bool,
-    /// Train on the partitions of one day or hour after the other, and evaluate on them before: the figures of a model
-    /// that is trained every day
-    #[arg(long)]
-    progressive: bool,
     /// Bytes for parameters, optimizer state and reading, as `8GiB`; a batch's activations come on top [default: the
     /// model must fit into the memory that the machine has left, and 1GiB is for reading]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     memory_limit: Option<u64>,
     #[command(flatten)]
     ranks: RankOptions,
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    parse_duration_micros(text).map(|micros| Duration::from_micros(micros.unsigned_abs()))
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text)?;
+    match interval <= Duration::from_secs(3600) {
+        true => Ok(interval),
+        false => Err(format!("`{text}` is more than an hour\n  hint: look more often, as every `10s`")),
+    }
+}
+
+fn parse_partition(text: &str) -> Result<PartitionKey, String> {
+    let key = PartitionKey::parse(text).filter(|key| !key.columns().is_empty());
+    key.ok_or_else(|| format!("`{text}` is not a partition\n  hint: write it like `date=2024-05-02/hour=03`"))
 }
 
 #[derive(Debug, clap::Args)]
@@ -236,9 +300,14 @@ impl CommandLine for Cli {
     fn run(&self, printer: &Printer) -> anyhow::Result<()> {
         match &self.command {
             Command::Run(arguments) => run(arguments, printer),
+            Command::Follow(arguments) => follow(arguments, printer),
             Command::Launch(arguments) => {
-                command::launch(arguments, "`run`, `eval` and `predict`", |cli: &Self| {
-                    matches!(cli.command, Command::Run(_) | Command::Eval(_) | Command::Predict(_))
+                command::launch(arguments, "`run`, `follow`, `eval` and `predict`", |cli: &Self| {
+                    let command = &cli.command;
+                    matches!(
+                        command,
+                        Command::Run(_) | Command::Follow(_) | Command::Eval(_) | Command::Predict(_)
+                    )
                 })
             }
             Command::Eval(arguments) => eval(arguments, printer),
@@ -263,8 +332,109 @@ impl CommandLine for Cli {
 }
 
 fn run(arguments: &RunArguments, printer: &Printer) -> anyhow::Result<()> {
-    let ranks = Ranks::join(&arguments.ranks, arguments.shared.device.device)?;
-    ranks.run("run", false, |collectives, device| train(arguments, collectives, device, printer))
+    let RunArguments { job, at, max_steps, overwrite, resume, progressive } = arguments;
+    let existing = match (overwrite, resume) {
+        (true, _) => Existing::Overwrite,
+        (false, true) => Existing::Resume,
+        (false, false) => Existing::Refuse,
+    };
+    job.on_ranks("run", |collectives, device| {
+        let resumed = resumed(job, existing, &**collectives)?;
+        let options = TrainOptions {
+            snapshot: at.or(resumed.snapshot),
+            max_steps: *max_steps,
+            existing,
+            progressive: *progressive || resumed.progressive,
+            ..job.options(&resumed, collectives, device)?
+        };
+        job.train(&options, "`--resume`", printer)
+    })
+}
+
+fn follow(arguments: &FollowArguments, printer: &Printer) -> anyhow::Result<()> {
+    let FollowArguments { job, min_samples, max_wait, max_drift, look_every, .. } = arguments;
+    job.on_ranks("follow", |collectives, device| {
+        let resumed = resumed(job, Existing::Resume, &**collectives)?;
+        let follow = Follow {
+            min_samples: *min_samples,
+            max_wait: *max_wait,
+            max_drift: *max_drift,
+            look_every: *look_every,
+            export_every: arguments.export_every,
+            stop_after: arguments.stop_after,
+            until: arguments.until.clone(),
+            begun: resumed.run.clone(),
+        };
+        let options = TrainOptions {
+            // All ranks begin with the same one.
+            snapshot: Some(newest_snapshot(job, &**collectives)?),
+            existing: Existing::Resume,
+            follow: Some(follow),
+            ..job.options(&resumed, collectives, device)?
+        };
+        job.train(&options, "the same command", printer)
+    })
+}
+
+/// The number of the dataset's newest snapshot, as the lowest rank sees it.
+fn newest_snapshot(job: &JobArguments, collectives: &dyn Collectives) -> onefold_trainer::Result<u64> {
+    let newest = collectives.agree_on(|| match collectives.rank() {
+        0 => Ok(Snapshot::load_head(&stored_at(&job.data)?)?.snapshot),
+        _ => Ok(0),
+    })?;
+    Ok(collectives.gather(&[newest as f64])?[0][0] as u64)
+}
+
+impl JobArguments {
+    /// Runs the command `name` on the ranks of the job, of which this process is one.
+    fn on_ranks(
+        &self,
+        name: &str,
+        work: impl FnOnce(&Arc<dyn Collectives>, Option<Accelerator>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        Ranks::join(&self.ranks, self.shared.device.device)?.run(name, false, work)
+    }
+
+    /// The options that both ways to train have.
+    fn options(
+        &self,
+        begun: &Begun,
+        collectives: &Arc<dyn Collectives>,
+        device: Option<Accelerator>,
+    ) -> anyhow::Result<TrainOptions> {
+        Ok(TrainOptions {
+            dedupe: self.shared.dedupe,
+            threads: self.shared.threads(),
+            snapshot: None,
+            streams: begun.streams,
+            max_steps: None,
+            plan: self.plan.clone(),
+            trace_steps: self.trace_steps.clone(),
+            collectives: Arc::clone(collectives),
+            existing: Existing::Refuse,
+            warm_start: begun.warm_start(self),
+            progressive: false,
+            follow: None,
+            checkpoints: begun.checkpoints.clone(),
+            memory_limit: self.memory_limit,
+            device,
+            stop: Stop::on_signals()?,
+        })
+    }
+
+    /// Trains; a run that is stopped goes on with `resumes_with`.
+    fn train(&self, options: &TrainOptions, resumes_with: &str, printer: &Printer) -> anyhow::Result<()> {
+        let collectives = &options.collectives;
+        let config = collectives.agree_on(|| Ok(TrainConfig::load(&self.config)?))?;
+        let prepared = collectives.agree_on(|| Prepared::new(&config, &self.data, options))?;
+        if collectives.rank() > 0 {
+            prepared.train(&self.out, &Silent)?;
+            return Ok(());
+        }
+        printer.remark(&describe::size(prepared.size(), collectives.size()));
+        let summary = prepared.train(&self.out, printer)?;
+        Ok(printer.summary(&describe::run(&summary, &self.out, resumes_with), &summary)?)
+    }
 }
 
 /// The settings that a resumed run takes from its first start, if the options do not set them.
@@ -276,6 +446,8 @@ struct Begun {
     warm_start: Option<WarmStarted>,
     new_partitions: bool,
     progressive: bool,
+    /// Its description.
+    run: Option<Run>,
 }
 
 impl Begun {
@@ -284,17 +456,18 @@ impl Begun {
         Self {
             snapshot: Some(run.snapshot),
             streams: Some(run.streams),
-            checkpoints: checkpoints.or(run.checkpoints),
+            checkpoints: checkpoints.or_else(|| run.checkpoints.clone()),
             new_partitions: run.train_partitions.is_some(),
-            warm_start: run.warm_start,
+            warm_start: run.warm_start.clone(),
             progressive: run.progressive,
+            run: Some(run),
         }
     }
 
     /// Returns the warm start that the options name, or else the warm start of the resumed run.
-    fn warm_start(&self, arguments: &RunArguments) -> Option<WarmStart> {
-        if let Some(run) = &arguments.warm_start {
-            let (checkpoint, new_partitions) = (arguments.warm_start_checkpoint, arguments.new_partitions);
+    fn warm_start(&self, job: &JobArguments) -> Option<WarmStart> {
+        if let Some(run) = &job.warm_start {
+            let (checkpoint, new_partitions) = (job.warm_start_checkpoint, job.new_partitions);
             return Some(WarmStart { run: run.clone(), checkpoint, new_partitions });
         }
         let WarmStarted { run, checkpoint, .. } = self.warm_start.clone()?;
@@ -303,16 +476,21 @@ impl Begun {
     }
 }
 
-/// Returns the settings of the run that is resumed, as found by the lowest rank, because other machines may
-/// lack the run's directory.
-fn resumed(arguments: &RunArguments, collectives: &dyn Collectives) -> onefold_trainer::Result<Begun> {
+/// Returns the settings of the run that is resumed, as found by the lowest rank, because other machines may lack the
+/// run's directory.
+fn resumed(
+    job: &JobArguments,
+    existing: Existing,
+    collectives: &dyn Collectives,
+) -> onefold_trainer::Result<Begun> {
+    let resumes = existing == Existing::Resume;
     let find = || {
-        let checkpoints = arguments.checkpoints.as_deref().map(absolute).transpose()?;
-        if collectives.rank() > 0 || !arguments.resume {
+        let checkpoints = job.checkpoints.as_deref().map(absolute).transpose()?;
+        if collectives.rank() > 0 || !resumes {
             return Ok(Begun { checkpoints, ..Begun::default() });
         }
         // An existing run that cannot be read leads to an error later, when it is resumed.
-        let here = Run::load(&arguments.out).ok();
+        let here = Run::load(&job.out).ok();
         let run = match (here, &checkpoints) {
             (None, Some(there)) => match Run::load(there) {
                 Err(Error::Run(_)) => None,
@@ -326,50 +504,10 @@ fn resumed(arguments: &RunArguments, collectives: &dyn Collectives) -> onefold_t
     let own = collectives.agree_on(find)?;
     let bytes = serde_json::to_vec(&own).map_err(std::io::Error::other)?;
     let bytes = collectives.broadcast_bytes(&bytes, 0)?;
-    if !arguments.resume {
+    if !resumes {
         return Ok(own);
     }
     Ok(serde_json::from_slice(&bytes).map_err(std::io::Error::other)?)
-}
-
-fn train(
-    arguments: &RunArguments,
-    collectives: &Arc<dyn Collectives>,
-    device: Option<Accelerator>,
-    printer: &Printer,
-) -> anyhow::Result<()> {
-    let config = collectives.agree_on(|| Ok(TrainConfig::load(&arguments.config)?))?;
-    let existing = match (arguments.overwrite, arguments.resume) {
-        (true, _) => Existing::Overwrite,
-        (false, true) => Existing::Resume,
-        (false, false) => Existing::Refuse,
-    };
-    let resumed = resumed(arguments, &**collectives)?;
-    let options = TrainOptions {
-        dedupe: arguments.shared.dedupe,
-        threads: arguments.shared.threads(),
-        snapshot: arguments.at.or(resumed.snapshot),
-        streams: resumed.streams,
-        max_steps: arguments.max_steps,
-        plan: arguments.plan.clone(),
-        trace_steps: arguments.trace_steps.clone(),
-        collectives: Arc::clone(collectives),
-        existing,
-        warm_start: resumed.warm_start(arguments),
-        progressive: arguments.progressive || resumed.progressive,
-        checkpoints: resumed.checkpoints,
-        memory_limit: arguments.memory_limit,
-        device,
-        stop: Stop::on_signals()?,
-    };
-    let prepared = collectives.agree_on(|| Prepared::new(&config, &arguments.data, &options))?;
-    if collectives.rank() > 0 {
-        prepared.train(&arguments.out, &Silent)?;
-        return Ok(());
-    }
-    printer.remark(&describe::size(prepared.size(), collectives.size()));
-    let summary = prepared.train(&arguments.out, printer)?;
-    Ok(printer.summary(&describe::run(&summary, &arguments.out), &summary)?)
 }
 
 fn eval(arguments: &EvalArguments, printer: &Printer) -> anyhow::Result<()> {

@@ -62,8 +62,8 @@ pub struct Run {
     pub tables: Vec<FeatureConfig>,
     /// The number of streams that batches are composed of.
     pub streams: usize,
-    /// The digests of the snapshot's partitions, by key. A later run finds new partitions by comparing with
-    /// them.
+    /// The digests of the snapshot's partitions, by key. A later run finds new partitions by comparing with them. If the
+    /// run follows its dataset, they are those of the partitions that it was trained on or leaves out.
     pub partitions: BTreeMap<String, Digest>,
     /// The partitions to train on, if they differ from those that the configuration selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,6 +71,9 @@ pub struct Run {
     /// Whether every partition is evaluated on before it is trained on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub progressive: bool,
+    /// Whether it follows its dataset: the snapshot is the one that it began with.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub follow: bool,
     /// The run whose model this run continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm_start: Option<WarmStarted>,
@@ -133,6 +136,7 @@ impl Run {
             partitions: BTreeMap::new(),
             train_partitions: None,
             progressive: false,
+            follow: false,
             warm_start: None,
             steps: 0,
             trained: Trained::default(),
@@ -273,6 +277,9 @@ impl Run {
         }
         if self.progressive {
             parts.push(("--progressive", true.into()));
+        }
+        if self.follow {
+            parts.push(("command", "follow".into()));
         }
         parts
     }
@@ -457,7 +464,7 @@ impl Run {
             Error::run(
                 directory,
                 format!("the model was trained on other {what}: {trained}, the dataset has {given}"),
-                "evaluate on a dataset that was built with the same `[features]`",
+                "give a dataset that was built with the same `[features]`, or train a new model",
             )
         };
         if trained.dense != given.dense {

@@ -151,6 +151,16 @@ impl Histogram {
         (low + rank.fract() * (high - low)).min(high)
     }
 
+    /// The number of values up to `x`: those of the bin that `x` lies in are spread evenly.
+    pub(super) fn count_to(&self, x: f64) -> f64 {
+        let up_to_x = |bin: &Bin| {
+            let [low, high] = [bin.low, bin.high].map(|key| f64::from(value_of(key)));
+            let share = if high <= x { 1.0 } else { ((x - low) / (high - low)).max(0.0) };
+            share * bin.count as f64
+        };
+        self.bins.iter().map(up_to_x).sum()
+    }
+
     /// Returns the value of a rank, counted from 0. The values of a bin are assumed to be evenly spaced
     /// between its ends.
     fn value_at(&self, mut rank: u64) -> f64 {

@@ -49,6 +49,7 @@ const COMMANDS: &[(&str, &str, Takes)] = &[
     ("onefold-read", "bench", Dataset("DATASET")),
     ("onefold-read", "digest", Dataset("DATASET")),
     ("onefold-train", "run", Dataset("logs/train.toml --data DATASET --out run")),
+    ("onefold-train", "follow", OnlyErrors("logs/train.toml --data DATASET --out run")),
     ("onefold-train-tools", "bench", OnlyErrors("--workload rm1 --data DATASET")),
     ("onefold-train", "launch", Nothing("it starts another command")),
     ("onefold-train", "eval", Nothing("it needs a run; `path.rs` and `outage.rs` have one")),

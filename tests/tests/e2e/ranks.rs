@@ -131,7 +131,7 @@ fn launched_ranks_train_the_same_model() {
     );
     refused(
         "onefold-train launch --ranks 2 -- export whole --out other",
-        &["only `run`, `eval` and `predict` work on several ranks"],
+        &["only `run`, `follow`, `eval` and `predict` work on several ranks"],
     );
     let misused = dir.command("onefold-train launch --ranks 2 -- run --nonsense").output();
     let message = String::from_utf8_lossy(&misused.stderr).into_owned();

@@ -52,6 +52,7 @@ impl Report {
             self.results(),
             self.learning(),
             self.days(),
+            self.following(),
             self.calibration(),
             self.segments(),
             format!("<footer>Made by Onefold {}.</footer>", env!("CARGO_PKG_VERSION")),
@@ -196,8 +197,12 @@ impl Report {
             let axes = Axes { x: "day", y: figure, from_zero: false, places: &names };
             format!("<figure><h3>{title}</h3>{}</figure>", curves(title, axes, &lines, false))
         };
-        let plots =
-            [plot("ne", "Normalized entropy by day"), plot("auc", "AUC by day"), plot("rmse", "RMSE by day")];
+        let plots = [
+            plot("ne", "Normalized entropy by day"),
+            plot("auc", "AUC by day"),
+            plot("calibration", "Calibration by day"),
+            plot("rmse", "RMSE by day"),
+        ];
         let lead = "The model of each evening on the samples of the next day, before it is trained on them: the figures \
                     that a model has in service.";
         section("Day by day", lead, &format!("<div class=\"pair\">{}</div>", plots.concat()))
@@ -299,7 +304,7 @@ impl Report {
     }
 
     /// Returns a line for every run with points.
-    fn lines(&self, points: impl Fn(&ReportedRun) -> Vec<(f64, f64)>) -> Vec<Line<'_>> {
+    pub(super) fn lines(&self, points: impl Fn(&ReportedRun) -> Vec<(f64, f64)>) -> Vec<Line<'_>> {
         let runs = self.runs.iter().enumerate();
         let lines =
             runs.map(|(number, run)| Line { name: &run.name, class: colour(number), points: points(run) });
@@ -320,7 +325,7 @@ fn better_of(figure: &str) -> Better {
 }
 
 /// Returns the number at a path, such as `ranking.gauc`.
-fn at(figures: &Value, path: &str) -> Option<f64> {
+pub(super) fn at(figures: &Value, path: &str) -> Option<f64> {
     path.split('.').try_fold(figures, |figures, key| figures.get(key))?.as_f64()
 }
 

@@ -1,7 +1,9 @@
 //! A page that compares the results of runs: curves, calibration, days, segments.
 //!
-//! All data come from the files of the runs: `metrics.jsonl`, and `summary.json` of complete runs.
+//! All data come from the files of the runs: `metrics.jsonl`, `summary.json` of complete runs, and `follow.jsonl` of
+//! runs that follow their dataset.
 
+mod following;
 mod html;
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,8 @@ struct ReportedRun {
     evaluations: Vec<Point>,
     /// The metrics of each day, evaluated before it was trained on.
     days: Vec<(String, Value)>,
+    /// The lines of a run that follows its dataset.
+    followed: Vec<Value>,
 }
 
 /// Metrics at a point of training.
@@ -79,7 +83,8 @@ impl ReportedRun {
             Err(error) => return Err(error.into()),
         };
         let (training, evaluations, days) = (Vec::new(), Vec::new(), Vec::new());
-        let mut run = Self { name, description, summary, training, evaluations, days };
+        let followed = following::lines(directory)?;
+        let mut run = Self { name, description, summary, training, evaluations, days, followed };
         if !path.exists() {
             return Err(Error::run(
                 path,

@@ -10,6 +10,7 @@
 mod clock;
 mod diverged;
 mod early_stopping;
+mod follow;
 mod labels;
 mod log;
 mod loss_watch;
@@ -25,13 +26,14 @@ mod tests;
 mod training;
 mod warm_start;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onefold_base::fault::{option, text};
 use onefold_base::progress::Reporter;
+use onefold_datasets::digest::Digest;
 use onefold_datasets::{PartitionKey, Schema, Snapshot};
 use onefold_ikjt::preprocess::Preprocessor;
 use onefold_ikjt::{Dedupe, ReadRequest, Reader, ReaderOptions, Workers, load_snapshot};
@@ -56,6 +58,7 @@ use crate::run::{RUN_FILE, Run};
 use crate::stop::Stop;
 use crate::{Error, Result, TrainConfig, memory, vocabularies};
 
+pub use self::follow::Follow;
 pub use self::loss_watch::LossJump;
 pub use self::progress::PartitionFigures;
 use self::progress::Progress;
@@ -89,6 +92,8 @@ pub struct TrainOptions {
     pub warm_start: Option<WarmStart>,
     /// Whether to train on the partitions of one day or hour after another, evaluating on each first.
     pub progressive: bool,
+    /// Follows the dataset, in place of training on what is there.
+    pub follow: Option<Follow>,
     /// The path or URL of the folder for the checkpoints and the model; the run's directory if `None`.
     pub checkpoints: Option<PathBuf>,
     /// The limit in bytes for parameters, optimizer state and the reader. The activations of a batch are not
@@ -114,6 +119,8 @@ pub struct Prepared<'a> {
     earlier: Option<Earlier>,
     /// The partitions to train on, if they differ from those that the configuration selects.
     partitions: Option<Vec<PartitionKey>>,
+    /// The digests of the partitions that a run which follows is not trained on, by key.
+    known: BTreeMap<String, Digest>,
     schema: Schema,
     features: Vec<FeatureConfig>,
     normalizers: Normalizers,
@@ -209,13 +216,19 @@ impl<'a> Prepared<'a> {
     /// [`Error::Read`] for a dataset or preprocessing that cannot be read; [`Error::Fault`] for a model beyond
     /// the memory limit.
     pub fn new(config: &'a TrainConfig, dataset: &Path, options: &'a TrainOptions) -> Result<Self> {
+        let follow = options.follow.as_ref();
+        let begun = follow.and_then(|follow| follow.begun.as_ref());
+        follow.map_or(Ok(()), |_| follow::check(config))?;
         let snapshot = load_snapshot(dataset, options.snapshot)?;
+        let snapshot = begun.map(|begun| follow::as_begun(&snapshot, begun.snapshot)).unwrap_or(snapshot);
         let preprocessing = Preprocessing::of(config)?;
         let preprocessor = Preprocessing::preprocessor(preprocessing.as_ref(), &snapshot.schema)?;
         let schema = preprocessor.as_ref().map_or(&snapshot.schema, Preprocessor::schema).clone();
         let earlier = options.warm_start.as_ref().map(Earlier::load).transpose()?;
-        let before = earlier.as_ref().map_or(&[][..], |earlier| &earlier.run.tables);
+        let before = begun.or(earlier.as_ref().map(|earlier| &earlier.run));
+        let before = before.map_or(&[][..], |before| &before.tables);
         let features = config.tables(&snapshot, preprocessor.as_ref(), before)?;
+        begun.map_or(Ok(()), |begun| follow::check_rows(config, &begun.tables, &features))?;
         if let Some(earlier) = &earlier {
             let data = (dataset, &snapshot);
             earlier.check(config, data, &schema, &features, preprocessing.as_ref())?;
@@ -226,7 +239,8 @@ impl<'a> Prepared<'a> {
         check_precision(config, torch_device)?;
         let placement = placement(config, options, &features)?;
         let size = ModelSize::within(config, parameters, &features, &placement, options.memory_limit)?;
-        let eval = config.eval_partitions()?;
+        // A run that follows evaluates on each partition before it is trained on it.
+        let eval = config.eval_partitions()?.filter(|_| follow.is_none());
         check_overlap(config, &snapshot)?;
         let common = ReaderOptions {
             dedupe: options.dedupe,
@@ -234,6 +248,9 @@ impl<'a> Prepared<'a> {
             // A commit between this point and the opening of the readers must not change the training data.
             snapshot: Some(snapshot.snapshot),
             preprocess: preprocessing.as_ref().map(|steps| steps.config.clone()),
+            // Those that are added while the dataset is followed are not read.
+            features: follow
+                .map(|_| snapshot.schema.sparse_features().map(|feature| feature.name.clone()).collect()),
             ..ReaderOptions::new(config.train.batch_size)
         };
         let checks = checks(config, &features);
@@ -245,9 +262,11 @@ impl<'a> Prepared<'a> {
         let filter = config.train_partitions(&snapshot)?;
         let new_only = options.warm_start.as_ref().is_some_and(|warm_start| warm_start.new_partitions);
         let partitions = match &earlier {
-            Some(earlier) => earlier.partitions(&snapshot, filter)?,
-            None => filter,
+            Some(earlier) if follow.is_none() => earlier.partitions(&snapshot, filter)?,
+            _ => filter,
         };
+        let known = follow.map(|follow| follow::known_partitions(follow, earlier.as_ref(), &snapshot));
+        let known = known.transpose()?.unwrap_or_default();
         let chosen = snapshot.select(&partitions).map_err(onefold_ikjt::Error::from)?;
         let keys: Vec<PartitionKey> = chosen.into_iter().map(|partition| partition.key.clone()).collect();
         if eval.is_some()
@@ -260,18 +279,22 @@ impl<'a> Prepared<'a> {
                 "training on {chosen} of {all} partitions: none that `eval` under `[data]` chooses"
             );
         }
-        let days = options.progressive.then(|| Day::of_partitions(keys.iter().cloned()));
+        let by_day = options.progressive || follow.is_some();
+        let new = keys.iter().filter(|key| !known.contains_key(&key.to_string())).cloned();
+        let days = by_day.then(|| Day::of_partitions(new));
+        follow.map_or(Ok(()), |follow| follow::check_until(config, follow, &keys))?;
         // A model that is evaluated on later days must not be normalized with their statistics.
         let first_day = days.as_ref().and_then(|days| days.first()).map(Day::filter);
         let seen = (dataset, &snapshot, first_day.as_ref().unwrap_or(&partitions));
-        let normalizers = match &earlier {
-            Some(earlier) => earlier.normalizers(config, &schema)?,
-            None => normalize::fit(config, seen, &schema, preprocessing.as_ref())?,
+        let normalizers = match (begun, &earlier) {
+            (Some(begun), _) => follow::normalizers(begun, config)?,
+            (None, Some(earlier)) => earlier.normalizers(config, &schema)?,
+            (None, None) => normalize::fit(config, seen, &schema, preprocessing.as_ref())?,
         };
         let shuffle = config.data.shuffle;
         let training = common.with(|options| ReaderOptions { partitions, shuffle, ..options });
         // Training batches remain in memory while the model is evaluated.
-        let evaluates = eval.is_some() || options.progressive;
+        let evaluates = eval.is_some() || by_day;
         let memory_limit = if evaluates { size.reader_bytes / 2 } else { size.reader_bytes };
         let workers = Workers::new(options.threads.div_ceil(2), memory_limit)?;
         let reader = Arc::new(Reader::open(dataset, training.clone(), &workers)?);
@@ -302,7 +325,8 @@ impl<'a> Prepared<'a> {
             progressive,
             held_out,
             earlier,
-            partitions: new_only.then_some(keys),
+            partitions: (new_only && follow.is_none()).then_some(keys),
+            known,
             schema,
             features,
             normalizers,
@@ -343,7 +367,8 @@ impl<'a> Prepared<'a> {
         run.snapshot = snapshot.snapshot;
         run.streams = self.reader.position(0).streams;
         run.checkpoints = self.options.checkpoints.clone();
-        run.partitions = warm_start::digests(snapshot);
+        run.follow = self.options.follow.is_some();
+        run.partitions = if run.follow { self.known.clone() } else { warm_start::digests(snapshot) };
         run.train_partitions = self.partitions.clone();
         run.progressive = self.options.progressive;
         run.normalizers = self.normalizers.clone();
@@ -381,6 +406,7 @@ impl<'a> Prepared<'a> {
             Evaluation { config: &self.config.evaluation, tasks: Task::of(self.config, &self.schema)? };
         let mut training = Training::new(self, &evaluation, &run, out)?;
         let outcome = training.run(self.reader.samples(), self.held_out.as_ref(), reporter);
+        run.partitions = training.known_partitions().unwrap_or(run.partitions);
         if training.has_begun() || outcome.is_err() && diverged::is_saved(out) {
             directory.iter_mut().for_each(|directory| directory.keep());
         }
@@ -443,6 +469,7 @@ impl<'a> Prepared<'a> {
             ),
             (text![option("warm_start")], format!("{:?}", options.warm_start)),
             (text![option("progressive")], options.progressive.to_string()),
+            (text!["what is followed"], format!("{:?}", options.follow.as_ref().map(Follow::asked))),
             (text![option("max_steps")], format!("{:?}", options.max_steps)),
             (text![option("trace_steps")], format!("{:?}", options.trace_steps)),
         ])
@@ -477,6 +504,10 @@ impl<'a> Prepared<'a> {
             Some(begun) => {
                 (run.completed, run.steps, run.trained) = (begun.completed, begun.steps, begun.trained);
                 run.output_bias = begun.output_bias;
+                // Of the first of many snapshots.
+                if run.follow {
+                    (run.snapshot, run.partitions) = (begun.snapshot, begun.partitions);
+                }
             }
             None => {
                 let tasks = Task::of(self.config, &self.schema)?;
@@ -543,8 +574,9 @@ impl<'a> Prepared<'a> {
     /// Checks that `begun` is the same run as `run`.
     fn check_begun(&self, begun: &Run, run: &Run, files: &Storage) -> Result<()> {
         let path = files.location();
-        // This comes first, because a different snapshot causes many other differences.
-        if (&begun.dataset, begun.snapshot) != (&run.dataset, run.snapshot) {
+        // Of another snapshot much else is different, unless snapshots are followed.
+        let same_snapshot = run.follow || begun.snapshot == run.snapshot;
+        if begun.dataset != run.dataset || !same_snapshot {
             let of = |run: &Run| format!("snapshot {} of the dataset {}", run.snapshot, run.dataset);
             return Err(Error::run(
                 path,

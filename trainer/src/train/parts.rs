@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use onefold_datasets::{PartitionFilter, PartitionKey};
+use onefold_datasets::{PartitionFilter, PartitionKey, Snapshot};
 use onefold_ikjt::{ReadRequest, Reader, ReaderOptions, Workers};
 
 use super::Prepared;
@@ -27,6 +27,9 @@ pub(super) struct Day {
     keys: Vec<PartitionKey>,
 }
 
+/// A time, as numbers and texts that stand in its order.
+pub(super) type Time = Vec<(u64, String)>;
+
 /// The columns with the time of sessions, as created by `[partition].by` of the ETL.
 const TIME_COLUMNS: [&str; 2] = ["date", "hour"];
 
@@ -34,17 +37,34 @@ impl Day {
     /// Groups partitions into days, in the order of time: by `date` and `hour`, or by all columns if there are
     /// neither. Numbers are compared as numbers.
     pub(super) fn of_partitions(keys: impl IntoIterator<Item = PartitionKey>) -> Vec<Self> {
-        let mut days: BTreeMap<Vec<(u64, String)>, Vec<PartitionKey>> = BTreeMap::new();
+        let mut days: BTreeMap<Time, Vec<PartitionKey>> = BTreeMap::new();
         for key in keys {
-            let timed = key.column_names().any(|name| TIME_COLUMNS.contains(&name));
-            let columns =
-                key.columns().iter().filter(|(name, _)| !timed || TIME_COLUMNS.contains(&name.as_str()));
-            // Numbers come before other texts.
-            let place = |value: &String| (value.parse().unwrap_or(u64::MAX), value.clone());
-            let time = columns.map(|(_, value)| place(value)).collect();
-            days.entry(time).or_default().push(key);
+            days.entry(Self::time_of(&key)).or_default().push(key);
         }
         days.into_values().map(Self::of_keys).collect()
+    }
+
+    /// The time of a partition.
+    pub(super) fn time_of(key: &PartitionKey) -> Time {
+        // Numbers stand before other texts.
+        let place = |value: &str| (value.parse().unwrap_or(u64::MAX), value.to_owned());
+        Self::time_columns(key).into_iter().filter_map(|name| key.get(name)).map(place).collect()
+    }
+
+    /// The columns that the time of a partition is in.
+    pub(super) fn time_columns(key: &PartitionKey) -> Vec<&str> {
+        let timed = key.column_names().any(|name| TIME_COLUMNS.contains(&name));
+        key.column_names().filter(|name| !timed || TIME_COLUMNS.contains(name)).collect()
+    }
+
+    /// The time of its partitions.
+    pub(super) fn time(&self) -> Time {
+        self.keys.first().map(Self::time_of).unwrap_or_default()
+    }
+
+    /// Its partitions.
+    pub(super) fn keys(&self) -> &[PartitionKey] {
+        &self.keys
     }
 
     /// Returns the filter for the day's partitions.
@@ -52,7 +72,8 @@ impl Day {
         PartitionFilter::of_keys(self.keys.iter().cloned())
     }
 
-    fn of_keys(keys: Vec<PartitionKey>) -> Self {
+    /// The day of these partitions, at least one.
+    pub(super) fn of_keys(keys: Vec<PartitionKey>) -> Self {
         let time = |key: &PartitionKey| {
             let columns = key.columns().iter().filter(|(name, _)| TIME_COLUMNS.contains(&name.as_str()));
             PartitionKey::new(columns.cloned().collect())
@@ -63,16 +84,34 @@ impl Day {
 }
 
 /// The parts of a run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Parts<'a> {
     dataset: &'a Path,
     all: &'a Arc<Reader>,
     progressive: Option<&'a Progressive>,
+    /// The part that a run that follows its dataset is at, and the snapshot that it is read from.
+    followed: Option<(Arc<Snapshot>, Day)>,
 }
 
 impl<'a> Parts<'a> {
     pub(super) fn of(prepared: &'a Prepared<'_>) -> Self {
-        Self { dataset: &prepared.dataset, all: &prepared.reader, progressive: prepared.progressive.as_ref() }
+        let progressive = prepared.progressive.as_ref();
+        Self { dataset: &prepared.dataset, all: &prepared.reader, progressive, followed: None }
+    }
+
+    /// Goes to a part of a dataset that is followed, whatever the numbers of parts are from now on.
+    pub(super) fn turn_to(&mut self, snapshot: Arc<Snapshot>, day: Day) {
+        self.followed = Some((snapshot, day));
+    }
+
+    /// The part that was turned to, and its snapshot.
+    pub(super) fn followed(&self) -> Option<(&Snapshot, &Day)> {
+        self.followed.as_ref().map(|(snapshot, day)| (&**snapshot, day))
+    }
+
+    /// The dataset's location.
+    pub(super) fn dataset(&self) -> &'a Path {
+        self.dataset
     }
 
     /// Returns the number of parts, at least 1.
@@ -81,8 +120,16 @@ impl<'a> Parts<'a> {
     }
 
     /// Returns the name of part `number`, if the parts are days.
-    pub(super) fn name(&self, number: usize) -> Option<&'a str> {
-        self.progressive?.days.get(number).map(|day| day.name.as_str())
+    pub(super) fn name(&self, number: usize) -> Option<&str> {
+        self.day(number).map(|(_, day)| day.name.as_str())
+    }
+
+    /// A part that is a day, and the snapshot that it is read from.
+    fn day(&self, number: usize) -> Option<(&Snapshot, &Day)> {
+        match self.followed() {
+            Some(followed) => Some(followed),
+            None => Some((self.all.snapshot(), self.progressive?.days.get(number)?)),
+        }
     }
 
     /// Opens the reader for training on a part.
@@ -100,10 +147,13 @@ impl<'a> Parts<'a> {
         number: usize,
         how: impl FnOnce(&Progressive) -> &(ReadRequest, Workers),
     ) -> Result<Arc<Reader>> {
-        let Some(progressive) = self.progressive else { return Ok(Arc::clone(self.all)) };
+        let (Some(progressive), Some((snapshot, day))) = (self.progressive, self.day(number)) else {
+            return Ok(Arc::clone(self.all));
+        };
         let (request, workers) = how(progressive);
-        let partitions = progressive.days[number].filter();
-        let request = request.clone().with(|options| ReaderOptions { partitions, ..options });
+        let (partitions, number) = (day.filter(), Some(snapshot.snapshot));
+        let request =
+            request.clone().with(|options| ReaderOptions { partitions, snapshot: number, ..options });
         Ok(Arc::new(Reader::open(self.dataset, request, workers)?))
     }
 }

@@ -6,6 +6,7 @@ use onefold_ikjt::Position;
 use serde::{Deserialize, Serialize};
 
 use super::early_stopping::EarlyStopping;
+use super::follow::Followed;
 
 /// The state of training between two steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -21,6 +22,9 @@ pub(crate) struct Progress {
     pub(crate) optimizer_steps: u64,
     /// The index of the current part, if the run trains on one day after another; otherwise 0.
     pub(crate) partition: usize,
+    /// Which partitions a run that follows its dataset has come to.
+    #[serde(default, skip_serializing_if = "Followed::is_nothing")]
+    pub(crate) followed: Followed,
     /// The metrics of partitions that were evaluated on before they were trained on.
     pub(crate) progressive: Vec<PartitionFigures>,
     /// The position of the reader, from which the next batch comes.
@@ -60,6 +64,9 @@ pub struct PartitionFigures {
     pub ne: Option<f64>,
     /// Binary tasks: the area under the ROC curve.
     pub auc: Option<f64>,
+    /// Binary: sum of the predictions divided by that of the labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<f64>,
     /// Numbers and counts: the root mean squared error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rmse: Option<f64>,
@@ -74,6 +81,7 @@ impl Progress {
             samples_before: 0,
             optimizer_steps: 0,
             partition: 0,
+            followed: Followed::default(),
             progressive: Vec::new(),
             position,
             metrics_bytes: 0,

@@ -138,6 +138,11 @@ impl<'a> Stepper<'a> {
         self.hear()
     }
 
+    /// Whether another batch of the epoch was requested.
+    pub(super) fn has_next(&self) -> bool {
+        self.upcoming.is_some()
+    }
+
     /// Returns whether a rank has requested to end before the next batch.
     pub(super) fn stops(&self) -> bool {
         self.stops

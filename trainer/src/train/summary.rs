@@ -21,6 +21,8 @@ pub enum Ending {
     MaxSteps,
     /// Held-out metrics did not improve any more.
     EarlyStopping,
+    /// The partitions that a run was to follow are done.
+    Partitions,
     /// [`Stop`](crate::Stop) was raised. There is a checkpoint, but no model yet.
     Stopped,
 }

@@ -222,6 +222,7 @@ impl Runs {
             checkpoints: self.checkpoints.clone(),
             warm_start: None,
             progressive: false,
+            follow: None,
             memory_limit: None,
             stop,
         };

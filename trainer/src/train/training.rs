@@ -1,5 +1,8 @@
 //! The training loop.
 
+mod begin;
+mod follow;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,8 +12,10 @@ use onefold_base::process::peak_rss_bytes;
 use onefold_base::progress::Reporter;
 use onefold_ikjt::{Batches, Reader};
 
+use self::begin::begin;
 use super::clock::Clock;
 use super::early_stopping::Seen;
+use super::follow::Follower;
 use super::log::{Line, Log, METRICS_FILE, Window, tagged, tagged_by_task};
 use super::model_state::{optimizer_entries, restore, restore_model, take_over};
 use super::parts::Parts;
@@ -19,7 +24,7 @@ use super::state::Sums;
 use super::step::{Stepper, Taken};
 use super::{Ending, Prepared, Progress, ProgressiveSummary, RowCounts, TrainSummary};
 use crate::checkpoint::tensor_file::Entry;
-use crate::checkpoint::{Checkpoint, CheckpointParts, Checkpoints};
+use crate::checkpoint::{CheckpointParts, Checkpoints};
 use crate::config::ParameterCount;
 use crate::device::guarded;
 use crate::distributed::Collectives;
@@ -48,6 +53,8 @@ pub(super) struct Training<'a> {
     parts: Parts<'a>,
     /// The reader of the current part.
     reader: Arc<Reader>,
+    /// What finds the parts of a dataset that is followed.
+    follower: Option<Follower<'a>>,
     /// The batches from the first position on, which are read ahead.
     ahead: Option<Batches>,
     sums: Sums,
@@ -84,12 +91,17 @@ impl<'a> Training<'a> {
         let earlier = prepared.earlier.as_ref().filter(|_| newest.is_none());
         let earlier = earlier.map(|earlier| earlier.stored(&*options.collectives)).transpose()?;
         let trained = earlier.as_ref().map(|(_, stored)| stored.trained).unwrap_or_default();
-        let parts = Parts::of(prepared);
+        let mut parts = Parts::of(prepared);
         let (progress, reader) =
-            options.collectives.agree_on(|| begin(prepared, &parts, newest.as_ref(), trained))?;
-        // The reader reads ahead while the tables are initialized.
-        let unfinished =
-            progress.partition < parts.len() && progress.position.epoch < u64::from(config.train.epochs);
+            options.collectives.agree_on(|| begin(prepared, &mut parts, newest.as_ref(), trained))?;
+        let follower =
+            options.collectives.agree_on(|| Follower::of(prepared, run, directory, &progress.followed))?;
+        // The reader reads while the tables are filled.
+        let has_part = match &follower {
+            Some(_) => progress.followed.current.is_some(),
+            None => progress.partition < parts.len(),
+        };
+        let unfinished = has_part && progress.position.epoch < u64::from(config.train.epochs);
         let resume =
             || unfinished.then(|| reader.resume(&progress.position)).transpose().map_err(Error::from);
         let ahead = options.collectives.agree_on(resume)?;
@@ -125,6 +137,7 @@ impl<'a> Training<'a> {
             progress,
             parts,
             reader,
+            follower,
             ahead,
             sums,
             log,
@@ -161,6 +174,29 @@ impl<'a> Training<'a> {
         held_out: Option<&Reader>,
         reporter: &dyn Reporter,
     ) -> Result<Ending> {
+        let ended = match self.follower {
+            Some(_) => self.follow(reporter)?,
+            None => self.train_on_parts(samples, held_out, reporter)?,
+        };
+        if ended == Ending::Completed && self.progress.samples == 0 {
+            let message = "there was no sample to train on";
+            let hint = "choose partitions with samples by `[data].train`, and see what `sampling` leaves of them in \
+                        `preprocess.toml`";
+            return Err(Fault::new(Kind::Data, message).hint(hint).into());
+        }
+        self.checkpoint()?;
+        self.log.as_mut().map_or(Ok(()), Log::flush)?;
+        reporter.end();
+        Ok(ended)
+    }
+
+    /// Takes steps until all parts are done, or training ends.
+    fn train_on_parts(
+        &mut self,
+        samples: u64,
+        held_out: Option<&Reader>,
+        reporter: &dyn Reporter,
+    ) -> Result<Ending> {
         let epochs = u64::from(self.config.train.epochs);
         let total = samples.saturating_mul(epochs * u64::from(self.collectives().size()));
         self.show(total, reporter);
@@ -174,17 +210,7 @@ impl<'a> Training<'a> {
                 self.next_part()?;
             }
         }
-        let ended = ended.unwrap_or(Ending::Completed);
-        if ended == Ending::Completed && self.progress.samples == 0 {
-            let message = "there was no sample to train on";
-            let hint = "choose partitions with samples by `[data].train`, and see what `sampling` leaves of them in \
-                        `preprocess.toml`";
-            return Err(Fault::new(Kind::Data, message).hint(hint).into());
-        }
-        self.checkpoint()?;
-        self.log.as_mut().map_or(Ok(()), Log::flush)?;
-        reporter.end();
-        Ok(ended)
+        Ok(ended.unwrap_or(Ending::Completed))
     }
 
     /// Takes steps until all epochs of a part are complete, or training ends.
@@ -236,9 +262,11 @@ impl<'a> Training<'a> {
         let Some(name) = self.parts.name(progress.partition).filter(|_| learned && !begun) else {
             return Ok(None);
         };
-        if progress.progressive.last().is_some_and(|last| last.partition == name) {
+        let is_of_part = |last: &PartitionFigures| last.partition == name && last.steps == progress.steps;
+        if progress.progressive.last().is_some_and(is_of_part) {
             return Ok(None);
         }
+        let name = name.to_owned();
         let started = Instant::now();
         let reader = self.collectives().agree_on(|| self.parts.open_ahead(progress.partition))?;
         let evaluated = self.evaluation.run(&self.stepper.model, &reader, self.stop, reporter)?;
@@ -246,14 +274,14 @@ impl<'a> Training<'a> {
         self.clock.evaluation += started.elapsed();
         self.show(total, reporter);
         self.sums.progressive.merge(&metrics);
-        let Figures { samples, loss, ne, auc, rmse, .. } = summary.figures;
+        let Figures { samples, loss, ne, auc, calibration, rmse, .. } = summary.figures;
         let (step, trained) = (self.progress.steps, self.progress.samples);
-        let steps = step;
-        let partition = name.to_owned();
-        self.progress.progressive.push(PartitionFigures { partition, steps, samples, loss, ne, auc, rmse });
+        let (steps, partition) = (step, name.clone());
+        let figures = PartitionFigures { partition, steps, samples, loss, ne, auc, calibration, rmse };
+        self.progress.progressive.push(figures);
         let Some(log) = &mut self.log else { return Ok(None) };
         let figures = summary.without_times();
-        let (partition, progressive) = (Some(name), Some(&figures));
+        let (partition, progressive) = (Some(name.as_str()), Some(&figures));
         log.line(&Line { step, samples: trained, partition, progressive, ..Line::default() })?;
         let scalars = tagged_by_task("progressive", &summary.figures, &summary.tasks);
         log.scalars(step, scalars.iter().map(|(name, value)| (name.as_str(), *value)))?;
@@ -288,7 +316,9 @@ impl<'a> Training<'a> {
             self.progress.evaluation_due = false;
         }
         let by_steps = is_due(self.config.checkpoint.every_steps, self.progress.steps);
-        if is_best || by_steps || self.stepper.checkpoint_due {
+        // After a part of a dataset that is followed there is a checkpoint, which says that the part is done.
+        let ends_part = self.follower.is_some() && !self.stepper.has_next();
+        if (is_best || by_steps || self.stepper.checkpoint_due) && !ends_part {
             self.checkpoint()?;
         }
         if self.progress.stopped_early {
@@ -630,39 +660,4 @@ fn headlines(metrics: &TaskMetrics) -> String {
 
 fn is_due(every: Option<u64>, steps: u64) -> bool {
     steps > 0 && every.is_some_and(|every| steps.is_multiple_of(every))
-}
-
-/// Returns the initial progress, at the start or at a checkpoint, and the reader of the first part.
-fn begin(
-    prepared: &Prepared<'_>,
-    parts: &Parts<'_>,
-    newest: Option<&Checkpoint<Progress>>,
-    trained: Trained,
-) -> Result<(Progress, Arc<Reader>)> {
-    let options = prepared.options;
-    let part = newest.map_or(0, |checkpoint| checkpoint.progress().partition);
-    // After the last part, any reader is valid.
-    let reader = parts.open(part.min(parts.len() - 1))?;
-    let dedupe = format!("{:?}", options.dedupe).to_lowercase();
-    let Trained { optimizer_steps, samples } = trained;
-    let fresh = Progress::new(reader.position(0), dedupe, options.threads);
-    let fresh = Progress { optimizer_steps, samples_before: samples, ..fresh };
-    let Some(checkpoint) = newest else { return Ok((fresh, reader)) };
-    reader.check(&checkpoint.progress().position)?;
-    warn_of_changes(&fresh, checkpoint.progress());
-    let progress = Progress { dedupe: fresh.dedupe, threads: fresh.threads, ..checkpoint.progress().clone() };
-    Ok((progress, reader))
-}
-
-/// Warns if the continued run will not be bit-identical to an uninterrupted one.
-fn warn_of_changes(now: &Progress, before: &Progress) {
-    if now.dedupe != before.dedupe || now.threads != before.threads {
-        tracing::warn!(
-            "the run was trained with deduplication `{}` on {} threads and continues with `{}` on {} threads: sums have another order, so losses differ in their last bits",
-            before.dedupe,
-            before.threads,
-            now.dedupe,
-            now.threads
-        );
-    }
 }

@@ -138,13 +138,7 @@ impl Earlier {
         if !self.options.new_partitions {
             return Ok(filter);
         }
-        if self.run.dataset != snapshot.dataset {
-            return Err(self.refused(
-                "it was trained on another dataset, so which partitions are new is not known".to_owned(),
-                text!["name the partitions under `[data]` in place of ", option("new_partitions")],
-            ));
-        }
-        let known = &self.run.partitions;
+        let known = self.known(snapshot)?;
         let chosen = snapshot.select(&filter).map_err(onefold_ikjt::Error::from)?;
         let is_new =
             |partition: &&&Partition| known.get(&partition.key.to_string()) != Some(&partition.digest);
@@ -160,6 +154,20 @@ impl Earlier {
             ));
         }
         Ok(PartitionFilter::of_keys(keys))
+    }
+
+    /// The digests of the partitions that are not new, by key, if new ones alone are trained on.
+    pub(super) fn known(&self, snapshot: &Snapshot) -> Result<BTreeMap<String, Digest>> {
+        if !self.options.new_partitions {
+            return Ok(BTreeMap::new());
+        }
+        if self.run.dataset != snapshot.dataset {
+            return Err(self.refused(
+                "it was trained on another dataset, so which partitions are new is not known".to_owned(),
+                text!["name the partitions under `[data]` in place of ", option("new_partitions")],
+            ));
+        }
+        Ok(self.run.partitions.clone())
     }
 
     /// Returns the location of the run, and the files of its model. Every rank must call it.

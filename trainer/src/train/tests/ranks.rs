@@ -109,6 +109,7 @@ fn options(collectives: Arc<dyn Collectives>) -> TrainOptions {
         checkpoints: None,
         warm_start: None,
         progressive: false,
+        follow: None,
         memory_limit: None,
         stop: Stop::new(),
     }

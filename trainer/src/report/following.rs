@@ -1,0 +1,79 @@
+//! The part of the page about runs that follow their dataset.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use onefold_page::section;
+use onefold_page::svg::{Axes, curves};
+use onefold_page::text::escape;
+use serde_json::Value;
+
+use super::Report;
+use super::html::at;
+use crate::Result;
+
+/// The lines of `follow.jsonl` in the directory of a run; none if it follows nothing. One that is being written does not
+/// count.
+pub(super) fn lines(directory: &Path) -> Result<Vec<Value>> {
+    let text = match fs_err::read_to_string(directory.join("follow.jsonl")) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        text => text?,
+    };
+    Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// The partition of a line about a part.
+fn partition(line: &Value) -> Option<&str> {
+    line["partition"].as_str()
+}
+
+impl Report {
+    /// Drift, freshness and lag by partition, and the partitions that were changed after they were trained on.
+    pub(super) fn following(&self) -> String {
+        let lines = || self.runs.iter().flat_map(|run| &run.followed);
+        let names: BTreeSet<&str> = lines().filter_map(partition).collect();
+        if names.is_empty() {
+            return String::new();
+        }
+        let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
+        let plot = |figure: &str, title: &str| {
+            let curve = self.lines(|run| {
+                let point = |line: &Value| {
+                    let place = names.iter().position(|known| Some(known.as_str()) == partition(line))?;
+                    Some((place as f64, at(line, figure)?))
+                };
+                run.followed.iter().filter_map(point).collect()
+            });
+            if curve.is_empty() {
+                return String::new();
+            }
+            let axes = Axes { x: "partition", y: figure, from_zero: true, places: &names };
+            format!("<figure><h3>{title}</h3>{}</figure>", curves(title, axes, &curve, false))
+        };
+        let plots = [
+            plot("training_loss", "Training loss"),
+            plot("psi", "Population stability of dense features"),
+            plot("freshness_seconds", "Freshness: from the newest sample to the export, in seconds"),
+            plot("commit_to_export_seconds", "From the commit to the export, in seconds"),
+            plot("lag_partitions", "Lag: partitions that wait"),
+        ];
+        let changed = |line: &Value| {
+            let (key, snapshot) = (line["changed"].as_str()?, line["snapshot"].as_u64()?);
+            Some(format!("<li>{} (snapshot {snapshot})</li>", escape(key)))
+        };
+        let changed: String = lines().filter_map(changed).collect();
+        let changed = match changed.as_str() {
+            "" => String::new(),
+            items => {
+                format!("<h3>Partitions that were changed after they were trained on</h3><ul>{items}</ul>")
+            }
+        };
+        let lead = "The population stability index is the largest of all dense features, against the partition before: about \
+                    0 where distributions are equal; above 0.25 they are usually called different.";
+        section(
+            "Partition by partition",
+            lead,
+            &format!("<div class=\"pair\">{}</div>{changed}", plots.concat()),
+        )
+    }
+}

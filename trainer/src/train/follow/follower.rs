@@ -1,0 +1,265 @@
+//! What the lowest rank does for a run that follows: it looks for new partitions, says which is next, and publishes what
+//! was learned.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use onefold_base::fault::{option, text};
+use onefold_datasets::{Partition, PartitionKey, Snapshot};
+use onefold_ikjt::preprocess::Preprocessor;
+use onefold_ikjt::{load_snapshot, stored_at};
+use serde::{Deserialize, Serialize};
+
+use super::record::{Changed, Lines, Record, publish, stability};
+use super::{Follow, Followed, as_begun, check_rows};
+use crate::preprocess::Preprocessing;
+use crate::run::Run;
+use crate::train::Prepared;
+use crate::train::parts::{Day, Time};
+use crate::train::progress::Progress;
+use crate::{Error, Result, TrainConfig};
+
+/// What a look at the dataset came to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::train) enum Found {
+    /// Nothing to train on yet.
+    Nothing,
+    /// The next part.
+    Part {
+        /// The number of the snapshot to read it from.
+        snapshot: u64,
+        /// Its partitions.
+        partitions: Vec<PartitionKey>,
+    },
+    /// All that is to be followed is done.
+    End,
+}
+
+/// Follows a dataset; of several ranks, for the lowest one.
+#[derive(Debug)]
+pub(in crate::train) struct Follower<'a> {
+    options: &'a Follow,
+    config: &'a TrainConfig,
+    dataset: &'a Path,
+    preprocessing: Option<&'a Preprocessing>,
+    /// The description of the run, and its directory.
+    run: Run,
+    directory: PathBuf,
+    /// Of the lowest rank alone.
+    lines: Option<Lines>,
+    /// The newest snapshot that was seen.
+    newest: Option<Arc<Snapshot>>,
+    /// Whether it was compared with the run.
+    compared: bool,
+    /// Whether the partitions of it that wait have drifted too far, if that is known.
+    drifted: Option<bool>,
+    next_look: Instant,
+    /// Since when partitions wait.
+    waiting_since: Option<Instant>,
+}
+
+impl<'a> Follower<'a> {
+    /// For the run in `directory`; `None` if it does not follow.
+    pub(in crate::train) fn of(
+        prepared: &'a Prepared<'_>,
+        run: &Run,
+        directory: &Path,
+        followed: &Followed,
+    ) -> Result<Option<Self>> {
+        let Some(options) = &prepared.options.follow else { return Ok(None) };
+        let lowest = prepared.options.collectives.rank() == 0;
+        let lines = lowest.then(|| Lines::open(directory, followed.line_bytes)).transpose()?;
+        Ok(Some(Self {
+            options,
+            config: prepared.config,
+            dataset: &prepared.dataset,
+            preprocessing: prepared.preprocessing.as_ref(),
+            run: run.clone(),
+            directory: directory.to_owned(),
+            lines,
+            newest: None,
+            compared: false,
+            drifted: None,
+            next_look: Instant::now(),
+            waiting_since: None,
+        }))
+    }
+
+    /// A snapshot by its number, if it is the newest one that was seen.
+    pub(in crate::train) fn known(&self, snapshot: u64) -> Option<Arc<Snapshot>> {
+        self.newest.clone().filter(|newest| newest.snapshot == snapshot)
+    }
+
+    /// What is trained on next, after so many parts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] and [`Error::Config`] for a snapshot that the model cannot be trained on.
+    pub(in crate::train) fn look(&mut self, followed: &mut Followed, parts: u64) -> Result<Found> {
+        if self.options.stop_after.is_some_and(|most| parts >= most) {
+            return Ok(Found::End);
+        }
+        if followed.released == 0 && Instant::now() < self.next_look {
+            return Ok(Found::Nothing);
+        }
+        let snapshot = self.load_newest()?;
+        self.next_look = Instant::now() + self.options.look_every;
+        if !self.compared {
+            self.check(&snapshot)?;
+            self.report_changes(&snapshot, followed)?;
+            self.compared = true;
+        }
+        let pending = self.pending(&snapshot, followed)?;
+        let until = self.options.until.as_ref().map(Day::time_of);
+        let (days, reached) = divide(&pending, followed, until.as_ref());
+        if days.is_empty() {
+            self.waiting_since = None;
+            followed.released = 0;
+            return Ok(if reached { Found::End } else { Found::Nothing });
+        }
+        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        let samples = pending.iter().fold(0, |sum: u64, partition| sum.saturating_add(partition.samples));
+        let waited = self.options.max_wait.is_some_and(|most| since.elapsed() >= most);
+        if followed.released == 0 {
+            let is_enough = samples >= self.options.min_samples || waited || reached;
+            if !is_enough && !self.has_drifted(&snapshot, &pending, followed)? {
+                return Ok(Found::Nothing);
+            }
+            followed.released = days.len();
+        }
+        followed.released -= 1;
+        (self.waiting_since, self.drifted) = (None, None);
+        let partitions = days[0].keys().to_vec();
+        Ok(Found::Part { snapshot: snapshot.snapshot, partitions })
+    }
+
+    /// The newest snapshot. Its manifests are read only if it is new.
+    fn load_newest(&mut self) -> Result<Arc<Snapshot>> {
+        let head = Snapshot::load_head(&stored_at(self.dataset)?)?;
+        let is_newest =
+            |known: &&Arc<Snapshot>| (&known.dataset, known.snapshot) == (&head.dataset, head.snapshot);
+        if let Some(newest) = self.newest.as_ref().filter(is_newest) {
+            return Ok(Arc::clone(newest));
+        }
+        let newest = Arc::new(load_snapshot(self.dataset, Some(head.snapshot))?);
+        (self.newest, self.compared, self.drifted) = (Some(Arc::clone(&newest)), false, None);
+        Ok(newest)
+    }
+
+    /// Whether a dense feature of the partitions that wait is too far from what it was in the part before.
+    fn has_drifted(
+        &mut self,
+        snapshot: &Snapshot,
+        pending: &[&Partition],
+        followed: &Followed,
+    ) -> Result<bool> {
+        let Some(most) = self.options.max_drift else { return Ok(false) };
+        if let Some(known) = self.drifted {
+            return Ok(known);
+        }
+        let keys: Vec<PartitionKey> = pending.iter().map(|partition| partition.key.clone()).collect();
+        let drift = stability((self.dataset, snapshot), &keys, &followed.before)?;
+        let drifted = drift.values().any(|index| *index >= most);
+        self.drifted = Some(drifted);
+        Ok(drifted)
+    }
+
+    /// Refuses a snapshot that the model cannot be trained on.
+    fn check(&self, snapshot: &Snapshot) -> Result<()> {
+        if snapshot.dataset != self.run.dataset {
+            return Err(Error::run(
+                &self.directory,
+                format!(
+                    "the run follows the dataset {}, and {} is there now",
+                    self.run.dataset, snapshot.dataset
+                ),
+                text![
+                    "give the dataset that the run was begun with, or begin a new run in another directory, with ",
+                    option("out")
+                ],
+            ));
+        }
+        let snapshot = &as_begun(snapshot, self.run.snapshot);
+        let preprocessor = Preprocessing::preprocessor(self.preprocessing, &snapshot.schema)?;
+        let schema = preprocessor.as_ref().map_or(&snapshot.schema, Preprocessor::schema);
+        self.run.check_schema(schema, &self.directory)?;
+        self.run.check_vocabularies(self.dataset, snapshot, &self.directory)?;
+        let needed = self.config.features(snapshot, preprocessor.as_ref(), &self.run.tables)?;
+        check_rows(self.config, &self.run.tables, &needed)
+    }
+
+    /// Says which partitions have other samples than when they were trained on, once.
+    fn report_changes(&mut self, snapshot: &Snapshot, followed: &mut Followed) -> Result<()> {
+        let Some(lines) = &mut self.lines else { return Ok(()) };
+        for partition in &snapshot.partitions {
+            let key = partition.key.to_string();
+            let known = followed.trained.get_mut(&key).filter(|known| **known != partition.digest);
+            let Some(known) = known else { continue };
+            *known = partition.digest;
+            tracing::warn!(
+                "the partition `{key}` was changed after it was trained on, in snapshot {} at the latest: it is not \
+                 trained on again",
+                snapshot.snapshot
+            );
+            followed.line_bytes = lines.append(&Changed {
+                changed: &key,
+                snapshot: snapshot.snapshot,
+                committed: &snapshot.committed,
+                samples: partition.samples,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The partitions that are to be trained on.
+    fn pending<'s>(&self, snapshot: &'s Snapshot, followed: &Followed) -> Result<Vec<&'s Partition>> {
+        let filter = self.config.train_partitions(snapshot)?;
+        let mut chosen = snapshot.matching(&filter)?;
+        chosen.retain(|partition| !followed.is_known(&partition.key));
+        Ok(chosen)
+    }
+
+    /// Exports the model after a part, if that is due, and writes the part's line, unless that was done by a process that
+    /// was killed then. The part is the current one, read from `snapshot`, and its checkpoint is written; the sum of all
+    /// samples' losses is `loss_sum`.
+    pub(in crate::train) fn publish(
+        &mut self,
+        (snapshot, day): (&Snapshot, &Day),
+        progress: &mut Progress,
+        loss_sum: f64,
+    ) -> Result<()> {
+        let written = self.lines.as_mut().and_then(|lines| lines.keep(&day.name, progress.steps));
+        progress.followed.line_bytes = match written {
+            Some(bytes) => bytes,
+            None => {
+                let before = &progress.followed.before;
+                let mut record = Record::new((self.dataset, snapshot, day), before, progress, loss_sum)?;
+                let parts = progress.partition as u64 + 1;
+                if self.options.export_every.is_some_and(|every| parts.is_multiple_of(every)) {
+                    publish(&self.directory, &mut record)?;
+                }
+                let newest = self.load_newest()?;
+                record.lag_partitions = self.pending(&newest, &progress.followed)?.len() as u64;
+                let lines = self.lines.as_mut();
+                lines.map_or(Ok(0), |lines| lines.append(&record))?
+            }
+        };
+        let mut followed = progress.followed.clone();
+        followed.end_part();
+        self.run.partitions = followed.trained;
+        self.run.store(&self.directory)
+    }
+}
+
+/// The days of partitions that are to be trained on, up to `until`, and whether the dataset has come so far.
+pub(super) fn divide(pending: &[&Partition], followed: &Followed, until: Option<&Time>) -> (Vec<Day>, bool) {
+    let days = Day::of_partitions(pending.iter().map(|partition| partition.key.clone()));
+    let Some(until) = until else { return (days, false) };
+    // A time that lacks the last columns has all that come below it.
+    let cut = |time: &Time| time[..time.len().min(until.len())].to_vec();
+    let known = followed.trained.keys().filter_map(|key| PartitionKey::parse(key));
+    let mut times = days.iter().map(Day::time).chain(known.map(|key| Day::time_of(&key)));
+    let reached = times.any(|time| cut(&time) >= *until);
+    (days.into_iter().filter(|day| cut(&day.time()) <= *until).collect(), reached)
+}
