@@ -8,16 +8,15 @@
 //! { Box::pin(async move { … }) }
 //! ```
 //!
-//! The crate of the same name that this one replaces gives each reference its own lifetime and adds the clause
-//! `where 'life0: 'async_trait, 'life1: 'async_trait`. rustc caches the proof that a future is `Send` globally only if
-//! no such clause is in scope. With the clauses, rustc proves again for every method of every implementation that all
-//! parts of DataFusion's `Expr` and `LogicalPlan` are `Send` and `Sync`. These proofs took two thirds of the compile
-//! time of `datafusion` and nine tenths for `datafusion-catalog` (apache/datafusion#13814).
+//! The crate that it replaces gives every reference a lifetime of its own and adds the clause
+//! `where 'life0: 'async_trait, 'life1: 'async_trait`. rustc keeps the proof that a future is `Send` in its global cache
+//! only where no such clause is in scope. With the clauses it proves for every method of every implementation that all of
+//! DataFusion's `Expr` and `LogicalPlan` are `Send` and `Sync`: two thirds of the time in which `datafusion` compiles, and
+//! nine tenths of `datafusion-catalog`'s (apache/datafusion#13814).
 //!
-//! One lifetime is as general as several if the argument types are covariant in them, because the longer references of
-//! a caller shrink to the shortest lifetime. Three kinds of lifetimes keep their own name and clause: lifetimes behind
-//! `&mut`, lifetimes in the arguments of a type other than `Option`, and all lifetimes of a method whose return type
-//! elides a lifetime.
+//! One lifetime is as general as several where a type is covariant in them: a caller's longer references shorten to the
+//! shortest. A lifetime behind `&mut`, or in the arguments of a type other than `Option`, keeps its own name and clause,
+//! and so do all lifetimes of a method whose return type elides one.
 
 #![forbid(unsafe_code)]
 
@@ -32,8 +31,8 @@ use syn::{
     TypeReference, WhereClause, parse_quote,
 };
 
-/// Makes the async methods of a trait, or of an implementation of a trait, return boxed futures. The futures are
-/// `Send`, unless the argument of the attribute is `?Send`.
+/// Makes the async methods of a trait, or of an implementation of one, return boxed futures, which are `Send` unless the
+/// argument is `?Send`.
 #[proc_macro_attribute]
 pub fn async_trait(arguments: TokenStream, item: TokenStream) -> TokenStream {
     expand(arguments.into(), item.into()).unwrap_or_else(Error::into_compile_error).into()
@@ -75,7 +74,7 @@ fn expand(arguments: Tokens, item: Tokens) -> syn::Result<Tokens> {
     }
 }
 
-/// Returns an `#[allow]` attribute for the lints that the generated code would trigger.
+/// Lints that would find something in code that the macro adds.
 fn allowed() -> syn::Attribute {
     parse_quote! {
         #[allow(
@@ -104,10 +103,10 @@ fn predicates(clause: &mut Option<WhereClause>) -> &mut Punctuated<syn::WherePre
         .predicates
 }
 
-/// The item that contains a method: a trait, or an implementation of a trait.
+/// What surrounds a method: a trait, or an implementation of one.
 struct Outer<'a> {
     generics: &'a Generics,
-    /// The supertraits of the trait; `None` in an implementation.
+    /// `None` in an implementation.
     supertraits: Option<&'a Punctuated<TypeParamBound, Token![+]>>,
     send: bool,
 }
@@ -132,8 +131,7 @@ impl Outer<'_> {
         };
     }
 
-    /// Names the lifetimes that the arguments elide, and requires all type parameters and named lifetimes to outlive
-    /// the future.
+    /// Names the lifetimes that the arguments elide, and lets all type parameters and named lifetimes outlive the future.
     fn name_lifetimes(&self, signature: &mut Signature) {
         let mut names =
             Names { separate: elides_lifetime(&signature.output), own: Vec::new(), used: Vec::new() };
@@ -167,7 +165,7 @@ impl Outer<'_> {
                 predicates(&mut generics.where_clause).push(parse_quote!(#name: 'async_trait));
             }
         }
-        // Lifetime parameters must precede type parameters.
+        // Lifetimes come before types.
         for name in &names.own {
             generics.params.insert(0, parse_quote!(#name));
             predicates(&mut generics.where_clause).push(parse_quote!(#name: 'async_trait));
@@ -175,8 +173,7 @@ impl Outer<'_> {
         generics.params.insert(0, parse_quote!('async_trait));
     }
 
-    /// Requires `Self` to outlive the future if no reference to `Self` implies that, and adds the `Send` and `Sync`
-    /// bounds with which the future of a default body can hold `self`.
+    /// Lets `Self` outlive the future where no reference to it implies that, and lets a default body hold `self`.
     fn bound_self(&self, signature: &mut Signature, has_body: bool, mentions_self: bool) {
         let receiver = signature.receiver();
         let (by_reference, needed): (bool, &[&str]) = match receiver.map(|receiver| &receiver.kind) {
@@ -188,8 +185,7 @@ impl Outer<'_> {
             },
             _ => (false, &["Send"]),
         };
-        // `&'a self` implies only that `Self` outlives `'a`. A reference has its own lifetime if the return type elides
-        // one.
+        // A reference that keeps its own lifetime implies no more than that.
         let implied = by_reference && !elides_lifetime(&signature.output);
         let outlives = (mentions_self && !implied).then(|| quote!('async_trait+));
         let bounds = match self.supertraits {
@@ -215,7 +211,7 @@ fn box_body(signature: &mut Signature, body: &mut Block, output: &Tokens) {
         match input {
             FnArg::Receiver(receiver) => {
                 let by_value = !matches!(receiver.kind, ReceiverKind::Reference(..));
-                // The future owns `self` even if the body does not mention it.
+                // The future owns `self`, also where the body does not name it.
                 if by_value && receiver.mutability.is_none() {
                     bindings.extend(quote!(let _ = &self;));
                 }
@@ -246,7 +242,7 @@ fn box_body(signature: &mut Signature, body: &mut Block, output: &Tokens) {
         }
     }
     let result = format_ident!("__result", span = Span::mixed_site());
-    // The compiler infers the type of an async block from its first `return`.
+    // The type of an async block is that of its first `return`.
     let typed = (!output.to_string().contains("impl ")).then(|| {
         quote! {
             if false {
@@ -267,12 +263,12 @@ fn box_body(signature: &mut Signature, body: &mut Block, output: &Tokens) {
     *body = parse_quote!({ #statements });
 }
 
-/// A visitor that names the lifetimes that argument types elide.
+/// Names lifetimes that the types of arguments elide.
 struct Names {
-    /// Whether each elided lifetime at the current position gets its own name instead of `'async_trait`.
+    /// Whether what is visited needs lifetimes of its own.
     separate: bool,
     own: Vec<Lifetime>,
-    /// The lifetimes that the user named.
+    /// Lifetimes that the user named.
     used: Vec<Lifetime>,
 }
 
@@ -337,11 +333,11 @@ impl VisitMut for Names {
         *lifetime = self.name(Some(lifetime.clone()));
     }
 
-    // The lifetimes that a function pointer type elides belong to that type.
+    // Lifetimes that a function's type elides are its own.
     fn visit_type_fn_ptr_mut(&mut self, _: &mut syn::TypeFnPtr) {}
 }
 
-/// Requires the types behind `impl Trait` to outlive the future.
+/// Lets the types that `impl Trait` denotes outlive the future.
 fn bound_impl_traits(ty: &mut Type) {
     match ty {
         Type::ImplTrait(ty) => ty.bounds.push(parse_quote!('async_trait)),
@@ -355,7 +351,7 @@ fn bound_impl_traits(ty: &mut Type) {
     }
 }
 
-/// Returns whether the return type elides a lifetime.
+/// Whether the return type has a lifetime without a name.
 fn elides_lifetime(output: &ReturnType) -> bool {
     struct Elided(bool);
     impl VisitMut for Elided {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 
-/// Polls a future that completes at the first poll.
+/// Polls a future that never waits.
 fn ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
@@ -103,7 +103,7 @@ fn trait_objects_have_async_methods() {
     assert_eq!(ready(send(shared.clone().share())), 2);
 }
 
-/// The elided lifetime of the return type is the lifetime of `self`, not the shorter lifetime of an argument.
+/// The return type's elided lifetime is that of `self`, not that of a shorter argument.
 #[test]
 fn a_result_outlives_the_other_arguments() {
     let store = map("v");
@@ -114,7 +114,7 @@ fn a_result_outlives_the_other_arguments() {
     assert_eq!(name, "v");
 }
 
-/// A lifetime behind `&mut` differs from the lifetime of the borrow, so the buffer is free again after the call.
+/// A lifetime behind `&mut` is not that of the borrow: the buffer is free again after the call.
 #[test]
 fn a_mutable_argument_is_borrowed_for_the_call() {
     let (store, mut buffer) = (map("v"), vec!["before"]);
@@ -161,7 +161,7 @@ impl Consumer for Counted {
     async fn consume(self, _: Counted, _named: Counted) {}
 }
 
-/// As with an async function, arguments live as long as the future, even if the body does not mention them.
+/// As with an async function, arguments live as long as the future, also those that the body does not name.
 #[test]
 fn a_future_owns_its_arguments() {
     let dropped = Arc::new(AtomicUsize::new(0));
