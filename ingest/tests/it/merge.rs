@@ -62,19 +62,19 @@ impl Row {
 /// The configuration of a dataset.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
-    gap: bool,
+    pub(crate) gap: bool,
     pub(crate) keyed: bool,
     /// Whether the request orders samples with equal times.
-    ordered: bool,
-    partition: &'static str,
+    pub(crate) ordered: bool,
+    pub(crate) partition: &'static str,
     /// The options of the features with ids.
-    ids: &'static str,
+    pub(crate) ids: &'static str,
     pub(crate) timeline: bool,
     /// Whether the dataset keeps a text column and an integer column.
-    keep: bool,
-    layout: Layout,
-    order: Order,
-    buckets: u32,
+    pub(crate) keep: bool,
+    pub(crate) layout: Layout,
+    pub(crate) order: Order,
+    pub(crate) buckets: u32,
 }
 
 pub(crate) const SETUP: Setup = Setup {
