@@ -24,6 +24,7 @@ extern crate self as onefold_datasets;
 // Checks the processor at the start of every program that handles datasets.
 use onefold_processor as _;
 
+pub mod compact;
 mod conform;
 mod dense;
 pub mod digest;
@@ -31,6 +32,7 @@ mod error;
 mod extension;
 pub mod folded;
 pub mod footer;
+pub mod forget;
 mod identity;
 mod ids;
 mod lists;
@@ -40,9 +42,11 @@ mod partition;
 mod partition_column;
 mod partition_filter;
 mod problem;
+mod rewrite;
 pub mod scan;
 mod schema;
 mod snapshot;
+mod users;
 pub mod vacuum;
 pub mod verify;
 pub mod vocabulary;
@@ -60,6 +64,7 @@ pub use partition::PartitionKey;
 pub use partition_column::{PartitionColumn, PartitionType};
 pub use partition_filter::{PartitionChoice, PartitionFilter};
 pub use problem::Problem;
+pub use rewrite::RewriteOptions;
 pub use schema::{
     FeatureGroup, IdEncoding, KeptColumn, KeptKind, SAMPLE_KEY_COLUMN, SESSION_COLUMN, Schema, SparseFeature,
     SparseKind, TIME_COLUMN,

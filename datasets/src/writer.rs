@@ -30,12 +30,13 @@ mod location;
 mod options;
 mod order;
 mod row_group;
+mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Int64Type, TimestampMicrosecondType};
+use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
 use onefold_base::fault::{option, text};
 use onefold_storage::Storage;
 
@@ -46,10 +47,10 @@ pub use self::encoders::Encoders;
 pub use self::finish::Written;
 pub use self::location::check_new_location;
 pub use self::options::WriterOptions;
+pub(crate) use self::samples::SampleWriter;
 use crate::conform::conform;
 use crate::digest::Digest;
 use crate::extension::{SAME_CONFIGURATION, misfit as misfit_of_schemas};
-use crate::lists::Lists;
 use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::partition_column::misfit;
 use crate::snapshot::{Snapshot, WrittenBucket, latest_head};
@@ -81,12 +82,11 @@ pub struct DatasetWriter {
     finished: bool,
 }
 
-/// A range of buckets to which samples are written, and its samples that are not yet in a row group.
+/// A range of buckets to which samples are written.
 #[derive(Debug)]
 struct OpenRange {
     place: (PartitionKey, u32),
-    writer: BucketWriter,
-    rows: Vec<RecordBatch>,
+    samples: SampleWriter,
 }
 
 impl DatasetWriter {
@@ -213,7 +213,7 @@ impl DatasetWriter {
         for run in session_ids(&batch).chunk_by(|a, b| range(a) == range(b)) {
             self.enter(key, range(&run[0]))?;
             if let Some(open) = &mut self.open {
-                open.append(&batch.slice(start, run.len()))?;
+                open.samples.append(&batch.slice(start, run.len()))?;
             }
             start += run.len();
         }
@@ -221,7 +221,7 @@ impl DatasetWriter {
     }
 
     /// Declares that what is written replaces this range of buckets of this partition, even if nothing is written to it.
-    /// Needed for [`Commit::Merge`] alone, where ranges that are neither written nor declared are kept.
+    /// Needed where ranges that are neither written nor declared are kept, as by [`Commit::Merge`].
     ///
     /// # Errors
     ///
@@ -281,8 +281,8 @@ impl DatasetWriter {
                 "sort the samples by partition and bucket before writing",
             ));
         }
-        let writer = self.writers.range(key, range);
-        self.open = Some(OpenRange { place, writer, rows: Vec::new() });
+        let samples = SampleWriter::new(self.writers.range(key, range));
+        self.open = Some(OpenRange { place, samples });
         Ok(())
     }
 
@@ -318,8 +318,13 @@ impl DatasetWriter {
     }
 
     /// The files of the range are removed if this is dropped.
-    fn owns(&mut self, range: &WrittenBucket) {
+    pub(crate) fn owns(&mut self, range: &WrittenBucket) {
         self.paths.extend(range.paths().map(str::to_owned));
+    }
+
+    /// Writes some samples of a range of buckets, into files whose names no other call gives.
+    pub(crate) fn some_of_range(&self, key: &PartitionKey, range: u32) -> SampleWriter {
+        SampleWriter::new(self.writers.for_part(1).range(key, range))
     }
 
     fn put(&mut self, range: WrittenBucket) {
@@ -336,9 +341,8 @@ impl DatasetWriter {
 
     /// Ends the range that is open. What is left to do for its files is done on a thread of its own.
     fn close_range(&mut self) -> Result<()> {
-        let Some(mut open) = self.open.take() else { return Ok(()) };
-        open.end_row_group()?;
-        self.closing.close(open.writer)?;
+        let Some(open) = self.open.take() else { return Ok(()) };
+        self.closing.close(open.samples.end()?)?;
         self.add_closed();
         Ok(())
     }
@@ -349,33 +353,6 @@ impl DatasetWriter {
             self.owns(&written);
             self.put(written);
         }
-    }
-}
-
-impl OpenRange {
-    fn append(&mut self, batch: &RecordBatch) -> Result<()> {
-        let (sessions, times, bytes) = (session_ids(batch), times(batch), decoded_row_bytes(batch));
-        let mut start = 0;
-        for row in 0..batch.num_rows() {
-            if self.writer.push(sessions[row], times[row], bytes[row])? {
-                self.keep(batch, start..row);
-                self.end_row_group()?;
-                start = row;
-            }
-        }
-        self.keep(batch, start..batch.num_rows());
-        Ok(())
-    }
-
-    fn keep(&mut self, batch: &RecordBatch, rows: std::ops::Range<usize>) {
-        if !rows.is_empty() {
-            self.rows.push(batch.slice(rows.start, rows.len()));
-        }
-    }
-
-    fn end_row_group(&mut self) -> Result<()> {
-        let rows = std::mem::take(&mut self.rows);
-        if rows.is_empty() { Ok(()) } else { self.writer.write_row_group(Box::new(move || Ok(rows))) }
     }
 }
 
@@ -402,7 +379,7 @@ fn base(storage: &Storage, schema: &Schema, options: &WriterOptions) -> Result<O
             Err(onefold_storage::Error::exists(storage.location(), hint).into())
         }
         (Some(base), Commit::Overwrite) => Ok(Some(base)),
-        (Some(base), Commit::Append | Commit::Replace | Commit::Merge) => {
+        (Some(base), Commit::Append | Commit::Replace | Commit::Merge | Commit::Forget | Commit::Compact) => {
             check_appendable(storage, &base, schema, options)?;
             Ok(Some(base))
         }
@@ -461,25 +438,6 @@ fn session_ids(batch: &RecordBatch) -> &[i64] {
 fn times(batch: &RecordBatch) -> &[i64] {
     let column = batch.column_by_name(TIME_COLUMN);
     column.map_or(&[], |column| column.as_primitive::<TimestampMicrosecondType>().values())
-}
-
-/// Decoded bytes of each row of `batch`: 8 for a session id, a time, a kept value and every id, 4 for every float, and
-/// those of kept texts.
-fn decoded_row_bytes(batch: &RecordBatch) -> Vec<usize> {
-    let floats = batch.columns().iter().filter(|column| *column.data_type() == DataType::Float32).count();
-    let lists: Vec<Lists> = batch.columns().iter().filter_map(Lists::of).collect();
-    let numbers = batch.num_columns() - floats - lists.len();
-    let mut bytes = vec![4 * floats + 8 * numbers; batch.num_rows()];
-    for column in lists {
-        for (row, bytes) in bytes.iter_mut().enumerate() {
-            *bytes += 8 * column.size(row);
-        }
-    }
-    for texts in batch.columns().iter().filter_map(|column| column.as_string_opt::<i32>()) {
-        let lengths = texts.offsets().windows(2).map(|pair| (pair[1] - pair[0]) as usize);
-        bytes.iter_mut().zip(lengths).for_each(|(bytes, length)| *bytes += length);
-    }
-    bytes
 }
 
 #[cfg(test)]

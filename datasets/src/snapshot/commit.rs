@@ -14,6 +14,7 @@ use onefold_base::fault::{Fault, Kind};
 use onefold_storage::{Created, Storage, random_name};
 
 use super::bucket::{WrittenBucket, manifest};
+use super::manifest::Manifest;
 use super::manifests::{self, Listed, checksum};
 use super::{
     ColumnChanges, Commit, FORMAT_VERSION, FileSet, Layout, ManifestEntry, Operation, Order, Sessions,
@@ -33,7 +34,8 @@ pub(crate) struct Changes {
     pub(crate) schema: Schema,
     pub(crate) sample_keys: bool,
     pub(crate) partition_columns: Vec<PartitionColumn>,
-    /// The ranges of buckets written. A merge replaces these ranges, any other commit whole partitions.
+    /// The ranges of buckets written. Some kinds of commit [replace these ranges](Commit::replaces_ranges), the others
+    /// whole partitions.
     pub(crate) written: BTreeMap<PartitionKey, BTreeMap<u32, WrittenBucket>>,
     /// The vocabularies added or extended, and no others. The dataset's other ones stay as they are.
     pub(crate) vocabularies: BTreeMap<String, VocabularyFile>,
@@ -48,7 +50,8 @@ impl Changes {
     /// Whether the changes replace the range of a bucket of a partition.
     fn replaces(&self, key: &PartitionKey, bucket: u32) -> bool {
         let range = self.division.range_of(bucket);
-        self.written.get(key).is_some_and(|ranges| self.kind != Commit::Merge || ranges.contains_key(&range))
+        let ranges = self.written.get(key);
+        ranges.is_some_and(|ranges| !self.kind.replaces_ranges() || ranges.contains_key(&range))
     }
 
     fn ranges_written(&self) -> impl Iterator<Item = &WrittenBucket> {
@@ -78,6 +81,17 @@ fn write_manifest(storage: &Storage, changes: &Changes) -> Result<Option<Manifes
     let (Some(first), Some(last)) = (written().next(), written().last()) else { return Ok(None) };
     let (first, last) = (first.key.clone(), last.key.clone());
     let manifest = manifest(&changes.schema, written());
+    Ok(Some(store_manifest(storage, &manifest, (first, last), ColumnChanges::default())?))
+}
+
+/// Writes a manifest, all of whose row groups are to belong to the snapshot. `first` and `last` are the smallest and the
+/// largest key of their partitions.
+fn store_manifest(
+    storage: &Storage,
+    manifest: &Manifest,
+    (first, last): (PartitionKey, PartitionKey),
+    changes: ColumnChanges,
+) -> Result<ManifestEntry> {
     let rows = u32::try_from(manifest.rows.len()).map_err(std::io::Error::other)?;
     let encoded = manifest.encode().map_err(std::io::Error::other)?;
     let (statistics, rest) = encoded.bytes.split_at(encoded.statistics_bytes as usize);
@@ -90,10 +104,20 @@ fn write_manifest(storage: &Storage, changes: &Changes) -> Result<Option<Manifes
         first,
         last,
         rows: vec![(0, rows)],
-        changes: ColumnChanges::default(),
+        changes,
     };
     storage.create(&entry.path, encoded.bytes)?;
-    Ok(Some(entry))
+    Ok(entry)
+}
+
+/// Writes manifests again that have row groups which do not belong to the snapshot any more: their statistics tell of
+/// samples that are to be forgotten.
+fn only_live_rows(storage: &Storage, entries: Vec<ManifestEntry>) -> Result<Vec<ManifestEntry>> {
+    let only_live = |entry: ManifestEntry| -> Result<ManifestEntry> {
+        let Some(manifest) = entry.live_part(storage)? else { return Ok(entry) };
+        store_manifest(storage, &manifest, (entry.first, entry.last), entry.changes)
+    };
+    entries.into_iter().map(only_live).collect()
 }
 
 /// Creates the next snapshot, with the manifest of what was written.
@@ -187,6 +211,9 @@ fn apply(
 ) -> Result<Snapshot> {
     let kept = base.filter(|_| !changes.replaces_everything());
     let Left { mut manifests, mut statistics, removed } = left_of(storage, kept, changes)?;
+    if changes.kind == Commit::Forget {
+        manifests = only_live_rows(storage, manifests)?;
+    }
     let number = base.map_or(0, |base| base.snapshot) + 1;
     let mut features_since = kept.map(|base| base.features_since.clone()).unwrap_or_default();
     let added = kept.map(|base| changes.schema.further_features(&base.schema)).unwrap_or_default();

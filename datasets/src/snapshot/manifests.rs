@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::manifest::{ManifestFile, Parts, Row, StatisticsRow};
+use super::manifest::{Manifest, ManifestFile, Parts, Row, StatisticsRow};
 use super::{
     ColumnChanges, DataFile, FileSet, MISSING_DENSE, Partition, RowGroup, RowGroupStatistics,
     SampleStatistics,
@@ -105,6 +105,34 @@ impl ManifestEntry {
             }
         }
         ManifestFile::open(ranges).map_err(wrong)
+    }
+
+    /// A manifest of the row groups that belong to the snapshot; `None` if all of the file do.
+    ///
+    /// # Errors
+    ///
+    /// As [`listed`](Self::listed).
+    pub(super) fn live_part(&self, storage: &Storage) -> Result<Option<Manifest>> {
+        let wrong = |message: String| self.wrong(storage, message);
+        let live: usize = self.rows.iter().map(|(first, next)| next.saturating_sub(*first) as usize).sum();
+        if self.open(storage, false)?.len() == live {
+            return Ok(None);
+        }
+        let file = self.open(storage, true)?;
+        let is_live = |number: &usize| {
+            self.rows.iter().any(|(first, next)| (*first as usize..*next as usize).contains(number))
+        };
+        let mut manifest = Manifest { names: file.names().clone(), ..Manifest::default() };
+        let rows = file.rows().map_err(wrong)?.into_iter().enumerate();
+        manifest.rows.extend(rows.filter(|(number, _)| is_live(number)).map(|(_, row)| row));
+        let (mut parts, mut number) = (file.statistics().map_err(wrong)?, 0);
+        while let Some(part) = parts.next().map_err(wrong)? {
+            let (first, rows) = (number, part.len());
+            let live = (first..).zip(part).filter(|(number, _)| is_live(number));
+            manifest.statistics.extend(live.map(|(_, statistics)| statistics));
+            number += rows;
+        }
+        Ok(Some(manifest))
     }
 
     /// The row groups that belong to the snapshot, in their order.
@@ -287,6 +315,11 @@ impl<'a> RowStatistics<'a> {
         let dense = schema.dense.iter().map(String::as_str);
         let dense = places(dense, &file.names().dense, &entry.changes).map_err(wrong)?;
         Ok(Self { entry, storage, schema, sparse, dense, file, parts, rows: Vec::new(), numbers: 0..0 })
+    }
+
+    /// The number of row groups that the manifest describes, whether they belong to the snapshot or not.
+    pub(crate) fn len(&self) -> usize {
+        self.file.len()
     }
 
     /// The statistics of the row group in row `number`, in the order of the schema; of dense features only if they are

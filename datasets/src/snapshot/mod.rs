@@ -22,6 +22,7 @@ pub(crate) mod editing;
 mod files;
 mod manifest;
 mod manifests;
+mod set_statistics;
 mod statistics;
 mod store;
 #[cfg(test)]
@@ -40,7 +41,8 @@ pub use self::changes::{ColumnChanges, MISSING_DENSE, missing_column, with_name}
 pub(crate) use self::commit::{Changes, commit, utc};
 pub use self::files::{DataFile, FileSet, Partition, RowGroup};
 pub use self::manifests::ManifestEntry;
-pub(crate) use self::manifests::{NamedFiles, RowStatistics, rows_of_sets};
+pub(crate) use self::manifests::{NamedFiles, RowStatistics};
+pub(crate) use self::set_statistics::SetStatistics;
 pub(crate) use self::statistics::RowGroupStatistics;
 pub use self::statistics::{FeatureStatistics, SampleStatistics, Statistics};
 pub use self::store::{SnapshotEntry, history};
@@ -192,12 +194,21 @@ pub enum Commit {
     Merge,
     /// Features were dropped or renamed. A snapshot records it, and no writer is told it.
     Alter,
+    /// The samples of some users were [removed](crate::forget). As `Merge`, of a writer that reads the dataset itself.
+    Forget,
+    /// Files were [merged](crate::compact), and all samples are there as before. Likewise.
+    Compact,
 }
 
 impl Commit {
     /// Whether partitions that are not written are kept.
     pub fn keeps_others(self) -> bool {
-        matches!(self, Self::Append | Self::Replace | Self::Merge | Self::Alter)
+        !matches!(self, Self::Create | Self::Overwrite)
+    }
+
+    /// Whether of a partition only the ranges of buckets written are replaced.
+    pub(crate) fn replaces_ranges(self) -> bool {
+        matches!(self, Self::Merge | Self::Forget | Self::Compact)
     }
 
     /// The name that people read.
@@ -209,6 +220,8 @@ impl Commit {
             Self::Replace => "replace",
             Self::Merge => "merge",
             Self::Alter => "alter",
+            Self::Forget => "forget",
+            Self::Compact => "compact",
         }
     }
 }

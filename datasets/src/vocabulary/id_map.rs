@@ -86,9 +86,10 @@ impl IdMap {
     }
 
     /// A value that occurs twice, if there is one.
-    pub(super) fn repeated(values: &[i64]) -> Option<i64> {
-        let mut seen = HashSet::with_capacity_and_hasher(values.len(), FixedState::default());
-        values.iter().copied().find(|value| !seen.insert(*value))
+    pub(super) fn repeated(mut values: impl Iterator<Item = i64>) -> Option<i64> {
+        let most = values.size_hint().1.unwrap_or(0);
+        let mut seen = HashSet::with_capacity_and_hasher(most, FixedState::default());
+        values.find(|value| !seen.insert(*value))
     }
 
     /// The id of `original`, [`OUT_OF_VOCABULARY`] if it has none.

@@ -46,7 +46,7 @@ impl DatasetWriter {
         self.check_losses(&old, &new)?;
         let before = |key: &PartitionKey| old.get(key).map_or(0, |old| old.samples);
         let partitions = new.iter().map(|(key, new)| ((*key).clone(), (before(key), new.number))).collect();
-        let is_unchanged = same_samples(&old, &new);
+        let is_unchanged = self.options.commit != Commit::Compact && same_samples(&old, &new);
         let added = std::mem::take(&mut self.vocabularies);
         self.check_vocabularies(kept, &added)?;
         // A vocabulary with the content of the dataset's is not changed. Its new file is named by no snapshot.
@@ -82,11 +82,12 @@ impl DatasetWriter {
         Ok(Written { snapshot, changed: true, partitions })
     }
 
-    /// The samples of a partition in the ranges written; when merging, together with the other ranges of `old`.
+    /// The samples of a partition in the ranges written; where only these are replaced, together with the other ranges
+    /// of `old`.
     fn samples(&self, written: &BTreeMap<u32, WrittenBucket>, old: Option<&Partition>) -> Samples {
         let mut samples = Samples::default();
         written.values().for_each(|range| samples.add(range.samples(), range.digest()));
-        if self.options.commit == Commit::Merge {
+        if self.options.commit.replaces_ranges() {
             let sets = old.into_iter().flat_map(|old| &old.files);
             let buckets = self.options.buckets;
             for set in sets.filter(|set| !written.contains_key(&buckets.range_of(set.bucket))) {

@@ -92,7 +92,7 @@ impl Aging {
                 self.partitions.push(partition.clone());
                 vec![partition]
             }
-            Commit::Replace | Commit::Merge | Commit::Alter => {
+            Commit::Replace | Commit::Merge | Commit::Alter | Commit::Forget | Commit::Compact => {
                 vec![self.partitions[self.random.random_range(0..self.partitions.len())].clone()]
             }
         };

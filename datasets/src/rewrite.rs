@@ -1,0 +1,296 @@
+//! Writes files of a dataset again, with all of their samples or without some: what [`forget`](crate::forget) and
+//! [`compact`](crate::compact) have in common.
+//!
+//! ```text
+//! files of a range     a  b  c  d        b and c are chosen
+//! the range then       a  b' d           the new files hold what is kept of b and c, cut as a writer cuts samples
+//! ```
+//!
+//! Files that are not chosen stay as they are. The commit describes a whole range in one manifest, so that new files
+//! keep their place between the others. Row groups are read one by one: what is in memory are those that are being
+//! written.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float32Array, Int64Array, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::{Float32Type, Int64Type, TimestampMicrosecondType};
+use onefold_base::fault::{Fault, Kind};
+use onefold_base::progress::Reporter;
+use onefold_storage::Storage;
+use rayon::prelude::*;
+
+use crate::digest::Digest;
+use crate::scan::OpenFiles;
+use crate::schema::with_sample_keys;
+use crate::snapshot::{SetStatistics, latest_head, not_a_dataset};
+use crate::writer::SampleWriter;
+use crate::{
+    Commit, DatasetWriter, Error, FileSet, KeptColumn, Order, PartitionKey, Result, RowGroup,
+    SAMPLE_KEY_COLUMN, SESSION_COLUMN, Snapshot, TIME_COLUMN, Vocabulary, WriterOptions, Written,
+    WrittenBucket,
+};
+
+/// How files are written again. They are those of a new dataset with the same options.
+#[derive(Debug, Clone, Copy)]
+pub struct RewriteOptions {
+    /// Threads that decode and encode.
+    pub threads: usize,
+    /// As [`WriterOptions::row_group_bytes`].
+    pub row_group_bytes: usize,
+    /// As [`WriterOptions::file_bytes`].
+    pub file_bytes: usize,
+}
+
+impl RewriteOptions {
+    /// Row groups and files of the size that builds write, with so many threads.
+    pub fn new(threads: usize) -> Self {
+        let WriterOptions { row_group_bytes, file_bytes, .. } = WriterOptions::new(Order::Session);
+        Self { threads, row_group_bytes, file_bytes }
+    }
+}
+
+/// Starts a writer of this kind, and loads the snapshot that it is for.
+pub(crate) fn start(
+    storage: &Storage,
+    kind: Commit,
+    how: &RewriteOptions,
+) -> Result<(DatasetWriter, Snapshot)> {
+    loop {
+        let number = latest_head(storage)?.ok_or_else(|| not_a_dataset(storage))?.snapshot;
+        let snapshot = Snapshot::load_from(storage, Some(number))?;
+        let options = WriterOptions {
+            layout: snapshot.layout,
+            commit: kind,
+            sample_keys: snapshot.sample_keys,
+            buckets: snapshot.division(),
+            sessions: snapshot.sessions.clone(),
+            threads: how.threads,
+            column_order: column_order(&snapshot),
+            row_group_bytes: how.row_group_bytes,
+            file_bytes: how.file_bytes,
+            ..WriterOptions::new(snapshot.order)
+        };
+        let writer = DatasetWriter::create_in(storage.clone(), snapshot.schema.clone(), options)?;
+        // Another writer may have committed meanwhile.
+        if writer.appended_to().is_some_and(|head| head.snapshot == number) {
+            return Ok((writer, snapshot));
+        }
+    }
+}
+
+/// The columns of the first file, if they are not in the order of the schema: they come first in new files, too.
+fn column_order(snapshot: &Snapshot) -> Vec<String> {
+    let mut sets = snapshot.partitions.iter().flat_map(|partition| &partition.files);
+    let Some(set) = sets.next() else { return Vec::new() };
+    let columns = with_sample_keys(snapshot.schema.to_arrow(), snapshot.sample_keys);
+    let names = set.files.iter().take(1).flat_map(|file| file.columns.iter());
+    let names: Vec<&str> = names.filter_map(|name| set.changes.in_schema(name)).collect();
+    let places = names.into_iter().filter_map(|name| Some((columns.index_of(name).ok()?, name)));
+    let (places, names): (Vec<usize>, Vec<&str>) = places.unzip();
+    if places.is_sorted() { Vec::new() } else { names.into_iter().map(str::to_owned).collect() }
+}
+
+/// Writes files of a snapshot again.
+pub(crate) struct Rewriter<'a> {
+    storage: &'a Storage,
+    snapshot: &'a Snapshot,
+    writer: DatasetWriter,
+    statistics: SetStatistics<'a>,
+    pool: rayon::ThreadPool,
+    reporter: &'a dyn Reporter,
+}
+
+impl<'a> Rewriter<'a> {
+    /// Rewrites files of `snapshot`, with a writer that was [started](start) for it.
+    pub(crate) fn new(
+        storage: &'a Storage,
+        snapshot: &'a Snapshot,
+        writer: DatasetWriter,
+        threads: usize,
+        reporter: &'a dyn Reporter,
+    ) -> Result<Self> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+        let pool = pool.map_err(std::io::Error::other)?;
+        let statistics = SetStatistics::new(storage, snapshot)?;
+        Ok(Self { storage, snapshot, writer, statistics, pool, reporter })
+    }
+
+    /// Writes those of the `sets` of a range again that are `chosen`, with the samples of the sessions that are kept.
+    /// Gives the whole range. The new files are removed if this is dropped before it has [finished](Self::finish).
+    ///
+    /// # Errors
+    ///
+    /// Those of reading and writing files.
+    pub(crate) fn rewrite(
+        &mut self,
+        key: &PartitionKey,
+        sets: &[FileSet],
+        chosen: &[bool],
+        is_kept: &dyn Fn(i64) -> bool,
+    ) -> Result<WrittenBucket> {
+        let range = sets.first().map_or(0, |set| self.snapshot.division().range_of(set.bucket));
+        let mut whole = WrittenBucket::empty(key.clone(), range);
+        let mut output: Option<SampleWriter> = None;
+        for (set, chosen) in sets.iter().zip(chosen) {
+            if *chosen {
+                let output = output.get_or_insert_with(|| self.writer.some_of_range(key, range));
+                self.copy(set, is_kept, output)?;
+                continue;
+            }
+            self.end(output.take(), &mut whole)?;
+            whole.statistics.extend(self.statistics.of(set)?);
+            whole.files.push(set.clone());
+        }
+        self.end(output, &mut whole)?;
+        Ok(whole)
+    }
+
+    /// Ends new files, and adds them to their range.
+    fn end(&mut self, output: Option<SampleWriter>, whole: &mut WrittenBucket) -> Result<()> {
+        let Some(output) = output else { return Ok(()) };
+        let written = output.finish()?;
+        self.writer.owns(&written);
+        whole.files.extend(written.files);
+        whole.statistics.extend(written.statistics);
+        Ok(())
+    }
+
+    /// Appends the samples of a set whose sessions are kept.
+    fn copy(&self, set: &FileSet, is_kept: &dyn Fn(i64) -> bool, output: &mut SampleWriter) -> Result<()> {
+        let files = OpenFiles::open(self.storage, self.snapshot, set)?;
+        files.check_columns(&self.snapshot.columns_of(set))?;
+        for row_group in 0..files.row_groups() {
+            let _fetched = files.fetch(row_group)?;
+            let samples = self.pool.install(|| samples(&files, self.snapshot, row_group))?;
+            let sessions = files.numbers::<Int64Type>(row_group, SESSION_COLUMN)?;
+            let mut start = 0;
+            for run in sessions.chunk_by(|a, b| is_kept(*a) == is_kept(*b)) {
+                if is_kept(run[0]) {
+                    output.append(&samples.slice(start, run.len()))?;
+                }
+                start += run.len();
+            }
+            self.reporter.advance(sessions.len() as u64);
+            self.reporter.go_on()?;
+        }
+        Ok(())
+    }
+
+    /// Removes the files of a range that was [rewritten](Self::rewrite) as a whole, and is not [added](Self::add).
+    pub(crate) fn discard(&self, range: &WrittenBucket) {
+        self.storage.clean_up(range.paths().map(str::to_owned).collect());
+    }
+
+    /// Makes a range that was [rewritten](Self::rewrite) a part of the commit.
+    ///
+    /// # Errors
+    ///
+    /// As [`DatasetWriter::add_part`].
+    pub(crate) fn add(&mut self, range: WrittenBucket) -> Result<()> {
+        self.writer.add_part(range)
+    }
+
+    /// Makes a vocabulary a part of the commit, in place of the dataset's of this name.
+    ///
+    /// # Errors
+    ///
+    /// As [`DatasetWriter::add_vocabulary`].
+    pub(crate) fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
+        self.writer.add_vocabulary(name, vocabulary)
+    }
+
+    /// Commits what was added.
+    ///
+    /// # Errors
+    ///
+    /// As [`DatasetWriter::finish`].
+    pub(crate) fn finish(self) -> Result<Written> {
+        self.writer.finish()
+    }
+}
+
+/// Chooses further sets of a range, so that each run of chosen ones can be written for itself: those whose columns are
+/// not those of the schema, which another manifest would have to say; and all where sessions do not fit into row groups,
+/// or are not contiguous in the first place.
+pub(crate) fn choose_whole_runs(snapshot: &Snapshot, sets: &[FileSet], chosen: &mut [bool]) {
+    if !chosen.contains(&true) {
+        return;
+    }
+    let row_groups: Vec<&RowGroup> = sets.iter().flat_map(|set| &set.row_groups).collect();
+    let goes_on = |pair: &[&RowGroup]| pair[0].last_session == pair[1].first_session;
+    if !snapshot.order.is_clustered() || row_groups.windows(2).any(goes_on) {
+        chosen.fill(true);
+    }
+    for (set, chosen) in sets.iter().zip(chosen) {
+        *chosen |= !set.changes.is_none();
+    }
+}
+
+/// Checks that a range that was written again has the samples of `sets` but for so many; all of them, if none are
+/// removed.
+///
+/// # Errors
+///
+/// [`Error::Fault`] if it has others: a bug.
+pub(crate) fn check_samples(sets: &[FileSet], range: &WrittenBucket, removed: u64) -> Result<()> {
+    let before: u64 = sets.iter().map(|set| set.samples).sum();
+    let mut digest = Digest::default();
+    sets.iter().flat_map(|set| &set.row_groups).for_each(|row_group| digest.merge(row_group.digest));
+    // Files whose features changed since have the digest of other columns.
+    let is_current = sets.iter().all(|set| set.changes.is_none());
+    let same_samples = removed > 0 || !is_current || digest == range.digest();
+    if before == range.samples() + removed && same_samples {
+        return Ok(());
+    }
+    let message = format!(
+        "of {before} samples {removed} were to be removed, but {} are left, or others",
+        range.samples()
+    );
+    let hint = "nothing was committed; run `onefold-ingest verify`, and report this if that finds nothing";
+    Err(Fault::new(Kind::Failed, message).hint(hint).into())
+}
+
+/// The number of files of sets, and their size.
+pub(crate) fn files_of<'s>(sets: impl IntoIterator<Item = &'s FileSet>) -> (u64, u64) {
+    sets.into_iter()
+        .fold((0, 0), |(files, bytes), set| (files + set.files.len() as u64, bytes + set.bytes_on_disk()))
+}
+
+/// The samples of a row group, as a writer takes them. Lists are views of ids that samples share.
+fn samples(files: &OpenFiles, snapshot: &Snapshot, row_group: usize) -> Result<RecordBatch> {
+    let schema = &snapshot.schema;
+    let kept: HashMap<&str, &KeptColumn> =
+        schema.kept.iter().map(|column| (column.name.as_str(), column)).collect();
+    let lists = schema.groups.iter().flat_map(|group| group.features.iter().map(move |f| (group, f)));
+    let lists: HashMap<&str, _> = lists.map(|(group, f)| (f.name.as_str(), (group, f))).collect();
+    let columns = with_sample_keys(schema.to_arrow(), snapshot.sample_keys);
+    let column = |name: &str| -> Result<ArrayRef> {
+        if let Some((group, feature)) = lists.get(name) {
+            let lists = files.lists(row_group, snapshot.layout, group, feature)?;
+            return Ok(lists.to_views(0..lists.len()));
+        }
+        if let Some(column) = kept.get(name) {
+            return files.kept(row_group, column);
+        }
+        Ok(match name {
+            name if name == SESSION_COLUMN || snapshot.sample_keys && name == SAMPLE_KEY_COLUMN => {
+                Arc::new(Int64Array::new(files.numbers::<Int64Type>(row_group, name)?, None))
+            }
+            TIME_COLUMN => {
+                let times = files.numbers::<TimestampMicrosecondType>(row_group, name)?;
+                Arc::new(TimestampMicrosecondArray::new(times, None))
+            }
+            _ => Arc::new(Float32Array::new(files.numbers::<Float32Type>(row_group, name)?, None)),
+        })
+    };
+    let fields: Vec<_> = columns.fields().iter().collect();
+    let arrays = fields.into_par_iter().map(|field| -> Result<(String, ArrayRef, bool)> {
+        Ok((field.name().clone(), column(field.name())?, field.is_nullable()))
+    });
+    let arrays: Vec<_> = arrays.collect::<Result<_>>()?;
+    RecordBatch::try_from_iter_with_nullable(arrays).map_err(Error::from)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
