@@ -24,6 +24,7 @@ use crate::digest::Digest;
 use crate::scan::OpenFiles;
 use crate::schema::with_sample_keys;
 use crate::snapshot::{SetStatistics, latest_head, not_a_dataset};
+use crate::vocabulary::FormerOriginals;
 use crate::writer::SampleWriter;
 use crate::{
     Commit, DatasetWriter, Error, FileSet, KeptColumn, Order, PartitionKey, Result, RowGroup,
@@ -191,13 +192,19 @@ impl<'a> Rewriter<'a> {
         self.writer.add_part(range)
     }
 
-    /// Makes a vocabulary a part of the commit, in place of the dataset's of this name.
+    /// Makes a vocabulary, of which originals were removed, a part of the commit in place of the dataset's of this name.
+    /// Before, they were `former`.
     ///
     /// # Errors
     ///
     /// As [`DatasetWriter::add_vocabulary`].
-    pub(crate) fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
-        self.writer.add_vocabulary(name, vocabulary)
+    pub(crate) fn add_vocabulary(
+        &mut self,
+        name: &str,
+        vocabulary: &Vocabulary,
+        former: Vec<FormerOriginals>,
+    ) -> Result<()> {
+        self.writer.add_vocabulary_of(name, vocabulary, former)
     }
 
     /// Commits what was added.

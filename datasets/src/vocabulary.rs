@@ -39,7 +39,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 pub use self::counter::{CountBudget, VocabularyCounter};
-pub use self::file::VocabularyFile;
+pub use self::file::{FormerOriginals, VocabularyFile};
 pub use self::id_map::IdMap;
 pub use self::originals::OriginalKind;
 use self::originals::{Originals, TextColumn};

@@ -54,6 +54,7 @@ use crate::extension::{SAME_CONFIGURATION, misfit as misfit_of_schemas};
 use crate::names::{WRITTEN_FOLDERS, vocabulary_file};
 use crate::partition_column::misfit;
 use crate::snapshot::{Snapshot, WrittenBucket, latest_head};
+use crate::vocabulary::FormerOriginals;
 use crate::{
     Buckets, Commit, Error, PartitionColumn, PartitionKey, Result, SESSION_COLUMN, Schema, TIME_COLUMN,
     Vocabulary, VocabularyFile,
@@ -241,10 +242,22 @@ impl DatasetWriter {
     ///
     /// [`Error::Storage`] and [`Error::Fault`] if its file cannot be written.
     pub fn add_vocabulary(&mut self, name: &str, vocabulary: &Vocabulary) -> Result<()> {
+        let known = self.appended_to().and_then(|base| base.vocabularies.get(name));
+        let former = known.map(|file| file.former.clone()).unwrap_or_default();
+        self.add_vocabulary_of(name, vocabulary, former)
+    }
+
+    /// The same, of which some originals were removed: before, they were these.
+    pub(crate) fn add_vocabulary_of(
+        &mut self,
+        name: &str,
+        vocabulary: &Vocabulary,
+        former: Vec<FormerOriginals>,
+    ) -> Result<()> {
         let BucketWriters { storage, attempt, .. } = &self.writers;
         let path = vocabulary_file(name, attempt);
         self.paths.push(path.clone());
-        let file = vocabulary.write(storage, &path)?;
+        let file = VocabularyFile { former, ..vocabulary.write(storage, &path)? };
         self.vocabularies.insert(name.to_owned(), file);
         Ok(())
     }

@@ -2,13 +2,13 @@
 //!
 //! A row of a table is learned for an id, and what an id stands for is what the dataset's vocabulary says. So a model
 //! keeps a digest of every vocabulary, and is used only with vocabularies that go on from those: where `append` has
-//! added ids, and no id has changed its meaning.
+//! added ids and `forget` has removed originals, and no id has changed its meaning.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use onefold_datasets::Snapshot;
-use onefold_datasets::vocabulary::Vocabulary;
+use onefold_datasets::vocabulary::{FormerOriginals, Vocabulary};
 use onefold_ikjt::stored_at;
 use serde::{Deserialize, Serialize};
 
@@ -61,8 +61,11 @@ pub(crate) fn check_continued(
     run: &Path,
 ) -> Result<()> {
     for (name, identity) in known {
-        let same_file = snapshot.vocabularies.get(name).is_some_and(|file| file.sha256 == identity.file);
-        if same_file {
+        let goes_on = snapshot.vocabularies.get(name).is_some_and(|file| {
+            let former = FormerOriginals { entries: identity.entries, digest: identity.originals.clone() };
+            file.sha256 == identity.file || file.former.contains(&former)
+        });
+        if goes_on {
             continue;
         }
         let digest = Vocabulary::load(&stored_at(dataset)?, snapshot, name)?.digest(identity.entries);

@@ -27,9 +27,11 @@ use serde::Serialize;
 use self::older::OlderSnapshots;
 use self::sessions::{FoundSessions, Search};
 use crate::rewrite::{RewriteOptions, Rewriter, check_samples, choose_whole_runs, files_of, start};
+use crate::snapshot::{head_at, numbers};
 use crate::users::Users;
 use crate::vacuum::{Purged, purge};
-use crate::{Commit, FileSet, PartitionKey, Result};
+use crate::vocabulary::FormerOriginals;
+use crate::{Commit, FileSet, PartitionKey, Result, Vocabulary};
 
 pub use crate::users::UserKeys;
 
@@ -214,10 +216,26 @@ impl Work<'_> {
             self.forgotten.vocabulary_entries_removed += ids.len() as u64;
             self.found.extend(ids.values());
             if !self.dry_run {
+                let former = self.former_originals(name, &vocabulary)?;
                 vocabulary.remove(ids.into_keys());
-                self.rewriter.add_vocabulary(name, &vocabulary)?;
+                self.rewriter.add_vocabulary(name, &vocabulary, former)?;
             }
         }
         Ok(())
+    }
+
+    /// What models may know of a vocabulary before originals are removed: its digest as it is in the snapshots that
+    /// exist, and those that are known of earlier removals.
+    fn former_originals(&self, name: &str, vocabulary: &Vocabulary) -> Result<Vec<FormerOriginals>> {
+        let Search { storage, snapshot, .. } = self.search;
+        let mut former: Vec<FormerOriginals> = snapshot.vocabularies[name].former.clone();
+        for number in numbers(storage, None)? {
+            let head = head_at(storage, number)?;
+            let entries = head.vocabularies.get(name).map(|file| file.entries);
+            let digest = entries.and_then(|entries| Some((entries, vocabulary.digest(entries)?)));
+            let found = digest.map(|(entries, digest)| FormerOriginals { entries, digest });
+            former.extend(found.filter(|found| !former.contains(found)));
+        }
+        Ok(former)
     }
 }

@@ -19,17 +19,18 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 /// Reads a list of users. The columns of a CSV or Parquet file have names; of any other file each line that is not empty
 /// is a key.
 pub(super) fn read_users(path: &Path) -> anyhow::Result<UserKeys> {
-    let bytes = fs_err::read(path).map_err(Error::from)?;
+    const HINT: &str =
+        "give a text file with one user a line, or a CSV file with a header, or a Parquet file";
+    let bytes = fs_err::read(path);
+    let bytes =
+        bytes.map_err(|error| Error::from(Fault::new(Kind::Storage, error.to_string()).hint(HINT)))?;
     let ending = path.extension().map(|ending| ending.to_ascii_lowercase());
     let keys = match ending.as_deref().and_then(|ending| ending.to_str()) {
         Some("parquet") => catch_panic(|| of_parquet(bytes)),
         Some("csv") => of_csv(&bytes).map_err(|error| error.to_string()),
         _ => of_lines(&bytes),
     };
-    let wrong = |message: String| {
-        let hint = "give a text file with one user a line, or a CSV file with a header, or a Parquet file";
-        Fault::of_file(Kind::Data, path, message).hint(hint)
-    };
+    let wrong = |message: String| Fault::of_file(Kind::Data, path, message).hint(HINT);
     let keys = keys.map_err(|message| Error::from(wrong(message)))?;
     if keys.rows.is_empty() {
         return Err(Error::from(wrong("it names no user".to_owned())).into());

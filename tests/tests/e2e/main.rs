@@ -11,6 +11,7 @@ mod dense;
 mod digest;
 mod etl;
 mod fleet;
+mod forget;
 mod full_disk;
 mod golden;
 mod history;
