@@ -13,9 +13,11 @@ use onefold_base::fault::{option, text};
 use onefold_storage::Storage;
 
 use crate::identity::{identity_bits, identity_bits_of_session};
+use crate::snapshot::RowStatistics;
 use crate::{
-    Error, IDENTITY_SEPARATOR, IdEncoding, KeptColumn, PartitionColumn, PartitionKey, PartitionType, Result,
-    RowGroup, Sessions, Snapshot, SparseFeature, Vocabulary, bucket_of_identity, session_id, suggest,
+    Error, FeatureStatistics, IDENTITY_SEPARATOR, IdEncoding, KeptColumn, ManifestEntry, PartitionColumn,
+    PartitionKey, PartitionType, Result, RowGroup, Sessions, Snapshot, SparseFeature, Vocabulary,
+    bucket_of_identity, session_id, suggest,
 };
 
 /// A list of users, as a file gives it.
@@ -87,10 +89,11 @@ impl Users {
             }
         };
         let keys = values_of(keys, &columns)?;
-        let (mut by_bits, mut buckets) = (HashMap::new(), vec![false; snapshot.buckets as usize]);
+        let mut by_bits: HashMap<u64, Vec<usize>> = HashMap::new();
+        let mut buckets = vec![false; snapshot.buckets as usize];
         for (user, key) in keys.iter().enumerate() {
             let identity = joined(key.iter().map(String::as_str));
-            by_bits.entry(identity_bits(&identity)).or_insert_with(Vec::new).push(user);
+            by_bits.entry(identity_bits(&identity)).or_default().push(user);
             buckets[bucket_of_identity(&identity, snapshot.buckets) as usize] = true;
         }
         let made = made_columns(&snapshot.partition_columns);
@@ -175,6 +178,68 @@ impl Users {
         Ok(Some((vocabulary, ids)))
     }
 
+    /// The feature of a snapshot that is the users' [column](Self::column), and the users by its ids.
+    ///
+    /// # Errors
+    ///
+    /// As [`Vocabulary::read`].
+    pub(crate) fn feature<'s>(
+        &self,
+        storage: &Storage,
+        snapshot: &'s Snapshot,
+    ) -> Result<Option<(&'s SparseFeature, HashMap<i64, usize>)>> {
+        let mut features = snapshot.schema.sparse_features();
+        let Some(feature) = features.find(|feature| self.column() == Some(feature.name.as_str())) else {
+            return Ok(None);
+        };
+        let ids = match &feature.vocabulary {
+            None => self.ids(feature, None),
+            Some(name) => self.known_by(storage, snapshot, name)?.map(|(_, ids)| ids),
+        };
+        Ok(ids.map(|ids| (feature, ids)))
+    }
+
+    /// The row groups of a manifest in whose statistics the smallest or the largest id of a feature is one of a user, and
+    /// what is to be said of each: also those that no snapshot counts any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Snapshot`] if the manifest is damaged, [`Error::Storage`] if the storage does not give it.
+    pub(crate) fn in_manifest(
+        &self,
+        storage: &Storage,
+        snapshot: &Snapshot,
+        entry: &ManifestEntry,
+        (feature, ids): (&SparseFeature, &HashMap<i64, usize>),
+    ) -> Result<Vec<(usize, String)>> {
+        let mut found = Vec::new();
+        let place = snapshot.schema.sparse_features().position(|other| other.name == feature.name);
+        let Some(place) = place.filter(|_| !ids.is_empty() && !entry.changes.lacks(&feature.name)) else {
+            return Ok(found);
+        };
+        let mut statistics = RowStatistics::open(storage, entry, &snapshot.schema)?;
+        for number in 0..statistics.len() {
+            let of_row_group = statistics.get(number, false)?;
+            let messages = self.in_statistics(of_row_group.features[place], ids);
+            found.extend(messages.into_iter().map(|message| (number, message)));
+        }
+        Ok(found)
+    }
+
+    /// What is to be said of statistics in which the smallest or the largest id is one of a user.
+    pub(crate) fn in_statistics(
+        &self,
+        statistics: FeatureStatistics,
+        ids: &HashMap<i64, usize>,
+    ) -> Vec<String> {
+        let ends = [("smallest", statistics.min_id), ("largest", statistics.max_id)];
+        let user = |(what, id): (&str, Option<i64>)| {
+            let user = ids.get(&id?)?;
+            Some(format!("its {what} id is that of user `{}`", self.shown(*user)))
+        };
+        ends.into_iter().filter_map(user).collect()
+    }
+
     /// The users by the texts that the column has of them.
     pub(crate) fn by_text(&self) -> HashMap<&str, usize> {
         let keys = self.keys.iter().enumerate();
@@ -241,7 +306,9 @@ fn joined<'t>(texts: impl Iterator<Item = &'t str>) -> String {
 
 /// How many of the last partition columns may be made of the start of sessions.
 fn made_columns(columns: &[PartitionColumn]) -> Vec<usize> {
-    let is = |column: &PartitionColumn, name: &str, kind| column.name == name && column.kind == kind;
+    let is = |column: &PartitionColumn, name: &str, kind: PartitionType| {
+        column.name == name && column.kind == kind
+    };
     match columns {
         [.., date, hour]
             if is(date, "date", PartitionType::Date) && is(hour, "hour", PartitionType::Integer) =>

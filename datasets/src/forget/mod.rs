@@ -44,8 +44,8 @@ pub struct ForgetOptions {
     pub how: RewriteOptions,
     /// Only find what would be removed.
     pub dry_run: bool,
-    /// Remove the older snapshots, too, that have samples of the users or know them by a vocabulary. Whatever reads one
-    /// of these snapshots fails from then on: training runs and checkpoints record the snapshot that they read, which
+    /// Remove the older snapshots, too, that have samples of the users or know them by a vocabulary or by statistics.
+    /// Whatever reads one of these snapshots fails from then on: training runs and checkpoints record the snapshot that they read, which
     /// the dataset does not know.
     pub purge: bool,
 }
@@ -81,6 +81,9 @@ pub struct Forgotten {
     pub bytes_written: u64,
     /// Entries of vocabularies that lost their original.
     pub vocabulary_entries_removed: u64,
+    /// Manifests that have statistics in which the smallest or the largest id is one of a user, also of row groups that
+    /// the snapshot does not count any more. They are written again.
+    pub manifests_with_users: u64,
     /// Older snapshots that have something of the users; `None` if they were not read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshots_with_users: Option<Vec<u64>>,
@@ -119,11 +122,12 @@ pub fn forget(
         forgotten: Forgotten { dry_run: options.dry_run, users: users.len(), ..Forgotten::default() },
     };
     reporter.begin("forgetting", None, "samples");
-    let searched = work.partitions().and_then(|()| work.vocabularies());
+    let searched = work.partitions().and_then(|()| work.vocabularies()).and_then(|()| work.statistics());
     reporter.end();
     searched?;
     let Work { rewriter, found, has_users, mut forgotten, .. } = work;
-    let has_some = forgotten.samples_removed + forgotten.vocabulary_entries_removed > 0;
+    let Forgotten { samples_removed, vocabulary_entries_removed, manifests_with_users, .. } = forgotten;
+    let has_some = samples_removed + vocabulary_entries_removed + manifests_with_users > 0;
     forgotten.changed = has_some && !options.dry_run;
     forgotten.snapshot = match forgotten.changed {
         true => rewriter.finish()?.snapshot.snapshot,
@@ -154,7 +158,7 @@ struct Work<'a> {
     dry_run: bool,
     /// The users that were found.
     found: HashSet<usize>,
-    /// Whether a set of files or a vocabulary has something of the users, by path.
+    /// Whether a set of files, a vocabulary or a manifest has something of the users, by path.
     has_users: HashMap<String, bool>,
     forgotten: Forgotten,
 }
@@ -220,6 +224,18 @@ impl Work<'_> {
                 vocabulary.remove(ids.into_keys());
                 self.rewriter.add_vocabulary(name, &vocabulary, former)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Finds the manifests with statistics of the users.
+    fn statistics(&mut self) -> Result<()> {
+        let Search { storage, snapshot, users, .. } = self.search;
+        let Some((feature, ids)) = users.feature(storage, snapshot)? else { return Ok(()) };
+        for entry in &snapshot.manifests {
+            let found = users.in_manifest(storage, snapshot, entry, (feature, &ids))?;
+            self.has_users.insert(entry.path.clone(), !found.is_empty());
+            self.forgotten.manifests_with_users += u64::from(!found.is_empty());
         }
         Ok(())
     }

@@ -15,28 +15,30 @@ pub(super) struct OlderSnapshots<'a> {
     pub(super) storage: &'a Storage,
     pub(super) keys: &'a UserKeys,
     pub(super) column: Option<&'a str>,
-    /// Whether a set of files or a vocabulary has something of the users, by path, of those that were read.
+    /// Whether a set of files, a vocabulary or a manifest has something of the users, by path, of those that were read.
     pub(super) has_users: HashMap<String, bool>,
     pub(super) reporter: &'a dyn Reporter,
 }
 
 impl OlderSnapshots<'_> {
-    /// The numbers of the snapshots before `newest` that have samples of the users or know them by a vocabulary, and of
-    /// those that cannot tell users.
+    /// The numbers of the snapshots before `newest` that have samples of the users or know them by a vocabulary or by
+    /// statistics, and of those that cannot tell users.
     ///
     /// # Errors
     ///
     /// As [`forget`](super::forget()).
     pub(super) fn with_users(&mut self, newest: u64) -> Result<Vec<u64>> {
         let mut with_users = Vec::new();
+        let mut older = numbers(self.storage, None)?;
+        older.retain(|number| *number < newest);
         self.reporter.begin("older files", None, "samples");
-        for number in numbers(self.storage, None)?.into_iter().filter(|number| *number < newest) {
-            if self.has_users(&Snapshot::load_from(self.storage, Some(number))?)? {
-                with_users.push(number);
-            }
-        }
+        let searched = older.into_iter().try_for_each(|number| -> Result<()> {
+            let snapshot = Snapshot::load_from(self.storage, Some(number))?;
+            with_users.extend(self.has_users(&snapshot)?.then_some(number));
+            Ok(())
+        });
         self.reporter.end();
-        Ok(with_users)
+        searched.map(|()| with_users)
     }
 
     fn has_users(&mut self, snapshot: &Snapshot) -> Result<bool> {
@@ -48,6 +50,17 @@ impl OlderSnapshots<'_> {
             }
             if self.has_users[&file.path] {
                 return Ok(true);
+            }
+        }
+        if let Some((feature, ids)) = users.feature(self.storage, snapshot)? {
+            for entry in &snapshot.manifests {
+                if !self.has_users.contains_key(&entry.path) {
+                    let found = users.in_manifest(self.storage, snapshot, entry, (feature, &ids))?;
+                    self.has_users.insert(entry.path.clone(), !found.is_empty());
+                }
+                if self.has_users[&entry.path] {
+                    return Ok(true);
+                }
             }
         }
         let search = Search { storage: self.storage, snapshot, users: &users, reporter: self.reporter };

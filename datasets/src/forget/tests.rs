@@ -143,3 +143,28 @@ fn vocabularies_of_the_users_lose_their_originals() {
     assert!(!run(directory.path(), &list, None, false, true).unwrap().changed);
     assert!(look(directory.path(), &list, None).places.is_empty());
 }
+
+#[test]
+fn statistics_of_samples_that_are_gone_are_forgotten_too() {
+    let directory = tempfile::tempdir().unwrap();
+    // The users 1 and 2 on the first day, 3 and 4 on the second.
+    let session = |session: i64| {
+        let (day, user) = (session % 2, 1 + session % 4);
+        let user = if (user > 2) == (day == 1) { user } else { 5 - user };
+        (0..4).map(move |number| Sample { country: 0, user, start: 24 * day + session / 2, number })
+    };
+    let all: Vec<Sample> = (0..20).flat_map(session).collect();
+    assert!(all.iter().all(|sample| (sample.user > 2) == (sample.start >= 24)));
+    write(directory.path(), &written(), &all);
+    let second: Vec<Sample> = all.into_iter().filter(|sample| sample.user == 2).collect();
+    write(directory.path(), &WriterOptions { commit: Commit::Replace, ..written() }, &second);
+    let at =
+        |number| absent(&Storage::open(directory.path()).unwrap(), &keys([1]), None, Some(number), &Silent);
+    let found = at(2).unwrap().places;
+    assert!(!found.is_empty() && found.iter().all(|place| place.path.starts_with("manifests/")), "{found:?}");
+    let removed = run(directory.path(), &keys([1]), None, false, true).unwrap();
+    assert_eq!((removed.samples_removed, removed.manifests_with_users, removed.changed), (0, 1, true));
+    assert_eq!(removed.snapshots_with_users, Some(vec![1, 2]));
+    assert!(look(directory.path(), &keys([1]), None).places.is_empty());
+    assert!(!run(directory.path(), &keys([1]), None, false, true).unwrap().changed);
+}

@@ -20,9 +20,9 @@ use super::files::unnamed_files;
 use crate::forget::sessions::Search;
 use crate::names::snapshot_path;
 use crate::scan::OpenFiles;
-use crate::snapshot::{RowStatistics, numbers};
+use crate::snapshot::numbers;
 use crate::users::{Told, UserKeys, Users, text_of};
-use crate::{FeatureStatistics, FileSet, Partition, Problem, Result, Snapshot, SparseFeature};
+use crate::{FileSet, Partition, Problem, Result, Snapshot, SparseFeature};
 
 /// What was looked at, and what was found of the users.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -68,25 +68,48 @@ pub fn absent(
         absence.files_not_read =
             unnamed_files(storage, &newest)?.into_iter().map(|problem| problem.path).collect();
     }
-    let mut read = HashSet::new();
+    let mut work = Work { storage, keys, column, reporter, read: HashSet::new() };
     reporter.begin("looking", None, "samples");
-    for number in older {
-        let snapshot = Snapshot::load_from(storage, Some(number))?;
-        match Users::new(&snapshot, keys, column) {
-            Ok(users) => {
-                Looking { storage, snapshot: &snapshot, users: &users, reporter }
-                    .look(&mut read, &mut absence)?;
-            }
-            Err(error) => absence.add(Problem::new(snapshot_path(number), error.to_string())),
-        }
-        absence.snapshots.push(number);
-    }
-    let users = Users::new(&newest, keys, column)?;
-    Looking { storage, snapshot: &newest, users: &users, reporter }.look(&mut read, &mut absence)?;
+    let looked = older
+        .into_iter()
+        .try_for_each(|number| work.older(number, &mut absence))
+        .and_then(|()| work.look(&newest, &Users::new(&newest, keys, column)?, &mut absence));
     reporter.end();
-    absence.snapshots.push(newest.snapshot);
+    looked?;
     absence.wall_seconds = started.elapsed().as_secs_f64();
     Ok(absence)
+}
+
+/// What the snapshots have in common.
+struct Work<'a> {
+    storage: &'a Storage,
+    keys: &'a UserKeys,
+    column: Option<&'a str>,
+    reporter: &'a dyn Reporter,
+    /// Paths of what was read.
+    read: HashSet<String>,
+}
+
+impl Work<'_> {
+    /// Looks at a snapshot that may not tell users as the newest one does.
+    fn older(&mut self, number: u64, absence: &mut Absence) -> Result<()> {
+        let snapshot = Snapshot::load_from(self.storage, Some(number))?;
+        match Users::new(&snapshot, self.keys, self.column) {
+            Ok(users) => self.look(&snapshot, &users, absence),
+            Err(error) => {
+                absence.add(Problem::new(snapshot_path(number), error.to_string()));
+                absence.snapshots.push(number);
+                Ok(())
+            }
+        }
+    }
+
+    fn look(&mut self, snapshot: &Snapshot, users: &Users, absence: &mut Absence) -> Result<()> {
+        let looking = Looking { storage: self.storage, snapshot, users, reporter: self.reporter };
+        looking.look(&mut self.read, absence)?;
+        absence.snapshots.push(snapshot.snapshot);
+        Ok(())
+    }
 }
 
 impl Absence {
@@ -120,9 +143,17 @@ impl Looking<'_> {
         if let Some((feature, ids)) = &feature {
             let total = self.snapshot.statistics.features.get(&feature.name).copied().unwrap_or_default();
             let path = snapshot_path(self.snapshot.snapshot);
-            let found = self.in_statistics(total, ids).into_iter();
+            let found = self.users.in_statistics(total, ids).into_iter();
             absence.add_all(found.map(|message| Problem::new(&path, message).in_column(&feature.name)));
-            self.manifests((*feature, ids), read, absence)?;
+            for entry in &self.snapshot.manifests {
+                if read.insert(entry.path.clone()) {
+                    let found =
+                        self.users.in_manifest(self.storage, self.snapshot, entry, (*feature, ids))?;
+                    absence.add_all(found.into_iter().map(|(row, message)| {
+                        Problem::new(&entry.path, message).in_column(&feature.name).in_row(row)
+                    }));
+                }
+            }
         }
         for partition in &self.snapshot.partitions {
             for sets in partition.ranges(self.snapshot.division()) {
@@ -142,16 +173,9 @@ impl Looking<'_> {
 
     /// The users' feature, if there is one. Looks at its vocabulary.
     fn feature(&self, read: &mut HashSet<String>, absence: &mut Absence) -> Result<Option<OfFeature<'_>>> {
-        let mut features = self.snapshot.schema.sparse_features();
-        let Some(feature) = features.find(|feature| self.users.column() == Some(feature.name.as_str()))
-        else {
-            return Ok(None);
-        };
-        let Some(name) = &feature.vocabulary else {
-            return Ok(self.users.ids(feature, None).map(|ids| (feature, ids)));
-        };
-        let Some((_, ids)) = self.users.known_by(self.storage, self.snapshot, name)? else { return Ok(None) };
-        if let Some(file) = self.snapshot.vocabularies.get(name)
+        let Some((feature, ids)) = self.users.feature(self.storage, self.snapshot)? else { return Ok(None) };
+        let vocabulary = feature.vocabulary.as_ref();
+        if let Some(file) = vocabulary.and_then(|name| self.snapshot.vocabularies.get(name))
             && read.insert(file.path.clone())
         {
             let mut known: Vec<(&i64, &usize)> = ids.iter().collect();
@@ -162,42 +186,6 @@ impl Looking<'_> {
             }
         }
         Ok(Some((feature, ids)))
-    }
-
-    /// Looks at the statistics of all row groups of the manifests.
-    fn manifests(
-        &self,
-        (feature, ids): (&SparseFeature, &HashMap<i64, usize>),
-        read: &mut HashSet<String>,
-        absence: &mut Absence,
-    ) -> Result<()> {
-        let schema = &self.snapshot.schema;
-        let place = schema.sparse_features().position(|other| other.name == feature.name);
-        let Some(place) = place else { return Ok(()) };
-        for entry in self.snapshot.manifests.iter().filter(|entry| !entry.changes.lacks(&feature.name)) {
-            if !read.insert(entry.path.clone()) {
-                continue;
-            }
-            let mut statistics = RowStatistics::open(self.storage, entry, schema)?;
-            for number in 0..statistics.len() {
-                let of_row_group = statistics.get(number, false)?;
-                for message in self.in_statistics(of_row_group.features[place], ids) {
-                    let place = Problem::new(&entry.path, message).in_column(&feature.name);
-                    absence.add(place.in_row(number));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Where the smallest or the largest id is one of a user.
-    fn in_statistics(&self, statistics: FeatureStatistics, ids: &HashMap<i64, usize>) -> Vec<String> {
-        let ends = [("smallest", statistics.min_id), ("largest", statistics.max_id)];
-        let user = |(what, id): (&str, Option<i64>)| {
-            let user = ids.get(&id?)?;
-            Some(format!("its {what} id is that of user `{}`", self.users.shown(*user)))
-        };
-        ends.into_iter().filter_map(user).collect()
     }
 
     /// Looks at the ids of sessions in a range.

@@ -46,7 +46,9 @@ impl DatasetWriter {
         self.check_losses(&old, &new)?;
         let before = |key: &PartitionKey| old.get(key).map_or(0, |old| old.samples);
         let partitions = new.iter().map(|(key, new)| ((*key).clone(), (before(key), new.number))).collect();
-        let is_unchanged = self.options.commit != Commit::Compact && same_samples(&old, &new);
+        // Those that rewrite the dataset know what they change.
+        let rewrites = matches!(self.options.commit, Commit::Forget | Commit::Compact);
+        let is_unchanged = !rewrites && same_samples(&old, &new);
         let added = std::mem::take(&mut self.vocabularies);
         self.check_vocabularies(kept, &added)?;
         // A vocabulary with the content of the dataset's is not changed. Its new file is named by no snapshot.
