@@ -280,7 +280,7 @@ fn samples(files: &OpenFiles, snapshot: &Snapshot, row_group: usize) -> Result<R
         if let Some(column) = kept.get(name) {
             return files.kept(row_group, column);
         }
-        Ok(match name {
+        let values: ArrayRef = match name {
             name if name == SESSION_COLUMN || snapshot.sample_keys && name == SAMPLE_KEY_COLUMN => {
                 Arc::new(Int64Array::new(files.numbers::<Int64Type>(row_group, name)?, None))
             }
@@ -289,7 +289,8 @@ fn samples(files: &OpenFiles, snapshot: &Snapshot, row_group: usize) -> Result<R
                 Arc::new(TimestampMicrosecondArray::new(times, None))
             }
             _ => Arc::new(Float32Array::new(files.numbers::<Float32Type>(row_group, name)?, None)),
-        })
+        };
+        Ok(values)
     };
     let fields: Vec<_> = columns.fields().iter().collect();
     let arrays = fields.into_par_iter().map(|field| -> Result<(String, ArrayRef, bool)> {
